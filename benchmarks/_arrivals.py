@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from baton.domain.request import Request
 from baton.domain.value import evolve
-from baton.simulator.fleet import VirtualFleet
+from baton.simulator.fleet.fleet import VirtualFleet
 
 
 def poisson_times(

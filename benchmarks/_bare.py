@@ -24,8 +24,8 @@ from baton.domain.fleet import ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.request import Request
 from baton.engine.sim import SimEngine
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
-from baton.runtime.clock import MonotonicClock
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.runtime.process.clock import MonotonicClock
 from baton.simulator.engine.settings import SimSettings
 
 MODEL_NAME = "tiny"
@@ -42,7 +42,7 @@ class OneEngine:
     """Carries requests from the wire to one engine, and its steps back."""
 
     def __init__(self, engine: SimEngine, facts: ReplicaFacts) -> None:
-        from baton.engine.vllm.seam import Seam
+        from baton.engine.vllm.frontend.engine_server import Seam
 
         self._engine = engine
         # Bounded by the benchmark's own number of streams.
@@ -114,7 +114,7 @@ async def api_main(folder: str, settings: SimSettings, *, model: str, port: int)
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor import Executor
 
-    from baton.engine.vllm.frontend_llm import engine_config, server_args
+    from baton.engine.vllm.frontend.llm import engine_config, server_args
 
     # The same arguments as baton's frontend has, statistics and request logs off on both sides.
     argv = FrontendSettings(model=model, served_name=MODEL_NAME).argv(

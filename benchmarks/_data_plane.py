@@ -23,15 +23,15 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from baton.config import DeploymentConfig, load_config
-from baton.domain import addresses
-from baton.engine.vllm.frontend_gate import AsgiApp
+from baton.domain.names import addresses
+from baton.engine.vllm.gate.gate import AsgiApp
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import ReplicaHost
-from baton.serving.engines import ReplicaSite, build_engine
-from baton.serving.ingress_body import IngressBody
-from baton.serving.membership import Member
-from baton.serving.metadata import LINK_ADDRESS, REPLICA_ID
-from baton.serving.replica import host_options, metrics_endpoint
+from baton.serving.ingress.model_ingress import IngressBody
+from baton.serving.ray.membership import Member
+from baton.serving.replica.deployment import host_options, metrics_endpoint
+from baton.serving.replica.engines import ReplicaSite, build_engine
+from baton.serving.shared.metadata import LINK_ADDRESS, REPLICA_ID
 from benchmarks._systems import SCENARIOS
 
 _HOST = "127.0.0.1"

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from baton.bench.accuracy import SATURATED_TTFT_S, Judged, Judgement, calibrated, judge, unfit
-from baton.bench.measurements import MeasuredRow, read_rows
-from baton.bench.recipes import recipe_of
-from baton.perf.calibration import Error, Kind
+from baton.bench.accuracy.accuracy import (
+    SATURATED_TTFT_S,
+    Judged,
+    Judgement,
+    calibrated,
+    judge,
+    unfit,
+)
+from baton.bench.accuracy.measurements import MeasuredRow, read_rows
+from baton.bench.accuracy.recipes import recipe_of
+from baton.perf.fitting.calibration import Error, Kind
 
 FIT = Path("perf/silicon/h100_dense.csv")
 CHECK = Path("perf/silicon/h200_dense_check.csv")
@@ -60,7 +67,7 @@ def _kind(row: MeasuredRow) -> str | None:
 def subsets(judgement: Judgement) -> dict[str, list[Judged]]:
     """The rows that are not saturated: all, those whose benchmark is published, by engine.
 
-    How the others were run has to be assumed in part (`baton.bench.recipes`).
+    How the others were run has to be assumed in part (`baton.bench.accuracy.recipes`).
     """
     rows = list(judgement.counted)
     published = [one for one in rows if recipe_of(one.row).published]

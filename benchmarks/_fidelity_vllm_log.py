@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton.bench.measurements import LoggedRequest, layer_profile, read_request_log
-from baton.perf import memory
-from baton.perf.catalogue import accelerator
-from baton.perf.hardware import Dtype
-from baton.perf.known_models import shape_of
-from baton.perf.roofline import Roofline
+from baton.bench.accuracy.measurements import LoggedRequest, layer_profile, read_request_log
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.catalogue import accelerator
+from baton.perf.model import memory
+from baton.perf.model.known_models import shape_of
 from baton.perf.step_timing import StepTiming
+from baton.perf.steps.roofline import Roofline
 from baton.simulator.outcome import mean, quantile
-from baton.simulator.single import serve
+from baton.simulator.single_engine import serve
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import TraceRequest
 

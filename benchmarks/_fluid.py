@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
-from baton.simulator.scaling_story import Scaler, Story, StoryTeller
+from baton.simulator.fleet.scaling_log import Scaler, Story, StoryTeller
 from baton.simulator.workloads.rate_series import RateWindow, duration_s
 from benchmarks._fluid_pools import FluidFleet, FluidPool, Inflow
 from benchmarks._fluid_watch import FluidWatch

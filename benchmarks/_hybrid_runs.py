@@ -8,23 +8,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from baton.control.service_rules import ServiceRules
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
-from baton.perf.catalogue import accelerator
-from baton.perf.hardware import Dtype
-from baton.perf.known_models import shape_of
-from baton.perf.memory import fit
-from baton.perf.roofline import Roofline
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.prefix_index import IndexMode, IndexOptions
-from baton.policy.slo_book import DEFAULT_CLASS, SloBook
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.catalogue import accelerator
+from baton.perf.model.known_models import shape_of
+from baton.perf.model.memory import fit
+from baton.perf.steps.roofline import Roofline
+from baton.policy.admission.slo_classes import DEFAULT_CLASS, SloBook
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.prefix_cache.index import IndexMode, IndexOptions
+from baton.simulator.fleet.plans import PoolPlan, Scenario
 from baton.simulator.outcome import Objectives, Outcome, attainment
-from baton.simulator.plans import PoolPlan, Scenario
 from baton.simulator.scenario import simulate
 from baton.simulator.v1.settings import V1Settings
-from baton.simulator.workloads import azure, mooncake
+from baton.simulator.workloads import csv_traces as azure
+from baton.simulator.workloads import mooncake
 from baton.simulator.workloads.scaling import at_rate, cut
 from baton.simulator.workloads.trace import Trace
 

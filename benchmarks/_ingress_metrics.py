@@ -21,12 +21,12 @@ from pathlib import Path
 import httpx
 import uvloop
 
-from baton.runtime.key_files import editing
-from baton.runtime.keys import mint
+from baton.runtime.keys.api_keys import mint
+from baton.runtime.keys.key_files import editing
 from benchmarks._data_processes import DataPlane
-from benchmarks._figures import Spread
 from benchmarks._load import Client, Exchange, Undisturbed, completion_body, poisson_arrivals
 from benchmarks._program import say
+from benchmarks._statistics import Spread
 
 SCENARIO = "metrics"
 REPLICAS = ("prefill-0", "decode-0")

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from baton.domain.addresses import address_text
-from benchmarks._figures import Segment
+from baton.domain.names.addresses import address_text
+from benchmarks._statistics import Segment
 
 _LAST = b"0\r\n\r\n"
 _HEAD_END = b"\r\n\r\n"

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from baton.policy.scaling.groups import Rates, group_needs, groups_of
+from baton.policy.scaling.desired import ScalingReason, Want
+from baton.policy.scaling.estimators.stabilization import whole
 from baton.policy.scaling.needs import promise_of
 from baton.policy.scaling.observation import Demand, Observation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.track import whole
-from baton.policy.scaling.wants import ScalingReason, Want
+from baton.policy.scaling.pools.groups import Rates, group_needs, groups_of
 from benchmarks.policies.spread import spread
 
 _AT_RANDOM = 2.0

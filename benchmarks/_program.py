@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks._figures import rounded
+from benchmarks._statistics import rounded
 
 RESULTS = Path(__file__).parent / "results"
 

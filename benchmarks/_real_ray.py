@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from baton.serving.data_path import find_haproxy
+from baton.serving.front.data_path import find_haproxy
 from benchmarks._systems import free_port
 from benchmarks.rivals.contender import Site
 from benchmarks.rivals.load import MODEL

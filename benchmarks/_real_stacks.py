@@ -22,8 +22,8 @@ import httpx
 import psutil
 
 from baton.config import DeploymentConfig
-from baton.engine.vllm.settings import VllmEngineSettings, engine_arguments
-from baton.serving.engines import ReplicaSite, vllm_settings
+from baton.engine.vllm.core.settings import VllmEngineSettings, engine_arguments
+from baton.serving.replica.engines import ReplicaSite, vllm_settings
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from benchmarks._provenance import ROOT
 from benchmarks._real_ray import RealRayLlm

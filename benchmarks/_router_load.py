@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
-from baton.policy.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 
 MODEL = "none"
 BLOCK_TOKENS = 16

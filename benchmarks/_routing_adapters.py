@@ -17,12 +17,12 @@ from statistics import median
 from baton.domain.fleet import Role
 from baton.domain.request import Phase, Request
 from baton.simulator.engine.settings import SimSettings
-from baton.simulator.fleet import FleetOptions, VirtualFleet
+from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
 from benchmarks._arrivals import open_loop, poisson_times
-from benchmarks._figures import quantile, rounded
 from benchmarks._program import say
 from benchmarks._routing_policies import ARMS, Arm
 from benchmarks._routing_runs import UnfinishedError
+from benchmarks._statistics import quantile, rounded
 
 POLICIES = ("baton", "round_robin", "least_loaded", "llmd")
 _SETTLE_S = 1.0

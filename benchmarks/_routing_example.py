@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from baton.cli.explain import readable
+from baton.cli.explain.explain import readable
 from baton.domain.fleet import Role
-from baton.simulator.fleet import FleetOptions, VirtualFleet
-from baton.telemetry.records import story
+from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
+from baton.telemetry.requests.request_log import story
 from benchmarks._arrivals import open_loop, poisson_times
 from benchmarks._routing_policies import ARMS
 from benchmarks._routing_workloads import read_scenario

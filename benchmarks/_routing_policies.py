@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.policy.choosing import Chooser, ChooserPlacer
-from baton.policy.placement import Disaggregate, Placer
-from baton.policy.plain import POLICIES
-from baton.policy.predicted import PredictedPlacer
-from baton.policy.prefix_index import IndexMode, IndexOptions
+from baton.control.state.limits import CoordinatorLimits
+from baton.policy.placement.chooser import Chooser, ChooserPlacer
+from baton.policy.placement.port import Disaggregate, Placer
+from baton.policy.placement.predicted import PredictedPlacer
+from baton.policy.placement.simple import POLICIES
+from baton.policy.prefix_cache.index import IndexMode, IndexOptions
 from benchmarks.policies import power_of_two
 from benchmarks.policies.dynamo import DynamoKvCost, DynamoParameters
 from benchmarks.policies.llmd import LlmdScorers

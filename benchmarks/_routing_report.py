@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks._figures import Spread
+from benchmarks._statistics import Spread
 
 TOP = "grouped"
 """The load whose figures are quoted by policy alone; those of the others are under their names."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Phase, Request
 from baton.simulator.engine.settings import SimSettings
-from baton.simulator.fleet import FleetOptions, VirtualFleet
+from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
 from benchmarks._arrivals import closed_loop, open_loop, poisson_times
-from benchmarks._figures import quantile
 from benchmarks._routing_policies import Arm
 from benchmarks._routing_workloads import Workload
+from benchmarks._statistics import quantile
 
 _SETTLE_S = 1.0
 """Before the first request: replicas have joined and said how they are."""

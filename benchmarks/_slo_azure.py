@@ -6,22 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from baton.control.autoscaler import Autoscaler
-from baton.control.service_rules import ServiceRules
+from baton.control.autoscaling.autoscaler import Autoscaler
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.slo import Slo
-from baton.perf.hardware import Dtype
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.perf.hardware.accelerators import Dtype
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.scaling.observation import Demand
 from baton.policy.scaling.options import PoolBounds
-from baton.policy.slo_book import SloBook
-from baton.simulator.plans import PoolPlan, Scenario
+from baton.simulator.fleet.plans import PoolPlan, Scenario
 from baton.simulator.scenario import Run, simulate
 from baton.simulator.v1.settings import V1Settings
-from baton.simulator.workloads import azure
+from baton.simulator.workloads import csv_traces as azure
 from baton.simulator.workloads.trace import Trace, TraceRequest
-from benchmarks._slo_table import figures_of
-from benchmarks._slo_world import (
+from benchmarks._slo_fleets import (
     ARMS,
     BURSTS,
     DECODE,
@@ -34,6 +33,7 @@ from benchmarks._slo_world import (
     needed,
     strength,
 )
+from benchmarks._slo_table import figures_of
 
 CODE = Path("traces/azure/AzureLLMInferenceTrace_code.csv")
 """Gaps between arrivals have a coefficient of variation of 13."""

@@ -8,8 +8,8 @@ from baton.policy.scaling.observation import Demand
 from benchmarks import _slo_azure as detailed
 from benchmarks._fluid import FluidOptions, FluidRun, flow
 from benchmarks._slo_check import inflow_of
+from benchmarks._slo_fleets import ARMS, BURSTS, ROLES, fluid_pools
 from benchmarks._slo_table import figures_of
-from benchmarks._slo_world import ARMS, BURSTS, ROLES, fluid_pools
 
 _STEP_S = 0.5
 _DRAIN_S = dict.fromkeys(ROLES, 3.0)

@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from baton.perf.hardware import Dtype
-from baton.policy.placement import Disaggregate
+from baton.perf.hardware.accelerators import Dtype
+from baton.policy.placement.port import Disaggregate
 from baton.policy.scaling.observation import Demand
 from baton.simulator.scenario import Run, simulate
 from baton.simulator.workloads import rate_series
@@ -17,7 +17,7 @@ from benchmarks import _slo_azure as detailed
 from benchmarks import _slo_servegen as fluid
 from benchmarks._fluid import FluidRun, flow
 from benchmarks._fluid_pools import Inflow
-from benchmarks._slo_world import ARMS, PREFILL, ROLES, SERVER, bounds, fluid_pools, strength
+from benchmarks._slo_fleets import ARMS, PREFILL, ROLES, SERVER, bounds, fluid_pools, strength
 
 CUT_S = (78_000.0, 79_800.0)
 """Of the series: the rate falls by a fifth and then rises by half."""

@@ -11,23 +11,23 @@ from functools import lru_cache
 from multiprocessing import get_context
 from statistics import fmean
 
-from baton.control.autoscaler import Autoscaler
-from baton.control.service_rules import ServiceRules
+from baton.control.autoscaling.autoscaler import Autoscaler
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.slo import Slo
-from baton.perf.hardware import Dtype
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.perf.hardware.accelerators import Dtype
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.scaling.catalogue import scaling_policy
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds
-from baton.policy.slo_book import SloBook
+from baton.simulator.fleet.plans import PoolPlan, Scenario
 from baton.simulator.outcome import Outcome
-from baton.simulator.plans import PoolPlan, Scenario
 from baton.simulator.scenario import Run, simulate
 from baton.simulator.workloads.generators import Phase, phased
 from baton.simulator.workloads.lengths import Lognormal, lognormal
 from baton.simulator.workloads.trace import Trace
 from benchmarks._slo_azure import engines
-from benchmarks._slo_world import GPUS, PREFILL, ROLES, strength
+from benchmarks._slo_fleets import GPUS, PREFILL, ROLES, strength
 
 REPLICAS = 6
 REQUESTS = 8000

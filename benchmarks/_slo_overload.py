@@ -21,21 +21,21 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean
 
-from baton.control.limits import CoordinatorLimits
-from baton.control.service_rules import ServiceRules
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.commands import RequestRecord
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
-from baton.perf.hardware import Dtype
-from baton.policy.admission import AdmissionOptions, AdmissionRule
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.slo_book import SloBook
-from baton.simulator.plans import PoolPlan, Scenario
+from baton.perf.hardware.accelerators import Dtype
+from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.simulator.fleet.plans import PoolPlan, Scenario
 from baton.simulator.scenario import Stage
 from baton.simulator.workloads.trace import Trace, TraceRequest
-from benchmarks._slo_world import engine
+from benchmarks._slo_fleets import engine
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.05)
 PREMIUM = replace(SLO, name="premium", priority=1)

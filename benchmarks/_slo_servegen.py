@@ -8,14 +8,13 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from baton.perf.hardware import Dtype
+from baton.perf.hardware.accelerators import Dtype
 from baton.policy.scaling.observation import Demand
 from baton.simulator.workloads import rate_series
 from baton.simulator.workloads.rate_series import RateWindow
 from benchmarks._fluid import FluidOptions, FluidRun, flow, inflows
 from benchmarks._fluid_pools import Inflow
-from benchmarks._slo_table import figures_of
-from benchmarks._slo_world import (
+from benchmarks._slo_fleets import (
     ARMS,
     DECODE,
     PREFILL,
@@ -27,6 +26,7 @@ from benchmarks._slo_world import (
     needed,
     strength,
 )
+from benchmarks._slo_table import figures_of
 
 M_LARGE = Path("traces/servegen/m-large_rate_600s.csv")
 M_MID = Path("traces/servegen/m-mid_rate_600s.csv")

@@ -8,8 +8,8 @@ from functools import partial
 from multiprocessing import get_context
 from statistics import fmean
 
-from baton.simulator.scaling_story import Story
-from benchmarks._slo_world import ARMS, COLD_STARTS_S, say
+from baton.simulator.fleet.scaling_log import Story
+from benchmarks._slo_fleets import ARMS, COLD_STARTS_S, say
 
 ORACLE, OURS, PEAK = "oracle", "baton", "static_peak"
 _PROCESSES = 2

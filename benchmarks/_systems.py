@@ -21,9 +21,9 @@ import httpx
 import psutil
 
 from baton.config import DeploymentConfig, load_config, sim_settings
-from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
-from baton.serving.engines import model_path
-from baton.serving.reaper import marked_processes, reap
+from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.cluster.reaper import marked_processes, reap
+from baton.serving.replica.engines import model_path
 from baton.simulator.engine.settings import SimSettings
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from baton.domain.fleet import Role
-from baton.engine.vllm.settings import Nixl, VllmEngineSettings, engine_environment
+from baton.engine.vllm.core.settings import Nixl, VllmEngineSettings, engine_environment
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from baton.transfer.ucx_settings import UCX_SETTINGS
 from benchmarks._transfer_pair import Agents, Copy, Pull

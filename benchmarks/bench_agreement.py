@@ -36,7 +36,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from baton.serving.engines import model_path
+from baton.serving.replica.engines import model_path
 from baton.simulator.workloads import mooncake
 from baton.simulator.workloads.arrivals import poisson
 from baton.simulator.workloads.trace import Trace, TraceRequest

@@ -39,7 +39,6 @@ from statistics import fmean
 from baton.perf.step_timing import StepBatch, chunk_pairs
 from baton.simulator.outcome import Objectives, attainment, quantile
 from baton.simulator.workloads.trace import Trace
-from benchmarks._figures import rounded
 from benchmarks._hybrid_runs import (
     COLOCATED,
     REPLICAS,
@@ -58,6 +57,7 @@ from benchmarks._hybrid_runs import (
 )
 from benchmarks._program import RESULTS, say
 from benchmarks._provenance import provenance
+from benchmarks._statistics import rounded
 from benchmarks.fidelity import DATA, data_folder
 
 TTFT_SCALES = (2.0, 3.0, 4.0, 6.0, 10.0, 20.0)

@@ -30,10 +30,10 @@ from pathlib import Path
 
 from benchmarks import _ingress_metrics
 from benchmarks._data_processes import DataPlane
-from benchmarks._figures import Spread, rounded, us_per_token
 from benchmarks._load import completion_body
 from benchmarks._program import RESULTS, say
 from benchmarks._provenance import provenance
+from benchmarks._statistics import Spread, rounded, us_per_token
 from benchmarks.rivals.load import MODEL, Loaded, Point, send
 from benchmarks.rivals.programs import compiled
 

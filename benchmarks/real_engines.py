@@ -33,12 +33,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from baton.domain.model_sources import TINY
-from benchmarks._figures import cpu_used, quantile, rounded
+from baton.domain.names.model_sources import TINY
 from benchmarks._load import poisson_arrivals
 from benchmarks._program import RESULTS, quote, say
 from benchmarks._provenance import provenance
-from benchmarks._real_figures import (
+from benchmarks._real_load import (
+    LONG_SHARE,
+    LONG_TOKENS,
+    MAX_TOKENS,
+    SHORT_TOKENS,
+    LoadFailedError,
+    Words,
+    at_once,
+    send,
+)
+from benchmarks._real_metrics import (
     ALONE,
     POISSON,
     Figures,
@@ -52,16 +61,6 @@ from benchmarks._real_figures import (
     table,
     verdicts,
 )
-from benchmarks._real_load import (
-    LONG_SHARE,
-    LONG_TOKENS,
-    MAX_TOKENS,
-    SHORT_TOKENS,
-    LoadFailedError,
-    Words,
-    at_once,
-    send,
-)
 from benchmarks._real_stacks import (
     BATON_COLOCATED,
     BATON_PD,
@@ -74,6 +73,7 @@ from benchmarks._real_stacks import (
     by_part,
     common_engine,
 )
+from benchmarks._statistics import cpu_used, quantile, rounded
 from benchmarks._systems import CpuMeter, NotStartedError, System
 from benchmarks.rivals.load import MODEL
 from benchmarks.rivals.programs import NotAvailableError

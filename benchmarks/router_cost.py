@@ -21,19 +21,19 @@ from typing import NamedTuple
 
 import psutil
 
-from baton.control.fleet_table import FleetTable
-from baton.control.knowledge import Knowledge
+from baton.control.fleet.fleet_model import Knowledge
+from baton.control.fleet.fleet_table import FleetTable
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate
 from baton.domain.fleet import Load as LoadReport
 from baton.domain.fleet import ReplicaFacts, Role
-from baton.policy.block_hash import chain
-from baton.policy.placement import NoRoute, PlacementQuery
-from baton.policy.predicted import PredictedPlacer
-from baton.policy.prefix_index import PrefixIndex
-from benchmarks._figures import quantile
+from baton.policy.placement.port import NoRoute, PlacementQuery
+from baton.policy.placement.predicted import PredictedPlacer
+from baton.policy.prefix_cache.block_hash import chain
+from baton.policy.prefix_cache.index import PrefixIndex
 from benchmarks._program import RESULTS, say
 from benchmarks._provenance import provenance
 from benchmarks._router_load import BLOCK_TOKENS, KINDS, MODEL, ROOT, Case, Feed, Load, Stored
+from benchmarks._statistics import quantile
 
 LENGTHS = (512, 8192)
 REPLICAS = (10, 100, 1000)

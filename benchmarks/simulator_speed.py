@@ -28,10 +28,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from baton.domain.fleet import Role
-from baton.perf.catalogue import accelerator
-from baton.perf.known_models import shape_of
-from baton.perf.roofline import Roofline
-from baton.policy.predicted import PredictedPlacer
+from baton.perf.hardware.catalogue import accelerator
+from baton.perf.model.known_models import shape_of
+from baton.perf.steps.roofline import Roofline
+from baton.policy.placement.predicted import PredictedPlacer
 from baton.simulator.outcome import mean
 from baton.simulator.scenario import PoolPlan, Run, Scenario, simulate
 from baton.simulator.v1.settings import V1Settings

@@ -30,11 +30,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import _slo_azure, _slo_azure_fluid, _slo_check, _slo_mix, _slo_servegen
-from benchmarks._figures import rounded
 from benchmarks._provenance import provenance
+from benchmarks._slo_fleets import ARMS, COLD_STARTS_S, say
 from benchmarks._slo_overload import overload
 from benchmarks._slo_table import headline, table
-from benchmarks._slo_world import ARMS, COLD_STARTS_S, say
+from benchmarks._statistics import rounded
 
 RESULTS = Path(__file__).parent / "results" / "slo.json"
 HEADLINES = (

@@ -32,9 +32,9 @@ from pathlib import Path
 
 from baton.runtime.rank_transports import read_transports
 from baton.transfer.transport import transport_environment
-from benchmarks._figures import rounded
 from benchmarks._program import RESULTS, quote, say
 from benchmarks._provenance import provenance
+from benchmarks._statistics import rounded
 from benchmarks._transfer_contenders import (
     MIB,
     SIZES_MIB,
@@ -43,7 +43,7 @@ from benchmarks._transfer_contenders import (
     contenders,
     sweep,
 )
-from benchmarks._transfer_figures import Seconds, in_one_line, summarize, table
+from benchmarks._transfer_metrics import Seconds, in_one_line, summarize, table
 from benchmarks._transfer_pair import Agents, Pair
 
 _TIMED = 2

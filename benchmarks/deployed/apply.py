@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks._figures import BadStreamError, read_stream
 from benchmarks._load import Client, Exchange, completion_body, poisson_arrivals
+from benchmarks._statistics import BadStreamError, read_stream
 from benchmarks._systems import Baton
 from benchmarks.deployed.part import Found
 

@@ -20,14 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from baton.config.derive import slo_book
-from baton.policy.slo_book import DEFAULT_CLASS
-from baton.serving.cluster import attach, detach
-from baton.serving.cluster_state import running_clusters, state_folder
-from baton.serving.deployment import ask_all
-from baton.serving.names import CONTROLLER
-from benchmarks._figures import BadStreamError, read_stream, rounded
+from baton.config.derive.options import slo_book
+from baton.policy.admission.slo_classes import DEFAULT_CLASS
+from baton.serving.cluster.cluster_state import running_clusters, state_folder
+from baton.serving.cluster.local_cluster import attach, detach
+from baton.serving.operator.local_deployment import ask_all
+from baton.serving.shared.names import CONTROLLER
 from benchmarks._load import Client, Exchange, completion_body, poisson_arrivals
+from benchmarks._statistics import BadStreamError, read_stream, rounded
 from benchmarks._systems import Baton, scenario
 from benchmarks.deployed.part import Found
 

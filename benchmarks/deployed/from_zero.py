@@ -26,9 +26,9 @@ from typing import Any
 
 import httpx
 
-from baton.serving.data_path import find_haproxy
-from benchmarks._figures import rounded
+from baton.serving.front.data_path import find_haproxy
 from benchmarks._program import say
+from benchmarks._statistics import rounded
 from benchmarks._systems import ENGINE, Baton, free_port
 from benchmarks.deployed.part import Found
 

@@ -40,13 +40,13 @@ from typing import Any
 import yaml
 
 from baton.config import load_config
-from baton.perf.catalogue import accelerator
-from baton.perf.known_models import shape_of
-from baton.perf.modelled import ModelledTiming
-from baton.perf.roofline import Roofline
-from benchmarks._figures import rounded
+from baton.perf.hardware.catalogue import accelerator
+from baton.perf.model.known_models import shape_of
+from baton.perf.steps.modelled import ModelledTiming
+from baton.perf.steps.roofline import Roofline
 from benchmarks._program import RESULTS, say
 from benchmarks._provenance import ROOT, provenance
+from benchmarks._statistics import rounded
 from benchmarks._systems import Bare
 from benchmarks.gpu.load import Ladder, climb
 from benchmarks.gpu.model import FIRST_WORD, NAME, SHAPE, VOCABULARY_TOKENS, write_dummy_llama

@@ -12,9 +12,9 @@ from statistics import median
 import msgspec
 import uvloop
 
-from benchmarks._figures import dechunk, events
 from benchmarks._load import Exchange, Undisturbed
 from benchmarks._real_load import PatientClient
+from benchmarks._statistics import dechunk, events
 
 _DONE = b"[DONE]"
 _FEWEST_CHUNKS = 3

@@ -31,8 +31,8 @@ from enum import StrEnum
 from random import Random
 
 from baton.domain.handoff import LegKind
-from baton.policy.choosing import Candidate
-from baton.policy.placement import PlacementQuery
+from baton.policy.placement.chooser import Candidate
+from baton.policy.placement.port import PlacementQuery
 from benchmarks.policies.terms import (
     active_blocks,
     active_requests,

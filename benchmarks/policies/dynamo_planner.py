@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.groups import Groups, groups_of
+from baton.policy.scaling.desired import ScalingReason, Want
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.wants import ScalingReason, Want
+from baton.policy.scaling.pools.groups import Groups, groups_of
 from benchmarks.policies.spread import spread
 
 ADJUSTMENT_S = 180.0

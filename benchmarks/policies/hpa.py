@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from baton.policy.scaling.desired import ScalingReason, Want
+from baton.policy.scaling.estimators.windows import SlidingMax
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.wants import ScalingReason, Want
-from baton.policy.scaling.windows import SlidingMax
 
 TARGET = 0.8
 """Where nothing is said: `kubectl autoscale`'s default of 80 %."""

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
+from baton.policy.scaling.desired import ScalingReason, Want
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.wants import ScalingReason, Want
 
 STABLE_S = 60.0
 PANIC_S = 6.0

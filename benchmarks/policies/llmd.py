@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from random import Random
 
 from baton.domain.handoff import LegKind
-from baton.policy.choosing import Candidate
-from baton.policy.placement import PlacementQuery
+from baton.policy.placement.chooser import Candidate
+from baton.policy.placement.port import PlacementQuery
 from benchmarks.policies.terms import lowest, uncached_tokens
 
 _LONG_MATCH_TOKENS = 8192

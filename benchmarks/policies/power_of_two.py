@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from random import Random
 
 from baton.domain.handoff import LegKind
-from baton.policy.choosing import Candidate
-from baton.policy.placement import PlacementQuery, load_key
+from baton.policy.placement.chooser import Candidate
+from baton.policy.placement.port import PlacementQuery, load_key
 
 
 def choose(

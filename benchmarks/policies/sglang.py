@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from random import Random
 
 from baton.domain.handoff import LegKind
-from baton.policy.choosing import Candidate
-from baton.policy.placement import PlacementQuery
+from baton.policy.placement.chooser import Candidate
+from baton.policy.placement.port import PlacementQuery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.groups import SPLIT_ROLES, Groups
-from baton.policy.scaling.roster import resize
-from baton.policy.scaling.wants import ScalingReason, Want
+from baton.policy.scaling.desired import ScalingReason, Want
+from baton.policy.scaling.pools.groups import SPLIT_ROLES, Groups
+from baton.policy.scaling.pools.pool_assignment import resize
 
 
 def spread(

@@ -11,8 +11,8 @@ from random import Random
 from typing import TypeVar
 
 from baton.domain.fleet import ReplicaView
-from baton.policy.choosing import Candidate
-from baton.policy.placement import PlacementQuery
+from baton.policy.placement.chooser import Candidate
+from baton.policy.placement.port import PlacementQuery
 
 _Key = TypeVar("_Key", float, tuple[float, float])
 

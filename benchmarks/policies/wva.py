@@ -13,10 +13,10 @@ import math
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.groups import groups_of
+from baton.policy.scaling.desired import ScalingReason, Want
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.wants import ScalingReason, Want
+from baton.policy.scaling.pools.groups import groups_of
 from benchmarks.policies.hpa import PERIOD_S, Stabilized
 from benchmarks.policies.spread import spread
 

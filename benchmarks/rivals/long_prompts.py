@@ -18,9 +18,9 @@ from dataclasses import asdict
 
 import httpx
 
-from benchmarks._figures import Spread, cpu_used, percentiles, rounded
 from benchmarks._load import completion_body
 from benchmarks._program import say
+from benchmarks._statistics import Spread, cpu_used, percentiles, rounded
 from benchmarks._systems import API, HAPROXY, Bare, Baton, CpuMeter, System, scenario
 
 SCENARIO = "long-prompts"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from baton.engine.tiny_model import write_tiny_model
-from baton.serving.engines import tiny_model_folder
+from baton.serving.replica.engines import tiny_model_folder
 
 MAX_LEN_TOKENS = 32_768
 _HERE = Path(__file__).parent

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from baton.serving.data_path import (
+from baton.serving.cluster.reaper import RUN_DIR_VARIABLE, marked_processes, reap
+from baton.serving.front.data_path import (
     DataPath,
     FrontSettings,
     find_haproxy,
@@ -28,7 +29,6 @@ from baton.serving.data_path import (
     ray_environment,
     serve_environment,
 )
-from baton.serving.reaper import RUN_DIR_VARIABLE, marked_processes, reap
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from benchmarks._systems import API, ENGINE, HAPROXY, OTHER, System, free_port
 from benchmarks.rivals.contender import Site

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from baton.simulator.engine.settings import SimSettings
-from benchmarks._figures import Spread
+from benchmarks._statistics import Spread
 from benchmarks.rivals.load import Point
-from benchmarks.rivals.visit import BETWEEN, Figures
+from benchmarks.rivals.measurement import BETWEEN, Figures
 
 Runs = Mapping[str, Sequence[Mapping[str, Figures] | None]]
 """By contender, then repeat, then point; None where a visit failed."""

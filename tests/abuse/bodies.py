@@ -9,7 +9,7 @@ from random import Random
 import httpx
 import msgspec
 
-from baton.bench.sse import EventReader
+from baton.bench.client.sse import EventReader
 from tests.abuse.fuzz import Target, mutated
 
 Body = Mapping[str, object]

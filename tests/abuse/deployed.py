@@ -10,11 +10,11 @@ from pathlib import Path
 
 import httpx
 
-from baton.runtime.key_files import editing
-from baton.runtime.keys import mint
+from baton.runtime.keys.api_keys import mint
+from baton.runtime.keys.key_files import editing
 from tests.abuse.raw import Address
 from tests.abuse.routes import Shown
-from tests.chaos.parts import environment
+from tests.chaos.deployment_processes import environment
 from tests.e2e.deployments import Deployment, running
 
 MODEL = "tiny"

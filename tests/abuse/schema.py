@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from baton.engine.tiny_model import write_tiny_model
-from baton.engine.vllm.app import VllmFrontend
-from baton.engine.vllm.frontend_gate import ROUTES
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
-from baton.runtime.clock import MonotonicClock
+from baton.engine.vllm.frontend.app import VllmFrontend
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.gate.gate import ROUTES
+from baton.runtime.process.clock import MonotonicClock
 
 ROOT = Path(__file__).parents[2]
 _SEED = 20261122

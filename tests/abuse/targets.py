@@ -10,11 +10,11 @@ from random import Random
 import msgspec
 from hypothesis import Phase, given, settings
 
-from baton.bench.chunks import Chunk
-from baton.bench.client import UNREADABLE
-from baton.bench.sse import BadStream, EventReader
+from baton.bench.client.chunks import Chunk
+from baton.bench.client.client import UNREADABLE
+from baton.bench.client.sse import BadStream, EventReader
 from baton.config.load import load_config, load_text
-from baton.config.render import render
+from baton.config.write.render import render
 from baton.domain.errors import ConfigInvalid
 from baton.runtime.link import codec, frames
 from baton.runtime.link.codec import BadFrame

@@ -6,12 +6,12 @@ import pytest
 
 from baton.config import load_config
 from baton.domain.value import evolve
-from baton.engine.vllm.callers import Caller, session_of
-from baton.engine.vllm.frontend_access import MAX_REQUEST_ID_CHARS
-from baton.engine.vllm.frontend_limits import MAX_NAME_CHARS, bad_name
-from baton.engine.vllm.salts import known_salt, scoped_salt
+from baton.engine.vllm.gate.access import MAX_REQUEST_ID_CHARS
+from baton.engine.vllm.gate.limits import MAX_NAME_CHARS, bad_name
+from baton.engine.vllm.wire.identity import Caller, session_of
+from baton.engine.vllm.wire.salts import known_salt, scoped_salt
 from baton.runtime.link import codec, frames
-from baton.serving.front_door import frontend_limits
+from baton.serving.ingress.auth import frontend_limits
 from tests.fakes.scripted_engine import make_leg
 
 LONGEST_TENANT = "t" * 64

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baton.bench.client import Api
+from baton.bench.client.client import Api
+from baton.bench.client.samples import Sample
 from baton.bench.load import MadeUp, Plan, Source, Span, WarmUp
-from baton.bench.samples import Sample
 
 
 def sample(number: int = 0, due_s: float = 0.0, **fields: object) -> Sample:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from baton.bench.accuracy import Judged, calibrated, judge, unfit
-from baton.bench.measurements import MeasuredRow
-from baton.bench.recipes import recipe_of, weights_of
-from baton.perf.calibration import Kind
-from baton.perf.hardware import Dtype
+from baton.bench.accuracy.accuracy import Judged, calibrated, judge, unfit
+from baton.bench.accuracy.measurements import MeasuredRow
+from baton.bench.accuracy.recipes import recipe_of, weights_of
+from baton.perf.fitting.calibration import Kind
+from baton.perf.hardware.accelerators import Dtype
 
 ROW = MeasuredRow(
     line=2,

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton.bench.campaign import (
+from baton.bench.client.samples import Sample
+from baton.bench.driver import Driven
+from baton.bench.findings.campaign import (
     Benchmark,
     ClosedLoop,
     Findings,
@@ -18,11 +20,9 @@ from baton.bench.campaign import (
     carry_out,
     plan_of,
 )
-from baton.bench.drive import Driven
-from baton.bench.figures import Promise
+from baton.bench.findings.metrics import Promise
 from baton.bench.knee import KneeOptions
 from baton.bench.load import Length, Maker, Pace, Plan, WarmUp
-from baton.bench.samples import Sample
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.bench.samples import sample, source

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from baton.bench.client import (
+from baton.bench.client.client import (
     Answer,
     Api,
     ClientOptions,
@@ -19,9 +19,9 @@ from baton.bench.client import (
     Message,
     Question,
 )
-from baton.domain.addresses import endpoint
 from baton.domain.errors import NotRunning
-from baton.runtime.sockets import bound_socket
+from baton.domain.names.addresses import endpoint
+from baton.runtime.process.sockets import bound_socket
 from tests.fakes.completion_server import (
     END,
     Asked,
@@ -268,7 +268,7 @@ async def test_a_connection_whose_stream_ends_a_little_later_is_used_again() -> 
 async def test_a_stream_that_does_not_end_after_its_last_event_is_whole_and_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.bench.client._END_WITHIN_S", 0.01)
+    monkeypatch.setattr("baton.bench.client.client._END_WITHIN_S", 0.01)
     raw = Raw((token(last=True) + END).encode(), ends=False)
     answers = await asked_twice(raw)
     assert [one.failure for one in answers] == [None, None]

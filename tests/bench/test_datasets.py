@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from baton.bench.datasets import Row, read_rows, shuffled
+from baton.bench.prompts.datasets import Row, read_rows, shuffled
 from baton.domain.errors import BadTrace
 
 SHAREGPT = [

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.bench.alarm import Alarm
-from baton.bench.client import Api, ClientOptions, CompletionClient, ServedModel
-from baton.bench.drive import Driven, Driver, Share
+from baton.bench.client.client import Api, ClientOptions, CompletionClient, ServedModel
+from baton.bench.client.timer import Alarm
+from baton.bench.driver import Driven, Driver, Share
 from baton.bench.load import MadeUp, Plan, Span
-from baton.bench.texts import WordCosts
+from baton.bench.prompts.word_prompts import WordCosts
 from tests.bench.samples import plan, source
 from tests.bench.test_client import said
 from tests.fakes.completion_server import END, Asked, CompletionServer, as_asked, events, token

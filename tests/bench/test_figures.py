@@ -9,10 +9,10 @@ from array import array
 import numpy as np
 import pytest
 
-from baton.bench.drive import Driven
-from baton.bench.figures import Promise, figures, spread
+from baton.bench.client.samples import Sample
+from baton.bench.driver import Driven
+from baton.bench.findings.metrics import Promise, figures, spread
 from baton.bench.load import WarmUp
-from baton.bench.samples import Sample
 from baton.simulator.outcome import Objectives
 from tests.bench.samples import failed, plan, sample
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from baton.bench.campaign import Findings, Run
-from baton.bench.drive import Driven
-from baton.bench.figures import Promise, figures
-from baton.bench.findings import Background, document, request_lines, study_of
+from baton.bench.client.samples import Sample
+from baton.bench.driver import Driven
+from baton.bench.findings.campaign import Findings, Run
+from baton.bench.findings.document import Background, document, request_lines, study_of
+from baton.bench.findings.metrics import Promise, figures
 from baton.bench.knee import KneeOptions, KneeSearch
 from baton.bench.load import WarmUp
 from baton.bench.report.page import page
 from baton.bench.report.tables import tables_of
-from baton.bench.samples import Sample
 from baton.simulator.outcome import Objectives
 from tests.bench.samples import failed, plan, sample
 

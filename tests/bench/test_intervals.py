@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from baton.bench.intervals import interval
+from baton.bench.findings.intervals import interval
 
 
 def test_an_interval_is_students() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench.kernel_tables import all_reduces, attention, products
+from baton.bench.accuracy.kernel_tables import all_reduces, attention, products
 from baton.domain.errors import BadTrace, CannotStart
 from tests.perf.shapes import H100
 

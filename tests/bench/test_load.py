@@ -8,8 +8,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from baton.bench.client import Api
-from baton.bench.datasets import Row
+from baton.bench.client.client import Api
 from baton.bench.load import (
     Length,
     MadeUp,
@@ -22,7 +21,8 @@ from baton.bench.load import (
     WarmUp,
     starts,
 )
-from baton.bench.texts import WordCosts
+from baton.bench.prompts.datasets import Row
+from baton.bench.prompts.word_prompts import WordCosts
 from baton.simulator.workloads.trace import TraceRequest
 from tests.bench.samples import source
 

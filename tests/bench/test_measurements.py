@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.bench.measurements import (
+from baton.bench.accuracy.measurements import (
     distserve_timing,
     layer_profile,
     read_request_log,
@@ -12,7 +12,7 @@ from baton.bench.measurements import (
     splitwise_timing,
 )
 from baton.domain.errors import BadTrace
-from baton.perf.hardware import Dtype
+from baton.perf.hardware.accelerators import Dtype
 from baton.perf.step_timing import StepBatch, chunk_pairs
 
 HEADER = (

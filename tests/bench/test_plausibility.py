@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton.bench.measurements import MeasuredRow
-from baton.bench.plausibility import busy, why_impossible
-from baton.perf.hardware import Dtype
+from baton.bench.accuracy.measurements import MeasuredRow
+from baton.bench.accuracy.plausibility import busy, why_impossible
+from baton.perf.hardware.accelerators import Dtype
 
 ROW = MeasuredRow(
     line=2,

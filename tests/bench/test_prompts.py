@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.prompts import PromptMaker
-from baton.domain.outline import Outline
+from baton.bench.prompts.token_prompts import PromptMaker
+from baton.domain.hashed_prompt import Outline
 from baton.simulator.workloads.trace import TraceRequest, as_request
 
 IDS = st.lists(st.integers(0, 3), max_size=5).map(tuple)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.bench.client import (
+from baton.bench.client.client import (
     ClientOptions,
     CompletionClient,
     EndpointUnusable,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.bench.formatting import NOTHING
 from baton.bench.report import (
     Curve,
     Scaling,
@@ -26,7 +27,6 @@ from baton.bench.report.images import PlotsMissing
 from baton.bench.report.plots import panels_of
 from baton.bench.report.tables import objectives_text, tables_of
 from baton.bench.report.write import ReportUnwritable
-from baton.bench.words import NOTHING
 from baton.simulator.outcome import Objectives
 from tests.bench.studies import NEVER, failure, outcome, result, steady, study
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.sse import BadStream, EventReader
+from baton.bench.client.sse import BadStream, EventReader
 
 STREAM = (
     b": a comment\n\n"

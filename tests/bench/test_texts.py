@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.bench.texts import WORDS, WordCosts, WordMaker, word_costs
+from baton.bench.prompts.word_prompts import WORDS, WordCosts, WordMaker, word_costs
 
 Count = Callable[[str], int]
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from baton.bench.words import number_text, seconds_text, share_text
+from baton.bench.formatting import number_text, seconds_text, share_text
 
 
 @pytest.mark.parametrize(

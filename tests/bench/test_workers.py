@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.bench.client import ClientOptions, ServedModel
+from baton.bench.client.client import ClientOptions, ServedModel
 from baton.bench.load import Plan
 from baton.bench.workers import ClientFailed, Errand, _allow_files, drive
 from tests.bench.samples import plan

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks._figures import (
+from benchmarks._statistics import (
     BadStreamError,
     Segment,
     Spread,

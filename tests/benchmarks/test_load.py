@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks._figures import read_stream
 from benchmarks._load import Client, Exchange, completion_body, poisson_arrivals
+from benchmarks._statistics import read_stream
 from benchmarks._systems import API, ENGINE, HAPROXY, OTHER, engine_settings, group_of, scenario
 
 TOKEN = b'data: {"choices": [{"text": "x"}], "usage": null}\n\n'

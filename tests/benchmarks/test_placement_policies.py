@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.config.policies import load_chooser
-from baton.config.schema_routing import MOVED_POLICIES
+from baton.config.derive.policies import load_chooser
+from baton.config.schema.routing import MOVED_POLICIES
 from baton.domain.handoff import LegKind
-from baton.policy.choosing import Candidate
-from baton.policy.placement import PlacementQuery
+from baton.policy.placement.chooser import Candidate
+from baton.policy.placement.port import PlacementQuery
 from benchmarks.policies import power_of_two
 from benchmarks.policies.dynamo import DynamoFormula, DynamoKvCost, DynamoParameters, softmin
 from benchmarks.policies.llmd import LlmdParameters, LlmdScorers, queue_scores

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks._figures import Stream
 from benchmarks._load import Exchange
-from benchmarks._real_figures import (
+from benchmarks._real_load import at_once
+from benchmarks._real_metrics import (
     ALONE,
     POISSON,
     Answer,
@@ -27,7 +27,6 @@ from benchmarks._real_figures import (
     table,
     verdicts,
 )
-from benchmarks._real_load import at_once
 from benchmarks._real_proxy import decode_body, prefill_body
 from benchmarks._real_ray import llm_config
 from benchmarks._real_session import in_one_session
@@ -41,6 +40,7 @@ from benchmarks._real_stacks import (
     pulled_bytes,
     server,
 )
+from benchmarks._statistics import Stream
 from benchmarks._systems import API, NotStartedError, System, scenario
 from benchmarks.real_engines import PAIRS, Bench, Plan, summary
 from benchmarks.rivals.programs import NotAvailableError

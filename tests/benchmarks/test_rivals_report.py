@@ -13,9 +13,9 @@ from benchmarks.rivals.__main__ import compare
 from benchmarks.rivals.contender import Contender, Site
 from benchmarks.rivals.contenders import CONTENDERS
 from benchmarks.rivals.load import Loaded, LoadError
+from benchmarks.rivals.measurement import describe
 from benchmarks.rivals.programs import NotAvailableError
 from benchmarks.rivals.report import RATIOS, Runs, headline, medians, table
-from benchmarks.rivals.visit import describe
 
 
 def run(tokens_per_core_s: float = 1000.0, ttft_s: float = 0.01) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from baton.policy.block_hash import chain
+from baton.policy.prefix_cache.block_hash import chain
 from benchmarks import router_cost
 from benchmarks._router_load import (
     BLOCK_TOKENS,

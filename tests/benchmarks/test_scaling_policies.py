@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from baton.policy.scaling.desired import ScalingPolicy, ScalingReason
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
 from baton.policy.scaling.slo import SloPolicy
-from baton.policy.scaling.wants import ScalingPolicy, ScalingReason
 from benchmarks._oracle import Oracle
 from benchmarks.policies.dynamo_planner import DynamoPlanner
 from benchmarks.policies.hpa import Hpa
 from benchmarks.policies.kpa import Kpa
 from benchmarks.policies.wva import StepLine, Wva
-from tests.policy.scaling.body import decodes, demand, options, prefills, seen
+from tests.policy.scaling.simulated_pools import decodes, demand, options, prefills, seen
 
 NOTHING = Demand()
 

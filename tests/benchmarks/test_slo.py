@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from baton.policy.scaling.observation import Demand
+from baton.simulator.fleet.scaling_log import Change, Direction, Story
 from baton.simulator.outcome import Outcome
-from baton.simulator.scaling_story import Change, Direction, Story
 from baton.simulator.workloads.rate_series import RateWindow
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from benchmarks import _slo_azure, _slo_check, _slo_mix, _slo_overload, _slo_servegen, slo
+from benchmarks._slo_fleets import SERVER, Strength, bounds, needed
 from benchmarks._slo_table import figures_of, headline, table
-from benchmarks._slo_world import SERVER, Strength, bounds, needed
 
 STRENGTH = Strength(
     prefill_tokens_per_s=10_000.0,

@@ -21,7 +21,7 @@ from benchmarks._transfer_contenders import (
     one_piece,
     sweep,
 )
-from benchmarks._transfer_figures import Seconds, gbps, least, speed_ratio, summarize, table
+from benchmarks._transfer_metrics import Seconds, gbps, least, speed_ratio, summarize, table
 from benchmarks._transfer_pair import Agents, Copy, Pair, Pull
 
 NAMES = ("memcpy", "bare", "baton", "calm", "bare_blocks", "bare_tcp", "baton_tcp")

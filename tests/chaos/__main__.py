@@ -27,8 +27,8 @@ from pathlib import Path
 
 from benchmarks._provenance import provenance
 from tests.chaos import results
-from tests.chaos.apart import Ended, run_apart
 from tests.chaos.case import MINUTES, Bound, Case, Outcome, Verdict, exactly, load_cases
+from tests.chaos.isolated import Ended, run_apart
 from tests.chaos.report import PAGE, page
 from tests.chaos.results import FILE, AnotherRunError, Line, Lines, Run
 

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Self
 
 from tests.chaos.case import Bound, Figure, Outcome
+from tests.chaos.deployment_processes import Parts
 from tests.chaos.history import Ending, Exchange, History, endings, judged, longest_stall
 from tests.chaos.load import HttpClient, Load
-from tests.chaos.parts import Parts
 
 _POLL_S = 0.1
 _BEGUN = 200

@@ -17,7 +17,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from baton.bench.sse import BadStream, EventReader
+from baton.bench.client.sse import BadStream, EventReader
 from tests.chaos.history import Ending, Exchange
 
 Ask = Callable[[Exchange], Awaitable[None]]

@@ -18,7 +18,7 @@ _END_S = 10.0
 STOP = "stop"
 """The order to end, which every part knows."""
 
-_PRELOADED = ["tests.chaos.replica_process", "tests.chaos.front_process"]
+_PRELOADED = ["tests.chaos.replica_process", "tests.chaos.ingress_process"]
 """What processes are forked from, so that they start in milliseconds."""
 
 CarryOut = Callable[[str, object], object]

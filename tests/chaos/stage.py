@@ -16,18 +16,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from baton.control.limits import CoordinatorLimits
-from baton.control.pairs import ProbeOptions
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import RequestRecord
 from baton.domain.fleet import ReplicaView, Role
 from baton.engine.sim import SimSettings, expected_tokens
-from baton.policy.placement import Disaggregate
+from baton.policy.placement.port import Disaggregate
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import HostOptions
 from tests.chaos import faults
 from tests.chaos.faults import LossyNetwork
-from tests.chaos.front_process import CoordinatorPlan, Front
 from tests.chaos.history import Exchange
+from tests.chaos.ingress_process import CoordinatorPlan, Front
 from tests.chaos.proxy import ChaosProxy
 from tests.chaos.remote import GoneError, Remote
 from tests.chaos.replica_process import MODEL, Replica, ReplicaPlan

@@ -18,9 +18,9 @@ from dataclasses import replace
 
 from baton.domain.commands import RequestRecord
 from tests.chaos.case import Bound, exactly
-from tests.chaos.door import Door
 from tests.chaos.history import Ending, Exchange, History, Rule, Violation, differs, violations
 from tests.chaos.load import Ask, Load, open_loop
+from tests.chaos.local_ingress import Door
 
 _PIECE_S = 30.0
 _SWEEP_S = 1.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.chaos.apart import Ended, run_apart
+from tests.chaos.isolated import Ended, run_apart
 
 ORPHAN = """
 import subprocess, sys

@@ -9,7 +9,7 @@ import pytest
 
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import LegKind
-from baton.domain.leg_story import LegEnd, LegStory
+from baton.domain.leg_record import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.value import evolve
 from tests.chaos.history import (

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from tests.chaos.clients import lost_with
+from tests.chaos.deployment_processes import Killed, environment, kill_to_restart, living, until
 from tests.chaos.history import Ending, Exchange
-from tests.chaos.parts import Killed, environment, kill_to_restart, living, until
 
 
 def exchange(

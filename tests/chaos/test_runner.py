@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.__main__ import choose, judged, without_folders
-from tests.chaos.apart import Ended
 from tests.chaos.case import Case, Engines, Outcome, Verdict, at_most
+from tests.chaos.isolated import Ended
 from tests.chaos.results import Run
 
 RUN = Run(verdict=Verdict.BROKE, began_at="2026", took_s=1.0, revision="abc", command="it")

@@ -10,12 +10,12 @@ import pytest
 
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import LegKind, LegTimes
-from baton.domain.leg_story import LegEnd, LegStory
+from baton.domain.leg_record import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.value import evolve
-from tests.chaos.door import Door
 from tests.chaos.history import Ending, Exchange
 from tests.chaos.load import Load
+from tests.chaos.local_ingress import Door
 from tests.chaos.sweep import Sweep, added_s, steadily
 
 RECORD = RequestRecord(

@@ -6,8 +6,8 @@ from typing import cast
 
 from typer.testing import CliRunner, Result
 
+from baton.cli.backend import Commands, Seam
 from baton.cli.main import build_app
-from baton.cli.seam import Commands, Seam
 
 
 def invoke(commands: object, *arguments: str) -> Result:

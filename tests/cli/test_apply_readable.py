@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from baton.cli.apply import readable
-from baton.cli.seam import Progress, Report
+from baton.cli.backend import Progress, Report
+from baton.cli.run.apply import readable
 from baton.config import LoadedConfig
 from baton.domain.errors import ApplyRefused
-from baton.serving.apply_ports import ApplyOptions
+from baton.serving.rollout.ports import ApplyOptions
 from tests.cli.invoked import invoke
 
 SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from baton.cli.backend import Seam
 from baton.cli.main import build_app
-from baton.cli.seam import Seam
 from tests.fakes.completion_server import END, Asked, CompletionServer, as_asked, chunk
 
 QUICK = ("--requests", "20", "--rate", "400", "--warm-up", "0", "--output-tokens", "3")

@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import baton
+from baton.cli.backend import Commands, Progress, Report, Seam
 from baton.cli.main import build_app
 from baton.cli.output import Paint, bytes_text, duration_text, painted, text_lines
-from baton.cli.seam import Commands, Progress, Report, Seam
 from baton.config import LoadedConfig
 from baton.domain.errors import (
     BatonError,
@@ -30,7 +30,7 @@ from baton.domain.errors import (
     TimedOut,
     UnknownRequest,
 )
-from baton.serving.apply_ports import ApplyOptions
+from baton.serving.rollout.ports import ApplyOptions
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
@@ -543,7 +543,7 @@ def test_a_process_exits_with_the_code_of_its_error() -> None:
 READ_A_LITTLE = """
 import sys
 from baton.cli.main import build_app
-from baton.cli.seam import Seam
+from baton.cli.backend import Seam
 
 class Commands:
     def status(self, address):

@@ -9,8 +9,8 @@ from typing import Any
 
 from typer.testing import Result
 
-from baton.cli.doctor import readable
-from baton.cli.seam import Progress, Report
+from baton.cli.backend import Progress, Report
+from baton.cli.inspect.doctor import readable
 from baton.config import LoadedConfig
 from tests.cli.invoked import invoke
 

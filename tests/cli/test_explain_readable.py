@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton.cli.explain import readable
+from baton.cli.explain.explain import readable
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import (
     Decision,
@@ -16,11 +16,11 @@ from baton.domain.handoff import (
     Route,
     RouteReason,
 )
-from baton.domain.leg_story import LegEnd, LegStory
+from baton.domain.leg_record import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.slo import ALL_MET, Judgement, Slo
 from baton.domain.value import evolve
-from baton.telemetry.records import story
+from baton.telemetry.requests.request_log import story
 
 REMOTE = Route(
     mode=HandoffMode.PULL,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
+from baton.cli.backend import Seam
 from baton.cli.main import build_app
-from baton.cli.seam import Seam
 
 FILES = {"slo.json": b"{}\n", "provisioning/baton.yaml": b"apiVersion: 1\n"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from baton.cli.fit import prefill_s
 from baton.cli.main import build_app
+from baton.cli.model.fit import prefill_s
 from baton.perf.step_timing import StepBatch
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"

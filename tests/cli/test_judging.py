@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from baton.cli.judging import Calibrating, in_short, judged_rows
+from baton.cli.model.fit_rows import Calibrating, in_short, judged_rows
 
 HEADER = "backend,backend_version,model_path,system,gemm_quant_mode,isl,osl,tp_size,concurrency,"
 HEADER += "silicon_ttft_ms,silicon_tpot_ms"

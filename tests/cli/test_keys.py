@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton.cli.main import build_app
-from baton.runtime.key_files import keys_of, load_ring
+from baton.runtime.keys.key_files import keys_of, load_ring
 
 
 def keys(*arguments: str | Path) -> Result:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.cli.links import readable
+from baton.cli.inspect.links import readable
 from baton.cli.output import text_lines
-from baton.policy.links import LinkBook
-from baton.serving.reports import link_report
+from baton.policy.links.estimates import LinkBook
+from baton.serving.shared.reports import link_report
 
 OK: dict[str, object] = {
     "source_id": "p-1",

@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from baton.cli import live
-from baton.cli.live import Asker, repeat
-from baton.cli.seam import Joined, Report
+from baton.cli.backend import Joined, Report
+from baton.cli.inspect import live_screen as live
+from baton.cli.inspect.live_screen import Asker, repeat
 from baton.domain.errors import ClusterFailed, DeploymentEnded, NotRunning
 from tests.cli.invoked import invoke
 
@@ -133,7 +133,7 @@ def test_watching_without_a_terminal_prints_a_report_a_line_until_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert not live.is_terminal()
-    monkeypatch.setattr("baton.cli.status.interval_of", lambda _text: 0.0)
+    monkeypatch.setattr("baton.cli.inspect.status.interval_of", lambda _text: 0.0)
     result = invoke(Fleet(), "status", "--watch", "-o", "json")
     assert [json.loads(line)["number"] for line in result.stdout.splitlines()] == [1, 2, 3]
     assert result.exit_code == 3

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from typer.testing import Result
 
-from baton.cli.logs import readable
+from baton.cli.inspect.logs import readable
 from baton.domain.errors import NotRunning
-from baton.serving.log_files import LogLine, LogOrder
+from baton.serving.operator.log_files import LogLine, LogOrder
 from tests.cli.invoked import invoke
 
 LINE = LogLine(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from baton.cli.backend import Seam
 from baton.cli.main import build_app
-from baton.cli.manifests import TARGETS
-from baton.cli.seam import Seam
+from baton.cli.setup.manifests import TARGETS
 from baton.manifests.export import Target
 
 CONFIG = "version: 1\nmodel: {source: org/model}\npools: {decode: {role: mixed}}\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from baton.cli.backend import Seam
 from baton.cli.main import build_app
-from baton.cli.seam import Seam
 
 MODEL = "meta-llama/Llama-3.1-70B"
 CONV = ("--workload", "conv", "--gpus", "8", "--processes", "1")

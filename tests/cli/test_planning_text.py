@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.cli.planning_text import lines
-from baton.planner.answer import Plan
-from baton.planner.fleets import Kind
+from baton.cli.model.planning_text import lines
+from baton.planner.result import Plan
+from baton.planner.shapes.fleets import Kind
 from tests.planner.test_answers import ASKED, MIX, candidate
 
 

@@ -9,12 +9,12 @@ from typing import cast
 import pytest
 from typer.testing import Result
 
-from baton.cli.history import readable as history_rows
-from baton.cli.seam import Progress, Report
-from baton.cli.status import readable as status_of
-from baton.cli.upgrade import readable
+from baton.cli.backend import Progress, Report
+from baton.cli.inspect.history import readable as history_rows
+from baton.cli.inspect.status import readable as status_of
+from baton.cli.run.upgrade import readable
 from baton.domain.errors import ApplyRefused
-from baton.serving.apply_ports import ApplyOptions
+from baton.serving.rollout.ports import ApplyOptions
 from tests.cli.invoked import invoke
 
 DONE: Report = {

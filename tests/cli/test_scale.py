@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from typer.testing import Result
 
-from baton.cli.scale import readable
-from baton.cli.seam import Report
-from baton.cli.usage import readable as usage_readable
+from baton.cli.backend import Report
+from baton.cli.inspect.usage import readable as usage_readable
+from baton.cli.run.scale import readable
 from baton.domain.errors import ScalingRefused
 from tests.cli.invoked import invoke
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from baton.cli.backend import Seam
 from baton.cli.main import build_app
-from baton.cli.seam import Seam
-from baton.cli.simulation import Order, Requests, study_of
+from baton.cli.model.simulation import Order, Requests, study_of
 
 ROOT = Path(__file__).parents[2]
 SIM = str(ROOT / "configs" / "sim.yaml")

@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 from rich.console import Console
 
+from baton.cli.inspect.status import _screen, readable
 from baton.cli.output import text_lines
-from baton.cli.status import _screen, readable
-from baton.policy.index_record import ReplicaIndexState
+from baton.policy.prefix_cache.replica_record import ReplicaIndexState
 
 MEMBER = {"replica_id": "decode-1", "role": "decode", "node": "10.0.0.1", "pid": 7, "link": "tcp"}
 VIEW = {

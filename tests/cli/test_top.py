@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import Result
 
-from baton.cli.seam import Joined, Report
-from baton.cli.top_report import top_report
-from baton.cli.top_screen import Frame, History, drawn
+from baton.cli.backend import Joined, Report
+from baton.cli.inspect.top_report import top_report
+from baton.cli.inspect.top_screen import Frame, History, drawn
 from baton.domain.errors import NotRunning
 from tests.cli.invoked import invoke
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from baton.cli.seam import Report
-from baton.cli.trace import Order, traced
+from baton.cli.backend import Report
+from baton.cli.explain.trace import Order, traced
 from baton.domain.commands import RecordOrder
 from baton.domain.errors import UnknownRequest
 from tests.cli.invoked import invoke

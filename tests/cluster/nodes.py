@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from tests.cluster.network import NetworkNode, network
 from tests.e2e.deployments import CONFIGS, Deployment, alive, descendants
 from tests.fakes.scaled_deadline import ScaledDeadline

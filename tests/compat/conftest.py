@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from baton.engine.gpus import compute_on_cpus
-from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.engine.vllm.frontend_settings import FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
+from baton.engine.vllm.gate.limits import FrontendLimits
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import (
     ADAPTER,

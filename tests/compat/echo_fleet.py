@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, NoCapacity, RateLimited
 from baton.domain.request import FinishReason, Request
-from baton.engine.vllm.callers import Caller
-from baton.engine.vllm.frontend_settings import FrontendHooks
+from baton.engine.vllm.frontend.settings import FrontendHooks
+from baton.engine.vllm.wire.identity import Caller
 from baton.runtime.ports import Frontend
 
 STEP_S = 0.002

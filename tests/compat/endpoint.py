@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from baton.control.adapter_registry import RuntimeAdapter
-from baton.engine.vllm.app import VllmFrontend
-from baton.engine.vllm.frontend_access import Access
-from baton.engine.vllm.frontend_adapters import Administer
-from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendSettings
+from baton.control.fleet.adapter_registry import RuntimeAdapter
+from baton.engine.vllm.frontend.app import VllmFrontend
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendSettings
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.adapters import Administer
+from baton.engine.vllm.gate.limits import FrontendLimits
 from tests.compat.echo_fleet import EchoFleet
 
 MODEL = "tiny"

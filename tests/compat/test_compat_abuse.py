@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.engine.vllm.frontend_access import Access
-from baton.engine.vllm.frontend_gate import ROUTES
-from baton.engine.vllm.frontend_limits import MAX_NAME_CHARS, FrontendLimits
-from baton.engine.vllm.frontend_settings import Brought
-from baton.runtime.keys import KeyRing, mint
+from baton.engine.vllm.frontend.settings import Brought
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.gate import ROUTES
+from baton.engine.vllm.gate.limits import MAX_NAME_CHARS, FrontendLimits
+from baton.runtime.keys.api_keys import KeyRing, mint
 from tests.abuse import raw
 from tests.abuse.messages import Message, messages
 from tests.abuse.routes import Shown, what_is_wrong
@@ -205,7 +205,7 @@ def test_a_model_that_sees_is_fed_from_nowhere_but_named_hosts(
     """
     from vllm.multimodal.media import MediaConnector
 
-    from baton.engine.vllm.frontend_llm import server_args
+    from baton.engine.vllm.frontend.llm import server_args
 
     host, asked = bait
 
@@ -224,7 +224,7 @@ def test_a_model_that_sees_is_fed_from_nowhere_but_named_hosts(
 
 
 def test_what_may_be_brought_along_is_said_to_vllm() -> None:
-    from baton.engine.vllm.frontend_llm import server_args
+    from baton.engine.vllm.frontend.llm import server_args
 
     nothing = server_args(["--model", "m", *Brought().argv()])
     assert not nothing.trust_request_chat_template

@@ -10,11 +10,11 @@ import httpx
 import openai
 import pytest
 
-from baton.control.adapter_registry import RuntimeAdapter
-from baton.engine.vllm.frontend_access import Access
-from baton.engine.vllm.frontend_adapters import LOAD_PATH, UNLOAD_PATH, AdapterOrder
-from baton.engine.vllm.frontend_errors import Problem
-from baton.runtime.keys import KeyRing, mint
+from baton.control.fleet.adapter_registry import RuntimeAdapter
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.adapters import LOAD_PATH, UNLOAD_PATH, AdapterOrder
+from baton.engine.vllm.gate.errors import Problem
+from baton.runtime.keys.api_keys import KeyRing, mint
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import ADAPTER, MAX_BODY_BYTES, Server, ServerThread
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from baton.domain.errors import EngineFailed
-from baton.engine.vllm.frontend_access import Access
-from baton.engine.vllm.frontend_settings import FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
+from baton.engine.vllm.gate.access import Access
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MODEL, ServerThread, serve
 

@@ -17,12 +17,12 @@ from anthropic.types import MessageParam
 from openai.types.chat import ChatCompletionMessageParam
 
 from baton.domain.errors import NoCapacity, TooLate
-from baton.engine.vllm.frontend_access import Access
-from baton.engine.vllm.frontend_adapters import ADAPTER_PATHS
-from baton.engine.vllm.frontend_gate import ROUTES
-from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.runtime.key_files import KeyFiles, editing
-from baton.runtime.keys import ApiKey, Known, Unknown, mint
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.adapters import ADAPTER_PATHS
+from baton.engine.vllm.gate.gate import ROUTES
+from baton.engine.vllm.gate.limits import FrontendLimits
+from baton.runtime.keys.api_keys import ApiKey, Known, Unknown, mint
+from baton.runtime.keys.key_files import KeyFiles, editing
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_BODY_BYTES, Server, ServerThread
 from tests.compat.test_compat_failures import PATHS, error_of

@@ -23,8 +23,8 @@ from baton.domain.errors import (
     RateLimited,
     TooLate,
 )
-from baton.engine.vllm.app import VllmFrontend
-from baton.engine.vllm.frontend_limits import FrontendLimits
+from baton.engine.vllm.frontend.app import VllmFrontend
+from baton.engine.vllm.gate.limits import FrontendLimits
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_BODY_BYTES, MAX_LEN_TOKENS, Server, ServerThread
 from tests.compat.test_compat_failures import PATHS, error_of, post

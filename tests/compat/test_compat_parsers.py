@@ -12,7 +12,7 @@ import pytest
 
 from baton.domain.commands import Delivery
 from baton.domain.request import FinishReason
-from baton.engine.vllm.frontend_settings import FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
 from baton.runtime.ports import Frontend
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MODEL, ServerThread, serve

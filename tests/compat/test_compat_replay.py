@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.bench.client import ClientOptions, CompletionClient
+from baton.bench.client.client import ClientOptions, CompletionClient
 from baton.bench.replay import Replay, Replayed, ReplayOptions
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.compat.endpoint import Server

@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from baton.domain.names.trace_context import TraceContext, span_id
 from baton.domain.request import Request
-from baton.domain.trace_context import TraceContext, span_id
-from baton.engine.vllm.frontend_access import Access
+from baton.engine.vllm.gate.access import Access
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import Server, ServerThread
 from tests.compat.test_compat_failures import PATHS

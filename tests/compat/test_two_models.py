@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from baton.engine.tiny_model import write_tiny_model
-from baton.engine.vllm.app import VllmFrontend
-from baton.engine.vllm.frontend_models import ModelRouter
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendSettings
+from baton.engine.vllm.frontend.app import VllmFrontend
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendSettings
+from baton.engine.vllm.gate.model_router import ModelRouter
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_LEN_TOKENS, MonotonicClock
 

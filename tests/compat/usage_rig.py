@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 import httpx
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
 from baton.domain.events import LegFailed
 from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import Decision, HandoffMode, LegFailure, Route, RouteReason
 from baton.domain.request import Phase
-from baton.engine.vllm.app import VllmFrontend
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
-from baton.policy.placement import NoRoute, PlacementQuery, Surroundings
-from baton.policy.prefix_index import IndexMode, IndexOptions
-from baton.policy.replica_cost import usable_tokens
-from baton.runtime.clock import MonotonicClock
+from baton.engine.vllm.frontend.app import VllmFrontend
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.policy.placement.port import NoRoute, PlacementQuery, Surroundings
+from baton.policy.placement.replica_cost import usable_tokens
+from baton.policy.prefix_cache.index import IndexMode, IndexOptions
 from baton.runtime.link.options import LinkOptions
+from baton.runtime.process.clock import MonotonicClock
 from tests.fakes.fleet_rig import FAST_LINK, Clients, Fleet
 
 MODEL = "tiny"

@@ -16,7 +16,7 @@ from typing import cast
 
 from baton.config import DeploymentConfig
 from baton.config.diff import diff
-from baton.config.fields import (
+from baton.config.language.fields import (
     Anything,
     Environment,
     Field,
@@ -26,7 +26,7 @@ from baton.config.fields import (
     each,
     fields_of,
 )
-from baton.config.leaves import (
+from baton.config.language.scalars import (
     Choice,
     Flag,
     Pluggable,
@@ -35,10 +35,19 @@ from baton.config.leaves import (
     Several,
     Whole,
 )
+from baton.config.language.tree import (
+    Entry,
+    FileOrigin,
+    Listing,
+    Node,
+    Path,
+    Scalar,
+    Section,
+    format_path,
+)
+from baton.config.language.units import format_quantity
 from baton.config.load import _built, load_text
-from baton.config.render import plain, plain_value
-from baton.config.tree import Entry, FileOrigin, Listing, Node, Path, Scalar, Section, format_path
-from baton.config.units import format_quantity
+from baton.config.write.render import plain, plain_value
 from baton.domain.errors import ConfigInvalid
 
 Tree = dict[str, object]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.config.derive import adapter_rules, adapter_sources, sim_settings
+from baton.config.derive.options import adapter_rules, adapter_sources, sim_settings
 from baton.config.diff import Reload, reload_class
 from tests.config.conftest import LEAST, Load
 

@@ -11,9 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from baton.config import DeploymentConfig, load_config, render, schema
-from baton.config.checks import OWN_NAMES
-from baton.config.fields import Nested, fields_of, not_yet_of
-from baton.config.schema import (
+from baton.config.checks.topology import OWN_NAMES
+from baton.config.language.fields import Nested, fields_of, not_yet_of
+from baton.config.schema.deployment import (
     EngineConfig,
     EngineKind,
     Route,
@@ -21,8 +21,8 @@ from baton.config.schema import (
     SimTimings,
 )
 from baton.domain.fleet import Role
-from baton.engine.vllm.frontend_gate import ROUTES
-from baton.serving.names import CONTROLLER, INGRESS
+from baton.engine.vllm.gate.gate import ROUTES
+from baton.serving.shared.names import CONTROLLER, INGRESS
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -13,8 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.config import DeploymentConfig, LoadedConfig, load_config, render, schema
-from baton.config.fields import Anything, Environment, Field, Labels, Named, Nested, fields_of
-from baton.config.leaves import (
+from baton.config.language.fields import (
+    Anything,
+    Environment,
+    Field,
+    Labels,
+    Named,
+    Nested,
+    fields_of,
+)
+from baton.config.language.scalars import (
     Choice,
     Condition,
     Flag,
@@ -27,8 +35,12 @@ from baton.config.leaves import (
     Text,
     Whole,
 )
-from baton.config.render import plain
-from baton.config.schema import (
+from baton.config.language.tree import format_path
+from baton.config.language.units import Unit, format_quantity
+from baton.config.schema.adapters import AdapterSlots
+from baton.config.schema.allow import AllowConfig
+from baton.config.schema.cluster import ClusterConfig
+from baton.config.schema.deployment import (
     EngineConfig,
     IngressCounts,
     ModelConfig,
@@ -43,16 +55,12 @@ from baton.config.schema import (
     SimTimings,
     TransferConfig,
 )
-from baton.config.schema_adapters import AdapterSlots
-from baton.config.schema_allow import AllowConfig
-from baton.config.schema_cluster import ClusterConfig
-from baton.config.schema_observability import MetricsConfig, TracingConfig
-from baton.config.schema_routing import RouterConfig
-from baton.config.schema_scaling import AutoscalerConfig
-from baton.config.schema_security import SecurityConfig
-from baton.config.schema_service import SloClassConfig, TenantConfig, Timeouts
-from baton.config.tree import format_path
-from baton.config.units import Unit, format_quantity
+from baton.config.schema.observability import MetricsConfig, TracingConfig
+from baton.config.schema.routing import RouterConfig
+from baton.config.schema.scaling import AutoscalerConfig
+from baton.config.schema.security import SecurityConfig
+from baton.config.schema.service import SloClassConfig, TenantConfig, Timeouts
+from baton.config.write.render import plain
 from baton.domain.errors import ConfigInvalid
 
 Tree = dict[str, object]

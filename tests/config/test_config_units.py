@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.config.units import Unit, format_quantity, parse_quantity
+from baton.config.language.units import Unit, format_quantity, parse_quantity
 
 
 @pytest.mark.parametrize(

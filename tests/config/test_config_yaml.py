@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.config.read import MAX_DEPTH, MAX_FILE_BYTES, Unreadable, read_file, read_text, resolve
-from baton.config.tree import FileOrigin, Finding, Listing, Node, Scalar, Section
+from baton.config.language.read import (
+    MAX_DEPTH,
+    MAX_FILE_BYTES,
+    Unreadable,
+    read_file,
+    read_text,
+    resolve,
+)
+from baton.config.language.tree import FileOrigin, Finding, Listing, Node, Scalar, Section
 
 START = FileOrigin("x.yaml", 1, 1)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.config.contradictions import contradictions
-from baton.config.derive import coordinator_limits, wakes
-from baton.config.narrow import each_model
+from baton.config.checks.contradictions import contradictions
+from baton.config.derive.options import coordinator_limits, wakes
+from baton.config.derive.per_model import each_model
 from tests.config.conftest import Load
 
 ZERO = """

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.config.api_arguments import READS_MODEL
+from baton.config.derive.api_arguments import READS_MODEL
 from baton.config.diff import _ROWS, Change, Reload, changes_layout, diff, elsewhere, reload_class
-from baton.config.render import plain
-from baton.config.tree import Path, format_path, is_raw
+from baton.config.language.tree import Path, format_path, is_raw
+from baton.config.write.render import plain
 from tests.config.conftest import LEAST, Load
 from tests.config.every_key import keys_of_the_schema
 from tests.config.test_config_properties import CONFIGS, Tree, load

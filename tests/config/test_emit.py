@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from baton.config import LoadedConfig, load_config
-from baton.config.emit import accelerator_name, emit
-from baton.config.scenario import simulated
+from baton.config.simulation.to_scenario import simulated
+from baton.config.write.render_plan import accelerator_name, emit
 from baton.domain.errors import OperatorError
 from baton.domain.fleet import Role
-from baton.perf.catalogue import accelerator
-from baton.perf.hardware import Dtype
-from baton.perf.known_models import shape_of
-from baton.planner.answer import Candidate, Plan
-from baton.planner.fleets import Fleet, Kind, Pool
-from baton.planner.measure import Measured
-from baton.planner.question import Offer, Question, SloClass
-from baton.planner.rates import Mix
-from baton.planner.space import instance
-from baton.policy.placement import Disaggregate
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.catalogue import accelerator
+from baton.perf.model.known_models import shape_of
+from baton.planner.problem import Offer, Question, SloClass
+from baton.planner.rates.closed_form import Mix
+from baton.planner.rates.measure import Measured
+from baton.planner.result import Candidate, Plan
+from baton.planner.shapes.fleets import Fleet, Kind, Pool
+from baton.planner.shapes.space import instance
+from baton.policy.placement.port import Disaggregate
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.presets import synthetic
 

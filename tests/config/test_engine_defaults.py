@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from baton.config.engine_defaults import Taken, taken_by_engines, taken_lines
+from baton.config.derive.effective_options import Taken, taken_by_engines, taken_lines
 from baton.config.load import load_text
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from baton.config import render
 from baton.config.load import load_text
-from baton.config.schema import FrontendKind, FrontKind
+from baton.config.schema.deployment import FrontendKind, FrontKind
 from tests.config.conftest import LEAST, Load
 
 Refuse = Callable[..., tuple[str, ...]]

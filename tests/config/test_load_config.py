@@ -25,15 +25,15 @@ from baton.config import (
     wants_cache_events,
 )
 from baton.config.load import MAX_FINDINGS, load_text
-from baton.config.schema import EngineKind, SimTimings
-from baton.config.schema_routing import Policy
-from baton.control.limits import CoordinatorLimits
-from baton.control.pairs import ProbeOptions
+from baton.config.schema.deployment import EngineKind, SimTimings
+from baton.config.schema.routing import Policy
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.errors import ConfigInvalid
 from baton.domain.fleet import Role
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions
-from baton.policy.prefix_index import IndexMode, IndexOptions
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions
+from baton.policy.prefix_cache.index import IndexMode, IndexOptions
 from baton.simulator.engine.settings import SimSettings
 from tests.config.conftest import LEAST, Load
 
@@ -69,7 +69,7 @@ def test_a_configuration_cannot_be_changed_and_travels_by_pickle(load: Load) -> 
 _ECHO = """
 import sys
 from ray import cloudpickle
-from baton.config.schema import DeploymentConfig
+from baton.config.schema.deployment import DeploymentConfig
 
 role, config = cloudpickle.loads(sys.stdin.buffer.read())
 assert isinstance(config, DeploymentConfig)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.config.derive import api_arguments, reading_arguments
-from baton.config.start_deadlines import deployment_deadline_s, start_deadline_s
+from baton.config.derive.options import api_arguments, reading_arguments
+from baton.config.derive.start_deadlines import deployment_deadline_s, start_deadline_s
 from baton.domain.errors import ConfigInvalid
-from baton.domain.model_sources import hub_id, in_object_store, is_path, trouble
+from baton.domain.names.model_sources import hub_id, in_object_store, is_path, trouble
 from tests.repo.project import ROOT
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from baton.config import render
-from baton.config.addresses import is_host
-from baton.config.render import render_for_all
-from baton.config.tree import is_secret_name
-from baton.domain.addresses import is_any, is_loopback
+from baton.config.language.addresses import is_host
+from baton.config.language.tree import is_secret_name
+from baton.config.write.render import render_for_all
+from baton.domain.names.addresses import is_any, is_loopback
 from tests.config.conftest import LEAST, Load
 
 HUSH = "hunter2"

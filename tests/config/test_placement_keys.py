@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.config import engine_env, render
-from baton.config.selectors import selects
+from baton.config.derive.selectors import selects
 from tests.config.conftest import LEAST, Load
 
 Refuse = Callable[..., tuple[str, ...]]

@@ -8,16 +8,17 @@ from random import Random
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config, schema_scaling
-from baton.config.policies import build_placer, load_chooser, router_rng
-from baton.config.schema_routing import MOVED_POLICIES, Policy
+from baton.config import DeploymentConfig, load_config
+from baton.config.derive.policies import build_placer, load_chooser, router_rng
+from baton.config.schema import scaling as schema_scaling
+from baton.config.schema.routing import MOVED_POLICIES, Policy
 from baton.domain.errors import ConfigInvalid
 from baton.domain.fleet import Role
 from baton.domain.handoff import Decision, LegKind
-from baton.policy.choosing import Candidate
-from baton.policy.placement import PlacementQuery
-from baton.policy.plain import POLICIES
-from baton.policy.predicted import NAME
+from baton.policy.placement.chooser import Candidate
+from baton.policy.placement.port import PlacementQuery
+from baton.policy.placement.predicted import NAME
+from baton.policy.placement.simple import POLICIES
 from tests.fakes.timings import replica_view, surroundings
 
 HERE = __name__

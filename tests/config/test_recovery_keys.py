@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from baton.config import coordinator_limits
-from baton.control.limits import RecoveryOptions
-from baton.policy.breakers import BreakerOptions
-from baton.policy.hedging import HedgeOptions
-from baton.policy.retry_budget import RetryOptions
+from baton.control.state.limits import RecoveryOptions
+from baton.policy.resilience.circuit_breakers import BreakerOptions
+from baton.policy.resilience.hedging import HedgeOptions
+from baton.policy.resilience.retry_budget import RetryOptions
 from tests.config.conftest import LEAST, Load
 
 Refuse = Callable[..., tuple[str, ...]]

@@ -9,9 +9,9 @@ from typing import Protocol
 import pytest
 
 from baton.config import LoadedConfig, load_config
+from baton.config.language.renamed_keys import RENAMED_KEYS, RenamedKey
+from baton.config.language.tree import Node, Scalar
 from baton.config.load import load_text
-from baton.config.renamed_keys import RENAMED_KEYS, RenamedKey
-from baton.config.tree import Node, Scalar
 from baton.domain.errors import ConfigInvalid
 from tests.config.conftest import LEAST
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, coordinator_limits, load_config
-from baton.config.scenario import simulated
-from baton.config.shapes import shape_at
-from baton.config.sim_steps import SimSteps
+from baton.config.simulation.model_shapes import shape_at
+from baton.config.simulation.sim_step_timing import SimSteps
+from baton.config.simulation.to_scenario import simulated
 from baton.domain.errors import ConfigInvalid, UnknownModel
 from baton.domain.fleet import Role
-from baton.perf.hardware import Dtype
+from baton.perf.hardware.accelerators import Dtype
 from baton.perf.step_timing import StepBatch
-from baton.policy.choosing import ChooserPlacer
-from baton.policy.predicted import PredictedPlacer
+from baton.policy.placement.chooser import ChooserPlacer
+from baton.policy.placement.predicted import PredictedPlacer
 from baton.simulator.engine.settings import SimSettings
-from baton.simulator.happenings import Kill
+from baton.simulator.faults import Kill
 from baton.simulator.v1.settings import V1Settings
 
 ROOT = Path(__file__).parents[2]

@@ -20,12 +20,12 @@ from baton.config import (
     slo_book,
     tenants,
 )
-from baton.control.service_rules import ServiceRules
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.slo import NO_SLO, Slo
 from baton.domain.tenant import CacheSharing, RateLimit, Tenant
-from baton.policy.admission import AdmissionOptions, AdmissionRule
+from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.slo_classes import Comparison, SloRule
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
-from baton.policy.slo_book import Comparison, SloRule
 from tests.config.conftest import LEAST, Load
 
 Refuse = Callable[..., tuple[str, ...]]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.config.scenario import CannotModel, Simulated, simulated
-from baton.config.simulated_keys import _ROWS, Treatment, row_of, said
-from baton.config.tree import format_path, matches
+from baton.config.language.tree import format_path, matches
+from baton.config.simulation.simulated_keys import _ROWS, Treatment, row_of, said
+from baton.config.simulation.to_scenario import CannotModel, Simulated, simulated
 from baton.perf.step_timing import StepBatch
 from baton.simulator.v1.settings import V1Settings
 from tests.config.every_key import Changed, changes, general, keys_of_the_schema

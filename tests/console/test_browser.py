@@ -12,7 +12,7 @@ from baton.domain.commands import RequestRecord
 from baton.domain.errors import LinkFailed
 from baton.domain.value import evolve
 from tests.console.browser import Page, Watched, chromium, missing, served
-from tests.console.lifelike import LifelikeFeed
+from tests.console.demo_feed import LifelikeFeed
 
 pytestmark = [
     pytest.mark.slow,

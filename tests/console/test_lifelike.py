@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from baton.control.observing import Observer
+from baton.control.autoscaling.observer import Observer
 from baton.domain.commands import RecordOrder
 from baton.domain.fleet import FleetView, ReplicaView, Role
 from baton.domain.slo import Slo
-from baton.policy.links import LinkRow, LinkState
+from baton.policy.links.estimates import LinkRow, LinkState
 from baton.policy.scaling.actions import ScalingDecision, Tick
+from baton.policy.scaling.desired import ScalingReason
 from baton.policy.scaling.observation import Observation, PoolObservation
-from baton.policy.scaling.wants import ScalingReason
-from baton.serving.reports import fleet_report, link_report
-from baton.serving.scaling_reports import class_rows, demand_row, pool_rows, tick_rows
-from baton.serving.serve_control import DeploymentState
-from tests.console.lifelike import LifelikeFeed
+from baton.serving.ray.serve_control import DeploymentState
+from baton.serving.scaling.reports import class_rows, demand_row, pool_rows, tick_rows
+from baton.serving.shared.reports import fleet_report, link_report
+from tests.console.demo_feed import LifelikeFeed
 from tests.fakes.facts import replica_facts
 
 POOL = PoolObservation(name="d", role=Role.DECODE)

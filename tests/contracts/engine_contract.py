@@ -21,7 +21,7 @@ from typing import cast
 import psutil
 import pytest
 
-from baton.control.cache_feed import CacheFeed
+from baton.control.fleet.cache_feed import CacheFeed
 from baton.domain.cache import unpack_hashes
 from baton.domain.errors import LegInvalid, TransferFailed
 from baton.domain.fleet import LinkTotals, ReplicaFacts
@@ -29,7 +29,7 @@ from baton.domain.handoff import CacheUse, Leg, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEventBatch
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
-from baton.policy.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 from baton.runtime.ports import Engine
 
 DEADLINE_S = 60.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from baton.control.fleet_table import FleetTable
-from baton.control.legs import LegBook
-from baton.control.limits import CoordinatorLimits
-from baton.control.pairs import PairProber, ProbeOptions
+from baton.control.fleet.fleet_table import FleetTable
+from baton.control.fleet.leg_table import LegBook
+from baton.control.probing.prober import PairProber, ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import (
     AbortLegs,
     CheckSideChannel,
@@ -20,7 +20,7 @@ from baton.domain.events import LegFailed, SideChannelChecked
 from baton.domain.fleet import Load, Role
 from baton.domain.handoff import Lease, Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason
-from baton.policy.links import LinkBook
+from baton.policy.links.estimates import LinkBook
 from tests.fakes.facts import replica_facts
 
 Ends = tuple[str, str]

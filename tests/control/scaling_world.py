@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
+from baton.policy.scaling.desired import ScalingReason, Want
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
-from baton.policy.scaling.wants import ScalingReason, Want
 
 
 def pool(

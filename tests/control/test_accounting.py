@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.service_rules import ServiceRules
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.demand import CoordinatorReport
 from baton.domain.events import StepProduced
 from baton.domain.fleet import Load, Role, StepTotals
@@ -14,8 +14,8 @@ from baton.domain.handoff import LegFailure, LegOutput
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
-from baton.policy.slo_book import SloBook
-from baton.policy.work import decode_work_s, prefill_work_s
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.device_seconds import decode_work_s, prefill_work_s
 from tests.control.world import LIMITS, World, request
 
 

@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from baton.control.observing import Observer
-from baton.control.pool_views import PoolState
-from baton.control.service_rules import ServiceRules
+from baton.control.autoscaling.observer import Observer
+from baton.control.fleet.pool_views import PoolState
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Load, Role, StepTotals
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
 from baton.domain.value import evolve
-from baton.policy.slo_book import SloBook
+from baton.policy.admission.slo_classes import SloBook
 from tests.control.test_coordinator_stateful import CoordinatorMachine
 from tests.control.world import LIMITS, World, request
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.adapter_registry import (
+from baton.control.fleet.adapter_registry import (
     AdapterRefusal,
     AdapterRules,
     LoadOrder,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.control.pair_notices import PairNoticeKind
+from baton.control.probing.notices import PairNoticeKind
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegKind
-from baton.policy.broken_agents import AgentRules
-from baton.policy.links import LinkState
+from baton.policy.links.estimates import LinkState
+from baton.policy.resilience.failed_agents import AgentRules
 from tests.control.pair_world import Ends, PairWorld
 
 RULES = AgentRules()

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from baton.control.autoscaler import Autoscaler
+from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import (
     FlipReplicas,
@@ -18,9 +18,9 @@ from baton.policy.scaling.actions import (
     StopReplicas,
     Tick,
 )
+from baton.policy.scaling.desired import ScalingReason, Want
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation
 from baton.policy.scaling.options import PoolBounds, StepLimits
-from baton.policy.scaling.wants import ScalingReason, Want
 from tests.control.scaling_world import Asks, options, pool, seen
 
 

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from baton.control.autoscaler import Autoscaler, Override
+from baton.control.autoscaling.autoscaler import Autoscaler, Override
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import FlipReplicas, StartReplicas, StopReplicas, Tick
+from baton.policy.scaling.desired import ScalingReason
 from baton.policy.scaling.observation import Observation
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
-from baton.policy.scaling.wants import ScalingReason
 from tests.control.scaling_world import Asks, options, pool, seen
 
 ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "both": Role.MIXED}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.control.cache_feed import CacheFeed
+from baton.control.fleet.cache_feed import CacheFeed
 from baton.domain.cache import (
     CacheChange,
     CacheChangeKind,
@@ -27,7 +27,7 @@ from baton.domain.kv_events import (
     KvEvent,
     KvEventBatch,
 )
-from baton.policy.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 
 SIZE = 2
 MODEL = "tiny"

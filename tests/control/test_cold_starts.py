@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.cold_starts import ColdStarts
+from baton.control.autoscaling.cold_starts import ColdStarts
 
 
 def look(starts: ColdStarts, starting: int, working: int, now_s: float) -> None:

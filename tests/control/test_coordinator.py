@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits, RecoveryOptions
+from baton.control.state.limits import CoordinatorLimits, RecoveryOptions
 from baton.domain.commands import AbortLegs, Deliver, FailRequest, ReleaseLease, SubmitLeg
 from baton.domain.errors import (
     DeadlineExceeded,
@@ -22,7 +22,7 @@ from baton.domain.events import LegsAborted, ReplicaJoined, RequestArrived, Step
 from baton.domain.fleet import Load, LossReason, Role, StepTotals
 from baton.domain.handoff import HandoffMode, LegFailure, LegKind, LegOutput, RouteReason
 from baton.domain.request import FinishReason, LocalOnly, Phase
-from baton.policy.placement import Disaggregate
+from baton.policy.placement.port import Disaggregate
 from tests.control.world import LIMITS, World, request, ticket_of
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer

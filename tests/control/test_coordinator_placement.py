@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.ledger import Entry
-from baton.control.pair_notices import PairNoticeKind
-from baton.control.pairs import ProbeOptions
+from baton.control.probing.notices import PairNoticeKind
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.request_state import Entry
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate
 from baton.domain.commands import CheckSideChannel, SubmitLeg, SyncCache
 from baton.domain.events import (
@@ -23,9 +23,9 @@ from baton.domain.fleet import LinkTotals, Load, Role
 from baton.domain.handoff import Decision, HandoffMode, HitSource, LegFailure, LegKind, RouteReason
 from baton.domain.request import Phase, Request
 from baton.domain.value import evolve
-from baton.policy.links import LinkState
-from baton.policy.placement import Disaggregate, NoRoute, PlacementQuery, Surroundings
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.links.estimates import LinkState
+from baton.policy.placement.port import Disaggregate, NoRoute, PlacementQuery, Surroundings
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
 from tests.fakes.facts import replica_facts
 from tests.fakes.timings import LinearTiming

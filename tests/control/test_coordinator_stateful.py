@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from baton.control.journey import BROKEN, REFUSALS
-from baton.control.service_rules import ServiceRules
+from baton.control.request.lifecycle import BROKEN, REFUSALS
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.events import QuotasShared
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import LegFailure
@@ -24,9 +24,9 @@ from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 from baton.domain.value import evolve
-from baton.policy.admission import AdmissionOptions, AdmissionRule
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.slo_book import SloBook
+from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
 from tests.fakes.timings import LinearTiming
 

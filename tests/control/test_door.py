@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.service_rules import ServiceRules
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.demand import Tally, WayIn
 from baton.domain.errors import (
     BatonError,
@@ -22,7 +22,7 @@ from baton.domain.events import RequestsRefused
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
-from baton.policy.slo_book import Comparison, SloBook, SloRule
+from baton.policy.admission.slo_classes import Comparison, SloBook, SloRule
 from tests.control.world import LIMITS, World, request
 
 CHAT = Slo(name="default", ttft_s=1.0, tpot_s=0.1)

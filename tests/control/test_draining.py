@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.control.limits import CoordinatorLimits, RecoveryOptions
+from baton.control.state.limits import CoordinatorLimits, RecoveryOptions
 from baton.domain.fleet import Load, Role
 from baton.domain.handoff import LegFailure, LegKind
-from baton.domain.leg_story import LegEnd
+from baton.domain.leg_record import LegEnd
 from baton.domain.request import Phase
 from tests.control.world import LIMITS, World, request
 

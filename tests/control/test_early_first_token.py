@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import Deliver
 from baton.domain.events import ReplicaJoined, StepProduced
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.domain.value import evolve
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request, ticket_of
 from tests.fakes.facts import replica_facts
 

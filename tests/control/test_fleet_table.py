@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.fleet_table import FleetTable
+from baton.control.fleet.fleet_table import FleetTable
 from baton.domain.fleet import AdapterLoad, Load, ReplicaView, Role
 from tests.fakes.facts import replica_facts
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.cold_wait import ColdWait
-from baton.control.limits import CoordinatorLimits
-from baton.control.service_rules import ServiceRules
+from baton.control.queue.cold_start_wait import ColdWait
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.demand import ColdStart
 from baton.domain.errors import Evicted, NoCapacity, QueueFull, Rejected
 from baton.domain.events import ColdStartReported
@@ -16,9 +16,9 @@ from baton.domain.fleet import Role
 from baton.domain.request import FinishReason, Phase
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.slo_book import SloBook
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import World, request
 from tests.fakes.timings import LinearTiming
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.holding import Band, Holding
-from baton.policy.fair_queue import Waiting
+from baton.control.queue.wait_queue import Band, Holding
+from baton.policy.admission.fair_queue import Waiting
 
 HIGH, LOW = Band(1, can_be_met=True), Band(0, can_be_met=True)
 _IDS = count()

@@ -6,7 +6,7 @@ That it says what vLLM does is held against vLLM's own cache manager in
 
 from __future__ import annotations
 
-from baton.control.hybrid_feed import HybridFeed
+from baton.control.fleet.hybrid_feed import HybridFeed
 from baton.domain.cache import (
     CacheChangeKind,
     CacheGroup,
@@ -21,7 +21,7 @@ from baton.domain.kv_events import (
     KvEvent,
     KvEventBatch,
 )
-from baton.policy.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 
 SIZE = 2
 MODEL = "tiny"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.control.knowledge import _AnyFamily
+from baton.control.fleet.fleet_model import _AnyFamily
 from tests.fakes.timings import KnownHits
 
 

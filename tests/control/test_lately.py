@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.control.lately import Lately, Needed
+from baton.control.queue.recent_estimates import Lately, Needed
 
 
 def needed(

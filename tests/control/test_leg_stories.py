@@ -9,7 +9,7 @@ import pytest
 from baton.domain.events import StepProduced
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegFailure, LegKind, LegTimes
-from baton.domain.leg_story import LegEnd
+from baton.domain.leg_record import LegEnd
 from tests.control.world import World, request
 
 TIMES = LegTimes(0.25, 0.5, 1)

@@ -3,13 +3,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.ledger import Entry
-from baton.control.loaded_adapters import LoadedAdapters
+from baton.control.fleet.loaded_adapters import LoadedAdapters
+from baton.control.state.request_state import Entry
 from baton.domain.fleet import AdapterLoad
 from baton.domain.handoff import LegKind
 from baton.domain.request import Request
 from baton.domain.value import evolve
-from baton.policy.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 
 
 def run_leg(book: LoadedAdapters, name: str, took_s: float = 0.5) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.latencies import quantile_s
-from baton.control.observing import Observer, ObserverOptions
-from baton.control.pool_views import PoolState
-from baton.control.scaling_doubts import doubts
+from baton.control.autoscaling.latencies import quantile_s
+from baton.control.autoscaling.observer import Observer, ObserverOptions
+from baton.control.autoscaling.preconditions import doubts
+from baton.control.fleet.pool_views import PoolState
 from baton.domain.demand import (
     EDGES_S,
     CoordinatorReport,

@@ -7,8 +7,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.candidates import Candidates
-from baton.control.pair_schedule import PairSchedule
+from baton.control.probing.replica_sampler import Candidates
+from baton.control.probing.schedule import PairSchedule
 from baton.domain.fleet import ReplicaFacts, Role
 from tests.fakes.facts import replica_facts
 

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from baton.control.pair_notices import PairNoticeKind
-from baton.control.pairs import PROBE_PREFIX, ProbeOptions
+from baton.control.probing.notices import PairNoticeKind
+from baton.control.probing.prober import PROBE_PREFIX, ProbeOptions
 from baton.domain.events import SideChannelChecked
 from baton.domain.fleet import LinkTotals, Load, Role
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason
-from baton.policy.links import LinkState
+from baton.policy.links.estimates import LinkState
 from tests.control.pair_world import STEADY, PairWorld
 
 P0D0 = ("p0", "d0")

@@ -6,11 +6,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton.control.pairs import ProbeOptions
+from baton.control.probing.prober import ProbeOptions
 from baton.domain.fleet import Load, Role
 from baton.domain.handoff import LegFailure
 from baton.domain.request import FinishReason
-from baton.policy.links import LinkState
+from baton.policy.links.estimates import LinkState
 from tests.control.pair_world import PairWorld
 
 REPLICAS = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.prompt_use import PromptUse, SharedPrompts, with_leg
+from baton.control.state.prompt_use import PromptUse, SharedPrompts, with_leg
 from baton.domain.commands import Deliver, Delivery
 from baton.domain.events import StepProduced
 from baton.domain.handoff import CacheUse, Leg, LegFailure, LegKind, LegOutput, Ticket

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.prompts import Prompts
+from baton.control.fleet.pending_prefills import Prompts
 from tests.fakes.timings import LinearTiming
 
 TIMING = LinearTiming(step=0.01, token=0.001)

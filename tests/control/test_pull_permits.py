@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from baton.control.pull_permits import PullPermits
+from baton.control.request.pull_permits import PullPermits
 
 
 def test_no_more_pulls_begin_than_the_limit_until_one_ends() -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from baton.control.limits import CoordinatorLimits, RecoveryOptions
+from baton.control.state.limits import CoordinatorLimits, RecoveryOptions
 from baton.domain.commands import SubmitLeg
 from baton.domain.errors import EngineFailed, RetriesSpent
 from baton.domain.events import TimePassed
 from baton.domain.fleet import Load, LossReason, Role, Standing, StepTotals
 from baton.domain.handoff import LegFailure
-from baton.domain.leg_story import LegEnd
-from baton.domain.recovery import Trouble
+from baton.domain.leg_record import LegEnd
 from baton.domain.request import FinishReason, Phase
-from baton.policy.breakers import BreakerOptions, Circuit
-from baton.policy.hedging import HedgeOptions
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.retry_budget import RetryOptions
-from baton.policy.silences import REST_S
+from baton.domain.retry_reasons import Trouble
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.resilience.circuit_breakers import BreakerOptions, Circuit
+from baton.policy.resilience.hedging import HedgeOptions
+from baton.policy.resilience.liveness import REST_S
+from baton.policy.resilience.retry_budget import RetryOptions
 from tests.control.world import LIMITS, World, request
 from tests.fakes.timings import LinearTiming
 

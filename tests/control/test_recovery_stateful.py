@@ -8,14 +8,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from baton.control.limits import RecoveryOptions
+from baton.control.state.limits import RecoveryOptions
 from baton.domain.errors import EngineFailed, RetriesSpent
 from baton.domain.fleet import Load, Role, Standing, StepTotals
 from baton.domain.handoff import LegFailure
-from baton.domain.recovery import Trouble
-from baton.policy.breakers import BreakerOptions, Circuit
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.retry_budget import RetryOptions
+from baton.domain.retry_reasons import Trouble
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.resilience.circuit_breakers import BreakerOptions, Circuit
+from baton.policy.resilience.retry_budget import RetryOptions
 from tests.control.test_coordinator_stateful import CoordinatorMachine
 from tests.control.world import LIMITS, World, request
 from tests.fakes.timings import LinearTiming

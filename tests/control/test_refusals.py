@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.limits import RecoveryOptions
+from baton.control.state.limits import RecoveryOptions
 from baton.domain.errors import Cause, EngineFailed, RequestInvalid
 from baton.domain.events import StepProduced
 from baton.domain.fleet import LossReason, Role
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
-from baton.domain.leg_story import LegEnd
+from baton.domain.leg_record import LegEnd
 from baton.domain.request import FinishReason, Phase
-from baton.policy.breakers import BreakerOptions, Circuit
-from baton.policy.retry_budget import RetryOptions
-from baton.telemetry.outcomes import ReplicaOutcomes
+from baton.policy.resilience.circuit_breakers import BreakerOptions, Circuit
+from baton.policy.resilience.retry_budget import RetryOptions
+from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from tests.control.world import LIMITS, World, request
 
 ONE_FAILURE = RecoveryOptions(

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.accounting import Accounts
-from baton.control.fleet_table import FleetTable
-from baton.control.ledger import Entry
-from baton.control.reporting import Reporter, least_slack_s
-from baton.control.service_rules import ServiceRules
+from baton.control.accounting.accounts import Accounts
+from baton.control.accounting.reporter import Reporter, least_slack_s
+from baton.control.fleet.fleet_table import FleetTable
+from baton.control.state.request_state import Entry
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.demand import CoordinatorReport, PoolReport
 from baton.domain.fleet import Load, LossReason, Role, StepTotals
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.perf.capacity import prefill_tokens_per_s
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.slo_book import SloBook
+from baton.perf.capacity.capacity import prefill_tokens_per_s
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
 from tests.fakes.facts import replica_facts
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.control.pairs import ProbeOptions
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import CheckSideChannel, Command, Deliver, SubmitLeg
 from baton.domain.events import (
     ReplicaDraining,
@@ -16,7 +16,7 @@ from baton.domain.events import (
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegKind, LegOutput
 from baton.domain.request import FinishReason
-from baton.policy.placement import Disaggregate
+from baton.policy.placement.port import Disaggregate
 from tests.control.world import request
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer

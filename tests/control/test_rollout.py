@@ -8,7 +8,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from baton.control.rollout import RolloutRules, Step, Tally, Trial, interval, judge, stages
+from baton.control.autoscaling.rollout import (
+    RolloutRules,
+    Step,
+    Tally,
+    Trial,
+    interval,
+    judge,
+    stages,
+)
 from baton.domain.fleet import Role
 
 RULES = RolloutRules(bake_s=10.0)

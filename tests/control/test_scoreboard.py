@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.scoreboard import OTHER, Scoreboard
+from baton.control.accounting.slo_totals import OTHER, Scoreboard
 from baton.domain.commands import RequestRecord
 from baton.domain.demand import EDGES_S, DemandTotals, Tally
 from baton.domain.request import Phase

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.control.admittance import Admittance
-from baton.control.fleet_table import FleetTable
-from baton.control.knowledge import Knowledge
-from baton.control.ledger import Entry
-from baton.control.limits import CoordinatorLimits
-from baton.control.service_rules import ServiceRules
+from baton.control.fleet.fleet_model import Knowledge
+from baton.control.fleet.fleet_table import FleetTable
+from baton.control.queue.admission_controller import Admittance
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.request_state import Entry
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.errors import Evicted, NotAllowed, QueueFull, RateLimited, TooLate
 from baton.domain.events import QuotasShared
 from baton.domain.fleet import Load, LossReason, Role
@@ -18,11 +18,11 @@ from baton.domain.request import Phase, Request
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 from baton.domain.value import evolve
-from baton.policy.admission import AdmissionOptions, AdmissionRule, Prospect
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.prefix_index import PrefixIndex
-from baton.policy.slo_book import SloBook
+from baton.policy.admission.decision import AdmissionOptions, AdmissionRule, Prospect
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.prefix_cache.index import PrefixIndex
 from tests.control.world import World, request
 from tests.fakes.placers import placer
 from tests.fakes.timings import LinearTiming

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from baton.control.autoscaler import Autoscaler
-from baton.control.observing import Observer, ObserverOptions
-from baton.control.pool_views import PoolState
+from baton.control.autoscaling.autoscaler import Autoscaler
+from baton.control.autoscaling.observer import Observer, ObserverOptions
+from baton.control.fleet.pool_views import PoolState
 from baton.domain.demand import CoordinatorReport, DemandTotals, PoolReport
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import StartReplicas, StopReplicas
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
-from baton.policy.scaling.per_model import PerModel
+from baton.policy.scaling.pools.per_model import PerModel
 from benchmarks.policies.hpa import Hpa
 
 TOKENS_PER_S = 1_000.0

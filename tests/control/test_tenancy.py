@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from baton.control.tenancy import Charge, Limited, Tenancy
+from baton.control.queue.tenant_limits import Charge, Limited, Tenancy
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 
 ACME = Tenant(name="acme", rate=RateLimit(requests_per_s=2.0, burst_s=1.0))

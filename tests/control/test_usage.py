@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.ledgers import Held, Ledgers
-from baton.control.usage import IDLE, OVERHEAD, usage_rows
+from baton.control.accounting.cluster_totals import Held, Ledgers
+from baton.control.accounting.usage import IDLE, OVERHEAD, usage_rows
 from baton.domain.demand import CoordinatorReport, Spent, Tally
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.control.pairs import ProbeOptions
-from baton.control.service_rules import ServiceRules
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
 from baton.domain.commands import (
     AbortLegs,
@@ -39,15 +39,15 @@ from baton.domain.fleet import Load, LossReason, ReplicaView, Role, Standing
 from baton.domain.handoff import Decision, Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
 from baton.perf.timing import EngineTiming
-from baton.policy.block_hash import chain, chain_root
-from baton.policy.placement import (
+from baton.policy.placement.port import (
     Disaggregate,
     NoRoute,
     PlacementQuery,
     Placer,
     Surroundings,
 )
-from baton.telemetry.waterfall import waterfall
+from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.telemetry.requests.waterfall import waterfall
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer
 

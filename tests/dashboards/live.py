@@ -20,7 +20,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.dashboards.asked import Span, answers, questions, verdicts
+from tests.dashboards.evaluate_expressions import Span, answers, questions, verdicts
 from tests.dashboards.expected_empty import EXPECTED_EMPTY
 from tests.dashboards.load import Load
 from tests.dashboards.pages import pages

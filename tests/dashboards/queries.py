@@ -15,8 +15,8 @@ from baton.domain.demand import AdmissionOutcome
 from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode
 from baton.domain.request import Phase
-from baton.policy.breakers import Circuit
-from baton.policy.links import LinkState
+from baton.policy.links.estimates import LinkState
+from baton.policy.resilience.circuit_breakers import Circuit
 from baton.telemetry.catalogue import (
     CATALOGUE,
     Component,
@@ -36,7 +36,7 @@ from baton.telemetry.label_values import (
     TurnOutcome,
     Window,
 )
-from baton.telemetry.waterfall import Part
+from baton.telemetry.requests.waterfall import Part
 
 Labels = frozenset[str]
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.dashboards.asked import Answer, Question, Span, questions, values_of, verdicts
+from tests.dashboards.evaluate_expressions import (
+    Answer,
+    Question,
+    Span,
+    questions,
+    values_of,
+    verdicts,
+)
 from tests.dashboards.pages import page, pages
 from tests.dashboards.prometheus import Found
 

@@ -26,7 +26,7 @@ from tests.dashboards.pages import (
 )
 from tests.dashboards.promtool import EVERYTHING, PROMTOOL
 from tests.dashboards.queries import asked
-from tests.dashboards.twin import SCRAPE_S, Scraped, bucket_of, grouped_by, quantiles
+from tests.dashboards.reference_promql import SCRAPE_S, Scraped, bucket_of, grouped_by, quantiles
 
 CHAT = ("chat", "tiny", "decode")
 P99 = next(

@@ -97,8 +97,8 @@ def _applications(config: dict[str, object]) -> Iterator[str]:
     """Whether what is named can be imported, and takes the configuration that goes along."""
     from importlib import import_module
 
-    from baton.serving.app import pool_options
-    from baton.serving.names import CONTROLLER, INGRESS
+    from baton.serving.application.app import pool_options
+    from baton.serving.shared.names import CONTROLLER, INGRESS
 
     for one in cast("list[dict[str, object]]", config["applications"]):
         module, _, name = str(one["import_path"]).partition(":")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.config.load import LoadedConfig, load_config, load_text
-from baton.manifests.adapted import adapted, written_keys
+from baton.manifests.cluster_deployment import adapted, written_keys
 
 MODEL = "models: {m: {source: org/model, engine: {dtype: bfloat16, extra: {seed: 1}}}}"
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from baton.manifests.export import Target
-from baton.manifests.ray_up import MACHINES
+from baton.manifests.machines.ray_up import MACHINES
 from baton.manifests.settings import CannotExport
 from tests.deploy.test_rendered import config, export_of
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from baton.config.derive.selectors import selects
+from baton.config.language.units import PATTERNS, Unit, parse_quantity
 from baton.config.load import load_config, load_text
-from baton.config.selectors import selects
-from baton.config.units import PATTERNS, Unit, parse_quantity
-from baton.manifests.adapted import adapted
+from baton.manifests.cluster_deployment import adapted
 from baton.manifests.environment import ray_variables
 from baton.manifests.export import Target, manifest_files
-from baton.manifests.kuberay import RAY_VERSION, ray_service
+from baton.manifests.kubernetes.kuberay import RAY_VERSION, ray_service
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import CannotExport, ManifestSettings
 from tests.deploy.python_checks import objects

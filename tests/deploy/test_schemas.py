@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy import python_checks as checks
-from tests.deploy.planting import Typo
+from tests.deploy.typos import Typo
 
 Check = Callable[[Path], list[str]]
 CHECKS: Mapping[str, Check] = {

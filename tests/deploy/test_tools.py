@@ -17,8 +17,8 @@ from baton.config.load import load_config, load_text
 from baton.manifests.export import Target, manifest_files
 from baton.manifests.settings import ManifestSettings
 from tests.deploy import python_checks, tool_checks
-from tests.deploy.planting import Typo
 from tests.deploy.rendered import EXAMPLES, export
+from tests.deploy.typos import Typo
 from tests.repo.project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from baton.manifests.text import yaml_text
+from baton.manifests.yaml_writer import yaml_text
 
 ODD = (
     "  {% for m in messages %}\n{{ m }}\n{% endfor %}",

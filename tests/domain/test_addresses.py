@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.addresses import (
+from baton.domain.names.addresses import (
     Address,
     address_text,
     endpoint,

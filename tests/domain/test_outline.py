@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.outline import Outline
-from baton.policy.block_hash import chain
+from baton.domain.hashed_prompt import Outline
+from baton.policy.prefix_cache.block_hash import chain
 
 ids = st.lists(st.integers(0, 5), max_size=6).map(tuple)
 sizes = st.sampled_from([1, 2, 3, 4, 6, 8])

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.errors import QueueFull, RateLimited, Rejected
-from baton.domain.retry_after import MOST_S, retry_in, whole_seconds
-from baton.engine.vllm.frontend_errors import Dialect, Problem
-from baton.serving.rust_gate_maps import shed_entries
+from baton.domain.names.retry_after import MOST_S, retry_in, whole_seconds
+from baton.engine.vllm.gate.errors import Dialect, Problem
+from baton.serving.front.gate_maps import shed_entries
 
 WAITS = st.floats(allow_nan=True, allow_infinity=True)
 KINDS = Rejected.__subclasses__()

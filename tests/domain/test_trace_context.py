@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.trace_context import (
+from baton.domain.names.trace_context import (
     MAX_STATE_CHARS,
     TraceContext,
     in_share,

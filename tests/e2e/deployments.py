@@ -19,10 +19,10 @@ import httpx
 import psutil
 import pytest
 
-from baton.domain.addresses import endpoint, loopback
 from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.rust_binary import find_rust_frontend
-from baton.serving.data_path import DataPath, choose_data_path
+from baton.domain.names.addresses import endpoint, loopback
+from baton.engine.vllm.frontend.rust_binary import find_rust_frontend
+from baton.serving.front.data_path import DataPath, choose_data_path
 from tests.fakes.free_ports import free_port
 from tests.fakes.scaled_deadline import ScaledDeadline
 

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import psutil
 
-from baton.domain.addresses import is_loopback
+from baton.domain.names.addresses import is_loopback
 from tests.e2e.deployments import alive, descendants
 from tests.fakes.free_ports import free_port
 from tests.fakes.scaled_deadline import ScaledDeadline

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from baton.runtime.keys import mint
+from baton.runtime.keys.api_keys import mint
 from tests.e2e.deployments import Deployment, descendants, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]

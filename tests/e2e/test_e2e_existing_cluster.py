@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from baton.serving.front import ask_haproxy, direct_server_is_up
+from baton.serving.cluster.readiness import ask_haproxy, direct_server_is_up
 from tests.e2e.operators import UP_S, VERB_S, Operator
 from tests.e2e.ray_nodes import WORKER, Nodes, open_node, two_nodes
 from tests.fakes.scaled_deadline import ScaledDeadline, slowness

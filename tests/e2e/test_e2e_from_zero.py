@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.serving.data_path import find_haproxy
+from baton.serving.front.data_path import find_haproxy
 from benchmarks.deployed.__main__ import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(400)]

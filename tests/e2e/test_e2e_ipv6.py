@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from baton.domain.addresses import endpoint, parse_address
+from baton.domain.names.addresses import endpoint, parse_address
 from tests.e2e.deployments import Deployment, running
 from tests.fakes.machine import ipv6_address_of_this_machine, need_ipv6
 

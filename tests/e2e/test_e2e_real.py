@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from baton.engine.tiny_model import write_tiny_model
-from baton.serving.engines import tiny_model_folder
+from baton.serving.replica.engines import tiny_model_folder
 from tests.e2e.deployments import Deployment, alive, descendants, running
 from tests.fakes.otlp_receiver import OtlpReceiver, receiver, tree
 from tests.fakes.scaled_deadline import ScaledDeadline

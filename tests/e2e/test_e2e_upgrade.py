@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.serving.code_name import code_name, content
-from tests.chaos.other_baton import other_baton
+from baton.serving.code_version import code_name, content
+from tests.chaos.other_version import other_baton
 from tests.e2e.deployments import Deployment, descendants, running
 from tests.fakes.scaled_deadline import slowness
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
-_OTHER_CODE = {"serving/names.py": ('APP = "baton"\n', 'APP = "baton"\nOTHER = APP\n')}
+_OTHER_CODE = {"serving/shared/names.py": ('APP = "baton"\n', 'APP = "baton"\nOTHER = APP\n')}
 
 
 def replicas(baton: Deployment) -> dict[int, str]:

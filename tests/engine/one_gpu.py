@@ -10,18 +10,18 @@ from pathlib import Path
 from statistics import median
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.control.pairs import ProbeOptions
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.fleet import LinkTotals, Role
-from baton.engine.vllm.settings import VllmEngineSettings
-from baton.perf.catalogue import accelerator
-from baton.perf.known_models import shape_of
-from baton.perf.modelled import ModelledTiming
-from baton.perf.roofline import Roofline
-from baton.policy.judging import tpot_s, ttft_s
-from baton.policy.links import LinkState
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.engine.vllm.core.settings import VllmEngineSettings
+from baton.perf.hardware.catalogue import accelerator
+from baton.perf.model.known_models import shape_of
+from baton.perf.steps.modelled import ModelledTiming
+from baton.perf.steps.roofline import Roofline
+from baton.policy.admission.slo_evaluation import tpot_s, ttft_s
+from baton.policy.links.estimates import LinkState
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.engine.vllm_engines import engine_settings, peering_engine
 from tests.engine.vllm_fleet import RealFleet
 from tests.fakes.tiny_model import tiny_model

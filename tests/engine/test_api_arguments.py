@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from baton.config.api_arguments import OWN_KEYS, PASSED_ON, REFUSED, SINCE, Argument, problem_with
+from baton.config.derive.api_arguments import (
+    OWN_KEYS,
+    PASSED_ON,
+    REFUSED,
+    SINCE,
+    Argument,
+    problem_with,
+)
 from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.frontend_settings import CROSS_ORIGIN, FrontendSettings
-from baton.engine.vllm.rust_arguments import KNOWN
+from baton.engine.vllm.frontend.rust_arguments import KNOWN
+from baton.engine.vllm.frontend.settings import CROSS_ORIGIN, FrontendSettings
 from baton.serving.versions import is_before
 
 with warnings.catch_warnings():
@@ -23,7 +30,7 @@ with warnings.catch_warnings():
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from baton.engine.vllm.cli_args import FrontendArgs, make_arg_parser
-    from baton.engine.vllm.frontend_llm import server_args
+    from baton.engine.vllm.frontend.llm import server_args
 
 FRONTENDS = {field.name for field in dataclasses.fields(FrontendArgs)}
 LATER = {name for name, since in SINCE.items() if is_before(vllm.__version__, since)}
@@ -62,7 +69,7 @@ def test_the_rust_frontend_heeds_nothing_that_is_refused_here() -> None:
 
 
 def test_browsers_are_answered_by_the_arguments_that_models_must_share() -> None:
-    from baton.config import api_arguments
+    from baton.config.derive import api_arguments
 
     assert set(CROSS_ORIGIN) == set(api_arguments.CROSS_ORIGIN)
 

@@ -29,8 +29,8 @@ with warnings.catch_warnings():
         SlidingWindowSpec,
     )
 
-    from baton.engine.vllm import cache_report
-    from baton.engine.vllm.cache_report import CACHE_CALL, CacheReport, ask_for_cache
+    from baton.engine.vllm.patches import cache_report
+    from baton.engine.vllm.patches.cache_report import CACHE_CALL, CacheReport, ask_for_cache
 
 HEADS: dict[str, Any] = {"num_kv_heads": 2, "head_size": 8, "dtype": torch.bfloat16}
 FULL = FullAttentionSpec(block_size=16, **HEADS)

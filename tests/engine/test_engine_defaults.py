@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from baton.perf.data_sheets import CATALOGUE
-from baton.perf.engine_defaults import (
+from baton.perf.hardware.data_sheets import CATALOGUE
+from baton.perf.model.engine_defaults import (
     BLOCK_TOKENS,
     MEMORY_SHARE,
     BatchDefaults,

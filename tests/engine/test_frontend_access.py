@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.engine.vllm.callers import CALLER_ARG, Caller, caller_of, session_of, with_caller
-from baton.engine.vllm.frontend_access import Access, passed_on
-from baton.engine.vllm.frontend_errors import Dialect, Problem
-from baton.engine.vllm.salts import scoped_salt
-from baton.runtime.keys import KeyRing, Known, Unknown, mint
+from baton.engine.vllm.gate.access import Access, passed_on
+from baton.engine.vllm.gate.errors import Dialect, Problem
+from baton.engine.vllm.wire.identity import CALLER_ARG, Caller, caller_of, session_of, with_caller
+from baton.engine.vllm.wire.salts import scoped_salt
+from baton.runtime.keys.api_keys import KeyRing, Known, Unknown, mint
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 ACME, ACME_KEY = mint("acme", now=NOW)

@@ -15,9 +15,9 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed, LinkFailed
 from baton.domain.fleet import ReplicaFacts, Role
-from baton.engine.vllm.app import VllmFrontend
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendSettings
-from baton.engine.vllm.quick_tokens import QuickEncoder
+from baton.engine.vllm.fast_path.fast_tokenizer import QuickEncoder
+from baton.engine.vllm.frontend.app import VllmFrontend
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MODEL, MonotonicClock, ServerThread, serve
 from tests.fakes.tiny_model import tiny_model

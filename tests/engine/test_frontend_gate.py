@@ -13,14 +13,14 @@ import pytest
 from pydantic import ValidationError
 
 from baton.domain.errors import BatonError, EngineFailed, NoCapacity
+from baton.domain.names.trace_context import TraceContext
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.domain.trace_context import TraceContext
-from baton.engine.vllm.callers import Caller
-from baton.engine.vllm.frontend_access import Access
-from baton.engine.vllm.frontend_errors import Dialect, Problem, error_type
-from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp, Gate, Message, Scope
-from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.runtime.keys import Known, Unknown
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.errors import Dialect, Problem, error_type
+from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE, AsgiApp, Gate, Message, Scope
+from baton.engine.vllm.gate.limits import FrontendLimits
+from baton.engine.vllm.wire.identity import Caller
+from baton.runtime.keys.api_keys import Known, Unknown
 
 with warnings.catch_warnings():
     # The vendors' modules warn while they are imported.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.vllm.frontend_http import MAX_HEAD_BYTES, MAX_HEADERS, broken_head
+from baton.engine.vllm.gate.http import MAX_HEAD_BYTES, MAX_HEADERS, broken_head
 
 Headers = list[tuple[bytes, bytes]]
 HOST = (b"host", b"front.example:8000")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.engine.vllm import frontend_limits
-from baton.engine.vllm.frontend_limits import MOST_MESSAGES, FrontendLimits, too_many_words
+from baton.engine.vllm.gate import limits as frontend_limits
+from baton.engine.vllm.gate.limits import MOST_MESSAGES, FrontendLimits, too_many_words
 
 CHAT = "/v1/chat/completions"
 PATHS = {

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from baton.engine.vllm.frontend_gate import Gate, Message, Receive, Scope, Send
-from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.engine.vllm.frontend_models import ModelRouter
+from baton.engine.vllm.gate.gate import Gate, Message, Receive, Scope, Send
+from baton.engine.vllm.gate.limits import FrontendLimits
+from baton.engine.vllm.gate.model_router import ModelRouter
 
 ROUTES = ("chat", "completions", "models", "messages", "responses", "health")
 

@@ -20,8 +20,8 @@ import zmq.asyncio
 from baton.domain.commands import Delivery
 from baton.domain.errors import EngineFailed, LinkFailed, NoCapacity
 from baton.domain.request import FinishReason, Request
-from baton.engine.vllm.frontend_errors import Problem
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks
+from baton.engine.vllm.gate.errors import Problem
 
 with warnings.catch_warnings():
     # The vendors' modules warn while they are imported.
@@ -37,9 +37,9 @@ with warnings.catch_warnings():
     from vllm.v1.engine.exceptions import EngineDeadError
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from baton.engine.vllm import seam as seam_module
-    from baton.engine.vllm.seam import Seam
-    from baton.engine.vllm.wire import pack_frames
+    from baton.engine.vllm.frontend import engine_server as seam_module
+    from baton.engine.vllm.frontend.engine_server import Seam
+    from baton.engine.vllm.wire.codec import pack_frames
 
 FACTS = FleetFacts(
     max_len_tokens=512,

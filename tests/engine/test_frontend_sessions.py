@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.vllm.callers import MAX_SESSION_CHARS, Caller, session_of
-from baton.engine.vllm.frontend_sessions import (
+from baton.engine.vllm.wire.identity import MAX_SESSION_CHARS, Caller, session_of
+from baton.engine.vllm.wire.sessions import (
     SESSION_HEADERS,
     session_in_body,
     session_in_headers,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from baton.engine.vllm.frontend_errors import INTERNAL, told_by_vllm
-from baton.engine.vllm.frontend_texts import of_fields, plain, without_classes
+from baton.engine.vllm.gate.error_texts import of_fields, plain, without_classes
+from baton.engine.vllm.gate.errors import INTERNAL, told_by_vllm
 
 
 class Part(BaseModel):

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.control.hybrid_feed import HybridFeed
-from baton.policy.block_hash import chain, chain_root
-from baton.policy.prefix_index import PrefixIndex
+from baton.control.fleet.hybrid_feed import HybridFeed
+from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.index import PrefixIndex
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -37,8 +37,8 @@ with warnings.catch_warnings():
     )
     from vllm.v1.request import Request
 
-    from baton.engine.vllm.cache_report import shape_of
-    from baton.engine.vllm.kv_events import decode_batch
+    from baton.engine.vllm.core.kv_events import decode_batch
+    from baton.engine.vllm.patches.cache_report import shape_of
 
 MAX_LEN = 256
 MODEL = "tiny"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.kept_handlers import kept_handlers
+from baton.engine.log_handlers import kept_handlers
 
 LOGGER = logging.getLogger("tests.kept_handlers")
 VLLMS: dict[str, object] = {"version": 1, "disable_existing_loggers": False}
@@ -67,10 +67,10 @@ def only(*handlers: logging.Handler) -> Iterator[None]:
 SERVES = """
 import logging, sys
 from logging.handlers import MemoryHandler
-from baton.config.schema import ModelConfig
-from baton.engine.vllm.app import _server_args
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendSettings
-from baton.serving.engines import model_path
+from baton.config.schema.deployment import ModelConfig
+from baton.engine.vllm.frontend.app import _server_args
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendSettings
+from baton.serving.replica.engines import model_path
 from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
 

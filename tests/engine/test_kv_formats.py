@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from baton.perf.hardware import Dtype
-from baton.perf.known_models import shape_of
-from baton.perf.model_shape import ModelShape
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.model.known_models import shape_of
+from baton.perf.model.shape import ModelShape
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
     from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_quant_mode
 
-    from baton.engine.vllm.cache_report import block_bytes
+    from baton.engine.vllm.patches.cache_report import block_bytes
 
 BLOCK = 64
 

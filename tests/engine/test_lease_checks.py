@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from baton.engine.vllm.lease_checks import KeptLeases, LeaseQuestions, Read, answer
+from baton.engine.vllm.patches.lease_checks import KeptLeases, LeaseQuestions, Read, answer
 from tests.fakes.lease_source import METADATA, free_address, serving
 
 DEADLINE_S = 30.0

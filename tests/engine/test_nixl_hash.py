@@ -11,8 +11,8 @@ import pytest
 
 from baton.config.load import load_text
 from baton.domain.errors import ConfigInvalid
-from baton.engine.vllm.settings import engine_arguments
-from baton.serving.engines import ReplicaSite, vllm_settings
+from baton.engine.vllm.core.settings import engine_arguments
+from baton.serving.replica.engines import ReplicaSite, vllm_settings
 from tests.fakes.tiny_model import tiny_model
 
 pytest.importorskip("vllm")
@@ -22,7 +22,7 @@ with warnings.catch_warnings():
         compute_nixl_compatibility_hash,
     )
 
-    from baton.engine.vllm.facts import engine_config
+    from baton.engine.vllm.core.facts import engine_config
 
 Json = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.domain.errors import BatonError
-from baton.perf.catalogue import accelerator
+from baton.perf.hardware.catalogue import accelerator
 from tests.engine.one_gpu import Site, measured, on_cpu, on_gpu
 
 pytestmark = [

@@ -19,7 +19,7 @@ from vllm.entrypoints.openai.completion import protocol as completion_protocol
 from vllm.entrypoints.openai.completion import serving as completions
 from vllm.entrypoints.serve.utils import tool_calls_utils
 
-from baton.engine.vllm.quick_chunks import QuickChunk, quick, write_chunks_quickly
+from baton.engine.vllm.fast_path.fast_chunks import QuickChunk, quick, write_chunks_quickly
 
 Maker = Any  # a model of vLLM's, or what stands for it
 

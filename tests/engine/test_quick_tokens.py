@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import PreTrainedTokenizerFast
 from vllm.tokenizers.hf import get_cached_tokenizer, maybe_make_thread_pool
 
-from baton.engine.vllm.quick_tokens import (
+from baton.engine.vllm.fast_path.fast_tokenizer import (
     SHORT_CHARS,
     quick_encoder,
     short_here,

@@ -8,7 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from baton.engine.vllm.rank_reports import TRANSPORTS_CALL, ask_ranks, heard, install, said_of
+from baton.engine.vllm.patches.rank_reports import (
+    TRANSPORTS_CALL,
+    ask_ranks,
+    heard,
+    install,
+    said_of,
+)
 from baton.runtime.rank_transports import RankTransports, Reach
 from baton.transfer.transport import transport_environment
 from tests.fakes.ucx_lines import choice, logged, zero_copy
@@ -73,7 +79,7 @@ def worker_config(backend: str | None) -> SimpleNamespace:
 def test_a_worker_of_rays_chooses_the_card_of_its_gpu_as_vllms_own_do(
     monkeypatch: pytest.MonkeyPatch, backend: str | None, chosen: list[int]
 ) -> None:
-    from baton.engine.vllm import connector
+    from baton.engine.vllm.patches import connector
 
     asked: list[int] = []
     monkeypatch.setattr(connector, "get_world_group", lambda: SimpleNamespace(local_rank=3))

@@ -19,8 +19,8 @@ with warnings.catch_warnings():
     from vllm.v1.engine import FinishReason as EngineFinishReason
     from vllm.v1.engine.core import EngineCoreProc
 
-    from baton.engine.vllm import refusals
-    from baton.engine.vllm.wire import EngineWire
+    from baton.engine.vllm.patches import refusals
+    from baton.engine.vllm.wire.codec import EngineWire
 
 
 def finish_of(error: BaseException, *, compiling: bool = False) -> tuple[FinishReason, str] | None:

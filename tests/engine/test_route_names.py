@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_fastapi_instrumentator import Instrumentator, routing
 from starlette.routing import Mount
 
-from baton.engine.vllm import route_names
+from baton.engine.vllm.fast_path import route_name_cache as route_names
 
 
 @pytest.fixture

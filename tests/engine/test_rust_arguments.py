@@ -7,9 +7,9 @@ import json
 import pytest
 
 from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.engine.vllm.frontend_settings import Brought, FrontendSettings
-from baton.engine.vllm.rust_arguments import SERVED, not_served, rust_arguments
+from baton.engine.vllm.frontend.rust_arguments import SERVED, not_served, rust_arguments
+from baton.engine.vllm.frontend.settings import Brought, FrontendSettings
+from baton.engine.vllm.gate.limits import FrontendLimits
 
 
 def settings(**changes: object) -> FrontendSettings:

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from baton.engine.vllm.callers import CALLER_ARG, Caller
-from baton.engine.vllm.frontend_limits import MOST_BAD_WORDS, FrontendLimits
+from baton.engine.vllm.gate.limits import MOST_BAD_WORDS, FrontendLimits
+from baton.engine.vllm.wire.identity import CALLER_ARG, Caller
 
 with warnings.catch_warnings():
     # The vendors' modules warn while they are imported.
@@ -17,8 +17,8 @@ with warnings.catch_warnings():
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackEncoder
 
-    from baton.engine.vllm.rust_callers import RustCallers
-    from baton.engine.vllm.wire import FrontendWire, UnsupportedRequest
+    from baton.engine.vllm.frontend.rust_identity import RustCallers
+    from baton.engine.vllm.wire.codec import FrontendWire, UnsupportedRequest
 
 
 def callers(**limits: int) -> RustCallers:

@@ -20,11 +20,11 @@ from baton.domain.commands import Delivery
 from baton.domain.errors import EngineFailed, EngineStartFailed, LinkFailed
 from baton.domain.handoff import CacheUse
 from baton.domain.request import FinishReason, Request
-from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
-from baton.engine.vllm.rust_arguments import SERVED
-from baton.engine.vllm.rust_binary import PATH_VARIABLE, find_rust_frontend
-from baton.engine.vllm.rust_frontend import RustFrontend
+from baton.engine.vllm.frontend.rust_arguments import SERVED
+from baton.engine.vllm.frontend.rust_binary import PATH_VARIABLE, find_rust_frontend
+from baton.engine.vllm.frontend.rust_frontend import RustFrontend
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.gate.limits import FrontendLimits
 from tests.fakes import rust_program
 
 with warnings.catch_warnings():
@@ -34,9 +34,7 @@ with warnings.catch_warnings():
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    import baton.engine.vllm.rust_callers
-    import baton.engine.vllm.seam  # noqa: F401
-    from baton.engine.vllm.wire import unpack_frames
+    from baton.engine.vllm.wire.codec import unpack_frames
 
 FACTS = FleetFacts(
     max_len_tokens=512,

@@ -15,7 +15,7 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.domain.request import Request
-from baton.engine.vllm.frontend_settings import FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
 
 with warnings.catch_warnings():
     # The vendors' modules warn while they are imported.
@@ -27,10 +27,11 @@ with warnings.catch_warnings():
     from vllm.v1.engine import FinishReason as EngineFinishReason
     from vllm.v1.serial_utils import MsgpackDecoder
 
-    from baton.engine.vllm import rust_grammars, seam
-    from baton.engine.vllm.rust_grammars import RustGrammars
-    from baton.engine.vllm.seam import Prepare, Seam
-    from baton.engine.vllm.wire import UnsupportedRequest, unpack_frames
+    from baton.engine.vllm.frontend import engine_server as seam
+    from baton.engine.vllm.frontend import rust_grammars
+    from baton.engine.vllm.frontend.engine_server import Prepare, Seam
+    from baton.engine.vllm.frontend.rust_grammars import RustGrammars
+    from baton.engine.vllm.wire.codec import UnsupportedRequest, unpack_frames
     from tests.engine.test_frontend_seam import FACTS, FixedClock, Frontend, Told, engine_request
 
 WORD = "fourscore"

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.errors import EngineFailed
-from baton.engine.vllm.frontend_errors import INTERNAL, Dialect
-from baton.engine.vllm.frontend_gate import Exchange, Message
-from baton.engine.vllm.frontend_settings import FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
+from baton.engine.vllm.gate.errors import INTERNAL, Dialect
+from baton.engine.vllm.gate.gate import Exchange, Message
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -30,8 +30,8 @@ with warnings.catch_warnings():
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.exceptions import EngineGenerateError
 
-    from baton.engine.vllm import straight_requests
-    from baton.engine.vllm.short_cuts import Form, Said, ShortCut, form_of, is_plain
+    from baton.engine.vllm.fast_path import request_bypass as straight_requests
+    from baton.engine.vllm.fast_path.stream_bypass import Form, Said, ShortCut, form_of, is_plain
     from tests.compat.echo_fleet import EchoFleet
     from tests.compat.endpoint import MODEL, ServerThread, serve
 

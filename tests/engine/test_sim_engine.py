@@ -18,9 +18,9 @@ from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
 from baton.domain.kv_events import BlocksCleared, BlocksStored, KvEventBatch
 from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimEngine, SimSettings, expected_tokens
+from baton.engine.sim.inbound_link import Wire
 from baton.engine.sim.outbox import KvEventFeed
-from baton.engine.sim.wire import Wire
-from tests.contracts import two_budgets
+from tests.contracts import step_budgets as two_budgets
 from tests.contracts.engine_contract import DEADLINE_S, Listener, running
 
 SETTINGS = SimSettings(max_len_tokens=1024, kv_blocks=512, max_waiting_requests=8, speed=10.0)

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.engine.vllm.step_budget import budgeted, install, misfit, obstacle, refused, streams
+from baton.engine.vllm.patches.step_budget import (
+    budgeted,
+    install,
+    misfit,
+    obstacle,
+    refused,
+    streams,
+)
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.engine.vllm.frontend_gate import AsgiApp, Message
+from baton.engine.vllm.gate.gate import AsgiApp, Message
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from baton.engine.vllm.cli_args import make_arg_parser
-    from baton.engine.vllm.straight_requests import PATHS, StraightRoute, go_straight
+    from baton.engine.vllm.fast_path.request_bypass import PATHS, StraightRoute, go_straight
 
 JSON = b"application/json"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

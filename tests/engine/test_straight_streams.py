@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.vllm.frontend_errors import Dialect
-from baton.engine.vllm.frontend_gate import (
+from baton.engine.vllm.gate.errors import Dialect
+from baton.engine.vllm.gate.gate import (
     CURRENT_EXCHANGE,
     AsgiApp,
     Exchange,
@@ -22,7 +22,7 @@ from baton.engine.vllm.frontend_gate import (
     Send,
 )
 
-straight_streams = pytest.importorskip("baton.engine.vllm.straight_streams")
+straight_streams = pytest.importorskip("baton.engine.vllm.fast_path.response_bypass")
 fastapi = pytest.importorskip("fastapi")
 WHOLE = ["start", "one", "two", ""]
 

@@ -12,7 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.engine.vllm.token_memory import TokenMemory, cuts_of, encoder, remember_tokens
+from baton.engine.vllm.fast_path.tokenization_cache import (
+    TokenMemory,
+    cuts_of,
+    encoder,
+    remember_tokens,
+)
 
 Theirs: TypeAlias = Any
 """What vLLM and transformers make, which is not followed."""

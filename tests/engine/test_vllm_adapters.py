@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
     from vllm.lora.request import LoRARequest
 
-    from baton.engine.vllm.adapters import EngineAdapters
+    from baton.engine.vllm.core.lora import EngineAdapters
 
 SOURCES = {"ada": "/adapters/ada", "bob": "/adapters/bob"}
 

@@ -24,9 +24,9 @@ from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
 from baton.domain.kv_events import BlocksStored
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
-from baton.engine.vllm.settings import OnLoadFailure
+from baton.engine.vllm.core.settings import OnLoadFailure
 from baton.runtime.ports import Engine
-from tests.contracts import two_budgets
+from tests.contracts import step_budgets as two_budgets
 from tests.contracts.engine_contract import (
     DEADLINE_S,
     EngineContract,

@@ -17,7 +17,7 @@ import torch
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.value import evolve
-from baton.engine.vllm.settings import Json
+from baton.engine.vllm.core.settings import Json
 from tests.contracts.engine_contract import running_pair
 from tests.engine.tiny_int8 import write_tiny_int8
 from tests.engine.tiny_moe import write_tiny_moe

@@ -15,17 +15,17 @@ import pytest
 import pytest_asyncio
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.control.pair_notices import PairNotice, PairNoticeKind
-from baton.control.pairs import ProbeOptions
+from baton.control.probing.notices import PairNotice, PairNoticeKind
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import RequestRecord
 from baton.domain.events import ReplicaLost
 from baton.domain.fleet import LossReason, Role
 from baton.domain.handoff import HandoffMode, Route, RouteReason
 from baton.domain.request import Phase
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.prefix_index import IndexMode, IndexOptions
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.prefix_cache.index import IndexMode, IndexOptions
 from tests.engine.vllm_fleet import DECODERS, STREAMS, RealFleet, send_garbage
 from tests.fakes.tiny_model import tiny_model
 

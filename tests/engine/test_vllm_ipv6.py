@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from baton.domain.addresses import parse_address
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind
+from baton.domain.names.addresses import parse_address
 from tests.contracts.engine_contract import RunningPair, running_pair
 from tests.engine.vllm_engines import VllmEngine, checking_engine, engine_settings, with_payload
 from tests.fakes.machine import need_ipv6

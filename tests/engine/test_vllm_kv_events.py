@@ -28,9 +28,9 @@ with warnings.catch_warnings():
     )
     from vllm.v1.core.kv_cache_utils import to_event_extra_keys
 
-    from baton.engine.vllm import kv_events
-    from baton.engine.vllm.kv_events import decode_batch, subscribe
-    from baton.engine.vllm.salts import known_salt
+    from baton.engine.vllm.core import kv_events
+    from baton.engine.vllm.core.kv_events import decode_batch, subscribe
+    from baton.engine.vllm.wire.salts import known_salt
 
 DEADLINE_S = 10.0
 END = ZmqEventPublisher.END_SEQ

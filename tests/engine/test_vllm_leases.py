@@ -14,7 +14,7 @@ import zmq.asyncio
 
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegKind
-from baton.engine.vllm.settings import VllmEngineSettings
+from baton.engine.vllm.core.settings import VllmEngineSettings
 from baton.transfer.side_channel import check_side_channel
 from tests.contracts.engine_contract import DEADLINE_S, RunningPair, running_pair
 from tests.contracts.lease_contract import LeaseContract

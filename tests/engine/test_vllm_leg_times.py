@@ -20,9 +20,9 @@ with warnings.catch_warnings():
     )
     from vllm.v1.engine import FinishReason as EngineFinishReason
 
-    from baton.engine.vllm.adapters import EngineAdapters
-    from baton.engine.vllm.legs import LiveLegs
-    from baton.engine.vllm.wire import EngineWire
+    from baton.engine.vllm.core.legs import LiveLegs
+    from baton.engine.vllm.core.lora import EngineAdapters
+    from baton.engine.vllm.wire.codec import EngineWire
 
 QUEUED, SCHEDULED, PREEMPTED = EngineCoreEventType
 

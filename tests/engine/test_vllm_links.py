@@ -25,18 +25,18 @@ with warnings.catch_warnings():
     from vllm.v1.engine import FinishReason as EngineFinishReason
     from vllm.v1.metrics.stats import SchedulerIterationDetails, SchedulerStats
 
-    from baton.engine.vllm import links
-    from baton.engine.vllm.adapters import EngineAdapters
-    from baton.engine.vllm.connector import (
+    from baton.engine.vllm.core import links
+    from baton.engine.vllm.core.legs import LiveLegs
+    from baton.engine.vllm.core.links import LinkMeter
+    from baton.engine.vllm.core.lora import EngineAdapters
+    from baton.engine.vllm.patches.connector import (
         QuietAgent,
         SourcedStats,
         SourcedWorker,
         prefix_to_fetch,
     )
-    from baton.engine.vllm.lease_checks import LeaseQuestions
-    from baton.engine.vllm.legs import LiveLegs
-    from baton.engine.vllm.links import LinkMeter
-    from baton.engine.vllm.wire import EngineWire
+    from baton.engine.vllm.patches.lease_checks import LeaseQuestions
+    from baton.engine.vllm.wire.codec import EngineWire
     from tests.fakes.lease_source import Source, serving
 
 

@@ -10,14 +10,14 @@ from random import Random
 import pytest
 import pytest_asyncio
 
-from baton.control.cache_feed import CacheFeed
+from baton.control.fleet.cache_feed import CacheFeed
 from baton.domain.cache import unpack_hashes
 from baton.domain.errors import AdapterFailed
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.value import evolve
-from baton.engine.vllm.settings import AdapterSlots
-from baton.policy.block_hash import chain, chain_root
+from baton.engine.vllm.core.settings import AdapterSlots
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 from tests.contracts.engine_contract import Listener, RunningPair, running_pair
 from tests.engine.vllm_engines import VllmEngine, checking_engine, engine_settings, with_payload
 from tests.fakes.tiny_adapter import RANK, write_tiny_adapter

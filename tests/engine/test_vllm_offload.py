@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.domain.fleet import Role
-from baton.engine.vllm.settings import Nixl, OnLoadFailure, VllmEngineSettings, engine_arguments
+from baton.engine.vllm.core.settings import (
+    Nixl,
+    OnLoadFailure,
+    VllmEngineSettings,
+    engine_arguments,
+)
 
 SETTINGS = VllmEngineSettings(
     replica_id="r", pool="p", model_source="m", model_name="m", role=Role.DECODE

@@ -25,7 +25,7 @@ REPLICA = """
     async def main():
         from pathlib import Path
         from baton.domain.fleet import Role
-        from baton.engine.vllm.adapter import VllmEngine
+        from baton.engine.vllm.core.engine import VllmEngine
         from tests.engine.vllm_engines import engine_settings
 
         settings = engine_settings(Path(sys.argv[1]), Role.PREFILL, port=int(sys.argv[2]))

@@ -17,24 +17,25 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.domain.fleet import Role
-from baton.domain.process_names import ASKER_VARIABLE, process_name
-from baton.engine.vllm import plugin, process
-from baton.engine.vllm.settings import (
+from baton.domain.names.process_names import ASKER_VARIABLE, process_name
+from baton.engine.vllm.core import process
+from baton.engine.vllm.core.settings import (
     Nixl,
     VllmEngineSettings,
     engine_arguments,
     engine_environment,
     kv_role,
 )
+from baton.engine.vllm.patches import plugin
 
 HOST = "127.0.0.1"
 
 PARENT = """
     import os, signal, subprocess, sys, threading
-    from baton.engine.vllm.plugin import die_with_parent
+    from baton.engine.vllm.patches.plugin import die_with_parent
     child = subprocess.Popen([sys.executable, "-c", '''if True:
         import os, signal, sys
-        from baton.engine.vllm.plugin import die_with_parent
+        from baton.engine.vllm.patches.plugin import die_with_parent
         die_with_parent(%d)
         print(os.getpid(), flush=True)
         signal.pause()

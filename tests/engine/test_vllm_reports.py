@@ -14,7 +14,7 @@ from baton.domain.errors import EngineStartFailed, TransferFailed
 from baton.domain.fleet import Load, ReplicaFacts, Role, TransferTotals
 from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
 from baton.domain.value import evolve
-from baton.engine.vllm.settings import Nixl, VllmEngineSettings, engine_arguments
+from baton.engine.vllm.core.settings import Nixl, VllmEngineSettings, engine_arguments
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -22,10 +22,10 @@ with warnings.catch_warnings():
     import torch
     from vllm.v1.metrics.stats import SchedulerIterationDetails, SchedulerStats
 
-    from baton.engine.vllm.adapter import VllmEngine
-    from baton.engine.vllm.cache_report import CacheReport
-    from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
-    from baton.engine.vllm.load import LoadMeter
+    from baton.engine.vllm.core.engine import VllmEngine
+    from baton.engine.vllm.core.facts import replica_facts, start_failure, typed_arguments
+    from baton.engine.vllm.core.load import LoadMeter
+    from baton.engine.vllm.patches.cache_report import CacheReport
 
 SETTINGS = VllmEngineSettings(
     replica_id="p0", pool="p", model_source="m", model_name="m", role=Role.PREFILL

@@ -29,9 +29,11 @@ with warnings.catch_warnings():
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.worker_base import WorkerBase
 
-    from baton.engine.vllm import resume, resume_checks, resume_keys
-    from baton.engine.vllm.connector import NixlConnector
-    from baton.engine.vllm.resume_checks import asks_whether_it_takes_up
+    from baton.engine.vllm.patches import resume_checks
+    from baton.engine.vllm.patches import resume_patch as resume
+    from baton.engine.vllm.patches.connector import NixlConnector
+    from baton.engine.vllm.patches.resume_checks import asks_whether_it_takes_up
+    from baton.engine.vllm.wire import resume_keys
 
 PROMPT = [5, 6, 7]
 OUTPUT = [8, 9]

@@ -19,20 +19,20 @@ import pytest_asyncio
 from tokenizers import Tokenizer
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
 from baton.domain.events import Event, LegFailed, ReplicaDraining
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure
 from baton.domain.request import Phase
-from baton.engine.vllm.app import VllmFrontend
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
-from baton.policy.placement import Disaggregate
-from baton.runtime.clock import MonotonicClock
+from baton.engine.vllm.frontend.app import VllmFrontend
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.policy.placement.port import Disaggregate
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
+from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.replica_host import ReplicaHost
 from tests.engine.vllm_engines import MAX_LEN_TOKENS, VllmEngine, engine_settings
 from tests.fakes.placers import placer

@@ -32,7 +32,7 @@ with warnings.catch_warnings():
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from baton.engine.vllm.wire import pack_frames, unpack_frames
+    from baton.engine.vllm.wire.codec import pack_frames, unpack_frames
 
 pytestmark = [
     pytest.mark.real,

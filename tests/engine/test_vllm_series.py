@@ -32,8 +32,8 @@ with warnings.catch_warnings():
     )
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-    from baton.engine.vllm import series
-    from baton.engine.vllm.series import VllmSeries
+    from baton.engine.vllm.core import series
+    from baton.engine.vllm.core.series import VllmSeries
 
 CONFIG = cast("VllmConfig", SimpleNamespace())
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from baton.domain.commands import Delivery
 from baton.domain.handoff import CacheUse, Leg, LegKind, Ticket
+from baton.domain.names.trace_context import TraceContext, span_id
 from baton.domain.request import FinishReason, LocalOnly, Request
-from baton.domain.trace_context import TraceContext, span_id
 from baton.domain.value import evolve
-from baton.policy.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 from baton.runtime.link import codec, frames
 
 pytest.importorskip("vllm")
@@ -44,15 +44,15 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request as EngineSideRequest
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from baton.engine.vllm.callers import TRACE_ARG, Caller, with_caller
-    from baton.engine.vllm.salts import MAX_SALT_CHARS
-    from baton.engine.vllm.wire import (
+    from baton.engine.vllm.wire.codec import (
         PREFILL_KV_PARAMS,
         EngineWire,
         FrontendWire,
         UnsupportedRequest,
         release_request,
     )
+    from baton.engine.vllm.wire.identity import TRACE_ARG, Caller, with_caller
+    from baton.engine.vllm.wire.salts import MAX_SALT_CHARS
 
 MAX_LEN_TOKENS = 4096
 PROMPT = tuple(range(5, 45))

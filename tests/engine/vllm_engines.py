@@ -12,7 +12,7 @@ import pytest
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind, Ticket
 from baton.domain.value import evolve
-from baton.engine.vllm.settings import Nixl, OnLoadFailure, VllmEngineSettings
+from baton.engine.vllm.core.settings import Nixl, OnLoadFailure, VllmEngineSettings
 from baton.transfer.peers import Peers
 from baton.transfer.side_channel import SideChannelChecks
 from tests.contracts.engine_contract import EngineTests
@@ -26,10 +26,10 @@ with warnings.catch_warnings():
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackEncoder
 
-    from baton.engine.vllm.adapter import VllmEngine
-    from baton.engine.vllm.facts import side_channel
-    from baton.engine.vllm.series import VllmSeries
-    from baton.engine.vllm.wire import pack_frames
+    from baton.engine.vllm.core.engine import VllmEngine
+    from baton.engine.vllm.core.facts import side_channel
+    from baton.engine.vllm.core.series import VllmSeries
+    from baton.engine.vllm.wire.codec import pack_frames
 
 __all__ = [
     "VllmEngine",

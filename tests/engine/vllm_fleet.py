@@ -16,9 +16,9 @@ from baton.domain.commands import RequestRecord
 from baton.domain.fleet import LinkTotals, ReplicaFacts, Role
 from baton.domain.handoff import HitSource, Leg, LegKind
 from baton.domain.request import LocalOnly, Request
-from baton.policy.block_hash import chain, chain_root
-from baton.policy.index_record import ReplicaIndexState
-from baton.policy.links import LinkRow, LinkState
+from baton.policy.links.estimates import LinkRow, LinkState
+from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.replica_record import ReplicaIndexState
 from baton.runtime.link.options import LinkOptions
 from tests.engine.vllm_engines import VllmEngine, engine_settings, payload, peering_engine
 from tests.fakes.fleet_rig import Fleet

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from baton.config.schema_security import TlsConfig
+from baton.config.schema.security import TlsConfig
 
 
 @dataclass(frozen=True, slots=True)

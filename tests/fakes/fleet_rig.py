@@ -10,20 +10,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.domain.addresses import endpoint
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
 from baton.domain.events import Event
 from baton.domain.fleet import Role
+from baton.domain.names.addresses import endpoint
 from baton.domain.request import LocalOnly, Request
 from baton.engine.sim import SimEngine, SimSettings
-from baton.policy.placement import Disaggregate
-from baton.runtime.clock import MonotonicClock
+from baton.policy.placement.port import Disaggregate
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.ports import Engine
+from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from tests.fakes.placers import placer
 from tests.fakes.scripted_engine import Watch

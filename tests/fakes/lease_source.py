@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from baton.engine.vllm.lease_checks import KeptLeases, listen
+from baton.engine.vllm.patches.lease_checks import KeptLeases, listen
 
 METADATA = {(0, 0): b"metadata of rank 0", (0, 1): b"metadata of rank 1"}
 _DEADLINE_S = 30.0

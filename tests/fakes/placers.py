@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from baton.policy.choosing import ChooserPlacer
-from baton.policy.placement import Disaggregate, Placer
-from baton.policy.plain import choose_least_loaded
+from baton.policy.placement.chooser import ChooserPlacer
+from baton.policy.placement.port import Disaggregate, Placer
+from baton.policy.placement.simple import choose_least_loaded
 
 
 def placer(disaggregate: Disaggregate = Disaggregate.ALWAYS) -> Placer:

@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 
-from baton.config.schema import SIDE_CHANNEL_PORTS, SideChannel
-from baton.serving.data_path import pick_front_ports
+from baton.config.schema.deployment import SIDE_CHANNEL_PORTS, SideChannel
+from baton.serving.front.data_path import pick_front_ports
 from tests.fakes.free_ports import FIRST_PORT, LAST_PORT, ports_of
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from baton.domain.fleet import FleetView, Load, ReplicaView, Role
 from baton.domain.handoff import HitSource
 from baton.perf.timing import EngineTiming
-from baton.policy.hits import NO_HIT, Hit
-from baton.policy.placement import Surroundings
+from baton.policy.placement.port import Surroundings
+from baton.policy.prefix_cache.hits import NO_HIT, Hit
 from tests.fakes.facts import replica_facts
 
 

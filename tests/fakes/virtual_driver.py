@@ -16,9 +16,9 @@ from baton.domain.events import Event, ReplicaLost
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.domain.request import Request
 from baton.runtime.driver import Driver
-from baton.simulator.fleet import VirtualFleet
-from baton.simulator.replica import Session, VirtualReplica
-from baton.simulator.timeline import Timeline
+from baton.simulator.fleet.fleet import VirtualFleet
+from baton.simulator.fleet.replica import Session, VirtualReplica
+from baton.simulator.network.timeline import Timeline
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):

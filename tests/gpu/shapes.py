@@ -193,10 +193,10 @@ def _made(document: Mapping[str, object], pool: str) -> dict[str, object]:
     from vllm.v1.executor import Executor
 
     from baton.config.load import load_text
-    from baton.engine.vllm import process
-    from baton.engine.vllm.facts import engine_config, kv_block_bytes, layout
-    from baton.engine.vllm.settings import engine_arguments, engine_environment
-    from baton.serving.engines import ReplicaSite, vllm_settings
+    from baton.engine.vllm.core import process
+    from baton.engine.vllm.core.facts import engine_config, kv_block_bytes, layout
+    from baton.engine.vllm.core.settings import engine_arguments, engine_environment
+    from baton.serving.replica.engines import ReplicaSite, vllm_settings
 
     site = ReplicaSite(
         replica_id=f"{pool}-x",

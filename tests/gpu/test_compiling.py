@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.faked import needs_cuda_build, own_environment, says
+from tests.gpu.fake_gpus import needs_cuda_build, own_environment, says
 
 pytestmark = [needs_cuda_build, pytest.mark.timeout(900)]
 COMPILE = """

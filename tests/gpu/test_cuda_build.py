@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.faked import ROOT, faked_environment, needs_cuda_build, own_environment, says
+from tests.gpu.fake_gpus import ROOT, faked_environment, needs_cuda_build, own_environment, says
 
 pytestmark = [needs_cuda_build, pytest.mark.timeout(300)]
 IMPORT_ALL = """
@@ -27,7 +27,8 @@ for module in pkgutil.iter_modules(package.__path__):
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
-from baton.engine.vllm import resume, step_budget
+from baton.engine.vllm.patches import resume_patch as resume
+from baton.engine.vllm.patches import step_budget
 print(json.dumps({
     "found": found,
     "broken": broken,

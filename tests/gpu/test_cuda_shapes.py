@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from baton.engine.tiny_model import write_tiny_model
-from tests.gpu.faked import ROOT, faked_environment, needs_cuda_build
+from tests.gpu.fake_gpus import ROOT, faked_environment, needs_cuda_build
 from tests.gpu.shapes import POOLS, SHAPES, write_models
 
 pytestmark = [needs_cuda_build, pytest.mark.timeout(600)]
-CONNECTOR = "baton.engine.vllm.connector.NixlConnector"
+CONNECTOR = "baton.engine.vllm.patches.connector.NixlConnector"
 REFUSED = {
     "eagle3 on decode": "speculative_config: got eagle3 drafts",
     "data parallel in extra": "models.m.engine.extra.data_parallel_size: cannot be passed on",

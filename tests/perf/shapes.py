@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.perf.hardware import Accelerator, Dtype
-from baton.perf.model_shape import Experts, LatentAttention, ModelShape
+from baton.perf.hardware.accelerators import Accelerator, Dtype
+from baton.perf.model.shape import Experts, LatentAttention, ModelShape
 
 H100 = Accelerator(
     name="h100",

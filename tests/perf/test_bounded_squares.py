@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from baton.perf.bounded_squares import Unknown, solved
+from baton.perf.fitting.bounded_least_squares import Unknown, solved
 
 
 def cost(

@@ -10,7 +10,7 @@ import pytest
 
 from baton.domain.errors import OutOfRange
 from baton.domain.fleet import StepTotals
-from baton.perf.calibration import (
+from baton.perf.fitting.calibration import (
     Conditions,
     Factors,
     Kind,
@@ -23,10 +23,10 @@ from baton.perf.calibration import (
     parts_of_totals,
     scaled,
 )
-from baton.perf.efficiency import DEFAULT, Efficiency
-from baton.perf.hardware import Dtype
-from baton.perf.roofline import Roofline
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.efficiency import DEFAULT, Efficiency
 from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.perf.steps.roofline import Roofline
 from tests.perf.shapes import H100, LLAMA_8B, LLAMA_70B
 
 TRUTH = Factors(step=1.6, requests=2.5, products_narrow=0.9, attention=1.3, wire=0.7)

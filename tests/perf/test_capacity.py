@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.perf.capacity import (
+from baton.perf.capacity.capacity import (
     Irregularity,
     decode_need,
     decode_streams,
@@ -18,7 +18,7 @@ from baton.perf.capacity import (
     prefill_need,
     prefill_tokens_per_s,
 )
-from baton.perf.step_costs import FittedTiming, StepCosts
+from baton.perf.steps.step_costs import FittedTiming, StepCosts
 
 TIMING = FittedTiming(
     costs=StepCosts(

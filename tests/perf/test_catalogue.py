@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.errors import UnknownAccelerator
-from baton.perf.catalogue import accelerator
-from baton.perf.data_sheets import CATALOGUE
-from baton.perf.hardware import BYTES, Accelerator, Dtype
+from baton.perf.hardware.accelerators import BYTES, Accelerator, Dtype
+from baton.perf.hardware.catalogue import accelerator
+from baton.perf.hardware.data_sheets import CATALOGUE
 
 ALL = pytest.mark.parametrize("one", CATALOGUE.values(), ids=list(CATALOGUE))
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.perf.closed_loop import Lengths, Loop, run
-from baton.perf.roofline import StepParts
+from baton.perf.capacity.closed_loop import Lengths, Loop, run
 from baton.perf.step_timing import StepBatch
+from baton.perf.steps.roofline import StepParts
 
 
 @dataclass(frozen=True)

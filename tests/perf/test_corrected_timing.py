@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaView, StepTotals
-from baton.perf.corrected import CorrectedTiming, Correction, RememberedTiming, busy_s
-from baton.perf.fitted import TimingBook
-from baton.perf.step_costs import PRIOR_COSTS, FittedTiming
+from baton.perf.fitting.corrected_timing import (
+    CorrectedTiming,
+    Correction,
+    RememberedTiming,
+    busy_s,
+)
+from baton.perf.fitting.engine_timings import TimingBook
+from baton.perf.steps.step_costs import PRIOR_COSTS, FittedTiming
 from tests.fakes.facts import replica_facts
 
 MODEL = FittedTiming(costs=PRIOR_COSTS, max_batched_tokens=2048, host_block_s=0.001)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, Role, StepTotals
-from baton.perf.fitted import TimingBook
-from baton.perf.output_lengths import OutputLengths
-from baton.perf.step_costs import PRIOR_COSTS, FittedTiming, StepCosts
-from baton.policy.placement import Timings
+from baton.perf.fitting.engine_timings import TimingBook
+from baton.perf.fitting.output_lengths import OutputLengths
+from baton.perf.steps.step_costs import PRIOR_COSTS, FittedTiming, StepCosts
+from baton.policy.placement.port import Timings
 from tests.fakes.facts import replica_facts
 
 COSTS = StepCosts(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.perf.least_squares import Coefficient, FitSettings, LeastSquares
+from baton.perf.fitting.least_squares import Coefficient, FitSettings, LeastSquares
 
 WIDE = (1e-9, 1e3)
 ENGINE = (

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.errors import DoesNotFit
-from baton.perf.catalogue import accelerator
-from baton.perf.hardware import Dtype
-from baton.perf.known_models import shape_of
-from baton.perf.memory import MemoryFit, MemoryQuestion, fewest_devices, fit
-from baton.perf.model_shape import ModelShape
-from baton.perf.published_shapes import KNOWN_MODELS
-from baton.perf.sharding import STORED_BYTES, Split
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.catalogue import accelerator
+from baton.perf.model.known_models import shape_of
+from baton.perf.model.memory import MemoryFit, MemoryQuestion, fewest_devices, fit
+from baton.perf.model.published_shapes import KNOWN_MODELS
+from baton.perf.model.shape import ModelShape
+from baton.perf.model.sharding import STORED_BYTES, Split
 
 LLAMA_70B = shape_of("meta-llama/Llama-3.1-70B")
 GIB = 2**30

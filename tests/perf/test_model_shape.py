@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.errors import UnknownModel
-from baton.perf.hardware import Dtype
-from baton.perf.known_models import dtype_hint, shape_of
-from baton.perf.model_shape import ModelShape, from_config, weights_dtype
-from baton.perf.published_shapes import KNOWN_MODELS
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.model.known_models import dtype_hint, shape_of
+from baton.perf.model.published_shapes import KNOWN_MODELS
+from baton.perf.model.shape import ModelShape, from_config, weights_dtype
 
 LLAMA_8B: Mapping[str, object] = {
     "model_type": "llama",

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.perf.modelled import ModelledTiming
-from baton.perf.roofline import Roofline
 from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.perf.steps.modelled import ModelledTiming
+from baton.perf.steps.roofline import Roofline
 from tests.perf.shapes import H100, LLAMA_8B
 
 STEPS = Roofline(LLAMA_8B, H100)

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from baton.perf.decayed import DecayedSum
-from baton.perf.overruns import Overruns
+from baton.perf.fitting.decayed_sum import DecayedSum
+from baton.perf.fitting.lateness import Overruns
 
 
 def test_a_steady_rate_is_what_a_sum_comes_to_in_its_memory() -> None:

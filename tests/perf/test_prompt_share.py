@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, StepTotals
-from baton.perf.fitted import TimingBook
-from baton.perf.prompt_share import HORIZON_S, PromptShare
+from baton.perf.fitting.engine_timings import TimingBook
+from baton.perf.fitting.prefill_share import HORIZON_S, PromptShare
 from tests.fakes.timings import LinearTiming, replica_view
 
 TIMING = LinearTiming(token=0.0001)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.value import evolve
-from baton.perf.catalogue import accelerator
-from baton.perf.collectives import all_reduce, send_s
-from baton.perf.efficiency import DEFAULT, Efficiency, of_engine
-from baton.perf.hardware import Dtype
-from baton.perf.layer_work import Matrix, layer_kinds
-from baton.perf.model_shape import ModelShape
-from baton.perf.roofline import Roofline, activations_of, product_s
+from baton.perf.hardware.accelerators import Dtype
+from baton.perf.hardware.catalogue import accelerator
+from baton.perf.hardware.collectives import all_reduce, send_s
+from baton.perf.hardware.efficiency import DEFAULT, Efficiency, of_engine
+from baton.perf.model.layer_work import Matrix, layer_kinds
+from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.perf.steps.roofline import Roofline, activations_of, product_s
 from tests.perf.shapes import ALL, DEEPSEEK, H100, LLAMA_8B, LLAMA_70B, MIXTRAL, WINDOWED
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.perf.speculative import best_drafted, expected_tokens, speedup, step_cost
+from baton.perf.model.speculative import best_drafted, expected_tokens, speedup, step_cost
 
 
 @pytest.mark.parametrize(

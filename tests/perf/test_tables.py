@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.domain.value import evolve
 from baton.perf.step_timing import StepBatch, chunk_pairs
-from baton.perf.tables import (
+from baton.perf.steps.tables import (
     LAYER_PARTS,
     MODEL_PARTS,
     AttentionRow,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from baton.perf.hardware import Accelerator, Dtype
-from baton.perf.model_shape import ModelShape
+from baton.perf.hardware.accelerators import Accelerator, Dtype
+from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepBatch
-from baton.planner.question import Effort, Offer, Question, SloClass
-from baton.planner.space import Duty, Instance, Shapes
+from baton.planner.problem import Effort, Offer, Question, SloClass
+from baton.planner.shapes.space import Duty, Instance, Shapes
 from baton.simulator.outcome import Objectives
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import Trace, TraceRequest

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
-from baton.perf.hardware import Accelerator
-from baton.planner.answer import Candidate, Constraint, Trade
-from baton.planner.binding import binding
+from baton.perf.hardware.accelerators import Accelerator
+from baton.planner.bottleneck import binding
 from baton.planner.explore import best_of, cost
-from baton.planner.fleets import Fleet, Kind, Pool
-from baton.planner.measure import Measured
-from baton.planner.question import Offer
-from baton.planner.rates import Mix
-from baton.planner.trades import closed_form, front, simulated
-from baton.planner.trials import Spread, Trial
+from baton.planner.problem import Offer
+from baton.planner.rates.closed_form import Mix
+from baton.planner.rates.measure import Measured
+from baton.planner.rates.trials import Spread, Trial
+from baton.planner.result import Candidate, Constraint, Trade
+from baton.planner.shapes.fleets import Fleet, Kind, Pool
+from baton.planner.tradeoffs import closed_form, front, simulated
 from tests.planner.shapes import GPU, even, instance, question, shapes
 
 MIX = Mix(prompt_tokens=600, output_tokens=50)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from baton.planner.arrivals import Traffic
+from baton.planner.rates.arrivals import Traffic
 from baton.simulator.workloads.presets import synthetic
 from baton.simulator.workloads.trace import Trace, TraceRequest
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from baton.planner.answer import Bound
-from baton.planner.bounds import out_of_reach
-from baton.planner.question import SloClass
-from baton.planner.space import Duty
+from baton.planner.problem import SloClass
+from baton.planner.result import Bound
+from baton.planner.shapes.space import Duty
+from baton.planner.unreachable import out_of_reach
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.planner.shapes import question, shapes, with_classes

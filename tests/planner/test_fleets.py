@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
-from baton.planner.fleets import (
+from baton.planner.problem import Offer
+from baton.planner.shapes.fleets import (
     Fleet,
     Key,
     Kind,
@@ -22,8 +23,7 @@ from baton.planner.fleets import (
     largest,
     smallest,
 )
-from baton.planner.question import Offer
-from baton.planner.space import Duty, Instance
+from baton.planner.shapes.space import Duty, Instance
 from tests.planner.shapes import GPU, instance
 
 P, D, BOTH = instance(8192, tp=2), instance(2048), instance(512)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.errors import DoesNotFit
-from baton.perf.catalogue import accelerator
-from baton.perf.known_models import shape_of
-from baton.planner.answer import Plan
-from baton.planner.fleets import Kind
+from baton.perf.hardware.catalogue import accelerator
+from baton.perf.model.known_models import shape_of
 from baton.planner.plan import plan
-from baton.planner.question import Offer, Question, SloClass
-from baton.planner.work import Progress
+from baton.planner.problem import Offer, Question, SloClass
+from baton.planner.result import Plan
+from baton.planner.shapes.fleets import Kind
+from baton.planner.simulation_runner import Progress
 from baton.simulator.outcome import Objectives
 from tests.planner.shapes import GPU, Linear, even, question, shapes
 

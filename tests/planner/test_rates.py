@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.perf.step_timing import StepBatch
-from baton.planner.rates import (
+from baton.planner.rates.closed_form import (
     Mix,
     Service,
     balance,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.planner.question import SloClass
-from baton.planner.space import Duty
-from baton.planner.trials import HeldTo, Trial, judge
+from baton.planner.problem import SloClass
+from baton.planner.rates.trials import HeldTo, Trial, judge
+from baton.planner.shapes.space import Duty
 from baton.simulator.outcome import Objectives, Outcome
 from baton.simulator.workloads.trace import TraceRequest
 

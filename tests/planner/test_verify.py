@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.fleet import Role
-from baton.planner.arrivals import Traffic
-from baton.planner.fleets import Fleet, Kind, Pool
-from baton.planner.measure import Task, shortened
-from baton.planner.measure import run as run_alone
-from baton.planner.question import Effort, SloClass
-from baton.planner.space import Duty
+from baton.planner.problem import Effort, SloClass
+from baton.planner.rates.arrivals import Traffic
+from baton.planner.rates.measure import Task, shortened
+from baton.planner.rates.measure import run as run_alone
+from baton.planner.shapes.fleets import Fleet, Kind, Pool
+from baton.planner.shapes.space import Duty
 from baton.planner.verify import FleetTask, run, verify
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from baton.domain.fleet import Load, Role
 from baton.domain.handoff import HitSource, LegKind
 from baton.domain.value import evolve
-from baton.policy.choosing import Candidate, Chooser
-from baton.policy.hits import NO_HIT, Hit
-from baton.policy.placement import PlacementQuery
+from baton.policy.placement.chooser import Candidate, Chooser
+from baton.policy.placement.port import PlacementQuery
+from baton.policy.prefix_cache.hits import NO_HIT, Hit
 from tests.fakes.timings import LinearTiming, replica_view
 
 GROUPED = PlacementQuery(prompt_tokens=3_990, max_tokens=64)

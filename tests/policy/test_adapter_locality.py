@@ -9,8 +9,8 @@ import pytest
 from baton.domain.fleet import AdapterLoad, Load, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode
 from baton.domain.value import evolve
-from baton.policy.placement import PlacementQuery, Surroundings
-from baton.policy.predicted import PredictedPlacer
+from baton.policy.placement.port import PlacementQuery, Surroundings
+from baton.policy.placement.predicted import PredictedPlacer
 from tests.fakes.timings import replica_view, surroundings
 
 HALF_A_SECOND = AdapterLoad(loads=4, busy_s=2.0)

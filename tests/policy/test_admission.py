@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.slo import NO_SLO, Slo
-from baton.policy.admission import (
+from baton.policy.admission.decision import (
     AdmissionOptions,
     Admit,
     Hold,

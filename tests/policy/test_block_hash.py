@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 
 TOKENS = st.lists(st.integers(min_value=0, max_value=200_000), max_size=40)
 ROOT = chain_root(model="m", block_size_tokens=4)
@@ -58,7 +58,7 @@ def test_chains_of_different_models_block_sizes_adapters_and_salts_start_apart()
 
 def test_processes_agree_on_hashes() -> None:
     program = (
-        "from baton.policy.block_hash import chain, chain_root;"
+        "from baton.policy.prefix_cache.block_hash import chain, chain_root;"
         "print(chain(chain_root(model='m', block_size_tokens=4, salt='s'), range(99), 4))"
     )
     said = {

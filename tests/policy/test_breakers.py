@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.breakers import BreakerOptions, Breakers, Circuit
+from baton.policy.resilience.circuit_breakers import BreakerOptions, Breakers, Circuit
 
 OPTIONS = BreakerOptions(failures=3, pause_s=1.0, max_pause_s=8.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.policy.broken_agents import AgentRules, Pulls, pulls_from_nobody, to_replace
+from baton.policy.resilience.failed_agents import AgentRules, Pulls, pulls_from_nobody, to_replace
 
 RULES = AgentRules()
 NOW_S = 1000.0

@@ -14,15 +14,15 @@ from baton.domain.fleet import Load, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode, LegKind, Route, RouteReason
 from baton.domain.request import LocalOnly
 from baton.domain.value import evolve
-from baton.policy.choosing import LEAST_LOADED, Candidate, Chooser, ChooserPlacer
-from baton.policy.placement import (
+from baton.policy.placement.chooser import LEAST_LOADED, Candidate, Chooser, ChooserPlacer
+from baton.policy.placement.port import (
     Disaggregate,
     NoRoute,
     NoRouteReason,
     PlacementQuery,
     place_release,
 )
-from baton.policy.plain import choose_least_loaded
+from baton.policy.placement.simple import choose_least_loaded
 from tests.fakes.timings import FixedLinks, KnownHits, LinearTiming, replica_view, surroundings
 
 QUERY = PlacementQuery(prompt_tokens=100)

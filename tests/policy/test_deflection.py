@@ -12,11 +12,11 @@ from baton.domain.fleet import Load, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode, Route, RouteReason
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.placement import Disaggregate, PlacementQuery, Surroundings
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.promises import Promises, broken_share
-from baton.policy.replica_cost import replica_cost
-from baton.policy.ways import Ways
+from baton.policy.placement.candidates import Ways
+from baton.policy.placement.port import Disaggregate, PlacementQuery, Surroundings
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.placement.replica_cost import replica_cost
+from baton.policy.placement.slo_impact import Promises, broken_share
 from tests.fakes.timings import FixedTimings, LinearTiming, replica_view, surroundings
 
 FAST = LinearTiming(step=0.01, token=0.0001, stream=0.0005)

@@ -7,7 +7,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.fair_queue import FairQueue, Waiting
+from baton.policy.admission.fair_queue import FairQueue, Waiting
 
 _IDS = count()
 

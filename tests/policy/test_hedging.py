@@ -6,7 +6,7 @@ import pytest
 
 from baton.domain.handoff import Decision, HandoffMode, HitSource, Option, Route, RouteReason
 from baton.domain.value import evolve
-from baton.policy.hedging import HedgeOptions, is_better, late_after_s
+from baton.policy.resilience.hedging import HedgeOptions, is_better, late_after_s
 
 OPTIONS = HedgeOptions(factor=4.0, least_s=1.0, spare_queue_s=0.05)
 

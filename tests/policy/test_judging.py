@@ -12,7 +12,7 @@ from baton.domain.commands import RequestRecord
 from baton.domain.request import Phase
 from baton.domain.slo import ALL_MET, NO_SLO, Slo
 from baton.domain.value import evolve
-from baton.policy.judging import excused, judge, tpot_s, ttft_s
+from baton.policy.admission.slo_evaluation import excused, judge, tpot_s, ttft_s
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.1, itl_p99_s=0.3)
 REFUSED = [Phase.SHED, Phase.EVICTED, Phase.FAILED]

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.fleet import LinkTotals
-from baton.policy.link_flows import Flow, LinkFlows
-from baton.policy.links import LinkBook, LinkRow, LinkSettings, LinkState
-from baton.policy.placement import LinkEstimates
+from baton.policy.links.estimates import LinkBook, LinkRow, LinkSettings, LinkState
+from baton.policy.links.transfers import Flow, LinkFlows
+from baton.policy.placement.port import LinkEstimates
 
 SETTINGS = LinkSettings(setup_s=0.002, bytes_per_s=10e9)
 MB = 1_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from baton.domain.fleet import FleetView, Load, Role
 from baton.domain.value import evolve
-from baton.policy.outlook import Newcomer, Outlook, outlook, pace_s
+from baton.policy.admission.decode_forecast import Newcomer, Outlook, outlook, pace_s
 from tests.fakes.timings import LinearTiming, replica_view
 
 TIMING = LinearTiming(step=0.01, token=0.0001, stream=0.001)

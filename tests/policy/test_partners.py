@@ -6,9 +6,9 @@ import pytest
 
 from baton.domain.fleet import ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode, RouteReason
-from baton.policy.partners import givers, takers
-from baton.policy.placement import Disaggregate, PlacementQuery, Surroundings
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.placement.compatible_pairs import givers, takers
+from baton.policy.placement.port import Disaggregate, PlacementQuery, Surroundings
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.fakes.timings import FixedLinks, replica_view, surroundings
 
 ALWAYS = PredictedOptions(disaggregate=Disaggregate.ALWAYS)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import LegKind
 from baton.domain.value import evolve
-from baton.policy.choosing import Candidate
-from baton.policy.placement import PlacementQuery
-from baton.policy.plain import POLICIES, RoundRobin, choose_least_loaded
+from baton.policy.placement.chooser import Candidate
+from baton.policy.placement.port import PlacementQuery
+from baton.policy.placement.simple import POLICIES, RoundRobin, choose_least_loaded
 from tests.policy.candidates import GROUPED, busier, candidate, choose, kinds, prompts, several
 
 

@@ -12,15 +12,15 @@ from baton.domain.request import LocalOnly
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
 from baton.perf.timing import delay_s
-from baton.policy.placement import (
+from baton.policy.placement.port import (
     Disaggregate,
     NoRoute,
     NoRouteReason,
     PlacementQuery,
     Surroundings,
 )
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.replica_cost import compare, replica_cost
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.placement.replica_cost import compare, replica_cost
 from tests.fakes.timings import (
     FixedLinks,
     FixedTimings,

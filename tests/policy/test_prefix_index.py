@@ -7,8 +7,8 @@ import pytest
 
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheTier, CacheUpdate, pack_hashes
 from baton.domain.handoff import HitSource
-from baton.policy.hits import NO_HIT, Hit
-from baton.policy.prefix_index import IndexMode, IndexOptions, PrefixIndex
+from baton.policy.prefix_cache.hits import NO_HIT, Hit
+from baton.policy.prefix_cache.index import IndexMode, IndexOptions, PrefixIndex
 
 CHAIN = list(range(100, 132))
 OTHER = list(range(100, 110)) + list(range(500, 510))

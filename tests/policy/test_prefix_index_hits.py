@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
-from baton.policy.holder_masks import HolderMasks
-from baton.policy.prefix_hits import Level, find_levels, scan_levels
-from baton.policy.prefix_index import PrefixIndex
-from baton.policy.reported_blocks import ReportedBlocks
+from baton.policy.prefix_cache.block_masks import HolderMasks
+from baton.policy.prefix_cache.index import PrefixIndex
+from baton.policy.prefix_cache.lookup import Level, find_levels, scan_levels
+from baton.policy.prefix_cache.reported_blocks import ReportedBlocks
 
 SLOTS = 7
 DEPTHS = st.lists(st.integers(min_value=0, max_value=40), min_size=SLOTS, max_size=SLOTS)

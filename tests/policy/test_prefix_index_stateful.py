@@ -15,10 +15,10 @@ from baton.domain.cache import (
     CacheUpdate,
     pack_hashes,
 )
-from baton.policy.block_hash import chain, chain_root
-from baton.policy.hits import Hits
-from baton.policy.prefix_index import IndexMode, IndexOptions, PrefixIndex
-from tests.policy.index_twin import Twin
+from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.hits import Hits
+from baton.policy.prefix_cache.index import IndexMode, IndexOptions, PrefixIndex
+from tests.policy.reference_index import Twin
 
 IDS = ("a", "b", "c")
 ROOT = chain_root(model="m", block_size_tokens=2)

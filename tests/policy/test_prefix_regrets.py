@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from baton.domain.fleet import Load
 from baton.domain.handoff import Decision, Forgone
 from baton.domain.value import evolve
-from baton.policy.placement import PlacementQuery, Surroundings
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.prefix_regrets import (
+from baton.policy.placement.port import PlacementQuery, Surroundings
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.prefix_cache.replication import (
     HORIZON_S,
     MOST_PREFIXES,
     NO_REGRETS,

@@ -12,11 +12,11 @@ from baton.domain.fleet import Load, Role
 from baton.domain.handoff import Decision, HandoffMode
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.placement import PlacementQuery
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.promises import Promises, broken_share
-from baton.policy.replica_cost import ReplicaCost, replica_cost
-from baton.policy.ways import Ways
+from baton.policy.placement.candidates import Ways
+from baton.policy.placement.port import PlacementQuery
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.placement.replica_cost import ReplicaCost, replica_cost
+from baton.policy.placement.slo_impact import Promises, broken_share
 from tests.fakes.timings import (
     FixedTimings,
     KnownHits,

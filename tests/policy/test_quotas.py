@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.tenant import RateLimit, Tenant
-from baton.policy.quotas import Bucket, deal, share
+from baton.policy.admission.rate_limits import Bucket, deal, share
 
 RATES = st.floats(0.1, 1000.0)
 WANTED = st.lists(st.floats(0.0, 2000.0), min_size=1, max_size=8)

@@ -8,10 +8,10 @@ from baton.domain.fleet import Load, Role
 from baton.domain.handoff import Decision, HandoffMode
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.placement import PlacementQuery, Surroundings
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.promises import Promises
-from baton.policy.replica_cost import ReplicaCost, replica_cost
+from baton.policy.placement.port import PlacementQuery, Surroundings
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.placement.replica_cost import ReplicaCost, replica_cost
+from baton.policy.placement.slo_impact import Promises
 from tests.fakes.timings import FixedTimings, LinearTiming, replica_view, surroundings
 
 FAST = LinearTiming(step=0.01, token=0.0001, stream=0.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.retry_budget import RetryBudget, RetryOptions
+from baton.policy.resilience.retry_budget import RetryBudget, RetryOptions
 
 OPTIONS = RetryOptions(fraction=0.2, floor=4, window_s=10.0)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.fleet import FleetView, Load, ReplicaView
-from baton.policy.placement import PlacementQuery
-from baton.policy.shortlist import Shortlist
+from baton.policy.placement.port import PlacementQuery
+from baton.policy.placement.shortlist import Shortlist
 from tests.fakes.timings import replica_view
 
 MANY = 40

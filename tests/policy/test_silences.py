@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.silences import REST_S, Silences
+from baton.policy.resilience.liveness import REST_S, Silences
 
 SILENCE_S = 1.5
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import StepTotals
-from baton.policy.work import crowd, decode_work_s, prefill_work_s
+from baton.policy.placement.device_seconds import crowd, decode_work_s, prefill_work_s
 from tests.fakes.timings import LinearTiming
 
 TIMING = LinearTiming(step=0.01, token=0.001, stream=0.002)

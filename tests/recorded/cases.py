@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from baton.control.autoscaler import Autoscaler
-from baton.control.limits import CoordinatorLimits
-from baton.control.service_rules import ServiceRules
+from baton.control.autoscaling.autoscaler import Autoscaler
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
-from baton.policy.admission import AdmissionOptions, AdmissionRule
-from baton.policy.placement import Disaggregate
+from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.port import Disaggregate
 from baton.policy.scaling.catalogue import scaling_policy
 from baton.policy.scaling.options import (
     AutoscalerOptions,
@@ -22,8 +23,7 @@ from baton.policy.scaling.options import (
     ScalingRule,
     StepLimits,
 )
-from baton.policy.slo_book import SloBook
-from baton.simulator.happenings import (
+from baton.simulator.faults import (
     Freeze,
     Kill,
     SetBandwidth,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
-from baton.control.autoscaler import Autoscaler
+from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.control.coordinator import Coordinator
 from baton.domain.commands import Command
 from baton.domain.events import Event

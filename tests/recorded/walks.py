@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeVar
 
-from baton.control.limits import CoordinatorLimits
-from baton.control.pairs import ProbeOptions
-from baton.control.service_rules import ServiceRules
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.commands import CheckSideChannel, Command
 from baton.domain.events import QuotasShared, SideChannelChecked
 from baton.domain.fleet import Load, LossReason, Role
@@ -18,10 +18,10 @@ from baton.domain.request import FinishReason, LocalOnly
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 from baton.domain.value import evolve
-from baton.policy.admission import AdmissionOptions, AdmissionRule
-from baton.policy.placement import Placer
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.slo_book import SloBook
+from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.port import Placer
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
 from tests.fakes.timings import LinearTiming
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from baton.config.api_arguments import OWN_KEYS, PASSED_ON, REFUSED
-from baton.config.schema import Route
+from baton.config.derive.api_arguments import OWN_KEYS, PASSED_ON, REFUSED
+from baton.config.schema.deployment import Route
 from baton.domain import errors
 from baton.domain.errors import BatonError, Cause
-from baton.engine.vllm.frontend_access import (
+from baton.engine.vllm.frontend.rust_arguments import KNOWN
+from baton.engine.vllm.gate.access import (
     MAX_CLASS_CHARS,
     MAX_REQUEST_ID_CHARS,
     SLO_CLASS_HEADER,
 )
-from baton.engine.vllm.frontend_errors import Dialect, Problem
-from baton.engine.vllm.frontend_gate import METHODS, ROUTES
-from baton.engine.vllm.frontend_model_list import LIST_PATH
-from baton.engine.vllm.rust_arguments import KNOWN
+from baton.engine.vllm.gate.errors import Dialect, Problem
+from baton.engine.vllm.gate.gate import METHODS, ROUTES
+from baton.engine.vllm.gate.model_list import LIST_PATH
 from tests.abuse.routes import CONSOLE, RULES, Rule
 from tests.reference.docstrings import attribute_docs, class_doc
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 from baton.config.diff import elsewhere, reload_class
-from baton.config.fields import Field, Named, Nested, fields_of, not_yet_of
-from baton.config.leaves import Choice, Leaf, Pluggable, Quantity
-from baton.config.render import flow
-from baton.config.schema import DeploymentConfig
-from baton.config.units import Unit, format_quantity
+from baton.config.language.fields import Field, Named, Nested, fields_of, not_yet_of
+from baton.config.language.scalars import Choice, Leaf, Pluggable, Quantity
+from baton.config.language.units import Unit, format_quantity
+from baton.config.schema.deployment import DeploymentConfig
+from baton.config.write.render import flow
 from tests.reference.docstrings import attribute_docs, class_doc
 
 HEAD = """\

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pytest
 
 from baton.cli.verbs import VERBS
-from baton.config.fields import Named, Nested, fields_of
-from baton.config.schema import DeploymentConfig, OnFailure
-from baton.engine.vllm.frontend_gate import ROUTES
+from baton.config.language.fields import Named, Nested, fields_of
+from baton.config.schema.deployment import DeploymentConfig, OnFailure
+from baton.engine.vllm.gate.gate import ROUTES
 from baton.telemetry.catalogue import CATALOGUE
 from tests.reference.commands import words_of
 from tests.reference.docstrings import attribute_docs, class_doc

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from baton.engine.tiny_model import write_tiny_model
-from baton.engine.vllm.frontend_gate import ROUTES
-from baton.engine.vllm.frontend_settings import FrontendSettings
+from baton.engine.vllm.frontend.settings import FrontendSettings
+from baton.engine.vllm.gate.gate import ROUTES
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MODEL, serve
 from tests.reference.api import GETS

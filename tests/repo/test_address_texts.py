@@ -1,4 +1,4 @@
-"""Nobody but `baton.domain.addresses` joins a host and a port, or parts them: IPv6 has colons."""
+"""Nobody but `baton.domain.names.addresses` joins or parts a host and a port: IPv6 has colons."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from tests.repo.project import ROOT
 
-THE_PLACE = "platform/baton/domain/addresses.py"
-SOCKETS = {"platform/baton/runtime/sockets.py", "platform/baton/serving/engines.py"}
+THE_PLACE = "platform/baton/domain/names/addresses.py"
+SOCKETS = {"platform/baton/runtime/process/sockets.py", "platform/baton/serving/replica/engines.py"}
 """Who asks which version of IP an address is of, for a socket or for one of this machine."""
 _HOST = re.compile(r"host|addr|\bip\b|_ip\b|\bnode\b|bind\b|netloc|authority", re.IGNORECASE)
 _PORT = re.compile(r"port", re.IGNORECASE)
@@ -102,7 +102,7 @@ def test_addresses_are_made_and_parted_at_one_place(folder: str) -> None:
         if (name := str(path.relative_to(ROOT))) != THE_PLACE
         for finding in findings(path.read_text(), sockets=name in SOCKETS)
     ]
-    assert not found, "use baton.domain.addresses:\n" + "\n".join(found)
+    assert not found, "use baton.domain.names.addresses:\n" + "\n".join(found)
 
 
 def test_what_is_allowed_is_still_there() -> None:

@@ -9,7 +9,8 @@ from importlib import import_module
 
 import pytest
 
-from baton.config import schema_routing, schema_scaling
+from baton.config.schema import routing as schema_routing
+from baton.config.schema import scaling as schema_scaling
 from tests.repo.project import ROOT, code_blocks, documents
 
 PAGE = "docs/operations/policies.md"

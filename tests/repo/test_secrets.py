@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from baton.runtime.keys import mint
+from baton.runtime.keys.api_keys import mint
 from tests.repo.project import ROOT
 
 SCRIPT = ROOT / "scripts" / "find-secrets"

@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
+from baton.cli.backend import Seam
 from baton.cli.main import build_app
-from baton.cli.seam import Seam
 from tests.repo.project import ROOT
 from tests.repo.shown_commands import Example, Shown, calls, commands, examples, files
 

@@ -12,17 +12,17 @@ import pytest
 from ruamel.yaml import YAML
 
 from baton.policy.scaling.actions import ScalingDecision, Tick
-from baton.policy.scaling.wants import ScalingReason
+from baton.policy.scaling.desired import ScalingReason
 from baton.telemetry import rules
 from baton.telemetry.catalogue import CATALOGUE, REQUESTS, SCALING_INPUT, SLACK, TTFT
-from baton.telemetry.controller_metrics import ControllerState, controller_families
 from baton.telemetry.label_values import ASKED, UNMET
+from baton.telemetry.metrics.controller import ControllerState, controller_families
+from baton.telemetry.metrics.usage_meter import UsageMeter
 from baton.telemetry.rules import render
 from baton.telemetry.rules.__main__ import main
 from baton.telemetry.rules.promql import buckets, observations, series
 from baton.telemetry.rules.rule import Severity
 from baton.telemetry.rules.slo import FAST, SLOW
-from baton.telemetry.usage_meter import UsageMeter
 from tests.rules.rule_files import (
     RULES,
     expressions,

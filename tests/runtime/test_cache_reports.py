@@ -13,7 +13,7 @@ from baton.domain.events import CacheChanged, Event, LoadReported, ReplicaJoined
 from baton.domain.fleet import LinkTotals, Load
 from baton.domain.handoff import Leg, LegOutput, Ticket
 from baton.domain.kv_events import BlocksRemoved, BlocksStored, KvEventBatch
-from baton.policy.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 from baton.runtime.link import codec, frames
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.link.server import LinkServer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.request import Phase
 from baton.engine.sim import expected_tokens
-from baton.policy.placement import Disaggregate
+from baton.policy.placement.port import Disaggregate
 from tests.fakes.fleet_rig import ENGINE, running_fleet
 
 SOON = CoordinatorLimits(drain_patience_s=0.05, drain_moves=2)

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.control.pairs import ProbeOptions
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.cache import CacheUpdate
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError, LinkFailed, NoCapacity, QueueFull, RequestInvalid
@@ -24,9 +24,9 @@ from baton.domain.events import (
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 from baton.domain.request import FinishReason, Phase, Request
-from baton.policy.placement import Disaggregate
-from baton.runtime.clock import MonotonicClock
+from baton.policy.placement.port import Disaggregate
 from baton.runtime.driver import Driver
+from baton.runtime.process.clock import MonotonicClock
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer
 

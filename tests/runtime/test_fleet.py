@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.errors import NoCapacity, RequestInvalid
 from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode, RouteReason
 from baton.domain.request import LocalOnly, Phase, Request
 from baton.engine.sim import expected_tokens
-from baton.policy.breakers import Circuit
-from baton.policy.placement import Disaggregate
+from baton.policy.placement.port import Disaggregate
+from baton.policy.resilience.circuit_breakers import Circuit
 from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
 
 EARLY_OR_LATE = pytest.mark.parametrize("early", [False, True], ids=["late", "early"])

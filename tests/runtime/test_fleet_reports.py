@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.cache import CacheChangeKind, unpack_hashes
 from baton.domain.events import CacheChanged, LinksReported, SideChannelChecked
 from baton.domain.fleet import LinkTotals
 from baton.domain.handoff import HandoffMode
 from baton.domain.request import Phase
-from baton.policy.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
 
 

@@ -12,7 +12,7 @@ import pytest
 
 _SCRIPT = """
 import gc
-from baton.runtime.heap import set_heap_aside
+from baton.runtime.process.gc_tuning import set_heap_aside
 
 old = [[number] for number in range(200_000)]
 set_heap_aside()
@@ -46,7 +46,7 @@ def test_garbage_from_before_is_let_go_first() -> None:
     thing.itself = thing  # type: ignore[attr-defined]  # a cycle
     gone = weakref.ref(thing)
     del thing
-    from baton.runtime.heap import set_heap_aside
+    from baton.runtime.process.gc_tuning import set_heap_aside
 
     before = gc.get_threshold()
     try:
@@ -59,7 +59,7 @@ def test_garbage_from_before_is_let_go_first() -> None:
 
 _HELD = """
 import gc
-from baton.runtime.heap import set_heap_aside
+from baton.runtime.process.gc_tuning import set_heap_aside
 
 def collections():
     before = [one["collections"] for one in gc.get_stats()]
@@ -83,7 +83,7 @@ def test_what_is_new_is_looked_through_a_tenth_as_often_and_what_is_old_no_less(
 
 
 def test_tidying_lets_go_of_tuples_that_are_only_kept_to_be_used_again() -> None:
-    from baton.runtime.heap import tidy_heap
+    from baton.runtime.process.gc_tuning import tidy_heap
 
     tidy_heap()
     before = sys.getallocatedblocks()
@@ -97,7 +97,7 @@ def test_tidying_lets_go_of_tuples_that_are_only_kept_to_be_used_again() -> None
 
 _SCATTERED = """
 from pathlib import Path
-from baton.runtime.heap import tidy_heap
+from baton.runtime.process.gc_tuning import tidy_heap
 
 def resident_mb():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.addresses import parse_address
 from baton.domain.handoff import HandoffMode
+from baton.domain.names.addresses import parse_address
 from baton.domain.request import Phase
 from baton.engine.sim import SimSettings, expected_tokens
-from baton.runtime.sockets import bound_socket
+from baton.runtime.process.sockets import bound_socket
 from tests.fakes.fleet_rig import ENGINE, running_fleet
 from tests.fakes.machine import need_ipv6
 

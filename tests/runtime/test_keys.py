@@ -19,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.errors import ConfigInvalid, OperatorError
-from baton.runtime import key_files
-from baton.runtime.key_files import KeyFiles, editing, keys_of, load_ring, read_keys
-from baton.runtime.keys import (
+from baton.runtime.keys import key_files
+from baton.runtime.keys.api_keys import (
     PREFIX,
     ApiKey,
     BadKeyLine,
@@ -32,6 +31,7 @@ from baton.runtime.keys import (
     mint,
     parse_line,
 )
+from baton.runtime.keys.key_files import KeyFiles, editing, keys_of, load_ring, read_keys
 
 NOW = datetime(2026, 11, 20, 21, 0, 0, tzinfo=UTC)
 DAY = timedelta(days=1)

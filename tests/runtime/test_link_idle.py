@@ -10,8 +10,8 @@ import pytest
 
 from baton.domain.events import LoadReported, ReplicaLost
 from baton.domain.fleet import Load, LossReason
-from baton.policy.prefix_index import IndexOptions
-from baton.policy.silences import REST_S
+from baton.policy.prefix_cache.index import IndexOptions
+from baton.policy.resilience.liveness import REST_S
 from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions

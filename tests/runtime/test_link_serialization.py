@@ -12,7 +12,7 @@ RUNS_WHAT_IT_READS = re.compile(
     r"|(?<![\w.])(eval|exec)\(",
     re.MULTILINE,
 )
-FROM_RAYS_OWN_CALLS = frozenset({"serving/packing.py"})
+FROM_RAYS_OWN_CALLS = frozenset({"serving/ray/packing.py"})
 """Whoever can make those can run code on every node anyway."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.runtime.link.silence import Silence
+from baton.runtime.link.liveness import Silence
 
 LIVENESS_S = 2.0
 BEAT_S = 0.25

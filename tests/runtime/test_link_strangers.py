@@ -18,7 +18,7 @@ import zmq.asyncio
 from baton.domain.events import ReplicaLost
 from baton.runtime.link import codec, frames
 from baton.runtime.link.keys import FleetKeys
-from baton.runtime.log_events import FIELDS
+from baton.runtime.process.log_events import FIELDS
 from baton.runtime.replica_host import ReplicaHost
 from tests.fakes.link_rig import (
     FAST,

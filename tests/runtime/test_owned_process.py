@@ -13,14 +13,14 @@ from pathlib import Path
 
 import psutil
 
-from baton.runtime.owned_process import OwnedProcess, Program
+from baton.runtime.process.owned_process import OwnedProcess, Program
 
 _FOREVER = "import time; print('up', flush=True); time.sleep(600)"
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + _FOREVER
 _OWNER = """
 import asyncio, sys
 from pathlib import Path
-from baton.runtime.owned_process import OwnedProcess, Program
+from baton.runtime.process.owned_process import OwnedProcess, Program
 
 async def main():
     program = Program(name="p", argv=[sys.executable, "-c", sys.argv[2]], log=Path(sys.argv[1]))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.runtime.scratch import RUN_DIR_VARIABLE, scratch_folder
-from baton.serving import reaper
+from baton.runtime.process.scratch import RUN_DIR_VARIABLE, scratch_folder
+from baton.serving.cluster import reaper
 
 
 @pytest.fixture(autouse=True)

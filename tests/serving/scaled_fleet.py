@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 
-from baton.control.autoscaler import Override
-from baton.control.observing import Observer
+from baton.control.autoscaling.autoscaler import Override
+from baton.control.autoscaling.observer import Observer
 from baton.domain.demand import CoordinatorReport, DemandTotals, PoolReport
 from baton.domain.fleet import Role
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds
-from baton.serving.scaling_loop import ScalingLoop
-from baton.serving.scaling_plan import ScalingPlan
-from baton.serving.scaling_ports import Looks, Reports
-from baton.serving.serve_control import DeploymentState
+from baton.serving.ray.serve_control import DeploymentState
+from baton.serving.scaling.loop import ScalingLoop
+from baton.serving.scaling.plan import ScalingPlan
+from baton.serving.scaling.ports import Looks, Reports
 
 AS_CONFIGURED = "baton.policy.scaling.fixed:Static"
 """A policy of the user's own: as many replicas as the bounds start with."""

@@ -7,21 +7,21 @@ import asyncio
 import pytest
 
 from baton.config.load import load_text
-from baton.config.schema import DeploymentConfig
-from baton.control.adapter_registry import AdapterRefusal, LoadOrder, Registry
-from baton.engine.vllm.frontend_adapters import AdapterOrder
-from baton.engine.vllm.frontend_errors import Problem
-from baton.serving.adapter_asking import administered_by
-from baton.serving.adapter_desk import AdapterDesk
-from baton.serving.adapter_store import (
+from baton.config.schema.deployment import DeploymentConfig
+from baton.control.fleet.adapter_registry import AdapterRefusal, LoadOrder, Registry
+from baton.engine.vllm.gate.adapters import AdapterOrder
+from baton.engine.vllm.gate.errors import Problem
+from baton.serving.controller.adapter_manager import AdapterDesk
+from baton.serving.ingress.adapter_admin import administered_by
+from baton.serving.ray.serve_control import NONE_READY, Answers
+from baton.serving.scaling.ports import Looks
+from baton.serving.store.adapter_store import (
     AdapterHolder,
     AdapterStore,
     carried_adapters,
     decoded,
     encoded,
 )
-from baton.serving.scaling_ports import Looks
-from baton.serving.serve_control import NONE_READY, Answers
 from tests.fakes.head_store import HeadStore
 
 LOOKS = Looks(reports=(), missing=())

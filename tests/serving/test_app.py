@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton.serving.app import ingress_options, on_python, pool_options
-from baton.serving.built import Mark, first_built, fresh_builds, pool_version
+from baton.serving.application.app import ingress_options, on_python, pool_options
+from baton.serving.application.builds import Mark, first_built, fresh_builds, pool_version
 from tests.serving.configs import example
 
 

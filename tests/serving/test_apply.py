@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.control.rollout import RolloutRules, Tally
+from baton.control.autoscaling.rollout import RolloutRules, Tally
 from baton.domain.errors import ApplyRefused
 from baton.runtime.link.frames import PROTOCOL
-from baton.serving.apply import apply_config, new_sizes, report, roll_back
-from baton.serving.apply_ports import Applied
-from baton.serving.built import Builds, Built, Mark, first_built, vllm_version
-from baton.serving.code_name import code_name
-from baton.serving.config_holder import ConfigHolder, Switch
-from baton.serving.live_config import ConfigFollower, Fate, Generations, Kept, LiveConfig
-from baton.serving.rolling import Manner, Sight
-from baton.serving.running import outgrown
+from baton.serving.application.builds import Builds, Built, Mark, first_built, vllm_version
+from baton.serving.code_version import code_name
+from baton.serving.rollout.apply import apply_config, new_sizes, report, roll_back
+from baton.serving.rollout.live_deployment import outgrown
+from baton.serving.rollout.ports import Applied
+from baton.serving.rollout.rollout import Manner, Sight
+from baton.serving.store.config_participant import ConfigHolder, Switch
+from baton.serving.store.config_store import ConfigFollower, Fate, Generations, Kept, LiveConfig
 from tests.fakes.head_store import HeadStore
 from tests.serving.configs import written
 

@@ -12,9 +12,9 @@ import pytest
 from baton.domain.errors import Broken, RdmaMissing, TransferFailed
 from baton.runtime.link.client import LinkClient
 from baton.runtime.replica_host import ReplicaHost
-from baton.serving.ingress_body import IngressBody
-from baton.serving.own_side_channel import OwnCheckTiming, OwnSideChannel
-from baton.serving.replica import EngineReplica, own_side_channel
+from baton.serving.ingress.model_ingress import IngressBody
+from baton.serving.replica.deployment import EngineReplica, own_side_channel
+from baton.serving.replica.side_channel_watch import OwnCheckTiming, OwnSideChannel
 from tests.fakes.link_rig import FAST, EventLog, hosting
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts, make_leg
 from tests.serving.configs import simulated

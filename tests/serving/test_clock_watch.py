@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.serving.clock_watch import ClockWatch
-from baton.serving.scaling_ports import Looks
+from baton.serving.controller.clock_step_guard import ClockWatch
+from baton.serving.scaling.ports import Looks
 from tests.serving.scaled_fleet import Clock
 
 HOUR_S = 3600.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.serving.data_path import (
+from baton.serving.front.data_path import (
     DataPath,
     FrontPorts,
     FrontSettings,

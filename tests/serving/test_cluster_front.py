@@ -9,9 +9,9 @@ import pytest
 
 from baton.config.load import load_text
 from baton.domain.errors import ClusterFailed
-from baton.serving.cluster import ClusterSettings, LocalCluster
-from baton.serving.data_path import DataPath, find_haproxy, port_is_free
-from baton.serving.deployment import cluster_settings
+from baton.serving.cluster.local_cluster import ClusterSettings, LocalCluster
+from baton.serving.front.data_path import DataPath, find_haproxy, port_is_free
+from baton.serving.operator.local_deployment import cluster_settings
 
 VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 CONFIG = """

@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.serving import reaper
-from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
-from baton.serving.data_path import DataPath, pick_front_ports
+from baton.serving.cluster import reaper
+from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.front.data_path import DataPath, pick_front_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).parent / "programs" / "stream_app.py"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.serving import reaper
+from baton.serving.cluster import reaper
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found by /proc")
 SLEEP = "print('up', flush=True); import time; time.sleep(60)"

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.serving.cluster_state import (
+from baton.serving.cluster.cluster_state import (
     ClusterState,
     process_ticks,
     remove_state,
@@ -19,7 +19,7 @@ from baton.serving.cluster_state import (
     state_folder,
     write_state,
 )
-from baton.serving.data_path import DataPath
+from baton.serving.front.data_path import DataPath
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import baton
-from baton.serving.code_name import code_name, content
+from baton.serving.code_version import code_name, content
 
 OURS = Path(baton.__file__).parent
 
@@ -34,7 +34,9 @@ def test_what_python_and_packagers_leave_beside_it_is_no_part_of_it(copy: Path) 
     assert content(copy) == content(OURS)
 
 
-@pytest.mark.parametrize("file", ["serving/names.py", "console/static/app.js", "__init__.py"])
+@pytest.mark.parametrize(
+    "file", ["serving/shared/names.py", "console/static/app.js", "__init__.py"]
+)
 def test_one_line_more_is_other_code(copy: Path, file: str) -> None:
     with (copy / file).open("a") as more:
         more.write("// or #\n")

@@ -10,10 +10,10 @@ import pytest
 from baton.console.feed import Feed
 from baton.domain.commands import RecordOrder
 from baton.domain.errors import NotRunning, TimedOut
-from baton.serving import console_feed
-from baton.serving.console_feed import AskIngresses, LiveFeed
-from baton.serving.packing import packed
-from baton.serving.serve_control import Answers
+from baton.serving.controller import console_feed
+from baton.serving.controller.console_feed import AskIngresses, LiveFeed
+from baton.serving.ray.packing import packed
+from baton.serving.ray.serve_control import Answers
 from tests.serving.configs import simulated
 
 CONFIG = simulated()

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import DeploymentEnded, NotRunning, TimedOut
-from baton.serving.control_socket import (
+from baton.serving.operator.attached import Joined
+from baton.serving.operator.control_socket import (
     ANSWER_S,
     NAME,
     SCALE_S,
@@ -20,8 +21,7 @@ from baton.serving.control_socket import (
     ControlClient,
     ControlSocket,
 )
-from baton.serving.joined import Joined
-from baton.serving.names import CONTROLLER, INGRESS
+from baton.serving.shared.names import CONTROLLER, INGRESS
 
 Serve = Callable[[Ask], ControlClient]
 STATUS = {"model": "tiny", "baton": "0.1"}

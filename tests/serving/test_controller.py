@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baton.runtime.ports import Clock
-from baton.serving.controller import ControllerBody
-from baton.serving.scaling_loop import ScalingLoop
+from baton.serving.controller.deployment import ControllerBody
+from baton.serving.scaling.loop import ScalingLoop
 from tests.serving.scaled_fleet import World
 
 

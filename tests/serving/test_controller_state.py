@@ -8,9 +8,9 @@ import weakref
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.serving.controller import Tidying
-from baton.serving.controller_state import Hearing, Measured
-from baton.serving.scaling_ports import Looks
+from baton.serving.controller.deployment import Tidying
+from baton.serving.controller.metrics_state import Hearing, Measured
+from baton.serving.scaling.ports import Looks
 from baton.telemetry import catalogue as c
 from tests.serving.configs import simulated
 from tests.serving.scaled_fleet import Clock, World

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from baton.config.load import load_text
-from baton.config.render import plain
-from baton.config.schema import DeploymentConfig
+from baton.config.schema.deployment import DeploymentConfig
+from baton.config.write.render import plain
 from baton.domain.errors import ConfigInvalid
-from baton.serving.built import decoded
-from baton.serving.declared import begin, config_of
-from baton.serving.live_config import BUILT, Fate, Generations
+from baton.serving.app_builder import begin, config_of
+from baton.serving.application.builds import decoded
+from baton.serving.store.config_store import BUILT, Fate, Generations
 from tests.fakes.head_store import HeadStore
 
 TEXT = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.serving.data_path import pick_front_ports
+from baton.serving.front.data_path import pick_front_ports
 from tests.repo.project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(420)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.serving.demo import Asked, summary
-from baton.serving.deployment import progress_line, telling_line, where_to_look
+from baton.serving.operator.demo import Asked, summary
+from baton.serving.operator.local_deployment import progress_line, telling_line, where_to_look
 
 
 def asked(*, ok: bool = True, moved_bytes: int = 100, transfer_s: float = 0.2) -> Asked:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.config.schema import DeploymentConfig
-from baton.serving.doctor import report
-from baton.serving.doctor_config import config_checks
-from baton.serving.doctor_facts import (
+from baton.config.schema.deployment import DeploymentConfig
+from baton.serving.doctor.config import config_checks
+from baton.serving.doctor.facts import (
     INGRESS,
     Descriptors,
     FileFact,
@@ -29,9 +28,10 @@ from baton.serving.doctor_facts import (
     secret_files,
     within,
 )
-from baton.serving.doctor_machine import machine_checks
-from baton.serving.doctor_verdicts import Check, Verdict
-from baton.serving.preflight_facts import PortFact, PortListener
+from baton.serving.doctor.machine import machine_checks
+from baton.serving.doctor.result import Check, Verdict
+from baton.serving.doctor.run import report
+from baton.serving.preflight.facts import PortFact, PortListener
 from tests.serving.configs import SMALL, written
 
 GIB = 1024**3

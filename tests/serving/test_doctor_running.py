@@ -12,10 +12,10 @@ import pytest
 
 from baton.domain.errors import ClusterFailed, NotRunning, TimedOut
 from baton.runtime.link.options import LinkOptions
-from baton.serving.doctor_facts import Unknown
-from baton.serving.doctor_running import RunningNow, nothing_runs, running_checks
-from baton.serving.doctor_security import OpenPort, check_ray_door, open_ports
-from baton.serving.doctor_verdicts import Check, Verdict
+from baton.serving.doctor.deployment import RunningNow, nothing_runs, running_checks
+from baton.serving.doctor.facts import Unknown
+from baton.serving.doctor.result import Check, Verdict
+from baton.serving.doctor.security import OpenPort, check_ray_door, open_ports
 
 VIEW: dict[str, Any] = {
     "replica_id": "decode-1",

@@ -6,8 +6,13 @@ from dataclasses import replace
 
 from baton.domain.fleet import Role
 from baton.engine.sim import SimEngine
-from baton.engine.vllm.settings import engine_arguments
-from baton.serving.engines import ReplicaSite, build_engine, engine_environment, vllm_settings
+from baton.engine.vllm.core.settings import engine_arguments
+from baton.serving.replica.engines import (
+    ReplicaSite,
+    build_engine,
+    engine_environment,
+    vllm_settings,
+)
 from tests.serving.configs import example
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import CannotStart, ClusterFailed, NotRunning
-from baton.serving.app import ingress_options
-from baton.serving.existing_cluster import deploy_there, named_cluster, where_it_runs
-from baton.serving.joined import join, state_of
+from baton.serving.application.app import ingress_options
+from baton.serving.operator.attached import join, state_of
+from baton.serving.operator.existing_cluster import deploy_there, named_cluster, where_it_runs
 from tests.serving.configs import simulated
 
 

@@ -9,8 +9,8 @@ import pytest
 from baton.domain.errors import LinkFailed
 from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
 from baton.domain.fleet import LossReason
-from baton.serving.fleet_watch import FleetWatch
-from baton.serving.membership import Member
+from baton.serving.ingress.fleet_watch import FleetWatch
+from baton.serving.ray.membership import Member
 from tests.fakes.facts import replica_facts
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.serving.doctor_facts import answers_at
-from baton.serving.front import direct_server_is_up, own_client
+from baton.serving.cluster.readiness import direct_server_is_up, own_client
+from baton.serving.doctor.facts import answers_at
 from tests.fakes.hub import hub_of
 
 STAT_HEADER = "# pxname,svname,scur,status,weight,act,bck,\n"

@@ -14,14 +14,14 @@ import pytest
 
 from baton.config import DeploymentConfig
 from baton.domain.errors import ConfigInvalid
-from baton.engine.vllm.callers import Caller
-from baton.engine.vllm.frontend_access import Access
-from baton.engine.vllm.frontend_errors import Problem
-from baton.engine.vllm.frontend_settings import Brought
-from baton.runtime.key_files import editing
-from baton.runtime.keys import mint
-from baton.serving import front_door
-from baton.serving.front_door import FrontDoor, brought, frontend_limits
+from baton.engine.vllm.frontend.settings import Brought
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.errors import Problem
+from baton.engine.vllm.wire.identity import Caller
+from baton.runtime.keys.api_keys import mint
+from baton.runtime.keys.key_files import editing
+from baton.serving.ingress import auth as front_door
+from baton.serving.ingress.auth import FrontDoor, brought, frontend_limits
 from tests.serving.configs import simulated
 
 

@@ -15,15 +15,15 @@ import httpx
 import psutil
 import pytest
 
-from baton.config.schema_security import TlsConfig
+from baton.config.schema.security import TlsConfig
 from baton.domain.errors import EngineStartFailed
-from baton.serving.certificates import CertificateWatch
-from baton.serving.data_path import find_haproxy
-from baton.serving.front_guard import certificate, gate_guard
-from baton.serving.public_port import MARK, gate_socket, hold_port
-from baton.serving.rust_gate import AtFront, GateSettings, gate_config
-from baton.serving.rust_gate_maps import state_entries
-from baton.serving.rust_gate_process import RustGate
+from baton.serving.front.certificates import CertificateWatch
+from baton.serving.front.data_path import find_haproxy
+from baton.serving.front.gate_config import AtFront, GateSettings, gate_config
+from baton.serving.front.gate_maps import state_entries
+from baton.serving.front.gate_process import RustGate
+from baton.serving.front.haproxy_hardening import certificate, gate_guard
+from baton.serving.front.public_port import MARK, gate_socket, hold_port
 from tests.fakes.certificates import make_pair, serial_at
 from tests.fakes.echo_backend import echo_backend
 from tests.fakes.machine import address_of_this_machine

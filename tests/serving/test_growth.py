@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.serving.growth import Growth, NodeKind, beyond_growth, waiting_line
-from baton.serving.preflight import judge_cluster
-from baton.serving.preflight_facts import ClusterFacts
-from baton.serving.ray_autoscaler import monitors_here, node_types
+from baton.serving.preflight.autoscaling_capacity import (
+    Growth,
+    NodeKind,
+    beyond_growth,
+    waiting_line,
+)
+from baton.serving.preflight.checks import judge_cluster
+from baton.serving.preflight.facts import ClusterFacts
+from baton.serving.preflight.ray_autoscaler import monitors_here, node_types
 from tests.serving.configs import example
 
 EMPTY = ClusterFacts(cpus=0, gpus=0, versions={})
@@ -143,7 +148,7 @@ def test_a_monitor_that_starts_nothing_is_no_autoscaler(tmp_path: Path) -> None:
 def test_a_ray_without_what_is_private_has_no_autoscaler_that_is_known(
     missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from baton.serving.ray_autoscaler import growth
+    from baton.serving.preflight.ray_autoscaler import growth
 
     monkeypatch.setitem(sys.modules, missing, None)
     assert growth() is None

@@ -21,22 +21,22 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from baton.config.schema_security import TlsConfig
-from baton.domain.addresses import loopback
+from baton.config.schema.security import TlsConfig
 from baton.domain.errors import ClusterFailed
-from baton.engine.vllm.frontend_errors import Dialect, error_type
-from baton.serving import haproxy_front
-from baton.serving.certificates import CertificateWatch
-from baton.serving.data_path import (
+from baton.domain.names.addresses import loopback
+from baton.engine.vllm.gate.errors import Dialect, error_type
+from baton.serving.cluster.readiness import admin_sockets
+from baton.serving.front import haproxy_wrapper as haproxy_front
+from baton.serving.front.certificates import CertificateWatch
+from baton.serving.front.data_path import (
     DataPath,
     FrontSettings,
     find_haproxy,
     pick_front_ports,
     serve_environment,
 )
-from baton.serving.front import admin_sockets
-from baton.serving.front_guard import certificate, guard_front, unguard_front
-from baton.serving.haproxy_front import Guard, UnknownConfiguration, guarded
+from baton.serving.front.haproxy_hardening import certificate, guard_front, unguard_front
+from baton.serving.front.haproxy_wrapper import Guard, UnknownConfiguration, guarded
 from tests.abuse.raw import converse
 from tests.fakes.certificates import make_pair, serial_at
 from tests.fakes.machine import (

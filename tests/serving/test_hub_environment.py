@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.serving import hub_environment
-from baton.serving.hub_environment import go_by, said
+from baton.serving.replica import hub_environment
+from baton.serving.replica.hub_environment import go_by, said
 
 
 def test_only_what_is_about_hubs_and_proxies_is_kept() -> None:

@@ -24,15 +24,15 @@ from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError
 from baton.domain.events import ReplicaJoined
 from baton.domain.request import Request
-from baton.engine.vllm.frontend_errors import Dialect, Problem
-from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, Gate, answer
-from baton.runtime.key_files import editing
-from baton.runtime.keys import mint
+from baton.engine.vllm.gate.errors import Dialect, Problem
+from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE, Gate, answer
+from baton.runtime.keys.api_keys import mint
+from baton.runtime.keys.key_files import editing
 from baton.runtime.link.options import LinkOptions
-from baton.runtime.log_events import FIELDS
-from baton.serving.ingress import Ingress
-from baton.serving.ingress_body import IngressBody
-from baton.serving.several_bodies import SeveralBodies
+from baton.runtime.process.log_events import FIELDS
+from baton.serving.ingress.deployment import Ingress
+from baton.serving.ingress.model_ingress import IngressBody
+from baton.serving.ingress.multi_model import SeveralBodies
 from baton.telemetry.catalogue import (
     ADMISSIONS,
     INGRESS_GENERATION,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.policy.scaling.ingresses import IngressBounds
-from baton.serving.ingress_desk import IngressDesk, Used
-from baton.serving.scaling_ports import Looks
+from baton.serving.controller.ingress_scaler import IngressDesk, Used
+from baton.serving.scaling.ports import Looks
 from tests.serving.scaled_fleet import Clock
 
 

@@ -8,8 +8,8 @@ from baton.domain.demand import ColdStart
 from baton.domain.events import ReplicaJoined
 from baton.domain.fleet import Role
 from baton.runtime.link.options import LinkOptions
-from baton.serving import ingress_body
-from baton.serving.ingress_body import IngressBody
+from baton.serving.ingress import model_ingress as ingress_body
+from baton.serving.ingress.model_ingress import IngressBody
 from tests.fakes.facts import replica_facts
 from tests.serving.configs import example, simulated
 

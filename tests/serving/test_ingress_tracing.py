@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from baton.domain.trace_context import TraceContext
-from baton.runtime.clock import MonotonicClock
-from baton.serving.front_door import FrontDoor
-from baton.serving.tracing import ingress_tracer
-from baton.telemetry.tracing import Tracer
+from baton.domain.names.trace_context import TraceContext
+from baton.runtime.process.clock import MonotonicClock
+from baton.serving.ingress.auth import FrontDoor
+from baton.serving.ingress.tracing import ingress_tracer
+from baton.telemetry.requests.tracing import Tracer
 from tests.serving.configs import simulated
 from tests.telemetry.test_waterfall import RECORD
 
@@ -66,7 +66,7 @@ def test_a_request_that_has_ended_arrives_at_the_collector_at_the_walls_time() -
 def test_a_node_without_opentelemetry_says_what_to_install_and_serves_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "baton.telemetry.otlp", None)
+    monkeypatch.setitem(sys.modules, "baton.telemetry.requests.otlp", None)
     tracer = tracer_of("observability.tracing.otlp=http://127.0.0.1:1")
     assert tracer is not None
     tracer.start()

@@ -14,8 +14,9 @@ from typing import Any, cast
 import pytest
 
 from baton.config import load_config
-from baton.serving import ingress, ray_context
-from baton.serving.ingress import Ingress, waited_s
+from baton.serving.ingress import deployment as ingress
+from baton.serving.ingress.deployment import Ingress, waited_s
+from baton.serving.ray import context as ray_context
 from tests.fakes.scaled_deadline import ScaledDeadline
 
 BUSY = "import os; os.sched_setaffinity(0, {int(__import__('sys').argv[1])})\nwhile True: pass"

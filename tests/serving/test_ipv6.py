@@ -10,17 +10,22 @@ import pytest
 from prometheus_client.metrics_core import Metric as Family
 
 from baton.config import DeploymentConfig, load_config
-from baton.domain.addresses import parse_address
 from baton.domain.errors import ClusterFailed
+from baton.domain.names.addresses import parse_address
 from baton.runtime.replica_host import ReplicaHost
-from baton.serving.cluster import attach
-from baton.serving.doctor_config import check_ports
-from baton.serving.doctor_security import OpenPort, check_open_ports
-from baton.serving.doctor_verdicts import Verdict
-from baton.serving.engines import ReplicaSite, build_engine, side_channel_host, vllm_settings
-from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint
-from baton.serving.preflight_facts import PortFact
-from baton.serving.preflight_security import open_findings
+from baton.serving.cluster.local_cluster import attach
+from baton.serving.doctor.config import check_ports
+from baton.serving.doctor.result import Verdict
+from baton.serving.doctor.security import OpenPort, check_open_ports
+from baton.serving.http.metrics_endpoint import Metrics, MetricsEndpoint
+from baton.serving.preflight.facts import PortFact
+from baton.serving.preflight.security import open_findings
+from baton.serving.replica.engines import (
+    ReplicaSite,
+    build_engine,
+    side_channel_host,
+    vllm_settings,
+)
 from tests.fakes.machine import ipv6_address_of_this_machine, need_ipv6
 from tests.serving.test_doctor import GOOD
 

@@ -10,10 +10,10 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from baton.domain.errors import DeploymentEnded, NotRunning, SeveralRunning
-from baton.serving.cluster_state import ClusterState, process_ticks, write_state
-from baton.serving.data_path import DataPath
-from baton.serving.deployment import ask_all
-from baton.serving.joined import Joined, join, local_state
+from baton.serving.cluster.cluster_state import ClusterState, process_ticks, write_state
+from baton.serving.front.data_path import DataPath
+from baton.serving.operator.attached import Joined, join, local_state
+from baton.serving.operator.local_deployment import ask_all
 
 ENDED = ClusterState(
     name="one",
@@ -135,8 +135,8 @@ class Asked(Joined):
 def test_a_status_says_how_far_the_last_rollout_is_where_that_is_known(
     monkeypatch: pytest.MonkeyPatch, note: bytes | None, told: object
 ) -> None:
-    monkeypatch.setattr("baton.serving.joined.load", lambda _name: note)
-    monkeypatch.setattr("baton.serving.joined.wall_s", lambda: 12.0)
+    monkeypatch.setattr("baton.serving.operator.attached.load", lambda _name: note)
+    monkeypatch.setattr("baton.serving.operator.attached.wall_s", lambda: 12.0)
     assert Asked(None).status().get("rollout") == told
 
 
@@ -144,5 +144,5 @@ def test_a_store_that_does_not_answer_costs_no_status(monkeypatch: pytest.Monkey
     def gone(_name: str) -> bytes:
         raise ConnectionError("no store")
 
-    monkeypatch.setattr("baton.serving.joined.load", gone)
+    monkeypatch.setattr("baton.serving.operator.attached.load", gone)
     assert "rollout" not in Asked(None).status()

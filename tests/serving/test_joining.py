@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.serving.cluster_state import ClusterState
-from baton.serving.data_path import DataPath
-from baton.serving.joining import CannotJoin, joining, keep
+from baton.serving.cluster.cluster_state import ClusterState
+from baton.serving.cluster.node_join import CannotJoin, joining, keep
+from baton.serving.front.data_path import DataPath
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.serving.kept_logs import failures_folder, keep_logs, last_error
+from baton.serving.cluster.failed_start_logs import failures_folder, keep_logs, last_error
 
 TRACE = """Traceback (most recent call last):
   File "engine.py", line 9, in start

@@ -6,7 +6,7 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.runtime.link.keys import FleetKeys
-from baton.serving.link_keys import fleet_keys
+from baton.serving.store.link_keys import fleet_keys
 from tests.fakes.head_store import HeadStore
 
 

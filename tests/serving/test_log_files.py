@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.serving.log_files import LogFiles, LogLine, LogOrder, followed, parsed, printed
+from baton.serving.operator.log_files import LogFiles, LogLine, LogOrder, followed, parsed, printed
 from baton.telemetry.logs import LogFormat, configure_logs, log_event
 
 ALL = LogOrder(last=None)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from baton.domain.request import Request
-from baton.engine.vllm.frontend_access import Access
-from baton.engine.vllm.frontend_gate import Gate
-from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.runtime.keys import KeyRing, mint
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.gate import Gate
+from baton.engine.vllm.gate.limits import FrontendLimits
+from baton.runtime.keys.api_keys import KeyRing, mint
 from baton.telemetry.logs import LogFormat, configure_logs
-from baton.telemetry.recorders import Recorders
-from baton.telemetry.records import RecordBook
+from baton.telemetry.requests.recorders import Recorders
+from baton.telemetry.requests.request_log import RecordBook
 from tests.engine.test_frontend_gate import Client, current
 from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
 

@@ -10,10 +10,10 @@ import pytest
 
 from baton.config import DeploymentConfig
 from baton.domain.errors import CannotStart, EngineStartFailed
-from baton.serving.app import controller_options, ingress_options, pool_options
-from baton.serving.engines import own_addresses, side_channel_host
-from baton.serving.preflight import await_nodes, judge_cluster, judge_machine
-from baton.serving.preflight_facts import ClusterFacts, MachineFacts, PortFact
+from baton.serving.application.app import controller_options, ingress_options, pool_options
+from baton.serving.preflight.checks import await_nodes, judge_cluster, judge_machine
+from baton.serving.preflight.facts import ClusterFacts, MachineFacts, PortFact
+from baton.serving.replica.engines import own_addresses, side_channel_host
 from tests.serving.configs import example
 
 ROOM = ClusterFacts(cpus=1000, gpus=1000, versions={})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.serving.membership import Member, Membership, MembershipTiming
+from baton.serving.ray.membership import Member, Membership, MembershipTiming
 
 common = pytest.importorskip("ray.serve._private.common")
 long_poll = pytest.importorskip("ray.serve._private.long_poll")
@@ -220,7 +220,7 @@ async def test_lookups_that_hang_take_one_thread_of_all_that_there_are(
         timing=MembershipTiming(retry_s=0.001, lookup_timeout_s=0.002),
         find_controller=hang,
     )
-    logger = logging.getLogger("baton.serving.membership")
+    logger = logging.getLogger("baton.serving.ray.membership")
     level = logger.level
     logger.setLevel(logging.DEBUG)
     logger.addHandler(tries)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.serving.data_path import pick_front_ports
+from baton.serving.front.data_path import pick_front_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).parent / "programs" / "membership_app.py"

@@ -18,9 +18,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
-from baton.serving import side_server
-from baton.serving.access_token import TokenFile, TokenGate
-from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint, metrics_app
+from baton.serving.http import side_server
+from baton.serving.http.access_token import TokenFile, TokenGate
+from baton.serving.http.metrics_endpoint import Metrics, MetricsEndpoint, metrics_app
 from baton.telemetry.catalogue import RESUMES, SLO_GOOD
 from baton.telemetry.families import Families
 

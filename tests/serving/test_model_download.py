@@ -12,10 +12,10 @@ import pytest
 
 from baton.config import DeploymentConfig, load_config
 from baton.domain.errors import EngineStartFailed
-from baton.domain.model_sources import is_on_hub
+from baton.domain.names.model_sources import is_on_hub
 from baton.engine.hub_fetch import Order
-from baton.serving.model_download import amounts, fetch, fetch_for_engine
-from baton.serving.start_reports import StartReporter
+from baton.serving.replica.model_download import amounts, fetch, fetch_for_engine
+from baton.serving.replica.start_reports import StartReporter
 from tests.fakes.head_store import HeadStore
 from tests.fakes.hub import REPOSITORY, Hub, Manners, hub_of
 from tests.fakes.scaled_deadline import ScaledDeadline

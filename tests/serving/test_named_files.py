@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.serving.growth import NodeKind
-from baton.serving.named_files import Duties, FilesSeen, duties_of, file_findings, files_here
+from baton.serving.preflight.autoscaling_capacity import NodeKind
+from baton.serving.preflight.named_files import (
+    Duties,
+    FilesSeen,
+    duties_of,
+    file_findings,
+    files_here,
+)
 
 SIM = Path(__file__).parents[2] / "configs" / "sim.yaml"
 HEAD = NodeKind(name="", resources={"node:__internal_head__": 1.0})

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.serving.log_files import LogLine, LogOrder
-from baton.serving.node_logs import Batch, NodeLogs, NodeReader, Unread
+from baton.serving.operator.log_files import LogLine, LogOrder
+from baton.serving.operator.node_logs import Batch, NodeLogs, NodeReader, Unread
 
 ALL = LogOrder(last=None)
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.config.schema_observability import (
+from baton.config.schema.observability import (
     ConsoleConfig,
     MetricsConfig,
     ObservabilityConfig,
 )
-from baton.domain.addresses import endpoint, loopback, parse_address
 from baton.domain.commands import RecordOrder
-from baton.serving.metrics_endpoint import Metrics
-from baton.serving.observatory import Observatory, guarded
+from baton.domain.names.addresses import endpoint, loopback, parse_address
+from baton.serving.controller.http_server import Observatory, guarded
+from baton.serving.http.metrics_endpoint import Metrics
 from baton.telemetry.catalogue import CONFIG_GENERATION
 from baton.telemetry.families import Families
 from tests.fakes.machine import need_ipv6
@@ -269,7 +269,7 @@ async def test_a_taken_port_is_said_with_what_to_do_and_taken_once_it_is_free(
             if record.getMessage() == "observatory_served":
                 served.set()
 
-    logger = logging.getLogger("baton.serving.side_server")
+    logger = logging.getLogger("baton.serving.http.side_server")
     listener = Listener()
     logger.addHandler(listener)
     caplog.set_level(logging.INFO, logger.name)

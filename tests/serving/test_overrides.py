@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.autoscaler import Override
+from baton.control.autoscaling.autoscaler import Override
 from baton.runtime.ports import Clock
-from baton.serving.overrides import decode, encode
-from baton.serving.serve_fleet import StoredMemory
+from baton.serving.controller.overrides import decode, encode
+from baton.serving.controller.serve_fleet import StoredMemory
 from tests.serving.scaled_fleet import Clock as OwnClock
 
 _OVERRIDE = st.builds(

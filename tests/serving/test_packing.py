@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.domain.demand import CoordinatorReport, Tally
 from baton.domain.fleet import Role
-from baton.serving.packing import packed, packed_reports, unpacked, unpacked_reports
+from baton.serving.ray.packing import packed, packed_reports, unpacked, unpacked_reports
 
 INLINE_BYTES = 100 * 1024
 """What Ray still puts into its own message."""

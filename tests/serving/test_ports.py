@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import EngineStartFailed
-from baton.runtime.sockets import bound_socket
-from baton.serving.ports import REST_S, PortReservation
+from baton.runtime.process.sockets import bound_socket
+from baton.serving.replica.port_reservation import REST_S, PortReservation
 from tests.fakes.machine import need_ipv6
 
 HOST = "127.0.0.1"
@@ -94,7 +94,7 @@ def test_a_released_port_rests_and_can_then_be_had_again(
 
 def test_the_port_of_a_killed_process_rests_from_when_it_is_found_free(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib; from baton.serving.ports import PortReservation;"
+        "import os, pathlib; from baton.serving.replica.port_reservation import PortReservation;"
         f"print(PortReservation(pathlib.Path({str(tmp_path)!r})).reserve({HOST!r}, 65_531, 1),"
         "flush=True); os.kill(os.getpid(), 9)"
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.config.schema import DeploymentConfig
+from baton.config.schema.deployment import DeploymentConfig
 from baton.domain.errors import CannotStart
-from baton.serving.preflight import (
+from baton.serving.preflight.checks import (
     check_machine,
     gpu_findings,
     judge_cluster,
@@ -22,7 +22,7 @@ from baton.serving.preflight import (
     node_version_findings,
     replica_bytes,
 )
-from baton.serving.preflight_facts import (
+from baton.serving.preflight.facts import (
     ClusterFacts,
     MachineFacts,
     PortFact,
@@ -31,7 +31,7 @@ from baton.serving.preflight_facts import (
     installed_versions,
     port_listener,
 )
-from baton.serving.preflight_models import source_findings
+from baton.serving.preflight.models import source_findings
 from tests.serving.configs import SMALL, written
 
 GIB = 1024**3

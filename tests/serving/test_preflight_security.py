@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.serving.doctor_facts import secret_files
-from baton.serving.preflight_security import door_findings, open_findings, tls_findings
+from baton.serving.doctor.facts import secret_files
+from baton.serving.preflight.security import door_findings, open_findings, tls_findings
 from tests.fakes.certificates import Pair, make_pair
 from tests.serving.configs import written
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from baton.serving.private_port import keep_port_private
+from baton.serving.ray.grpc_port import keep_port_private
 
 
 @pytest.fixture

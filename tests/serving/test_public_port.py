@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 
 from baton.domain.errors import ClusterFailed, EngineStartFailed
-from baton.runtime.sockets import bind_address
-from baton.serving.data_path import port_is_free
-from baton.serving.public_port import MARK, gate_socket, hold_port
+from baton.runtime.process.sockets import bind_address
+from baton.serving.front.data_path import port_is_free
+from baton.serving.front.public_port import MARK, gate_socket, hold_port
 
 HOST = "127.0.0.1"
 OURS = "session_1/baton"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from baton.domain.demand import CoordinatorReport
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
-from baton.serving.quota_desk import OwnShares, QuotaDesk, Shares
-from baton.serving.scaling_ports import Looks
+from baton.serving.controller.quota_allocator import OwnShares, QuotaDesk, Shares
+from baton.serving.scaling.ports import Looks
 
 LIMIT = 100.0
 PLACES = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray._private import worker
 
-from baton.serving.ray_messages import ray_messages_to_stderr
+from baton.serving.ray.logging import ray_messages_to_stderr
 
 
 def test_messages_of_ray_go_to_standard_error(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.serving.readiness import FirstView
+from baton.serving.ingress.fleet_readiness import FirstView
 
 
 def test_an_ingress_is_not_ready_before_it_knows_a_replica_of_each_pool() -> None:

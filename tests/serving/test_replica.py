@@ -10,15 +10,15 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from baton.config import probe_options
-from baton.config.derive import sim_settings
-from baton.config.schema import Resources
+from baton.config.derive.options import sim_settings
+from baton.config.schema.deployment import Resources
 from baton.domain.errors import RoleNotPossible
 from baton.domain.fleet import ReplicaFacts, Role
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.side_channel_checks import GRACE_S
-from baton.serving.engines import ReplicaSite, vllm_settings
-from baton.serving.metrics_endpoint import MetricsEndpoint
-from baton.serving.replica import EngineReplica, host_options, metrics_endpoint
+from baton.serving.http.metrics_endpoint import MetricsEndpoint
+from baton.serving.replica.deployment import EngineReplica, host_options, metrics_endpoint
+from baton.serving.replica.engines import ReplicaSite, vllm_settings
 from tests.fakes.link_rig import hosting
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts
 from tests.serving.configs import simulated

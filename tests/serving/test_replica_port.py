@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.frontend_gate import AsgiApp, Message, Receive, Scope, Send
-from baton.serving.replica_port import nothing_here, serve_app_at_port, serve_at_port
+from baton.engine.vllm.gate.gate import AsgiApp, Message, Receive, Scope, Send
+from baton.serving.ray.asgi_port import nothing_here, serve_app_at_port, serve_at_port
 
 DIRECT = {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "1"}
 

@@ -7,15 +7,15 @@ from random import Random
 
 import pytest
 
-from baton.config.schema_routing import Policy
+from baton.config.schema.routing import Policy
 from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, ReplicaView
-from baton.perf.fitted import TimingBook
-from baton.policy.choosing import ChooserPlacer
-from baton.policy.links import LinkBook
-from baton.policy.placement import Disaggregate, PlacementQuery
-from baton.policy.predicted import PredictedPlacer
-from baton.serving.reports import (
+from baton.perf.fitting.engine_timings import TimingBook
+from baton.policy.links.estimates import LinkBook
+from baton.policy.placement.chooser import ChooserPlacer
+from baton.policy.placement.port import Disaggregate, PlacementQuery
+from baton.policy.placement.predicted import PredictedPlacer
+from baton.serving.shared.reports import (
     Row,
     explained,
     fleet_report,

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.control.rollout import RolloutRules, Tally
+from baton.control.autoscaling.rollout import RolloutRules, Tally
 from baton.domain.errors import ApplyRefused, ClusterFailed
 from baton.runtime.link.frames import PROTOCOL
-from baton.serving.built import Build, Builds, Built, Mark, decoded, encoded
-from baton.serving.code_name import code_name
-from baton.serving.names import CONTROLLER, INGRESS
-from baton.serving.rolling import Course, Manner, Sight, ordered_back, rolled
-from baton.serving.upgrade import upgrade
+from baton.serving.application.builds import Build, Builds, Built, Mark, decoded, encoded
+from baton.serving.code_version import code_name
+from baton.serving.rollout.rollout import Course, Manner, Sight, ordered_back, rolled
+from baton.serving.rollout.upgrade import upgrade
+from baton.serving.shared.names import CONTROLLER, INGRESS
 from tests.serving.test_apply import BOTH, Fleet, Make, make
 
 __all__ = ["make"]  # the fixture

@@ -13,9 +13,9 @@ from ray.exceptions import ActorUnavailableError, RpcError
 
 from baton.config import DeploymentConfig
 from baton.domain.errors import ApplyRefused, ClusterFailed
-from baton.serving.live_config import Fate, LiveConfig
-from baton.serving.rollout_lease import RolloutLease
-from baton.serving.running import ServeRunning, cramped, fits, outgrown, wants
+from baton.serving.rollout.lease import RolloutLease
+from baton.serving.rollout.live_deployment import ServeRunning, cramped, fits, outgrown, wants
+from baton.serving.store.config_store import Fate, LiveConfig
 from tests.fakes.head_store import HeadStore
 from tests.serving.configs import written
 from tests.serving.test_apply import Fleet

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.vllm.frontend_access import TAKEN_OFF
-from baton.runtime.keys import KeyState, Known, Unknown
-from baton.serving.rust_gate import GateSettings, gate_config
-from baton.serving.rust_gate_maps import key_entries, map_commands, shed_entries, state_entries
+from baton.engine.vllm.gate.access import TAKEN_OFF
+from baton.runtime.keys.api_keys import KeyState, Known, Unknown
+from baton.serving.front.gate_config import GateSettings, gate_config
+from baton.serving.front.gate_maps import key_entries, map_commands, shed_entries, state_entries
 
 SETTINGS = GateSettings(
     listen="fd@5",

@@ -18,19 +18,19 @@ import httpx
 import pytest
 
 from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.frontend_errors import Dialect, error_type
-from baton.engine.vllm.frontend_model_list import ModelRow
-from baton.runtime.keys import ApiKey, KeyRing, mint
-from baton.serving import rust_gate_process
-from baton.serving.data_path import find_haproxy
-from baton.serving.rust_gate import GateSettings
-from baton.serving.rust_gate_maps import (
+from baton.engine.vllm.gate.errors import Dialect, error_type
+from baton.engine.vllm.gate.model_list import ModelRow
+from baton.runtime.keys.api_keys import ApiKey, KeyRing, mint
+from baton.serving.front import gate_process as rust_gate_process
+from baton.serving.front.data_path import find_haproxy
+from baton.serving.front.gate_config import GateSettings
+from baton.serving.front.gate_maps import (
     class_entries,
     key_entries,
     shed_entries,
     state_entries,
 )
-from baton.serving.rust_gate_process import RustGate
+from baton.serving.front.gate_process import RustGate
 from tests.fakes.echo_backend import echo_backend
 
 HAPROXY = find_haproxy(os.environ)

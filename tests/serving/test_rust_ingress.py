@@ -18,28 +18,26 @@ import httpx
 import pytest
 
 from baton.config import load_config
-from baton.config.schema import DeploymentConfig
-from baton.control.lately import Shedding
+from baton.config.schema.deployment import DeploymentConfig
+from baton.control.queue.recent_estimates import Shedding
 from baton.domain.commands import Delivery
 from baton.domain.errors import EngineStartFailed, RateLimited, Rejected
 from baton.domain.request import FinishReason, Request
-from baton.engine.vllm.frontend_settings import FrontendHooks, FrontendSettings
-from baton.engine.vllm.rust_binary import find_rust_frontend
-from baton.engine.vllm.rust_frontend import RustFrontend
-from baton.runtime.clock import MonotonicClock
-from baton.runtime.key_files import editing
-from baton.runtime.keys import mint
-from baton.serving.data_path import find_haproxy
-from baton.serving.front_door import FrontDoor, frontend_limits
-from baton.serving.rust_ingress import RustIngress, gate_settings, open_routes, real_haproxy
+from baton.engine.vllm.frontend.rust_binary import find_rust_frontend
+from baton.engine.vllm.frontend.rust_frontend import RustFrontend
+from baton.engine.vllm.frontend.settings import FrontendHooks, FrontendSettings
+from baton.runtime.keys.api_keys import mint
+from baton.runtime.keys.key_files import editing
+from baton.runtime.process.clock import MonotonicClock
+from baton.serving.front.data_path import find_haproxy
+from baton.serving.ingress.auth import FrontDoor, frontend_limits
+from baton.serving.ingress.rust_ingress import RustIngress, gate_settings, open_routes, real_haproxy
 from tests.engine.test_rust_frontend import FACTS
 from tests.fakes.tiny_model import tiny_model
 
 with warnings.catch_warnings():
     # The vendors' modules warn while they are imported.
     warnings.simplefilter("ignore")
-    import baton.engine.vllm.rust_callers
-    import baton.engine.vllm.seam  # noqa: F401
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 CONFIG = """

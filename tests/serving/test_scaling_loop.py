@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.autoscaler import Override
+from baton.control.autoscaling.autoscaler import Override
 from baton.domain.errors import ScalingRefused
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import FlipReplicas
+from baton.policy.scaling.desired import ScalingReason, Want
 from baton.policy.scaling.observation import Observation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.wants import ScalingReason, Want
-from baton.serving.scaling_loop import Superseded
-from baton.serving.scaling_ports import whom_to_flip
+from baton.serving.scaling.loop import Superseded
+from baton.serving.scaling.ports import whom_to_flip
 from tests.serving.scaled_fleet import World, plan
 
 

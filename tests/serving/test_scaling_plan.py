@@ -10,8 +10,8 @@ from baton.config import load_config
 from baton.domain.errors import ConfigInvalid
 from baton.domain.fleet import Role
 from baton.policy.scaling.observation import Observation, PoolObservation
-from baton.serving.scaling_plan import ScalingPlan, observer_options, scaling_plan
-from baton.serving.serve_control import DeploymentState
+from baton.serving.ray.serve_control import DeploymentState
+from baton.serving.scaling.plan import ScalingPlan, observer_options, scaling_plan
 
 SIM = Path(__file__).parents[2] / "configs" / "sim.yaml"
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 
-from baton.cli.explain_scale import readable
-from baton.control.autoscaler import Override
-from baton.control.observing import Observer
+from baton.cli.explain.explain_scale import readable
+from baton.control.autoscaling.autoscaler import Override
+from baton.control.autoscaling.observer import Observer
 from baton.domain.demand import CoordinatorReport, DemandTotals, Tally
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.policy.scaling.actions import FlipReplicas, ScalingDecision, StartReplicas, Tick
+from baton.policy.scaling.desired import ScalingReason
 from baton.policy.scaling.observation import Observation, PoolObservation
-from baton.policy.scaling.wants import ScalingReason
-from baton.serving.scaling_reports import (
+from baton.serving.ray.serve_control import DeploymentState
+from baton.serving.scaling.reports import (
     class_rows,
     demand_row,
     override_rows,
     pool_rows,
     tick_rows,
 )
-from baton.serving.serve_control import DeploymentState
 
 
 def decision(pool: str = "decode", have: int = 2, want: int = 2) -> ScalingDecision:

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.engine.vllm.frontend_access import Access
-from baton.engine.vllm.frontend_adapters import ADAPTER_PATHS
-from baton.engine.vllm.frontend_gate import ROUTES, Gate, methods_of
-from baton.runtime.keys import KeyRing, mint
-from baton.serving.access_token import TokenGate
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.adapters import ADAPTER_PATHS
+from baton.engine.vllm.gate.gate import ROUTES, Gate, methods_of
+from baton.runtime.keys.api_keys import KeyRing, mint
+from baton.serving.http.access_token import TokenGate
 
 NOW = datetime.now(UTC)
 KEY, API_KEY = mint("acme", now=NOW)

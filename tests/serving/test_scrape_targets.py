@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.serving.membership import Member
-from baton.serving.metadata import METRICS_ADDRESS, REPLICA_ID
-from baton.serving.names import INGRESS
-from baton.serving.scrape_targets import target_groups
+from baton.serving.controller.scrape_targets import target_groups
+from baton.serving.ray.membership import Member
+from baton.serving.shared.metadata import METRICS_ADDRESS, REPLICA_ID
+from baton.serving.shared.names import INGRESS
 from baton.telemetry.catalogue import CATALOGUE, Component
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.serving.serve_control import DeploymentState, _why, deployment_state, present
+from baton.serving.ray.serve_control import DeploymentState, _why, deployment_state, present
 
 if TYPE_CHECKING:
     from ray.serve.schema import DeploymentDetails

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.config.narrow import each_model
-from baton.config.scenario import CannotModel, simulated
-from baton.serving.app import pool_options
-from baton.serving.several_bodies import merged_status
+from baton.config.derive.per_model import each_model
+from baton.config.simulation.to_scenario import CannotModel, simulated
+from baton.serving.application.app import pool_options
+from baton.serving.ingress.multi_model import merged_status
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from baton.control.autoscaler import Override
-from baton.control.starts import cold_starts, startable
+from baton.control.autoscaling.autoscaler import Override
+from baton.control.queue.cold_start_forecast import cold_starts, startable
 from baton.domain.demand import ColdStart, CoordinatorReport
 from baton.domain.fleet import Role
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule
-from baton.serving.scaling_plan import ScalingPlan
-from baton.serving.scaling_ports import Looks
-from baton.serving.start_desk import StartDesk, Starts
+from baton.serving.controller.cold_start_notices import StartDesk, Starts
+from baton.serving.scaling.plan import ScalingPlan
+from baton.serving.scaling.ports import Looks
 
 BOUNDS = {"prefill": PoolBounds(min=0, start=1, max=2), "decode": PoolBounds(min=0, start=1, max=2)}
 ZERO = AutoscalerOptions(scale_to_zero=True, bounds=BOUNDS)

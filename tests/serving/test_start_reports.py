@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.errors import EngineStartFailed
-from baton.serving.start_reports import StartReporter, StartWatch
+from baton.serving.replica.start_reports import StartReporter, StartWatch
 from tests.fakes.head_store import HeadStore
 
 

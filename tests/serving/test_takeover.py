@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from baton.control.autoscaler import Override
-from baton.serving.scaling_plan import ScalingPlan
+from baton.control.autoscaling.autoscaler import Override
+from baton.serving.scaling.plan import ScalingPlan
 from tests.serving.scaled_fleet import World, plan
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from baton.control.ledgers import Held, Ledgers
+from baton.control.accounting.cluster_totals import Held, Ledgers
 from baton.domain.demand import CoordinatorReport, Spent, Tally
 from baton.domain.fleet import Role
 from baton.policy.scaling.observation import PoolObservation
-from baton.serving.scaling_ports import Looks
-from baton.serving.usage_memory import UsageMemory, Used
+from baton.serving.controller.usage_store import UsageMemory, Used
+from baton.serving.scaling.ports import Looks
 from tests.serving.scaled_fleet import Clock
 
 LOOKS = Looks()

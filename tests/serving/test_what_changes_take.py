@@ -13,27 +13,30 @@ import pytest
 
 from baton.config import DeploymentConfig
 from baton.config.diff import Part, Reload, built_from, diff, reload_class
+from baton.config.language.tree import Path as Key
+from baton.config.language.tree import format_path
 from baton.config.load import load_text
-from baton.config.schema import EngineKind, FrontendKind
-from baton.config.tree import Path as Key
-from baton.config.tree import format_path
+from baton.config.schema.deployment import EngineKind, FrontendKind
 from baton.domain.errors import ApplyRefused
-from baton.engine.vllm.app import VllmFrontend
-from baton.engine.vllm.rust_arguments import rust_arguments
-from baton.engine.vllm.rust_frontend import RustFrontend
+from baton.engine.vllm.frontend.app import VllmFrontend
+from baton.engine.vllm.frontend.rust_arguments import rust_arguments
+from baton.engine.vllm.frontend.rust_frontend import RustFrontend
 from baton.runtime.link.options import LinkOptions
-from baton.serving import hub_environment, ingress, ray_context, replica
-from baton.serving.app import controller_options, ingress_options, pool_options
-from baton.serving.config_holder import ConfigHolder
-from baton.serving.controller import ControllerBody, observatory
-from baton.serving.engines import ReplicaSite, vllm_settings
-from baton.serving.ingress import Ingress
-from baton.serving.ingress_body import IngressBody
-from baton.serving.live_config import LiveConfig
-from baton.serving.names import INGRESS
-from baton.serving.replica import EngineReplica, host_options
-from baton.serving.rust_ingress import gate_settings, open_routes
-from baton.serving.several_bodies import SeveralBodies
+from baton.serving.application.app import controller_options, ingress_options, pool_options
+from baton.serving.controller.deployment import ControllerBody, observatory
+from baton.serving.ingress import deployment as ingress
+from baton.serving.ingress.deployment import Ingress
+from baton.serving.ingress.model_ingress import IngressBody
+from baton.serving.ingress.multi_model import SeveralBodies
+from baton.serving.ingress.rust_ingress import gate_settings, open_routes
+from baton.serving.ray import context as ray_context
+from baton.serving.replica import deployment as replica
+from baton.serving.replica import hub_environment
+from baton.serving.replica.deployment import EngineReplica, host_options
+from baton.serving.replica.engines import ReplicaSite, vllm_settings
+from baton.serving.shared.names import INGRESS
+from baton.serving.store.config_participant import ConfigHolder
+from baton.serving.store.config_store import LiveConfig
 from tests.config.every_key import (
     EVERYTHING,
     ONE_VALUE,
@@ -45,7 +48,7 @@ from tests.config.every_key import (
     keys_of_the_schema,
     together,
 )
-from tests.config.reading import recorded
+from tests.config.read_recorder import recorded
 from tests.config.state import state
 from tests.serving.test_apply import Fleet
 

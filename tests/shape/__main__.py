@@ -17,8 +17,8 @@ from types import FrameType
 
 import grimp
 
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import World, request
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings, expected_tokens
-from baton.engine.sim.tickets import read_ticket, write_ticket
+from baton.engine.sim.kv_handles import read_ticket, write_ticket
+from baton.simulator.engine.commands import SimTicket, StartPull
 from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.orders import SimTicket, StartPull
 
 SETTINGS = SimSettings(
     max_len_tokens=200,

@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import Delivery
 from baton.domain.fleet import Role
 from baton.domain.request import Request
 from baton.engine.sim import SimSettings
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.simulator.engines import EngineSettings
-from baton.simulator.fleet import FleetOptions, VirtualFleet
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.simulator.fleet.engines import EngineSettings
+from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
 
 ENGINE = SimSettings(max_len_tokens=2048, kv_blocks=512)
 JOINED_S = 1.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from baton.domain.fleet import Role
 from baton.perf.step_timing import StepBatch
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.simulator.scenario import PoolPlan, Scenario
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import Trace, TraceRequest

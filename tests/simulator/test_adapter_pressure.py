@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 import pytest
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.control.service_rules import ServiceRules
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.request import Phase, Request
 from baton.domain.slo import Slo
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.slo_book import SloBook
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.simulator.engine.settings import SimSettings
-from baton.simulator.fleet import FleetOptions, VirtualFleet
+from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
 from benchmarks._arrivals import open_loop, poisson_times
 from tests.simulator.fleets import JOINED_S
 

@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.control.pairs import ProbeOptions
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.simulator.fleet import VirtualFleet
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.simulator.fleet.fleet import VirtualFleet
 from tests.simulator.fleets import ENGINE, fleet, requests
 
 BOUND_S = 180.0

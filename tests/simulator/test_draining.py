@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.fleet import Role
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.simulator.scenario import Run, Stop, StopReplica, simulate
 from tests.simulator.fleets import JOINED_S, Tokens, fleet, requests
 from tests.simulator.scenes import at_once, pool, scenario, trace

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegKind
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
-from baton.policy.placement import Disaggregate
+from baton.policy.placement.port import Disaggregate
 from baton.simulator.scenario import simulate
 from tests.simulator import cores, v1_cores
 from tests.simulator.scenes import pool, scenario, trace

@@ -8,7 +8,7 @@ import pytest
 
 from baton.domain.handoff import Leg, LegKind, Ticket
 from baton.engine.sim import SimSettings
-from baton.simulator.engines import EngineSettings, engine_of
+from baton.simulator.fleet.engines import EngineSettings, engine_of
 from tests.simulator.scenes import ENGINE as COUNTED
 
 EXACT = SimSettings(max_len_tokens=2048, kv_blocks=512)

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.autoscaler import Autoscaler
-from baton.control.limits import CoordinatorLimits
-from baton.control.service_rules import ServiceRules
+from baton.control.autoscaling.autoscaler import Autoscaler
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
+from baton.policy.admission.slo_classes import SloBook
 from baton.policy.scaling.catalogue import scaling_policy
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
-from baton.policy.slo_book import SloBook
 from baton.simulator.scenario import Run, simulate
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.simulator.scenes import pool, scenario

@@ -7,13 +7,13 @@ from math import inf
 
 import pytest
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
 from baton.engine.sim import expected_tokens
-from baton.simulator.fleet import VirtualFleet
-from baton.simulator.plans import economical, limits_under
-from baton.simulator.reporting import Reporting
+from baton.simulator.fleet.fleet import VirtualFleet
+from baton.simulator.fleet.plans import economical, limits_under
+from baton.simulator.fleet.reporting import Reporting
 from benchmarks._arrivals import open_loop, poisson_times
 from tests.chaos.case import Outcome
 from tests.chaos.cases.virtual import Play, fail_everything, freeze

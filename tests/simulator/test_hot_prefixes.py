@@ -16,7 +16,7 @@ import pytest
 
 from baton.config import DeploymentConfig
 from baton.config.load import load_config
-from baton.config.scenario import simulated
+from baton.config.simulation.to_scenario import simulated
 from baton.simulator.scenario import Run, Scenario, simulate
 from baton.simulator.workloads.trace import Trace, TraceRequest
 

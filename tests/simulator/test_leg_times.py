@@ -8,11 +8,11 @@ import pytest
 
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegKind, LegOutput, LegTimes
-from baton.policy.placement import Disaggregate
-from baton.simulator.engine.watch import Watch
-from baton.simulator.engines import EngineSettings
+from baton.policy.placement.port import Disaggregate
+from baton.simulator.engine.leg_timer import Watch
+from baton.simulator.fleet.engines import EngineSettings
 from baton.simulator.v1.core import V1Core
-from baton.telemetry.waterfall import Part, waterfall
+from baton.telemetry.requests.waterfall import Part, waterfall
 from tests.control.world import check_story
 from tests.simulator import cores, v1_cores
 from tests.simulator.fleets import ENGINE, coordinator, fleet, requests

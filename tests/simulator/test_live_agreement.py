@@ -13,13 +13,13 @@ import random
 import pytest
 
 from baton.config import DeploymentConfig, sim_settings
-from baton.config.scenario import simulated
+from baton.config.simulation.to_scenario import simulated
 from baton.control.coordinator import Coordinator
 from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode
 from baton.domain.request import Request
-from baton.runtime.clock import MonotonicClock
 from baton.runtime.link.options import LinkOptions
+from baton.runtime.process.clock import MonotonicClock
 from baton.simulator.scenario import simulate
 from tests.fakes.fleet_rig import Fleet
 from tests.simulator.test_hot_prefixes import SLOW, SPLIT, Load, configured

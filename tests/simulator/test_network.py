@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from baton.simulator.network import Network
+from baton.simulator.network.network import Network
 
 FAST = 100.0
 

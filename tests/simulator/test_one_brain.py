@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits, RecoveryOptions
-from baton.control.pairs import ProbeOptions
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits, RecoveryOptions
 from baton.domain.commands import (
     AbortLegs,
     CheckSideChannel,
@@ -27,15 +27,15 @@ from baton.domain.commands import (
 )
 from baton.domain.events import Event, RequestsCancelled
 from baton.domain.fleet import Role
-from baton.domain.recovery import Trouble
-from baton.policy.breakers import BreakerOptions
-from baton.policy.hedging import HedgeOptions
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.retry_budget import RetryOptions
-from baton.simulator.engines import EngineSettings
-from baton.simulator.fleet import FleetOptions, VirtualFleet
-from baton.simulator.ingress import VirtualIngress
+from baton.domain.retry_reasons import Trouble
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.resilience.circuit_breakers import BreakerOptions
+from baton.policy.resilience.hedging import HedgeOptions
+from baton.policy.resilience.retry_budget import RetryOptions
+from baton.simulator.fleet.engines import EngineSettings
+from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
+from baton.simulator.fleet.ingress import VirtualIngress
 from tests.fakes.virtual_driver import LiveIngress
 from tests.simulator.fleets import ENGINE as EXACT
 from tests.simulator.scenes import ENGINE as COUNTED

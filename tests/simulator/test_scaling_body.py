@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.service_rules import ServiceRules
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
+from baton.policy.admission.slo_classes import SloBook
 from baton.policy.scaling.actions import Action, FlipReplicas, StartReplicas, StopReplicas, Tick
 from baton.policy.scaling.observation import Observation
-from baton.policy.slo_book import SloBook
-from baton.simulator.scaling_story import Change, Direction, reversals
+from baton.simulator.fleet.scaling_log import Change, Direction, reversals
 from baton.simulator.scenario import PoolPlan, Run, Scenario, Stage, simulate
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.simulator.scenes import ENGINE, pool, scenario, trace

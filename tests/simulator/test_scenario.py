@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
-from baton.policy.placement import Disaggregate
-from baton.policy.prefix_index import IndexOptions
-from baton.simulator.reporting import Reporting
+from baton.policy.placement.port import Disaggregate
+from baton.policy.prefix_cache.index import IndexOptions
+from baton.simulator.fleet.reporting import Reporting
 from baton.simulator.scenario import (
     Happening,
     Kill,

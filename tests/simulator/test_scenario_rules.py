@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from baton.control.autoscaler import Autoscaler
-from baton.control.observing import ObserverOptions
-from baton.control.service_rules import ServiceRules
+from baton.control.autoscaling.autoscaler import Autoscaler
+from baton.control.autoscaling.observer import ObserverOptions
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
+from baton.policy.admission.slo_classes import SloBook
 from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.slo_book import SloBook
 from baton.simulator.scenario import Stage, simulate
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.simulator.scenes import pool, scenario

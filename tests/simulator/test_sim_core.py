@@ -11,8 +11,8 @@ from baton.domain.handoff import LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
 from baton.engine.sim import OnTransferFailure, expected_tokens
-from baton.engine.sim.tickets import UnreadableTicketError, read_ticket
-from baton.simulator.engine.orders import CancelFetch, FreeSource, StartPull
+from baton.engine.sim.kv_handles import UnreadableTicketError, read_ticket
+from baton.simulator.engine.commands import CancelFetch, FreeSource, StartPull
 from tests.simulator.cores import (
     PROMPT,
     SETTINGS,

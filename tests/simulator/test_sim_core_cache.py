@@ -10,9 +10,9 @@ from baton.domain.handoff import CacheUse, LegKind
 from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.domain.value import evolve
 from baton.engine.sim import OnTransferFailure, expected_tokens
-from baton.engine.sim.tickets import read_ticket
+from baton.engine.sim.kv_handles import read_ticket
+from baton.simulator.engine.commands import CancelFetch, FreeSource, LoadBlocks, StartPull
 from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, StartPull
 from tests.simulator.cores import (
     PROMPT,
     SETTINGS,

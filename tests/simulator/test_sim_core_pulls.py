@@ -8,8 +8,8 @@ import pytest
 
 from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure
+from baton.simulator.engine.commands import FreeSource, StartPull
 from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.orders import FreeSource, StartPull
 from baton.simulator.engine.settings import BadSetting
 from tests.simulator.cores import (
     PROMPT,

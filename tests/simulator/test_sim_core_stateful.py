@@ -10,9 +10,9 @@ from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored
 from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimSettings, expected_tokens
-from baton.engine.sim.tickets import read_ticket, write_ticket
+from baton.engine.sim.kv_handles import read_ticket, write_ticket
+from baton.simulator.engine.commands import CancelFetch, FreeSource, LoadBlocks, StartPull
 from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, StartPull
 
 SMALL = SimSettings(
     max_len_tokens=40,

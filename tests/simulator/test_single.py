@@ -10,7 +10,7 @@ import pytest
 
 from baton.perf.step_timing import StepBatch
 from baton.simulator.outcome import Outcome
-from baton.simulator.single import Served, serve
+from baton.simulator.single_engine import Served, serve
 from baton.simulator.v1.settings import Scheduling, V1Settings
 from baton.simulator.workloads.trace import TraceRequest
 from tests.simulator.v1_cores import Straight, impatient

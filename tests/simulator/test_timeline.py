@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from baton.simulator.timeline import Timeline
+from baton.simulator.network.timeline import Timeline
 
 
 def test_things_happen_in_order_and_those_of_one_moment_in_the_order_they_were_said() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.simulator.timeline import Timeline
-from baton.simulator.transfers import Pull, Transfers
+from baton.simulator.network.timeline import Timeline
+from baton.simulator.network.transfers import Pull, Transfers
 
 
 class Story:

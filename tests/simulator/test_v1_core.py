@@ -10,8 +10,8 @@ from baton.domain.handoff import CacheUse, Leg, LegFailure, LegKind
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
 from baton.perf.step_timing import StepBatch
-from baton.simulator.engine.orders import CancelFetch, FreeSource, StartPull
-from baton.simulator.timeline import Timeline
+from baton.simulator.engine.commands import CancelFetch, FreeSource, StartPull
+from baton.simulator.network.timeline import Timeline
 from baton.simulator.v1.settings import Scheduling
 from baton.simulator.workloads.trace import output_payload
 from tests.simulator.v1_cores import (

@@ -12,12 +12,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from baton.domain.handoff import Leg, LegKind
-from baton.engine.sim.tickets import write_ticket
+from baton.engine.sim.kv_handles import write_ticket
 from baton.perf.step_timing import StepBatch
-from baton.policy.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.settings import SimSettings
-from baton.simulator.timeline import Timeline
+from baton.simulator.network.timeline import Timeline
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import output_payload
 from tests.simulator.v1_cores import SETTINGS, Body, impatient, new_core

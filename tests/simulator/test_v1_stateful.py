@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.domain.handoff import LegFailure
-from baton.simulator.timeline import Timeline
+from baton.simulator.network.timeline import Timeline
 from baton.simulator.v1.settings import Scheduling
 from tests.simulator.v1_cores import SETTINGS, Body, decode, impatient, leg, new_core, prefill
 

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load
-from baton.simulator.timeline import Timeline
+from baton.simulator.network.timeline import Timeline
 from baton.simulator.v1.settings import Scheduling, V1Settings
 from tests.simulator.v1_cores import (
     SETTINGS,

@@ -13,9 +13,9 @@ from baton.domain.handoff import HandoffMode
 from baton.domain.request import Phase, Request
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings, expected_tokens
-from baton.policy.placement import Disaggregate
-from baton.simulator.fleet import FleetOptions, VirtualFleet
-from baton.simulator.reporting import Reporting
+from baton.policy.placement.port import Disaggregate
+from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
+from baton.simulator.fleet.reporting import Reporting
 from benchmarks._arrivals import closed_loop, open_loop, poisson_times
 from tests.control.world import check_story
 from tests.simulator.fleets import ENGINE, JOINED_S, Tokens, coordinator, fleet, requests

@@ -19,12 +19,12 @@ from baton.domain.fleet import LossReason
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings
-from baton.simulator.engines import engine_of, wiring
-from baton.simulator.replica import Session, VirtualReplica
-from baton.simulator.reporting import Reporting
-from baton.simulator.timeline import Timeline
-from baton.simulator.transfers import Transfers
-from baton.simulator.world import World
+from baton.simulator.fleet.context import World
+from baton.simulator.fleet.engines import engine_of, wiring
+from baton.simulator.fleet.replica import Session, VirtualReplica
+from baton.simulator.fleet.reporting import Reporting
+from baton.simulator.network.timeline import Timeline
+from baton.simulator.network.transfers import Transfers
 from tests.simulator.cores import local
 
 ENGINE = SimSettings(max_len_tokens=400, kv_blocks=32, max_batched_tokens=512, lease_s=1.0)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.errors import BadTrace
-from baton.simulator.workloads import azure, lengths, mooncake, rate_series
+from baton.simulator.workloads import csv_traces as azure
+from baton.simulator.workloads import lengths, mooncake, rate_series
 from baton.simulator.workloads.formats import TraceFormat, detect, read_trace
 from baton.simulator.workloads.lengths import Lengths
 from baton.simulator.workloads.trace import Trace, TraceRequest

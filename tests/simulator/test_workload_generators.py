@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.domain.outline import Outline
+from baton.domain.hashed_prompt import Outline
 from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.arrivals import RateStep
 from baton.simulator.workloads.generators import Phase, ToolAgents, phased

@@ -9,11 +9,11 @@ from typing import assert_never
 from baton.domain.cache import CacheChangeKind, CacheUpdate, unpack_hashes
 from baton.domain.fleet import Load
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
-from baton.domain.outline import Outline, TokenIds
+from baton.domain.hashed_prompt import Outline, TokenIds
 from baton.domain.value import evolve
 from baton.perf.step_timing import StepBatch
-from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, StartPull
-from baton.simulator.timeline import Timeline
+from baton.simulator.engine.commands import CancelFetch, FreeSource, LoadBlocks, StartPull
+from baton.simulator.network.timeline import Timeline
 from baton.simulator.v1.core import V1Core
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import output_payload

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.class_counts import ClassCounts
-from baton.control.ledgers import Held
+from baton.control.accounting.class_counts import ClassCounts
+from baton.control.accounting.cluster_totals import Held
 from baton.domain.demand import Spent
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.policy.scaling.actions import ScalingDecision, Tick
+from baton.policy.scaling.desired import ScalingReason
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation
-from baton.policy.scaling.wants import ScalingReason
 from baton.telemetry import catalogue as c
-from baton.telemetry.controller_metrics import (
+from baton.telemetry.metrics.controller import (
     ClassFare,
     ControllerState,
     PoolSize,
     controller_families,
 )
-from baton.telemetry.scaling_counters import ScalingCounters
-from baton.telemetry.usage_meter import UsageMeter
+from baton.telemetry.metrics.scaling_counters import ScalingCounters
+from baton.telemetry.metrics.usage_meter import UsageMeter
 
 POOL = PoolObservation(
     name="decode",

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 
 from baton.config import DeploymentConfig
-from baton.config.bounds import Wait
-from baton.config.derive import coordinator_limits, slo_book
-from baton.config.fields import fields_of
-from baton.config.leaves import Quantity
-from baton.config.schema import TransferConfig
-from baton.config.schema_service import SloObjectives, Timeouts
-from baton.config.units import Unit
-from baton.control.limits import CoordinatorLimits
+from baton.config.derive.options import coordinator_limits, slo_book
+from baton.config.language.bounds import Wait
+from baton.config.language.fields import fields_of
+from baton.config.language.scalars import Quantity
+from baton.config.language.units import Unit
+from baton.config.schema.deployment import TransferConfig
+from baton.config.schema.service import SloObjectives, Timeouts
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.slo import Slo
 from baton.telemetry import catalogue as c
 from baton.telemetry.edges import all_edges, changed_edges, digest

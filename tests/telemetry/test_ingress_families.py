@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.pairs import ProbeOptions
-from baton.control.service_rules import ServiceRules
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.errors import QueueFull
 from baton.domain.events import LinksReported, RequestsRefused
 from baton.domain.fleet import LinkTotals, LossReason, Role
@@ -16,11 +16,11 @@ from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
 from baton.domain.value import evolve
-from baton.policy.links import LinkCounts, LinkState
-from baton.policy.slo_book import SloBook
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.links.estimates import LinkCounts, LinkState
 from baton.telemetry import catalogue as c
-from baton.telemetry.ingress_families import BrokenByTarget, IngressCollector, IngressFacts
-from baton.telemetry.ingress_metrics import IngressMetrics
+from baton.telemetry.metrics.ingress import IngressMetrics
+from baton.telemetry.metrics.ingress_families import BrokenByTarget, IngressCollector, IngressFacts
 from tests.control.world import LIMITS, World, request
 
 FULL = QueueFull("-", 1.0, "full")

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.events import ReplicaJoined, ReplicaLost, StepProduced
 from baton.domain.fleet import LossReason
 from baton.domain.handoff import HandoffMode, LegOutput, LegTimes, Ticket
-from baton.domain.leg_story import LegEnd
+from baton.domain.leg_record import LegEnd
 from baton.domain.request import FinishReason, Phase
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
@@ -29,7 +29,7 @@ from baton.telemetry.catalogue import (
     WORST_GAP,
     Metric,
 )
-from baton.telemetry.ingress_metrics import IngressMetrics
+from baton.telemetry.metrics.ingress import IngressMetrics
 from tests.fakes.facts import replica_facts
 from tests.telemetry.test_waterfall import DECISION, DECODE, LOCAL, OPTION, PREFILL, RECORD
 

@@ -17,10 +17,10 @@ from functools import cache, partial
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from baton.config.schema_observability import ObservabilityConfig
+from baton.config.schema.observability import ObservabilityConfig
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.control.service_rules import ServiceRules
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
 from baton.domain.events import Event
@@ -29,13 +29,13 @@ from baton.domain.request import FinishReason, Request
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
 from baton.domain.value import evolve
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.slo_book import SloBook
-from baton.serving.ingress_telemetry import IngressTelemetry
-from baton.serving.metrics_endpoint import Metrics
-from baton.simulator.fleet import VirtualFleet
-from baton.simulator.replica import VirtualReplica
+from baton.policy.admission.slo_classes import SloBook
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.serving.http.metrics_endpoint import Metrics
+from baton.serving.ingress.telemetry import IngressTelemetry
+from baton.simulator.fleet.fleet import VirtualFleet
+from baton.simulator.fleet.replica import VirtualReplica
 from baton.telemetry.catalogue import (
     ADMISSIONS,
     DURATION,

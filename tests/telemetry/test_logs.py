@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.runtime.log_events import log_event
+from baton.runtime.process.log_events import log_event
 from baton.telemetry.logs import LogFormat, configure_logs
 
 LOGGER = logging.getLogger("baton.tests.logs")

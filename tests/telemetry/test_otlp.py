@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.domain.trace_context import TraceContext
-from baton.telemetry.spans import request_spans
-from baton.telemetry.tracing import TraceSpans
+from baton.domain.names.trace_context import TraceContext
+from baton.telemetry.requests.spans import request_spans
+from baton.telemetry.requests.tracing import TraceSpans
 from tests.fakes.free_ports import free_port
 from tests.telemetry.test_waterfall import RECORD
 
 pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")
 from baton.domain.value import evolve
-from baton.telemetry.otlp import OtlpExporter
+from baton.telemetry.requests.otlp import OtlpExporter
 from tests.fakes.otlp_receiver import OtlpReceiver, receiver, tree
 
 CONTEXT = TraceContext(

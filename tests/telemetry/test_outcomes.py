@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from baton.control.rollout import Tally
+from baton.control.autoscaling.rollout import Tally
 from baton.domain.handoff import LegKind
-from baton.domain.leg_story import LegEnd, LegStory
+from baton.domain.leg_record import LegEnd, LegStory
 from baton.domain.slo import Judgement
 from baton.domain.value import evolve
-from baton.telemetry.outcomes import ReplicaOutcomes
+from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from tests.telemetry.test_promises import RECORD, leg
 
 BAD = Judgement(served=True, ttft_met=False, tpot_met=True, itl_met=True)

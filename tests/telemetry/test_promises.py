@@ -6,12 +6,12 @@ from typing import Any
 
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import HandoffMode, LegKind, LegTimes, Route, RouteReason
-from baton.domain.leg_story import LegEnd, LegStory
+from baton.domain.leg_record import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.slo import Judgement, Slo
 from baton.domain.value import evolve
-from baton.telemetry.promises import missed, objectives, ttft_parts
-from baton.telemetry.records import headline
+from baton.telemetry.requests.error_budget import missed, objectives, ttft_parts
+from baton.telemetry.requests.request_log import headline
 
 PULL = Route(
     mode=HandoffMode.PULL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.commands import RequestRecord
-from baton.telemetry.recorders import Recorders
+from baton.telemetry.requests.recorders import Recorders
 from tests.telemetry.test_promises import RECORD
 
 

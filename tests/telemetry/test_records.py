@@ -23,7 +23,7 @@ from baton.domain.handoff import (
 from baton.domain.request import Phase
 from baton.domain.value import evolve
 from baton.telemetry.logs import LogFormat, configure_logs
-from baton.telemetry.records import RecordBook, Story, headline, story
+from baton.telemetry.requests.request_log import RecordBook, Story, headline, story
 
 PULL = Route(
     mode=HandoffMode.PULL,

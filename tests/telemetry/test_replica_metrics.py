@@ -7,7 +7,7 @@ from dataclasses import replace
 from baton.domain.fleet import AdapterLoad, LinkTotals, Load, StepTotals, TransferTotals
 from baton.runtime.replica_host import ReplicaHost
 from baton.telemetry import catalogue as c
-from baton.telemetry.replica_metrics import replica_families
+from baton.telemetry.metrics.replica import replica_families
 from tests.fakes.link_rig import ANY_PORT, hosting, joined
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 from baton.policy.scaling.actions import ScalingDecision, Tick
-from baton.policy.scaling.wants import ScalingReason
+from baton.policy.scaling.desired import ScalingReason
 from baton.telemetry.catalogue import OTHER
 from baton.telemetry.label_values import ScalingAct, TurnOutcome
-from baton.telemetry.scaling_counters import ScalingCounters
+from baton.telemetry.metrics.scaling_counters import ScalingCounters
 
 
 def tick(*reasons: ScalingReason, held: str = "") -> Tick:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 
 from baton.domain.commands import RequestRecord
-from baton.domain.leg_story import LegEnd
+from baton.domain.leg_record import LegEnd
+from baton.domain.names.trace_context import TraceContext, span_id
 from baton.domain.request import Phase
 from baton.domain.slo import Judgement, Slo
-from baton.domain.trace_context import TraceContext, span_id
 from baton.domain.value import evolve
-from baton.telemetry.spans import MAX_TEXT_CHARS, Span, request_spans
+from baton.telemetry.requests.spans import MAX_TEXT_CHARS, Span, request_spans
 from tests.telemetry.test_waterfall import DECODE, LOCAL, OPTION, PREFILL, RECORD, records, told
 
 CONTEXT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", operation="chat")

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.domain.commands import RequestRecord
+from baton.domain.names.trace_context import TraceContext, in_share
 from baton.domain.slo import Judgement, Slo
-from baton.domain.trace_context import TraceContext, in_share
 from baton.domain.value import evolve
-from baton.telemetry.tracing import Tracer, TraceRules, TraceSpans
+from baton.telemetry.requests.tracing import Tracer, TraceRules, TraceSpans
 from tests.telemetry.test_waterfall import RECORD
 
 MISSED = Judgement(served=True, ttft_met=False, tpot_met=True, itl_met=True)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.ledgers import Held
-from baton.control.usage import IDLE, OVERHEAD
+from baton.control.accounting.cluster_totals import Held
+from baton.control.accounting.usage import IDLE, OVERHEAD
 from baton.domain.demand import Spent
 from baton.telemetry.catalogue import COST, GPU_SECONDS, MOST_VALUES, PAID_GPU_SECONDS, Metric
 from baton.telemetry.families import Families
-from baton.telemetry.usage_meter import UsageMeter
+from baton.telemetry.metrics.usage_meter import UsageMeter
 
 HOUR_S = 3600.0
 Told = dict[tuple[str, ...], float]

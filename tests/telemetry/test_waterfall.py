@@ -17,11 +17,11 @@ from baton.domain.handoff import (
     Route,
     RouteReason,
 )
-from baton.domain.leg_story import LegEnd, LegStory
+from baton.domain.leg_record import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.value import evolve
-from baton.telemetry.promises import ttft_parts
-from baton.telemetry.waterfall import Bar, Part, waterfall
+from baton.telemetry.requests.error_budget import ttft_parts
+from baton.telemetry.requests.waterfall import Bar, Part, waterfall
 
 PULL = Route(
     mode=HandoffMode.PULL,

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from baton.domain.process_names import ASKER_VARIABLE, process_name
-from baton.engine.vllm import plugin, settings
+from baton.domain.names.process_names import ASKER_VARIABLE, process_name
+from baton.engine.vllm.core import settings
+from baton.engine.vllm.patches import plugin
 from baton.transfer import nixl_progress, ucx_log
 
 IDLE_PAIR = """

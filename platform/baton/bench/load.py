@@ -17,10 +17,10 @@ from enum import StrEnum
 from itertools import islice
 from typing import assert_never
 
-from baton.bench.client import Api, Message, Question
-from baton.bench.datasets import Row
-from baton.bench.prompts import PromptMaker
-from baton.bench.texts import WordCosts, WordMaker
+from baton.bench.client.client import Api, Message, Question
+from baton.bench.prompts.datasets import Row
+from baton.bench.prompts.token_prompts import PromptMaker
+from baton.bench.prompts.word_prompts import WordCosts, WordMaker
 from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.trace import TraceRequest
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from baton.bench.client import Api, CompletionClient, ServedModel
-from baton.bench.drive import Driven, Driver
+from baton.bench.client.client import Api, CompletionClient, ServedModel
+from baton.bench.driver import Driven, Driver
 from baton.bench.load import Plan, Recorded, Source
 from baton.simulator.outcome import Outcome
 from baton.simulator.workloads.trace import Trace

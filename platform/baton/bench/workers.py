@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import TypeVar
 
-from baton.bench.client import ClientOptions, CompletionClient, ServedModel
-from baton.bench.drive import Driven, Driver, Share
+from baton.bench.client.client import ClientOptions, CompletionClient, ServedModel
+from baton.bench.driver import Driven, Driver, Share
 from baton.bench.load import Plan
 from baton.domain.errors import OperatorError
 

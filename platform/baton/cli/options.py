@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.backend import Seam
 from baton.cli.output import OutputFormat
-from baton.cli.seam import Seam
 from baton.serving.versions import FLAG, KEY
 
 ConfigFiles = Annotated[
@@ -109,7 +109,7 @@ def seconds(text: str, option: str = "--timeout") -> float:
     Raises:
         BadParameter: it is none, or too long for a timer.
     """
-    from baton.config.units import Unit, parse_quantity  # here: keeps --help fast
+    from baton.config.language.units import Unit, parse_quantity  # here: keeps --help fast
 
     duration_s = parse_quantity(text, Unit.SECONDS)
     if not duration_s:

@@ -15,7 +15,7 @@ from enum import IntEnum, StrEnum
 
 import typer
 
-from baton.bench.words import seconds_text
+from baton.bench.formatting import seconds_text
 from baton.domain.errors import (
     BatonError,
     ConfigInvalid,

@@ -1,6 +1,6 @@
 """One YAML file becomes one frozen configuration: layers, checks, schema."""
 
-from baton.config.derive import (
+from baton.config.derive.options import (
     admission_options,
     allows_anonymous,
     autoscaler_options,
@@ -20,11 +20,11 @@ from baton.config.derive import (
     tenants,
     wants_cache_events,
 )
-from baton.config.fields import SecretRef
-from baton.config.jsonschema import schema
+from baton.config.language.fields import SecretRef
 from baton.config.load import LoadedConfig, load_config
-from baton.config.render import render
-from baton.config.schema import DeploymentConfig
+from baton.config.schema.deployment import DeploymentConfig
+from baton.config.write.jsonschema import schema
+from baton.config.write.render import render
 
 __all__ = [
     "DeploymentConfig",

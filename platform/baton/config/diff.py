@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.config.api_arguments import READS_MODEL
-from baton.config.fields import each, fields_of
-from baton.config.render import flow, plain_value
-from baton.config.schema import DeploymentConfig, FrontendKind
-from baton.config.tree import Path, format_path, is_raw, is_secret_name, matches
+from baton.config.derive.api_arguments import READS_MODEL
+from baton.config.language.fields import each, fields_of
+from baton.config.language.tree import Path, format_path, is_raw, is_secret_name, matches
+from baton.config.schema.deployment import DeploymentConfig, FrontendKind
+from baton.config.write.render import flow, plain_value
 
 
 class Reload(StrEnum):

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.config.fields import Environment, Kind, Mapped, Named, Nested, fields_of
-from baton.config.read import Unreadable, read_text
-from baton.config.schema import DeploymentConfig, ModelConfig
-from baton.config.tree import (
+from baton.config.language.fields import Environment, Kind, Mapped, Named, Nested, fields_of
+from baton.config.language.read import Unreadable, read_text
+from baton.config.language.tree import (
     Entry,
     EnvOrigin,
     Finding,
@@ -23,6 +22,7 @@ from baton.config.tree import (
     SetOrigin,
     format_path,
 )
+from baton.config.schema.deployment import DeploymentConfig, ModelConfig
 
 ENV_PREFIX = "BATON__"
 _SEGMENT = re.compile(r'"([^"]+)"|([^".]+)')

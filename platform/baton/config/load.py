@@ -8,15 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path as FilePath
 
-from baton.config.build import Builder
-from baton.config.checks import check
-from baton.config.complete import complete
-from baton.config.layers import Moved, add_env, add_sets, lay_over
-from baton.config.read import Unreadable, read_file, read_text
-from baton.config.renamed_keys import RENAMED_KEYS, RenamedKey, with_new_names
-from baton.config.render import render
-from baton.config.schema import DeploymentConfig
-from baton.config.tree import (
+from baton.config.checks.topology import check
+from baton.config.defaults import complete
+from baton.config.language.build import Builder
+from baton.config.language.read import Unreadable, read_file, read_text
+from baton.config.language.renamed_keys import RENAMED_KEYS, RenamedKey, with_new_names
+from baton.config.language.tree import (
     DefaultOrigin,
     Entry,
     FileOrigin,
@@ -29,6 +26,9 @@ from baton.config.tree import (
     format_path,
     in_order,
 )
+from baton.config.layers import Moved, add_env, add_sets, lay_over
+from baton.config.schema.deployment import DeploymentConfig
+from baton.config.write.render import render
 from baton.domain.errors import ConfigInvalid
 
 MAX_FINDINGS = 100

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 
 from baton.console.assets import load_assets, page_template
 from baton.console.feed import Feed
-from baton.console.guard import Guard
 from baton.console.hub import Hub
+from baton.console.security import Guard
 from baton.console.stream import EventStream
 from baton.console.topics import Topic
 from baton.domain.errors import BatonError

@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from baton.console.hub import Hub, TooManyViewers
 from baton.console.mailbox import Mailbox
 from baton.console.topics import Topic
-from baton.domain.retry_after import retry_in, whole_seconds
+from baton.domain.names.retry_after import retry_in, whole_seconds
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

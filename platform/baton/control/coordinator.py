@@ -21,20 +21,20 @@ from collections.abc import Iterable, Mapping
 from random import Random
 from typing import assert_never
 
-from baton.control.draining import Drains
-from baton.control.fleet_table import FleetTable
-from baton.control.journey import Journeys
-from baton.control.knowledge import Knowledge
-from baton.control.lately import Shedding
-from baton.control.ledger import Entry
-from baton.control.leg_events import LegEvents
-from baton.control.legs import LegBook
-from baton.control.limits import CoordinatorLimits
-from baton.control.pair_notices import PairNotice
-from baton.control.pairs import PairProber, ProbeOptions
-from baton.control.reporting import Reporter
-from baton.control.service_rules import ServiceRules
-from baton.control.tenancy import Limited, Tenancy
+from baton.control.accounting.reporter import Reporter
+from baton.control.fleet.fleet_model import Knowledge
+from baton.control.fleet.fleet_table import FleetTable
+from baton.control.fleet.leg_table import LegBook
+from baton.control.probing.notices import PairNotice
+from baton.control.probing.prober import PairProber, ProbeOptions
+from baton.control.queue.recent_estimates import Shedding
+from baton.control.queue.tenant_limits import Limited, Tenancy
+from baton.control.request.draining import Drains
+from baton.control.request.leg_events import LegEvents
+from baton.control.request.lifecycle import Journeys
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.request_state import Entry
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.commands import Command, SyncCache
 from baton.domain.demand import Admission, CoordinatorReport
 from baton.domain.errors import (
@@ -65,14 +65,14 @@ from baton.domain.events import (
     TimePassed,
 )
 from baton.domain.fleet import FleetView, LossReason, ReplicaFacts, Role
-from baton.domain.recovery import Recoveries, Trouble
 from baton.domain.request import Phase, Request
-from baton.perf.fitted import TimingBook
+from baton.domain.retry_reasons import Recoveries, Trouble
+from baton.perf.fitting.engine_timings import TimingBook
 from baton.perf.timing import EngineTiming
-from baton.policy.breakers import Circuit
-from baton.policy.placement import Placer
-from baton.policy.prefix_index import IndexOptions, PrefixIndex
-from baton.policy.slo_book import NoSuchClass
+from baton.policy.admission.slo_classes import NoSuchClass
+from baton.policy.placement.port import Placer
+from baton.policy.prefix_cache.index import IndexOptions, PrefixIndex
+from baton.policy.resilience.circuit_breakers import Circuit
 
 _DEATHS = frozenset({LossReason.DISCONNECTED, LossReason.ENGINE_DEAD})
 """Losses that a request may have brought about."""

@@ -6,11 +6,11 @@ from enum import StrEnum
 
 from baton.domain.errors import BatonError
 from baton.domain.handoff import CacheUse, Decision, Lease, Leg, Route
-from baton.domain.leg_story import LegStory
+from baton.domain.leg_record import LegStory
+from baton.domain.names.trace_context import TraceContext
 from baton.domain.request import FinishReason, Phase
 from baton.domain.slo import ALL_MET, NO_SLO, Judgement, Slo
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.domain.trace_context import TraceContext
 from baton.domain.value import Value
 
 

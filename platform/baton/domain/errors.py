@@ -48,7 +48,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
-from baton.domain.retry_after import retry_in
+from baton.domain.names.retry_after import retry_in
 
 
 class Cause(StrEnum):

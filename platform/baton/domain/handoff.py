@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from baton.domain.outline import TokenIds
+from baton.domain.hashed_prompt import TokenIds
 from baton.domain.request import FinishReason
 from baton.domain.value import Value
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from baton.domain.outline import TokenIds
+from baton.domain.hashed_prompt import TokenIds
+from baton.domain.names.trace_context import TraceContext
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.domain.trace_context import TraceContext
 from baton.domain.value import Value
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from baton.config.schema import DeploymentConfig, FrontKind
-from baton.serving.data_path import DataPath, FrontPorts, FrontSettings, serve_environment
+from baton.config.schema.deployment import DeploymentConfig, FrontKind
+from baton.serving.front.data_path import DataPath, FrontPorts, FrontSettings, serve_environment
 
 RUN_DIR: Final = Path("/tmp/baton")  # noqa: S108 - of a container, or of the service alone
 """Where HAProxy's files and sockets are; short, for a socket's path holds 107 bytes."""

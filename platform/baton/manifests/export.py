@@ -7,15 +7,15 @@ from enum import StrEnum
 from typing import Final
 
 from baton.config.load import LoadedConfig
-from baton.manifests.adapted import adapted
-from baton.manifests.compose import compose_files
-from baton.manifests.helm import helm_files
+from baton.manifests.cluster_deployment import adapted
 from baton.manifests.images import docker_files
-from baton.manifests.kuberay import kuberay_files
-from baton.manifests.kustomize import kustomize_files
-from baton.manifests.ray_up import ray_up_files
+from baton.manifests.kubernetes.helm import helm_files
+from baton.manifests.kubernetes.kuberay import kuberay_files
+from baton.manifests.kubernetes.kustomize import kustomize_files
+from baton.manifests.machines.compose import compose_files
+from baton.manifests.machines.ray_up import ray_up_files
+from baton.manifests.machines.systemd import systemd_files
 from baton.manifests.settings import ManifestSettings
-from baton.manifests.systemd import systemd_files
 
 Files = Mapping[str, bytes]
 

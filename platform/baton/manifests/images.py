@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Final
 
 import baton
-from baton.manifests.adapted import Adapted
+from baton.manifests.cluster_deployment import Adapted
 from baton.manifests.settings import ManifestSettings
 
 BATON_UID: Final = 10001

@@ -5,11 +5,11 @@ from __future__ import annotations
 from textwrap import indent
 from typing import Final
 
-from baton.manifests.adapted import Adapted, Plain
+from baton.manifests.cluster_deployment import Adapted, Plain
 from baton.manifests.networking import metadata
 from baton.manifests.pods import NAME_LABEL, matching
 from baton.manifests.settings import ManifestSettings
-from baton.manifests.text import yaml_text
+from baton.manifests.yaml_writer import yaml_text
 from baton.telemetry import rules
 
 SCRAPE_EVERY: Final = "5s"

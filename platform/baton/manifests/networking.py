@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from baton.manifests.adapted import Adapted, Plain
+from baton.manifests.cluster_deployment import Adapted, Plain
 from baton.manifests.pod_limits import HEAD_PORTS, METRICS_PORT
 from baton.manifests.pods import NAME_LABEL, matching, pod_labels
 from baton.manifests.settings import ManifestSettings
-from baton.serving.names import INGRESS
+from baton.serving.shared.names import INGRESS
 
 _EPHEMERAL: Final = (32768, 60999)
 """Linux' range for ports that nobody chose: metrics of ingresses and replicas are there."""

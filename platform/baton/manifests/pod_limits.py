@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from baton.config.fields import SecretRef
-from baton.config.schema import DeploymentConfig
+from baton.config.language.fields import SecretRef
+from baton.config.schema.deployment import DeploymentConfig
 from baton.manifests.environment import FRONT_PORTS
 from baton.manifests.settings import CannotExport
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from baton.config.schema import DeploymentConfig
-from baton.config.schema_cluster import ModelCache
-from baton.manifests.adapted import KEYS, TOKEN, Adapted, Plain
+from baton.config.schema.cluster import ModelCache
+from baton.config.schema.deployment import DeploymentConfig
+from baton.manifests.cluster_deployment import KEYS, TOKEN, Adapted, Plain
 from baton.manifests.environment import ray_variables
 from baton.manifests.images import BATON_UID, MODELS, image_of
+from baton.manifests.node_groups import NodeGroup
 from baton.manifests.pod_limits import AGENT_PORT, HEAD_PORTS, METRICS_PORT
 from baton.manifests.settings import ManifestSettings
-from baton.manifests.shapes import NodeGroup
 
 GROUP_LABEL: Final = "baton/group"
 """On every pod: which group of nodes it belongs to."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from baton.manifests.adapted import Adapted, Plain
+from baton.manifests.cluster_deployment import Adapted, Plain
 from baton.manifests.environment import gated, serves_address
-from baton.manifests.shapes import FRONT, FRONT_SHARE, HEAD
-from baton.serving.names import APP, CONTROLLER, INGRESS
+from baton.manifests.node_groups import FRONT, FRONT_SHARE, HEAD
+from baton.serving.shared.names import APP, CONTROLLER, INGRESS
 
-IMPORT_PATH: Final = "baton.serving.declared:application"
+IMPORT_PATH: Final = "baton.serving.app_builder:application"
 _SLIVER: Final = 0.001
 
 

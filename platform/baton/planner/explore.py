@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
-from baton.planner.answer import Candidate
-from baton.planner.arrivals import Traffic
-from baton.planner.fleets import (
+from baton.planner.problem import Question
+from baton.planner.rates.arrivals import Traffic
+from baton.planner.rates.measure import Measured, Task
+from baton.planner.rates.trials import TURNS
+from baton.planner.result import Candidate
+from baton.planner.shapes.fleets import (
     Fleet,
     Key,
     Kind,
@@ -18,12 +21,9 @@ from baton.planner.fleets import (
     largest,
     smallest,
 )
-from baton.planner.measure import Measured, Task
-from baton.planner.question import Question
-from baton.planner.space import Duty, Instance
-from baton.planner.trials import TURNS
+from baton.planner.shapes.space import Duty, Instance
+from baton.planner.simulation_runner import Work
 from baton.planner.verify import FleetTask, verify
-from baton.planner.work import Work
 
 _ROUNDS = 3
 """For a rate: how often counts are corrected by what a simulated fleet carried."""

@@ -19,19 +19,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from baton.domain.errors import DoesNotFit
-from baton.planner.answer import Candidate, Plan, Trade
-from baton.planner.binding import binding
-from baton.planner.bounds import mean_mix, out_of_reach
+from baton.planner.bottleneck import binding
 from baton.planner.explore import Explorer, best_of, by_kind, cost, in_dollars
-from baton.planner.fleets import Kind, Stock
-from baton.planner.measure import Task, measure
-from baton.planner.question import Question
-from baton.planner.rates import Mix
+from baton.planner.problem import Question
+from baton.planner.rates.closed_form import Mix
+from baton.planner.rates.measure import Task, measure
+from baton.planner.rates.shortlist import shortlist
+from baton.planner.result import Candidate, Plan, Trade
 from baton.planner.sensitivity import sensitivity
-from baton.planner.shortlist import shortlist
-from baton.planner.space import Duty, Shapes, instance, shapes
-from baton.planner.trades import closed_form, front, simulated
-from baton.planner.work import Progress, RunAll, Work
+from baton.planner.shapes.fleets import Kind, Stock
+from baton.planner.shapes.space import Duty, Shapes, instance, shapes
+from baton.planner.simulation_runner import Progress, RunAll, Work
+from baton.planner.tradeoffs import closed_form, front, simulated
+from baton.planner.unreachable import mean_mix, out_of_reach
 
 STAGE = "shapes"
 

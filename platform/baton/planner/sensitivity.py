@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from baton.planner.answer import Candidate, Sensitivity
 from baton.planner.explore import Explorer
-from baton.planner.fleets import Fleet, Key, Kind, estimate, key
-from baton.planner.measure import Task, measure
-from baton.planner.question import SloClass
-from baton.planner.space import Duty
-from baton.planner.trials import Trial
+from baton.planner.problem import SloClass
+from baton.planner.rates.measure import Task, measure
+from baton.planner.rates.trials import Trial
+from baton.planner.result import Candidate, Sensitivity
+from baton.planner.shapes.fleets import Fleet, Key, Kind, estimate, key
+from baton.planner.shapes.space import Duty
+from baton.planner.simulation_runner import Work
 from baton.planner.verify import FleetTask
 from baton.planner.verify import run as run_fleet
-from baton.planner.work import Work
 
 CHANGES = (0.8, 1.2)
 STAGE = "sensitivity"

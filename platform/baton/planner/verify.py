@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from baton.planner.arrivals import Traffic
-from baton.planner.fleets import Fleet, Kind
-from baton.planner.measure import Measured, requests_of_a_run, search_rate, shortened, unseen
-from baton.planner.question import PATIENCE, Effort, SloClass
-from baton.planner.space import Duty
-from baton.planner.trials import HeldTo, Trial, judge
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.planner.problem import PATIENCE, Effort, SloClass
+from baton.planner.rates.arrivals import Traffic
+from baton.planner.rates.measure import Measured, requests_of_a_run, search_rate, shortened, unseen
+from baton.planner.rates.trials import HeldTo, Trial, judge
+from baton.planner.shapes.fleets import Fleet, Kind
+from baton.planner.shapes.space import Duty
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.simulator.outcome import Objectives
 from baton.simulator.scenario import PoolPlan, Scenario, simulate
 

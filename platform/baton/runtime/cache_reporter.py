@@ -14,13 +14,13 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
-from baton.control.cache_feed import CacheFeed, FeedCounters
-from baton.control.hybrid_feed import HybridFeed
+from baton.control.fleet.cache_feed import CacheFeed, FeedCounters
+from baton.control.fleet.hybrid_feed import HybridFeed
 from baton.domain.cache import BLOCK_HASH_BYTES
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.kv_events import KvEventBatch
 from baton.runtime.link.reports import Reports
-from baton.runtime.log_events import log_event
+from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 

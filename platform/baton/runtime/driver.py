@@ -13,8 +13,8 @@ from collections import deque
 from typing import assert_never
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.control.service_rules import ServiceRules
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.commands import (
     AbortLegs,
     CheckSideChannel,
@@ -39,9 +39,9 @@ from baton.domain.events import (
 from baton.domain.fleet import FleetView
 from baton.domain.handoff import LegFailure
 from baton.domain.request import Phase, Request
-from baton.policy.placement import Placer
-from baton.runtime.log_events import log_event
+from baton.policy.placement.port import Placer
 from baton.runtime.ports import Clock, Frontend, Recorder, ReplicaLink
+from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 _TOO_LARGE = "it is too large for a message to a replica: ask for less"

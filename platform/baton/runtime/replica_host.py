@@ -19,19 +19,19 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 
-from baton.control.cache_feed import FeedCounters
+from baton.control.fleet.cache_feed import FeedCounters
 from baton.domain.errors import AdapterFailed, BatonError, EngineDied, LegInvalid, RoleNotPossible
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.runtime.cache_reporter import CacheReporter
-from baton.runtime.desk import Desk
-from baton.runtime.handed_out import HandedOut
+from baton.runtime.engine_inbox import Desk
 from baton.runtime.host_counters import HostCounters
+from baton.runtime.lease_table import HandedOut
 from baton.runtime.link.frames import Parting
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.server import LinkServer
-from baton.runtime.log_events import log_event
 from baton.runtime.ports import Engine
+from baton.runtime.process.log_events import log_event
 from baton.runtime.roles import check_role
 from baton.runtime.side_channel_checks import WORKERS, SideChannelChecks
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from baton.domain.errors import TransferFailed
-from baton.runtime.log_events import log_event
 from baton.runtime.ports import Engine
+from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 

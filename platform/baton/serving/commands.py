@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 
 from baton.config import DeploymentConfig, LoadedConfig, render
-from baton.config.derive import adapter_rules
+from baton.config.derive.options import adapter_rules
+from baton.config.derive.start_deadlines import deployment_deadline_s
 from baton.config.diff import diff
-from baton.config.start_deadlines import deployment_deadline_s
-from baton.control.adapter_registry import Registry, hindrances
-from baton.control.rollout import RolloutRules
+from baton.control.autoscaling.rollout import RolloutRules
+from baton.control.fleet.adapter_registry import Registry, hindrances
 from baton.domain.errors import (
     ApplyRefused,
     BatonError,
@@ -29,29 +29,29 @@ from baton.domain.errors import (
     ScalingRefused,
     TimedOut,
 )
-from baton.serving import demo as demonstration
-from baton.serving.adapter_store import AdapterStore, carried_adapters
-from baton.serving.apply import apply_config, changed_histograms, restarts, roll_back
-from baton.serving.apply import report as applied_report
-from baton.serving.apply_ports import Applied, ApplyOptions
-from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
-from baton.serving.deployment import LocalDeployment, Progress, say_where_to_look
-from baton.serving.doctor import examined
-from baton.serving.existing_cluster import (
+from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.cluster.node_join import joining
+from baton.serving.doctor.run import examined
+from baton.serving.operator import demo as demonstration
+from baton.serving.operator.attached import Joined, join, local_state, meant, reach, state_of
+from baton.serving.operator.existing_cluster import (
     deploy_there,
     logs_there,
     named_cluster,
     take_down,
     where_it_runs,
 )
-from baton.serving.joined import Joined, join, local_state, meant, reach, state_of
-from baton.serving.joining import joining
-from baton.serving.live_config import Fate, Kept
-from baton.serving.log_files import LogFiles, LogLine, LogOrder, followed, printed
-from baton.serving.preflight import check_machine, check_submission
-from baton.serving.rolling import Manner
-from baton.serving.running import running_deployment
-from baton.serving.upgrade import upgrade as upgraded
+from baton.serving.operator.local_deployment import LocalDeployment, Progress, say_where_to_look
+from baton.serving.operator.log_files import LogFiles, LogLine, LogOrder, followed, printed
+from baton.serving.preflight.checks import check_machine, check_submission
+from baton.serving.rollout.apply import apply_config, changed_histograms, restarts, roll_back
+from baton.serving.rollout.apply import report as applied_report
+from baton.serving.rollout.live_deployment import running_deployment
+from baton.serving.rollout.ports import Applied, ApplyOptions
+from baton.serving.rollout.rollout import Manner
+from baton.serving.rollout.upgrade import upgrade as upgraded
+from baton.serving.store.adapter_store import AdapterStore, carried_adapters
+from baton.serving.store.config_store import Fate, Kept
 
 Report = Mapping[str, object]
 _DEMO_START_S = 600.0

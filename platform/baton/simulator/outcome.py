@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.policy.slo_book import DEFAULT_CLASS
+from baton.policy.admission.slo_classes import DEFAULT_CLASS
 
 
 class Outcome(NamedTuple):

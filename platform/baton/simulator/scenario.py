@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from baton.control.autoscaling.observer import Observer, ObserverOptions
 from baton.control.coordinator import Coordinator
-from baton.control.observing import Observer, ObserverOptions
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Request
-from baton.policy.prefix_index import IndexMode, IndexOptions
+from baton.policy.prefix_cache.index import IndexMode, IndexOptions
 from baton.policy.scaling.actions import Tick
-from baton.simulator.audience import Audience
-from baton.simulator.fleet import FleetOptions, VirtualFleet
-from baton.simulator.happenings import (
+from baton.simulator.clients.clients import Audience
+from baton.simulator.faults import (
     Freeze,
     Happening,
     Kill,
@@ -30,9 +29,9 @@ from baton.simulator.happenings import (
     Stop,
     StopReplica,
 )
-from baton.simulator.membership import Membership
-from baton.simulator.outcome import Outcome
-from baton.simulator.plans import (
+from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
+from baton.simulator.fleet.membership import Membership
+from baton.simulator.fleet.plans import (
     GENEROUS,
     PoolPlan,
     Scenario,
@@ -40,9 +39,10 @@ from baton.simulator.plans import (
     limits_under,
     priors_of,
 )
-from baton.simulator.samples import PoolSample, Sample, Sampler
-from baton.simulator.scaling import ScalingBody
-from baton.simulator.scaling_story import NO_STORY, Scaler, Story, StoryTeller
+from baton.simulator.fleet.samples import PoolSample, Sample, Sampler
+from baton.simulator.fleet.scaling import ScalingBody
+from baton.simulator.fleet.scaling_log import NO_STORY, Scaler, Story, StoryTeller
+from baton.simulator.outcome import Outcome
 from baton.simulator.workloads.trace import Trace
 
 __all__ = [

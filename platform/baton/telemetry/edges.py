@@ -20,7 +20,7 @@ from typing import assert_never
 
 from prometheus_client.utils import floatToGoString
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.slo import Slo
 from baton.telemetry.catalogue import CATALOGUE, Deadline, Kind, Metric, Objective
 

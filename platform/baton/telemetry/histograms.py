@@ -20,7 +20,7 @@ from typing import Final
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-from baton.policy.judging import ROUNDING_S
+from baton.policy.admission.slo_evaluation import ROUNDING_S
 from baton.telemetry.catalogue import MOST_VALUES, OTHER, Label, Metric
 from baton.telemetry.edges import digest
 

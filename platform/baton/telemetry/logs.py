@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TextIO
 
-from baton.runtime.log_events import FIELDS, log_event
+from baton.runtime.process.log_events import FIELDS, log_event
 
 __all__ = ["LogFormat", "configure_logs", "log_event"]
 

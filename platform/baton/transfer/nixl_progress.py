@@ -18,7 +18,7 @@ import importlib
 import os
 import re
 
-from baton.domain.process_names import ASKER_VARIABLE, process_name
+from baton.domain.names.process_names import ASKER_VARIABLE, process_name
 from baton.transfer.nixl_binding import AgentConfig, Binding
 from baton.transfer.ucx_log import FLUSH_VARIABLE, flush_from_first_agent, keep_log_here
 

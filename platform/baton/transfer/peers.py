@@ -15,11 +15,11 @@ import shutil
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 
-from baton.domain.addresses import parse_address, same_host
 from baton.domain.errors import RdmaMissing
-from baton.runtime.log_events import log_event
+from baton.domain.names.addresses import parse_address, same_host
+from baton.runtime.process.log_events import log_event
+from baton.runtime.process.scratch import scratch_folder
 from baton.runtime.rank_transports import RankTransports
-from baton.runtime.scratch import scratch_folder
 from baton.transfer.side_channel import SideChannelChecks
 from baton.transfer.transport import check_rdma, transport_environment, transport_towards
 from baton.transfer.ucx_settings import UCX_SETTINGS

@@ -20,8 +20,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from baton.domain.addresses import Address, endpoint, is_ipv6, parse_address
 from baton.domain.errors import TransferFailed
+from baton.domain.names.addresses import Address, endpoint, is_ipv6, parse_address
 
 _REQUEST = b"\x93\xc4\x0cget_meta_msg\x00\x00"
 """MessagePack of (b"get_meta_msg", pipeline rank 0, tensor rank 0).

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
+from baton.runtime.process.scratch import scratch_folder
 from baton.runtime.rank_transports import LOG_VARIABLE, log_name
-from baton.runtime.scratch import scratch_folder
 from baton.transfer.nixl_binding import AgentConfig, Binding
 
 FLUSH_VARIABLE = "BATON_UCX_FLUSH_S"

@@ -14,11 +14,12 @@ from random import Random
 
 import httpx
 
-from tests.abuse import drips, raw, routes
+from tests.abuse import raw, routes
+from tests.abuse import slow_clients as drips
 from tests.abuse.canaries import haunted
 from tests.abuse.deployed import MODEL, Abused, abused
-from tests.abuse.excesses import CHAT, EXCESSES, TEXT, unasked_tokens, wrong_answer
 from tests.abuse.messages import Message, messages
+from tests.abuse.oversized_requests import CHAT, EXCESSES, TEXT, unasked_tokens, wrong_answer
 from tests.abuse.timing import probe, timed
 from tests.chaos.case import Bound, Engines, Outcome, at_least, at_most, case, exactly
 

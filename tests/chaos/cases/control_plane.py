@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from baton.serving.names import CONTROLLER, INGRESS
+from baton.serving.shared.names import CONTROLLER, INGRESS
 from tests.chaos import faults
 from tests.chaos.case import (
     Engines,
@@ -40,9 +40,9 @@ from tests.chaos.clients import (
     served,
     steady,
 )
+from tests.chaos.deployment_processes import Parts, ended, living, node, parts, scraped, until
 from tests.chaos.history import Ending
 from tests.chaos.load import Load
-from tests.chaos.parts import Parts, ended, living, node, parts, scraped, until
 
 NOTED_S = 30.0
 """Between two notes of what was used: a controller that is killed loses as much."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
-from baton.policy.placement import Disaggregate
-from benchmarks._figures import quantile
+from baton.policy.placement.port import Disaggregate
+from benchmarks._statistics import quantile
 from tests.chaos import faults
 from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case, exactly
 from tests.chaos.history import (
@@ -26,7 +26,7 @@ from tests.chaos.history import (
     longest_stall,
 )
 from tests.chaos.load import HttpClient, Load, open_loop
-from tests.chaos.playing import in_phase, kept, legs_at, outcome, played, resumed
+from tests.chaos.runs import in_phase, kept, legs_at, outcome, played, resumed
 from tests.chaos.stage import SETTINGS, SimPlan, SimStage, sim_stage
 
 _P, _D = Role.PREFILL, Role.DECODE

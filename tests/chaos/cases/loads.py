@@ -14,19 +14,19 @@ from pathlib import Path
 import psutil
 
 from baton.config import load_config, sim_settings
-from baton.control.fleet_table import FleetTable
-from baton.control.knowledge import Knowledge
+from baton.control.fleet.fleet_model import Knowledge
+from baton.control.fleet.fleet_table import FleetTable
 from baton.domain.cache import CacheChange, CacheChangeKind, pack_hashes
 from baton.domain.commands import RequestRecord
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
-from baton.policy.admission import AdmissionRule
-from baton.policy.block_hash import chain
-from baton.policy.prefix_index import IndexOptions, PrefixIndex
-from baton.runtime.heap import set_heap_aside
+from baton.policy.admission.decision import AdmissionRule
+from baton.policy.prefix_cache.block_hash import chain
+from baton.policy.prefix_cache.index import IndexOptions, PrefixIndex
+from baton.runtime.process.gc_tuning import set_heap_aside
 from benchmarks import _slo_overload
-from benchmarks._figures import quantile
 from benchmarks._router_load import BLOCK_TOKENS, ROOT, Feed
+from benchmarks._statistics import quantile
 from benchmarks.router_cost import facts
 from tests.chaos.case import (
     Engines,

@@ -11,14 +11,14 @@ from pathlib import Path
 from baton.domain.commands import RequestRecord
 from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode
-from baton.policy.placement import Disaggregate
+from baton.policy.placement.port import Disaggregate
 from tests.chaos import faults
 from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case
 from tests.chaos.faults import NotPossibleError
 from tests.chaos.history import Exchange, longest_stall
 from tests.chaos.load import Load
-from tests.chaos.playing import kept, nothing, outcome, played, resumed
 from tests.chaos.proxy import FAIR, ChaosProxy, Weather
+from tests.chaos.runs import kept, nothing, outcome, played, resumed
 from tests.chaos.stage import SETTINGS, SimPlan, SimStage, sim_stage
 
 _P, _D = Role.PREFILL, Role.DECODE

@@ -11,21 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
-from baton.control.pairs import ProbeOptions
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode
-from baton.policy.links import LinkState
-from baton.policy.placement import Disaggregate
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.links.estimates import LinkState
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import ReplicaHost
 from tests.chaos import faults
 from tests.chaos.case import Engines, Outcome, at_least, at_most, case
-from tests.chaos.door import Door
 from tests.chaos.history import Exchange, History, longest_stall
 from tests.chaos.load import HttpClient, Load, again, open_loop
-from tests.chaos.playing import outcome
+from tests.chaos.local_ingress import Door
+from tests.chaos.runs import outcome
 from tests.chaos.stage import RayStage, ray_stage
 
 _IDS = (300, 8000)

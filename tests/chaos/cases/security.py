@@ -24,7 +24,7 @@ from baton.runtime.link.keys import FleetKeys
 from baton.runtime.link.options import LinkOptions
 from tests.chaos.case import Engines, Outcome, at_least, at_most, case, exactly
 from tests.chaos.load import Load
-from tests.chaos.playing import kept, outcome, played
+from tests.chaos.runs import kept, outcome, played
 from tests.chaos.stage import SimPlan, SimStage, sim_stage
 from tests.fakes.link_rig import coordinating, hosting
 from tests.fakes.scripted_engine import make_leg

@@ -17,12 +17,12 @@ from pathlib import Path
 import httpx
 import psutil
 
-from baton.runtime.key_files import editing
-from baton.runtime.keys import mint
-from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
-from baton.serving.doctor_security import open_ports
-from baton.serving.ray_door import ray_door
-from baton.serving.reaper import marked_processes
+from baton.runtime.keys.api_keys import mint
+from baton.runtime.keys.key_files import editing
+from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.cluster.reaper import marked_processes
+from baton.serving.doctor.security import open_ports
+from baton.serving.ray.auth_probe import ray_door
 from tests.chaos.case import Bound, Engines, Outcome, at_least, case, exactly
 from tests.e2e.deployments import Deployment, running
 from tests.fakes.certificates import Pair, make_pair
@@ -182,9 +182,9 @@ def _link_keys(address: str, token_file: str) -> list[str]:
     """As an operator with the cluster's token could read them."""
     program = (
         "import sys, json, ray\n"
-        "from baton.serving.cluster import attach\n"
+        "from baton.serving.cluster.local_cluster import attach\n"
         "attach(sys.argv[1], token_file=sys.argv[2])\n"
-        "from baton.serving.live_config import HeadStore\n"
+        "from baton.serving.store.config_store import HeadStore\n"
         "kept = HeadStore().get('link-keys')\n"
         "print('KEYS', (kept or b'[]').decode())\n"
     )

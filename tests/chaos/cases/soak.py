@@ -11,20 +11,20 @@ from pathlib import Path
 
 import psutil
 
-from baton.control.limits import CoordinatorLimits
-from baton.control.service_rules import ServiceRules
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
 from baton.engine.sim import SimSettings
-from baton.policy.slo_book import SloBook
-from benchmarks._figures import quantile
+from baton.policy.admission.slo_classes import SloBook
+from benchmarks._statistics import quantile
 from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case, minutes_asked
 from tests.chaos.cases.loads import CLOSED_LOOP, ONE_EACH
-from tests.chaos.door import Door
 from tests.chaos.growth import Growth
 from tests.chaos.history import Exchange, History, endings, judged
 from tests.chaos.load import HttpClient, Load
+from tests.chaos.local_ingress import Door
 from tests.chaos.stage import RayStage, SimPlan, ray_stage, sim_stage
 from tests.chaos.sweep import Sweep, steadily
 

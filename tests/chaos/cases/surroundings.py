@@ -18,12 +18,19 @@ from pathlib import Path
 import httpx
 
 from baton.domain.demand import CoordinatorReport, DemandTotals, PoolReport
-from baton.serving.names import CONTROLLER, INGRESS
+from baton.serving.shared.names import CONTROLLER, INGRESS
 from tests.chaos import faults
 from tests.chaos.case import Engines, Figure, Outcome, at_least, at_most, case, exactly
 from tests.chaos.clients import AUTOSCALED, POOLS, START_S, Clients, outcome, served, steady
+from tests.chaos.deployment_processes import (
+    Parts,
+    ended,
+    environment,
+    kill_to_restart,
+    parts,
+    until,
+)
 from tests.chaos.faults import NotPossibleError
-from tests.chaos.parts import Parts, ended, environment, kill_to_restart, parts, until
 from tests.fakes.free_ports import free_port
 from tests.serving.scaled_fleet import Fleet, World, plan
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.serving.code_name import code_name
-from baton.serving.names import CONTROLLER, INGRESS
+from baton.serving.code_version import code_name
+from baton.serving.shared.names import CONTROLLER, INGRESS
 from tests.chaos.case import (
     Bound,
     Engines,
@@ -29,8 +29,8 @@ from tests.chaos.case import (
     exactly,
 )
 from tests.chaos.clients import POOLS, START_S, Clients, outcome, served, steady
-from tests.chaos.other_baton import FAILS_TO_START, other_baton
-from tests.chaos.parts import Parts, environment, parts
+from tests.chaos.deployment_processes import Parts, environment, parts
+from tests.chaos.other_version import FAILS_TO_START, other_baton
 
 _COMMAND_S = 420.0
 _QUICK = {"admission.timeouts.drain": "4s"}
@@ -340,7 +340,7 @@ def another_version_of_baton(folder: Path) -> Outcome:
 def a_bad_version_of_baton(folder: Path) -> Outcome:
     """Nothing of it ever serves."""
     edits = {
-        "serving/replica.py": (
+        "serving/replica/deployment.py": (
             "        self._config, self._pool = config, pool\n",
             '        raise RuntimeError("this version does not start")\n',
         )

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import cast
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
+from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure
-from baton.domain.leg_story import LegEnd, LegStory
-from baton.domain.recovery import Trouble
+from baton.domain.leg_record import LegEnd, LegStory
 from baton.domain.request import Phase, Request
-from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.domain.retry_reasons import Trouble
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.simulator.engine.port import VirtualEngine
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.engine.tokens import expected_tokens
-from baton.simulator.fleet import LIVENESS_S, FleetOptions, VirtualFleet
+from baton.simulator.fleet.fleet import LIVENESS_S, FleetOptions, VirtualFleet
 from benchmarks._arrivals import open_loop, poisson_times
 from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case, exactly
 

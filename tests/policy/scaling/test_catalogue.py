@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from baton.config.schema_scaling import MOVED_POLICIES
+from baton.config.schema.scaling import MOVED_POLICIES
 from baton.domain.errors import ConfigInvalid
 from baton.policy.scaling.catalogue import RULES, scaling_policy
 from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.observation import Demand, Observation
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule
-from tests.policy.scaling.body import decodes, demand, options, prefills, seen
+from tests.policy.scaling.simulated_pools import decodes, demand, options, prefills, seen
 
 HERE = __name__
 NOTHING = Demand()

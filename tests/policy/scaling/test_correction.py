@@ -9,7 +9,7 @@ import pytest
 from baton.domain.fleet import Role
 from baton.policy.scaling.correction import Correction, is_unexplained
 from baton.policy.scaling.observation import Service
-from tests.policy.scaling.body import decodes, demand, prefills, seen
+from tests.policy.scaling.simulated_pools import decodes, demand, prefills, seen
 
 
 def unexplained(service: Service, role: Role, *, load: float = 3.0) -> bool:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from baton.policy.scaling.irregular import ArrivalMeter
+from baton.policy.scaling.estimators.burstiness import ArrivalMeter
 
 WINDOW_S, SIZE = 30.0, 100.0
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from baton.domain.fleet import Role
 from baton.policy.scaling.observation import PoolObservation, Service
 from baton.policy.scaling.options import PoolBounds
-from baton.policy.scaling.rebalance import Rebalance, SplitNeeds
-from baton.policy.scaling.roster import Roster
+from baton.policy.scaling.pools.pool_assignment import Roster
+from baton.policy.scaling.pools.role_flips import Rebalance, SplitNeeds
 from baton.policy.scaling.slo import SloPolicy
-from tests.policy.scaling.body import decodes, demand, options, prefills, seen
+from tests.policy.scaling.simulated_pools import decodes, demand, options, prefills, seen
 
 FULL = options(gpu_budget=6.0)
 TICK_S = 2.0

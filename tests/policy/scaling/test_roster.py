@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
 from baton.policy.scaling.options import PoolBounds
-from baton.policy.scaling.roster import Roster, resize, seats
-from tests.policy.scaling.body import decodes, pool, prefills
+from baton.policy.scaling.pools.pool_assignment import Roster, resize, seats
+from tests.policy.scaling.simulated_pools import decodes, pool, prefills
 
 BOUNDS = {name: PoolBounds(min=1, start=1, max=8) for name in ("prefill", "decode", "more")}
 

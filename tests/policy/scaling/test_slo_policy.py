@@ -13,12 +13,20 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import FlipReplicas, StartReplicas
+from baton.policy.scaling.desired import ScalingReason, Want
 from baton.policy.scaling.needs import promise_of
 from baton.policy.scaling.observation import Demand, PoolObservation, Service
 from baton.policy.scaling.options import SloScalingOptions
 from baton.policy.scaling.slo import SloPolicy
-from baton.policy.scaling.wants import ScalingReason, Want
-from tests.policy.scaling.body import Body, decodes, demand, options, pool, prefills, seen
+from tests.policy.scaling.simulated_pools import (
+    Body,
+    decodes,
+    demand,
+    options,
+    pool,
+    prefills,
+    seen,
+)
 
 loads = st.floats(0.0, 15.0)
 

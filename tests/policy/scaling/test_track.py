@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.scaling.track import Track, whole
+from baton.policy.scaling.estimators.stabilization import Track, whole
 
 
 def followed(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.scaling.windows import SlidingMax, Slope
+from baton.policy.scaling.estimators.windows import SlidingMax, Slope
 
 steps = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), min_size=1, max_size=60)
 

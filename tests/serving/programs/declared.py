@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from baton.config.load import load_config
-from baton.manifests.adapted import adapted
+from baton.manifests.cluster_deployment import adapted
 from baton.manifests.environment import RUN_DIR, ray_variables
 from baton.manifests.serve_config import serve_config
 
@@ -101,7 +101,7 @@ def _asked(api: str) -> str:
 
 
 def _generation() -> int:
-    from baton.serving.live_config import Generations
+    from baton.serving.store.config_store import Generations
 
     return Generations().number()
 

@@ -20,9 +20,9 @@ from typing import Any, cast
 
 import psutil
 
-from baton.serving import serve_control
-from baton.serving.cluster import ClusterSettings, LocalCluster
-from baton.serving.membership import Member, Membership, MembershipTiming
+from baton.serving.cluster.local_cluster import ClusterSettings, LocalCluster
+from baton.serving.ray import serve_control
+from baton.serving.ray.membership import Member, Membership, MembershipTiming
 
 port, notes = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 cluster = LocalCluster(

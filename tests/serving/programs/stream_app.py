@@ -16,8 +16,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, cast
 
-from baton.serving.cluster import ClusterSettings, LocalCluster
-from baton.serving.data_path import DataPath
+from baton.serving.cluster.local_cluster import ClusterSettings, LocalCluster
+from baton.serving.front.data_path import DataPath
 
 # A shell has a job in the background ignore Ctrl-C, and so what the job starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

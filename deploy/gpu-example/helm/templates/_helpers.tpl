@@ -221,7 +221,7 @@ http_options:
 applications:
   - name: baton
     route_prefix: /
-    import_path: baton.serving.declared:application
+    import_path: baton.serving.app_builder:application
     external_scaler_enabled: true
     args:
       config: {{- toYaml $config | nindent 8 }}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baton.bench.formatting import number_text, seconds_text
 from baton.bench.report.series import cumulated, in_bins, in_flight
 from baton.bench.report.study import Result, Study
 from baton.bench.report.summary import (
@@ -22,7 +23,6 @@ from baton.bench.report.summary import (
     trades_of,
 )
 from baton.bench.report.tables import target_text
-from baton.bench.words import number_text, seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from baton.bench.formatting import NOTHING, number_text, seconds_text, share_text
 from baton.bench.report.study import Scaling, Study, Table
 from baton.bench.report.summary import (
     Share,
@@ -16,7 +17,6 @@ from baton.bench.report.summary import (
     shown,
     summarize,
 )
-from baton.bench.words import NOTHING, number_text, seconds_text, share_text
 
 
 def tables_of(study: Study) -> tuple[Table, ...]:

@@ -15,12 +15,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from baton.control.leases import RENEWALS
-from baton.domain.addresses import address_text
+from baton.control.request.leases import RENEWALS
 from baton.domain.errors import EngineDied, EngineStartFailed, LegInvalid, TransferFailed, too_long
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.domain.kv_events import KvEventBatch
+from baton.domain.names.addresses import address_text
+from baton.engine.sim.inbound_link import Wire
+from baton.engine.sim.kv_handles import UnreadableTicketError, read_ticket, write_ticket
 from baton.engine.sim.outbox import KvEventFeed, Outbox, Outputs
 from baton.engine.sim.side_channel import (
     Description,
@@ -32,13 +34,17 @@ from baton.engine.sim.side_channel import (
     release,
     renew,
 )
-from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
-from baton.engine.sim.wire import Wire
 from baton.runtime.known_adapters import KnownAdapters
-from baton.runtime.log_events import log_event
+from baton.runtime.process.log_events import log_event
+from baton.simulator.engine.commands import (
+    CancelFetch,
+    FreeSource,
+    LoadBlocks,
+    SimTicket,
+    StartPull,
+)
 from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.facts import replica_facts
-from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, SimTicket, StartPull
 from baton.simulator.engine.settings import SimSettings
 
 _log = logging.getLogger(__name__)

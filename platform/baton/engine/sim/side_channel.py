@@ -21,8 +21,8 @@ from typing import Final, Self, TypeVar, cast
 
 import msgspec
 
-from baton.domain.addresses import address_text, parse_address
-from baton.runtime.sockets import bound_socket
+from baton.domain.names.addresses import address_text, parse_address
+from baton.runtime.process.sockets import bound_socket
 
 _Answer = TypeVar("_Answer")
 _LENGTH: Final = struct.Struct("!I")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.wants import ScalingReason
+from baton.policy.scaling.desired import ScalingReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

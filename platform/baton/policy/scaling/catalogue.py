@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import cast
 
 from baton.domain.errors import ConfigInvalid
+from baton.policy.scaling.desired import ScalingPolicy
 from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
 from baton.policy.scaling.slo import SloPolicy
-from baton.policy.scaling.wants import ScalingPolicy
 
 RULES: Mapping[ScalingRule, Callable[[AutoscalerOptions], ScalingPolicy]] = MappingProxyType(
     {

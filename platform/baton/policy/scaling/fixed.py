@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from baton.policy.scaling.desired import ScalingReason, Want
 from baton.policy.scaling.observation import Observation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.wants import ScalingReason, Want
 
 
 class Static:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.perf.capacity import Irregularity, decode_need, prefill_need
+from baton.perf.capacity.capacity import Irregularity, decode_need, prefill_need
 from baton.policy.scaling.observation import Observation, PoolObservation
 
 _NOMINAL_TPOT_S = 0.05

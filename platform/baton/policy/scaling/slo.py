@@ -26,8 +26,15 @@ from dataclasses import dataclass, field
 
 from baton.domain.fleet import Role
 from baton.policy.scaling.correction import Correction, is_unexplained
+from baton.policy.scaling.desired import ScalingReason, Want
+from baton.policy.scaling.estimators.burstiness import ArrivalMeter
+from baton.policy.scaling.estimators.stabilization import Track, whole
+from baton.policy.scaling.estimators.windows import Slope
 from baton.policy.scaling.forecast import Forecast
-from baton.policy.scaling.groups import (
+from baton.policy.scaling.needs import promise_of
+from baton.policy.scaling.observation import Observation, PoolObservation
+from baton.policy.scaling.options import AutoscalerOptions
+from baton.policy.scaling.pools.groups import (
     SPLIT_ROLES,
     Groups,
     Rates,
@@ -35,15 +42,8 @@ from baton.policy.scaling.groups import (
     group_needs,
     groups_of,
 )
-from baton.policy.scaling.irregular import ArrivalMeter
-from baton.policy.scaling.needs import promise_of
-from baton.policy.scaling.observation import Observation, PoolObservation
-from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.rebalance import Rebalance, SplitNeeds
-from baton.policy.scaling.roster import Roster, Seat, other, resize
-from baton.policy.scaling.track import Track, whole
-from baton.policy.scaling.wants import ScalingReason, Want
-from baton.policy.scaling.windows import Slope
+from baton.policy.scaling.pools.pool_assignment import Roster, Seat, other, resize
+from baton.policy.scaling.pools.role_flips import Rebalance, SplitNeeds
 
 _OVERDUE_COLD_STARTS = 3.0
 """As many cold starts are waited for as by the autoscaler, before starts count as stuck."""

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import zmq
 
-from baton.domain.addresses import Address, parse_address
 from baton.domain.events import Event
 from baton.domain.handoff import Leg, LegFailure, Ticket
+from baton.domain.names.addresses import Address, parse_address
 from baton.runtime.link.connection import LinkEnd, ReplicaConnection
 from baton.runtime.link.options import LinkCounters, LinkOptions, next_tick_at_s
 

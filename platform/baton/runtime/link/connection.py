@@ -43,10 +43,10 @@ from baton.runtime.link import codec, frames
 from baton.runtime.link.channel import Channel, ConnectionMonitor, Sent, configure
 from baton.runtime.link.codec import BadFrame
 from baton.runtime.link.frames import Parting
+from baton.runtime.link.liveness import Silence
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.sanity import is_sane
-from baton.runtime.link.silence import Silence
-from baton.runtime.log_events import log_event
+from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 

@@ -22,16 +22,16 @@ import zmq
 from baton.domain.fleet import ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput
 from baton.runtime.link import codec, frames
+from baton.runtime.link.authenticator import Gate
 from baton.runtime.link.channel import Channel, Sent, configure
 from baton.runtime.link.codec import BadFrame, ProtocolMismatch
 from baton.runtime.link.frames import Parting
-from baton.runtime.link.gate import Gate
 from baton.runtime.link.handler import LinkHandler
+from baton.runtime.link.liveness import Silence
 from baton.runtime.link.options import LinkCounters, LinkOptions, next_tick_at_s
 from baton.runtime.link.reports import Reports
 from baton.runtime.link.sessions import LegOwners, Session
-from baton.runtime.link.silence import Silence
-from baton.runtime.log_events import log_event
+from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_DEADLINE_S = 5.0

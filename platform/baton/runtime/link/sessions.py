@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.runtime.link.frames import ReplicaBeat
-from baton.runtime.link.silence import Silence
+from baton.runtime.link.liveness import Silence
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

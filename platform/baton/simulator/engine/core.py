@@ -20,17 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from baton.control.loaded_adapters import LoadedAdapters
-from baton.control.pull_permits import PullPermits
+from baton.control.fleet.loaded_adapters import LoadedAdapters
+from baton.control.request.pull_permits import PullPermits
 from baton.domain.fleet import LinkTotals, Load
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEvent
 from baton.domain.request import FinishReason
 from baton.simulator.engine.blocks import expect
-from baton.simulator.engine.book import RunBook
-from baton.simulator.engine.memory import KvMemory
-from baton.simulator.engine.meters import Meters
-from baton.simulator.engine.orders import (
+from baton.simulator.engine.commands import (
     CancelFetch,
     FreeSource,
     LoadBlocks,
@@ -38,11 +35,14 @@ from baton.simulator.engine.orders import (
     SimTicket,
     StartPull,
 )
+from baton.simulator.engine.leg_queues import RunBook
+from baton.simulator.engine.leg_timer import Watch
+from baton.simulator.engine.memory import KvMemory
+from baton.simulator.engine.meters import Meters
 from baton.simulator.engine.runs import Run, RunState
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 from baton.simulator.engine.step import Step
 from baton.simulator.engine.tokens import TokenStream, digest, pack_tokens, tuned
-from baton.simulator.engine.watch import Watch
 
 
 class SimCore:
@@ -309,7 +309,7 @@ class SimCore:
         return work, budget
 
     def _budget(self) -> int:
-        """The next step's; see `baton.engine.vllm.step_budget`."""
+        """The next step's; see `baton.engine.vllm.patches.step_budget`."""
         settings = self._settings
         if settings.decode_step_tokens is not None and any(
             run.streams for run in self._book.running

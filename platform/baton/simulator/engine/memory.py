@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from baton.control.deadlines import Deadlines
-from baton.control.leases import renewed_until_s
+from baton.control.request.leases import renewed_until_s
+from baton.control.state.deadlines import Deadlines
 from baton.domain.handoff import Leg
 from baton.domain.kv_events import BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.simulator.engine.blocks import BlockPool, expect

@@ -8,7 +8,7 @@ from typing import Protocol
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegOutput
-from baton.simulator.engine.orders import Order, SimTicket
+from baton.simulator.engine.commands import Order, SimTicket
 
 
 class VirtualEngine(Protocol):

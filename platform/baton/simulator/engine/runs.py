@@ -7,9 +7,9 @@ from enum import Enum, auto
 
 from baton.domain.handoff import CacheUse, Leg, LegKind
 from baton.domain.kv_events import BlockHash
-from baton.simulator.engine.orders import SimTicket
+from baton.simulator.engine.commands import SimTicket
+from baton.simulator.engine.leg_timer import Watch
 from baton.simulator.engine.tokens import TokenStream
-from baton.simulator.engine.watch import Watch
 
 
 class RunState(Enum):

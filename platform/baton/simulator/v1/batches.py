@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from baton.perf.step_timing import StepBatch, StepTiming
 from baton.simulator.v1.runs import Run
-from baton.simulator.v1.stretch import Stretch
+from baton.simulator.v1.step_run import Stretch
 
 _STRAIGHT = 1e-4
 """By how much of its seconds the middle step may differ from the mean of the first and the last. An

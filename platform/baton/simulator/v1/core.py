@@ -22,9 +22,9 @@ from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 from baton.domain.request import FinishReason
 from baton.simulator.engine.blocks import expect
+from baton.simulator.engine.commands import CancelFetch, FreeSource, Order, SimTicket
+from baton.simulator.engine.kv_handles import read_ticket, write_ticket
 from baton.simulator.engine.meters import PullMeter
-from baton.simulator.engine.orders import CancelFetch, FreeSource, Order, SimTicket
-from baton.simulator.tickets import read_ticket, write_ticket
 from baton.simulator.v1.memory import V1Memory
 from baton.simulator.v1.pipeline import Pipeline
 from baton.simulator.v1.runs import Run, RunState

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from baton.control.deadlines import Deadlines
-from baton.control.leases import renewed_until_s
+from baton.control.request.leases import renewed_until_s
+from baton.control.state.deadlines import Deadlines
 from baton.domain.handoff import Leg
-from baton.domain.outline import Outline, TokenIds
-from baton.policy.block_hash import chain, chain_root
+from baton.domain.hashed_prompt import Outline, TokenIds
+from baton.policy.prefix_cache.block_hash import chain, chain_root
 from baton.simulator.engine.blocks import expect
-from baton.simulator.engine.orders import SimTicket
+from baton.simulator.engine.commands import SimTicket
 from baton.simulator.v1.blocks import CountedBlocks
 from baton.simulator.v1.runs import Run, RunState
 from baton.simulator.v1.settings import V1Settings

@@ -19,8 +19,8 @@ from baton.simulator.v1.meters import StepMeter
 from baton.simulator.v1.runs import Run
 from baton.simulator.v1.scheduler import Scheduler
 from baton.simulator.v1.settings import V1Settings
+from baton.simulator.v1.step_run import Stretch
 from baton.simulator.v1.steps import Done
-from baton.simulator.v1.stretch import Stretch
 
 
 class _Batch(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import IntEnum
 
 from baton.domain.handoff import CacheUse, Leg, LegKind, LegOutput
-from baton.domain.outline import TokenIds
+from baton.domain.hashed_prompt import TokenIds
 from baton.domain.request import FinishReason
-from baton.simulator.engine.orders import SimTicket
-from baton.simulator.engine.watch import Watch
+from baton.simulator.engine.commands import SimTicket
+from baton.simulator.engine.leg_timer import Watch
 from baton.simulator.workloads.trace import output_of
 
 

@@ -26,7 +26,7 @@ from itertools import chain as concatenate
 
 from baton.domain.value import Value
 from baton.simulator.engine.blocks import expect
-from baton.simulator.engine.orders import FreeSource, Order, SimTicket, StartPull
+from baton.simulator.engine.commands import FreeSource, Order, SimTicket, StartPull
 from baton.simulator.v1.memory import V1Memory
 from baton.simulator.v1.runs import Run, RunState
 from baton.simulator.v1.settings import Scheduling, V1Settings

@@ -18,7 +18,7 @@ from baton.simulator.v1.meters import StepMeter
 from baton.simulator.v1.runs import Run, RunState
 from baton.simulator.v1.scheduler import Blocked, Scheduler
 from baton.simulator.v1.settings import V1Settings
-from baton.simulator.v1.stretch import Stretch
+from baton.simulator.v1.step_run import Stretch
 
 
 class Done(Value, kw_only=False):

@@ -9,7 +9,8 @@ from itertools import chain, islice
 from typing import assert_never
 
 from baton.domain.errors import BadTrace
-from baton.simulator.workloads import arrivals, azure, lengths, mooncake, rate_series, vllm_log
+from baton.simulator.workloads import arrivals, lengths, mooncake, rate_series, vllm_log
+from baton.simulator.workloads import csv_traces as azure
 from baton.simulator.workloads.lines import mapping
 from baton.simulator.workloads.trace import Trace, TraceRequest
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from baton.domain.errors import BadTrace
-from baton.simulator.workloads.azure import cells_of, columns_of, header_and_rows
+from baton.simulator.workloads.csv_traces import cells_of, columns_of, header_and_rows
 from baton.simulator.workloads.lines import parsed, tokens
 
 _PROMPT, _OUTPUT = "num_prefill_tokens", "num_decode_tokens"

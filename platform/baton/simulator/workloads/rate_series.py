@@ -12,7 +12,7 @@ from typing import NamedTuple
 from baton.domain.errors import BadTrace
 from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.arrivals import RateStep
-from baton.simulator.workloads.azure import cells_of, columns_of, header_and_rows
+from baton.simulator.workloads.csv_traces import cells_of, columns_of, header_and_rows
 from baton.simulator.workloads.lengths import Lognormal
 from baton.simulator.workloads.lines import finite, out_of_order, parsed
 from baton.simulator.workloads.trace import Trace, TraceRequest

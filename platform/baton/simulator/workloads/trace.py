@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from baton.domain.outline import Outline
+from baton.domain.hashed_prompt import Outline
 from baton.domain.request import Request
 from baton.domain.tenant import DEFAULT_TENANT
 

@@ -1,0 +1,1 @@
+"""How far the performance model is off what others measured."""

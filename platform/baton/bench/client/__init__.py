@@ -1,0 +1,1 @@
+"""A streaming client that notes when tokens come."""

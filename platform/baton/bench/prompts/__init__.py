@@ -1,0 +1,1 @@
+"""Prompts out of datasets, traces and made-up words."""

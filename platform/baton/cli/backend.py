@@ -1,0 +1,270 @@
+"""What the verbs need from the rest of baton, loaded only by the verb that needs it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, cast
+
+from baton.domain.errors import BatonError
+
+if TYPE_CHECKING:
+    from baton.config import LoadedConfig
+    from baton.serving.operator.log_files import LogOrder
+    from baton.serving.rollout.ports import ApplyOptions
+
+Progress = Callable[[str], None]
+Report = Mapping[str, object]
+Files = Mapping[str, bytes]
+
+
+class LogLine(Protocol):
+    """One line that was logged."""
+
+    def report(self) -> dict[str, object]:
+        """Its fields: `at`, `source`, and `level` and `event` or, of other lines, `text`.
+
+        Besides, `node`, where it is of a cluster with several.
+        """
+        ...
+
+
+class Joined(Protocol):
+    """A deployment that was joined once, to be asked as often as wanted."""
+
+    def status(self) -> Report:
+        """See `Commands.status`."""
+        ...
+
+    def links(self) -> Report:
+        """See `Commands.links`."""
+        ...
+
+    def requests(self, count: int, *, order: str) -> Report:
+        """See `Commands.requests`."""
+        ...
+
+
+class Commands(Protocol):
+    """What carries out the verbs; `baton.serving.commands` is one."""
+
+    def up(
+        self, config: LoadedConfig, *, block: bool, timeout_s: float | None, progress: Progress
+    ) -> Report:
+        """Start a deployment; returns when it is healthy, or with `block` when it has ended.
+
+        Without a time, it waits for as long as engines may take.
+
+        Raises:
+            TimedOut: it was not healthy in time.
+            BatonError: it could not be started.
+        """
+        ...
+
+    def joined(self, *, address: str | None) -> AbstractContextManager[Joined]:
+        """What runs, to be asked again and again.
+
+        Raises:
+            NotRunning: nothing does.
+        """
+        ...
+
+    def status(self, *, address: str | None) -> Report:
+        """What runs, here or on the Ray cluster at `address`.
+
+        Raises:
+            NotRunning: nothing does.
+        """
+        ...
+
+    def explain_route(self, request_id: str, *, address: str | None) -> Report:
+        """How a request was placed, as every ingress that remembers it tells.
+
+        Raises:
+            NotRunning: there is no deployment.
+            UnknownRequest: no ingress remembers it.
+        """
+        ...
+
+    def requests(self, count: int, *, order: str, address: str | None) -> Report:
+        """Stories of the last requests, under `requests`; `order` is a `RecordOrder`.
+
+        Raises:
+            NotRunning: there is no deployment.
+        """
+        ...
+
+    def links(self, *, address: str | None) -> Report:
+        """Every pair of replicas between which KV blocks may move, and what is known of it.
+
+        Raises:
+            NotRunning: there is no deployment.
+        """
+        ...
+
+    def scale(
+        self, pool: str, replicas: int, *, for_s: float | None, address: str | None
+    ) -> Report:
+        """Have exactly so many replicas of a pool, for a while or, with None, until told.
+
+        Raises:
+            NotRunning: there is no deployment.
+            ScalingRefused: there is no such pool, or it may not have so many.
+        """
+        ...
+
+    def scale_auto(self, pool: str, *, address: str | None) -> Report:
+        """Take an operator's word on a pool back.
+
+        Raises:
+            NotRunning: there is no deployment.
+            ScalingRefused: there is no such pool.
+        """
+        ...
+
+    def apply(self, config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
+        """Have what runs go by another configuration: all of it, or nothing.
+
+        Raises:
+            NotRunning: there is no deployment.
+            ApplyRefused: it cannot, or could not be kept; what held before does.
+        """
+        ...
+
+    def rollback(self, to: int | None, options: ApplyOptions, *, progress: Progress) -> Report:
+        """Have what runs go by an earlier configuration; None: the last other one that was good.
+
+        Raises:
+            NotRunning: there is no deployment.
+            ApplyRefused: it cannot, or could not be kept; what held before does.
+        """
+        ...
+
+    def upgrade(self, options: ApplyOptions, *, progress: Progress) -> Report:
+        """Have what runs go by the code of this process.
+
+        Raises:
+            NotRunning: there is no deployment.
+            ApplyRefused: it cannot, or could not be kept.
+        """
+        ...
+
+    def history(self, *, address: str | None) -> Report:
+        """Every configuration that is kept, under `generations`, oldest first.
+
+        Raises:
+            NotRunning: there is no deployment.
+        """
+        ...
+
+    def explain_scale(self, ticks: int, *, address: str | None) -> Report:
+        """The last ticks of the autoscaler, oldest first.
+
+        Raises:
+            NotRunning: there is no deployment.
+        """
+        ...
+
+    def usage(self, *, address: str | None) -> Report:
+        """What each tenant has used, and what nobody has.
+
+        Raises:
+            NotRunning: there is no deployment.
+        """
+        ...
+
+    def doctor(
+        self, config: LoadedConfig | None, *, address: str | None, progress: Progress
+    ) -> Report:
+        """Numbered checks of this machine, of a configuration, and of what runs; under `checks`.
+
+        `ok` says whether none failed. What is found wrong is never raised.
+        """
+        ...
+
+    def logs(
+        self, order: LogOrder, *, follow: bool, progress: Progress, address: str | None = None
+    ) -> Iterable[LogLine | None]:
+        """What was logged, and with `follow` what will be; None for nothing new for a moment.
+
+        `progress` hears of nodes whose lines are missing.
+
+        Raises:
+            NotRunning: there is no deployment here, or there are several and none was named.
+        """
+        ...
+
+    def join_script(
+        self, *, labels: Sequence[str], node_address: str | None, address: str | None
+    ) -> Report:
+        """What another machine runs to join: `environment`, `command`, both as a `script`.
+
+        Raises:
+            NotRunning: there is no deployment here, or there are several and none was named.
+            OperatorError: none can join.
+        """
+        ...
+
+    def down(self, *, timeout_s: float, address: str | None = None) -> Report:
+        """Drain and stop the deployment.
+
+        Raises:
+            NotRunning: there is none, or there are several and none was named.
+            TimedOut: something still runs.
+        """
+        ...
+
+    def demo(self, config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
+        """Start a deployment and send it a few requests; stays up until Ctrl-C unless `once`.
+
+        Raises:
+            BatonError: it could not be started, or a request failed.
+        """
+        ...
+
+
+class NotInstalled(BatonError):
+    """A package that this verb needs is not installed."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(package)
+        self.why = f"the package '{package}' is not installed"
+        self.remedy = "install baton with an engine: pip install 'baton[cpu]' or 'baton[gpu]'"
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.remedy}"
+
+
+def _serving() -> Commands:
+    try:
+        module = importlib.import_module("baton.serving.commands")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "baton":
+            raise
+        raise NotInstalled(error.name) from error
+    return cast(Commands, module)
+
+
+def _dashboards() -> Files:
+    files: Callable[[], Files] = importlib.import_module("baton.telemetry.dashboards").files
+    return files()
+
+
+def _rules(runbook_base: str | None) -> Files:
+    files: Callable[..., Files] = importlib.import_module("baton.telemetry.rules").files
+    return files() if runbook_base is None else files(runbook_base=runbook_base)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seam:
+    """Where the verbs get what they do not do themselves."""
+
+    commands: Callable[[], Commands] = _serving
+    dashboards: Callable[[], Files] = _dashboards
+    """Files by their path below a folder."""
+    rules: Callable[[str | None], Files] = _rules
+    """Likewise; alerts link to runbooks below the given URL."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

@@ -1,0 +1,1 @@
+"""Verbs that say why something was decided, and where time went."""

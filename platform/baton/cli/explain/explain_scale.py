@@ -1,0 +1,119 @@
+"""`baton explain scale`: what the autoscaler decided lately, and from what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, cast
+
+import typer
+
+from baton.cli.backend import Report
+from baton.cli.options import Address, Json, Output, seam_of, wanted_format
+from baton.cli.output import (
+    OutputFormat,
+    duration_text,
+    print_report,
+    reported_errors,
+    table_lines,
+)
+
+Told = dict[str, Any]
+
+
+def scale(
+    context: typer.Context,
+    *,
+    ticks: Annotated[
+        int, typer.Option("--ticks", "-n", min=1, max=1000, help="How many, the newest.")
+    ] = 20,
+    address: Address = None,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Show what the autoscaler decided, and from what.
+
+    Per pool what it has and is to have, why, and from which numbers.
+    """
+    with reported_errors():
+        report = seam_of(context).commands().explain_scale(ticks, address=address)
+    if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
+        print_report(report, OutputFormat.JSON)
+        return
+    for line in readable(report):
+        typer.echo(line)
+
+
+def readable(report: Report) -> Iterator[str]:
+    """The report as lines for a person; ticks in a row that decide the same are told once."""
+    yield f"autoscaler: {report['autoscaler']}"
+    ticks = cast("list[Told]", report["ticks"])
+    if not ticks:
+        yield "no tick yet"
+    for run in _runs(ticks):
+        yield ""
+        yield from _run_lines(run)
+
+
+def _runs(ticks: Iterable[Told]) -> Iterator[list[Told]]:
+    """Ticks that follow each other and say the same but for their numbers."""
+    run: list[Told] = []
+    for tick in ticks:
+        if run and _gist(run[0]) != _gist(tick):
+            yield run
+            run = []
+        run.append(tick)
+    if run:
+        yield run
+
+
+def _gist(tick: Told) -> object:
+    pools = [(p["pool"], p["have"], p["want"], p["reason"], p["clipped_by"]) for p in tick["pools"]]
+    return (tick["held"], tick["actions"], tick["policy"], tick["dry_run"], pools)
+
+
+def _run_lines(run: list[Told]) -> Iterator[str]:
+    """The newest tick of a run speaks for all of it."""
+    first, last = run[0], run[-1]
+    when = f"{duration_text(last['age_s'])} ago"
+    if len(run) > 1:
+        when = f"{duration_text(first['age_s'])} to {when}, {len(run)} ticks"
+    yield f"{when}, policy {last['policy']}: {_outcome(last)}"
+    if pools := last["pools"]:
+        yield from table_lines([_pool_row(pool) for pool in pools], "  ")
+    for pool in pools:
+        if pool["why"]:
+            yield f"  {pool['pool']}: {pool['why']}"
+        if inputs := _inputs_text(pool["inputs"]):
+            yield f"    {inputs}"
+
+
+def _outcome(tick: Told) -> str:
+    if tick["held"]:
+        return f"held, because {tick['held']}"
+    if tick["actions"]:
+        return ", ".join(tick["actions"])
+    return "would act, but this is a dry run" if _would_act(tick) else "no change"
+
+
+def _would_act(tick: Told) -> bool:
+    return tick["dry_run"] and any(p["have"] != p["want"] or p["flips"] for p in tick["pools"])
+
+
+def _pool_row(pool: Told) -> dict[str, object]:
+    asked = "" if pool["asked"] == pool["want"] else f"{pool['asked']} asked"
+    clipped = f"{asked}, clipped by {pool['clipped_by']}" if pool["clipped_by"] else asked
+    flips = ", ".join(f"{count} as {role}" for role, count in pool["flips"].items() if count)
+    return {
+        "pool": pool["pool"],
+        "have": pool["have"],
+        "want": pool["want"],
+        "reason": pool["reason"],
+        "bounds": clipped.removeprefix(", ") or "-",
+        "flips": flips or "-",
+    }
+
+
+def _inputs_text(inputs: dict[str, float | None]) -> str:
+    return ", ".join(
+        f"{name} {'-' if value is None else format(value, '.4g')}" for name, value in inputs.items()
+    )

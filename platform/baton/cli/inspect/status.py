@@ -1,0 +1,281 @@
+"""`baton status`: what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from baton.cli.backend import Report
+from baton.cli.inspect.live_screen import is_terminal, repeat, watch_screen
+from baton.cli.options import Address, Interval, Json, Output, interval_of, seam_of, wanted_format
+from baton.cli.output import (
+    OutputFormat,
+    duration_text,
+    print_report,
+    reported_errors,
+    share_text,
+    text_lines,
+)
+
+if TYPE_CHECKING:  # imported where it is used: keeps --help fast
+    from rich.console import Console, RenderableType
+
+Told = dict[str, Any]
+
+
+def status(
+    context: typer.Context,
+    *,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")
+    ] = False,
+    interval: Interval = "2s",
+    address: Address = None,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Show what runs: pools, replicas, health.
+
+    With --watch and where stdout is no terminal, reports follow each other; as JSON, one a line.
+    """
+    output, interval_s = wanted_format(output, as_json=as_json), interval_of(interval)
+    with reported_errors():
+        commands = seam_of(context).commands()
+        if not watch:
+            _print(commands.status(address=address), output)
+            return
+        with commands.joined(address=address) as deployment:
+            if output is OutputFormat.TEXT and is_terminal():
+                watch_screen(deployment.status, _screen, interval_s)
+            else:
+                repeat(deployment.status, lambda report: _print(report, output), interval_s)
+
+
+def _print(report: Report, output: OutputFormat) -> None:
+    print_report(readable(report) if output is OutputFormat.TEXT else report, output)
+
+
+def _screen(screen: Console, report: Report, alarm: str) -> RenderableType:
+    """As many lines as there is room for; an alarm is the last of them."""
+    from rich.text import Text
+
+    lines = [line[: screen.width] for line in text_lines(readable(report))]
+    room = screen.height - bool(alarm)
+    hidden = len(lines) - room
+    if hidden > 0:
+        lines = [*lines[: room - 1], f"... {hidden + 1} more lines; 'baton top' fits the screen"]
+    text = Text("\n".join(lines))
+    return text.append(f"\n{alarm}", style="red") if alarm else text
+
+
+def readable(report: Report) -> Report:
+    """The report as a person wants it: one table of replicas, one line for each ingress.
+
+    Every ingress sees the whole fleet; what the first one sees that has reached a replica is
+    shown, beside what Ray knows.
+    """
+    ingresses = cast("list[Told]", report.get("ingresses", []))
+    members = cast("list[Told]", report.get("members", []))
+    views = _views(ingresses)
+    shown = {("up" if key == "up_s" else key): value for key, value in report.items()}
+    if "up" in shown:
+        shown["up"] = duration_text(cast("float", shown["up"]))
+    for name in ("wanted", "members", "pools", "classes", "demand", "autoscaler"):
+        shown.pop(name, None)
+    if rollout := cast("Told", report.get("rollout")):
+        shown["rollout"] = _rollout_text(rollout)
+    shown |= _service(report)
+    shown["replicas"] = [
+        _replica(member, views.get(member["replica_id"], [])) for member in members
+    ]
+    if timings := [row for ingress in ingresses[:1] for row in ingress.get("timings", [])]:
+        shown["predictions"] = [_timing(row) for row in timings]
+    shown["ingresses"] = [
+        {
+            "healthy": ingress["healthy"],
+            "in_flight": _counts(ingress["in_flight"]),
+            "ended": _counts(ingress["ended"]),
+            "not_joined": len(ingress["unjoined"]),
+        }
+        for ingress in ingresses
+    ]
+    if broken := {name: why for one in ingresses for name, why in _broken_agents(one).items()}:
+        shown["broken_agents"] = broken
+    if failures := [text for one in ingresses if (text := _policy_failure(one))]:
+        shown["placement_failures"] = failures
+    return shown
+
+
+def _rollout_text(rollout: Told) -> str:
+    """What it was, how far it is, and since when; one that nobody goes on with stays under way."""
+    generation = rollout.get("generation")
+    what = rollout["what"] if generation is None else f"{rollout['what']}, generation {generation}"
+    why = f": {rollout['why']}" if rollout["why"] else ""
+    return f"{what}, {rollout['state']} {duration_text(rollout['age_s'])} ago{why}"
+
+
+def _policy_failure(ingress: Told) -> str:
+    """How often a policy of the user's own failed there; empty when it never did."""
+    policy = ingress.get("policy", {})
+    if not policy.get("failures"):
+        return ""
+    return f"{policy['name']} failed {policy['failures']} times, the last: {policy['last_failure']}"
+
+
+def _service(report: Report) -> Report:
+    """What requests get, what waits, and how pools are scaled; as far as the controller says it."""
+    told: dict[str, object] = {}
+    if scaling := cast("Told", report.get("autoscaler")):
+        told["autoscaler"] = _scaling_text(scaling)
+        if overrides := scaling["overrides"]:
+            told["by_hand"] = [_override_text(one) for one in overrides]
+        if failure := scaling["last_failure"]:
+            failed = scaling["failed_calls"] + scaling["failed_turns"]
+            told["scaling_failures"] = f"{failed}, the last: {failure}"
+    if demand := cast("Told", report.get("demand")):
+        told["admission"] = _admission_text(demand)
+    if pools := cast("list[Told]", report.get("pools")):
+        told["pools"] = [_pool(pool) for pool in pools]
+    if classes := cast("list[Told]", report.get("classes")):
+        told["classes"] = [_class(one) for one in classes]
+    return told
+
+
+def _scaling_text(scaling: Told) -> str:
+    """The policy, and why it did nothing or what it did last."""
+    text = str(scaling["policy"])
+    if held := scaling["held"]:
+        return f"{text}; held, because {held}"
+    if (last := scaling["last_action"]) is not None:
+        return f"{text}; last {', '.join(last['actions'])}, {duration_text(last['age_s'])} ago"
+    return text
+
+
+def _override_text(override: Told) -> str:
+    remaining_s = override["remaining_s"]
+    lasts = "until taken back" if remaining_s is None else f"for {duration_text(remaining_s)} more"
+    return f"{override['pool']} at {override['replicas']} {lasts}"
+
+
+def _admission_text(demand: Told) -> str:
+    text = (
+        f"{demand['requests_per_s']:g} requests/s, {demand['refused_per_s']:g} refused/s, "
+        f"{demand['in_flight']} in flight, {demand['held']} held"
+    )
+    slack_s = demand["slack_s"]
+    if slack_s is None:
+        return text
+    late = "is late by" if slack_s < 0 else "has left"
+    return f"{text}; the most urgent {late} {duration_text(abs(slack_s))}"
+
+
+def _pool(pool: Told) -> dict[str, object]:
+    row = {name: pool[name] for name in ("pool", "want", "ready", "starting", "draining")}
+    if "prefill" in pool:
+        plays = {role: pool[role] for role in ("prefill", "decode", "mixed") if pool[role]}
+        row["roles"] = ", ".join(f"{count} {role}" for role, count in plays.items()) or "-"
+        row["busy"] = "-" if pool["busy"] is None else f"{pool['busy']:.0%}"
+        row["cold_start"] = duration_text(pool["cold_start_s"])
+    if "trouble" in pool:
+        row["trouble"] = str(pool["trouble"]).partition("\n")[0]
+    return row
+
+
+def _class(one: Told) -> dict[str, object]:
+    return {
+        "class": one["class"],
+        "ttft": duration_text(one["ttft_s"]),
+        "tpot": duration_text(one["tpot_s"]),
+        "target": share_text(one["target"]),
+        "now": share_text(one["attainment"]),
+        "window": share_text(one["window_attainment"]),
+        "goodput": f"{one['goodput_per_s']:g} of {one['requests_per_s']:g}/s",
+    }
+
+
+def _broken_agents(ingress: Told) -> Mapping[str, str]:
+    return ingress.get("broken_agents") or {}
+
+
+def _views(ingresses: list[Told]) -> dict[str, list[Told]]:
+    """Each replica as the ingresses see it that have reached it."""
+    views: dict[str, list[Told]] = {}
+    for ingress in ingresses:
+        for row in ingress["replicas"]:
+            views.setdefault(row["replica_id"], []).append(row)
+    return views
+
+
+def _replica(member: Told, views: list[Told]) -> dict[str, object]:
+    row = {name: member[name] for name in ("replica_id", "role", "node", "pid")}
+    if not views:
+        return row | {"state": "not joined"}
+    view = views[0]
+    if view.get("role", row["role"]) != row["role"]:
+        row["role"] = f"{view['role']}, was {row['role']}"
+    return (
+        row
+        | {
+            "state": "draining" if view["draining"] else "ready",
+            "engine": view["engine"],
+            "running": view["running_requests"],
+            "queued": view["queued_requests"],
+            "kv_used": view["kv_used_fraction"],
+            "pulls": view["pulls"],
+            "moved_bytes": view["moved_bytes"],
+        }
+        | _cache(views)
+        | _leases(views)
+    )
+
+
+def _cache(views: list[Told]) -> dict[str, object]:
+    """What the first view's index holds of a replica, and the worst state that any has it in."""
+    caches = [view["cache"] for view in views if "cache" in view]
+    if not caches:
+        return {}
+    first = caches[0]
+    in_host = f" + {first['host_blocks']} in host" if first["host_blocks"] else ""
+    return {
+        "cached_blocks": f"{first['gpu_blocks']}{in_host}",
+        "sent_blocks": first["predicted_blocks"],
+        "index": _index_text(caches),
+    }
+
+
+def _index_text(caches: list[Told]) -> str:
+    age_s = caches[0]["age_s"]
+    age = "never reported" if age_s is None else f"{duration_text(age_s)} old"
+    if not all(cache["in_step"] for cache in caches):
+        return f"out of step, {age}"
+    if age_s is None:
+        return age
+    return f"stale, {age}" if any(cache["stale"] for cache in caches) else f"in step, {age}"
+
+
+def _leases(views: list[Told]) -> dict[str, object]:
+    """Each ingress knows of its own only."""
+    counts = [view["leases"] for view in views if "leases" in view]
+    return {"leases": sum(counts)} if counts else {}
+
+
+def _timing(row: Told) -> dict[str, object]:
+    bias = row["ttft_bias_fraction"]
+    return {
+        "pool": row["pool"],
+        "requests": row["predictions"],
+        "ttft_error": f"{row['ttft_error_fraction']:.0%}" if row["predictions"] else "-",
+        "bias": _bias_text(bias) if row["predictions"] else "-",
+        "step_error": f"{row['step_error_fraction']:.0%}" if row["reports"] else "-",
+    }
+
+
+def _bias_text(bias: float) -> str:
+    """Which way predictions err on average."""
+    return f"{abs(bias):.0%} too {'long' if bias > 0 else 'short'}"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none"

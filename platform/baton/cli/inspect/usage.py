@@ -1,0 +1,52 @@
+"""`baton usage`: what each tenant has used, and what it cost."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import typer
+
+from baton.cli.backend import Report
+from baton.cli.options import Address, Json, Output, seam_of, wanted_format
+from baton.cli.output import (
+    OutputFormat,
+    duration_text,
+    money_text,
+    print_report,
+    reported_errors,
+)
+
+Told = dict[str, Any]
+
+
+def usage(
+    context: typer.Context,
+    *,
+    address: Address = None,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Show tokens, device time and money of each tenant.
+
+    The rows add up to all that was paid for.
+    """
+    with reported_errors():
+        report = seam_of(context).commands().usage(address=address)
+    output = wanted_format(output, as_json=as_json)
+    print_report(readable(report) if output is OutputFormat.TEXT else report, output)
+
+
+def readable(report: Report) -> Report:
+    """The report as a person wants it: one table of tenants."""
+    rows = cast("list[Told]", report["tenants"])
+    shown = {name: value for name, value in report.items() if name != "tenants"}
+    shown["since"] = f"{duration_text(cast('float', shown.pop('since_s')))} ago"
+    shown["tenants"] = [{name: _cell(name, value) for name, value in row.items()} for row in rows]
+    return shown
+
+
+def _cell(name: str, value: object) -> object:
+    """Money as money, seconds of devices with one decimal; the rest as it is."""
+    if name == "cost":
+        return money_text(cast("float | None", value))
+    return f"{value:.1f}" if name == "device_s" else value

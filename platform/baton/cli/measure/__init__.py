@@ -1,0 +1,1 @@
+"""Verbs that send a load to an endpoint."""

@@ -1,0 +1,291 @@
+"""`baton bench`: a load against an endpoint, and what it met."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from baton.cli.measure.bench_options import (
+    choice,
+    command_of,
+    headers_of,
+    length_of,
+    numbers,
+    objectives_of,
+    one_of,
+    prefix_of,
+    share_of,
+    span_of,
+    warm_up_of,
+)
+from baton.cli.options import Output, positive, seconds
+from baton.cli.output import ExitCode, OutputFormat, complain, print_report, reported_errors
+
+if TYPE_CHECKING:
+    from baton.cli.measure.bench_args import Order
+
+_URL = typer.Argument(metavar="[URL]", help="Of an OpenAI-compatible endpoint.")
+_MODEL = typer.Option("--model", metavar="NAME", help="If the endpoint serves several.")
+_API = typer.Option("--api", metavar="API", help="completions or chat.")
+_RATE = typer.Option(
+    "--rate", metavar="R[,R...]", help="Requests/s, a run at each; an open loop. [default: 1]"
+)
+_CONCURRENCY = typer.Option(
+    "--concurrency", metavar="N[,N...]", help="Instead: so many requests at a time; a closed loop."
+)
+_ARRIVALS = typer.Option("--arrivals", metavar="PACE", help="poisson, constant or gamma.")
+_BURSTINESS = typer.Option(
+    "--burstiness", metavar="B", help="Of gamma arrivals: below 1 they come in bursts."
+)
+_TRACE = typer.Option("--trace", metavar="FILE", help="Arrivals and lengths of any known format.")
+_WORKLOAD = typer.Option(
+    "--workload", metavar="NAME", help="Arrivals and lengths as recorded: conv, code, agents, ..."
+)
+_DATASET = typer.Option(
+    "--dataset", metavar="FILE", help="Prompts in JSON or JSON lines, as ShareGPT's."
+)
+_PROMPT = typer.Option("--prompt-tokens", metavar="N[:M]", help="From N to M.")
+_OUTPUT_TOKENS = typer.Option(
+    "--output-tokens", metavar="N[:M]", help="From N to M. [default: 128]"
+)
+_PROMPTS = typer.Option(
+    "--prompts", metavar="KIND", help="tokens or words. [default: tokens; for chat, words]"
+)
+_TOKENIZER = typer.Option(
+    "--tokenizer", metavar="FILE", help="That counts words' tokens, if not the endpoint's."
+)
+_PREFIX = typer.Option(
+    "--shared-prefix",
+    metavar="TOKENS[xCOUNT]",
+    help="Each prompt begins with one of COUNT such prefixes.",
+)
+_TURNS = typer.Option("--turns", help="Of each conversation; chat only.", min=1)
+_THINK = typer.Option("--think", metavar="DURATION", help="From an answer to the next turn.")
+_CLASS = typer.Option(
+    "--class", metavar="NAME=WEIGHT", help="A share of requests asks for this class; repeatable."
+)
+_REQUESTS = typer.Option("--requests", help="So many are measured.", min=1)
+_DURATION = typer.Option(
+    "--duration", metavar="DURATION", help="Measured for so long. [default: 30s]"
+)
+_WARM_UP = typer.Option(
+    "--warm-up", metavar="N|DURATION", help="Sent before, and left out: so many or so long."
+)
+_SLO = typer.Option(
+    "--slo",
+    metavar="[CLASS:]LIMITS",
+    help="Objectives, as ttft=500ms,tpot=30ms,e2e=20s; repeatable, for several classes.",
+)
+_ATTAINMENT = typer.Option("--attainment", help="The share that shall meet them.", min=0, max=1)
+_KNEE = typer.Option("--find-knee", help="Find the highest rate that meets them, from --rate on.")
+_REPEATS = typer.Option("--repeats", help="Of each run, for intervals of confidence.", min=1)
+_CLIENTS = typer.Option("--clients", help="Processes that send, if one core is too few.", min=1)
+_IN_FLIGHT = typer.Option("--max-in-flight", help="Requests at a time; more are sent late.", min=1)
+_HEADER = typer.Option("--header", metavar="NAME:VALUE", help="Sent with requests; repeatable.")
+_KEY_FILE = typer.Option(
+    "--api-key-file", metavar="FILE", help="Holds the key; else OPENAI_API_KEY, if that is set."
+)
+_REPORT = typer.Option(
+    "--report", metavar="FOLDER", help="Write bench.json, bench.html and requests.jsonl there."
+)
+_VOCABULARY = typer.Option(help="Prompts are made up of token ids below this.", min=1)
+
+_INTERRUPTED = 130
+"""The exit status of who was stopped by Ctrl-C."""
+
+
+def bench(  # noqa: PLR0913 - each is an option
+    context: typer.Context,
+    url: Annotated[str, _URL] = "http://127.0.0.1:8000",
+    *,
+    model: Annotated[str | None, _MODEL] = None,
+    api: Annotated[str, _API] = "completions",
+    rate: Annotated[str | None, _RATE] = None,
+    concurrency: Annotated[str | None, _CONCURRENCY] = None,
+    arrivals: Annotated[str, _ARRIVALS] = "poisson",
+    burstiness: Annotated[float, _BURSTINESS] = 1.0,
+    trace: Annotated[Path | None, _TRACE] = None,
+    workload: Annotated[str | None, _WORKLOAD] = None,
+    dataset: Annotated[Path | None, _DATASET] = None,
+    prompt_tokens: Annotated[str, _PROMPT] = "512",
+    output_tokens: Annotated[str | None, _OUTPUT_TOKENS] = None,
+    prompts: Annotated[str | None, _PROMPTS] = None,
+    tokenizer: Annotated[str, _TOKENIZER] = "endpoint",
+    shared_prefix: Annotated[str | None, _PREFIX] = None,
+    turns: Annotated[int, _TURNS] = 1,
+    think: Annotated[str, _THINK] = "1s",
+    classes: Annotated[list[str] | None, _CLASS] = None,
+    requests: Annotated[int | None, _REQUESTS] = None,
+    duration: Annotated[str | None, _DURATION] = None,
+    warm_up: Annotated[str, _WARM_UP] = "8",
+    slo: Annotated[list[str] | None, _SLO] = None,
+    attainment: Annotated[float, _ATTAINMENT] = 0.99,
+    find_knee: Annotated[bool, _KNEE] = False,
+    repeats: Annotated[int, _REPEATS] = 1,
+    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    clients: Annotated[int, _CLIENTS] = 1,
+    max_in_flight: Annotated[int, _IN_FLIGHT] = 1024,
+    deadline: Annotated[str, typer.Option(metavar="DURATION", help="For one answer.")] = "10m",
+    header: Annotated[list[str] | None, _HEADER] = None,
+    api_key_file: Annotated[Path | None, _KEY_FILE] = None,
+    vocabulary: Annotated[int, _VOCABULARY] = 8_000,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines.")] = False,
+    output: Output = OutputFormat.TEXT,
+    report: Annotated[Path | None, _REPORT] = None,
+) -> None:
+    """Send a load to an endpoint and measure what its users would meet.
+
+    In open loop requests come when they are due, whatever the endpoint does, and latencies count
+    from then. A run in which this client was too slow is called invalid. Ctrl-C ends it early, with
+    what there is.
+    """
+    from baton.bench.client.client import Api
+    from baton.bench.findings.metrics import Promise
+    from baton.bench.load import Pace
+    from baton.cli.measure import bench_args as bench_order
+
+    interface = choice(Api, api, "--api")
+    chat = interface is Api.CHAT
+    kind = one_of(prompts or ("words" if chat else "tokens"), ("tokens", "words"), "--prompts")
+    shared_tokens, shared_prompts = prefix_of(shared_prefix)
+    rates = numbers(rate, "--rate")
+    order = bench_order.Order(
+        endpoint=bench_order.Endpoint(
+            url=url,
+            model=model,
+            api=interface,
+            deadline_s=seconds(deadline, "--deadline"),
+            max_in_flight=max_in_flight,
+            clients=clients,
+            headers=headers_of(context, header or [], api_key_file),
+        ),
+        asked=bench_order.Asked(
+            dataset=dataset,
+            trace=trace,
+            workload=workload,
+            words=kind == "words",
+            tokenizer=tokenizer,
+            prompt=span_of(prompt_tokens, "--prompt-tokens"),
+            output=None if output_tokens is None else span_of(output_tokens, "--output-tokens"),
+            shared_tokens=shared_tokens,
+            shared_prompts=shared_prompts,
+            classes=tuple(share_of(one) for one in classes or ()),
+            vocabulary=vocabulary,
+            skip_bad=skip_bad,
+        ),
+        paced=bench_order.Paced(
+            rates_per_s=rates or (() if trace else (1.0,)),
+            streams=tuple(int(one) for one in numbers(concurrency, "--concurrency")),
+            pace=choice(Pace, arrivals, "--arrivals"),
+            burstiness=positive(burstiness, "--burstiness"),
+            length=length_of(requests, duration),
+            warm_up=warm_up_of(warm_up),
+            turns=turns,
+            think_s=0.0 if think == "0" else seconds(think, "--think"),
+        ),
+        promise=Promise(objectives=objectives_of(slo or []), target=attainment),
+        find_knee=find_knee,
+        repeats=repeats,
+        seed=seed,
+        command=command_of(context, header or []),
+    )
+    _check(order, rates_given=bool(rates))
+    _run(order, output=output, report=report)
+
+
+def _run(order: Order, *, output: OutputFormat, report: Path | None) -> None:
+    from baton.bench.findings.document import document, study_of
+    from baton.bench.report import print_study
+    from baton.cli.measure import bench_run as benching
+
+    with reported_errors():
+        if report is not None:
+            benching.check_folder(report)
+        findings, background = benching.benched(order)
+    if output is OutputFormat.JSON:
+        print_report(document(findings, background), output)
+    else:
+        print_study(study_of(findings, background), sys.stdout)
+    if report is not None:
+        # After it was printed: what was measured is not lost where it cannot be written.
+        with reported_errors():
+            for file in benching.write_files(findings, background, report):
+                typer.echo(f"report: {file}", err=True)
+    if not any(run.figures.completed for run in findings.runs):
+        whys = [why for run in findings.runs for why in run.figures.failures]
+        _fail(f"no request succeeded: {next(iter(whys), 'all were stopped')}", _NEXT_FAILED)
+    if findings.partial:
+        typer.secho("partial: stopped before its end; the figures say of what", err=True)
+        raise typer.Exit(_INTERRUPTED)
+    if findings.invalid:
+        for why in findings.invalid:
+            complain(f"not valid: {why}")
+        _fail("figures are the client's, not the endpoint's", _NEXT_INVALID)
+
+
+_NEXT_FAILED = "look at the failures above; for status 401 give --api-key-file"
+_NEXT_INVALID = (
+    "give more --clients, a lower --rate, or run it on a machine with nothing else to do"
+)
+
+
+def _fail(what: str, remedy: str) -> None:
+    complain(what)
+    typer.secho(f"next: {remedy}", err=True)
+    raise typer.Exit(ExitCode.FAILURE)
+
+
+# ------------------------------------------------------------------ what goes together
+def _check(order: Order, *, rates_given: bool) -> None:
+    """Refuse what makes no sense together.
+
+    Raises:
+        BadParameter: which option, and why.
+    """
+    asked, paced = order.asked, order.paced
+    chat, made_up = order.endpoint.api == "chat", not (asked.trace or asked.workload)
+    rules = (
+        (
+            sum(one is not None for one in (asked.trace, asked.workload, asked.dataset)) > 1,
+            *("give one of --trace, --workload and --dataset", "--trace"),
+        ),
+        (
+            bool(paced.streams) and (rates_given or order.find_knee),
+            *("give one of --rate and --concurrency", "--concurrency"),
+        ),
+        (
+            bool(asked.workload) and not rates_given and not paced.streams,
+            *("--workload needs --rate", "--rate"),
+        ),
+        (
+            order.find_knee and not order.promise.made,
+            *("--find-knee needs objectives: give --slo", "--slo"),
+        ),
+        (
+            order.find_knee and len(paced.rates_per_s) != 1,
+            *("--find-knee begins at one rate: give one", "--rate"),
+        ),
+        (paced.turns > 1 and not chat, "only a chat has turns: give --api chat", "--turns"),
+        (
+            paced.turns > 1 and not (made_up and asked.dataset is None),
+            *("turns are made up: leave out --trace, --workload and --dataset", "--turns"),
+        ),
+        (
+            chat and not asked.words and asked.dataset is None,
+            *("a chat takes words, not token ids", "--prompts"),
+        ),
+        (
+            asked.shared_tokens > asked.prompt.low,
+            *("the shared prefix is longer than the shortest prompt", "--shared-prefix"),
+        ),
+        (
+            order.endpoint.clients > order.endpoint.max_in_flight,
+            *("fewer requests at a time than client processes", "--clients"),
+        ),
+    )
+    for wrong, why, option in rules:
+        if wrong:
+            raise typer.BadParameter(why, param_hint=option)

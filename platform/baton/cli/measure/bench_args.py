@@ -1,0 +1,77 @@
+"""What `baton bench` was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.bench.client.client import Api
+from baton.bench.findings.metrics import Promise
+from baton.bench.load import Length, Pace, Span, WarmUp
+
+ENDPOINT = "endpoint"
+"""For `--tokenizer`: the endpoint's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Who is asked, and how."""
+
+    url: str
+    model: str | None
+    api: Api
+    deadline_s: float
+    max_in_flight: int
+    clients: int
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """May hold a key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked: a file of prompts, a trace, a workload, or prompts that are made up."""
+
+    dataset: Path | None
+    trace: Path | None
+    workload: str | None
+    words: bool
+    """Prompts of words instead of token ids."""
+    tokenizer: str
+    prompt: Span
+    output: Span | None
+    """None for what a file says of each prompt, else for the usual length."""
+    shared_tokens: int
+    shared_prompts: int
+    classes: tuple[tuple[str, float], ...]
+    vocabulary: int
+    skip_bad: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paced:
+    """When it is asked."""
+
+    rates_per_s: tuple[float, ...]
+    streams: tuple[int, ...]
+    pace: Pace
+    burstiness: float
+    length: Length
+    """Nothing in it for as long as a trace is."""
+    warm_up: WarmUp
+    turns: int
+    think_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """All that is asked for."""
+
+    endpoint: Endpoint
+    asked: Asked
+    paced: Paced
+    promise: Promise
+    find_knee: bool
+    repeats: int
+    seed: int
+    command: str

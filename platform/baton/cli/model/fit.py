@@ -1,0 +1,368 @@
+"""`baton fit`: whether a model fits its devices, and how far the performance model is off rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from baton.cli.model.fit_log import LogOrder, is_log, judged_log, log_readable
+from baton.cli.model.fit_rows import ROWS_SUFFIX, Calibrating, in_short, judged_rows
+from baton.cli.model.models import AUTO, dtype_of, read_model
+from baton.cli.model.simulate import progress_bar
+from baton.cli.options import Json, Output, wanted_format
+from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors
+from baton.domain.errors import DoesNotFit
+
+if TYPE_CHECKING:  # imported where they are used: keeps --help fast
+    from baton.perf.model.memory import MemoryQuestion
+    from baton.perf.step_timing import StepTiming
+
+_GIGA = 1e9
+_BLOCK_SIZE_TOKENS = 16
+_USUAL_CONTEXT_TOKENS = 8192
+_MOST_DEVICES_OF_A_REPLICA = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What was asked, read and looked up."""
+
+    memory: MemoryQuestion
+    tp: int
+    pp: int
+    context_tokens: int
+
+
+_MODEL = typer.Argument(
+    help="A hub id, or the path of a config.json or of its folder; or a CSV of measured latencies,"
+    " or a log of a vLLM engine (requests.jsonl with meta.json beside it, or their folder), to see"
+    " how far predictions are off."
+)
+_GPU = typer.Option("--gpu", help="The accelerator, as H100 or a100_40gb.")
+_DTYPE = typer.Option("--dtype", help="Of the weights: bf16, fp8, int4, ...")
+_KV_DTYPE = typer.Option("--kv-dtype", help="Of the KV cache: bf16, fp8, ...")
+_CONTEXT = typer.Option(
+    "--context", metavar="TOKENS", min=1, help="Prompt and output of a request."
+)
+_UTILIZATION = typer.Option(
+    "--utilization", min=0.01, max=1.0, help="The share of the memory that the engine may use."
+)
+_RUNNING = typer.Option("--max-num-seqs", min=1, help="How many requests may run at once.")
+_BATCHED = typer.Option("--max-num-batched-tokens", min=1, help="How many tokens fit a step.")
+_CALIBRATE = typer.Option("--calibrate", metavar="FILE", help="Rows to calibrate on; for a CSV.")
+_EXTRAPOLATE = typer.Option(
+    "--extrapolate", help="Predict beyond twice the range of the calibration, too; for a CSV."
+)
+_SKIP_BAD = typer.Option("--skip-bad", help="Leave out bad rows; for a CSV or a log.")
+_SHAPE = typer.Option(
+    "--model-config", metavar="FILE", help="The model's config.json; for a log that only names it."
+)
+_PROFILE = typer.Option(
+    "--profile",
+    metavar="PREFIX",
+    help="For a log: predict by layer profiles, PREFIX_dense.csv, _attention and _per_sequence.",
+)
+
+
+def fit(  # noqa: PLR0913 - each is an option
+    model: Annotated[str, _MODEL],
+    *,
+    gpu: Annotated[str | None, _GPU] = None,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallelism.")] = 1,
+    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline parallelism.")] = 1,
+    dtype: Annotated[str, _DTYPE] = AUTO,
+    kv_dtype: Annotated[str, _KV_DTYPE] = AUTO,
+    context: Annotated[int | None, _CONTEXT] = None,
+    utilization: Annotated[float, _UTILIZATION] = 0.9,
+    max_num_seqs: Annotated[int, _RUNNING] = 256,
+    max_num_batched_tokens: Annotated[int, _BATCHED] = 8192,
+    calibrate: Annotated[Path | None, _CALIBRATE] = None,
+    extrapolate: Annotated[bool, _EXTRAPOLATE] = False,
+    skip_bad: Annotated[bool, _SKIP_BAD] = False,
+    model_config: Annotated[str | None, _SHAPE] = None,
+    profile: Annotated[str | None, _PROFILE] = None,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Say whether a model fits so many devices.
+
+    And how many requests its KV cache holds. Or compare what is predicted with rows of measured
+    latencies, or with a vLLM engine's log.
+    """
+    output = wanted_format(output, as_json=as_json)
+    rows = Path(model)
+    if rows.suffix == ROWS_SUFFIX:
+        with reported_errors(), progress_bar("predicting") as tell:
+            known = Calibrating(on=calibrate, extrapolate=extrapolate)
+            judged = judged_rows(rows, known, skip_bad=skip_bad, on_progress=tell)
+        print_report(in_short(judged) if output is OutputFormat.TEXT else judged, output)
+        return
+    if gpu is None:
+        raise typer.BadParameter("say which, as H100", param_hint="--gpu")
+    if is_log(rows):
+        order = LogOrder(log=rows, gpu=gpu, model=model_config, profile=profile, skip_bad=skip_bad)
+        with reported_errors():
+            compared = judged_log(order)
+        print_report(log_readable(compared) if output is OutputFormat.TEXT else compared, output)
+        return
+    with reported_errors():
+        memory = replace(
+            _memory_question(model, gpu=gpu, dtype=dtype, kv_dtype=kv_dtype),
+            utilization=utilization,
+            max_batched_tokens=max_num_batched_tokens,
+            max_running_requests=max_num_seqs,
+        )
+        _answer(_question(memory, tp=tp, pp=pp, context_tokens=context), output)
+
+
+def _answer(question: Question, output: OutputFormat) -> None:
+    """Print what fits, or for scripts what does not.
+
+    Raises:
+        DoesNotFit: there is too little memory.
+    """
+    try:
+        report = report_of(question)
+    except DoesNotFit as error:
+        if output is OutputFormat.JSON:
+            print_report(_refusal(question, error), output)
+        raise
+    print_report(readable(report) if output is OutputFormat.TEXT else report, output)
+
+
+# --------------------------------------------------------------------------- what was asked
+
+
+def _memory_question(model: str, *, gpu: str, dtype: str, kv_dtype: str) -> MemoryQuestion:
+    from baton.perf.hardware.accelerators import BYTES, Dtype
+    from baton.perf.hardware.catalogue import accelerator
+    from baton.perf.model.memory import MemoryQuestion
+
+    shape, stored_as = read_model(model)
+    weights = dtype_of(dtype, "--dtype") or stored_as or Dtype.BF16
+    wide = weights if BYTES[weights] >= BYTES[Dtype.BF16] else Dtype.BF16
+    kv = dtype_of(kv_dtype, "--kv-dtype") or wide
+    return MemoryQuestion(shape=shape, accelerator=accelerator(gpu), weights=weights, kv=kv)
+
+
+def _question(memory: MemoryQuestion, *, tp: int, pp: int, context_tokens: int | None) -> Question:
+    """There has to be room for one request of the context, where one was asked for."""
+    shape, kv = memory.shape, memory.kv
+    if context_tokens is None:
+        context_tokens = min(shape.max_len_tokens, _USUAL_CONTEXT_TOKENS)
+    else:
+        # Layers with a window keep less of it: what takes as many bytes when counted in full.
+        least = round(shape.kv_bytes(context_tokens, kv) / shape.kv_token_bytes(kv))
+        memory = replace(memory, least_kv_tokens=least)
+    return Question(memory=memory, tp=tp, pp=pp, context_tokens=context_tokens)
+
+
+# --------------------------------------------------------------------------- what is answered
+
+
+def report_of(question: Question) -> dict[str, object]:
+    """The answer in bytes, tokens and seconds.
+
+    Raises:
+        DoesNotFit: there is too little memory.
+    """
+    memory = question.memory
+    found = memory.fit(question.tp, question.pp)
+    smallest = next(memory.fits(_MOST_DEVICES_OF_A_REPLICA), found)
+    at_once = found.concurrent_requests(question.context_tokens)
+    return {
+        "fits": True,
+        **_asked(question),
+        "parameters": memory.shape.parameters,
+        "active_parameters": memory.shape.active_parameters,
+        "device": {
+            "usable_bytes": found.usable_bytes,
+            "weights_bytes": found.weights_bytes,
+            "activation_bytes": found.activation_bytes,
+            "runtime_bytes": found.runtime_bytes,
+            "kv_bytes": found.kv_bytes,
+        },
+        "kv_token_bytes": memory.shape.kv_token_bytes(memory.kv),
+        "kv_tokens": found.kv_tokens,
+        "kv_blocks": found.kv_blocks(_BLOCK_SIZE_TOKENS),
+        "context_tokens": question.context_tokens,
+        "concurrent_requests": at_once,
+        "seconds": _seconds(question, at_once),
+        "smallest": _split((smallest.split.tp, smallest.split.pp)),
+        "max_running_requests": memory.max_running_requests,
+        "for_all_running": _for_all_running(question),
+        "for_all_running_without_gqa": _without_gqa(question),
+    }
+
+
+def _asked(question: Question) -> dict[str, object]:
+    memory = question.memory
+    return {
+        "model": memory.shape.name,
+        "accelerator": memory.accelerator.name,
+        "tp": question.tp,
+        "pp": question.pp,
+        "weights": str(memory.weights),
+        "kv": str(memory.kv),
+    }
+
+
+def _refusal(question: Question, error: DoesNotFit) -> dict[str, object]:
+    return {
+        "fits": False,
+        **_asked(question),
+        "term": error.term,
+        "over_bytes": error.over_bytes,
+        "smallest": _split(error.smallest),
+        "why": error.why,
+    }
+
+
+def _split(smallest: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if smallest is None else {"tp": smallest[0], "pp": smallest[1]}
+
+
+def _for_all_running(question: Question) -> dict[str, object] | None:
+    """Devices that keep the KV of as many requests as may run; None when none do."""
+    from baton.perf.model.memory import fewest_devices
+
+    memory = question.memory
+    sizing = fewest_devices(
+        memory.fits(_MOST_DEVICES_OF_A_REPLICA),
+        requests=memory.max_running_requests,
+        context_tokens=question.context_tokens,
+    )
+    if sizing is None:
+        return None
+    split = sizing.fit.split
+    return {
+        "devices": sizing.devices,
+        "replicas": sizing.replicas,
+        "tp": split.tp,
+        "pp": split.pp,
+    }
+
+
+def _without_gqa(question: Question) -> dict[str, object] | None:
+    """The same if each query head had keys and values of its own; None where that is so anyway."""
+    memory = question.memory
+    shape = memory.shape
+    if shape.latent or shape.kv_heads == shape.heads:
+        return None
+    ungrouped = replace(memory, shape=replace(shape, kv_heads=shape.heads))
+    return _for_all_running(replace(question, memory=ungrouped))
+
+
+def _seconds(question: Question, at_once: float) -> dict[str, object]:
+    """Of a prefill alone on the engine, and of steps that decode for one and for all."""
+    from baton.perf.step_timing import StepBatch
+    from baton.perf.steps.roofline import Roofline
+
+    memory, context = question.memory, question.context_tokens
+    roofline = Roofline(
+        memory.shape,
+        memory.accelerator,
+        tp=question.tp,
+        pp=question.pp,
+        weights=memory.weights,
+        kv=memory.kv,
+    )
+
+    def decode_s(requests: int) -> float:
+        batch = StepBatch(decode_requests=requests, decode_context_tokens=requests * context)
+        return roofline.step_s(batch)
+
+    running = max(1, min(int(at_once), memory.max_running_requests))
+    return {
+        "prefill_s": prefill_s(roofline, context, memory.max_batched_tokens),
+        "decode_step_s": decode_s(1),
+        "running": running,
+        "full_decode_step_s": decode_s(running),
+    }
+
+
+def prefill_s(timing: StepTiming, tokens: int, max_batched_tokens: int) -> float:
+    """Until a prompt is computed that has the engine to itself, in chunks."""
+    from baton.perf.step_timing import StepBatch, chunk_pairs
+
+    seconds = 0.0
+    for before in range(0, tokens, max_batched_tokens):
+        chunk = min(max_batched_tokens, tokens - before)
+        batch = StepBatch(
+            prefill_tokens=chunk,
+            prefill_requests=1,
+            prefill_pairs=chunk_pairs(chunk, before),
+            prefill_context_tokens=before,
+            finished_prefills=int(before + chunk == tokens),
+        )
+        seconds += timing.step_s(batch)
+    return seconds
+
+
+# --------------------------------------------------------------------------- for people
+
+
+def readable(report: Mapping[str, object]) -> dict[str, object]:
+    """The report as a person wants it."""
+    device = cast("Mapping[str, float]", report["device"])
+    context = f"{report['context_tokens']:,} tokens"
+    return {
+        "model": _model_text(report),
+        "devices": f"{_split_text(report)} {report['accelerator']}",
+        "memory of each device": {
+            "usable": _gigabytes(device["usable_bytes"]),
+            "weights": _gigabytes(device["weights_bytes"]),
+            "activations": _gigabytes(device["activation_bytes"]),
+            "runtime": _gigabytes(device["runtime_bytes"]),
+            "KV cache": _gigabytes(device["kv_bytes"]),
+        },
+        "KV cache": f"{report['kv_tokens']:,} tokens of {report['kv_token_bytes']:,.0f} bytes"
+        f" ({report['kv']})",
+        f"requests of {context} at once": f"{report['concurrent_requests']:.1f}",
+        **_seconds_text(cast("Mapping[str, float]", report["seconds"]), context),
+        "smallest that fits": _split_text(report["smallest"]),
+        f"for {report['max_running_requests']} requests of {context}": _sizing_text(
+            report["for_all_running"], report["for_all_running_without_gqa"]
+        ),
+    }
+
+
+def _model_text(report: Mapping[str, object]) -> str:
+    parameters, active = (
+        cast("int", report[key]) / _GIGA for key in ("parameters", "active_parameters")
+    )
+    of_these = f", {active:.1f} active" if active < parameters else ""
+    return f"{report['model']}, {parameters:.1f} billion parameters{of_these}, {report['weights']}"
+
+
+def _gigabytes(count_bytes: float) -> str:
+    return f"{count_bytes / _GIGA:.2f} GB"
+
+
+def _split_text(split: object) -> str:
+    if not isinstance(split, Mapping):
+        return f"none up to {_MOST_DEVICES_OF_A_REPLICA} devices"
+    return f"{split['tp'] * split['pp']} (tp {split['tp']}, pp {split['pp']})"
+
+
+def _seconds_text(seconds: Mapping[str, float], context: str) -> dict[str, str]:
+    one, full = seconds["decode_step_s"], seconds["full_decode_step_s"]
+    return {
+        f"prefill of {context}": f"{duration_text(seconds['prefill_s'])} (predicted)",
+        "decode step": f"{duration_text(one)} for 1 request, {duration_text(full)} for"
+        f" {seconds['running']:.0f} (predicted)",
+    }
+
+
+def _sizing_text(sizing: object, without_gqa: object) -> str:
+    if not isinstance(sizing, Mapping):
+        return f"no replica of up to {_MOST_DEVICES_OF_A_REPLICA} devices holds one"
+    text = f"{sizing['devices']} devices ({sizing['replicas']} x tp {sizing['tp']}"
+    text += f", pp {sizing['pp']})"
+    if isinstance(without_gqa, Mapping):
+        text += f"; {without_gqa['devices']} if heads did not share keys and values"
+    return text

@@ -1,0 +1,70 @@
+"""Models and types of numbers as they are named on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from baton.domain.errors import UnknownModel
+
+if TYPE_CHECKING:  # imported where they are used: keeps --help fast
+    from baton.perf.hardware.accelerators import Dtype
+    from baton.perf.model.shape import ModelShape
+
+AUTO = "auto"
+_REMEDY = "give the config.json that came with the weights"
+
+
+def read_model(model: str) -> tuple[ModelShape, Dtype | None]:
+    """The shape of a model, and how its weights are stored if its config or its name tells.
+
+    Raises:
+        UnknownModel: neither a config nor a known name, or a config that says too little.
+    """
+    from baton.perf.model.known_models import dtype_hint, shape_of
+    from baton.perf.model.shape import from_config, weights_dtype
+
+    path = Path(model)
+    if path.is_dir():
+        path /= "config.json"
+    elif not path.is_file():
+        if path.suffix == ".json" or path.is_absolute():
+            raise UnknownModel(f"{path}: there is no such file", _REMEDY)
+        return shape_of(model), dtype_hint(model)
+    config = _read_config(path)
+    return from_config(config, name=str(path)), weights_dtype(config)
+
+
+def _read_config(path: Path) -> Mapping[str, object]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnknownModel(f"{path.parent} has no config.json", _REMEDY) from None
+    except ValueError as error:  # not JSON, or not even text
+        raise UnknownModel(f"{path}: got {error}, wanted JSON", _REMEDY) from error
+    if not isinstance(config, dict):
+        raise UnknownModel(f"{path}: got a {type(config).__name__}, wanted an object", _REMEDY)
+    return config
+
+
+def dtype_of(text: str, option: str) -> Dtype | None:
+    """As it was given, also in the words of vLLM and torch; None for `auto`.
+
+    Raises:
+        BadParameter: there is none of that name.
+    """
+    from baton.perf.hardware.accelerators import Dtype
+
+    plain = text.lower()
+    if plain == AUTO:
+        return None
+    names = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
+    try:
+        return Dtype(names.get(plain, plain.split("_")[0]))
+    except ValueError:
+        wanted = ", ".join((AUTO, *Dtype))
+        raise typer.BadParameter(f"got {text!r}, wanted {wanted}", param_hint=option) from None

@@ -1,0 +1,157 @@
+"""`baton plan`: which fleet carries a traffic within objectives at the least cost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from baton.cli.model.models import AUTO
+from baton.cli.model.simulate import progress_bar
+from baton.cli.options import Json, Output, command_line, seconds, wanted_format
+from baton.cli.output import ExitCode, OutputFormat, print_report, reported_errors
+
+if TYPE_CHECKING:
+    from baton.cli.model.planning import Order
+
+_TRACE = typer.Option("--trace", metavar="FILE", help="The traffic, in any known format.")
+_WORKLOAD = typer.Option(
+    "--workload", metavar="NAME", help="Instead of a trace: conv, code, chat, agents, ..."
+)
+_GPU = typer.Option("--gpu", metavar="NAME", help="An accelerator, as H100; repeatable.")
+_PRICE = typer.Option(
+    "--price", metavar="DOLLARS", help="Of one GPU for an hour; once for each --gpu.", min=0
+)
+_CLASS = typer.Option(
+    "--class",
+    metavar="NAME:KEY=VALUE,...",
+    help="A class of requests with objectives of its own, as batch:ttft=10s,attainment=0.8.",
+)
+_REPORT = typer.Option("--report", metavar="FILE", help="Write a page (.html) or plots (.png).")
+_WRITE = typer.Option("--write", metavar="FILE", help="Write a configuration for 'baton up'.")
+
+
+def plan(  # noqa: PLR0913 - each is an option
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(help="A hub id, or the path of a config.json or of its folder.")
+    ],
+    *,
+    gpu: Annotated[list[str], _GPU],
+    gpus: Annotated[int | None, typer.Option(min=1, help="How many there are.")] = None,
+    trace: Annotated[Path | None, _TRACE] = None,
+    workload: Annotated[str | None, _WORKLOAD] = None,
+    rate: Annotated[
+        float | None, typer.Option(metavar="R", help="Requests/s to be carried.", min=0)
+    ] = None,
+    ttft: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Objective for the first token.")
+    ] = None,
+    tpot: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Objective between tokens.")
+    ] = None,
+    attainment: Annotated[
+        float, typer.Option(help="The share that shall meet them.", min=0.01, max=0.999)
+    ] = 0.9,
+    slo_class: Annotated[list[str] | None, _CLASS] = None,
+    price: Annotated[list[float] | None, _PRICE] = None,
+    dtype: Annotated[str, typer.Option(help="Of the weights: bf16, fp8, int4, ...")] = AUTO,
+    kv_dtype: Annotated[
+        str, typer.Option("--kv-dtype", help="Of the KV cache: bf16, fp8, ...")
+    ] = AUTO,
+    tp: Annotated[str, typer.Option(help="Tensor parallel sizes to try.")] = "1,2,4,8",
+    pp: Annotated[str, typer.Option(help="Pipeline parallel sizes to try.")] = "1",
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", min=1, help="How many streams a replica may run.")
+    ] = 512,
+    quick: Annotated[bool, typer.Option("--quick", help="Simulate less, and err more.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="That simulate at a time.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines.")] = False,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+    report: Annotated[Path | None, _REPORT] = None,
+    write: Annotated[Path | None, _WRITE] = None,
+) -> None:
+    """Find the cheapest fleet that keeps its promises.
+
+    With a rate, the cheapest that carries it within the objectives; without, what carries most on
+    the GPUs that there are. It is simulated, with the decisions of a live deployment; no GPU is
+    needed.
+    """
+    if (trace is None) == (workload is None):
+        raise typer.BadParameter("give one of --trace and --workload", param_hint="--trace")
+    if workload is not None and not rate and gpus is None:
+        raise typer.BadParameter("give --rate, --gpus, or both", param_hint="--rate")
+    if price and len(price) != len(gpu):
+        raise typer.BadParameter("give one for each --gpu, or none", param_hint="--price")
+    from baton.cli.model.planning import Order, slo_classes  # here: keeps --help fast
+
+    order = Order(
+        model=model,
+        accelerators=tuple(gpu),
+        prices=tuple(price or ()),
+        gpus=gpus,
+        trace=trace,
+        workload=workload,
+        rate_per_s=rate or None,
+        classes=slo_classes(
+            ttft_s=None if ttft is None else seconds(ttft, "--ttft"),
+            tpot_s=None if tpot is None else seconds(tpot, "--tpot"),
+            attainment=attainment,
+            named=slo_class or (),
+        ),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tensor=_sizes(tp, "--tp"),
+        pipeline=_sizes(pp, "--pp"),
+        max_num_seqs=max_num_seqs,
+        quick=quick,
+        processes=processes,
+        seed=seed,
+        skip_bad=skip_bad,
+        write=write,
+    )
+    output = wanted_format(output, as_json=as_json)
+    _run(order, command=command_line(context), output=output, report=report)
+
+
+def _run(order: Order, *, command: str, output: OutputFormat, report: Path | None) -> None:
+    from baton.cli.model.planning import answer, study_of, written
+    from baton.cli.model.planning_text import plain, print_plan
+
+    with reported_errors():
+        if order.write is not None:
+            from baton.bench.report.write import check_place
+
+            check_place(order.write, "a configuration")
+        if report is not None:
+            from baton.bench.report import check_report_path, write_report
+
+            check_report_path(report)
+        with progress_bar("planning") as tell:
+            found = answer(order, on_progress=tell)
+        if report is not None:
+            write_report(study_of(found, command=command), report)
+        text = written(order, found)
+    if output is OutputFormat.JSON:
+        print_report(plain(found.plan), output)
+    else:
+        print_plan(found.plan, sys.stdout)
+    for path in (report, order.write if text else None):
+        if path is not None:
+            typer.echo(f"written: {path}", err=True)
+    if not found.plan.enough:
+        raise typer.Exit(ExitCode.FAILURE)
+
+
+def _sizes(text: str, option: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(dict.fromkeys(int(one) for one in text.split(",")))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise typer.BadParameter(f"got {text!r}, wanted numbers as 1,2,4", param_hint=option)
+    return sizes

@@ -1,0 +1,173 @@
+"""`baton simulate`: a configuration serves a trace in virtual time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from baton.cli.options import ConfigFiles, Output, Sets, command_line, positive, seam_of, seconds
+from baton.cli.output import OutputFormat, print_report, reported_errors
+
+if TYPE_CHECKING:
+    from baton.cli.model.simulation import Order
+    from baton.simulator.faults import Happening
+
+_TRACE = typer.Option("--trace", metavar="FILE", help="Requests to serve, in any known format.")
+_WORKLOAD = typer.Option(
+    "--workload", metavar="NAME", help="Instead of a trace: conv, code, chat, agents, ..."
+)
+_RATE = typer.Option(
+    "--rate", metavar="R", help="Requests/s: of a workload, or to bring a trace to.", min=0
+)
+_SCALE = typer.Option(
+    "--scale",
+    metavar="R",
+    help="Instead of --rate, a run at each: attainment against rate; repeatable.",
+)
+_COMPARE = typer.Option(
+    "--compare",
+    metavar="KEY=VALUE",
+    help="Serve the same requests with this changed, as policy=random; repeatable.",
+)
+_KILL = typer.Option(
+    "--kill", metavar="REPLICA@TIME", help="A replica dies, as decode-0@30s; repeatable."
+)
+_SWEEP = typer.Option(
+    "--slo-scale-sweep", help="One run for each scale of the objectives, known to the policy."
+)
+_AUTOSCALER = typer.Option(
+    "--autoscaler",
+    metavar="POLICY",
+    help="Scale the pools by it: slo, static, module:function; a run for each; repeatable.",
+)
+_COLD_START = typer.Option(
+    "--cold-start", metavar="DURATION", help="How long a replica takes to start, as 60s."
+)
+_REPORT = typer.Option("--report", metavar="FILE", help="Write a page (.html) or plots (.png).")
+
+
+def simulate(  # noqa: PLR0913 - each is an option
+    context: typer.Context,
+    config: ConfigFiles,
+    *,
+    sets: Sets = None,
+    trace: Annotated[Path | None, _TRACE] = None,
+    workload: Annotated[str | None, _WORKLOAD] = None,
+    rate: Annotated[float | None, _RATE] = None,
+    duration: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="The first so much of it, as 10m.")
+    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="The first so many of it.")] = None,
+    scale: Annotated[list[float] | None, _SCALE] = None,
+    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    ttft: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="As --set slo.default.ttft=...")
+    ] = None,
+    tpot: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="As --set slo.default.tpot=...")
+    ] = None,
+    attainment: Annotated[
+        float, typer.Option(help="The share that shall meet the objectives.", min=0, max=1)
+    ] = 0.9,
+    compare: Annotated[list[str] | None, _COMPARE] = None,
+    autoscaler: Annotated[list[str] | None, _AUTOSCALER] = None,
+    cold_start: Annotated[str | None, _COLD_START] = None,
+    kill: Annotated[list[str] | None, _KILL] = None,
+    slo_scale_sweep: Annotated[bool, _SWEEP] = False,
+    model_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The model's config.json.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines.")] = False,
+    output: Output = OutputFormat.TEXT,
+    report: Annotated[Path | None, _REPORT] = None,
+) -> None:
+    """Serve a trace or a workload in virtual time.
+
+    The decisions are those of a live deployment. No GPU is needed: engines are modelled.
+    """
+    if (trace is None) == (workload is None):
+        raise typer.BadParameter("give one of --trace and --workload", param_hint="--trace")
+    from baton.cli.model.simulation import Order, Requests  # here: keeps --help fast
+
+    slo = [
+        f"slo.default.{name}={given}"
+        for name, given in (("ttft", ttft), ("tpot", tpot))
+        if given is not None
+    ]
+    order = Order(
+        files=config,
+        environ=seam_of(context).environ,
+        sets=[*(sets or ()), *slo],
+        requests=Requests(
+            file=trace,
+            workload=workload,
+            rate_per_s=None if rate is None else positive(rate, "--rate"),
+            duration_s=None if duration is None else seconds(duration, "--duration"),
+            most=requests,
+            scales=tuple(positive(one, "--scale") for one in scale or ()),
+            skip_bad=skip_bad,
+            seed=seed,
+        ),
+        compare=tuple(compare or ()),
+        autoscalers=tuple(autoscaler or ()),
+        cold_start_s=None if cold_start is None else seconds(cold_start, "--cold-start"),
+        happenings=tuple(_kill(text) for text in kill or ()),
+        model_config=model_config,
+        target=attainment,
+        scale_sweep=slo_scale_sweep,
+        seed=seed,
+    )
+    _run(order, command=command_line(context), output=output, report=report)
+
+
+def _run(order: Order, *, command: str, output: OutputFormat, report: Path | None) -> None:
+    from baton.bench.report import check_report_path, plain, print_study, write_report
+    from baton.cli.model.simulation import study_of
+
+    with reported_errors():
+        if report is not None:
+            check_report_path(report)
+        with progress_bar("simulating") as tell:
+            study = study_of(order, command=command, on_progress=tell)
+        if report is not None:
+            write_report(study, report)
+    if output is OutputFormat.JSON:
+        print_report(plain(study), output)
+    else:
+        print_study(study, sys.stdout)
+    if report is not None:
+        typer.echo(f"report: {report}", err=True)
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
+    """A bar on stderr while something goes on, where that is a terminal; takes fractions."""
+    from rich.console import Console  # here: keeps --help fast
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda fraction: bar.update(task, completed=fraction)
+
+
+def _kill(text: str) -> Happening:
+    from baton.simulator.faults import Kill  # here: keeps --help fast
+
+    replica_id, found, at = text.rpartition("@")
+    if not found or not replica_id:
+        raise typer.BadParameter(
+            f"got {text!r}, wanted a replica and a time such as decode-0@30s", param_hint="--kill"
+        )
+    return Kill(at_s=seconds(at, "--kill"), replica_id=replica_id)

@@ -1,0 +1,1 @@
+"""Verbs that start, change and end a deployment."""

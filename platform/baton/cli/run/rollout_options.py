@@ -1,0 +1,58 @@
+"""Options and lines that the verbs share which roll something out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from baton.cli.options import seconds
+
+if TYPE_CHECKING:  # imported where it is used: keeps --help fast
+    from baton.serving.rollout.ports import ApplyOptions
+
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait/--no-wait",
+        help="Watch it to its end; else give the order, and nobody takes it back.",
+    ),
+]
+Rollback = Annotated[
+    bool,
+    typer.Option(
+        "--rollback/--no-rollback", help="Take back what does not work out; else leave it."
+    ),
+]
+Bake = Annotated[
+    str,
+    typer.Option(
+        "--bake", metavar="DURATION", help="How long new replicas are watched before going on."
+    ),
+]
+
+
+def rollout_options(
+    *, timeout: str, bake: str, wait: bool, rollback: bool, address: str | None
+) -> ApplyOptions:
+    """What was asked for.
+
+    Raises:
+        BadParameter: a duration is none.
+    """
+    from baton.serving.rollout.ports import ApplyOptions  # here: keeps --help fast
+
+    return ApplyOptions(
+        timeout_s=seconds(timeout),
+        address=address,
+        wait=wait,
+        rollback=rollback,
+        bake_s=seconds(bake, "--bake"),
+    )
+
+
+def rollout_lines(told: Mapping[str, Any]) -> list[str]:
+    """What was replaced, and what new replicas were found good by."""
+    lines = [f"{name}: replicas replaced one by one" for name in told.get("replaced", [])]
+    return [*lines, *told.get("why", [])]

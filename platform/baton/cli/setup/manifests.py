@@ -1,0 +1,76 @@
+"""`baton manifests export`: files for clusters and machines, from one configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from baton.cli.options import ConfigFiles, Json, Output, Sets, seam_of, wanted_format
+from baton.cli.output import OutputFormat, reported_errors
+from baton.cli.setup.export_files import Force, say_written, write_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TARGETS = ("kuberay", "helm", "kustomize", "ray", "compose", "systemd", "docker")
+
+
+def export(  # noqa: PLR0913 - each is an option
+    context: typer.Context,
+    config: ConfigFiles,
+    *,
+    target: Annotated[
+        str, typer.Option("--target", metavar="TARGET", help=f"One of {', '.join(TARGETS)}.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where the files go; made when missing.")
+    ] = Path("manifests"),
+    sets: Sets = None,
+    name: Annotated[str, typer.Option("--name", help="What the deployment is called.")] = "baton",
+    namespace: Annotated[
+        str, typer.Option("--namespace", help="Where in Kubernetes it is.")
+    ] = "baton",
+    image: Annotated[
+        str | None,
+        typer.Option("--image", help="What nodes run; else what the Dockerfiles make."),
+    ] = None,
+    gpus_per_node: Annotated[
+        int, typer.Option("--gpus-per-node", metavar="COUNT", help="Of the largest node.")
+    ] = 8,
+    force: Force = False,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Write what runs a configuration on a cluster, or on a machine as a service."""
+    if target not in TARGETS:
+        raise typer.BadParameter(
+            f"got {target!r}, wanted one of {', '.join(TARGETS)}", param_hint="--target"
+        )
+    with reported_errors():
+        from baton.config import load_config  # here: keeps --help fast
+        from baton.manifests.export import Target, manifest_files
+        from baton.manifests.settings import ManifestSettings
+
+        settings = ManifestSettings(
+            name=name, namespace=namespace, image=image, gpus_per_node=gpus_per_node
+        )
+        loaded = load_config(config, env=seam_of(context).environ, sets=sets or ())
+        files: Mapping[str, bytes] = manifest_files(Target(target), loaded, settings)
+        report = write_files(files, out, force=force)
+    say_written(report, wanted_format(output, as_json=as_json), _THEN[target])
+
+
+_THEN = {
+    "kuberay": "make its secrets, then: kubectl apply -f DIR",
+    "helm": "make its secrets, then: helm install NAME DIR",
+    "kustomize": "make its secrets, then: kubectl apply -k DIR/overlays/gpu",
+    "ray": (
+        "ray up DIR/cluster.yaml, then serve deploy DIR/serve.yaml through ray attach;"
+        " on a cluster that runs already: serve deploy DIR/serve-anywhere.yaml"
+    ),
+    "compose": "docker compose --file DIR/compose.yaml up --detach",
+    "systemd": "copy units to /etc/systemd/system and the rest to /etc/baton",
+    "docker": "docker build --file DIR/Dockerfile.cuda in the project's folder",
+}

@@ -1,0 +1,1 @@
+"""What other packages are built with, worked out from a configuration."""

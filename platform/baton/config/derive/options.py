@@ -1,0 +1,381 @@
+"""What other packages are built with, worked out from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from baton.config.derive.api_arguments import READS_MODEL
+from baton.config.language.conditions import parse_condition
+from baton.config.language.fields import SecretRef
+from baton.config.schema.deployment import (
+    DeploymentConfig,
+    Dtype,
+    EngineConfig,
+    ModelConfig,
+    PoolConfig,
+    SimTimings,
+    TransferConfig,
+)
+from baton.config.schema.recovery import RecoveryConfig
+from baton.config.schema.service import SloObjectives, TenantConfig
+from baton.control.fleet.adapter_registry import AdapterRules
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits, RecoveryOptions
+from baton.control.state.service_rules import ServiceRules
+from baton.domain.errors import ConfigInvalid, UnknownAccelerator
+from baton.domain.slo import Slo
+from baton.domain.tenant import DEFAULT_TENANT, RateLimit, Tenant
+from baton.perf.hardware.catalogue import accelerator
+from baton.policy.admission.decision import AdmissionOptions
+from baton.policy.admission.slo_classes import DEFAULT_CLASS, SloBook, SloRule
+from baton.policy.placement.predicted import PredictedOptions
+from baton.policy.prefix_cache.index import IndexMode, IndexOptions
+from baton.policy.resilience.circuit_breakers import BreakerOptions
+from baton.policy.resilience.hedging import HedgeOptions
+from baton.policy.resilience.retry_budget import RetryOptions
+from baton.policy.scaling.ingresses import IngressBounds
+from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
+from baton.simulator.engine.settings import OnTransferFailure, SimSettings
+
+
+def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
+    """The bounds of every coordinator."""
+    admission, timeouts = config.admission, config.admission.timeouts
+    cold_start_wait_s = admission.max_cold_start_wait_s
+    return CoordinatorLimits(
+        max_queued=admission.max_queue,
+        max_prompt_tokens=admission.max_prompt_tokens,
+        queue_wait_s=admission.max_queue_wait_s,
+        cold_start_wait_s=cold_start_wait_s if wakes(config) else None,
+        resume_wait_s=timeouts.resume_s,
+        first_token_s=timeouts.first_token_s,
+        transfer_s=config.transfer.deadline_s,
+        early_first_token=config.transfer.early_first_token,
+        stall_s=timeouts.stall_s,
+        total_s=timeouts.total_s,
+        drain_patience_s=timeouts.drain_s,
+        lease_s=config.transfer.lease_s,
+        recovery=recovery_options(admission.recovery),
+    )
+
+
+def wakes(config: DeploymentConfig) -> bool:
+    """Whether a model may be left without replicas, and gets one when a request waits for it.
+
+    A dry run starts nothing. Of several models, each is asked about with its own part.
+    """
+    scaler = config.autoscaler
+    if scaler is None or not scaler.scale_to_zero or scaler.dry_run:
+        return False
+    scales = scaler.policy != str(ScalingRule.STATIC)
+    return scales and all(pool.replicas.min == 0 for pool in config.pools.values())
+
+
+def recovery_options(recovery: RecoveryConfig) -> RecoveryOptions:
+    """What every coordinator does about replicas that fail."""
+    return RecoveryOptions(
+        silence_s=recovery.silence_s,
+        breaker=BreakerOptions(failures=recovery.failures, pause_s=recovery.pause_s),
+        retries=RetryOptions(fraction=recovery.retries),
+        hedge=HedgeOptions(factor=recovery.hedge),
+    )
+
+
+def predicted_options(config: DeploymentConfig) -> PredictedOptions:
+    """What baton's own policy aims at."""
+    objectives = config.slo.default
+    return PredictedOptions(
+        disaggregate=config.router.disaggregate,
+        ttft_slo_s=objectives.ttft_s,
+        tpot_slo_s=objectives.tpot_s,
+        deflect_streams_fraction=config.router.deflect.streams,
+        deflect_prompt_fraction=config.router.deflect.prompts,
+    )
+
+
+def service_rules(config: DeploymentConfig) -> ServiceRules:
+    """What every coordinator serves by."""
+    return ServiceRules(
+        slos=slo_book(config), tenants=tenants(config), admission=admission_options(config)
+    )
+
+
+def slo_book(config: DeploymentConfig) -> SloBook:
+    """Every class, and which requests fall into which."""
+    rules = []
+    for name, one in config.slo.classes.items():
+        condition = None if one.when is None else parse_condition(one.when)
+        if condition is not None:
+            comparison, tokens = condition
+            rules.append(SloRule(slo_class=name, comparison=comparison, prompt_tokens=tokens))
+    classes = {DEFAULT_CLASS: config.slo.default, **config.slo.classes}
+    return SloBook(
+        classes={name: _slo(name, one) for name, one in classes.items()}, rules=tuple(rules)
+    )
+
+
+def _slo(name: str, one: SloObjectives) -> Slo:
+    return Slo(
+        name=name,
+        ttft_s=one.ttft_s,
+        tpot_s=one.tpot_s,
+        itl_p99_s=one.itl_p99_s,
+        attainment_target=one.attainment,
+        window_s=one.window_s,
+        priority=one.priority,
+    )
+
+
+def tenants(config: DeploymentConfig) -> dict[str, Tenant]:
+    """Who is told apart, by name."""
+    return {name: _tenant(name, one) for name, one in config.tenants.items()}
+
+
+def _tenant(name: str, one: TenantConfig) -> Tenant:
+    rate = one.rate
+    return Tenant(
+        name=name,
+        priority=one.priority,
+        weight=one.weight,
+        slo=one.slo,
+        classes=one.classes,
+        rate=RateLimit(
+            requests_per_s=rate.requests_per_s,
+            tokens_per_s=rate.tokens_per_s,
+            burst_s=rate.burst_s,
+        ),
+        max_in_flight=one.max_in_flight,
+        cache=one.cache,
+    )
+
+
+def key_files(config: DeploymentConfig) -> dict[str, Path]:
+    """The files with the API keys of those tenants that have any."""
+    return {
+        name: Path(one.keys_file)
+        for name, one in config.tenants.items()
+        if one.keys_file is not None
+    }
+
+
+def allows_anonymous(config: DeploymentConfig) -> bool:
+    """Whether callers without a key are served, as tenant `default`.
+
+    Unless it is said, they are as long as no tenant has keys.
+    """
+    default = config.tenants.get(DEFAULT_TENANT)
+    said = None if default is None else default.anonymous
+    return not key_files(config) if said is None else said
+
+
+def admission_options(config: DeploymentConfig) -> AdmissionOptions:
+    """What admission aims at."""
+    admission = config.admission
+    return AdmissionOptions(
+        rule=admission.policy,
+        engine_queue_s=admission.engine_queue_s,
+        margin_fraction=admission.margin,
+    )
+
+
+def autoscaler_options(config: DeploymentConfig) -> AutoscalerOptions | None:
+    """What holds for scaling, whatever the policy; None where nothing is scaled."""
+    scaler = config.autoscaler
+    if scaler is None:
+        return None
+    return AutoscalerOptions(
+        interval_s=scaler.interval_s,
+        gpu_budget=scaler.gpu_budget,
+        up=StepLimits(cooldown_s=scaler.up.cooldown_s, max_step=scaler.up.max_step),
+        down=StepLimits(
+            cooldown_s=scaler.down.cooldown_s,
+            max_step=scaler.down.max_step,
+            headroom_fraction=scaler.down.headroom,
+        ),
+        scale_to_zero=scaler.scale_to_zero,
+        dry_run=scaler.dry_run,
+        bounds=pool_bounds(config),
+    )
+
+
+def scaling_policy_name(config: DeploymentConfig) -> str:
+    """The policy's name, or the user's own as `module:function`; `static` where nothing scales."""
+    scaler = config.autoscaler
+    return str(ScalingRule.STATIC if scaler is None else scaler.policy)
+
+
+def pool_bounds(config: DeploymentConfig) -> dict[str, PoolBounds]:
+    """How many replicas each pool may have."""
+    return {
+        name: PoolBounds(
+            min=pool.replicas.min,
+            start=pool.replicas.start,
+            max=pool.replicas.max,
+            gpus_per_replica=devices_of(pool),
+        )
+        for name, pool in config.pools.items()
+    }
+
+
+def ingress_bounds(config: DeploymentConfig) -> IngressBounds:
+    """How many ingresses there may be."""
+    counts = config.server.replicas
+    return IngressBounds(min=counts.min, max=counts.max)
+
+
+def devices_of(pool: PoolConfig) -> float:
+    """What one replica counts for in budgets and money: its GPUs, or its workers without GPUs."""
+    return float(pool.resources.gpus or pool.parallel.workers)
+
+
+def price_per_hour(pool: PoolConfig) -> float | None:
+    """$ for one device of a pool: as configured, else as its data sheet has it; None: not known."""
+    resources = pool.resources
+    if resources.price_per_hour is not None or resources.accelerator is None:
+        return resources.price_per_hour
+    try:
+        return accelerator(resources.accelerator).price_per_hour
+    except UnknownAccelerator:
+        return None
+
+
+def api_arguments(model: ModelConfig) -> dict[str, object]:
+    """What a model's API server is given besides what has a key of its own."""
+    revision = {"revision": model.revision} if model.revision else {}
+    return {**reading_arguments(model), **model.api, **revision}
+
+
+def reading_arguments(model: ModelConfig) -> dict[str, object]:
+    """How engines and API servers read a model, under whichever of them it is said."""
+    places = (model.api, model.engine.extra)
+    return {
+        name: place[name] for name in READS_MODEL for place in reversed(places) if name in place
+    }
+
+
+def serves_adapters(model: ModelConfig) -> bool:
+    """Whether its engines are to have room for LoRA adapters."""
+    return bool(model.adapters) or model.runtime_adapters.max > 0
+
+
+def adapter_rules(config: DeploymentConfig) -> dict[str, AdapterRules]:
+    """What adapters may be added to each model while it is served."""
+    return {
+        name: AdapterRules(
+            limit=model.runtime_adapters.max,
+            limit_per_tenant=model.runtime_adapters.max_per_tenant,
+            places=model.runtime_adapters.paths or (),
+            taken=frozenset((name, *model.adapters)),
+        )
+        for name, model in config.models.items()
+    }
+
+
+def adapter_sources(model: ModelConfig) -> dict[str, str]:
+    """Where a model's LoRA adapters are kept, by name."""
+    return {name: one.source for name, one in model.adapters.items()}
+
+
+def index_options(config: DeploymentConfig) -> IndexOptions:
+    """How every coordinator's prefix index is fed."""
+    return IndexOptions(mode=config.router.index)
+
+
+def probe_options(config: DeploymentConfig) -> ProbeOptions:
+    """How every coordinator watches the pairs of replicas.
+
+    Replicas that are asked to check a pair have the same deadline for it.
+    """
+    probe, own = config.transfer.probe, ProbeOptions()
+    return ProbeOptions(
+        interval_s=probe.interval_s,
+        deadline_s=probe.deadline_s,
+        first_transfer_s=max(own.first_transfer_s, probe.deadline_s),
+    )
+
+
+def wants_cache_events(config: DeploymentConfig, pool: str) -> bool:
+    """Whether the engines of a pool shall say what their prefix caches hold."""
+    caches = config.pools[pool].engine.prefix_caching
+    return caches and config.router.index is not IndexMode.PREDICTED
+
+
+def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferConfig) -> SimSettings:
+    """What a simulated engine is like; where its side channel listens is left to its replica.
+
+    Options that a real engine has too are named once, so they come from three sections.
+
+    Raises:
+        BadSetting: an engine could not work with one of them.
+    """
+    timings = engine.sim or SimTimings()
+    own = SimSettings()
+    host_bytes = engine.offload.host_memory_bytes or 0
+    return SimSettings(
+        prefill_tokens_per_s=timings.prefill_tokens_per_s,
+        prefill_step_s=timings.prefill_step_s,
+        prefill_token_token_s=timings.prefill_token_token_s,
+        decode_step_s=timings.decode_step_s,
+        decode_request_s=timings.decode_request_s,
+        decode_kv_s=timings.decode_kv_s,
+        decode_kv_relief_s=timings.decode_kv_relief_s,
+        step_overhead_s=timings.step_overhead_s,
+        transfer_bytes_per_s=timings.transfer_bytes_per_s,
+        transfer_setup_s=timings.transfer_setup_s,
+        share_bandwidth=timings.share_bandwidth,
+        host_blocks=host_bytes // timings.kv_block_bytes,
+        host_bytes_per_s=timings.host_bytes_per_s,
+        adapter_slots=engine.adapters.max_loaded if serves_adapters(model) else 0,
+        adapters_per_batch=engine.adapters.max_batched if serves_adapters(model) else 0,
+        adapter_load_s=timings.adapter_load_s,
+        speed=timings.speed,
+        max_len_tokens=model.max_len_tokens or own.max_len_tokens,
+        block_size_tokens=engine.block_size_tokens or own.block_size_tokens,
+        kv_blocks=timings.kv_blocks,
+        kv_block_bytes=timings.kv_block_bytes,
+        kv_dtype=own.kv_dtype if engine.dtype is Dtype.AUTO else str(engine.dtype),
+        max_running_requests=engine.max_num_seqs or own.max_running_requests,
+        max_waiting_requests=timings.max_waiting_requests,
+        max_batched_tokens=engine.max_num_batched_tokens or own.max_batched_tokens,
+        decode_step_tokens=engine.decode_step_tokens,
+        lease_s=transfer.lease_s,
+        max_pulls=transfer.max_concurrent_pulls,
+        on_transfer_failure=OnTransferFailure(transfer.on_failure),
+        side_channel_deadline_s=transfer.deadline_s,
+        vocab_size=timings.vocab_size,
+        eos_probability=timings.eos_probability,
+        eos_token_id=timings.eos_token_id,
+    )
+
+
+def engine_env(config: DeploymentConfig, pool: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a pool's engine processes, secrets looked up on this machine.
+
+    Raises:
+        ConfigInvalid: a variable or file that a secret is referred to is not there.
+    """
+    findings: list[str] = []
+    found: dict[str, str] = {}
+    for section, env in (
+        ("transfer", config.transfer.env),
+        (f"pools.{pool}", config.pools[pool].env),
+    ):
+        for name, value in env.items():
+            try:
+                found[name] = value if isinstance(value, str) else _look_up(value, environ)
+            except (OSError, LookupError, ValueError) as error:
+                what = f"{type(error).__name__}: {error}, wanted it on the machine of the engine"
+                findings.append(f"{section}.env.{name}: {what}")
+    if findings:
+        raise ConfigInvalid(tuple(findings))
+    return found
+
+
+def _look_up(secret: SecretRef, environ: Mapping[str, str]) -> str:
+    if secret.file is not None:
+        return Path(secret.file).read_text(encoding="utf-8").strip()
+    name = secret.env or ""
+    if name not in environ:
+        raise LookupError(f"no environment variable {name}")
+    return environ[name]

@@ -1,0 +1,75 @@
+"""From the configuration to a placement policy: baton's own, a plain one, or the user's."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from random import Random
+from typing import cast
+
+from baton.config.derive.options import predicted_options
+from baton.config.schema.deployment import DeploymentConfig
+from baton.config.schema.routing import Policy
+from baton.domain.errors import ConfigInvalid
+from baton.policy.placement.chooser import Chooser, ChooserPlacer
+from baton.policy.placement.port import Placer
+
+_ARGUMENTS = ("query", "kind", "candidates", "rng")
+
+
+def router_rng(config: DeploymentConfig, coordinator_id: str) -> Random:
+    """What one coordinator draws at random: the same every time, but not the same as another's."""
+    return Random(f"{config.router.seed}/{coordinator_id}")  # noqa: S311 - guards nothing
+
+
+def build_placer(config: DeploymentConfig, rng: Random) -> Placer:
+    """The policy that the configuration names.
+
+    Raises:
+        ConfigInvalid: the user's own cannot be loaded.
+    """
+    from baton.policy.placement.predicted import PredictedPlacer
+    from baton.policy.placement.simple import POLICIES
+
+    name, disaggregate = str(config.router.policy), config.router.disaggregate
+    if name == Policy.PREDICTED:
+        return PredictedPlacer(predicted_options(config), seed=rng.getrandbits(63))
+    chooser = POLICIES[name]() if name in POLICIES else load_chooser(name)
+    return ChooserPlacer(name, chooser, disaggregate=disaggregate, rng=rng)
+
+
+def load_chooser(path: str) -> Chooser:
+    """The chooser at `module:function`; a class is called without arguments to make one.
+
+    Raises:
+        ConfigInvalid: there is none, or it cannot be asked for a choice.
+    """
+    module_name, _, attribute = path.partition(":")
+    try:
+        found: object = getattr(import_module(module_name), attribute)
+        chooser = found() if isinstance(found, type) else found
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise _unusable(path, f"{why}, wanted a module that every ingress can import") from error
+    if not callable(chooser) or not _takes_a_question(chooser):
+        got = f"got {type(chooser).__name__} {attribute!r}"
+        raise _unusable(path, f"{got}, wanted a function of ({', '.join(_ARGUMENTS)})")
+    return cast(Chooser, chooser)
+
+
+def _takes_a_question(chooser: object) -> bool:
+    """Whether it can be called as choosers are, and answers at once."""
+    assert callable(chooser), "asked only of what can be called"
+    if inspect.iscoroutinefunction(chooser):
+        return False
+    try:
+        inspect.signature(chooser).bind(*_ARGUMENTS)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # a built-in that does not tell: it is asked and seen
+    return True
+
+
+def _unusable(path: str, why: str) -> ConfigInvalid:
+    return ConfigInvalid((f"router.policy: cannot use {path!r}: {why}",))

@@ -1,0 +1,1 @@
+"""The configuration language: text to trees to frozen values, and back."""

@@ -1,0 +1,240 @@
+"""What a dataclass says about its keys: each field's key, kind of value, bounds and default.
+
+Theory of operation: the schema is plain frozen dataclasses. An attribute that ends in a unit of
+time or size (`deadline_s`, `max_body_bytes`) is written without it and with a unit in its value
+(`deadline: 2s`, `max_body: 4MiB`). `Annotated` markers add what a type cannot say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from enum import StrEnum
+
+from baton.config.language.scalars import (
+    Bounds,
+    Choice,
+    Condition,
+    Flag,
+    Leaf,
+    Pluggable,
+    Quantity,
+    Real,
+    Several,
+    Text,
+    Whole,
+)
+from baton.config.language.tree import Path
+from baton.config.language.units import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Marker: the key in the file, where it is not the attribute's name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Marker: what the keys of a mapping must look like."""
+
+    pattern: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRef:
+    """Where to find a secret: exactly one of an environment variable and a file, read when used."""
+
+    env: str | None = None
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("wanted exactly one of 'env' and 'file'")
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """A section of its own."""
+
+    schema: type
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Sections under names that the user chooses."""
+
+    schema: type
+    names: Names
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """A mapping that is passed on unread."""
+
+    names: Names
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Environment variables: text, or a `SecretRef`."""
+
+    names: Names
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What the labels of a node must be, by the label's name."""
+
+    names: Names
+
+
+Free = Anything | Environment | Labels
+"""A mapping under names that the user chooses, to values that are no sections."""
+Mapped = Nested | Named | Free
+"""What is written as a mapping."""
+Kind = Leaf | Mapped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One key of a section."""
+
+    attribute: str
+    key: str
+    kind: Kind
+    optional: bool
+    """Whether `null` is a value."""
+    required: bool
+    default: object
+    """Of leaves without `required`; sections have none, they are built from nothing."""
+
+
+NOT_YET = "NOT_YET"
+"""Name of the class attribute that maps a section's planned keys to what to do until then."""
+
+
+def fields_of(schema: type) -> Mapping[str, Field]:
+    """The keys of a section, in the order of the dataclass."""
+    return _fields_of(schema)
+
+
+@functools.cache
+def _fields_of(schema: type) -> Mapping[str, Field]:
+    hints = typing.get_type_hints(schema, include_extras=True)
+    fields = [_field(field, hints[field.name]) for field in dataclasses.fields(schema)]
+    return types.MappingProxyType({field.key: field for field in fields})
+
+
+def each(section: object, at: Path = ()) -> Iterator[tuple[Path, Field, object]]:
+    """Each key of a section and of the sections in it, as its path, its field and its value.
+
+    Of a mapping to values, each name is a key; empty mappings and absent sections have none.
+    """
+    for key, field in fields_of(type(section)).items():
+        path, value = (*at, key), getattr(section, field.attribute)
+        match field.kind, value:
+            case Nested(), None:
+                pass
+            case Nested(), _:
+                yield from each(value, path)
+            case Named(), Mapping():
+                for name, inner in value.items():
+                    yield from each(inner, (*path, name))
+            case ((Anything() | Environment() | Labels()), Mapping()):
+                for name, inner in value.items():
+                    yield (*path, name), field, inner
+            case _:
+                yield path, field, value
+
+
+def not_yet_of(schema: type) -> Mapping[str, str]:
+    """The section's planned keys, each with what to do until then."""
+    planned: Mapping[str, str] = getattr(schema, NOT_YET, {})
+    return planned
+
+
+def _field(field: dataclasses.Field[object], hint: object) -> Field:
+    markers: tuple[object, ...] = ()
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *rest = typing.get_args(hint)
+        markers = tuple(rest)
+    optional = False
+    if isinstance(hint, types.UnionType):
+        (hint,) = (part for part in hint.__args__ if part is not types.NoneType)
+        optional = True
+    unit = _unit(field.name)
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return Field(
+        attribute=field.name,
+        key=_marker(markers, Key(_without_unit(field.name, unit))).name,
+        kind=_kind(hint, markers, unit),
+        optional=optional,
+        required=default is MISSING,
+        default=None if default is MISSING else default,
+    )
+
+
+def _unit(attribute: str) -> Unit | None:
+    if attribute.endswith("_bytes_per_s"):
+        return Unit.BYTES_PER_SECOND
+    if attribute.endswith("_per_s"):
+        return Unit.PER_SECOND
+    if attribute.endswith("_s"):
+        return Unit.SECONDS
+    return Unit.BYTES if attribute.endswith("_bytes") else None
+
+
+def _without_unit(attribute: str, unit: Unit | None) -> str:
+    return attribute if unit is None else attribute.rpartition("_")[0]
+
+
+def _kind(hint: object, markers: tuple[object, ...], unit: Unit | None) -> Kind:
+    bounds = _marker(markers, Bounds())
+    names = _marker(markers, Names(r"[\s\S]+", "a name"))
+    arguments = typing.get_args(hint)
+    for marker in markers:
+        if isinstance(marker, Pluggable | Condition):
+            return marker
+    if typing.get_origin(hint) is tuple:
+        return Several(Text() if arguments[0] is str else _choice(arguments[0]))
+    if typing.get_origin(hint) is Mapping:
+        return _mapping(arguments[1], names)
+    if hint in {int, float} and unit is not None:
+        return Quantity(unit, bounds, whole=hint is int)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return Nested(hint)
+    scalars: dict[object, Kind] = {
+        str: Text(),
+        bool: Flag(),
+        int: Whole(bounds),
+        float: Real(bounds),
+    }
+    return scalars.get(hint) or _choice(hint)
+
+
+def _mapping(hint: object, names: Names) -> Kind:
+    if hint is object:
+        return Anything(names)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return Named(hint, names)
+    return Labels(names) if hint is str else Environment(names)
+
+
+def _choice(hint: object) -> Choice:
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return Choice(hint)
+    raise TypeError(f"the schema has a field of type {hint}, which no kind of value stands for")
+
+
+_Marker = typing.TypeVar("_Marker", Key, Bounds, Names)
+
+
+def _marker(markers: tuple[object, ...], default: _Marker) -> _Marker:
+    return next((marker for marker in markers if isinstance(marker, type(default))), default)

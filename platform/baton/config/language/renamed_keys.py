@@ -1,0 +1,136 @@
+"""Deprecated keys: a value under an old name moves to the new name, with a warning.
+
+Each layer (a file, a variable, a `--set` option) is moved before it is laid over the others, so
+that a later layer wins, whichever name it uses. Within one layer, and among the variables, the old
+and the new name together are an error, because it is not clear which value counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from baton.config.language.tree import (
+    Entry,
+    Finding,
+    Node,
+    Path,
+    Scalar,
+    Section,
+    describe,
+    format_path,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RenamedKey:
+    """One key, or a section with all that is in it."""
+
+    old: str
+    """Its former path; `*` is any one name."""
+    new: str
+    """Its path; each `*` stands for the name at the same `*` of `old`."""
+    convert: Callable[[Node], Node] | None = None
+    """From the value under the old name to the value under the new one; None: they are equal."""
+
+
+RENAMED_KEYS: tuple[RenamedKey, ...] = ()
+"""The keys whose old name is still read. Keys of a section come before the section itself."""
+
+
+def with_new_names(
+    layer: Section,
+    *,
+    table: Sequence[RenamedKey],
+    warnings: list[Finding],
+    findings: list[Finding],
+) -> Section:
+    """The layer without old names.
+
+    Args:
+        layer: what one file, variable or option says.
+        table: the keys with an old name.
+        warnings: each old name in the layer is added here.
+        findings: each key under both names is added here; the value under the new one stays.
+    """
+    for row in table:
+        for old, entry in list(_matches(layer, tuple(row.old.split(".")), ())):
+            new = _new_path(row, old)
+            if isinstance(entry.node, Section) and new[: len(old)] == old:
+                continue  # a section where a value was: this is the new form
+            node = entry.node if row.convert is None else row.convert(entry.node)
+            shown = format_path(new)
+            if node is not entry.node and isinstance(node, Scalar):
+                shown += f": {describe(node, new)}"
+            warnings.append(Finding(entry.origin, old, f"deprecated, use {shown}"))
+            moved = Section({new[-1]: Entry(node, entry.origin)}, entry.origin)
+            for key in reversed(new[:-1]):
+                moved = Section({key: Entry(moved, entry.origin)}, entry.origin)
+            both: list[tuple[Path, Entry, Entry]] = []
+            layer = _joined(_without(layer, old), moved, (), both)
+            layer = _pruned(layer, old[:-1])
+            for path, under_old, under_new in both:
+                what = (
+                    f"deprecated, and {format_path(path)} is given at {under_new.origin}, keep one"
+                )
+                findings.append(Finding(under_old.origin, (*old, *path[len(new) :]), what))
+    return layer
+
+
+def _new_path(row: RenamedKey, old: Path) -> Path:
+    chosen = (key for key, part in zip(old, row.old.split("."), strict=True) if part == "*")
+    return tuple(next(chosen) if part == "*" else part for part in row.new.split("."))
+
+
+def _matches(section: Section, pattern: Path, at: Path) -> Iterator[tuple[Path, Entry]]:
+    for key, entry in section.entries.items():
+        if pattern[0] not in ("*", key):
+            continue
+        if len(pattern) == 1:
+            yield (*at, key), entry
+        elif isinstance(entry.node, Section):
+            yield from _matches(entry.node, pattern[1:], (*at, key))
+
+
+def _without(section: Section, path: Path) -> Section:
+    entries = dict(section.entries)
+    entry = entries.pop(path[0])
+    if len(path) > 1 and isinstance(entry.node, Section):
+        inner = Entry(_without(entry.node, path[1:]), entry.origin)
+        entries = {**section.entries, path[0]: inner}  # at its place: the order may count
+    return Section(entries, section.origin)
+
+
+def _pruned(section: Section, path: Path) -> Section:
+    """Without the sections on this path in which nothing is left."""
+    entry = section.entries.get(path[0]) if path else None
+    if entry is None or not isinstance(entry.node, Section):
+        return section
+    inner = _pruned(entry.node, path[1:])
+    entries = {**section.entries, path[0]: Entry(inner, entry.origin)}
+    if not inner.entries:
+        del entries[path[0]]
+    return Section(entries, section.origin)
+
+
+def _joined(
+    section: Section, moved: Section, at: Path, both: list[tuple[Path, Entry, Entry]]
+) -> Section:
+    """`section` with what was moved; what is in both stays as it is, and is added to `both`."""
+    entries = dict(section.entries)
+    for key, entry in moved.entries.items():
+        path, found = (*at, key), entries.get(key)
+        if found is None or _says_nothing(found.node, entry.node):
+            entries[key] = entry
+        elif isinstance(found.node, Section) and isinstance(entry.node, Section):
+            entries[key] = Entry(_joined(found.node, entry.node, path, both), found.origin)
+        else:
+            both.append((path, entry, found))
+    return Section(entries, section.origin)
+
+
+def _says_nothing(found: Node, moved: Node) -> bool:
+    """Whether `found` is an empty section, or null where a section goes."""
+    if isinstance(found, Section):
+        return not found.entries
+    return isinstance(moved, Section) and isinstance(found, Scalar) and found.value is None

@@ -1,0 +1,337 @@
+"""Kinds of single values: how each is read, written, described and put into a JSON schema."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from baton.config.language.conditions import PATTERN, parse_condition
+from baton.config.language.tree import Listing, Node, Scalar
+from baton.config.language.units import PATTERNS, Unit, format_quantity, parse_quantity
+
+Json = dict[str, object]
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"
+_CODE = rf"{_NAME}(?:\.{_NAME})*:{_NAME}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The range of a number, both ends included."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def hold(self, number: float) -> bool:
+        """Whether `number` is finite and in the range."""
+        return (
+            math.isfinite(number)
+            and (self.low is None or number >= self.low)
+            and (self.high is None or number <= self.high)
+        )
+
+    def describe(self, write: Callable[[float], str] = str) -> str:
+        """The range in words, to go behind what it is a range of."""
+        if self.low is not None and self.low == self.high:
+            return f", exactly {write(self.low)}"
+        low = "" if self.low is None else f", at least {write(self.low)}"
+        high = "" if self.high is None else f", at most {write(self.high)}"
+        return low + high
+
+    def json_schema(self) -> Json:
+        """The range in JSON Schema's words."""
+        ends = {"minimum": self.low, "maximum": self.high}
+        return {name: end for name, end in ends.items() if end is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text of at least one character, without control characters."""
+
+    def read(self, node: Node) -> str | None:
+        """The text; None when the node is something else."""
+        text = node.value if isinstance(node, Scalar) else None
+        return text if isinstance(text, str) and text and not _UNPRINTABLE.search(text) else None
+
+    def write(self, value: object) -> object:
+        """The text itself."""
+        return value
+
+    def wanted(self) -> str:
+        """For error messages."""
+        return "text (in quotes if it looks like something else)"
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        return {"type": "string", "minLength": 1}
+
+
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_SELECTOR = re.compile(rf"!?{_LABEL}|!?in\({_LABEL}(?:, ?{_LABEL})*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """What a node's label must be, as Ray reads it: `a`, `!a`, `in(a, b)`, `!in(a, b)`."""
+
+    def read(self, node: Node) -> str | None:
+        """The selector; None when the node is something else."""
+        text = node.value if isinstance(node, Scalar) else None
+        return text if isinstance(text, str) and _SELECTOR.fullmatch(text) else None
+
+    def write(self, value: object) -> object:
+        """The selector itself."""
+        return value
+
+    def wanted(self) -> str:
+        """For error messages."""
+        return "what a label must be: 'a', '!a', 'in(a, b)' or '!in(a, b)'"
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        return {"type": "string", "pattern": f"^(?:{_SELECTOR.pattern})$"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def read(self, node: Node) -> bool | None:
+        """The flag; None when the node is something else."""
+        flag = node.value if isinstance(node, Scalar) else None
+        return flag if isinstance(flag, bool) else None
+
+    def write(self, value: object) -> object:
+        """The flag itself."""
+        return value
+
+    def wanted(self) -> str:
+        """For error messages."""
+        return "true or false"
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number."""
+
+    bounds: Bounds
+
+    def read(self, node: Node) -> int | None:
+        """The number; None when the node is something else or out of bounds."""
+        number = node.value if isinstance(node, Scalar) else None
+        if isinstance(number, bool) or not isinstance(number, int):
+            return None
+        return number if self.bounds.hold(number) else None
+
+    def write(self, value: object) -> object:
+        """The number itself."""
+        return value
+
+    def wanted(self) -> str:
+        """For error messages."""
+        return f"a whole number{self.bounds.describe()}"
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        return {"type": "integer"} | self.bounds.json_schema()
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A number."""
+
+    bounds: Bounds
+
+    def read(self, node: Node) -> float | None:
+        """The number; None when the node is something else or out of bounds."""
+        number = node.value if isinstance(node, Scalar) else None
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            return None
+        return float(number) if self.bounds.hold(number) else None
+
+    def write(self, value: object) -> object:
+        """The number itself."""
+        return value
+
+    def wanted(self) -> str:
+        """For error messages."""
+        return f"a number{self.bounds.describe()}"
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        return {"type": "number"} | self.bounds.json_schema()
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number with a unit."""
+
+    unit: Unit
+    bounds: Bounds
+    whole: bool
+    """Whether the number of base units must be whole (bytes)."""
+
+    def read(self, node: Node) -> float | int | None:
+        """The number of base units; None when the node is something else or out of bounds."""
+        text = node.value if isinstance(node, Scalar) else None
+        number = parse_quantity(text, self.unit) if isinstance(text, str) else None
+        if number is None or not self.bounds.hold(number):
+            return None
+        if not self.whole:
+            return number
+        return int(number) if number.is_integer() else None
+
+    def write(self, value: object) -> object:
+        """The number with its unit."""
+        if not isinstance(value, int | float):
+            raise TypeError(f"{value!r} is not {self.unit}")
+        return format_quantity(value, self.unit)
+
+    def wanted(self) -> str:
+        """For error messages."""
+        ends = self.bounds.describe(lambda number: format_quantity(number, self.unit))
+        return f"{self.unit}{ends}"
+
+    def json_schema(self) -> Json:
+        """For editors, which cannot check the bounds."""
+        return {"type": "string", "pattern": PATTERNS[self.unit], "description": self.wanted()}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the values of an enum."""
+
+    enum: type[StrEnum]
+
+    def read(self, node: Node) -> StrEnum | None:
+        """The member; None when the node is something else."""
+        text = node.value if isinstance(node, Scalar) else None
+        return self.enum(text) if isinstance(text, str) and text in list(self.enum) else None
+
+    def write(self, value: object) -> object:
+        """The member as text."""
+        return str(value)
+
+    def wanted(self) -> str:
+        """For error messages."""
+        *first, last = [f"'{member}'" for member in self.enum]
+        return f"{', '.join(first)} or {last}" if first else last
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        return {"type": "string", "enum": [str(member) for member in self.enum]}
+
+
+@dataclass(frozen=True, slots=True)
+class Pluggable:
+    """One of the values of an enum, or code of the user's own as `module:function`."""
+
+    enum: type[StrEnum]
+    moved: Mapping[str, str] = field(default_factory=dict)
+    """Values that were in the enum once, each with its `module:function` of today."""
+
+    def read(self, node: Node) -> str | None:
+        """The text; None when the node is something else."""
+        text = node.value if isinstance(node, Scalar) else None
+        if not isinstance(text, str):
+            return None
+        return text if text in list(self.enum) or re.fullmatch(_CODE, text) else None
+
+    def write(self, value: object) -> object:
+        """The text itself."""
+        return value
+
+    def wanted(self) -> str:
+        """For error messages."""
+        names = ", ".join(f"'{member}'" for member in self.enum)
+        return f"{names} or your own 'module:function'"
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        names = {"type": "string", "enum": [str(member) for member in self.enum]}
+        return {"anyOf": [names, {"type": "string", "pattern": f"^(?:{_CODE})$"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on a request."""
+
+    def read(self, node: Node) -> str | None:
+        """The condition in its usual spelling; None when the node is something else."""
+        text = node.value if isinstance(node, Scalar) else None
+        condition = parse_condition(text) if isinstance(text, str) else None
+        return None if condition is None else str(condition)
+
+    def write(self, value: object) -> object:
+        """The text itself."""
+        return value
+
+    def wanted(self) -> str:
+        """For error messages."""
+        return "a condition such as 'prompt_tokens > 8000', with >, >=, < or <="
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        return {"type": "string", "pattern": PATTERN}
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """A list: at least one, each at most once."""
+
+    item: Choice | Text
+
+    def read(self, node: Node) -> tuple[str, ...] | None:
+        """The members in order; None when the node or one of its items is something else."""
+        if not isinstance(node, Listing):
+            return None
+        items = tuple(item for item in map(self.item.read, node.items) if item is not None)
+        return items if items and len(set(items)) == len(node.items) else None
+
+    def write(self, value: object) -> object:
+        """A list of texts."""
+        if not isinstance(value, tuple):
+            raise TypeError(f"{value!r} is not a tuple")
+        return [str(member) for member in value]
+
+    def wanted(self) -> str:
+        """For error messages."""
+        return f"a list of at least one, each once, of {self.item.wanted()}"
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        items = self.item.json_schema()
+        return {"type": "array", "items": items, "minItems": 1, "uniqueItems": True}
+
+
+Leaf = Text | Selector | Flag | Whole | Real | Quantity | Choice | Pluggable | Condition | Several
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """`, did you mean 'x'?` when one of `known` is near, else nothing."""
+    near = difflib.get_close_matches(got, list(known), n=1)
+    return f", did you mean '{near[0]}'?" if near else ""
+
+
+def hint(leaf: Leaf, node: Node) -> str:
+    """What else to say about a node that is not of this kind."""
+    match leaf, node:
+        case Pluggable(moved=moved), Scalar(value=str(text)) if text in moved:
+            place = f"'{moved[text]}', with baton's repository on the PYTHONPATH"
+            return f"; {text!r} is not built in any more: write {place}"
+        case Choice(enum) | Pluggable(enum), Scalar(value=str(text)):
+            return did_you_mean(text, [str(member) for member in enum])
+        case Quantity(unit), Scalar(value=int() | float(), text=text):
+            example = {Unit.SECONDS: "s", Unit.BYTES: "MiB", Unit.PER_SECOND: "/s"}
+            return f", did you mean '{text}{example.get(unit, 'MiB/s')}'?"
+        case _:
+            return ""

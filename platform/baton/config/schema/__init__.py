@@ -1,0 +1,1 @@
+"""Every key that a configuration may hold."""

@@ -1,0 +1,62 @@
+"""The keys that say how pools grow and shrink."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from baton.config.language.bounds import Positive
+from baton.config.language.scalars import Bounds, Pluggable
+from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
+
+_OPTIONS = AutoscalerOptions()
+_Pause = Bounds(low=0, high=7 * 86_400)
+
+MOVED_POLICIES: Final = {
+    "hpa": "benchmarks.policies.hpa:Hpa",
+    "kpa": "benchmarks.policies.kpa:Kpa",
+    "dynamo": "benchmarks.policies.dynamo_planner:DynamoPlanner",
+    "wva": "benchmarks.policies.wva:Wva",
+}
+"""Names that a configuration may still have, and where those policies are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsUp:
+    """How fast a pool may grow."""
+
+    cooldown_s: Annotated[float, _Pause] = _OPTIONS.up.cooldown_s
+    """Since its last change."""
+    max_step: Annotated[int, Positive] = _OPTIONS.up.max_step
+    """Replicas at a time; half of the pool where that is more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsDown:
+    """How fast a pool may shrink."""
+
+    cooldown_s: Annotated[float, _Pause] = _OPTIONS.down.cooldown_s
+    """Since the pool's last change."""
+    max_step: Annotated[int, Positive] = _OPTIONS.down.max_step
+    """Replicas at a time; half of the pool where that is more."""
+    headroom: Annotated[float, Bounds(low=0, high=0.9)] = _OPTIONS.down.headroom_fraction
+    """What must be left free afterwards, so that the step need not be taken back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscalerConfig:
+    """How replicas follow demand, within each pool's `min` and `max`."""
+
+    policy: Annotated[str, Pluggable(ScalingRule, MOVED_POLICIES)] = ScalingRule.SLO
+    """A policy's name, or a function of your own that makes one."""
+    interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = _OPTIONS.interval_s
+    """Between two decisions."""
+    gpu_budget: Annotated[float | None, Bounds(low=1)] = _OPTIONS.gpu_budget
+    """GPUs of all pools together, at least those that they start with; a replica without GPUs
+    counts one for each of its workers."""
+    up: StepsUp = field(default_factory=StepsUp)
+    down: StepsDown = field(default_factory=StepsDown)
+    scale_to_zero: bool = _OPTIONS.scale_to_zero
+    """Let pools whose `min` is 0 lose their last replica when nothing is asked for."""
+    dry_run: bool = _OPTIONS.dry_run
+    """Say what would be done, and do nothing."""

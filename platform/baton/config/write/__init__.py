@@ -1,0 +1,1 @@
+"""Configurations back to YAML, and the schema as JSON Schema."""

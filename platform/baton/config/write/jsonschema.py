@@ -1,0 +1,77 @@
+"""The schema as JSON Schema, for editors and for checks outside baton."""
+
+from __future__ import annotations
+
+from baton.config.language.fields import (
+    Anything,
+    Environment,
+    Field,
+    Labels,
+    Named,
+    Nested,
+    fields_of,
+)
+from baton.config.language.scalars import Json, Selector
+from baton.config.schema.deployment import DeploymentConfig, ModelConfig
+
+
+def schema() -> Json:
+    """JSON Schema (draft 2020-12) of a configuration file.
+
+    What pools take from their model is not required here, and checks between keys are not made.
+    """
+    root = _section(DeploymentConfig)
+    properties = root["properties"]
+    if not isinstance(properties, dict):
+        raise TypeError(f"properties of the root are {properties!r}")
+    model = _section(ModelConfig)
+    short = {"name": {"type": "string"}} | _properties(ModelConfig)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "baton",
+        **root,
+        "required": ["version", "pools"],
+        "properties": properties | {"model": model | {"properties": short}},
+        "oneOf": [{"required": ["model"]}, {"required": ["models"]}],
+    }
+
+
+def _section(of: type) -> Json:
+    required = [field.key for field in fields_of(of).values() if field.required]
+    return {
+        "type": "object",
+        "properties": _properties(of),
+        "additionalProperties": False,
+        # The model of a pool may be left out when there is only one.
+        "required": [key for key in required if key != "model"],
+    }
+
+
+def _properties(of: type) -> Json:
+    return {key: _value(field) for key, field in fields_of(of).items()}
+
+
+def _value(field: Field) -> Json:
+    needed = field.required
+    match field.kind:
+        case Nested(schema=of):
+            value = _section(of)
+        case Named(of, names):
+            names_schema = {"pattern": f"^(?:{names.pattern})$"}
+            value = {"type": "object", "additionalProperties": _section(of)}
+            value |= {"propertyNames": names_schema} | ({"minProperties": 1} if needed else {})
+        case Anything(names):
+            value = {"type": "object", "propertyNames": {"pattern": f"^(?:{names.pattern})$"}}
+        case Environment(names):
+            text: Json = {"type": ["string", "number", "boolean"]}
+            secrets = [{"required": [key], "type": "object"} for key in ("env", "file")]
+            value = {"type": "object", "propertyNames": {"pattern": f"^(?:{names.pattern})$"}}
+            value |= {"additionalProperties": {"anyOf": [text, *secrets]}}
+        case Labels(names):
+            value = {"type": "object", "propertyNames": {"pattern": f"^(?:{names.pattern})$"}}
+            value |= {"additionalProperties": Selector().json_schema()}
+        case leaf:
+            value = leaf.json_schema()
+            return {"anyOf": [value, {"type": "null"}]} if field.optional else value
+    # A section whose keys are all commented out is read as an empty one.
+    return {"anyOf": [value, {"type": "null"}]}

@@ -1,0 +1,1 @@
+"""What requests and tenants got, as totals that only grow."""

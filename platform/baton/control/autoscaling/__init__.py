@@ -1,0 +1,1 @@
+"""The autoscaler: from observations to how many replicas each pool has."""

@@ -1,0 +1,1 @@
+"""What a coordinator knows of replicas: facts, load, caches, health."""

@@ -1,0 +1,350 @@
+"""Turns what an engine says of its prefix cache into the numbered updates that coordinators take.
+
+Theory of operation: an engine names a block in its own way and says of which tokens it is made;
+from those this computes our own chained hash, once, and from then on knows the block by the
+engine's name for as long as some tier holds it. A block can be named only if its parent can.
+Left out, and so told to nobody: blocks that stand for more than their tokens say, those of another
+size, those whose parent is not known, and all that follow them. Too little told costs a prefill
+that was not needed; nothing here ever tells of a block that the engine did not speak of.
+
+Two equal blocks may be cached at once (an engine need not notice); a block is gone when it was
+removed as often as it was stored.
+
+When batches are missing, any block may be gone. So all are doubted and the reader is told CLEARED.
+But what an engine cached before and still holds it will not store again, and its hottest prefixes
+would stay unknown for ever. Hence doubted blocks keep their names, and come back as soon as the
+engine proves that it holds them: it computes a new block only behind a whole chain of held ones.
+
+Bound: for each tier, twice the blocks that fit into it, doubted ones among them; beyond that the
+oldest eighth is forgotten, doubted ones first. An engine that loses no event stays within one
+capacity. Where it does not say how much its host memory holds, that counts as large as the KV cache
+at least.
+
+Changes gather until `take`, which says what became of each block in the end: at most one CLEARED,
+one REMOVED and one STORED for each tier, however many events there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain as concatenate
+from itertools import islice
+from typing import Final, assert_never
+
+from baton.domain.cache import (
+    CacheChange,
+    CacheChangeKind,
+    CacheTier,
+    CacheUpdate,
+    pack_hashes,
+)
+from baton.domain.kv_events import (
+    BlockHash,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KvEventBatch,
+)
+from baton.policy.prefix_cache.block_hash import chain, chain_root
+
+_CAPACITIES: Final = 2
+_FORGOTTEN_SHARE: Final = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class FeedCounters:
+    """What a feed has seen, in blocks but where it says otherwise; only ever grows."""
+
+    batches: int = 0
+    late_batches: int = 0
+    """Not newer than one before, and so ignored."""
+    gaps: int = 0
+    """Times that batches were missing."""
+    stored: int = 0
+    removed: int = 0
+    opaque: int = 0
+    """Left out: they stand for more than their tokens."""
+    other_size: int = 0
+    """Left out: the engine did not say of which tokens, or of a number that is no block."""
+    orphans: int = 0
+    """Left out: their parent is not known, for example because it was left out itself."""
+    unknown_removed: int = 0
+    forgotten: int = 0
+    """Too many to remember."""
+    other_groups: int = 0
+    """Left out: of layers that are said not to be there."""
+    other_tiers: int = 0
+    """Left out: in a memory of which it is not known what can be reused."""
+
+
+class CacheFeed:
+    """One engine's prefix cache, as far as it is known."""
+
+    def __init__(
+        self, *, model: str, block_size_tokens: int, capacity_blocks: int, host_blocks: int = 0
+    ) -> None:
+        self.counters = FeedCounters()
+        self.sequence = 0
+        """The number of the last update that was taken."""
+        self._model = model
+        self._block_size_tokens = block_size_tokens
+        self._hash_of: dict[BlockHash, int] = {}
+        self._parent_of: dict[int, int] = {}
+        room = {CacheTier.GPU: capacity_blocks, CacheTier.HOST: max(host_blocks, capacity_blocks)}
+        self._tiers = {tier: _Tier(tier, _CAPACITIES * room[tier]) for tier in CacheTier}
+        self._max_names = sum(tier.max_blocks for tier in self._tiers.values())
+        self._next_batch: int | None = None
+
+    # ------------------------------------------------------------------ what the engine says
+
+    def apply(self, batch: KvEventBatch) -> None:
+        """Take in one batch; one that is not newer than the last is ignored."""
+        wanted = self._next_batch
+        if wanted is not None and batch.sequence < wanted:
+            self.counters.late_batches += 1
+            return
+        self.counters.batches += 1
+        if wanted is not None and batch.sequence > wanted:
+            self.counters.gaps += 1
+            self.doubt()
+        self._next_batch = batch.sequence + 1
+        for event in batch.events:
+            match event:
+                case BlocksStored() | BlocksRemoved() if event.group:
+                    self.counters.other_groups += len(event.block_hashes)
+                case BlocksStored():
+                    self._on_stored(event)
+                case BlocksRemoved():
+                    self._on_removed(event)
+                case BlocksCleared():
+                    self._on_cleared()
+                case _:
+                    assert_never(event)
+
+    def doubt(self) -> None:
+        """Events are missing: of no block is it known that it is still held."""
+        for tier in self._tiers.values():
+            tier.doubt()
+
+    # ------------------------------------------------------------------ what is told
+
+    @property
+    def pending_blocks(self) -> int:
+        """Blocks that something may have happened to since the last `take`."""
+        return sum(len(tier.touched) for tier in self._tiers.values())
+
+    def held_blocks(self, tier: CacheTier) -> int:
+        """Blocks that a tier is known to hold."""
+        return len(self._tiers[tier].held)
+
+    def take(self) -> CacheUpdate | None:
+        """What changed since this was last called; None, and no new number, when nothing did."""
+        changes = tuple(
+            concatenate.from_iterable(tier.take_changes() for tier in self._tiers.values())
+        )
+        if not changes:
+            return None
+        self.sequence += 1
+        return CacheUpdate(self.sequence, changes)
+
+    def snapshot(self, max_blocks: int | None = None) -> CacheUpdate:
+        """All that is held, parents before children; cut off after `max_blocks`.
+
+        Call `take` first. What was not taken is in the snapshot, and comes again with the next
+        update, which does no harm.
+        """
+        changes, left = [], max_blocks
+        for tier in self._tiers.values():
+            hashes = pack_hashes(list(islice(tier.held, left)))
+            if hashes:
+                changes.append(CacheChange(CacheChangeKind.STORED, hashes, tier.tier))
+            left = None if left is None else max(0, left - len(tier.held))
+        return CacheUpdate(self.sequence, tuple(changes), snapshot=True)
+
+    # ------------------------------------------------------------------ events
+
+    def _on_stored(self, event: BlocksStored) -> None:
+        tier = self._tiers[_tier_named(event.tier)]
+        blocks = len(event.block_hashes)
+        self.counters.stored += blocks
+        if event.opaque:
+            self.counters.opaque += blocks
+            return
+        previous = self._previous(event)
+        if previous is None or event.block_size_tokens != self._block_size_tokens:
+            self._store_known(tier, event, orphans=previous is None)
+            return
+        if event.parent_hash is not None and tier.tier is CacheTier.GPU:
+            self._trust_chain(tier, previous)
+        parent = None if event.parent_hash is None else previous
+        computed = chain(previous, event.token_ids, self._block_size_tokens)
+        for name, block in zip(event.block_hashes, computed, strict=True):
+            self._name(name, block)
+            if parent is not None:
+                self._parent_of[block] = parent
+            tier.store(block)
+            parent = block
+        self._bound(tier)
+
+    def _name(self, name: BlockHash, block: int) -> None:
+        before = self._hash_of.setdefault(name, block)
+        if before != block:  # no sound engine does this: what the name stood for is gone
+            for tier in self._tiers.values():
+                tier.forget(before)
+            self._hash_of[name] = block
+
+    def _previous(self, event: BlocksStored) -> int | None:
+        """What the chain of these blocks goes on from; None when that is not known."""
+        if event.parent_hash is not None:
+            return self._hash_of.get(event.parent_hash)
+        return chain_root(
+            model=self._model,
+            block_size_tokens=self._block_size_tokens,
+            adapter=event.adapter,
+            salt=event.cache_salt,
+        )
+
+    def _store_known(self, tier: _Tier, event: BlocksStored, *, orphans: bool) -> None:
+        """Store those that some tier holds already: their tokens need not be told again."""
+        known = [self._hash_of[name] for name in event.block_hashes if name in self._hash_of]
+        for block in known:
+            tier.store(block)
+        left_out = len(event.block_hashes) - len(known)
+        if orphans:
+            self.counters.orphans += left_out
+        else:
+            self.counters.other_size += left_out
+        self._bound(tier)
+
+    def _trust_chain(self, tier: _Tier, block: int) -> None:
+        """The engine holds this block, and so all before it: take back the doubts about them."""
+        proven = []
+        link: int | None = block
+        while link is not None and link in tier.doubted:
+            proven.append(link)
+            link = self._parent_of.get(link)
+        for held in reversed(proven):
+            tier.store(held)
+
+    def _on_removed(self, event: BlocksRemoved) -> None:
+        tier = self._tiers[_tier_named(event.tier)]
+        self.counters.removed += len(event.block_hashes)
+        for name in event.block_hashes:
+            block = self._hash_of.get(name)
+            if block is None:
+                self.counters.unknown_removed += 1
+                continue
+            tier.remove(block)
+            if not self._is_known(block):
+                del self._hash_of[name]
+                self._parent_of.pop(block, None)
+
+    def _on_cleared(self) -> None:
+        for tier in self._tiers.values():
+            tier.clear()
+        self._hash_of.clear()
+        self._parent_of.clear()
+
+    # ------------------------------------------------------------------ bounds
+
+    def _bound(self, tier: _Tier) -> None:
+        if len(self._hash_of) > self._max_names:
+            self._forget_names()
+        excess = len(tier.held) + len(tier.doubted) - tier.max_blocks
+        if excess <= 0:
+            return
+        count = max(excess, tier.max_blocks // _FORGOTTEN_SHARE)
+        oldest = list(islice(concatenate(tier.doubted, tier.held), count))
+        for block in oldest:
+            tier.forget(block)
+        self.counters.forgotten += len(oldest)
+        self._forget_names()
+
+    def _forget_names(self) -> None:
+        """Forget the names of blocks that no tier holds, and all but one of any other's."""
+        name_of = {block: name for name, block in self._hash_of.items() if self._is_known(block)}
+        self._hash_of = {name: block for block, name in name_of.items()}
+        self._parent_of = {b: p for b, p in self._parent_of.items() if b in name_of}
+
+    def _is_known(self, block: int) -> bool:
+        return any(block in tier.held or block in tier.doubted for tier in self._tiers.values())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the books disagree or are over their bounds."""
+        named = set(self._hash_of.values())
+        for tier in self._tiers.values():
+            tier.check_integrity()
+            nameless = (tier.held.keys() | tier.doubted.keys()) - named
+            assert not nameless, f"{tier.tier}: {len(nameless)} blocks have no name"
+        names = len(self._hash_of)
+        assert names <= self._max_names, f"{names} names are too many"
+        assert self._parent_of.keys() <= named, "blocks without a name have a parent"
+
+
+class _Tier:
+    """The blocks of one tier, by our hashes."""
+
+    def __init__(self, tier: CacheTier, max_blocks: int) -> None:
+        self.tier = tier
+        self.max_blocks = max_blocks
+        self.held: dict[int, int] = {}
+        """How many times each block is held; in order of arrival, so parents first."""
+        self.doubted: dict[int, None] = {}
+        self.touched: dict[int, bool] = {}
+        """Whether each block that something happened to was held when changes were last taken."""
+        self._cleared = False
+
+    def store(self, block: int) -> None:
+        self.doubted.pop(block, None)
+        if block not in self.held:
+            was_held = self.touched.pop(block, False)
+            self.touched[block] = was_held
+        self.held[block] = self.held.get(block, 0) + 1
+
+    def remove(self, block: int) -> None:
+        times = self.held.get(block, 0)
+        if times > 1:
+            self.held[block] = times - 1
+        else:
+            self.forget(block)
+
+    def forget(self, block: int) -> None:
+        self.doubted.pop(block, None)
+        if self.held.pop(block, 0):
+            self.touched.setdefault(block, True)
+
+    def doubt(self) -> None:
+        doubted = self.doubted | dict.fromkeys(self.held)
+        self.clear()
+        self.doubted = doubted
+
+    def clear(self) -> None:
+        self._cleared = self._cleared or bool(self.held or self.touched)
+        self.held = {}
+        self.doubted = {}
+        self.touched = {}
+
+    def take_changes(self) -> Iterable[CacheChange]:
+        touched, self.touched = self.touched, {}
+        cleared, self._cleared = self._cleared, False
+        held = self.held
+        removed = pack_hashes([b for b, was_held in touched.items() if was_held and b not in held])
+        stored = pack_hashes([b for b, was_held in touched.items() if not was_held and b in held])
+        if cleared:
+            yield CacheChange(CacheChangeKind.CLEARED, tier=self.tier)
+        if removed:
+            yield CacheChange(CacheChangeKind.REMOVED, removed, self.tier)
+        if stored:
+            yield CacheChange(CacheChangeKind.STORED, stored, self.tier)
+
+    def check_integrity(self) -> None:
+        both = self.held.keys() & self.doubted.keys()
+        assert not both, f"{self.tier}: {len(both)} blocks are both held and doubted"
+        known = len(self.held) + len(self.doubted)
+        assert known <= self.max_blocks, f"{self.tier}: {known} blocks are too many"
+        assert all(times > 0 for times in self.held.values()), f"{self.tier}: held zero times"
+
+
+def _tier_named(name: str | None) -> CacheTier:
+    return CacheTier.GPU if name in {None, "gpu"} else CacheTier.HOST

@@ -1,0 +1,1 @@
+"""Whether each pair of replicas can move KV blocks, found out by trying."""

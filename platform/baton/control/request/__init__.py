@@ -1,0 +1,1 @@
+"""A request from its arrival to its end: dispatch, legs, retries, draining."""

@@ -1,0 +1,1 @@
+"""The state of one request and the limits that hold for it."""

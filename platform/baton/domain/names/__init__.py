@@ -1,0 +1,1 @@
+"""Names of hosts, processes, models and traces as text."""

@@ -1,0 +1,1 @@
+"""A vLLM engine in a replica, behind `ports.Engine`."""

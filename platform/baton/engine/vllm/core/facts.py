@@ -1,0 +1,170 @@
+"""What a started vLLM engine is, and why one did not start, in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import vllm
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config.kv_events import KVEventsConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
+
+from baton.domain.errors import EngineStartFailed
+from baton.domain.fleet import ReplicaFacts
+from baton.engine.vllm.core.settings import VllmEngineSettings
+from baton.engine.vllm.patches.cache_report import CacheReport
+from baton.engine.vllm.wire.transfer_keys import CONNECTOR, CONNECTOR_MODULE
+
+
+def typed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine arguments with their nested mappings made into vLLM's own config values."""
+    typed = dict(arguments)
+    for name, kind in (
+        ("kv_transfer_config", KVTransferConfig),
+        ("kv_events_config", KVEventsConfig),
+    ):
+        if isinstance(typed.get(name), Mapping):
+            typed[name] = kind(**typed[name])
+    return typed
+
+
+def engine_config(arguments: Mapping[str, Any]) -> VllmConfig:
+    """What vLLM makes of engine arguments, with the defaults that `vllm serve` has on this device.
+
+    Told nothing of what it serves, vLLM takes 128 requests and 2,048 tokens on any GPU.
+    """
+    typed = AsyncEngineArgs(**typed_arguments(arguments))
+    return typed.create_engine_config(UsageContext.OPENAI_API_SERVER)
+
+
+def replica_facts(
+    settings: VllmEngineSettings,
+    config: VllmConfig,
+    kv_events_endpoint: str | None = None,
+    *,
+    cache: CacheReport,
+    takes_up: bool = False,
+) -> ReplicaFacts:
+    """The facts of an engine, from vLLM's config after the engine said ready, and its `cache`.
+
+    Raw arguments may have changed what `settings` asked for, hence the looks at the config.
+    """
+    scheduler, options = config.scheduler_config, config.cache_config
+    events, transfer = config.kv_events_config, config.kv_transfer_config
+    block_bytes = cache.block_bytes or kv_block_bytes(config)
+    hands_off = transfer is not None and settings.nixl is not None
+    return ReplicaFacts(
+        replica_id=settings.replica_id,
+        pool=settings.pool,
+        role=settings.role,
+        model=settings.model_name,
+        engine="vllm",
+        engine_version=vllm.__version__,
+        block_size_tokens=options.block_size,
+        kv_blocks=options.num_gpu_blocks,
+        kv_block_bytes=block_bytes,
+        max_len_tokens=config.model_config.max_model_len,
+        max_running_requests=scheduler.max_num_seqs,
+        max_batched_tokens=scheduler.max_num_batched_tokens,
+        decode_step_tokens=settings.decode_step_tokens,
+        layout=layout(settings, config),
+        side_channel=side_channel(settings) if hands_off else "",
+        cache_events=bool(
+            options.enable_prefix_caching
+            and cache.tells
+            and kv_events_endpoint is not None
+            and events is not None
+            and events.endpoint == kv_events_endpoint
+        ),
+        prefix_fetch=hands_off and _is_ours(transfer),
+        takes_up=takes_up,
+        host_blocks=(settings.host_memory_bytes or 0) // block_bytes,
+        adapter_slots=_adapter_slots(config),
+        adapters_per_batch=0 if config.lora_config is None else int(config.lora_config.max_loras),
+        cache_shape=cache.shape,
+    )
+
+
+def _adapter_slots(config: VllmConfig) -> int:
+    """Adapters that every worker keeps in the host's memory."""
+    return 0 if config.lora_config is None else int(config.lora_config.max_cpu_loras)
+
+
+def side_channel(settings: VllmEngineSettings) -> str:
+    """Where other engines find this one; empty without NIXL."""
+    return "" if settings.nixl is None else settings.nixl.address
+
+
+def _is_ours(transfer: KVTransferConfig) -> bool:
+    """Whether blocks are fetched by baton's connector, alone or beside others."""
+    beside = transfer.kv_connector_extra_config.get("connectors", ())
+    modules = [one.get("kv_connector_module_path") for one in beside]
+    return CONNECTOR_MODULE in (transfer.kv_connector_module_path, *modules)
+
+
+def kv_block_bytes(config: VllmConfig) -> int:
+    """Bytes of one block over all layers and ranks: what a pull of it moves.
+
+    From the model's shape, taking every layer for full attention: what there is where an engine
+    does not tell (`CacheReport.block_bytes`).
+    """
+    model, cache = config.model_config, config.cache_config
+    heads = 1 if model.use_mla else 2 * model.get_total_num_kv_heads()
+    values_per_token = heads * model.get_head_size() * model.get_total_num_hidden_layers()
+    return int(cache.block_size * values_per_token * _kv_value_bytes(config))
+
+
+def _kv_value_bytes(config: VllmConfig) -> int:
+    name = config.cache_config.cache_dtype
+    dtype = config.model_config.dtype if name == "auto" else STR_DTYPE_TO_TORCH_DTYPE[name]
+    return int(dtype.itemsize)
+
+
+def layout(settings: VllmEngineSettings, config: VllmConfig) -> str:
+    """All that two engines must share to hand KV blocks to each other.
+
+    Tensor and pipeline parallelism are not in it: the connector bridges differences there. An
+    engine without NIXL shares with nobody, so its layout is its own.
+    """
+    model, cache = config.model_config, config.cache_config
+    transfer = config.kv_transfer_config
+    if transfer is None or settings.nixl is None:
+        return f"unshared:{settings.replica_id}"
+    shape = (
+        model.get_total_num_hidden_layers(),
+        1 if model.use_mla else model.get_total_num_kv_heads(),
+        model.get_head_size(),
+    )
+    return "|".join(
+        (
+            settings.model_name,
+            settings.revision or "",
+            "x".join(str(size) for size in shape),
+            str(model.dtype).removeprefix("torch."),
+            f"kv={cache.cache_dtype}",
+            f"block={cache.block_size}",
+            f"vllm={vllm.__version__}",
+            # One among several connectors hands over as it would alone.
+            CONNECTOR if transfer.has_connector(CONNECTOR) else str(transfer.kv_connector),
+        )
+    )
+
+
+def start_failure(settings: VllmEngineSettings, error: Exception) -> EngineStartFailed:
+    """One line and a remedy for whatever vLLM raised while an engine was constructed."""
+    if isinstance(error, EngineStartFailed):
+        return error
+    what = f"replica {settings.replica_id}: engine did not start"
+    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    if isinstance(error, TypeError) and "unexpected keyword argument" in text:
+        return EngineStartFailed(f"{what}: {text}", "correct the name under `engine.extra`")
+    if text.startswith("Engine core initialization failed"):
+        return EngineStartFailed(
+            f"{what}: its process ended while starting", "the cause is in the engine's log above"
+        )
+    return EngineStartFailed(
+        f"{what}: {type(error).__name__}: {text}", "correct the model or the engine's options"
+    )

@@ -1,0 +1,1 @@
+"""Shorter ways through vLLM's API server."""

@@ -1,0 +1,1 @@
+"""vLLM's API server with the fleet as its engine."""

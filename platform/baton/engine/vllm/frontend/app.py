@@ -1,0 +1,231 @@
+"""The ingress' frontend: vLLM's API app behind a gate, with the fleet as its engine.
+
+Theory of operation: `start` lets vLLM's engine client bind two sockets in a private folder while
+the seam connects to them; when both know each other the app is ready. The client is constructed in
+a thread, because importing vLLM takes seconds and the construction blocks until the seam has
+spoken. Importing this module imports nothing of vLLM's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from baton.control.fleet.adapter_registry import RuntimeAdapter
+from baton.domain.commands import Delivery
+from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
+from baton.engine.gpus import compute_on_cpus
+from baton.engine.log_handlers import kept_handlers
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.adapters import Administer
+from baton.engine.vllm.gate.gate import AsgiApp, Gate
+from baton.engine.vllm.gate.limits import FrontendLimits
+from baton.runtime.ports import Clock
+from baton.runtime.process.scratch import scratch_folder
+
+if TYPE_CHECKING:
+    from baton.engine.vllm.frontend.engine_server import Seam
+    from baton.engine.vllm.frontend.llm import ApiApp, FleetLLM
+
+
+class VllmFrontend:
+    """vLLM's API server over a fleet. Satisfies `ports.Frontend` once started."""
+
+    def __init__(
+        self, settings: FrontendSettings, facts: FleetFacts, *, hooks: FrontendHooks, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._hooks = hooks
+        self._clock = clock
+        self._folder: str | None = None
+        self._seam: Seam | None = None
+        self._llm: FleetLLM | None = None
+        self._api: ApiApp | None = None
+        self._gate: Gate | None = None
+        self._adapters: tuple[RuntimeAdapter, ...] = ()
+
+    async def start(self) -> AsgiApp:
+        """Bring the frontend up; what is returned serves HTTP.
+
+        Raises:
+            EngineStartFailed: with one clear line and what to do about it.
+        """
+        # Its default mode keeps the sockets ours; a long folder would not fit a socket's address.
+        self._folder = str(scratch_folder("baton-", short=True))
+        addresses = {f"{way}_address": f"ipc://{self._folder}/{way}" for way in ("input", "output")}
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                return await self._start(addresses)
+        except TimeoutError as error:
+            await self.close()
+            raise EngineStartFailed(
+                f"the frontend was not ready within {self._settings.start_timeout_s:.0f} s",
+                "look for a slow disk under the model, or raise the start timeout",
+            ) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop and leave no task, socket or file behind. Idempotent."""
+        seam, self._seam = self._seam, None
+        llm, self._llm = self._llm, None
+        self._api = self._gate = None
+        folder, self._folder = self._folder, None
+        if llm is not None:
+            await llm.aclose()
+        if seam is not None:
+            await seam.close()
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    @property
+    def api(self) -> AsgiApp:
+        """The app without its gate, for a gate before several."""
+        assert self._api is not None, "it is asked for once it has started"
+        return self._api.asgi
+
+    def stand_before(self, app: AsgiApp, *, healthy: Callable[[], bool]) -> AsgiApp:
+        """This frontend's gate, with its limits and keys, before an app of several models."""
+        assert self._gate is not None, "it is asked for once it has started"
+        self._gate.stand_before(app, healthy=healthy)
+        return _for_browsers(self._gate, self._settings)
+
+    def set_adapters(self, adapters: Sequence[RuntimeAdapter]) -> None:
+        """Serve these adapters besides those that it was started with, from now on."""
+        self._adapters = tuple(adapters)
+        if self._api is not None:
+            self._api.set_adapters(self._adapters)
+
+    def administer_by(self, administer: Administer) -> None:
+        """Have adapters loaded and unloaded by this."""
+        assert self._gate is not None, "it is asked for once it has started"
+        self._gate.administer = administer
+
+    def reconfigure(
+        self, *, limits: FrontendLimits | None = None, access: Access | None = None
+    ) -> None:
+        """Go by other limits, or let others in, from the next request on; None: as before."""
+        self._settings = replace(
+            self._settings,
+            limits=limits or self._settings.limits,
+            access=access or self._settings.access,
+        )
+        self._apply()
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Stream tokens to clients; one call per engine step."""
+        self._started().deliver(deliveries)
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        """End a request with an error the client can read."""
+        self._started().fail(request_id, error)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that clients wait for."""
+        return 0 if self._seam is None else self._seam.open_requests
+
+    def healthy(self) -> bool:
+        """Whether a request that comes now would be read and could be served."""
+        if self._seam is None or self._llm is None or self.broken:
+            return False
+        return self._hooks.healthy()
+
+    @property
+    def broken(self) -> bool:
+        """Whether it was started and will never serve again, whatever becomes of the fleet."""
+        seam, llm = self._seam, self._llm
+        return seam is not None and llm is not None and (not seam.alive or llm.errored)
+
+    def _started(self) -> Seam:
+        if self._seam is None:
+            raise LinkFailed("frontend", "the frontend is not running")
+        return self._seam
+
+    async def _start(self, addresses: dict[str, str]) -> AsgiApp:
+        args = await asyncio.to_thread(_server_args, self._settings, self._facts)
+        # Imported by now, in the thread.
+        from baton.engine.vllm.frontend.engine_server import Seam
+        from baton.engine.vllm.frontend.llm import (
+            FleetLLM,
+            api_app,
+            engine_config,
+        )
+
+        def construct() -> FleetLLM:
+            with kept_handlers():
+                return FleetLLM(
+                    engine_config(args),
+                    addresses=addresses,
+                    log_stats=self._settings.log_stats,
+                    admit=self._hooks.admit,
+                    limits=self._settings.limits,
+                )
+
+        self._seam = Seam(self._facts, self._hooks, self._clock)
+        await self._seam.start(addresses["input_address"], addresses["output_address"])
+        self._llm = await asyncio.to_thread(construct)
+        self._seam.meet(self._llm.engine_core)
+        self._api = await api_app(self._llm, args)
+        self._gate = Gate(
+            self._api.asgi,
+            routes=self._settings.routes,
+            healthy=self.healthy,
+            admit=self._hooks.admit,
+        )
+        self._apply()
+        return _for_browsers(self._gate, self._settings)
+
+    def _apply(self) -> None:
+        """Pass on what the settings say now; before the start there is nobody to pass it to."""
+        limits = self._settings.limits
+        if self._gate is not None:
+            self._gate.limits, self._gate.access = limits, self._settings.access
+        if self._llm is not None:
+            self._llm.limits = limits
+        if self._api is not None:
+            self._api.set_default_max_tokens(limits.tokens_unless_said)
+            self._api.set_adapters(self._adapters)
+
+
+def _for_browsers(gate: Gate, settings: FrontendSettings) -> AsgiApp:
+    """The gate, behind a layer that tells browsers which origins may use it, if any may."""
+    if not settings.cross_origin:
+        return gate
+    from starlette.middleware.cors import CORSMiddleware
+
+    layer: AsgiApp = CORSMiddleware(gate, **settings.cross_origin)  # type: ignore[arg-type]  # by name
+    return layer
+
+
+def import_python_frontend() -> None:
+    """Import everything heavy: seconds, in which other threads hardly run.
+
+    To be called before anybody waits for a word of this process; to start a frontend does it, too.
+    """
+    # Read by vLLM when it would first report usage to its makers.
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Keys are the gate's: with this one vLLM's app would refuse whoever the gate has let in.
+    os.environ.pop("VLLM_API_KEY", None)
+    # Read with each fetch: a host that media may come from could name another that they may not.
+    os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
+    compute_on_cpus(os.environ)
+    with kept_handlers():
+        from baton.engine.vllm.frontend import engine_server as seam  # noqa: F401 - to have it imported
+        from baton.engine.vllm.frontend import llm as frontend_llm  # noqa: F401 - to have it imported
+
+
+def _server_args(settings: FrontendSettings, facts: FleetFacts) -> Namespace:
+    """The server's arguments, parsed."""
+    import_python_frontend()
+    from baton.engine.vllm.frontend import llm as frontend_llm
+
+    return frontend_llm.server_args(settings.argv(max_len_tokens=facts.max_len_tokens))

@@ -1,0 +1,446 @@
+"""vLLM's own engine client and API app, turned towards the seam instead of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import traceback
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from starlette.responses import JSONResponse, Response
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.serve.exception_handling import register
+from vllm.entrypoints.serve.exception_handling.handlers.validation import (
+    validation_exception_handler,
+)
+from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
+from vllm.outputs import RequestOutput
+from vllm.reasoning import ReasoningParserManager
+from vllm.sampling_params import SamplingParams
+from vllm.tool_parsers import ToolParserManager
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.executor import Executor
+
+from baton.control.fleet.adapter_registry import RuntimeAdapter
+from baton.domain.errors import BatonError, EngineStartFailed
+from baton.engine.vllm.cli_args import make_arg_parser, validate_parsed_serve_args
+from baton.engine.vllm.fast_path.detokenizer_tail import decode_tails_only
+from baton.engine.vllm.fast_path.fast_chunks import write_chunks_quickly
+from baton.engine.vllm.fast_path.fast_tokenizer import tokenize_quickly
+from baton.engine.vllm.fast_path.request_bypass import go_straight
+from baton.engine.vllm.fast_path.response_bypass import stream_straight
+from baton.engine.vllm.fast_path.route_name_cache import remember_route_names
+from baton.engine.vllm.fast_path.tokenization_cache import remember_tokens
+from baton.engine.vllm.gate.error_texts import of_fields, without_classes
+from baton.engine.vllm.gate.errors import Problem, told_by_vllm
+from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE, AsgiApp
+from baton.engine.vllm.gate.limits import FrontendLimits, bad_name, too_many_words
+from baton.engine.vllm.wire.adapter_ids import frontend_request, is_runtime
+from baton.engine.vllm.wire.identity import ANYBODY, Caller, session_of, with_caller
+
+_TASKS = ("generate",)
+# Those whose requests may leave open how many tokens they want: the handlers of the other routes
+# make that part of a request, or have a default that their API prescribes.
+_HANDLERS = ("openai_serving_chat", "openai_serving_responses")
+_STREAMING = (*_HANDLERS, "openai_serving_completion", "anthropic_serving_messages")
+_RAW = "chat_completion_stream_generator_raw"
+_SEARCHING = ("openai_serving_chat", "openai_serving_completion")
+_LOUD_LOGGERS = (
+    "vllm.entrypoints.anthropic.api_router",
+    "vllm.entrypoints.anthropic.serving",
+    "vllm.entrypoints.openai.chat_completion.serving",
+    "vllm.entrypoints.openai.completion.serving",
+    "vllm.entrypoints.openai.responses.serving",
+)
+# Logged with whatever a client sent as the name of a model, however long.
+_WRONG_MODEL = "Error with model %s"
+# What vLLM answers with 400.
+_CLIENTS_FAULT = (VLLMClientError, ValueError, TypeError, OverflowError)
+_CLOSE_TIMEOUT_S = 1.0
+_GONE = Problem(status=503, message="this frontend is going away; try again", retry_after_s=1.0)
+_TOO_GREAT = Problem(status=400, message="a number in the request takes more than 64 bits")
+
+
+class FleetError(GracefulHTTPError, GenerationError):  # type: ignore[misc]  # vllm is not followed
+    """A problem on its way through vLLM's handlers.
+
+    The first base passes through the engine client as it is, the second through the streams
+    without a stack trace in the log.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        status = HTTPStatus(problem.status)
+        super().__init__(problem.message, status)
+        self.status_code = status
+        if (exchange := CURRENT_EXCHANGE.get()) is not None:
+            exchange.problem = problem
+
+
+class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
+    """An engine client whose engine is the fleet."""
+
+    def __init__(
+        self,
+        config: Any,  # noqa: ANN401 - vllm is not followed
+        *,
+        addresses: Mapping[str, str],
+        log_stats: bool,
+        admit: Callable[[int, Caller], BatonError | None],
+        limits: FrontendLimits | None = None,
+    ) -> None:
+        self.limits = limits or FrontendLimits()
+        """May be replaced at any time."""
+        self._admit = admit
+        super().__init__(
+            config,
+            Executor.get_class(config),
+            log_stats=log_stats,
+            log_requests=False,
+            client_addresses=dict(addresses),
+        )
+        remember_tokens(self.renderer, _among_whom, tokenize_quickly(self.renderer))
+        decode_tails_only(self.output_processor)
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Ask the fleet, besides vLLM's own limits; called before a response starts.
+
+        Raises:
+            FleetError: the fleet takes no `n` more, or nobody may ask for so many.
+        """
+        exchange = CURRENT_EXCHANGE.get()
+        if exchange is not None and not exchange.generates:
+            return  # vLLM's handlers ask even when they only count tokens
+        if (problem := self.limits.too_many_answers(n)) is not None:
+            raise FleetError(problem)
+        super().check_admission(n, request_id)
+        error = self._admit(n, ANYBODY if exchange is None else exchange.caller)
+        if error is not None:
+            raise FleetError(Problem.of(error))
+
+    async def generate(
+        self,
+        prompt: Any,  # noqa: ANN401 - passed on as it is
+        sampling_params: SamplingParams,
+        request_id: str,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs as vLLM makes them; tells the exchange when they flow and why they break off.
+
+        Raises:
+            FleetError: the request failed in the fleet, or asks for more than it may.
+        """
+        exchange = CURRENT_EXCHANGE.get()
+        if exchange is not None:
+            # Not before: `/v1/responses` asks to be let in, and looks at what it was sent then.
+            exchange.asked = True
+        problem = (
+            self.limits.too_many_tokens(sampling_params.max_tokens)
+            or bad_name(request_id)
+            or too_many_words(sampling_params.bad_words)
+            or self.limits.no_logprobs(sampling_params.logprobs, sampling_params.prompt_logprobs)
+        )
+        if problem is not None:
+            raise FleetError(problem)
+        caller, trace = (ANYBODY, None) if exchange is None else (exchange.caller, exchange.trace)
+        sampling_params.extra_args = with_caller(sampling_params.extra_args, caller, trace)
+        # Whose turn it is goes by classes and tenants; which engine runs it, by placement.
+        kwargs |= {"priority": 0, "data_parallel_rank": None}
+        hint = None if exchange is None else exchange.session
+        kwargs["session_id"] = session_of(caller, kwargs.get("session_id"), hint)
+        short_cut = None if exchange is None else exchange.short_cut
+        generation = super().generate(prompt, sampling_params, request_id, **kwargs)
+        async with aclosing(generation) as outputs:
+            try:
+                async for output in outputs:
+                    _raise_if_failed(output)
+                    if exchange is not None:
+                        exchange.flowing = True
+                    if short_cut is not None:
+                        short_cut.passes(output)
+                    yield output
+                    if short_cut is not None:
+                        short_cut.rests()
+            except EngineDeadError as error:
+                raise FleetError(_GONE) from error
+            except EngineGenerateError as error:
+                if isinstance(error.__cause__, OverflowError):
+                    raise FleetError(_TOO_GREAT) from error
+                raise
+
+    async def _add_request(
+        self,
+        request: EngineCoreRequest,
+        *more: Any,  # noqa: ANN401
+        **named: Any,  # noqa: ANN401
+    ) -> None:
+        """As vLLM does, and keep nothing of a request that could not be handed to the fleet.
+
+        vLLM has it in its books by then, and takes it out of them for those only who wait for it.
+        """
+        try:
+            await super()._add_request(request, *more, **named)
+        except BaseException:
+            self.output_processor.abort_requests([request.request_id], internal=True)
+            raise
+        exchange = CURRENT_EXCHANGE.get()
+        state = self.output_processor.request_states.get(request.request_id)
+        if exchange is not None and exchange.short_cut is not None and state is not None:
+            exchange.short_cut.attach(state)
+
+    async def aclose(self) -> None:
+        """End open requests with an error and stop; unlike vLLM's shutdown, wait for its tasks."""
+        self.output_processor.propagate_error(EngineDeadError())
+        resources = self.engine_core.resources
+        tasks = [task for task in (self.output_handler, resources.output_queue_task) if task]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
+        self.shutdown()
+        resources.ctx.destroy(linger=0)
+
+
+def _raise_if_failed(output: RequestOutput) -> None:
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            raise FleetError(Problem.unpack(completion.stop_reason))
+
+
+def _among_whom() -> str | bool | None:
+    """For `remember_tokens`: who may find what a request brings, or False if it names a salt."""
+    exchange = CURRENT_EXCHANGE.get()
+    if exchange is None:
+        return None
+    return False if exchange.salted else exchange.caller.cache_scope
+
+
+def server_args(argv: list[str]) -> Namespace:
+    """Parse vLLM's server arguments, and load the parsers that they name, as `vllm serve` does.
+
+    Raises:
+        EngineStartFailed: vLLM refuses them.
+    """
+    try:
+        args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args(argv)
+    except SystemExit as refusal:
+        raise EngineStartFailed(
+            f"vllm does not take the server arguments {json.dumps(argv)}",
+            "see its message above and correct `models.*.api`",
+        ) from refusal
+    try:
+        validate_parsed_serve_args(args)
+        if args.tool_parser_plugin:
+            ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+        if args.reasoning_parser_plugin:
+            ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
+        _check_parsers(args)
+    except (OSError, ImportError, KeyError, *_CLIENTS_FAULT) as error:
+        raise EngineStartFailed(
+            f"vllm does not take the server arguments: {str(error).strip() or repr(error)}",
+            "correct `models.*.api`",
+        ) from error
+    return args
+
+
+def _check_parsers(args: Namespace) -> None:
+    """See to it that the parsers are there.
+
+    Raises:
+        KeyError: one is not.
+    """
+    tools, reasoning = ToolParserManager.list_registered(), args.reasoning_parser
+    if args.enable_auto_tool_choice and args.tool_call_parser not in tools:
+        raise KeyError(f"no tool_call_parser {args.tool_call_parser!r}, there are {sorted(tools)}")
+    known = ReasoningParserManager.list_registered()
+    if reasoning and reasoning not in known:
+        raise KeyError(f"no reasoning_parser {reasoning!r}, there are {sorted(known)}")
+
+
+def engine_config(args: Namespace) -> Any:  # noqa: ANN401 - vllm is not followed
+    """Make vLLM's engine configuration for a frontend, which loads a tokenizer but no weights.
+
+    Raises:
+        EngineStartFailed: the model cannot be read or the arguments contradict each other.
+    """
+    try:
+        return AsyncEngineArgs.from_cli_args(args).create_engine_config()
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines() or [repr(error)]
+        raise EngineStartFailed(
+            f"vllm cannot serve model {args.model!r}: {reason[0]}",
+            "check the model's path or id and the engine's options",
+        ) from error
+
+
+class NoPrompts(logging.Filter):
+    """Takes out of a log what a client sent, and refusals, which are no events for an operator.
+
+    vLLM's handlers log errors that they answer with a stack and with the error's text, and texts of
+    errors repeat parts of what they are about.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written; what it says is replaced."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, FleetError) or record.msg == _WRONG_MODEL:
+            return False
+        if error is None:
+            return True
+        record.msg, record.args = "a handler of vLLM answered with %s", (type(error).__name__,)
+        if not isinstance(error, _CLIENTS_FAULT):
+            record.msg += ":\n%s"
+            record.args += ("".join(traceback.format_tb(error.__traceback__)),)
+        record.exc_info = record.exc_text = None
+        return True
+
+
+def bound_beam_search(state: Any, limits: Callable[[], FrontendLimits]) -> None:  # noqa: ANN401
+    """Hold vLLM's handlers to the limits where they make many short requests of one.
+
+    Each of those asks for one token, so that nobody would notice how many the search is for.
+    """
+    for name in _SEARCHING:
+        handler = getattr(state, name, None)
+        if handler is not None:
+            handler.beam_search = _within(limits, handler.beam_search)
+
+
+def _within(limits: Callable[[], FrontendLimits], search: Callable[..., Any]) -> Callable[..., Any]:
+    def bounded(*args: Any, params: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        now = limits()
+        problem = now.too_many_tokens(params.max_tokens) or now.too_many_answers(params.beam_width)
+        if problem is not None:
+            raise FleetError(problem)
+        return search(*args, params=params, **kwargs)
+
+    return bounded
+
+
+def note_stream_errors(state: Any) -> None:  # noqa: ANN401 - vllm is not followed
+    """Have the exchange know why a stream breaks off that one of vLLM's handlers breaks off.
+
+    A handler would put the error into the stream, after a status of 200, and go on to its end.
+    """
+    for name in _STREAMING:
+        handler = getattr(state, name, None)
+        if handler is None:
+            continue
+        handler.create_streaming_error_response = _noting(handler.create_streaming_error_response)
+        if hasattr(
+            handler, _RAW
+        ):  # vLLM 0.33: chunks, and errors among them, are made into text later
+            setattr(handler, _RAW, _marking(getattr(handler, _RAW)))
+            handler.create_error_response = _noting_raw(handler.create_error_response)
+
+
+def _noting(tell: Callable[..., str]) -> Callable[..., str]:
+    def noting(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+        told = tell(*args, **kwargs)
+        _note(told)
+        return told
+
+    return noting
+
+
+def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
+    def marking(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if (exchange := CURRENT_EXCHANGE.get()) is not None:
+            exchange.streams = True
+        return generate(*args, **kwargs)
+
+    return marking
+
+
+def _noting_raw(tell: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        told = tell(*args, **kwargs)
+        exchange = CURRENT_EXCHANGE.get()
+        if exchange is not None and exchange.streams:
+            _note(told.model_dump_json())
+        return told
+
+    return noting
+
+
+def _note(told: str) -> None:
+    """Keep an error of vLLM's for whoever ends the exchange, unless it has one."""
+    exchange = CURRENT_EXCHANGE.get()
+    if exchange is not None and exchange.problem is None:
+        exchange.problem = told_by_vllm(json.loads(told)["error"]["code"], told.encode())
+
+
+async def _unreadable(request: Request, error: Exception) -> Response:
+    """What vLLM answers where a body does not fit its route, in words for clients."""
+    assert isinstance(error, RequestValidationError), "it is registered for these"
+    theirs = await validation_exception_handler(request, error)
+    document = json.loads(theirs.body)
+    document["error"]["message"] = of_fields(error.errors())
+    if (param := document["error"]["param"]) is not None:
+        document["error"]["param"] = without_classes(param)
+    return JSONResponse(document, status_code=theirs.status_code)
+
+
+class ApiApp:
+    """vLLM's complete API app, and the defaults that its handlers go by."""
+
+    def __init__(self, app: Any) -> None:  # noqa: ANN401 - vllm is not followed
+        self.asgi: AsgiApp = app
+        self._models = app.state.openai_serving_models
+        self._defaults = [
+            (defaults, defaults.get("max_tokens"))
+            for name in _HANDLERS
+            if (handler := getattr(app.state, name, None)) is not None
+            for defaults in [handler.default_sampling_params]
+        ]
+
+    def set_adapters(self, adapters: Iterable[RuntimeAdapter]) -> None:
+        """Serve these adapters besides those that it was started with."""
+        known = self._models.lora_requests
+        kept = {name: one for name, one in known.items() if not is_runtime(one)}
+        added = {one.name: frontend_request(one) for one in adapters if one.name not in kept}
+        # Whoever walks through it sees all of it or nothing; requests have what they were given.
+        self._models.lora_requests = kept | added
+
+    def set_default_max_tokens(self, max_tokens: int | None) -> None:
+        """How many output tokens a request gets that does not say; None: as the model has it."""
+        for defaults, models_own in self._defaults:
+            wanted = models_own if max_tokens is None else max_tokens
+            if wanted is None:
+                defaults.pop("max_tokens", None)
+            else:
+                defaults["max_tokens"] = wanted
+
+
+async def api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
+    """Build vLLM's complete API app over `llm`."""
+    # By its name: the app's handlers are fixed once it is built.
+    register.validation_exception_handler = _unreadable
+    app = build_app(args, _TASKS, llm.model_config)
+    await init_app_state(llm, app.state, args, _TASKS)
+    note_stream_errors(app.state)
+    bound_beam_search(app.state, lambda: llm.limits)
+    stream_straight(app, middleware=bool(args.middleware))
+    go_straight(app)
+    write_chunks_quickly()
+    remember_route_names()
+    for name in _LOUD_LOGGERS:
+        loud = logging.getLogger(name)
+        if not any(isinstance(one, NoPrompts) for one in loud.filters):
+            loud.addFilter(NoPrompts())
+    # vLLM's error handlers ask this server to exit when the engine is dead; ours is not theirs to
+    # stop: it turns unhealthy instead.
+    app.state.server = SimpleNamespace(should_exit=False)
+    return ApiApp(app)

@@ -1,0 +1,276 @@
+"""The ingress' frontend in Rust: `vllm-rs frontend` as a process, with the fleet as its engine.
+
+Theory of operation: this process listens on three Unix sockets in a private folder and hands them
+to the program: HTTP, for the gate that stands before it, and the two of EngineCore's wire, to which
+the seam connects. So there is no moment at which somebody could connect and nobody listens, and
+nobody but this user can. Python does one message per engine step; bytes of HTTP never come here.
+
+The program dies with this process. When it dies alone, all that was open is aborted, so that
+engines stop working for nobody, and the frontend is broken: whoever watches it replaces the ingress
+as it does when the Python frontend has lost its engine client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from baton.domain.commands import Delivery
+from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
+from baton.engine.gpus import compute_on_cpus
+from baton.engine.log_handlers import kept_handlers
+from baton.engine.vllm.frontend.rust_arguments import rust_arguments
+from baton.engine.vllm.frontend.rust_binary import check_version, find_rust_frontend
+from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.limits import FrontendLimits
+from baton.engine.vllm.gate.model_list import ModelRow
+from baton.runtime.ports import Clock
+from baton.runtime.process.owned_process import OwnedProcess, Program
+from baton.runtime.process.scratch import scratch_folder
+
+if TYPE_CHECKING:
+    from baton.engine.vllm.frontend.engine_server import Seam
+    from baton.engine.vllm.frontend.rust_identity import RustCallers
+
+_BACKLOG = 4096
+_POLL_S = 0.05
+_STOP_GRACE_S = 2.0
+_MAX_BODY_VARIABLE = "VLLM_HTTP_MAX_REQUEST_BODY_SIZE"
+_LOG = "vllm-rs.log"
+
+
+class RustFrontend:
+    """vLLM's Rust API server over a fleet. Satisfies `ports.Frontend` once started."""
+
+    def __init__(
+        self, settings: FrontendSettings, facts: FleetFacts, *, hooks: FrontendHooks, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._hooks = hooks
+        self._clock = clock
+        self._folder: Path | None = None
+        self._seam: Seam | None = None
+        self._callers: RustCallers | None = None
+        self._process: OwnedProcess | None = None
+
+    async def start(self) -> Path:
+        """Bring the frontend up; HTTP is served on the Unix socket that is returned.
+
+        Nobody but a gate may let clients come there: it believes every request's id.
+
+        Raises:
+            EngineStartFailed: with one clear line and what to do about it.
+        """
+        arguments = rust_arguments(self._settings, max_len_tokens=self._facts.max_len_tokens)
+        try:
+            program = await asyncio.to_thread(import_rust_frontend)
+            self._folder = scratch_folder("baton-", short=True)
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await self._start(program, arguments, self._folder)
+                await self._until_it_answers(self._folder / "http")
+        except TimeoutError as error:
+            said = self._last_words()
+            await self.close()
+            raise EngineStartFailed(
+                f"the frontend was not ready within {self._settings.start_timeout_s:.0f} s: {said}",
+                "look for a slow disk under the model, or raise the start timeout",
+            ) from error
+        except BaseException:
+            await self.close()
+            raise
+        return self._folder / "http"
+
+    async def close(self) -> None:
+        """Stop and leave no process, socket or file behind. Idempotent."""
+        process, self._process = self._process, None
+        seam, self._seam = self._seam, None
+        folder, self._folder = self._folder, None
+        if process is not None:
+            await process.stop(grace_s=_STOP_GRACE_S)
+        if seam is not None:
+            await seam.close()
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def reconfigure(
+        self, *, limits: FrontendLimits | None = None, access: Access | None = None
+    ) -> None:
+        """Go by other limits, or let others in, from the next request on; None: as before.
+
+        How large a body may be stays as it was when the program started.
+        """
+        self._settings = replace(
+            self._settings,
+            limits=limits or self._settings.limits,
+            access=access or self._settings.access,
+        )
+        if self._callers is not None:
+            self._callers.limits = self._settings.limits
+            self._callers.isolated = self._settings.access.isolated
+
+    def handle(self, tenant: str) -> str:
+        """The word by which the gate says that this tenant asks.
+
+        Raises:
+            LinkFailed: the frontend is not running.
+        """
+        if self._callers is None:
+            raise LinkFailed("frontend", "the frontend is not running")
+        return self._callers.handle(tenant)
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Stream tokens to clients; one call per engine step."""
+        self._started().deliver(deliveries)
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        """End a request with an error; the program tells its client no more than that."""
+        self._started().fail(request_id, error)
+
+    @property
+    def models(self) -> Sequence[ModelRow]:
+        """What is served: the model first, then adapters over it."""
+        settings, adapters = self._settings, self._settings.adapters
+        most = self._facts.max_len_tokens
+        model = ModelRow(name=settings.served_name, root=settings.model, max_len_tokens=most)
+        return (
+            model,
+            *(ModelRow(name=name, root=root, parent=model.name) for name, root in adapters.items()),
+        )
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that clients wait for."""
+        return 0 if self._seam is None else self._seam.open_requests
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the program's process; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def healthy(self) -> bool:
+        """Whether a request that comes now would be read and could be served."""
+        return self._process is not None and not self.broken and self._hooks.healthy()
+
+    @property
+    def broken(self) -> bool:
+        """Whether it was started and will never serve again, whatever becomes of the fleet."""
+        seam, process = self._seam, self._process
+        return seam is not None and process is not None and not (seam.alive and process.alive)
+
+    def _started(self) -> Seam:
+        if self._seam is None:
+            raise LinkFailed("frontend", "the frontend is not running")
+        return self._seam
+
+    async def _start(self, program: Path, arguments: str, folder: Path) -> None:
+        from baton.engine.vllm.frontend.engine_server import Seam
+        from baton.engine.vllm.frontend.rust_grammars import RustGrammars
+        from baton.engine.vllm.frontend.rust_identity import RustCallers
+
+        settings = self._settings
+        callers = RustCallers(
+            limits=settings.limits,
+            max_len_tokens=self._facts.max_len_tokens,
+            isolated=settings.access.isolated,
+        )
+        self._callers = callers
+        self._seam = Seam(
+            self._facts,
+            self._hooks,
+            self._clock,
+            introduce=callers.introduce,
+            prepare=RustGrammars(settings).prepare,
+        )
+        listeners = {name: _listen(folder / name) for name in ("http", "input", "output")}
+        try:
+            fds = {name: listener.fileno() for name, listener in listeners.items()}
+            what = Program(
+                name="vllm-rs",
+                argv=_argv(program, arguments, fds),
+                log=folder / _LOG,
+                pass_fds=tuple(fds.values()),
+                environment={
+                    "NO_COLOR": "1",
+                    # It would write a line for each client that leaves.
+                    "VLLM_LOGGING_LEVEL": "WARNING",
+                    "VLLM_NO_USAGE_STATS": "1",
+                    _MAX_BODY_VARIABLE: str(settings.limits.max_body_bytes),
+                },
+            )
+            self._process = OwnedProcess(what, on_end=self._on_end)
+            self._process.start()
+        finally:
+            for listener in listeners.values():
+                listener.close()
+        await self._seam.start(f"ipc://{folder / 'input'}", f"ipc://{folder / 'output'}")
+
+    async def _until_it_answers(self, path: Path) -> None:
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", trust_env=False
+        ) as client:
+            while True:
+                if self._process is None or not self._process.alive:
+                    raise EngineStartFailed(
+                        f"vLLM's Rust frontend ended while it started: {self._last_words()}",
+                        "check the model's path and models.*.api",
+                    )
+                try:
+                    answer = await client.get("/health", timeout=_POLL_S * 10)
+                except httpx.TransportError:
+                    answer = None
+                if answer is not None and answer.is_success:
+                    return
+                await asyncio.sleep(_POLL_S)
+
+    def _last_words(self) -> str:
+        lines = "" if self._process is None else self._process.tail()
+        return " | ".join(line.strip() for line in lines.splitlines()[-4:]) or "it said nothing"
+
+    def _on_end(self, _code: int) -> None:
+        if self._seam is not None:
+            self._seam.abandon()
+
+
+def _argv(program: Path, arguments: str, fds: dict[str, int]) -> list[str]:
+    argv = [str(program), "frontend", "--engine-count", "1", "--args-json", arguments]
+    argv += ["--listen-fd", str(fds["http"])]
+    argv += ["--input-listener-fd", str(fds["input"])]
+    return [*argv, "--output-listener-fd", str(fds["output"])]
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def import_rust_frontend() -> Path:
+    """Find the program, and import everything heavy, as for the frontend in Python.
+
+    Raises:
+        EngineStartFailed: there is no such program, or it is of another version.
+    """
+    program = find_rust_frontend(os.environ)
+    check_version(program)
+    compute_on_cpus(os.environ)
+    with kept_handlers():
+        from baton.engine.vllm.frontend import engine_server as seam  # noqa: F401 - to have it imported
+        from baton.engine.vllm.frontend import rust_grammars  # noqa: F401 - to have it imported
+        from baton.engine.vllm.frontend import rust_identity as rust_callers  # noqa: F401 - to have it imported
+    return program

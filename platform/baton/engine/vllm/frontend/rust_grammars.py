@@ -1,0 +1,83 @@
+"""What constrains answers, prepared as vLLM's Python frontend does it before an engine sees it.
+
+vLLM's Rust frontend names a backend and leaves the rest as its client wrote it: engines then find a
+list of choices, for which they have no grammar, and schemas that nobody has looked at. vLLM's own
+check is made here instead: it turns choices into a grammar, chooses the backend, and raises for
+what no engine could keep to.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.config import StructuredOutputsConfig
+from vllm.exceptions import VLLMClientError
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import get_tokenizer
+from vllm.v1.engine import EngineCoreRequest
+
+from baton.domain.errors import EngineStartFailed
+from baton.engine.vllm.frontend.settings import FrontendSettings
+from baton.engine.vllm.patches.refusals import first_line
+from baton.engine.vllm.wire.codec import UnsupportedRequest
+
+_CHECK = "_validate_structured_outputs"
+_TAKES = ("self", "model_config", "structured_outputs_config", "tokenizer")
+_FIELD = "structured_outputs or response_format"
+_TEXT_MODEL = SimpleNamespace(is_diffusion=False)
+"""All that the check looks at of a model."""
+
+
+class RustGrammars:
+    """Prepares requests that came by the Rust frontend; from any thread."""
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        """Read no tokenizer yet.
+
+        Raises:
+            EngineStartFailed: the installed vLLM checks in another way.
+        """
+        check = getattr(SamplingParams, _CHECK, None)
+        takes = () if check is None else tuple(inspect.signature(check).parameters)
+        if takes != _TAKES:
+            raise EngineStartFailed(
+                f"server.frontend 'rust': vLLM's check of structured outputs takes {takes}, wanted"
+                f" {_TAKES}",
+                "install the vLLM that this release names, or use server.frontend 'python'",
+            )
+        said = {name.replace("-", "_"): value for name, value in settings.extra.items()}
+        config = said.get("structured_outputs_config")
+        self._config = StructuredOutputsConfig(**config if isinstance(config, Mapping) else {})
+        self._source = {
+            "tokenizer_name": said.get("tokenizer") or settings.model,
+            "tokenizer_mode": said.get("tokenizer_mode") or "auto",
+            "revision": said.get("tokenizer_revision") or said.get("revision"),
+        }
+        self._reading = threading.Lock()
+        self._tokenizer: Any = None
+
+    def prepare(self, request: EngineCoreRequest) -> None:
+        """Put into the request what engines go by. Blocks: a grammar may be long.
+
+        Raises:
+            UnsupportedRequest: no engine could keep to it; the text names the field.
+        """
+        params = request.sampling_params
+        assert params is not None, "only requests with constraints are prepared"
+        # The frontend's choice, without a look at what is to be chosen for.
+        params.structured_outputs._backend = None  # noqa: SLF001 - where vLLM has it
+        try:
+            getattr(params, _CHECK)(_TEXT_MODEL, self._config, self._read_tokenizer())
+        except (VLLMClientError, ValueError, TypeError) as error:
+            why = f"{_FIELD}: {first_line(error)}"
+            raise UnsupportedRequest(request.request_id, why) from error
+
+    def _read_tokenizer(self) -> Any:  # noqa: ANN401 - vllm is not followed
+        with self._reading:
+            if self._tokenizer is None:
+                self._tokenizer = get_tokenizer(**self._source)
+            return self._tokenizer

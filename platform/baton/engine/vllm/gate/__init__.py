@@ -1,0 +1,1 @@
+"""The ASGI layer in front of vLLM's app: who may ask for what."""

@@ -1,0 +1,502 @@
+"""The ASGI layer in front of vLLM's app: which routes exist, for whom, and how errors look.
+
+Theory of operation: a request whose exact path is not listed is answered with 404 before anything
+of vLLM's sees it, so that routes which a new vLLM brings are closed until someone opens them.
+A head that can be read in two ways (`frontend_http`) ends there as well.
+Then come who asks, how large the body is, and whether the fleet takes anything at all. A body is
+looked at once more when it is complete (`frontend_limits`), still before vLLM parses it; one that
+drips in for too long is given up.
+Each request gets an `Exchange`, reachable through a context variable from the engine client deep
+inside vLLM's handlers. Its response is held back until the first token
+(or the complete response, or an error) is there. So a request that fails before its first token is
+answered with a real status code, streaming or not, and one that fails later gets an error event
+of its API's shape as the last thing in its stream. Nothing is buffered once tokens flow.
+A keep-alive comment (`sse_keep_alive_interval` among vLLM's arguments) is for whoever waits in
+between, and goes out at once with the status: what fails after it is told in the stream.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pydantic import ValidationError
+
+from baton.domain.errors import BatonError
+from baton.domain.names.trace_context import TraceContext
+from baton.engine.vllm.gate.access import Access, passed_on
+from baton.engine.vllm.gate.adapters import (
+    ADAPTER_PATHS,
+    Administer,
+    order_of,
+    success,
+)
+from baton.engine.vllm.gate.body import BodyRefused, BoundedBody
+from baton.engine.vllm.gate.error_texts import plain
+from baton.engine.vllm.gate.errors import INTERNAL, Dialect, Problem, in_dialect
+from baton.engine.vllm.gate.http import broken_head
+from baton.engine.vllm.gate.limits import FrontendLimits
+from baton.engine.vllm.gate.model_list import LIST_PATH, ModelList, names_a_model
+from baton.engine.vllm.gate.traces import trace_context
+from baton.engine.vllm.wire.identity import ANYBODY, Caller
+from baton.engine.vllm.wire.sessions import session_in_headers
+
+if TYPE_CHECKING:
+    from baton.engine.vllm.fast_path.stream_bypass import ShortCut
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HEALTH_PATH = "/health"
+ROUTES: Mapping[str, tuple[str, ...]] = {
+    "chat": ("/v1/chat/completions",),
+    "completions": ("/v1/completions",),
+    "models": (LIST_PATH,),
+    "responses": ("/v1/responses",),
+    "messages": ("/v1/messages", "/v1/messages/count_tokens"),
+    "tokenize": ("/tokenize", "/detokenize"),
+    "health": (HEALTH_PATH,),
+    "metrics": ("/metrics",),
+    "adapters": ADAPTER_PATHS,
+}
+"""What can be opened, by the names that a configuration uses."""
+GENERATION_PATHS: Mapping[str, Dialect] = {
+    "/v1/chat/completions": Dialect.OPENAI,
+    "/v1/completions": Dialect.OPENAI,
+    "/v1/responses": Dialect.RESPONSES,
+    "/v1/messages": Dialect.ANTHROPIC,
+}
+"""Those that ask the fleet for tokens, and whose error shape they speak."""
+METHODS: Mapping[str, tuple[str, ...]] = {
+    LIST_PATH: ("GET",),
+    HEALTH_PATH: ("GET", "HEAD"),
+    "/metrics": ("GET", "HEAD"),
+}
+"""Of the paths that have others than `POST`."""
+ANTHROPIC_HEADER = b"anthropic-version"
+"""Anthropic's clients send it with every request."""
+MESSAGES_PATH = "/v1/messages"
+# A stream that opens with more events than this before its first token is let go: its errors then
+# come in-band.
+_MAX_HELD_MESSAGES = 8
+# Lines of a stream that say nothing but that its connection is to be kept.
+_COMMENT = b":"
+# As vLLM's handler of messages begins what it says of an error of its own.
+_ERROR_EVENT = b"event: error"
+_NONSENSE = (
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+_UNREADABLE = Problem(
+    status=400, message="a field of the body is of a type, or has a value, that it cannot have"
+)
+_FIRST_ERROR, _OURS = 400, 500
+_NOT_YET = Problem(status=503, message="adapters cannot be loaded here yet; try again")
+_PLAIN_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
+_MAX_METHOD_CHARS = 20
+_CLIENT_ERROR = ("vllm.exceptions", "VLLMClientError")
+"""By its name: whoever only asks which routes there are need not import vLLM."""
+
+logger = logging.getLogger(__name__)
+
+
+class Exchange:
+    """One request and its response, which is held back until it flows or is complete."""
+
+    __slots__ = (
+        "_dialect",
+        "_ended",
+        "_held",
+        "_is_stream",
+        "_send",
+        "_sent",
+        "asked",
+        "caller",
+        "flowing",
+        "generates",
+        "problem",
+        "salted",
+        "session",
+        "short_cut",
+        "streams",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        send: Send,
+        *,
+        generates: bool,
+        caller: Caller = ANYBODY,
+        trace: TraceContext | None = None,
+    ) -> None:
+        self.caller = caller
+        """Who asks."""
+        self.trace = trace
+        """As part of which trace."""
+        self.generates = generates
+        """Whether it asks the fleet for tokens, rather than for what a frontend knows itself."""
+        self.asked = False
+        """Its body was understood, and the fleet was asked for what it wants."""
+        self.salted = False
+        """Its body names a salt of its own, so that nothing of it is to be found by others."""
+        self.session: str | None = None
+        """The session that it names where vLLM's handlers do not look for it."""
+        self.flowing = False
+        """The first output of the engine has arrived."""
+        self.streams = False
+        """Chunks of a stream are made of it by now, and vLLM's errors would be among them."""
+        self.short_cut: ShortCut | None = None
+        """By which its tokens go, where that may be."""
+        self.problem: Problem | None = None
+        """Why it ends early; whatever the app still says is then dropped."""
+        self._dialect = dialect
+        self._send = send
+        self._held: list[Message] | None = []
+        self._is_stream = False
+        self._sent = 0
+        self._ended = False
+
+    @property
+    def passes(self) -> bool:
+        """Whether what the app sends goes to the client as it is."""
+        return self._held is None and self.problem is None and not self._ended
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass on, hold back or replace what the app sends."""
+        if self._held is not None or self.problem is not None or self._ended:
+            return self._hold_or_end(message)
+        if self._watched and message.get("body", b"").startswith(_ERROR_EVENT):
+            self.problem = INTERNAL
+            return self.end_with(INTERNAL)
+        # No coroutine of ours around the server's, for there is one such message a token.
+        return self._pass_on(message)
+
+    async def _hold_or_end(self, message: Message) -> None:
+        if self._held is not None and message["type"] == "http.response.start":
+            self._is_stream = _is_event_stream(message)
+        body: bytes = message.get("body", b"")
+        if self._watched and self.problem is None and body.startswith(_ERROR_EVENT):
+            self.problem = INTERNAL  # of the handler itself: a request's own was noted before
+        if self.problem is not None:
+            await self.end_with(self.problem)
+        elif self._held is not None:
+            self._held.append(message)
+            complete = _is_last(message) and not self._may_be_nonsense
+            waits = self._is_stream and body.startswith(_COMMENT)
+            if self.flowing or complete or waits or len(self._held) > _MAX_HELD_MESSAGES:
+                await self._release()
+
+    @property
+    def _watched(self) -> bool:
+        """Whether vLLM's handler may put errors into the stream that nobody has noted."""
+        return self._is_stream and self._dialect is Dialect.ANTHROPIC
+
+    @property
+    def _may_be_nonsense(self) -> bool:
+        """Whether the app is about to say why: frameworks answer 500 first, and raise then."""
+        return not self.asked and bool((self._held or [{}])[0].get("status", 0) >= _OURS)
+
+    async def end_with(self, problem: Problem) -> None:
+        """End with an error in the form that is still open: a status, or an event. Idempotent."""
+        if self._ended:
+            return
+        if self._held is not None:
+            self._held, self._ended = None, True
+            await answer(self._send, problem, self._dialect)
+        elif self._is_stream:
+            event = problem.event(self._dialect, sequence_number=self._sent)
+            self._ended = True
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+
+    async def finish(self) -> None:
+        """Say what is left to say after the app has returned."""
+        if self.problem is not None:
+            await self.end_with(self.problem)
+        elif self._held:
+            await self._release()
+
+    async def _release(self) -> None:
+        held, self._held = self._held or [], None
+        for message in _in_dialect(held, self._dialect):
+            if not self._ended:
+                await self._pass_on(message)
+
+    def _pass_on(self, message: Message) -> Awaitable[None]:
+        if message["type"] != "http.response.start":
+            self._sent += 1
+            self._ended = _is_last(message)
+        return self._send(message)
+
+
+CURRENT_EXCHANGE: ContextVar[Exchange | None] = ContextVar("baton_exchange", default=None)
+"""The exchange that the running task works for; vLLM passes nothing of ours to its engine."""
+
+
+class Gate:
+    """An ASGI app that lets listed requests through to `app`."""
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        routes: Collection[str],
+        healthy: Callable[[], bool],
+        admit: Callable[[int, Caller], BatonError | None],
+        limits: FrontendLimits | None = None,
+        access: Access | None = None,
+    ) -> None:
+        self.limits = limits or FrontendLimits()
+        """May be replaced at any time; a request is held to those that it met when it came."""
+        self.access = access or Access()
+        """Likewise."""
+        self._app = app
+        self._paths = frozenset(path for name in routes for path in ROUTES[name])
+        self._healthy = healthy
+        self._admit = admit
+        self.administer: Administer | None = None
+        """By whom adapters are loaded and unloaded; None: by nobody yet."""
+
+    def stand_before(self, app: AsgiApp, *, healthy: Callable[[], bool]) -> None:
+        """Let requests through to another app, of which several models are part.
+
+        Which of them a request is for is in its body: only they can say that they are full.
+        """
+        self._app, self._healthy, self._admit = app, healthy, _take_any
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, as ASGI has it."""
+        match scope["type"]:
+            case "http":
+                await self._serve(scope, receive, send)
+            case "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            case _:
+                await self._app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        dialect = _dialect(path, scope["headers"])
+        if (broken := broken_head(scope)) is not None:
+            await answer(send, broken, dialect)
+        elif not self._is_listed(scope):
+            await answer(send, Problem(status=404, message="not found"), dialect)
+        elif path == HEALTH_PATH:
+            await self._tell_health(scope, send, dialect)
+        else:
+            await self._serve_listed(scope, receive, send, dialect)
+
+    async def _tell_health(self, scope: Scope, send: Send, dialect: Dialect) -> None:
+        methods = METHODS[HEALTH_PATH]
+        if scope["method"] not in methods:
+            await answer(send, wrong_method(scope["method"], methods), dialect)
+        else:
+            await _respond(send, 200 if self._healthy() else 503)
+
+    def _is_listed(self, scope: Scope) -> bool:
+        path: str = scope["path"]
+        if names_a_model(path):
+            return LIST_PATH in self._paths
+        # The raw path tells `/v1/%63hat` from `/v1/chat`; servers may leave it out.
+        return path in self._paths and scope.get("raw_path") in {None, path.encode()}
+
+    async def _serve_listed(
+        self, scope: Scope, receive: Receive, send: Send, dialect: Dialect
+    ) -> None:
+        path: str = scope["path"]
+        caller = self.access.caller(scope["headers"])
+        if isinstance(caller, Problem):
+            await answer(send, caller, dialect)
+            return
+        if scope["method"] not in (methods := methods_of(path)):
+            await answer(send, wrong_method(scope["method"], methods), dialect)
+            return
+        body = BoundedBody(receive, path, self.limits)
+        if body.is_declared_too_large(scope["headers"]):
+            if not _has_header(scope["headers"], b"expect"):
+                # A client that is cut off while it still writes never reads the answer.
+                await body.drain()
+            await answer(send, body.too_large, dialect)
+            return
+        if path in ADAPTER_PATHS:
+            await self._serve_adapters(scope, body, send)
+            return
+        generates = scope["method"] == "POST" and path in GENERATION_PATHS
+        if generates and (refusal := self._admit(1, caller)) is not None:
+            await answer(send, Problem.of(refusal), dialect)
+            return
+        trace = None
+        if generates:
+            share = self.access.begin_share
+            trace = trace_context(scope["headers"], path, begin_share=share)
+        exchange = Exchange(dialect, send, generates=generates, caller=caller, trace=trace)
+        if generates:
+            exchange.session = session_in_headers(scope["headers"])
+        body.exchange = exchange
+        # From 2.4 on Starlette notices a disconnect only when it next sends, so that a client that
+        # leaves while it waits would keep its place; before, it listens for it.
+        asgi = {**scope.get("asgi", {}), "spec_version": "2.3"}
+        scope = {**scope, "asgi": asgi, "headers": passed_on(scope["headers"])}
+        is_models = path == LIST_PATH or names_a_model(path)
+        app: AsgiApp = ModelList(self._app, dialect) if is_models else self._app
+        await _run(app, exchange, scope, body.receive)
+
+    async def _serve_adapters(self, scope: Scope, body: BoundedBody, send: Send) -> None:
+        """Have an adapter loaded or unloaded; only for keys that may administer."""
+        path, administer = scope["path"], self.administer
+        asking = self.access.administrator(scope["headers"])
+        if isinstance(asking, Problem):
+            await answer(send, asking, Dialect.OPENAI)
+            return
+        exchange = body.exchange = Exchange(Dialect.OPENAI, send, generates=False)
+        try:
+            order = order_of(path, await body.whole(), asking.tenant)
+        except BodyRefused:
+            await exchange.finish()
+            return
+        if isinstance(order, Problem):
+            await answer(send, order, Dialect.OPENAI)
+            return
+        problem = _NOT_YET if administer is None else await administer(order)
+        if problem is not None:
+            await answer(send, problem, Dialect.OPENAI)
+            return
+        await _respond(send, 200, body=success(order), headers=_PLAIN_TEXT)
+
+
+async def _run(app: AsgiApp, exchange: Exchange, scope: Scope, receive: Receive) -> None:
+    token = CURRENT_EXCHANGE.set(exchange)
+    try:
+        await app(scope, receive, exchange.send)
+    except Exception as error:
+        told = _own_doing(error, asked=exchange.asked)
+        if exchange.problem is None and told is not None:
+            await exchange.end_with(told)
+            return
+        if exchange.problem is None:
+            # The server closes the connection then: who is in front of it must know.
+            await exchange.end_with(replace(INTERNAL, close=True))
+            raise
+        # vLLM's handlers stumble over some errors on their way out; this one is known.
+        logger.debug("the app raised after %s", exchange.problem, exc_info=True)
+        await exchange.finish()
+    else:
+        await exchange.finish()
+    finally:
+        CURRENT_EXCHANGE.reset(token)
+
+
+def _own_doing(error: BaseException, *, asked: bool) -> Problem | None:
+    """What is wrong with a request by which the app was stopped; None: that was not the reason.
+
+    vLLM's checks stumble over fields of types that they did not think of. Once the fleet was asked
+    that would be our own error, but for streams of `/v1/responses`, which are checked when they
+    have begun: Starlette then raises that they have, because of what vLLM says of the request.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if _CLIENT_ERROR in {(base.__module__, base.__name__) for base in type(cause).__mro__}:
+            return Problem(status=_FIRST_ERROR, message=plain(str(cause)))
+        if isinstance(cause, ValidationError if asked else _NONSENSE):
+            return _UNREADABLE
+        cause = cause.__cause__
+    return None
+
+
+def _take_any(_requests: int, _caller: Caller) -> None:
+    """Refuse nobody."""
+
+
+async def refuse(scope: Scope, send: Send, problem: Problem) -> None:
+    """Answer a request with an error in the shape of its API."""
+    await answer(send, problem, _dialect(scope["path"], scope["headers"]))
+
+
+async def answer(send: Send, problem: Problem, dialect: Dialect) -> None:
+    """Send a complete error response."""
+    headers = [(b"content-type", b"application/json"), *problem.headers()]
+    await _respond(send, problem.status, body=problem.body(dialect), headers=headers)
+
+
+async def _respond(
+    send: Send, status: int, *, body: bytes = b"", headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def methods_of(path: str) -> tuple[str, ...]:
+    """The methods that a listed path has."""
+    return METHODS.get(LIST_PATH if names_a_model(path) else path, ("POST",))
+
+
+def wrong_method(method: str, methods: Sequence[str]) -> Problem:
+    """What a client is told that uses another method than a path has."""
+    wanted = " or ".join(methods)
+    return Problem(
+        status=405,
+        message=f"got the method {method[:_MAX_METHOD_CHARS]}, expected {wanted}",
+        allow=", ".join(methods),
+    )
+
+
+def _dialect(path: str, headers: Iterable[tuple[bytes, bytes]]) -> Dialect:
+    """Whose shape an error has: the client's, where it says who it is, else the path's."""
+    if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+        return Dialect.ANTHROPIC
+    if any(name.lower() == ANTHROPIC_HEADER for name, _ in headers):
+        return Dialect.ANTHROPIC
+    return GENERATION_PATHS.get(path, Dialect.OPENAI)
+
+
+def _is_last(message: Message) -> bool:
+    return message["type"] == "http.response.body" and not message.get("more_body", False)
+
+
+def _in_dialect(messages: list[Message], dialect: Dialect) -> list[Message]:
+    """A response; when it is a complete error, in the shape of its route's API."""
+    start = messages[0]
+    if start.get("status", 0) < _FIRST_ERROR or not _is_last(messages[-1]):
+        return messages
+    body = b"".join(message.get("body", b"") for message in messages[1:])
+    shaped = in_dialect(start["status"], body, dialect)
+    if shaped is None:
+        return messages
+    ours = {b"content-length", b"content-type"}
+    headers = [(name, value) for name, value in start["headers"] if name not in ours]
+    headers.append((b"content-type", b"application/json"))
+    headers.append((b"content-length", str(len(shaped)).encode()))
+    end = {"type": "http.response.body", "body": shaped, "more_body": False}
+    return [{**start, "headers": headers}, end]
+
+
+def _is_event_stream(start: Message) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in start.get("headers", ())
+    )
+
+
+def _has_header(headers: Collection[tuple[bytes, bytes]], wanted: bytes) -> bool:
+    return any(name == wanted for name, _ in headers)

@@ -1,0 +1,1 @@
+"""What is changed in vLLM's own classes, and how each change proves itself."""

@@ -1,0 +1,104 @@
+"""What runs inside each engine process that baton started, before the engine does.
+
+Theory of operation: vLLM calls `install` (entry point group `vllm.general_plugins`) once in every
+process that plays a part in an engine: the one that asks for it, EngineCore, and each worker. The
+adapter marks its engines with an environment variable that holds its own process' name, so that
+`install` can tell an engine process of ours from a stranger's and from the asking process itself.
+
+An engine process that outlives its parent keeps its memory and its side-channel port for ever:
+vLLM's own shutdown runs in the parent and so never after SIGKILL. Linux delivers a signal of our
+choice at the parent's death instead. Two traps:
+
+- the signal comes when the *thread* that started the process ends, hence the adapter starts the
+  engine from a thread that lives as long as the engine;
+- a parent that died before we asked sends nothing, hence the look at the parent's id afterwards.
+
+On the same occasion the process learns to take up resumed legs (see `resume`), to say what is wrong
+with requests that it refuses (see `refusals`), how its KV cache works (see `cache_report`), and to
+keep steps short that streams wait for (see `step_budget`). Its workers say what carries their pulls
+(see `rank_reports`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+
+from baton.domain.names.process_names import ASKER_VARIABLE, process_name
+from baton.engine.vllm.patches import rank_reports, step_budget
+from baton.engine.vllm.patches.step_budget import DECODE_STEP_TOKENS_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+"""Source: prctl(2)."""
+
+
+def install() -> None:
+    """Make this process an engine's of ours; nothing at all outside baton's engines."""
+    if os.environ.get(ASKER_VARIABLE) in {None, process_name()}:
+        return
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid:
+        die_with_parent(parent.pid)
+    rank_reports.install()
+    take_up_resumed_legs()
+    say_why_requests_are_refused()
+    tell_of_cache()
+    decode_step_tokens = os.environ.get(DECODE_STEP_TOKENS_VARIABLE)
+    if decode_step_tokens is not None:
+        step_budget.install(int(decode_step_tokens))
+
+
+def take_up_resumed_legs() -> None:
+    """Have this process take up resumed legs; where it cannot, it serves all else as ever."""
+    try:
+        # Only here: whoever reads this module's names need not load vLLM.
+        from baton.engine.vllm.patches import resume_patch as resume
+
+        why = resume.install()
+    except Exception:  # what is missing is told when the engine is asked
+        logger.exception("resumed legs are not taken up")
+        return
+    if why is not None:
+        logger.warning("resumed legs are not taken up: %s", why)
+
+
+def say_why_requests_are_refused() -> None:
+    """Have this process tell what is wrong with a request from its own failures, if it can."""
+    try:
+        from baton.engine.vllm.patches import refusals
+
+        why = refusals.install()
+    except Exception:  # such requests are tried again elsewhere, within bounds
+        logger.exception("requests that are wrong count as failed")
+        return
+    if why is not None:
+        logger.warning("requests that are wrong count as failed: %s", why)
+
+
+def tell_of_cache() -> None:
+    """Have this process tell how its KV cache works, if it can."""
+    try:
+        from baton.engine.vllm.patches import cache_report
+
+        cache_report.install()
+    except Exception:  # what is missing is told when the engine is asked
+        logger.exception("nothing is told of the KV cache")
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the parent that started it dies.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,288 @@
+"""What makes a vLLM engine take up a resumed leg with all the state of its sampling.
+
+Theory of operation: a resumed leg brings what was generated elsewhere at the end of its prompt, and
+says how many tokens that are (`RESUMED_TOKENS_ARG`). vLLM has no request that arrives with output,
+but it has one that goes on with output: one that it put back to wait. So `install`, which runs in
+each process of an engine before its first request (see `plugin`), makes the one into the other:
+
+- the scheduler's request gets those ids as its output (`take_up`): length bounds, stop tokens,
+  repetition detection and the KV cache then go by them as ever;
+- its grammar reads them when it is compiled (`advance`);
+- the model runner's state gets them as its output: penalties, bad words and `min_tokens` go by
+  that. vLLM's newer runner does this by itself, and derives a seed's draws from positions;
+- a seed's generator draws once for each of them, by the sampler's own code, before it draws for the
+  first new token (`Seeded`).
+
+vLLM promises none of what this hangs on. `misfit` tries it out on vLLM's own objects first; where
+something does not fit, nothing is replaced and the engine says when asked (`TAKES_UP_CALL`) that it
+does not take up. Nothing here touches a request that is not resumed, but for one thing: a prompt
+that is computed in parts has vLLM undo a draw after each, which generators on a CPU cannot, and the
+engine dies of it. Resumes make such prompts likely, many at a time; so here these can.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.request import Request
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
+from vllm.v1.worker.worker_base import WorkerBase
+
+from baton.engine.vllm.wire.resume_keys import RESUMED_IDS_ARG, RESUMED_TOKENS_ARG, TAKES_UP_CALL
+
+_ENGINE_CORE = "vllm.v1.engine.core"
+_MARK = "_baton_takes_up"
+_SHAPES: tuple[tuple[type, str, tuple[str, ...]], ...] = (
+    (Request, "from_engine_core_request", ("request", "block_hasher")),
+    (StructuredOutputManager, "_create_grammar", ("self", "request")),
+    (
+        StructuredOutputManager,
+        "_get_constraint_bounds",
+        ("self", "request", "spec_tokens", "spec_tokens_committed"),
+    ),
+    (StructuredOutputGrammar, "accept_tokens", ("self", "request_id", "tokens")),
+    (TopKTopPSampler, "forward_native", ("self", "logits", "generators", "k", "p")),
+)
+"""Methods that this replaces or calls, and their parameters. Source: vLLM 0.32."""
+
+Draw: TypeAlias = Callable[..., Any]
+"""A sampler's `forward`: logits, generators by row, top k, top p."""
+
+
+class Seeded(torch.Generator):  # type: ignore[misc]  # torch is not followed
+    """A seed's generator that may owe draws, and whose last draw can be undone on a CPU, too."""
+
+    owed = 0
+    """One for each token that was generated elsewhere."""
+    _before: torch.Tensor | None = None
+    """Its state before its last draw; on a CPU only."""
+
+    @classmethod
+    def like(cls, generator: torch.Generator, *, owed: int) -> Seeded:
+        """One in the state of another."""
+        made = cls(device=generator.device)
+        made.set_state(generator.get_state())
+        made.owed = owed
+        return made
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a counter, as on a GPU, that each draw for one row advances by the same."""
+        return bool(self.device.type != "cpu")
+
+    def draws_next(self) -> None:
+        """A draw comes that may have to be undone."""
+        if not self.counts:
+            self._before = self.get_state()
+
+    def get_offset(self) -> int:
+        """Where it is; on a CPU always 0, so that what is below that undoes a draw."""
+        return int(super().get_offset()) if self.counts else 0
+
+    def set_offset(self, offset: int) -> None:
+        """Be there; on a CPU, undo the last draw."""
+        if self.counts:
+            super().set_offset(offset)
+        elif self._before is not None:
+            self.set_state(self._before)
+
+
+# ------------------------------------------------------------------ scheduler
+def take_up(request: Request) -> None:
+    """Make the last tokens of a resumed leg's prompt its output; others stay as they are."""
+    extra = request.sampling_params and request.sampling_params.extra_args
+    count = extra.pop(RESUMED_TOKENS_ARG, 0) if extra else 0
+    if not count:
+        return
+    tokens = request.prompt_token_ids
+    request.prompt_token_ids, output = tokens[:-count], tokens[-count:]
+    request.num_prompt_tokens = len(request.prompt_token_ids)
+    request._output_token_ids.extend(output)  # noqa: SLF001 - as its constructor fills it
+    # vLLM asserts that no more of a new request is cached than its prompt; here, output may be.
+    request.prefill_stats = None
+    extra[RESUMED_IDS_ARG] = output
+
+
+def advance(
+    manager: StructuredOutputManager, request: Request, grammar: StructuredOutputGrammar
+) -> None:
+    """Have a grammar read what was generated elsewhere, from where it began to hold.
+
+    As `StructuredOutputManager.accept_tokens` would, had the tokens come out of one step.
+
+    Raises:
+        ValueError: the tokens are none of the grammar's; the request then ends in an error.
+    """
+    tokens = resumed_ids(request.sampling_params)
+    if not tokens:
+        return
+    begins, _ = manager._get_constraint_bounds(  # noqa: SLF001 - as the manager itself does
+        request, tokens, spec_tokens_committed=True
+    )
+    if begins > len(tokens):
+        return  # the model still reasons
+    request.structured_output_request.reasoning_ended = True
+    if not grammar.accept_tokens(request.request_id, tokens[begins:]):
+        raise ValueError(
+            f"request {request.request_id}: its grammar does not accept the {len(tokens)} tokens"
+            " that were generated before it was resumed"
+        )
+
+
+def resumed_ids(params: SamplingParams | None) -> list[int]:
+    """What was generated elsewhere for a request that was taken up."""
+    extra = None if params is None else params.extra_args
+    ids: list[int] = extra.get(RESUMED_IDS_ARG, []) if extra else []
+    return ids
+
+
+# ------------------------------------------------------------------ worker
+def take_up_state(state: CachedRequestState) -> None:
+    """Give a worker's new state the output that its request came with."""
+    tokens = [] if state.output_token_ids else resumed_ids(state.sampling_params)
+    state.output_token_ids.extend(tokens)
+    generator = state.generator
+    if generator is not None and (tokens or generator.device.type == "cpu"):
+        state.generator = Seeded.like(generator, owed=len(tokens))
+
+
+def after_owed(draw: Draw) -> Draw:
+    """A sampler's `forward` that makes up first for what its generators owe."""
+
+    @functools.wraps(draw)
+    def draw_after_owed(
+        logits: torch.Tensor,
+        generators: Mapping[int, torch.Generator],
+        k: torch.Tensor | None,
+        p: torch.Tensor | None,
+    ) -> Any:  # noqa: ANN401 - vLLM's own, passed on
+        for row, generator in generators.items():
+            if not isinstance(generator, Seeded):
+                continue
+            if generator.owed:
+                _make_up(draw, logits[row : row + 1], generator)
+            generator.draws_next()
+        return draw(logits, generators, k, p)
+
+    return draw_after_owed
+
+
+def _make_up(draw: Draw, logits: torch.Tensor, generator: Seeded) -> None:
+    """Draw what is owed, and throw it away."""
+
+    def once() -> None:
+        draw(logits.clone(), {0: generator}, None, None)
+
+    owed, generator.owed = generator.owed, 0
+    if not generator.counts:
+        for _ in range(owed):
+            once()
+        return
+    before = generator.get_offset()
+    once()
+    step = generator.get_offset() - before
+    generator.set_offset(before + owed * step)
+
+
+# ------------------------------------------------------------------ installing
+def misfit() -> str | None:
+    """What in this vLLM is not as it must be; None where everything fits."""
+    try:
+        for owner, name, wanted in _SHAPES:
+            found = tuple(inspect.signature(getattr(owner, name)).parameters)
+            if found != wanted:
+                return f"{owner.__name__}.{name} takes {found}, wanted {wanted}"
+        if "prefill_token_ids" not in NewRequestData.__dataclass_fields__:
+            return "NewRequestData has no prefill_token_ids"
+        return _tried()
+    except (AttributeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _tried() -> str | None:
+    params = SamplingParams(seed=1, max_tokens=9, extra_args={RESUMED_TOKENS_ARG: 2})
+    request = Request.from_engine_core_request(
+        EngineCoreRequest("", [5, 6, 7, 8, 9], None, params, None, 0.0, None, None, None), None
+    )
+    take_up(request)
+    counts = (request.num_prompt_tokens, request.num_output_tokens, request.num_tokens)
+    if counts != (3, 2, 5) or list(request.output_token_ids) != [8, 9]:
+        return f"a request with 2 of 5 tokens as output counts {counts}"
+    state = CachedRequestState(
+        req_id="",
+        prompt_token_ids=request.prompt_token_ids,
+        mm_features=[],
+        sampling_params=params,
+        generator=torch.Generator(),
+        block_ids=([],),
+        num_computed_tokens=0,
+        output_token_ids=[],
+    )
+    take_up_state(state)
+    if (state.num_tokens, state.get_token_id(4)) != (5, 9):
+        return f"a worker's state with 2 of 5 tokens as output counts {state.num_tokens}"
+    return None
+
+
+def install() -> str | None:
+    """Have this process take up resumed legs; what keeps it from that, or None.
+
+    It may be called again.
+    """
+    if (why := misfit()) is not None:
+        return why
+    if not hasattr(WorkerBase, _MARK):
+        _replace()
+        setattr(WorkerBase, _MARK, True)
+        setattr(WorkerBase, TAKES_UP_CALL, lambda _worker: True)
+    core = sys.modules.get(_ENGINE_CORE)
+    if core is not None:  # the process that holds the scheduler
+        setattr(core.EngineCore, TAKES_UP_CALL, lambda one: all(one.collective_rpc(TAKES_UP_CALL)))
+    return None
+
+
+def _replace() -> None:
+    make = Request.from_engine_core_request.__func__
+    compile_grammar = StructuredOutputManager._create_grammar  # noqa: SLF001
+    begin_state = CachedRequestState.__post_init__
+    begin_sampler = TopKTopPSampler.__init__
+
+    @functools.wraps(make)
+    def make_taken_up(*args: Any, **kwargs: Any) -> Request:  # noqa: ANN401
+        request = make(*args, **kwargs)
+        take_up(request)
+        return request
+
+    @functools.wraps(compile_grammar)
+    def compile_advanced(
+        manager: StructuredOutputManager, request: Request
+    ) -> StructuredOutputGrammar:
+        grammar = compile_grammar(manager, request)
+        advance(manager, request, grammar)
+        return grammar
+
+    @functools.wraps(begin_state)
+    def begin_taken_up(state: CachedRequestState) -> None:
+        begin_state(state)
+        take_up_state(state)
+
+    @functools.wraps(begin_sampler)
+    def begin_with_debts(sampler: TopKTopPSampler, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        begin_sampler(sampler, *args, **kwargs)
+        sampler.forward = after_owed(sampler.forward)
+
+    Request.from_engine_core_request = classmethod(make_taken_up)
+    StructuredOutputManager._create_grammar = compile_advanced  # noqa: SLF001
+    CachedRequestState.__post_init__ = begin_taken_up
+    TopKTopPSampler.__init__ = begin_with_debts

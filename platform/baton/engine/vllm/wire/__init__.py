@@ -1,0 +1,1 @@
+"""vLLM's EngineCore messages to and from baton's values."""

@@ -1,0 +1,1 @@
+"""Files for machines without Kubernetes: compose, systemd, `ray up`."""

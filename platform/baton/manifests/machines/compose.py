@@ -1,0 +1,111 @@
+"""Prometheus and Grafana beside a baton on the same machine, with our dashboards and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from baton.config.schema.deployment import DeploymentConfig
+from baton.domain.names.addresses import endpoint, loopback
+from baton.manifests.cluster_deployment import Plain
+from baton.manifests.monitoring import SCRAPE_EVERY
+from baton.manifests.settings import CannotExport, ManifestSettings
+from baton.manifests.yaml_writer import yaml_text
+from baton.telemetry import dashboards, rules
+
+_PROMETHEUS: Final = "prom/prometheus:v3.5.0"
+_GRAFANA: Final = "grafana/grafana:12.1.1"
+_DASHBOARDS: Final = "/var/lib/grafana/dashboards/baton"
+"""As the provisioning that is shipped names it."""
+_TOKEN: Final = "/run/secrets/console"  # noqa: S105 - where it is, not what it is
+_KEPT: Final = "31d"
+"""The rules' longest window is 30 days, and some of what lies before it is read for it too."""
+
+
+def compose_files(config: DeploymentConfig, settings: ManifestSettings) -> Mapping[str, bytes]:
+    """`compose.yaml`, Prometheus' configuration, and the folder of dashboards and rules.
+
+    Both share the machine's network, for `baton up` has its metrics on loopback unless told
+    otherwise, and listen on loopback themselves.
+
+    Raises:
+        CannotExport: this baton has no metrics, or nobody knows yet on which port.
+    """
+    if not config.observability.metrics.enabled:
+        raise CannotExport(
+            "observability.metrics.enabled is false: there is nothing to scrape",
+            "remove it, or do without compose",
+        )
+    if config.observability.metrics.port == 0:
+        raise CannotExport(
+            "observability.metrics.port is 0, any that is free: Prometheus could not be told",
+            "give the port a number, as 9400",
+        )
+    shipped = {name: text for name, text in dashboards.files().items() if name != "prometheus.yml"}
+    ruled = {f"rules/{name}": text for name, text in rules.files().items()}
+    return {
+        "compose.yaml": yaml_text(_compose(config, settings)).encode(),
+        "prometheus.yaml": yaml_text(_scraping(config, settings)).encode(),
+        **{f"dashboards/{name}": text for name, text in (shipped | ruled).items()},
+    }
+
+
+def _compose(config: DeploymentConfig, settings: ManifestSettings) -> Plain:
+    token = config.observability.token_file
+    prometheus: Plain = {
+        "image": _PROMETHEUS,
+        "network_mode": "host",
+        "restart": "unless-stopped",
+        "command": [
+            "--config.file=/etc/prometheus/prometheus.yaml",
+            "--web.listen-address=127.0.0.1:9090",
+            f"--storage.tsdb.retention.time={_KEPT}",
+        ],
+        "volumes": [
+            "./prometheus.yaml:/etc/prometheus/prometheus.yaml:ro",
+            "./dashboards/rules:/etc/prometheus/rules:ro",
+            "prometheus:/prometheus",
+        ],
+    }
+    grafana: Plain = {
+        "image": _GRAFANA,
+        "network_mode": "host",
+        "restart": "unless-stopped",
+        "environment": {
+            "GF_SERVER_HTTP_ADDR": "127.0.0.1",
+            "GF_ANALYTICS_REPORTING_ENABLED": "false",
+            "GF_USERS_ALLOW_SIGN_UP": "false",
+        },
+        "volumes": [
+            "./dashboards/provisioning:/etc/grafana/provisioning:ro",
+            f"./dashboards:{_DASHBOARDS}:ro",
+            "grafana:/var/lib/grafana",
+        ],
+        "depends_on": ["prometheus"],
+    }
+    made: Plain = {
+        "name": settings.name,
+        "services": {"prometheus": prometheus, "grafana": grafana},
+        "volumes": {"prometheus": {}, "grafana": {}},
+    }
+    if token is not None:
+        prometheus["secrets"] = ["console"]
+        made["secrets"] = {"console": {"file": token if token[:1] in "/." else f"./{token}"}}
+    return made
+
+
+def _scraping(config: DeploymentConfig, settings: ManifestSettings) -> Plain:
+    metrics = config.observability.metrics
+    discovery: Plain = {
+        "url": f"{endpoint('http', loopback(metrics.host), metrics.port)}/sd",
+        "refresh_interval": SCRAPE_EVERY,
+    }
+    job: Plain = {"job_name": settings.name, "http_sd_configs": [discovery]}
+    if config.observability.token_file is not None:
+        authorization = {"type": "Bearer", "credentials_file": _TOKEN}
+        job["authorization"] = discovery["authorization"] = authorization
+    return {
+        "global": {"scrape_interval": SCRAPE_EVERY, "evaluation_interval": SCRAPE_EVERY},
+        "rule_files": ["rules/*.yaml"],
+        "scrape_configs": [job],
+    }

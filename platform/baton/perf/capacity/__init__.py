@@ -1,0 +1,1 @@
+"""What one replica can carry."""

@@ -1,0 +1,1 @@
+"""Timings learned from what engines report."""

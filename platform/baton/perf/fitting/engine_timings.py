@@ -1,0 +1,310 @@
+"""What coordinators have learned of how long engines take: one fit for each pool.
+
+Theory of operation. Replicas of a pool are of one shape, so their reports teach one fit. Reports
+carry totals since the replica started; what is learned from is the difference to the replica's last
+report, so lost reports do no harm, a first report only sets the base, and totals that went back
+(the engine restarted) set it anew. Until a pool has been seen for a few reports its prior stands.
+`of` is two dictionary look-ups, for placement asks it for every candidate. A pool with a prior of
+its own (a model of its hardware) keeps that, and only a factor on top of it is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from operator import sub
+
+from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, StepTotals
+from baton.perf.fitting.corrected_timing import (
+    CorrectedTiming,
+    Correction,
+    RememberedTiming,
+    busy_s,
+)
+from baton.perf.fitting.least_squares import Coefficient, LeastSquares
+from baton.perf.fitting.output_lengths import OutputLengths
+from baton.perf.fitting.prefill_share import PromptShare
+from baton.perf.steps.step_costs import HOST_BYTES_PER_S, PRIOR_COSTS, FittedTiming, StepCosts
+from baton.perf.timing import EngineTiming
+
+_ROWS_BEFORE_USE = 8
+_STEP_BOUNDS_S = (1e-6, 10.0)
+_PREFILL_TOKEN_BOUNDS_S = (1e-8, 0.1)
+_DECODE_REQUEST_BOUNDS_S = (1e-9, 0.1)
+_CONTEXT_TOKEN_BOUNDS_S = (1e-12, 1e-4)
+"""From faster than any hardware to a large model on a slow CPU."""
+_TTFT_MEMORY = 100
+_LEAST_TTFT_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingQuality:
+    """How well a pool's timing is known."""
+
+    pool: str
+    costs: StepCosts
+    reports: int
+    """Differences learned from."""
+    clipped_reports: int
+    """Those among them that were too far off to be believed as they were."""
+    refused_reports: int
+    """Meaningless ones; nothing was learned from them."""
+    step_error: float
+    """The usual relative error of a report's predicted busy time."""
+    ttfts: int
+    """Requests whose time to first token was compared with what was predicted."""
+    ttft_error: float
+    """Mean of |predicted - actual| / actual, recent ones weighing more; 0 before the first."""
+    ttft_bias: float
+    """Mean of (predicted - actual) / actual: above 0, predictions are too long."""
+
+
+class TimingBook:
+    """What is known of how long engines take; `Timings` of placement."""
+
+    def __init__(
+        self,
+        priors: Mapping[str, EngineTiming] | None = None,
+        *,
+        host_bytes_per_s: float = HOST_BYTES_PER_S,
+    ) -> None:
+        """Begin with what is believed of some pools, by name."""
+        self._priors = dict(priors or {})
+        self._host_bytes_per_s = host_bytes_per_s
+        self._pools: dict[str, _Pool | _ModelledPool] = {}
+        self._bases: dict[str, StepTotals] = {}
+        self._shares: dict[str, PromptShare] = {}
+        self._contexts: dict[str, float] = {}
+        """By replica: tokens that a stream attended to, between its last two reports of any."""
+        self._outputs = OutputLengths()
+
+    # ---------------------------------------------------------------- asked by placement
+
+    def of(self, view: ReplicaView) -> EngineTiming:
+        """How long this replica takes."""
+        pool = self._pools.get(view.facts.pool)
+        return (pool or self._pool(view.facts)).timing
+
+    def knows_prompts(self, pool: str) -> bool:
+        """Whether what prompts take there is more than a round figure: modelled, or seen."""
+        known = self._pools.get(pool)
+        return pool in self._priors if known is None else known.knows_prompts
+
+    def knows_decoding(self, pool: str) -> bool:
+        """Whether what decoding takes there is more than a round figure: modelled, or seen."""
+        known = self._pools.get(pool)
+        return pool in self._priors if known is None else known.knows_decoding
+
+    def prompt_share(self, view: ReplicaView, now_s: float) -> float:
+        """What share of its time a replica spends on prompts, while streams wait for it."""
+        share = self._shares.get(view.facts.replica_id)
+        return 0.0 if share is None else share.share(self.of(view), now_s)
+
+    def stream_context(self, view: ReplicaView) -> float | None:
+        """How many tokens each stream on this replica attended to of late; None: it does not say.
+
+        Engines that know it say it of every step.
+        """
+        return self._contexts.get(view.facts.replica_id)
+
+    def expected_output_tokens(self, max_tokens: int) -> float:
+        """How many tokens a request that may generate `max_tokens` will generate, on average."""
+        return self._outputs.expected(max_tokens)
+
+    def knows_outputs(self, max_tokens: int) -> bool:
+        """Whether that was learned, rather than assumed."""
+        return self._outputs.is_known(max_tokens)
+
+    # ---------------------------------------------------------------- told by the coordinator
+
+    def observe(self, facts: ReplicaFacts, load: Load, now_s: float) -> None:
+        """Learn from a replica's load report."""
+        steps, base = load.steps, self._bases.get(facts.replica_id)
+        self._bases[facts.replica_id] = steps
+        if base is None or steps.steps == base.steps:
+            return
+        done = StepTotals(*map(sub, steps, base))
+        if min(done) < 0:  # the engine has started again
+            return
+        share = self._shares.get(facts.replica_id)
+        if share is None:
+            share = self._shares[facts.replica_id] = PromptShare()
+        share.learn(done, now_s)
+        if done.decode_tokens and done.context_tokens:
+            self._contexts[facts.replica_id] = done.context_tokens / done.decode_tokens
+        self._pool(facts).learn(done, now_s)
+
+    def observe_output(self, tokens: int, max_tokens: int) -> None:
+        """A request that was allowed `max_tokens` ended by itself after `tokens`."""
+        self._outputs.observe(tokens, max_tokens)
+
+    def observe_ttft(self, pool: str, *, predicted_s: float, actual_s: float) -> None:
+        """Compare what was predicted for a request on `pool` with what came."""
+        if pool in self._pools:
+            self._pools[pool].ttfts.compare(predicted_s, actual_s)
+
+    def leave(self, replica_id: str) -> None:
+        """Forget a replica's totals: if it comes back, it counts from zero."""
+        self._bases.pop(replica_id, None)
+        self._shares.pop(replica_id, None)
+        self._contexts.pop(replica_id, None)
+
+    # ---------------------------------------------------------------- asked by operators
+
+    def quality(self) -> Iterator[TimingQuality]:
+        """How well each pool is known, by name."""
+        for name in sorted(self._pools):
+            yield self._pools[name].quality(name)
+
+    def _pool(self, facts: ReplicaFacts) -> _Pool | _ModelledPool:
+        pool = self._pools.get(facts.pool)
+        if pool is None:
+            prior = self._priors.get(facts.pool)
+            pool = self._pools[facts.pool] = _Pool() if prior is None else _ModelledPool(prior)
+        block_s = facts.kv_block_bytes / self._host_bytes_per_s
+        pool.reshape(facts, host_block_s=block_s)
+        return pool
+
+
+class _Ttfts:
+    """How well times to first token were predicted."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.error = 0.0
+        self.bias = 0.0
+
+    def compare(self, predicted_s: float, actual_s: float) -> None:
+        """Take in one request's predicted and actual time to first token."""
+        relative = (predicted_s - actual_s) / max(actual_s, _LEAST_TTFT_S)
+        if not abs(relative) < float("inf"):
+            return
+        self.seen += 1
+        share = 1.0 / min(self.seen, _TTFT_MEMORY)
+        self.error += (abs(relative) - self.error) * share
+        self.bias += (relative - self.bias) * share
+
+
+class _ModelledPool:
+    """One pool with a model of its own, and how much it is off."""
+
+    def __init__(self, prior: EngineTiming) -> None:
+        self.timing = CorrectedTiming(RememberedTiming(prior))
+        self.ttfts = _Ttfts()
+        self._correction = Correction()
+        self._refused = 0
+
+    @property
+    def knows_prompts(self) -> bool:
+        """It does, from the start."""
+        return True
+
+    @property
+    def knows_decoding(self) -> bool:
+        """It does, from the start."""
+        return True
+
+    def reshape(self, facts: ReplicaFacts, *, host_block_s: float) -> None:
+        """The model knows its shape."""
+
+    def learn(self, done: StepTotals, now_s: float) -> None:
+        """Take in what was computed between two reports."""
+        model = self.timing.model
+        if self._correction.learn(done.busy_s, busy_s(model, done)):
+            self.timing = CorrectedTiming(model, self._correction.factor)
+        else:
+            self._refused += 1
+
+    def quality(self, name: str) -> TimingQuality:
+        """How well this pool is known."""
+        return TimingQuality(
+            pool=name,
+            costs=self.timing.costs(),
+            reports=self._correction.reports,
+            clipped_reports=0,
+            refused_reports=self._refused,
+            step_error=self._correction.error,
+            ttfts=self.ttfts.seen,
+            ttft_error=self.ttfts.error,
+            ttft_bias=self.ttfts.bias,
+        )
+
+
+class _Pool:
+    """One pool's fit, and how good it has been."""
+
+    def __init__(self) -> None:
+        prior = PRIOR_COSTS
+        self._fit = LeastSquares(
+            (
+                Coefficient(prior.decode_step_s, *_STEP_BOUNDS_S),
+                Coefficient(prior.prefill_step_s, *_STEP_BOUNDS_S),
+                Coefficient(prior.prefill_token_s, *_PREFILL_TOKEN_BOUNDS_S),
+                Coefficient(prior.decode_request_s, *_DECODE_REQUEST_BOUNDS_S),
+                Coefficient(prior.context_token_s, *_CONTEXT_TOKEN_BOUNDS_S),
+            )
+        )
+        self._decode_rows = 0
+        self._prompt_rows = 0
+        self._context_seen = False
+        self.ttfts = _Ttfts()
+        self.timing = FittedTiming(costs=prior, max_batched_tokens=1, host_block_s=0.0)
+
+    @property
+    def knows_prompts(self) -> bool:
+        """Whether enough reports spoke of prompts; those of a pool that only decodes do not."""
+        return self._prompt_rows >= _ROWS_BEFORE_USE
+
+    @property
+    def knows_decoding(self) -> bool:
+        """Whether enough reports spoke of decoding."""
+        return self._decode_rows >= _ROWS_BEFORE_USE
+
+    def reshape(self, facts: ReplicaFacts, *, host_block_s: float) -> None:
+        """Take over what a replica of the pool says of its shape; the last one counts."""
+        known = self.timing
+        shape = (facts.max_batched_tokens, facts.decode_step_tokens, host_block_s)
+        if (known.max_batched_tokens, known.decode_step_tokens, known.host_block_s) != shape:
+            self.timing = replace(
+                known,
+                max_batched_tokens=facts.max_batched_tokens,
+                decode_step_tokens=facts.decode_step_tokens,
+                host_block_s=host_block_s,
+            )
+
+    def learn(self, done: StepTotals, now_s: float) -> None:
+        """Take in what was computed between two reports."""
+        row = (
+            done.decode_steps,
+            done.prefill_steps,
+            done.prefill_tokens,
+            done.decode_tokens,
+            done.context_tokens,
+        )
+        if not self._fit.observe(row, done.busy_s, now_s):
+            return
+        self._decode_rows += done.decode_tokens > 0
+        self._prompt_rows += done.prefill_tokens > 0
+        self._context_seen |= done.context_tokens > 0
+        if self._fit.rows >= _ROWS_BEFORE_USE:
+            self.timing = replace(self.timing, costs=self._costs())
+
+    def quality(self, name: str) -> TimingQuality:
+        """How well this pool is known."""
+        return TimingQuality(
+            pool=name,
+            costs=self.timing.costs,
+            reports=self._fit.rows,
+            clipped_reports=self._fit.clipped_rows,
+            refused_reports=self._fit.refused_rows,
+            step_error=self._fit.error,
+            ttfts=self.ttfts.seen,
+            ttft_error=self.ttfts.error,
+            ttft_bias=self.ttfts.bias,
+        )
+
+    def _costs(self) -> StepCosts:
+        costs = StepCosts(*self._fit.coefficients)
+        # An engine that decodes and never says of how much context has it in the other terms.
+        silent = self._decode_rows > 0 and not self._context_seen
+        return replace(costs, context_token_s=0.0) if silent else costs

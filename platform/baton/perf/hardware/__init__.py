@@ -1,0 +1,1 @@
+"""What accelerators can do, from their data sheets."""

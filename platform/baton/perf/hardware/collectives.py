@@ -1,0 +1,58 @@
+"""How long devices of one engine take to talk: all-reduce among a tensor group, stage to stage."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baton.perf.hardware.accelerators import Accelerator
+
+_LAUNCH_S = 4.5e-6
+_LAUNCH_RANK_S = 0.1e-6
+_SECOND_PHASE_S = 3e-6
+_INVERSE_EFFICIENCY = 1.45
+"""Multiples of what the rated bandwidth to peers, one direction, would take: 0.95 to 2, the least
+on 8 devices; mean error 11 %. Source: AIConfigurator's tables of vLLM's custom all-reduce in CUDA
+graphs and of NCCL beyond, on A100, H100 and H200, 2 to 8 devices. Sizes in the tables count
+elements of 16 bits: so taken, 1 GB moves over 8 devices at a bus bandwidth of 228 GB/s (A100) and
+469 GB/s (H100), which is what NCCL's own tests show."""
+_SEND_S = 10e-6
+"""Source: AIConfigurator's systems/*.yaml, p2p_latency."""
+_SEND_EFFICIENCY = 0.8
+"""Source: the same, mem_bw_empirical_scaling_factor, for want of one for links."""
+
+
+class Exchange(NamedTuple):
+    """How long one exchange takes."""
+
+    launch_s: float
+    wire_s: float
+    """What grows with the payload."""
+
+
+NONE = Exchange(0.0, 0.0)
+
+
+def all_reduce(payload_bytes: float, ranks: int, accelerator: Accelerator) -> Exchange:
+    """To sum `payload_bytes` over `ranks` devices of one node; nothing for one device.
+
+    Small payloads: everyone reads everyone's (one phase); large ones: each sums a part and the
+    parts are gathered (two phases).
+    """
+    if ranks <= 1:
+        return NONE
+    wire_s = _INVERSE_EFFICIENCY * payload_bytes / _peer_bytes_per_s(ranks, accelerator)
+    one_phase_s = (ranks - 1) * wire_s
+    two_phases_s = _SECOND_PHASE_S + 2 * (ranks - 1) / ranks * wire_s
+    return Exchange(_LAUNCH_S + _LAUNCH_RANK_S * ranks, min(one_phase_s, two_phases_s))
+
+
+def send_s(payload_bytes: float, devices: int, accelerator: Accelerator) -> float:
+    """To hand `payload_bytes` from one pipeline stage to the next of an engine of `devices`."""
+    rate = _peer_bytes_per_s(devices, accelerator) * _SEND_EFFICIENCY
+    return _SEND_S + payload_bytes / rate
+
+
+def _peer_bytes_per_s(devices: int, accelerator: Accelerator) -> float:
+    if devices > accelerator.per_node:
+        return accelerator.network_bytes_per_s
+    return accelerator.peer_bytes_per_s

@@ -1,0 +1,265 @@
+"""Whether a model fits the memory of its devices, and how many tokens of KV cache are left.
+
+    usable = utilization * visible memory
+    KV cache = usable - weights - activations - runtime        on each device
+
+The stage of a pipeline that has room for the fewest tokens decides for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from baton.domain.errors import DoesNotFit
+from baton.perf.hardware.accelerators import Accelerator, Dtype
+from baton.perf.model.shape import ModelShape
+from baton.perf.model.sharding import Split
+
+_VISIBLE_FRACTION = 0.988
+"""Of the memory as sold, what programs see; the driver keeps the rest. Source: PyTorch reports 79.2
+of 80 GiB for an H100, 23.65 of 24 for an RTX 4090, 139.8 of 141 for an H200."""
+_RUNTIME_BYTES = 551 * 2.0**20
+"""Context, kernels, workspaces and captured graphs of an engine on one device.
+Source: aiconfigurator, systems/h100_sxm.yaml, other_mem before its margin for safety."""
+_COLLECTIVES_BYTES = {1: 0.0, 2: 342 * 2.0**20}
+_MANY_COLLECTIVES_BYTES = 392 * 2.0**20
+"""NCCL's buffers by the devices that take part. Source: aiconfigurator, systems/h100_sxm.yaml."""
+LEAST_KV_TOKENS = 2048
+"""An engine with room for fewer tokens serves hardly any prompt."""
+_MOST_DEVICES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFit:
+    """Where the memory goes. Bytes are those of the device that has the least room for KV."""
+
+    split: Split
+    kv_dtype: Dtype
+    usable_bytes: float
+    weights_bytes: float
+    activation_bytes: float
+    runtime_bytes: float
+    """Context, workspaces, graphs, buffers of collectives."""
+    kv_bytes: float
+    """What is left for the KV cache."""
+    kv_token_bytes: float
+    """Of one token on that device."""
+    kv_tokens: int
+    """Of the whole replica; layers with a window are counted in full."""
+
+    def kv_blocks(self, block_size_tokens: int) -> int:
+        """How many whole blocks of a size the replica has."""
+        return self.kv_tokens // block_size_tokens
+
+    def concurrent_requests(self, context_tokens: int) -> float:
+        """How many requests of so many tokens the KV cache holds, as a fraction.
+
+        Layers with a window keep that much of each request only.
+        """
+        shape = self.split.shape
+        in_full = shape.kv_token_bytes(self.kv_dtype) * context_tokens
+        saved = in_full / shape.kv_bytes(context_tokens, self.kv_dtype)
+        return self.kv_tokens / context_tokens * saved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryQuestion:
+    """A model, the devices it is to run on, and what of an engine's options takes memory."""
+
+    shape: ModelShape
+    accelerator: Accelerator
+    weights: Dtype = Dtype.BF16
+    kv: Dtype = Dtype.BF16
+    utilization: float = 0.9
+    max_batched_tokens: int = 8192
+    max_running_requests: int = 256
+    least_kv_tokens: int = LEAST_KV_TOKENS
+    """With room for fewer it does not fit."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.utilization <= 1:
+            raise ValueError(f"utilization: got {self.utilization}, wanted above 0, at most 1")
+
+    def fit(self, tp: int, pp: int) -> MemoryFit:
+        """Where the memory of a replica of `tp` x `pp` devices goes.
+
+        Raises:
+            DoesNotFit: there is too little, or the model cannot be split like that.
+        """
+        split = Split(shape=self.shape, tp=tp, pp=pp)
+        if not split.possible:
+            raise self._cannot_split(split)
+        found = self._at_tightest_stage(split)
+        if found.kv_tokens < self.least_kv_tokens:
+            raise self._does_not_fit(found)
+        return found
+
+    def fits(self, most_devices: int = 16, *, whole_nodes: bool = True) -> Iterator[MemoryFit]:
+        """All splits that fit, those with the fewest devices first.
+
+        Tensor parallelism stays within a node. With `whole_nodes` a pipeline's stages are nodes, as
+        guides of engines advise; without, any number of stages is tried with any tensor
+        parallelism.
+        """
+        for split in self._splits(most_devices, whole_nodes=whole_nodes):
+            found = self._at_tightest_stage(split)
+            if found.kv_tokens >= self.least_kv_tokens:
+                yield found
+
+    def _splits(self, most_devices: int, *, whole_nodes: bool) -> Iterator[Split]:
+        """With equally many devices, those with the most of them side by side come first."""
+        widest = min(self.accelerator.per_node, most_devices)
+        tps = [tp for tp in range(1, widest + 1) if Split(shape=self.shape, tp=tp).possible]
+        shapes = (
+            (tp, pp)
+            for tp in tps
+            for pp in range(1, min(most_devices // tp, self.shape.layers) + 1)
+            if pp == 1 or tp == tps[-1] or not whole_nodes
+        )
+        for tp, pp in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape[1])):
+            yield Split(shape=self.shape, tp=tp, pp=pp)
+
+    def _at_tightest_stage(self, split: Split) -> MemoryFit:
+        stages = (self._at_stage(split, stage) for stage in range(split.pp))
+        return min(stages, key=lambda fit: fit.kv_tokens)
+
+    def _at_stage(self, split: Split, stage: int) -> MemoryFit:
+        usable_bytes = self.utilization * _VISIBLE_FRACTION * self.accelerator.memory_bytes
+        weights_bytes = split.stage_weights_bytes(stage, self.weights)
+        activation_bytes = split.forward_bytes(self.max_batched_tokens)
+        if stage == split.pp - 1:
+            # One after the other: what the layers needed is free again when sampling begins.
+            sampler_bytes = split.sampler_bytes(self.max_running_requests)
+            activation_bytes = max(activation_bytes, sampler_bytes)
+        devices = split.tp * split.pp
+        runtime_bytes = _RUNTIME_BYTES + _COLLECTIVES_BYTES.get(devices, _MANY_COLLECTIVES_BYTES)
+        kv_bytes = usable_bytes - weights_bytes - activation_bytes - runtime_bytes
+        token_bytes = split.stage_token_bytes(stage, self.kv)
+        return MemoryFit(
+            split=split,
+            kv_dtype=self.kv,
+            usable_bytes=usable_bytes,
+            weights_bytes=weights_bytes,
+            activation_bytes=activation_bytes,
+            runtime_bytes=runtime_bytes,
+            kv_bytes=kv_bytes,
+            kv_token_bytes=token_bytes,
+            kv_tokens=math.floor(kv_bytes / token_bytes),
+        )
+
+    # ------------------------------------------------------------------ when it does not fit
+
+    def _smallest(self) -> tuple[int, int] | None:
+        """The fewest devices that hold it: within a node, or as many whole nodes as it takes."""
+        for fit in self.fits(_MOST_DEVICES):
+            return fit.split.tp, fit.split.pp
+        return None
+
+    def _does_not_fit(self, found: MemoryFit) -> DoesNotFit:
+        term, needed_bytes = self._overflow(found)
+        over_bytes = needed_bytes - found.usable_bytes
+        split, device = found.split, self.accelerator
+        return self._refusal(
+            f"{self.shape.name} at tp {split.tp}, pp {split.pp} does not fit {device.name}:"
+            f" with its {term} it needs {needed_bytes / 1e9:.2f} GB of each device, of which"
+            f" {found.usable_bytes / 1e9:.2f} GB are usable: {over_bytes / 1e9:.2f} GB too much",
+            term,
+            over_bytes,
+        )
+
+    def _overflow(self, found: MemoryFit) -> tuple[str, float]:
+        """The term that no longer has room, and what is needed up to there."""
+        terms = (
+            ("weights", found.weights_bytes),
+            ("activations", found.activation_bytes),
+            ("runtime", found.runtime_bytes),
+            (
+                f"KV cache of {self.least_kv_tokens} tokens",
+                self.least_kv_tokens * found.kv_token_bytes,
+            ),
+        )
+        needed_bytes = 0.0
+        for term, term_bytes in terms:
+            needed_bytes += term_bytes
+            if needed_bytes > found.usable_bytes:
+                return term, needed_bytes
+        raise AssertionError(found)
+
+    def _cannot_split(self, split: Split) -> DoesNotFit:
+        shape = self.shape
+        return self._refusal(
+            f"{shape.name}: {shape.heads} heads ({shape.kv_heads} of keys and values) and"
+            f" {shape.layers} layers cannot be split as tp {split.tp}, pp {split.pp}",
+            "heads and layers",
+            0.0,
+        )
+
+    def _refusal(self, why: str, term: str, over_bytes: float) -> DoesNotFit:
+        smallest = self._smallest()
+        if smallest is None:
+            remedy = (
+                f"no split over up to {_MOST_DEVICES} {self.accelerator.name} does: take narrower"
+                " weights or larger devices"
+            )
+        else:
+            remedy = f"the smallest that fits is tp {smallest[0]}, pp {smallest[1]}"
+        return DoesNotFit(why, remedy, term, over_bytes, smallest)
+
+
+def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is
+    shape: ModelShape,
+    accelerator: Accelerator,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    weights: Dtype = Dtype.BF16,
+    kv: Dtype = Dtype.BF16,
+    utilization: float = 0.9,
+    max_batched_tokens: int = 8192,
+    max_running_requests: int = 256,
+) -> MemoryFit:
+    """`MemoryQuestion.fit` in one call.
+
+    Raises:
+        DoesNotFit: there is too little memory, or the model cannot be split like that.
+    """
+    question = MemoryQuestion(
+        shape=shape,
+        accelerator=accelerator,
+        weights=weights,
+        kv=kv,
+        utilization=utilization,
+        max_batched_tokens=max_batched_tokens,
+        max_running_requests=max_running_requests,
+    )
+    return question.fit(tp, pp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """How many replicas of which split keep the KV of all requests at once."""
+
+    fit: MemoryFit
+    replicas: int
+
+    @property
+    def devices(self) -> int:
+        """All together."""
+        return self.replicas * self.fit.split.tp * self.fit.split.pp
+
+
+def fewest_devices(
+    fits: Iterable[MemoryFit], *, requests: int, context_tokens: int
+) -> Sizing | None:
+    """The sizing with the fewest devices for so many requests of so many tokens; None without fits.
+
+    A request lives in one replica: a fit that does not hold a single one is left out.
+    """
+    sizings = []
+    for fit in fits:
+        each = math.floor(fit.concurrent_requests(context_tokens))
+        if each:
+            sizings.append(Sizing(fit=fit, replicas=-(-requests // each)))
+    return min(sizings, key=lambda sizing: sizing.devices, default=None)

@@ -1,0 +1,1 @@
+"""What engines carry, in closed form and simulated."""

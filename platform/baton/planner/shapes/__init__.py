@@ -1,0 +1,1 @@
+"""Which engines and fleets are worth simulating."""

@@ -1,0 +1,1 @@
+"""What is known of the paths KV blocks take: bandwidth, setup, failures."""

@@ -1,0 +1,180 @@
+"""Placement: whether a request is disaggregated, and which replicas run its phases.
+
+What every placement policy is asked, what it may look at, and what it answers. Policies are in
+`predicted` (baton's own) and, through `choosing`, `plain` ones and the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Protocol
+
+from baton.domain.fleet import FleetView, ReplicaView
+from baton.domain.handoff import Decision
+from baton.domain.request import LocalOnly
+from baton.domain.slo import Slo
+from baton.domain.value import Value
+from baton.perf.timing import EngineTiming
+from baton.policy.prefix_cache.hits import NO_HITS, Hits
+from baton.policy.prefix_cache.replication import NO_REGRETS, Regrets
+
+
+class Disaggregate(StrEnum):
+    """Whether prefill and decode may be split over two replicas."""
+
+    AUTO = "auto"
+    """Where it is predicted to serve the request better."""
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class NoRouteReason(StrEnum):
+    """Why no replica can take a request now."""
+
+    NO_REPLICA = "no_replica"
+    ALL_DRAINING = "all_draining"
+
+
+class NoRoute(Value, kw_only=True):
+    """Placement found nobody; the request waits or is refused."""
+
+    reason: NoRouteReason
+
+
+def no_route(fleet: FleetView) -> NoRoute:
+    """Say why nobody in this fleet can take a request."""
+    known = bool(fleet.replicas)
+    return NoRoute(reason=NoRouteReason.ALL_DRAINING if known else NoRouteReason.NO_REPLICA)
+
+
+class PlacementQuery(Value, kw_only=True):
+    """What placement needs to know of a request."""
+
+    prompt_tokens: int
+    max_tokens: int = 1
+    """How many tokens it may still generate."""
+    local_only: LocalOnly | None = None
+    avoid: frozenset[str] = frozenset()
+    """Replicas on which this request failed before: never for prefill, for decode only if no
+    other is left."""
+    adapter: str | None = None
+    """The adapter that it needs, which may have to be loaded first."""
+    hits: Hits = NO_HITS
+    session_replica_id: str | None = None
+    """Where the last request of the same session was decoded: a hint among equals."""
+    reuses: float = 0.0
+    """How often a token that is cached is used again before it goes, on average over the fleet."""
+    regrets: Regrets = NO_REGRETS
+    """What was forgone of late because too few hold how it begins."""
+    early: bool = False
+    """Whether a replica that only prefills it gives it its first token."""
+    waited_s: float = 0.0
+    """Since the request arrived: its deadline is that much nearer."""
+    slo: Slo | None = None
+    """What it is promised; None: what the placer was made with."""
+    decode_full: bool = False
+    """Streams that decode, and prompts that are on their way there, are as many as keep their pace:
+    it stays where it is prefilled, if that keeps its own."""
+
+
+class LinkEstimates(Protocol):
+    """What is known of the ways that KV blocks can take."""
+
+    def transfer_s(self, source_id: str, target_id: str, moved_bytes: int) -> float | None:
+        """Until so many bytes are moved, beside the flows in flight; None: do not use this pair."""
+        ...
+
+
+class Timings(Protocol):
+    """What is known of how long engines take."""
+
+    def of(self, view: ReplicaView) -> EngineTiming:
+        """How long this replica takes."""
+        ...
+
+    def prompt_share(self, view: ReplicaView, now_s: float) -> float:
+        """What share of its time this replica spends on prompts, while streams wait for it."""
+        ...
+
+    def stream_context(self, view: ReplicaView) -> float | None:
+        """How many tokens each stream on this replica attends to; None: it has not said."""
+        ...
+
+    def expected_output_tokens(self, max_tokens: int) -> float:
+        """How many tokens a request that may generate `max_tokens` will generate, on average."""
+        ...
+
+
+class CacheRoom(Protocol):
+    """What is known of how full KV caches are."""
+
+    def free_blocks(self, replica_id: str) -> int:
+        """Blocks that nothing is known to be stored in."""
+        ...
+
+
+class _NoRoom:
+    def free_blocks(self, replica_id: str) -> int:
+        return 0
+
+
+NO_ROOM: CacheRoom = _NoRoom()
+"""Every cache is full: what is stored drives out what was."""
+
+
+class Surroundings(Value, kw_only=True):
+    """What placement may look at besides the request."""
+
+    fleet: FleetView
+    timings: Timings
+    links: LinkEstimates
+    room: CacheRoom = NO_ROOM
+    due_at_s: Mapping[str, float]
+    """By replica: when the prompts that this coordinator has sent there will be computed, for all
+    that is known."""
+
+
+class Placer(Protocol):
+    """A placement policy. It may keep a seeded random generator or a counter, and nothing else."""
+
+    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
+        """Choose the replicas for a request."""
+        ...
+
+    def place_decode(
+        self, query: PlacementQuery, source: ReplicaView, around: Surroundings
+    ) -> str | None:
+        """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
+        ...
+
+
+def place_release(source: ReplicaView, fleet: FleetView) -> str | None:
+    """Choose who tells `source` to free a ticket's blocks; None when nobody can.
+
+    Engines free a ticket when the pulling side says so, hence any other replica of the same layout
+    will do; one that drains still can, and so may one that is not counted on.
+    """
+    candidates = [
+        view
+        for view in fleet.replicas.values()
+        if view.replica_id != source.replica_id and view.facts.layout == source.facts.layout
+    ]
+    serving = [view for view in candidates if view.is_counted_on]
+    return least_loaded(serving or candidates).replica_id if candidates else None
+
+
+def least_loaded(views: Iterable[ReplicaView]) -> ReplicaView:
+    """The view with the least work; ties go to the smallest id."""
+    return min(views, key=load_key)
+
+
+def load_key(view: ReplicaView) -> tuple[int, int, str]:
+    """What least loaded means: fewest requests, then fewest tokens to compute, then by id."""
+    # Reports and what was sent since; or what is known to be there, where reports are missing.
+    reported = view.load.running_requests + view.load.queued_requests
+    return (
+        max(view.inflight_legs, reported + view.unseen_legs),
+        max(view.inflight_tokens, view.load.queued_tokens + view.unseen_tokens),
+        view.replica_id,
+    )

@@ -1,0 +1,1 @@
+"""Which replica holds how much of a prompt."""

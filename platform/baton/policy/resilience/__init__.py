@@ -1,0 +1,1 @@
+"""When a replica is left alone, and when a request is tried again."""

@@ -1,0 +1,1 @@
+"""What recent values say of the next ones."""

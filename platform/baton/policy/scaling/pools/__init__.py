@@ -1,0 +1,1 @@
+"""Pools by role, and replicas that change theirs."""

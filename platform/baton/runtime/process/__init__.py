@@ -1,0 +1,1 @@
+"""What a long-lived process needs of its machine: clock, sockets, child processes."""

@@ -1,0 +1,129 @@
+"""A program that this process runs for itself: started, watched, and never left behind.
+
+Theory of operation: the program is started by the thread that runs the event loop, because the
+kernel takes the death of the starting thread for that of the parent (`tied`). Its end is told by a
+descriptor of its process, so that no thread waits for it and no signal handler is needed. What it
+writes goes to a log of its own, of which the last lines are shown when it dies early. It is killed
+with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.runtime.process import pdeathsig_exec as tied
+from baton.runtime.process.log_events import log_event
+
+_LOGGER = logging.getLogger(__name__)
+_TAIL_BYTES = 2000
+_KILLED_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What to run."""
+
+    name: str
+    """As it is called in logs."""
+    argv: Sequence[str]
+    """The first is the path of the program."""
+    log: Path
+    """What it writes, from its start on; its folder exists."""
+    pass_fds: Sequence[int] = ()
+    """Descriptors that it inherits under the same numbers."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What it sees besides what this process sees."""
+
+
+class OwnedProcess:
+    """One run of a program."""
+
+    def __init__(self, program: Program, *, on_end: Callable[[int], None]) -> None:
+        """`on_end` is told how it ended, once, unless it was stopped from here."""
+        self._program = program
+        self._on_end = on_end
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watched: int | None = None
+        self._ended: asyncio.Future[int] | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        """Its id; None before it was started."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._ended is not None and not self._ended.done()
+
+    def start(self) -> None:
+        """Start it; to be called by the event loop's thread.
+
+        Raises:
+            OSError: there is no such program, or no place for its log.
+        """
+        program = self._program
+        words = [sys.executable, "-I", tied.__file__, str(os.getpid()), *program.argv]
+        handle = os.open(program.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - what the caller says
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=tuple(program.pass_fds),
+                env={**os.environ, **program.environment},
+            )
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        self._watched = os.pidfd_open(self._process.pid)
+        loop.add_reader(self._watched, self._on_exit)
+        fields = {"program": program.name, "pid": self._process.pid}
+        log_event(_LOGGER, logging.INFO, "program_started", fields)
+
+    async def stop(self, *, grace_s: float) -> None:
+        """End it: ask first, kill after `grace_s`. Idempotent."""
+        self._stopping = True
+        if self._process is None or self._ended is None:
+            return
+        if not self._ended.done():
+            self._process.terminate()
+            await asyncio.wait([self._ended], timeout=grace_s)
+        if not self._ended.done():
+            self._process.send_signal(signal.SIGKILL)
+            await asyncio.wait([self._ended], timeout=_KILLED_WITHIN_S)
+
+    def tail(self) -> str:
+        """The last that it wrote; blocks on the disk."""
+        try:
+            with self._program.log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return log.read().decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+    def _on_exit(self) -> None:
+        assert self._process is not None
+        assert self._ended is not None
+        assert self._watched is not None
+        code = self._process.wait()  # it has ended: this only buries it
+        asyncio.get_running_loop().remove_reader(self._watched)
+        os.close(self._watched)
+        self._watched = None
+        self._ended.set_result(code)
+        if not self._stopping:
+            fields = {"program": self._program.name, "code": code, "log": str(self._program.log)}
+            level, event = (
+                (logging.ERROR, "program_died") if code else (logging.INFO, "program_ended")
+            )
+            log_event(_LOGGER, level, event, fields)
+            self._on_end(code)

@@ -1,0 +1,102 @@
+"""The application as others deploy it: KubeRay's RayService, `serve deploy`, Ray's REST API.
+
+Ray Serve imports `application` in a task on the cluster, and calls it with the arguments that its
+own configuration file gives it. It is called again whenever these change, and then runs once more
+beside what serves: so what is kept in the store of Ray's head is begun anew only where there is
+nothing, and a configuration that differs from what holds becomes its next generation.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from baton.config.load import load_text
+from baton.config.schema.deployment import DeploymentConfig
+from baton.config.write.render import render
+from baton.domain.errors import CannotStart, ConfigInvalid
+from baton.domain.names.addresses import is_loopback_address
+from baton.serving.application.app import build_app
+from baton.serving.application.builds import encoded, first_built
+from baton.serving.preflight.checks import cluster_version_findings, key_findings
+from baton.serving.preflight.facts import cluster_facts
+from baton.serving.preflight.security import door_findings
+from baton.serving.ray.auth_probe import ray_door
+from baton.serving.ray.context import control_store
+from baton.serving.store.config_store import (
+    BUILT,
+    Fate,
+    Generations,
+    HeadStore,
+    LiveConfig,
+    Store,
+)
+from baton.serving.versions import PACKAGES
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+_BY = "serve deploy"
+_LOGGER = logging.getLogger(__name__)
+
+
+def application(arguments: dict[str, object]) -> Application:
+    """Build the application that Ray Serve was told to run.
+
+    Raises:
+        ConfigInvalid: the arguments hold no configuration that can be used.
+        CannotStart: the cluster cannot run it.
+    """
+    config = config_of(arguments)
+    check_nodes(config)
+    begin(config, HeadStore())
+    return build_app(config)
+
+
+def config_of(arguments: Mapping[str, object]) -> DeploymentConfig:
+    """The configuration that the arguments hold.
+
+    Raises:
+        ConfigInvalid: there is none, or it is wrong.
+    """
+    config = arguments.get("config")
+    if set(arguments) != {"config"} or not isinstance(config, Mapping):
+        got = ", ".join(sorted(arguments)) or "none"
+        raise ConfigInvalid(
+            (f"arguments of the application: got {got}; wanted 'config', a mapping of its keys",)
+        )
+    return load_text(json.dumps(dict(config)))
+
+
+def check_nodes(config: DeploymentConfig) -> None:
+    """Check what must hold however many nodes there are by now: others may come when asked for.
+
+    Raises:
+        CannotStart: with everything that stands in the way.
+    """
+    store = control_store()
+    door = "guarded" if is_loopback_address(store) else ray_door(store)
+    closed, opened = door_findings(store, door, allowed=config.cluster.allow_open)
+    for line in opened:
+        _LOGGER.warning("%s", line)
+    findings = (
+        *key_findings(config),
+        *cluster_version_findings(config, cluster_facts(PACKAGES).versions),
+        *closed,
+    )
+    if findings:
+        raise CannotStart(findings)
+
+
+def begin(config: DeploymentConfig, store: Store) -> None:
+    """Have this configuration hold, whatever held before; does nothing where it does already."""
+    generations = Generations(store)
+    if store.get(f"note/{BUILT}") is None:
+        generations.add_first(config)
+    elif render(generations.newest(config).config) != render(config):
+        live = LiveConfig(generation=generations.number() + 1, config=config)
+        if generations.add(live, by=_BY):
+            generations.settle(live.generation, Fate.APPLIED)
+    store.put(f"note/{BUILT}", encoded(first_built(config)), overwrite=True)

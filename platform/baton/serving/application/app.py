@@ -1,0 +1,195 @@
+"""The composition root: from a configuration to a Ray Serve application.
+
+One deployment for the ingress, one for each pool, one for the controller. Requests and tokens do
+not pass through Serve's handles: the ingress finds the replicas through Serve's membership and
+speaks with them over the fleet link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from baton.config.schema.deployment import DeploymentConfig, PoolConfig
+from baton.domain.names.addresses import is_loopback
+from baton.serving.application.builds import Build, Builds, fresh_builds
+from baton.serving.controller.deployment import Controller
+from baton.serving.ingress.deployment import Ingress
+from baton.serving.replica.deployment import EngineReplica
+from baton.serving.shared.names import CONTROLLER, INGRESS
+
+if TYPE_CHECKING:
+    from ray.serve import Application, Deployment
+
+Options = dict[str, object]
+
+_MARGIN_S = 60.0
+"""What a replica may take to stop after its last stream has ended."""
+_STARTS = 3
+"""An engine that does not start three times in a row will not start the fourth time."""
+_STUCK_S = 10.0
+"""Three health checks that get no answer within it, and Serve replaces a replica: half a minute."""
+_INGRESS_REQUESTS = 4096
+_SURGE_PERCENT = 1
+"""Of a pool, rounded up: one more replica at a time up to a hundred, each of which costs a GPU."""
+_HEAD = "node:__internal_head__"
+"""Ray's own resource of the node that has the control store."""
+_SMALL = 0.01
+"""Logical CPUs of actors that do little; on a small machine a whole one would be missed."""
+
+
+def build_app(
+    config: DeploymentConfig,
+    *,
+    builds: Builds | None = None,
+    sizes: Mapping[str, int] | None = None,
+    surge: bool = True,
+) -> Application:
+    """Bind every deployment into one application.
+
+    Serve replaces the replicas of those whose version is another than before, and no others.
+
+    Args:
+        config: what all of them are built from, unless `builds` says it of each.
+        builds: in a rollout, what is built from what.
+        sizes: how many replicas a pool is to have, or the ingress, where it is not as many as it
+            starts with.
+        surge: whether a replica of a pool that is replaced stays until the next one serves; an
+            ingress always does, and the controller.
+    """
+    from ray import serve
+
+    # One at a time is replaced, so that what fails three times in a row is the new build.
+    patience = {} if builds is None else {"max_constructor_retry_count": _STARTS}
+    builds = fresh_builds(config) if builds is None else builds
+
+    def deployed(kind: type, options: Options, build: Build, *, surge: bool = True) -> Deployment:
+        options = options | {"max_surge_percent": _SURGE_PERCENT if surge else 0}
+        # Serve's own marker: the public call takes no versions, and makes up new ones each time.
+        made: Deployment = serve.deployment(kind).options(**on_python(options, build.python))
+        return made.options(version=build.version, _internal=True)
+
+    pools = []
+    for name in config.pools:
+        build = builds[name]
+        own = {"num_replicas": sizes[name]} if sizes is not None and name in sizes else {}
+        options = pool_options(build.config, name) | patience | own
+        pools.append(deployed(EngineReplica, options, build, surge=surge).bind(build.config, name))
+    of_controller, of_ingress = builds[CONTROLLER], builds[INGRESS]
+    counted = {"num_replicas": sizes[INGRESS]} if sizes is not None and INGRESS in sizes else {}
+    controller = deployed(Controller, controller_options(of_controller.config), of_controller)
+    at_door = ingress_options(of_ingress.config) | counted
+    ingress = deployed(serve.ingress()(Ingress), at_door, of_ingress)
+    # The handles are not used; passing them makes all deployments parts of one application.
+    bound = controller.bind(of_controller.config)
+    return ingress.bind(of_ingress.config, tuple(pools), bound)
+
+
+def on_python(options: Options, python: str) -> Options:
+    """The options of actors that run on another interpreter than the cluster's own."""
+    if not python:
+        return options
+    actor = options["ray_actor_options"]
+    assert isinstance(actor, dict), "every deployment says what its actors take"
+    return options | {"ray_actor_options": actor | {"runtime_env": {"py_executable": python}}}
+
+
+def ingress_options(config: DeploymentConfig) -> Options:
+    """Serve's options for the ingress."""
+    return {
+        "name": INGRESS,
+        "num_replicas": config.server.replicas.min,
+        "max_ongoing_requests": _INGRESS_REQUESTS,
+        "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _MARGIN_S,
+        "max_constructor_retry_count": _STARTS,
+        "ray_actor_options": _at_front(config),
+    }
+
+
+def controller_options(config: DeploymentConfig) -> Options:
+    """Serve's options for the controller."""
+    return {
+        "name": CONTROLLER,
+        "num_replicas": 1,
+        "ray_actor_options": {"num_cpus": _SMALL} | _on_head(config),
+    }
+
+
+def _at_front(config: DeploymentConfig) -> Options:
+    """Where an ingress may be, so that the front reaches it.
+
+    On a cluster that ran before the front is on the head, which often has no CPUs to give. From
+    other nodes ingresses would have to listen where others reach them: they do where clients may
+    come from elsewhere, too.
+    """
+    if config.cluster.address is None:
+        return {"num_cpus": _SMALL} | _on_head(config)
+    if is_loopback(config.server.host):
+        return {"num_cpus": 0, "resources": {_HEAD: 0.001}}
+    return {"num_cpus": _SMALL}
+
+
+def _on_head(config: DeploymentConfig) -> Options:
+    """Stay on the node that started the cluster, where clients and operators look for it.
+
+    There HAProxy is the only one who reaches an ingress.
+    """
+    if is_loopback(config.cluster.node_address):
+        return {}  # one node, or a cluster that somebody else has laid out
+    return {"resources": {_HEAD: 0.001}}
+
+
+def pool_options(config: DeploymentConfig, name: str) -> Options:
+    """Serve's options for one pool."""
+    pool = config.pools[name]
+    options: Options = {
+        "name": name,
+        "num_replicas": pool.replicas.start,
+        "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _MARGIN_S,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "health_check_period_s": 2.0,
+        "health_check_timeout_s": _STUCK_S,
+        "max_constructor_retry_count": _STARTS * max(1, pool.replicas.start),
+    }
+    if pool.parallel.workers > 1 and pool.resources.gpus:
+        return options | _spread_over_workers(pool)
+    if pool.placement.max_per_node is not None:
+        options["max_replicas_per_node"] = pool.placement.max_per_node
+    return options | {"ray_actor_options": _actor(pool)}
+
+
+def _actor(pool: PoolConfig) -> Options:
+    """What the actor of a replica takes whose engine is on its node: its workers are part of it."""
+    resources = pool.resources
+    actor: Options = {"num_cpus": resources.cpus}
+    if resources.gpus:
+        actor["num_gpus"] = resources.gpus
+    if resources.accelerator:
+        actor["accelerator_type"] = resources.accelerator
+    if resources.memory_bytes:
+        actor["memory"] = resources.memory_bytes
+    if pool.placement.labels:
+        actor["label_selector"] = dict(pool.placement.labels)
+    return actor
+
+
+def _spread_over_workers(pool: PoolConfig) -> Options:
+    """A placement group: the replica's actor in the first bundle, an engine worker in each."""
+    resources, workers = pool.resources, pool.parallel.workers
+    bundle: dict[str, float] = {
+        "CPU": resources.cpus / workers,
+        "GPU": resources.gpus / workers,
+    }
+    if resources.memory_bytes:
+        bundle["memory"] = resources.memory_bytes / workers
+    if resources.accelerator:
+        # Ray's own resource of nodes with this accelerator; a sliver of it ties a bundle to one.
+        bundle[f"accelerator_type:{resources.accelerator}"] = 0.001
+    group: Options = {
+        "ray_actor_options": {"num_cpus": 0},
+        "placement_group_bundles": [dict(bundle) for _ in range(workers)],
+        "placement_group_strategy": str(pool.placement.strategy).upper(),
+    }
+    if pool.placement.labels:  # one stands for all bundles
+        group["placement_group_bundle_label_selector"] = [dict(pool.placement.labels)]
+    return group

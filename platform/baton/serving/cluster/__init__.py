@@ -1,0 +1,1 @@
+"""The Ray cluster: started, joined, watched and ended."""

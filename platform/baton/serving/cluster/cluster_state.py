@@ -1,0 +1,123 @@
+"""Files that tell other shells about the batons this user runs; `status` and `down` read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from baton.serving.front.data_path import DataPath
+
+_SAME_PROCESS_S = 1.0
+"""Two readings of a process's start time differ by rounding only."""
+_STARTED_AT = 18
+"""Of the fields behind a process's state in /proc/PID/stat.
+
+Source: proc(5), field 22.
+"""
+_ENDED = frozenset({"Z", "X"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """How to find one running baton."""
+
+    name: str
+    """Unique among this user's batons; the file's name."""
+    pid: int
+    """The process that holds the cluster: it ends with that process."""
+    pid_started_at_s: float
+    """Wall clock, as the kernel tells it: for people to read."""
+    address: str
+    """Of Ray's control store: `host:port`."""
+    namespace: str
+    http_url: str
+    data_path: DataPath
+    run_dir: str
+    session_name: str
+    token_file: str
+    pid_started_ticks: int | None = None
+    """See `process_ticks`: a pid alone may have been given to someone else."""
+
+    def is_alive(self) -> bool:
+        """Whether the holder still runs; a wall clock that jumps does not matter to it."""
+        if self.pid_started_ticks is not None:
+            return process_ticks(self.pid) == self.pid_started_ticks
+        try:
+            started_at_s = psutil.Process(self.pid).create_time()
+        except psutil.Error:
+            return False
+        return abs(started_at_s - self.pid_started_at_s) < _SAME_PROCESS_S
+
+
+def process_ticks(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine did; None for none, or without /proc.
+
+    What the kernel gives as wall time is this plus the time of boot, and that one moves with every
+    step of the wall clock: a holder would be taken for somebody else, and its file removed.
+    """
+    try:
+        said = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # Behind the program's name, which may hold anything: the third field and those that follow.
+    state, *rest = said.rpartition(")")[2].split()
+    return None if state in _ENDED else int(rest[_STARTED_AT])
+
+
+def state_folder() -> Path:
+    """This user's folder for state files; made with mode 0700 when missing.
+
+    Raises:
+        PermissionError: the folder in the shared temp directory belongs to someone else.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        folder = Path(runtime) / "baton"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+        raise PermissionError(
+            f"{folder} belongs to another user; set XDG_RUNTIME_DIR to a folder of your own"
+        )
+    return folder
+
+
+def write_state(state: ClusterState, folder: Path) -> Path:
+    """Publish a state; readable by its owner only, and never half written."""
+    path = folder / f"{state.name}.json"
+    draft = path.with_suffix(".draft")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(asdict(state), file, indent=1)
+    draft.replace(path)
+    return path
+
+
+def remove_state(name: str, folder: Path) -> None:
+    """Forget a baton; nothing happens when it is not known."""
+    (folder / f"{name}.json").unlink(missing_ok=True)
+
+
+def running_clusters(folder: Path) -> tuple[ClusterState, ...]:
+    """Every baton whose holder lives, oldest first; files that others left behind are removed."""
+    found = []
+    for path in folder.glob("*.json"):
+        state = _read(path)
+        if state is None or not state.is_alive():
+            path.unlink(missing_ok=True)
+        else:
+            found.append(state)
+    return tuple(sorted(found, key=lambda state: state.pid_started_at_s))
+
+
+def _read(path: Path) -> ClusterState | None:
+    try:
+        fields = json.loads(path.read_text())
+        return ClusterState(**(fields | {"data_path": DataPath(fields["data_path"])}))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,488 @@
+"""Start, join and end the Ray cluster that a baton runs on.
+
+Theory of operation: `LocalCluster` owns one Ray session in a run directory of its own. It puts the
+data path's environment in place *before* Ray starts, because Ray Serve reads it when imported, in
+every process. `stop` asks Serve to stop its replicas, then ends Ray, then whatever still lives; if
+this process is killed instead, the guardian of `reaper` does the last step. `attach` joins a
+cluster that someone else started, and never ends it.
+
+Ray ends its head processes when the *thread* that started them ends: call `start` in a thread that
+lives as long as the cluster, best the main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from baton.config.schema.security import TlsConfig
+from baton.domain.errors import ClusterFailed
+from baton.domain.names.addresses import (
+    address_text,
+    endpoint,
+    is_loopback,
+    is_loopback_address,
+    loopback,
+    parse_address,
+)
+from baton.engine.gpus import slices
+from baton.serving.cluster import reaper
+from baton.serving.cluster.cluster_state import (
+    ClusterState,
+    process_ticks,
+    remove_state,
+    state_folder,
+    write_state,
+)
+from baton.serving.cluster.failed_start_logs import failures_folder, keep_logs
+from baton.serving.cluster.node_join import keep
+from baton.serving.front.data_path import (
+    DataPath,
+    FrontPorts,
+    FrontSettings,
+    choose_data_path,
+    pick_front_ports,
+    port_is_free,
+    ray_environment,
+    serve_environment,
+)
+from baton.serving.front.haproxy_hardening import guard_front, unguard_front
+from baton.serving.front.public_port import hold_port
+from baton.serving.ray import serve_control
+from baton.serving.ray.logging import ray_messages_to_stderr
+
+_LOGGER = logging.getLogger(__name__)
+NAMESPACE = "baton"
+_LOOPBACK = "127.0.0.1"
+_RAYS_WORDS = frozenset({"auto", "local"})
+_KNOCK_S = 5.0
+"""For somebody to take a connection at the address of a cluster."""
+_OBJECT_STORE_BYTES = 128 * 1024 * 1024
+"""Nothing large travels through Ray's object store; Ray's least is 75 MiB."""
+_LONGEST_RUN_DIR = 24
+"""So that a socket's path below it, with Ray's session name, stays within 107 bytes."""
+_RAY_SHUTDOWN_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """What a local cluster is to be."""
+
+    http_host: str
+    http_port: int
+    node_address: str = _LOOPBACK
+    """Where other nodes reach this one; loopback keeps Ray to this machine."""
+    cpus: float | None = None
+    """Logical CPUs that replicas can ask for; None: as many as the machine has cores."""
+    gpus: float | None = None
+    data_path: DataPath | None = None
+    """None: HAProxy where it runs, else the classic proxy."""
+    longest_stream_s: float = 600.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further variables for every process of the cluster."""
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    front_threads: int = 1
+    """Of Ray Serve's HAProxy."""
+
+
+def say_nothing(_line: str) -> None:
+    """The progress display of those who want none."""
+
+
+class LocalCluster:
+    """A Ray cluster on this machine that lives as long as this process, or until `stop`."""
+
+    def __init__(
+        self, settings: ClusterSettings, *, progress: Callable[[str], None] = say_nothing
+    ) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._run_dir: Path | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._serve_started = False
+        self._held: socket.socket | None = None
+        """The public port, where gates share it."""
+        self._state: ClusterState | None = None
+        self._logs_to: Path | None = None
+
+    def keep_logs(self, folder: Path) -> Path | None:
+        """Have `stop` keep the logs below a folder, for somebody to look why a start failed.
+
+        Returns:
+            Where they will be; None where nothing was started that could log.
+        """
+        if self._run_dir is None:
+            return None
+        self._logs_to = folder
+        return folder / self._run_dir.name
+
+    @property
+    def state(self) -> ClusterState:
+        """How others find this cluster.
+
+        Raises:
+            ClusterFailed: it does not run.
+        """
+        if self._state is None:
+            raise ClusterFailed("the local cluster does not run", "start it first")
+        return self._state
+
+    def start(self) -> ClusterState:
+        """Bring up Ray, the Serve controller and the front; blocks for some seconds.
+
+        Raises:
+            ClusterFailed: with one clear line; nothing is left running then.
+        """
+        if self._run_dir is not None:
+            raise ClusterFailed("the local cluster was started before", "make a new LocalCluster")
+        try:
+            self._start()
+        except BaseException as error:
+            # KeyboardInterrupt too: Ctrl-C while starting must leave nothing either.
+            failed = isinstance(error, RuntimeError | OSError | ValueError)
+            where = self.keep_logs(failures_folder()) if failed else None
+            self.stop(serve_timeout_s=0.0)
+            if failed:
+                kept = f", and the logs in {where}" if where is not None and where.is_dir() else ""
+                raise ClusterFailed(
+                    f"the local cluster did not start: {type(error).__name__}: {error}",
+                    "see whether this machine has memory and disk left, the lines above" + kept,
+                ) from error
+            raise
+        return self.state
+
+    def _start(self) -> None:
+        settings = self._settings
+        host = settings.http_host
+        data_path = self._data_path()
+        self._take_port(data_path)
+        self._run_dir = run_dir = make_run_dir()
+        ports = pick_front_ports()
+        self._apply_environment(run_dir, data_path, ports)
+        self._guardian = reaper.start_guardian(
+            str(run_dir), str(state_folder() / f"{run_dir.name}.json")
+        )
+        self._progress("starting Ray")
+        with _marked(run_dir), _own_sigterm():
+            address, session_name = _init_ray(run_dir, settings)
+        self._progress("starting Ray Serve")
+        self._serve_started = True
+        scheme = "http" if settings.tls.cert_file is None else "https"
+        # Behind HAProxy, which `haproxy_front` has listen where clients come, nobody else does;
+        # and where gates do, nothing of Serve's.
+        inside = host if data_path is DataPath.CLASSIC else _LOOPBACK
+        gated = data_path is DataPath.GATE
+        _start_serve(inside, ports.fallback_http if gated else settings.http_port)
+        self._state = ClusterState(
+            name=run_dir.name,
+            pid=os.getpid(),
+            pid_started_at_s=psutil.Process().create_time(),
+            pid_started_ticks=process_ticks(os.getpid()),
+            address=address,
+            namespace=NAMESPACE,
+            http_url=endpoint(scheme, loopback(host), settings.http_port),
+            data_path=data_path,
+            run_dir=str(run_dir),
+            session_name=session_name,
+            token_file=str(run_dir / "token"),
+        )
+        write_state(self._state, state_folder())
+
+    def _data_path(self) -> DataPath:
+        choice = choose_data_path(os.environ)
+        wanted = self._settings.data_path
+        if wanted is DataPath.GATE and choice.data_path is not DataPath.HAPROXY:
+            raise ClusterFailed(
+                f"server.front is 'gate', and there can be none: {choice.warning}",
+                "put that right, or use server.front 'serve' and server.frontend 'python'",
+            )
+        if choice.warning is not None and wanted in {None, choice.data_path}:
+            self._progress(choice.warning)
+        return wanted or choice.data_path
+
+    def _take_port(self, data_path: DataPath) -> None:
+        host, port = self._settings.http_host, self._settings.http_port
+        if data_path is DataPath.GATE:
+            self._held = hold_port(host, port)
+        elif not port_is_free(host, port):
+            raise ClusterFailed(
+                f"cannot listen on {address_text(host, port)}: the port is in use",
+                "stop whoever listens there, or set server.port",
+            )
+
+    def _apply_environment(self, run_dir: Path, data_path: DataPath, ports: FrontPorts) -> None:
+        front = FrontSettings(
+            data_path=data_path,
+            run_dir=run_dir,
+            ports=ports,
+            longest_stream_s=self._settings.longest_stream_s,
+            threads=self._settings.front_threads,
+        )
+        token_file = run_dir / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(secrets.token_hex(32))
+        told = serve_environment(front) | ray_environment(
+            token_file, loopback=is_loopback(self._settings.node_address)
+        )
+        more = dict(self._settings.environment)
+        os.environ.update(told | self._guard(front) | more)
+        keep(run_dir, told | more)
+        _refuse_late_environment()
+
+    def _guard(self, front: FrontSettings) -> dict[str, str]:
+        if front.data_path is DataPath.GATE:
+            return {}  # it guards the port itself
+        return guard_front(os.environ, front, host=self._settings.http_host, tls=self._settings.tls)
+
+    def stop(self, *, serve_timeout_s: float = 20.0) -> frozenset[int]:
+        """End everything this object started, and nothing else; may be called again.
+
+        Replicas get `serve_timeout_s` to drain and close. Returns the ids of processes that could
+        not be ended: empty but when the system is broken.
+        """
+        run_dir, self._run_dir = self._run_dir, None
+        held, self._held = self._held, None
+        with held or contextlib.nullcontext():
+            return frozenset() if run_dir is None else self._stop(run_dir, serve_timeout_s)
+
+    def _stop(self, run_dir: Path, serve_timeout_s: float) -> frozenset[int]:
+        if self._serve_started and serve_timeout_s > 0:
+            _within(
+                serve_timeout_s + 1.0, "stop-serve", lambda: serve_control.stop(serve_timeout_s)
+            )
+        if "ray" in sys.modules:
+            _within(_RAY_SHUTDOWN_S, "stop-ray", _shutdown_ray)
+        os.environ.update(unguard_front(run_dir))
+        left = reaper.reap(str(run_dir), grace_s=2.0)
+        if left:
+            _LOGGER.error("processes of %s could not be ended: %s", run_dir, sorted(left))
+        else:
+            if self._logs_to is not None:
+                try:
+                    keep_logs(run_dir, self._logs_to)
+                except OSError as error:  # a full disk, as it may be why the start failed
+                    _LOGGER.warning("the logs of %s could not be kept: %s", run_dir, error)
+            shutil.rmtree(run_dir, ignore_errors=True)
+        remove_state(run_dir.name, state_folder())
+        self._end_guardian()
+        self._state = None
+        self._serve_started = False
+        return left
+
+    def _end_guardian(self) -> None:
+        guardian, self._guardian = self._guardian, None
+        if guardian is None or guardian.stdin is None:
+            return
+        # Its work is done already; closing its input lets it see that and end.
+        guardian.stdin.close()
+        try:
+            guardian.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            guardian.kill()
+            guardian.wait()
+
+
+def attach(
+    address: str, *, token_file: str | None = None, environment: Mapping[str, str] | None = None
+) -> None:
+    """Join a running cluster as a driver; `detach` leaves it running.
+
+    Args:
+        address: `host:port` of Ray's control store.
+        token_file: The cluster's token, when it is not where Ray looks by itself.
+        environment: Variables for the Serve processes that this driver is the first to start.
+
+    Raises:
+        ClusterFailed: nothing answers there, or it refuses the token.
+    """
+    _check_address(address)
+    if token_file is not None:
+        os.environ.update(ray_environment(Path(token_file), loopback=is_loopback_address(address)))
+    elif not is_loopback_address(address):
+        os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
+    import ray
+
+    ray_messages_to_stderr()
+    _reread_environment(loopback=is_loopback_address(address))
+    try:
+        with _own_sigterm():
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                runtime_env={"env_vars": dict(environment)} if environment else None,
+            )
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ClusterFailed(
+            f"cannot join the Ray cluster at {address}: {error}",
+            "check that it runs (`baton status`), and that RAY_AUTH_TOKEN_PATH names its token",
+        ) from error
+
+
+def _check_address(address: str) -> None:
+    """Raise for an address that Ray would take apart at the wrong colon, or would wait at in vain.
+
+    Words as `auto` go on, and what names a protocol.
+    """
+    if address in _RAYS_WORDS:
+        return
+    try:
+        there = parse_address(address)
+    except ValueError as error:
+        raise ClusterFailed(
+            f"the address of a Ray cluster: {error}", "correct --address"
+        ) from error
+    if "://" in address:
+        return
+    try:  # Ray would try for minutes
+        socket.create_connection((there.host, there.port), timeout=_KNOCK_S).close()
+    except OSError as error:
+        raise ClusterFailed(
+            f"nothing answers at {address}, where a Ray cluster was to be: {error}",
+            "check that it runs (`baton status`), and the address",
+        ) from error
+
+
+def detach() -> None:
+    """Leave the cluster that `attach` joined."""
+    _shutdown_ray()
+
+
+def make_run_dir() -> Path:
+    """A new directory with a short path, readable by this user only."""
+    parent = tempfile.gettempdir()
+    if len(parent) + len("/baton-xxxxxxxx") > _LONGEST_RUN_DIR:
+        parent = "/tmp"  # noqa: S108 - a fresh 0700 directory is made inside, by mkdtemp
+    return Path(tempfile.mkdtemp(prefix="baton-", dir=parent))
+
+
+@contextlib.contextmanager
+def _marked(run_dir: Path) -> Iterator[None]:
+    """Mark what is started inside as part of the cluster; what this process starts later is not."""
+    os.environ[reaper.RUN_DIR_VARIABLE] = str(run_dir)
+    try:
+        yield
+    finally:
+        del os.environ[reaper.RUN_DIR_VARIABLE]
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Undo Ray's handling of SIGTERM, which prints a C++ stack.
+
+    Without a handler of the caller's, SIGTERM raises SystemExit, so that `stop` can run.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if callable(before) else _exit_on_signal)
+
+
+def _exit_on_signal(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
+    import ray
+
+    _reread_environment(loopback=is_loopback(settings.node_address))
+    gpus = settings.gpus
+    if gpus is None and (named := slices(os.environ)):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(named)
+        gpus = float(len(named))
+    ray.init(
+        address="local",
+        num_cpus=settings.cpus,
+        num_gpus=gpus,
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        _temp_dir=str(_rays_folder(run_dir)),
+        _node_ip_address=settings.node_address,
+    )
+    context = ray.get_runtime_context()
+    return cast("str", context.gcs_address), cast("str", context.get_session_name())
+
+
+def _rays_folder(run_dir: Path) -> Path:
+    """A folder for Ray: it opens its own to everybody, and run_dir holds what is our user's alone.
+
+    Nobody else comes through run_dir, so that what Ray opens stays closed.
+    """
+    folder = run_dir / "r"
+    folder.mkdir(mode=0o700)
+    (run_dir / "session_latest").symlink_to(Path(folder.name) / "session_latest")
+    return folder
+
+
+def _reread_environment(*, loopback: bool) -> None:
+    """Make an already imported Ray forget what it had read from its environment."""
+    from ray._private import ray_constants
+    from ray._raylet import (  # type: ignore[attr-defined]  # they are in the extension
+        AuthenticationTokenLoader,
+        Config,
+    )
+
+    ray_constants.ENABLE_RAY_CLUSTER = not loopback
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _start_serve(host: str, port: int) -> None:
+    # In this process only (Ray's were started before): throughput mode, meant for replicas, runs
+    # handles in the caller's event loop, and this process has none.
+    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(
+        http_options={"host": host, "port": port},
+        proxy_location="HeadOnly",
+    )
+
+
+def _refuse_late_environment() -> None:
+    constants = sys.modules.get("ray.serve._private.constants")
+    wanted = os.environ["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    if constants is not None and wanted != constants.RAY_SERVE_ENABLE_HA_PROXY:
+        raise ClusterFailed(
+            "ray.serve was imported before its environment was set",
+            "import ray.serve only after LocalCluster.start",
+        )
+
+
+def _shutdown_ray() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _within(timeout_s: float, name: str, action: Callable[[], object]) -> None:
+    """Run an action that may hang when the cluster is already dead; give it up after a while."""
+    thread = threading.Thread(target=action, name=name, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        _LOGGER.warning("%s did not end within %.0f s; going on", name, timeout_s)

@@ -1,0 +1,1 @@
+"""The controller's deployment: metrics, quotas, adapters, console."""

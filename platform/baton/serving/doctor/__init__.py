@@ -1,0 +1,1 @@
+"""`baton doctor`: what is wrong here, and what to do."""

@@ -1,0 +1,1 @@
+"""What listens at the public port: HAProxy, and the gate before the Rust frontend."""

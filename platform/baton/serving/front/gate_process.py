@@ -1,0 +1,207 @@
+"""The gate before vLLM's Rust frontend as a process of this ingress: HAProxy, and what it is told.
+
+Theory of operation: HAProxy is started with maps of what it was told before, so that it goes by
+that from its first connection on; told nothing, it lets nobody in and says that it is not healthy.
+While it runs it is told by differences, by one task: what was
+written last is kept here, and only what has changed is written, over HAProxy's own socket in the
+gate's private folder. A write that fails leaves its map unknown, and the next one begins with
+clearing it: that closes the gate for a moment rather than leaving a revoked key good. HAProxy dies
+with this process; when it dies alone, the gate is broken and the ingress is to be replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from baton.domain.errors import EngineStartFailed, LinkFailed
+from baton.runtime.process.owned_process import OwnedProcess, Program
+from baton.serving.cluster.readiness import stat_rows
+from baton.serving.front.gate_config import GateSettings, gate_config
+from baton.serving.front.gate_maps import map_commands
+
+_START_S = 10.0
+_ASK_S = 2.0
+_POLL_S = 0.02
+_DRAIN_POLL_S = 0.1
+_STOP_GRACE_S = 2.0
+_CONFIG = "gate.cfg"
+_LOG = "gate.log"
+
+
+class RustGate:
+    """One HAProxy, and the maps that it goes by."""
+
+    def __init__(self, haproxy: str, settings: GateSettings) -> None:
+        self._haproxy = haproxy
+        self._settings = settings
+        self._process: OwnedProcess | None = None
+        self._told: dict[Path, Mapping[str, str] | None] = {path: {} for path in self._maps}
+
+    @property
+    def _maps(self) -> tuple[Path, ...]:
+        settings = self._settings
+        return settings.key_map, settings.shed_map, settings.class_map, settings.state_map
+
+    @property
+    def broken(self) -> bool:
+        """Whether it was started and lets nobody in again."""
+        return self._process is not None and not self._process.alive
+
+    async def start(
+        self, *, listeners: Sequence[int] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start HAProxy; it listens when this returns.
+
+        Args:
+            listeners: Descriptors to pass on.
+            environment: What it sees besides what this process sees.
+
+        Raises:
+            EngineStartFailed: it does not start, with its own words.
+        """
+        settings = self._settings
+        await asyncio.to_thread(self._write_files)
+        self._process = OwnedProcess(
+            Program(
+                name="gate",
+                argv=(self._haproxy, "-db", "-f", str(settings.folder / _CONFIG)),
+                log=settings.folder / _LOG,
+                pass_fds=tuple(listeners),
+                environment=environment or {},
+            ),
+            on_end=lambda _code: None,
+        )
+        self._process.start()
+        try:
+            async with asyncio.timeout(_START_S):
+                while not await self._answers():
+                    if self.broken:
+                        break
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            pass
+        if not await self._answers():
+            said = self._process.tail()[-500:] or "it said nothing"
+            await self.close()
+            raise EngineStartFailed(
+                f"the gate before the frontend did not start: {said}",
+                "see whether its port is taken; a gate needs the HAProxy of ray[serve]",
+            )
+
+    async def drain(self) -> None:
+        """Take no more connections; returns when the answers that were under way have ended.
+
+        HAProxy's own way to end would wait for clients that keep a connection for later. It may be
+        late to answer; as long as it lives, streams do, and it is asked again.
+        """
+        told = False
+        while not self.broken:
+            with suppress(LinkFailed):
+                if not told:
+                    await self._ask("shutdown frontend gate")
+                    told = True
+                if not await self._under_way():
+                    return
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _under_way(self) -> int:
+        """How many requests are at the frontend."""
+        return sum(
+            int(row["scur"])
+            for row in stat_rows(await self._ask("show stat"))
+            if (row["pxname"], row["svname"]) == ("rust", "BACKEND")
+        )
+
+    async def close(self) -> None:
+        """Stop it at once: whoever lets streams end has waited before. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop(grace_s=_STOP_GRACE_S)
+
+    async def tell_keys(self, entries: Mapping[str, str]) -> None:
+        """Go by these keys from now on.
+
+        Raises:
+            LinkFailed: it was not heard.
+        """
+        await self._tell(self._settings.key_map, entries)
+
+    async def tell_classes(self, entries: Mapping[str, str]) -> None:
+        """Let tenants ask for these classes from now on.
+
+        Raises:
+            LinkFailed: it was not heard.
+        """
+        await self._tell(self._settings.class_map, entries)
+
+    async def tell_shed(self, entries: Mapping[str, str]) -> None:
+        """Refuse those from now on.
+
+        Raises:
+            LinkFailed: it was not heard.
+        """
+        await self._tell(self._settings.shed_map, entries)
+
+    async def tell_state(self, entries: Mapping[str, str]) -> None:
+        """Go by this from now on: health, and who is let in.
+
+        Raises:
+            LinkFailed: it was not heard.
+        """
+        await self._tell(self._settings.state_map, entries)
+
+    async def _tell(self, path: Path, entries: Mapping[str, str]) -> None:
+        old = self._told[path]
+        if old == entries:
+            return
+        if self._process is None:
+            self._told[path] = dict(entries)  # it starts with them
+            return
+        self._told[path] = None
+        if old is None:
+            await self._command(f"clear map {path}")
+        for command in map_commands(path, old or {}, entries):
+            await self._command(command)
+        self._told[path] = dict(entries)
+
+    async def _command(self, command: str) -> None:
+        """Have HAProxy do it. It answers a map's commands with nothing but an empty line."""
+        answer = await self._ask(command)
+        if answer.strip():
+            # Never the command: it may hold a digest.
+            raise LinkFailed("gate", f"HAProxy did not do as it was told: {answer.strip()[:200]}")
+
+    async def _answers(self) -> bool:
+        try:
+            return (await self._ask("show info")).startswith("Name: HAProxy")
+        except LinkFailed:
+            return False
+
+    async def _ask(self, command: str) -> str:
+        path = self._settings.socket
+        try:
+            async with asyncio.timeout(_ASK_S):
+                reader, writer = await asyncio.open_unix_connection(str(path))
+                try:
+                    writer.write(f"{command}\n".encode())
+                    await writer.drain()
+                    return (await reader.read()).decode()
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError) as error:
+            raise LinkFailed("gate", f"HAProxy did not answer at {path}: {error}") from error
+
+    def _write_files(self) -> None:
+        for path, entries in self._told.items():
+            _write(path, "".join(f"{key} {value}\n" for key, value in (entries or {}).items()))
+        _write(self._settings.folder / _CONFIG, gate_config(self._settings))
+
+
+def _write(path: Path, text: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)

@@ -1,0 +1,157 @@
+"""An HTTP server beside what a process is for: on its own loop, and never in its way.
+
+*Theory of operation.* `start` binds and serves, or says once why it cannot and goes on trying every
+few seconds; it never raises, since nothing that a process is for depends on it. `address` is None
+until it is bound. `close` cuts what still hangs on after a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from baton.domain.names.addresses import address_text
+from baton.runtime.process.sockets import bound_socket
+from baton.telemetry.logs import log_event
+
+if TYPE_CHECKING:
+    import uvicorn
+
+_LOGGER = logging.getLogger(__name__)
+_AGAIN_S = 5.0
+_CLOSE_S = 2.0
+_MOST_CONNECTIONS = 256
+_BACKLOG = 64
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class SideServer:
+    """Serves one ASGI app; see the module."""
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        name: str,
+        host: str,
+        port: int = 0,
+        remedy: str = "free that port",
+        again_s: float = _AGAIN_S,
+    ) -> None:
+        """Nothing is bound yet.
+
+        Args:
+            app: answers requests; its lifespan is not run.
+            name: what is served, for the log.
+            host: the address to bind; its name is looked up.
+            port: 0 for any that is free.
+            remedy: what an operator can do when it cannot be bound.
+            again_s: seconds until it is tried again.
+        """
+        self._app = app
+        self._name = name
+        self._host = host
+        self._port = port
+        self._remedy = remedy
+        self._again_s = again_s
+        self._said = False
+        self._address: str | None = None
+        self._server: uvicorn.Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str | None:
+        """`host:port`; None while it is not bound."""
+        return self._address
+
+    async def start(self) -> None:
+        """Bind if that is possible, and serve from now on."""
+        bound = await self._bound()
+        self._task = asyncio.create_task(self._run(bound), name=f"baton-{self._name}")
+
+    async def close(self) -> None:
+        """Serve no more. Idempotent."""
+        task, self._task = self._task, None
+        self._address = None
+        if task is None:
+            return
+        if self._server is not None:
+            self._server.should_exit = True
+            await asyncio.wait([task], timeout=_CLOSE_S)
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def _run(self, bound: socket.socket | None) -> None:
+        try:
+            while bound is None:
+                await asyncio.sleep(self._again_s)
+                bound = await self._bound()
+            self._server = _server(self._app)
+            await self._server.serve(sockets=[bound])
+        except Exception:
+            self._address = None
+            _LOGGER.exception("%s are served no more", self._name)
+        finally:
+            if bound is not None:
+                bound.close()
+
+    async def _bound(self) -> socket.socket | None:
+        try:
+            bound = await asyncio.to_thread(_bind, self._host, self._port)
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                fields = {"host": self._host, "port": self._port, "why": str(error)}
+                fields |= {"remedy": self._remedy, "again_s": self._again_s}
+                log_event(_LOGGER, logging.WARNING, f"{self._name}_not_served", fields)
+            return None
+        host, port = bound.getsockname()[:2]
+        self._address = address_text(host, port)
+        log_event(_LOGGER, logging.INFO, f"{self._name}_served", {"address": self._address})
+        return bound
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there; may block on a name server.
+
+    Raises:
+        OSError: there is no such address here, or the port is taken.
+    """
+    made = bound_socket(host, port)
+    made.listen(_BACKLOG)
+    return made
+
+
+def _server(app: AsgiApp) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Leaves signals to whoever owns the process."""
+
+        @contextmanager
+        def capture_signals(self) -> Generator[None]:
+            yield
+
+    return Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            loop="none",
+            ws="none",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+        )
+    )

@@ -1,0 +1,1 @@
+"""The ingress' deployment: API server, coordinator, links to replicas."""

@@ -1,0 +1,138 @@
+"""Who is let in at an ingress and what they may ask for, by the configuration and the key files.
+
+Theory of operation: key files are looked at about once a second, in a thread, whether they have
+changed; so a new key is good and a revoked one is not a second after its file was written. A disk
+that does not answer delays that and nothing else, and is said. A file that cannot be read leaves
+its last good keys in place; that is logged, once. No key is ever logged, only ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+
+from baton.config.derive.options import allows_anonymous, key_files, tenants
+from baton.config.schema.deployment import DeploymentConfig, EngineKind
+from baton.domain.tenant import CacheSharing
+from baton.engine.vllm.frontend.settings import Brought
+from baton.engine.vllm.gate.access import Access
+from baton.engine.vllm.gate.limits import FrontendLimits
+from baton.runtime.keys.api_keys import Known, Unknown
+from baton.runtime.keys.key_files import KeyFiles, KeyNotice, load_ring
+from baton.telemetry.logs import log_event
+
+_LOGGER = logging.getLogger(__name__)
+_POLL_S = 1.0
+# Reading the largest file there may be takes less; a disk that hangs should be said.
+_READ_DEADLINE_S = 10.0
+
+
+def frontend_limits(config: DeploymentConfig) -> FrontendLimits:
+    """What one request may ask for."""
+    admission = config.admission
+    return FrontendLimits(
+        max_body_bytes=admission.max_body_bytes,
+        max_n=admission.max_n,
+        max_tokens=admission.max_tokens,
+        default_max_tokens=admission.default_max_tokens,
+        max_messages=admission.max_messages,
+        logprobs=all(pool.engine.kind is not EngineKind.SIM for pool in config.pools.values()),
+    )
+
+
+def brought(config: DeploymentConfig) -> Brought:
+    """What a request may bring along."""
+    allow = config.server.allow
+    return Brought(
+        chat_templates=allow.chat_templates,
+        media_domains=allow.media_domains or (),
+        prompt_embeds=allow.prompt_embeds,
+    )
+
+
+class FrontDoor:
+    """The keys of one ingress, and who is let in by them."""
+
+    def __init__(self, config: DeploymentConfig) -> None:
+        self._files = KeyFiles(key_files(config))
+        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Future[tuple[KeyNotice, ...]] | None = None
+
+    async def start(self) -> None:
+        """Read the key files, and follow them from now on."""
+        await self._poll()
+        self._task = asyncio.create_task(self._follow(), name="baton-keys")
+
+    async def close(self) -> None:
+        """Follow them no more. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def check(self, config: DeploymentConfig) -> None:
+        """Look whether the key files of a configuration can be read. Blocks on the disk.
+
+        Raises:
+            ConfigInvalid: some cannot, or have bad lines; names them all.
+        """
+        load_ring(key_files(config))
+
+    async def reconfigure(self, config: DeploymentConfig) -> None:
+        """Go by the key files of this configuration; they have been read when this returns."""
+        self._files.watch(key_files(config))
+        begun_before = self._reading
+        await self._poll()
+        if begun_before is not None and begun_before.done():
+            await self._poll()  # that one knew nothing of these files
+
+    def access(self, config: DeploymentConfig) -> Access:
+        """Who is let in by this configuration, and by the keys as they are at any moment."""
+        isolated = {
+            name
+            for name, tenant in tenants(config).items()
+            if tenant.cache is CacheSharing.ISOLATED
+        }
+        tracing = config.observability.tracing
+        return Access(
+            look_up=self._look_up if key_files(config) else None,
+            anonymous=allows_anonymous(config),
+            isolated=frozenset(isolated),
+            begin_share=None if tracing.otlp is None else tracing.sample,
+        )
+
+    def _look_up(self, token: str) -> Known | Unknown:
+        return self._files.ring.look_up(token, datetime.now(UTC))
+
+    def keys(self) -> dict[str, Known | Unknown]:
+        """What every key is good for now, by its digest."""
+        return self._files.ring.by_digest(datetime.now(UTC))
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                await self._poll()
+            except Exception:
+                # Keys that cannot be followed any more could not be revoked any more.
+                _LOGGER.exception("key files could not be looked at")
+
+    async def _poll(self) -> None:
+        # One read at a time: a disk that hangs would otherwise take a thread a second.
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(asyncio.to_thread(self._files.poll))
+        reading = self._reading
+        await asyncio.wait([reading], timeout=_READ_DEADLINE_S)
+        if not reading.done():
+            log_event(_LOGGER, logging.WARNING, "key_files_slow", {"after_s": _READ_DEADLINE_S})
+            return
+        if self._reading is not reading:
+            return  # who else waited for it has told of it
+        self._reading = None
+        for notice in reading.result():
+            fields = {"path": notice.path, "keys": notice.keys}
+            if notice.why is None:
+                log_event(_LOGGER, logging.INFO, "keys_read", fields)
+            else:
+                log_event(_LOGGER, logging.WARNING, "keys_not_read", fields | {"why": notice.why})

@@ -1,0 +1,92 @@
+"""Keeps the fleet link in step with the membership that Ray reports.
+
+A replica that leaves the membership has been told to stop, but may still be finishing streams: its
+link is kept, and no new work is sent there, until the link itself breaks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
+from baton.domain.fleet import LossReason
+from baton.serving.ray.membership import Member
+from baton.serving.shared.metadata import LINK_ADDRESS, REPLICA_ID
+from baton.telemetry.logs import log_event
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Links(Protocol):
+    """The part of the link client that membership drives."""
+
+    def connect(self, replica_id: str, address: str) -> None:
+        """Keep a session with a replica."""
+        ...
+
+    def disconnect(self, replica_id: str) -> None:
+        """Forget a replica."""
+        ...
+
+
+class FleetWatch:
+    """Connects members, drains leavers, forgets the dead."""
+
+    def __init__(self, links: Links, on_event: Callable[[Event], None]) -> None:
+        self._links = links
+        self._on_event = on_event
+        self._members: frozenset[str] = frozenset()
+        self._joined: set[str] = set()
+        self._leaving: set[str] = set()
+
+    def on_members(self, members: frozenset[Member]) -> None:
+        """Take in a new view of the membership."""
+        addresses = {
+            str(member.metadata[REPLICA_ID]): str(member.metadata[LINK_ADDRESS])
+            for member in members
+            if LINK_ADDRESS in member.metadata
+        }
+        gone = self._members - addresses.keys()
+        self._members = frozenset(addresses)
+        for replica_id in sorted(self._leaving & addresses.keys()):
+            # It was taken to drain, for good; nothing but a new session begins anew.
+            self._links.disconnect(replica_id)
+        self._leaving -= self._members
+        for replica_id, address in addresses.items():
+            self._links.connect(replica_id, address)
+        for replica_id in sorted(gone):
+            if replica_id in self._joined:
+                self._leaving.add(replica_id)
+                _say("replica_draining", {"replica_id": replica_id})
+                self._on_event(ReplicaDraining(replica_id=replica_id))
+            else:
+                # A killed replica: its link broke before Ray noticed.
+                self._links.disconnect(replica_id)
+
+    def on_link_event(self, event: Event) -> None:
+        """Pass an event of the link on; a leaver whose link breaks is forgotten."""
+        try:
+            self._on_event(event)
+        finally:  # whatever came of it, who is joined is known here alone
+            self._keep_book(event)
+
+    def _keep_book(self, event: Event) -> None:
+        if isinstance(event, ReplicaJoined):
+            facts = event.facts
+            _say("replica_joined", {"replica_id": facts.replica_id, "role": str(facts.role)})
+            self._joined.add(facts.replica_id)
+        elif isinstance(event, ReplicaLost):
+            foreseen = event.reason is LossReason.LEFT or event.replica_id in self._leaving
+            level = logging.INFO if foreseen else logging.WARNING
+            told = {"replica_id": event.replica_id, "reason": str(event.reason)}
+            _say("replica_lost", told, level)
+            self._joined.discard(event.replica_id)
+            if event.replica_id in self._leaving:
+                self._leaving.discard(event.replica_id)
+                self._links.disconnect(event.replica_id)
+
+
+def _say(event: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
+    log_event(_LOGGER, level, event, fields)

@@ -1,0 +1,98 @@
+"""One ingress' metrics: measured as requests end, collected when asked, served on a port of theirs.
+
+Nothing here can hurt a request: what goes wrong is logged once, and the request goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from baton.config.schema.observability import ObservabilityConfig
+from baton.control.coordinator import Coordinator
+from baton.control.state.limits import CoordinatorLimits
+from baton.control.state.service_rules import ServiceRules
+from baton.domain.events import Event
+from baton.runtime.ports import Recorder
+from baton.runtime.process.log_events import log_event
+from baton.serving.http.access_token import TokenFile
+from baton.serving.http.metrics_endpoint import Metrics, MetricsEndpoint
+from baton.telemetry.metrics.ingress import IngressMetrics
+from baton.telemetry.metrics.ingress_families import IngressCollector, IngressFacts
+from baton.telemetry.requests.outcomes import ReplicaOutcomes
+
+_LIMITS = CoordinatorLimits()
+_LOGGER = logging.getLogger(__name__)
+
+
+class IngressTelemetry:
+    """Measures one coordinator, where that is wanted; nothing is served before `start`."""
+
+    def __init__(
+        self,
+        config: ObservabilityConfig,
+        coordinator: Coordinator,
+        rules: ServiceRules,
+        *,
+        limits: CoordinatorLimits = _LIMITS,
+        now_s: Callable[[], float],
+        unjoined: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self.generation: Callable[[], int] = lambda: 0
+        """Of the configuration that the ingress goes by; whoever knows it replaces this."""
+        self.outcomes = ReplicaOutcomes()
+        """What each replica has done, which rollouts go by: kept whether metrics are or not."""
+        self._metrics = IngressMetrics(rules.slos.classes.values(), limits, now_s=now_s)
+        facts = IngressFacts(now_s, unjoined, self._present_generation)
+        self._collector = IngressCollector(coordinator, self._metrics, facts, tenants=rules.tenants)
+        self._endpoint: MetricsEndpoint | None = None
+        self._failed = False
+
+    @property
+    def recorders(self) -> tuple[Recorder, ...]:
+        """Who is to be told of every request that has ended."""
+        metrics = (self._metrics,) if self._config.metrics.enabled else ()
+        return (self.outcomes, *metrics)
+
+    @property
+    def address(self) -> str | None:
+        """Where the metrics are, `host:port`; None where they are nowhere."""
+        return None if self._endpoint is None else self._endpoint.address
+
+    def on_event(self, event: Event) -> None:
+        """Is to be told what replicas say, before anybody acts on it."""
+        if not self._config.metrics.enabled:
+            return
+        try:
+            self._metrics.on_event(event)
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                _LOGGER.exception("a %s could not be measured", type(event).__name__)
+
+    def go_by(self, rules: ServiceRules, limits: CoordinatorLimits) -> None:
+        """Classes, tenants and timeouts are others from now on."""
+        changed = self._metrics.fit(rules.slos.classes.values(), limits)
+        self._collector.know(rules.tenants)
+        if changed and self._config.metrics.enabled:
+            fields = {"histograms": "; ".join(map(str, changed))}
+            log_event(_LOGGER, logging.INFO, "histogram_edges_changed", fields)
+
+    async def start(self, host: str) -> None:
+        """Serve metrics at an address of this node, on any port that is free; never raises."""
+        path = self._config.token_file
+        if self._config.metrics.enabled:
+            token = None if path is None else TokenFile(Path(path))
+            metrics = Metrics(self._collector.collect)
+            self._endpoint = MetricsEndpoint(metrics, host=host, token=token)
+            await self._endpoint.start()
+
+    async def close(self) -> None:
+        """Serve no more. Idempotent."""
+        if self._endpoint is not None:
+            await self._endpoint.close()
+
+    def _present_generation(self) -> int:
+        return self.generation()

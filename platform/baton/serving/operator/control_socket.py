@@ -1,0 +1,217 @@
+"""A local socket at which the process that holds a deployment answers control commands.
+
+Theory of operation: a command that joins the Ray cluster first imports Ray and starts a driver.
+On a machine whose cores are all busy that takes a minute. The process behind `baton up` is a driver
+already, and has nothing else to do. So commands on the same machine ask it: a question in one line
+of JSON, an answer likewise, over a Unix socket in the deployment's own folder that its user alone
+may open. It passes the question on to the controller, or to all ingresses, with a deadline.
+
+What may fail: the socket is not there (an older deployment, a node at an IPv6 address, a deployment
+that only begins to start); then the command joins the cluster as before. A replica that does not
+answer in time is an error of its own, which names the replica's deployment. While the deployment
+ends the socket says so: who joined a cluster that ends would wait for it for minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from baton.domain.errors import DeploymentEnded, NotRunning, OperatorError, TimedOut
+from baton.serving.shared.names import CONTROLLER, INGRESS
+
+_LOGGER = logging.getLogger(__name__)
+
+NAME = "control.sock"
+ANSWER_S = 5.0
+"""How long a deployment's replicas have to answer one question."""
+SCALE_S = 20.0
+"""As long as the controller takes to carry out a change of a pool's size, at most."""
+_SLACK_S = 2.0
+_LIMIT_BYTES = 1 << 20
+"""Of a question."""
+_AT_ONCE = 8
+"""Questions; more are told to come back."""
+
+METHODS = {
+    CONTROLLER: frozenset({"status", "explain_scale", "usage", "scale"}),
+    INGRESS: frozenset({"status", "explain", "requests", "links"}),
+}
+"""What may be asked, by deployment. Everything else goes over Ray."""
+
+Ask = Callable[[str, str, tuple[object, ...], float], list[object]]
+"""`(deployment, method, arguments, deadline_s)`: the answers of its replicas."""
+Note = Callable[[str], bytes | None]
+"""The note with this name in the deployment's store; None where there is none."""
+
+_ERRORS: dict[str, type[OperatorError]] = {
+    kind.__name__: kind for kind in (NotRunning, TimedOut, DeploymentEnded)
+}
+
+
+def deadline_of(method: str) -> float:
+    """How long a question may take."""
+    return SCALE_S if method == "scale" else ANSWER_S
+
+
+class ControlSocket:
+    """The holder's end; answers in threads of its own until it is closed."""
+
+    def __init__(self, folder: Path, *, ask: Ask, note: Note) -> None:
+        self._path = folder / NAME
+        self._server = _Server(str(self._path), ask=ask, note=note)
+        self._path.chmod(0o600)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="control socket", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """Tell whoever asks that the deployment ends."""
+        self._server.ends = True
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._path.unlink(missing_ok=True)
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, path: str, *, ask: Ask, note: Note) -> None:
+        super().__init__(path, _Handler)
+        self.ask = ask
+        self.note = note
+        self.ends = False
+        self.places = threading.BoundedSemaphore(_AT_ONCE)
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: _Server
+    timeout = ANSWER_S
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # whoever asked has gone
+            question = self.rfile.readline(_LIMIT_BYTES)
+            self.wfile.write(json.dumps(self._answer(question), default=str).encode() + b"\n")
+
+    def _answer(self, question: bytes) -> dict[str, object]:
+        if not self.server.places.acquire(blocking=False):
+            return _told(TimedOut(f"{_AT_ONCE} commands are being answered", "try again"))
+        try:
+            return {"answer": self._found(json.loads(question))}
+        except OperatorError as error:
+            return _told(error)
+        except Exception as error:  # a boundary: whoever asked is told, and it is logged
+            _LOGGER.exception("a control command failed")
+            return _told(NotRunning(f"{type(error).__name__}: {error}", "see 'baton logs'"))
+        finally:
+            self.server.places.release()
+
+    def _found(self, asked: dict[str, Any]) -> object:
+        if self.server.ends:
+            raise DeploymentEnded("the deployment is being ended", "wait, and start one anew")
+        if "check" in asked:
+            return None
+        if "note" in asked:
+            data = self.server.note(str(asked["note"]))
+            return None if data is None else data.decode()
+        deployment, method = str(asked["deployment"]), str(asked["method"])
+        if method not in METHODS.get(deployment, frozenset()):
+            why = f"control socket: got {deployment}.{method}, expected one of {_known()}"
+            raise NotRunning(why, "use the command line of the baton that runs")
+        arguments = tuple(asked["arguments"])
+        return self.server.ask(deployment, method, arguments, deadline_of(method))
+
+
+def _known() -> str:
+    return ", ".join(sorted(f"{one}.{name}" for one, names in METHODS.items() for name in names))
+
+
+def _told(error: OperatorError) -> dict[str, object]:
+    kind = next((name for name, one in _ERRORS.items() if type(error) is one), "NotRunning")
+    return {"error": kind, "why": error.why, "remedy": error.remedy}
+
+
+class ControlClient:
+    """A command's end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+
+    def is_there(self) -> bool:
+        """Whether a holder answers."""
+        try:
+            with self._connected(_SLACK_S):
+                return True
+        except OSError:
+            return False
+
+    def check(self) -> None:
+        """See whether the deployment goes on; nothing where no holder answers.
+
+        Raises:
+            DeploymentEnded: it is being ended.
+        """
+        if self.is_there():
+            self._exchange({"check": True}, ANSWER_S + _SLACK_S)
+
+    def ask(self, deployment: str, method: str, *arguments: object) -> list[object]:
+        """The answers of every replica of a deployment.
+
+        Raises:
+            NotRunning: there is none of them, or it cannot be asked.
+            TimedOut: not all of them answered in time.
+            DeploymentEnded: the holder has ended.
+        """
+        question = {"deployment": deployment, "method": method, "arguments": arguments}
+        found = self._exchange(question, deadline_of(method) + _SLACK_S)
+        assert isinstance(found, list), "every question is answered with a list"
+        return found
+
+    def note(self, name: str) -> bytes | None:
+        """A note in the deployment's store; None where there is none.
+
+        Raises:
+            OperatorError: as `ask` does.
+        """
+        found = self._exchange({"note": name}, ANSWER_S + _SLACK_S)
+        return None if found is None else str(found).encode()
+
+    def _exchange(self, question: Mapping[str, object], deadline_s: float) -> object:
+        try:
+            with self._connected(deadline_s) as connection, connection.makefile("rb") as answers:
+                connection.sendall(json.dumps(question).encode() + b"\n")
+                line = answers.readline()
+        except TimeoutError as error:
+            why = f"the deployment's holder did not answer within {deadline_s:g} s"
+            raise TimedOut(why, "try again") from error
+        except OSError as error:
+            why = f"the deployment's holder cannot be asked: {error.strerror or error}"
+            raise DeploymentEnded(why, "see whether it still runs with 'baton status'") from error
+        if not line:
+            raise DeploymentEnded(
+                "the deployment's holder broke off", "see whether it still runs with 'baton status'"
+            )
+        told = json.loads(line)
+        if "error" in told:
+            raise _ERRORS[told["error"]](told["why"], told["remedy"])
+        answer: object = told["answer"]
+        return answer
+
+    @contextlib.contextmanager
+    def _connected(self, deadline_s: float) -> Iterator[socket.socket]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(deadline_s)
+            connection.connect(str(self._path))
+            yield connection

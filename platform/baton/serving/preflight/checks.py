@@ -1,0 +1,384 @@
+"""What can be known to fail is said in one line each, before anything is started.
+
+Checks are pure functions of gathered facts; `check_machine` and `check_cluster` gather and judge.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.config.checks.contradictions import contradictions
+from baton.config.derive.api_arguments import SINCE
+from baton.config.derive.options import key_files
+from baton.config.derive.selectors import selects
+from baton.config.derive.start_deadlines import weights_bytes
+from baton.config.schema.deployment import DeploymentConfig, EngineKind, PoolConfig
+from baton.domain.errors import CannotStart, ConfigInvalid
+from baton.domain.names.addresses import address_text, is_loopback, is_loopback_address
+from baton.domain.tenant import DEFAULT_TENANT
+from baton.domain.words import few
+from baton.engine.gpus import old_driver
+from baton.runtime.keys.key_files import load_ring
+from baton.serving.preflight.autoscaling_capacity import Growth, beyond_growth
+from baton.serving.preflight.facts import (
+    ClusterFacts,
+    MachineFacts,
+    PortFact,
+    PortListener,
+    cluster_facts,
+    cluster_room,
+    installed_versions,
+    machine_facts,
+    with_what_is_free,
+)
+from baton.serving.preflight.models import source_findings
+from baton.serving.preflight.named_files import file_findings, node_files
+from baton.serving.preflight.security import door_findings, open_findings, tls_findings
+from baton.serving.ray.auth_probe import ray_door
+from baton.serving.ray.context import control_store
+from baton.serving.versions import PACKAGES, is_before, refusals, tested, untested
+
+_GIB = 1024**3
+_POLL_S = 0.5
+RAY_BYTES = int(0.6 * _GIB)
+"""Ray, the Serve controller and the front. Source: private memory of an idle cluster, Ray 2.60."""
+INGRESS_BYTES = int(0.6 * _GIB)
+"""One ingress replica. Source: 0.41 GiB private after importing vLLM 0.32's API server, and room
+for a tokenizer and streams."""
+VLLM_REPLICA_BYTES = int(1.5 * _GIB)
+"""A vLLM replica without weights and KV blocks. Source: engines with small models on the CPU are
+1.5 to 2.5 GB resident."""
+_SHARD_BYTES = 5_000_000_000
+"""Of weights on their way to GPUs: workers map one file after the other, and copy tensors out of
+it. Source: vLLM 0.32, weight_utils.py, `safetensors_weights_iterator`, which is lazy unless told
+otherwise; huggingface_hub 2.4, serialization/_base.py, `MAX_SHARD_SIZE`, by which files are cut."""
+SIM_REPLICA_BYTES = int(0.15 * _GIB)
+"""A replica with a simulated engine. Source: 80 MB private for an empty replica, Ray 2.60."""
+_DEFAULT_CPU_KV_BYTES = 4 * _GIB
+"""What vLLM takes for KV blocks on the CPU when nothing is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What stands in the way, and what merely may."""
+
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def check_machine(config: DeploymentConfig, *, warn: Callable[[str], None] | None = None) -> None:
+    """Check that this machine can run the whole configuration.
+
+    Raises:
+        CannotStart: with everything that stands in the way.
+    """
+    server = config.server
+    _judge(judge_machine(config, machine_facts(server.host, server.port)), warn)
+
+
+def check_submission(
+    config: DeploymentConfig, *, warn: Callable[[str], None] | None = None
+) -> None:
+    """Check what this machine has to say of a configuration that other machines will run.
+
+    Raises:
+        CannotStart: with everything that stands in the way.
+    """
+    versions = installed_versions(PACKAGES)
+    missing, untested = package_findings(config, versions)
+    errors = (*missing, *argument_findings(config, versions))
+    warnings = (*untested, *contradictions(config), *keyless_findings(config))
+    _judge(Findings(errors=errors, warnings=(*warnings, *open_findings(config))), warn)
+
+
+def check_cluster(
+    config: DeploymentConfig,
+    *,
+    warn: Callable[[str], None] | None = None,
+    shared: bool = False,
+    growth: Growth | None = None,
+) -> None:
+    """Check that the cluster this process is connected to can run the configuration.
+
+    Args:
+        config: What is to run.
+        warn: Is told what merely may stand in the way.
+        shared: Whether others use the cluster, so that only what is free counts.
+        growth: What it may grow to; None where nobody starts nodes.
+
+    Raises:
+        CannotStart: with everything that stands in the way.
+    """
+    store = control_store()
+    door = "guarded" if is_loopback_address(store) else ray_door(store)
+    facts = cluster_facts(PACKAGES)
+    found = judge_cluster(config, with_what_is_free(facts) if shared else facts, growth)
+    closed, opened = door_findings(store, door, allowed=config.cluster.allow_open)
+    # Of a cluster of baton's own, who reads files is on this machine, which was looked at; and a
+    # node with another baton may not understand the question.
+    ask = shared and not found.errors
+    missing, differing = file_findings(node_files(config)) if ask else ((), ())
+    errors = (*found.errors, *closed, *missing)
+    _judge(Findings(errors=errors, warnings=(*found.warnings, *opened, *differing)), warn)
+
+
+def await_nodes(
+    config: DeploymentConfig,
+    *,
+    until_s: float,
+    tell: Callable[[str], None],
+    room: Callable[[], ClusterFacts] = cluster_room,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until nodes have joined with all that the pools ask for; a cluster of one has them.
+
+    Raises:
+        CannotStart: with what is still missing then.
+    """
+    if is_loopback(config.cluster.node_address):
+        return
+    told: tuple[str, ...] = ()
+    while missing := missing_nodes(config, room()):
+        if time.monotonic() > until_s:
+            raise CannotStart(missing)
+        if missing != told:
+            tell(f"waiting for nodes ('baton join' says how one joins): {'; '.join(missing)}")
+            told = missing
+        pause(_POLL_S)
+
+
+def _judge(findings: Findings, warn: Callable[[str], None] | None) -> None:
+    if findings.errors:
+        raise CannotStart(findings.errors)
+    for line in findings.warnings:
+        if warn is not None:
+            warn(line)
+
+
+def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
+    """Everything that is wrong with running `config` on one machine."""
+    missing, untested = package_findings(config, facts.versions)
+    alone = is_loopback(config.cluster.node_address)
+    return Findings(
+        errors=(
+            *port_findings([facts.port]),
+            *source_findings(config.models),
+            *missing,
+            *argument_findings(config, facts.versions),
+            # Where other nodes may come, what this one lacks is waited for: see `await_nodes`.
+            *(memory_findings(config, facts.available_memory_bytes) if alone else ()),
+            *(gpu_findings(config, facts.gpus) if alone else ()),
+            *driver_findings(config, facts),
+            *key_findings(config),
+            *tls_findings(config),
+        ),
+        warnings=(
+            *untested,
+            *contradictions(config),
+            *keyless_findings(config),
+            *open_findings(config),
+        ),
+    )
+
+
+def judge_cluster(
+    config: DeploymentConfig, facts: ClusterFacts, growth: Growth | None = None
+) -> Findings:
+    """Everything that is wrong with running `config` on a running cluster.
+
+    Where an autoscaler starts nodes, what is missing is waited for, and only what never comes is
+    wrong.
+    """
+    versions = cluster_version_findings(config, facts.versions)
+    if growth is None:
+        return Findings(errors=(*versions, *missing_nodes(config, facts)))
+    return Findings(errors=(*versions, *beyond_growth(config, growth)))
+
+
+def missing_nodes(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, ...]:
+    """What more nodes would have to bring for every replica to start."""
+    errors = [*gpu_findings(config, facts.gpus)]
+    cpus = sum(pool.resources.cpus * pool.replicas.start for pool in config.pools.values())
+    if cpus > facts.cpus:
+        errors.append(
+            f"the pools ask for {cpus:g} CPUs to start with, the cluster has {facts.cpus:g}; "
+            "add nodes, or lower pools.*.resources.cpus or replicas.start"
+        )
+    for name, pool in config.pools.items():
+        wanted = pool.placement.labels
+        if not any(selects(wanted, labels) for labels in facts.labels):
+            shown = ", ".join(f"{label}: {selector}" for label, selector in wanted.items())
+            errors.append(
+                f"no node has the labels that pool {name!r} asks for ({shown}); start Ray there"
+                f" with --labels, or change pools.{name}.placement.labels"
+            )
+    return tuple(errors)
+
+
+def key_findings(config: DeploymentConfig) -> tuple[str, ...]:
+    """Files of API keys that cannot be read, or have lines that are none."""
+    try:
+        load_ring(key_files(config))
+    except ConfigInvalid as error:
+        return error.findings
+    return ()
+
+
+def keyless_findings(config: DeploymentConfig) -> tuple[str, ...]:
+    """Tenants that nobody can be."""
+    return tuple(
+        f"nobody can call as tenant '{name}', for it has no keys;"
+        f" make one with 'baton keys create --tenant {name} --file FILE' and set its keys_file"
+        for name in config.tenants
+        if name != DEFAULT_TENANT and name not in key_files(config)
+    )
+
+
+def port_findings(ports: Sequence[PortFact]) -> tuple[str, ...]:
+    """Ports that cannot be had."""
+    return tuple(
+        f"{address_text(port.host, port.port)} ({port.key}) {_held(port.listener)};"
+        f" stop it, or set {port.key} to another"
+        for port in ports
+        if not port.free
+    )
+
+
+def _held(listener: PortListener | None) -> str:
+    if listener is None:
+        return "is in use, or the address is not this machine's"
+    if listener.pid is None:
+        return "is held by another user's process"
+    return f"is held by {listener.program} (pid {listener.pid})"
+
+
+def package_findings(
+    config: DeploymentConfig, versions: Mapping[str, str | None]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Packages that stop a start, and those of versions that somebody wants although untested."""
+    real = any(pool.engine.kind is EngineKind.VLLM for pool in config.pools.values())
+    # The ingress is vLLM's API server, whatever the engines are.
+    needed = ["ray", "vllm", "torch", *(["nixl"] if real else [])]
+    missing = tuple(
+        f"package {package} is not installed; install baton[cpu] or baton[gpu],"
+        f" with {package} {' or '.join(tested(package))}"
+        for package in needed
+        if versions.get(package) is None
+    )
+    if config.cluster.allow_untested_versions:
+        return missing, tuple(f"{what}: nobody has tried" for _, what in untested(versions, needed))
+    return (*missing, *refusals(versions, needed)), ()
+
+
+def argument_findings(
+    config: DeploymentConfig, versions: Mapping[str, str | None]
+) -> tuple[str, ...]:
+    """Arguments of API servers that the vLLM that is installed does not have yet."""
+    version = versions.get("vllm")
+    if version is None:
+        return ()
+    return tuple(
+        f"models.{name}.api.{argument}: got vllm {version}, expected {'.'.join(map(str, since))} or"
+        " later; remove it, or install that"
+        for name, model in config.models.items()
+        for argument in model.api
+        if (since := SINCE.get(argument)) is not None and is_before(version, since)
+    )
+
+
+def memory_findings(config: DeploymentConfig, available_bytes: int) -> tuple[str, ...]:
+    """Whether everything that starts at once fits into main memory."""
+    parts = {
+        f"{pool.replicas.start} x {name}": pool.replicas.start * replica_bytes(config, pool)
+        for name, pool in config.pools.items()
+    }
+    parts["ingress"] = config.server.replicas.min * INGRESS_BYTES
+    parts["ray"] = RAY_BYTES
+    wanted_bytes = sum(parts.values())
+    if wanted_bytes <= available_bytes:
+        return ()
+    shares = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items())
+    return (
+        f"not enough memory: about {_gib(wanted_bytes)} is needed ({shares}), "
+        f"{_gib(available_bytes)} is available; lower engine.kv_cache or replicas.start, "
+        "or use a larger machine",
+    )
+
+
+def replica_bytes(config: DeploymentConfig, pool: PoolConfig, *, hosts: int = 1) -> int:
+    """Main memory of one replica: what the pool says, else an estimate from its parts.
+
+    On several hosts it is that of all of them; weights pass through the memory of each.
+    """
+    if pool.resources.memory_bytes is not None:
+        return pool.resources.memory_bytes
+    if pool.engine.kind is EngineKind.SIM:
+        return SIM_REPLICA_BYTES
+    known_bytes = weights_bytes(config.models[pool.model].source)
+    if pool.resources.gpus > 0:
+        # Weights and KV blocks are the GPUs', and come there through the host's memory.
+        passing_bytes = _SHARD_BYTES if known_bytes is None else min(known_bytes, _SHARD_BYTES)
+        offload_bytes = pool.engine.offload.host_memory_bytes or 0
+        return (
+            pool.parallel.workers * VLLM_REPLICA_BYTES
+            + hosts * math.ceil(passing_bytes)
+            + offload_bytes
+        )
+    kv_bytes = pool.engine.kv_cache_bytes or _DEFAULT_CPU_KV_BYTES
+    return VLLM_REPLICA_BYTES + pool.parallel.workers * kv_bytes + math.ceil(known_bytes or 0)
+
+
+def driver_findings(config: DeploymentConfig, facts: MachineFacts) -> tuple[str, ...]:
+    """A driver of this machine's GPUs that is older than what torch was built for."""
+    used = facts.gpus and any(pool.resources.gpus for pool in config.pools.values())
+    why = old_driver(facts.versions.get("torch"), facts.driver_cuda) if used else None
+    return () if why is None else (why,)
+
+
+def gpu_findings(config: DeploymentConfig, gpus: float) -> tuple[str, ...]:
+    """Whether there are GPUs for every replica that starts at once."""
+    wanted = sum(pool.resources.gpus * pool.replicas.start for pool in config.pools.values())
+    if wanted <= gpus:
+        return ()
+    return (
+        f"the pools ask for {wanted:g} GPUs to start with, {gpus:g} are there; "
+        "lower pools.*.replicas.start or resources.gpus, or add GPUs",
+    )
+
+
+def cluster_version_findings(
+    config: DeploymentConfig, by_node: Mapping[str, Mapping[str, str | None]]
+) -> tuple[str, ...]:
+    """Packages that are not the same on all nodes, that are missing there, or not tested."""
+    if differing := node_version_findings(by_node):
+        return differing
+    (versions, *_) = by_node.values() or ({},)
+    return package_findings(config, versions)[0] if by_node else ()
+
+
+def node_version_findings(
+    by_node: Mapping[str, Mapping[str, str | None]],
+) -> tuple[str, ...]:
+    """Packages whose version is not the same on all nodes."""
+    findings = []
+    packages = sorted({package for versions in by_node.values() for package in versions})
+    for package in packages:
+        nodes: dict[str, list[str]] = {}
+        for node, versions in sorted(by_node.items()):
+            nodes.setdefault(versions.get(package) or "none", []).append(node)
+        if len(nodes) > 1:
+            found = ", ".join(
+                f"{version} on {few(names, separator=', ')}"
+                for version, names in sorted(nodes.items())
+            )
+            findings.append(
+                f"package {package} differs between nodes: {found}; install one version everywhere"
+            )
+    return tuple(findings)
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / _GIB:.1f} GiB"

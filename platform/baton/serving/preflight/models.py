@@ -1,0 +1,42 @@
+"""Models that cannot be read from where a configuration says that they are."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+from baton.config.schema.deployment import ModelConfig
+from baton.domain.names.model_sources import TINY, in_object_store, is_path
+
+_STREAMERS = {"s3": "s3", "gs": "gcs", "az": "azure"}
+"""Extras of the package that streams weights, by scheme."""
+
+
+def source_findings(models: Mapping[str, ModelConfig]) -> tuple[str, ...]:
+    """Models that are named by a path where there is none. Hub ids are not looked up."""
+    findings = []
+    for name, model in models.items():
+        source = model.source
+        path = Path(source).expanduser()
+        if in_object_store(source):
+            findings += _without_streamer(name, source)
+        if source == TINY or path.is_dir() or not is_path(source):
+            continue
+        what = "is not a directory" if path.exists() else "does not exist"
+        findings.append(
+            f"models.{name}.source: {source} {what}; "
+            "give the directory of a model, or its id on the hub"
+        )
+    return tuple(findings)
+
+
+def _without_streamer(model: str, source: str) -> list[str]:
+    """Stores of objects are read by a package that vLLM does not bring."""
+    if importlib.util.find_spec("runai_model_streamer") is not None:
+        return []
+    store = source.partition("://")[0]
+    return [
+        f"models.{model}.source: {source} is read by a package that is not installed;"
+        f" pip install 'runai-model-streamer[{_STREAMERS[store.lower()]}]' on every node"
+    ]

@@ -1,0 +1,147 @@
+"""Files that a configuration names, looked for on the nodes whose processes will read them.
+
+Theory of operation: on a cluster of several nodes, a path means on each what is there. Keys are
+followed by every ingress, so that a file that is missing on one of its nodes locks everybody out
+there. So each node is asked what it lacks of what may run on it; only findings and digests come
+back, no contents. Nodes that an autoscaler starts later are not asked: there is nobody to ask.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.config.derive.options import adapter_sources, engine_env, key_files
+from baton.config.schema.deployment import DeploymentConfig
+from baton.domain.errors import ConfigInvalid
+from baton.domain.names.addresses import is_loopback
+from baton.domain.names.model_sources import is_path
+from baton.domain.words import few
+from baton.runtime.keys.key_files import load_ring
+from baton.serving.preflight.autoscaling_capacity import NodeKind, may_host
+from baton.serving.preflight.facts import ask_nodes
+from baton.serving.preflight.models import source_findings
+from baton.serving.preflight.security import why_unreadable
+
+_HEAD = "node:__internal_head__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duties:
+    """What may run on a node."""
+
+    ingress: bool
+    controller: bool
+    pools: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesSeen:
+    """What one node says of the files that are read there."""
+
+    missing: tuple[str, ...] = ()
+    key_digests: Mapping[str, str] | None = None
+    """Of the key files, by path; None where no ingress may be."""
+
+
+def duties_of(config: DeploymentConfig, node: NodeKind) -> Duties:
+    """What may run on a node of a cluster that ran before."""
+    roomy = node.resources.get("CPU", 0.0) > 0
+    behind_head = is_loopback(config.server.host)
+    return Duties(
+        ingress=_HEAD in node.resources if behind_head else roomy,
+        controller=roomy,
+        pools=tuple(name for name in config.pools if may_host(config, name, node)),
+    )
+
+
+def files_here(config: DeploymentConfig, duties: Duties) -> FilesSeen:
+    """Look for the files of these duties on this machine. Blocks on the disk."""
+    found = list(_models(config, duties))
+    for pool in duties.pools:
+        try:
+            engine_env(config, pool, os.environ)
+        except ConfigInvalid as error:
+            found += error.findings
+    token = config.observability.token_file
+    if duties.controller and token is not None and (why := why_unreadable(token)):
+        found.append(f"observability.token_file: {token} cannot be read: {why}")
+    if not duties.ingress:
+        return FilesSeen(missing=tuple(dict.fromkeys(found)))
+    try:
+        load_ring(key_files(config))
+    except ConfigInvalid as error:
+        found += [f"keys of a tenant: {line}" for line in error.findings]
+    digests = {str(path): _digest(path) for path in key_files(config).values()}
+    return FilesSeen(missing=tuple(dict.fromkeys(found)), key_digests=digests)
+
+
+def _models(config: DeploymentConfig, duties: Duties) -> Iterator[str]:
+    """Models and adapters of engines; an ingress reads every model's tokenizer."""
+    served = {config.pools[pool].model for pool in duties.pools}
+    names = set(config.models) if duties.ingress else served
+    yield from source_findings({name: config.models[name] for name in names})
+    for name in served:
+        for adapter, source in adapter_sources(config.models[name]).items():
+            if is_path(source) and not Path(source).expanduser().is_dir():
+                yield f"models.{name}.adapters.{adapter}.source: {source} is no directory"
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:  # that it cannot be read is a finding of its own
+        return ""
+
+
+def file_findings(seen: Mapping[str, FilesSeen]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What nodes lack, by their names; and key files that are not the same on all of them."""
+    lacking: dict[str, list[str]] = {}
+    for node, one in sorted(seen.items()):
+        for line in one.missing:
+            lacking.setdefault(line, []).append(node)
+    missing = tuple(
+        f"{line} (on {few(nodes, separator=', ')}); put it on every node where it may be read, or"
+        " keep what reads it away from there: ingresses stay on the head with server.host"
+        " 127.0.0.1, engines go by pools.*.placement.labels"
+        for line, nodes in lacking.items()
+    )
+    return missing, tuple(_differing(seen))
+
+
+def _differing(seen: Mapping[str, FilesSeen]) -> Iterator[str]:
+    versions: dict[str, dict[str, list[str]]] = {}
+    for node, one in sorted(seen.items()):
+        for path, digest in (one.key_digests or {}).items():
+            if digest:
+                versions.setdefault(path, {}).setdefault(digest, []).append(node)
+    for path, by_digest in versions.items():
+        if len(by_digest) > 1:
+            groups = ", another on ".join(
+                few(nodes, separator=", ") for nodes in by_digest.values()
+            )
+            yield (
+                f"the key file {path} is one on {groups}: a key may be good for one ingress and not"
+                " for the next; copy one file to all of them, each time that it changes"
+            )
+
+
+def node_files(config: DeploymentConfig) -> Mapping[str, FilesSeen]:
+    """What every node of the cluster that this process is connected to says of its files.
+
+    Raises:
+        TimeoutError: a node did not answer.
+        ClusterFailed: a node cannot run baton.
+    """
+    import ray
+
+    asked = {}
+    for node in ray.nodes():
+        kind = NodeKind(name="", resources=node["Resources"], labels=node["Labels"])
+        if node["Alive"]:
+            asked[str(node["NodeID"])] = (config, duties_of(config, kind))
+    return ask_nodes(files_here, asked)

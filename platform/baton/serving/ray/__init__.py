@@ -1,0 +1,1 @@
+"""Everything that depends on Ray's private API."""

@@ -1,0 +1,166 @@
+"""Where Ray Serve sends what is for a replica: nothing of Serve's stands between it and ours.
+
+Theory of operation: HAProxy in front of a deployment sends to a port that the Serve controller
+deals out to each ingress replica. The replica binds it and runs an HTTP server in Python there, for
+an app of Serve's that calls ours. With the Python frontend that server serves our app itself, and
+Serve's only where its own paths are asked for, by which HAProxy knows that the replica is there and
+does not drain. The server is Serve's in all else: its options, the ids that it gives to requests,
+and its end, which Serve tells it when HAProxy has looked elsewhere, and waits for: it takes no more
+connections, and its task ends when the answers under way have ended. What comes by Serve's proxy in
+Python is not served at this port.
+In Rust mode the port is bound in the same way, and its socket is handed to a gate that is no
+Python. What is handed back to Serve behaves as its server did. Only this module knows how Serve
+starts that server (private parts of Ray 2.60); a test tells when that changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import traceback
+from collections.abc import Mapping
+from typing import Protocol, cast
+
+from baton.domain.errors import EngineStartFailed
+from baton.domain.names.addresses import address_text
+from baton.engine.vllm.gate.errors import Dialect, Problem
+from baton.engine.vllm.gate.gate import AsgiApp, Receive, Scope, Send, answer
+from baton.runtime.process.sockets import bound_socket
+from baton.telemetry.logs import log_event
+
+_LOGGER = logging.getLogger(__name__)
+_SERVES_PATHS = "/-/"
+
+
+class Doorway(Protocol):
+    """Who serves what comes to a replica's port."""
+
+    async def open(self, listener: socket.socket) -> None:
+        """Serve who comes to this socket; the caller closes its own copy afterwards."""
+        ...
+
+    async def drain(self) -> None:
+        """Take no more connections; returns when the answers under way have ended."""
+        ...
+
+
+class _Options(Protocol):
+    host: str
+    port: int
+
+
+class _Start(Protocol):
+    async def __call__(self, app: AsgiApp, *arguments: object, **options: object) -> object: ...
+
+
+class _Served:
+    """Stands for Serve's server: it is told to exit by an attribute."""
+
+    def __init__(self) -> None:
+        self.wanted = asyncio.Event()
+
+    @property
+    def should_exit(self) -> bool:
+        return self.wanted.is_set()
+
+    @should_exit.setter
+    def should_exit(self, wanted: bool) -> None:
+        if wanted:
+            self.wanted.set()
+
+
+async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+    """What Serve runs of ours where another serves: it starts and ends.
+
+    Who comes here comes by Serve's proxy in Python, until HAProxy has checked a new ingress.
+    """
+    if scope["type"] == "lifespan":
+        for asked in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{asked}.complete"})
+        return
+    message = "the ingress has just been replaced, and the front has not found it yet"
+    await answer(send, Problem(status=503, message=message), Dialect.OPENAI)
+
+
+def serve_at_port(doorway: Doorway, environ: Mapping[str, str]) -> None:
+    """Have the doorway serve at the port of this replica, once Serve starts its server.
+
+    Raises:
+        EngineStartFailed: Serve is set up to carry requests through Python to the replica.
+    """
+    if environ.get("RAY_SERVE_ENABLE_DIRECT_INGRESS") != "1":
+        raise EngineStartFailed(
+            "server.frontend 'rust': requests come here through Ray Serve's Python proxy, wanted"
+            " HAProxy",
+            "install ray[serve] on Linux, or use server.frontend 'python'",
+        )
+    from ray.serve._private import replica
+
+    async def start(
+        _app: object,
+        options: _Options,
+        *,
+        event_loop: asyncio.AbstractEventLoop,
+        enable_so_reuseport: bool = False,
+    ) -> tuple[asyncio.Task[None], _Served]:
+        del enable_so_reuseport  # one replica, one port
+        with _bound(options) as listener:
+            await doorway.open(listener)
+        served = _Served()
+        return event_loop.create_task(_run(served, doorway)), served
+
+    vars(replica)["start_asgi_http_server"] = start
+
+
+def serve_app_at_port(app: AsgiApp) -> None:
+    """Have the server at the port of this replica serve an app of ours, once Serve starts it.
+
+    It is not started where requests come here through Serve's Python proxy.
+    """
+    from ray.serve._private import replica
+
+    start = cast(_Start, replica.start_asgi_http_server)
+
+    async def start_ours(serves: AsgiApp, *arguments: object, **options: object) -> object:
+        return await start(_beside(serves, app), *arguments, **options)
+
+    vars(replica)["start_asgi_http_server"] = start_ours
+
+
+def _beside(serves: AsgiApp, ours: AsgiApp) -> AsgiApp:
+    """Serve's app where its own paths are asked for, else ours."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(_SERVES_PATHS):
+            await serves(scope, receive, send)
+            return
+        try:
+            await ours(scope, receive, send)
+        except Exception as error:
+            # The server says nothing of it. What the error says may be of a prompt.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            fields = {"error": type(error).__name__, "where": where}
+            log_event(_LOGGER, logging.ERROR, "request_failed", fields)
+            raise
+
+    return app
+
+
+def _bound(options: _Options) -> socket.socket:
+    """A socket at a replica's port.
+
+    Raises:
+        RuntimeError: as Serve has it, who tries another port.
+    """
+    try:
+        return bound_socket(options.host, options.port, reuse_address=False)
+    except OSError as error:
+        where = address_text(options.host, options.port)
+        raise RuntimeError(f"cannot listen at {where}") from error
+
+
+async def _run(served: _Served, doorway: Doorway) -> None:
+    await served.wanted.wait()
+    await doorway.drain()

@@ -1,0 +1,35 @@
+"""Where Ray Serve's own gRPC server of a replica listens: at the node's address, and no other.
+
+Serve starts one in every replica, on all addresses, and unpickles what comes there from whoever has
+Ray's token. Serve has no setting for its address. This is the only module that knows how Serve
+binds it (private parts of Ray 2.60); a test tells when that changes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+from baton.domain.names.addresses import address_text
+
+_EVERYWHERE = "[::]:0"
+
+
+class _Binds(Protocol):
+    def __call__(self, server: object, address: str) -> int: ...
+
+
+def keep_port_private(host: str) -> None:
+    """Have the server listen at `host` that Serve starts here once this replica is made.
+
+    Idempotent.
+    """
+    from ray._common.tls_utils import add_port_to_grpc_server
+    from ray.serve._private import replica
+
+    bind = cast(_Binds, add_port_to_grpc_server)
+    private = address_text(host, 0)
+
+    def add_port(server: object, address: str) -> int:
+        return bind(server, private if address == _EVERYWHERE else address)
+
+    vars(replica)["add_port_to_grpc_server"] = add_port

@@ -1,0 +1,192 @@
+"""Which replicas of some deployments Ray Serve has running, told when it changes.
+
+Theory of operation: one task asks the Serve controller the same question that Serve's own routers
+ask, by a call that the controller answers when something has changed, or after a minute. What
+happens on the way: an answer replaces the view of the deployments it names and, if the view as a
+whole became another, `on_change` is called. While the controller cannot be reached the last view
+stands. Every call has a deadline and starts from the controller's name again after a failure, with
+no memory of versions, so that a controller that came back without its past is believed at once. The
+full question is repeated now and then for the same reason.
+
+A replica that was told to stop leaves the view at once, long before its process ends: absence means
+"give it no new work", not "its work is lost".
+
+The private parts of Ray Serve that this needs are in this module only; `ray` is imported when it
+starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+
+from baton.serving.ray import serve_control
+
+if TYPE_CHECKING:
+    from ray.serve._private.common import DeploymentID, RunningReplicaInfo
+    from ray.serve._private.long_poll import LongPollNamespace, UpdatedObject
+
+    _Key: TypeAlias = tuple[LongPollNamespace, DeploymentID]
+
+_LOGGER = logging.getLogger(__name__)
+_NEVER_SEEN = -1
+"""A version that no answer has, so that the controller answers at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One running replica."""
+
+    replica_id: str
+    """Unique among all replicas of the app, now and later."""
+    deployment: str
+    metadata: Mapping[str, Any]
+    """What the replica's `record_replica_metadata` returned when it became ready; read-only."""
+    node_ip: str
+
+    def __hash__(self) -> int:
+        return hash(self.replica_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipTiming:
+    """How long things may take."""
+
+    retry_s: float = 0.5
+    lookup_timeout_s: float = 5.0
+    recheck_s: float = 30.0
+    """The longest time that a change can stay unseen if a notification was lost."""
+
+
+class _Question(Protocol):
+    def remote(self, versions: dict[_Key, int]) -> Awaitable[object]: ...
+
+
+class Controller(Protocol):
+    """The part of the Serve controller's handle that is used here."""
+
+    @property
+    def listen_for_change(self) -> _Question:
+        """Ask for what is newer than some versions; answered when there is something."""
+        ...
+
+
+class Membership:
+    """Follows the running replicas of some deployments of one app."""
+
+    def __init__(
+        self,
+        *,
+        app: str,
+        deployments: Sequence[str],
+        on_change: Callable[[frozenset[Member]], None],
+        timing: MembershipTiming = MembershipTiming(),
+        find_controller: Callable[[], Controller] | None = None,
+    ) -> None:
+        self._app = app
+        self._deployments = tuple(deployments)
+        self._on_change = on_change
+        self._timing = timing
+        self._find_controller = find_controller or cast(
+            "Callable[[], Controller]", serve_control.find_controller
+        )
+        self._by_deployment: dict[str, frozenset[Member]] = {}
+        self._told: frozenset[Member] | None = None
+        self._task: asyncio.Task[None] | None = None
+        # A thread of its own: while Ray's store is away a lookup hangs for a minute, and those that
+        # are tried again meanwhile would take every thread that this process has for others.
+        self._looking = ThreadPoolExecutor(1, thread_name_prefix=f"membership-{app}")
+
+    @property
+    def members(self) -> frozenset[Member]:
+        """The latest view; empty until the controller has answered once."""
+        return frozenset().union(*self._by_deployment.values())
+
+    async def start(self) -> None:
+        """Begin to follow; returns at once, the first view comes through `on_change`."""
+        if self._task is None:
+            # A context of its own: Ray would take the calls for part of the request that happens
+            # to be served now, and cancel them with it.
+            self._task = asyncio.create_task(
+                self._follow(), name=f"membership-{self._app}", context=contextvars.Context()
+            )
+
+    async def stop(self) -> None:
+        """Stop following; `on_change` is not called any more. Idempotent."""
+        task, self._task = self._task, None
+        self._looking.shutdown(wait=False, cancel_futures=True)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _follow(self) -> None:
+        in_touch = True
+        while True:
+            try:
+                await self._ask_until_recheck()
+                in_touch = True
+            except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, ask again
+                _LOGGER.log(
+                    logging.WARNING if in_touch else logging.DEBUG,
+                    "membership of app %s cannot be followed (%s: %s); keeping the last view of "
+                    "%d replicas and asking the Serve controller again",
+                    self._app,
+                    type(error).__name__,
+                    str(error).partition("\n")[0],
+                    len(self.members),
+                )
+                in_touch = False
+                await asyncio.sleep(self._timing.retry_s)
+
+    async def _ask_until_recheck(self) -> None:
+        """Ask from scratch, then for changes only, until it is time to ask from scratch again."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._timing.lookup_timeout_s):
+            controller = await loop.run_in_executor(self._looking, self._find_controller)
+        versions = {_key(self._app, name): _NEVER_SEEN for name in self._deployments}
+        answered = False
+        try:
+            async with asyncio.timeout(self._timing.recheck_s):
+                while True:
+                    answer = await controller.listen_for_change.remote(versions)
+                    answered = True
+                    if isinstance(answer, dict):
+                        self._take(cast("dict[_Key, UpdatedObject]", answer), versions)
+        except TimeoutError:
+            # Nothing has changed for a while: no failure, unless the first question, which is
+            # answered at once when the deployments are known, got no answer either.
+            if not answered:
+                raise
+
+    def _take(self, answer: dict[_Key, UpdatedObject], versions: dict[_Key, int]) -> None:
+        for key, update in answer.items():
+            versions[key] = update.snapshot_id
+            self._by_deployment[key[1].name] = frozenset(
+                _member(replica) for replica in update.object_snapshot.running_replicas
+            )
+        view = self.members
+        if view != self._told:
+            self._on_change(view)
+            self._told = view  # only now: a listener that failed is told again
+
+
+def _key(app: str, deployment: str) -> _Key:
+    from ray.serve._private.common import DeploymentID
+    from ray.serve._private.long_poll import LongPollNamespace
+
+    return (LongPollNamespace.DEPLOYMENT_TARGETS, DeploymentID(name=deployment, app_name=app))
+
+
+def _member(replica: RunningReplicaInfo) -> Member:
+    return Member(
+        replica_id=replica.replica_id.unique_id,
+        deployment=replica.replica_id.deployment_id.name,
+        metadata=MappingProxyType(dict(replica.replica_metadata)),
+        node_ip=replica.node_ip or "",
+    )

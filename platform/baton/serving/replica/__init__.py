@@ -1,0 +1,1 @@
+"""The replica's deployment: an engine and the fleet link in front of it."""

@@ -1,0 +1,274 @@
+"""From the configuration to an engine: which kind, how large, on which ports."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import psutil
+from prometheus_client import CollectorRegistry
+
+from baton.config.derive.gpu_fractions import gpu_memory_share, shares_gpu
+from baton.config.derive.options import (
+    adapter_sources,
+    engine_env,
+    reading_arguments,
+    sim_settings,
+    wants_cache_events,
+)
+from baton.config.derive.start_deadlines import start_deadline_s
+from baton.config.language.addresses import ip_network
+from baton.config.schema.deployment import (
+    DeploymentConfig,
+    EngineKind,
+    ModelConfig,
+    OnFailure,
+    PoolConfig,
+)
+from baton.domain.errors import EngineStartFailed
+from baton.domain.names.model_sources import TINY, hub_id
+from baton.engine.log_handlers import kept_handlers
+from baton.runtime.known_adapters import KnownAdapters
+from baton.runtime.ports import Engine
+
+if TYPE_CHECKING:
+    from baton.engine.vllm.core.settings import Json, VllmEngineSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSite:
+    """Where a replica runs and what it is called."""
+
+    replica_id: str
+    pool: str
+    host: str
+    """The address at which other nodes reach this one."""
+    reserve_ports: Callable[[str, int, int], int]
+    """`(host, base, count)` → the first of `count` ports in a row that are this replica's."""
+    control_store: str = ""
+    """`host:port` of that of the Ray cluster which the replica is part of, if it is of one."""
+
+
+def model_path(model: ModelConfig) -> str:
+    """Where the model is: a hub id or a path; `tiny` is made first if it is not there yet."""
+    if model.source != TINY:
+        return hub_id(model.source)
+    from baton.engine.tiny_model import write_tiny_model
+
+    return str(write_tiny_model(tiny_model_folder()))
+
+
+def tiny_model_folder() -> Path:
+    """Where the tiny model is kept on this machine."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "baton" / "tiny-model"
+
+
+def build_engine(
+    config: DeploymentConfig,
+    site: ReplicaSite,
+    *,
+    series: CollectorRegistry | None = None,
+    adapters: KnownAdapters | None = None,
+) -> Engine:
+    """Make the engine of one replica; nothing is started yet.
+
+    Args:
+        config: Of the deployment.
+        site: Where it runs.
+        series: Where it will have its own series for Prometheus, if it has any.
+        adapters: Those that it serves; None: those of the configuration, and no others.
+    """
+    if adapters is None:
+        adapters = KnownAdapters(adapter_sources(config.models[config.pools[site.pool].model]))
+    kind = config.pools[site.pool].engine.kind
+    match kind:
+        case EngineKind.SIM:
+            return _sim_engine(config, site, adapters)
+        case EngineKind.VLLM:
+            return _vllm_engine(config, site, series, adapters)
+
+
+def side_channel_host(bind: str, node: str) -> str:
+    """The address of this node at which other engines reach its side channels.
+
+    Args:
+        bind: as in `transfer.side_channel.bind`.
+        node: the address under which the cluster knows this node.
+
+    Raises:
+        EngineStartFailed: a network is wanted in which this node has no address, or several.
+    """
+    network = ip_network(bind)
+    if network is None:
+        return node if bind == "private" else bind
+    found = sorted(one for one in own_addresses() if ipaddress.ip_address(one) in network)
+    if len(found) != 1:
+        raise EngineStartFailed(
+            f"node {node} has {', '.join(found) or 'no address'} in {bind}, wanted exactly one",
+            "set transfer.side_channel.bind to a network in which every node has one address",
+        )
+    return found[0]
+
+
+def own_addresses() -> frozenset[str]:
+    """Every IP address of this machine."""
+    kinds = {socket.AF_INET, socket.AF_INET6}
+    rows = [row for rows in psutil.net_if_addrs().values() for row in rows if row.family in kinds]
+    return frozenset(row.address.partition("%")[0] for row in rows)
+
+
+def devices(config: DeploymentConfig, pool: str) -> float:
+    """GPUs that one replica of a pool takes; a replica on CPUs counts as one."""
+    return float(config.pools[pool].resources.gpus or 1)
+
+
+def _sim_engine(config: DeploymentConfig, site: ReplicaSite, adapters: KnownAdapters) -> Engine:
+    from baton.engine.sim import SimEngine
+
+    pool = config.pools[site.pool]
+    settings = sim_settings(pool.engine, config.models[pool.model], config.transfer)
+    host = side_channel_host(config.transfer.side_channel.bind, site.host)
+    return SimEngine(
+        replace(settings, side_channel_host=host),
+        replica_id=site.replica_id,
+        pool=site.pool,
+        role=pool.role,
+        model=pool.model,
+        adapters=adapters,
+    )
+
+
+def _vllm_engine(
+    config: DeploymentConfig,
+    site: ReplicaSite,
+    series: CollectorRegistry | None,
+    adapters: KnownAdapters,
+) -> Engine:
+    with kept_handlers():
+        from baton.engine.vllm.core.engine import VllmEngine
+        from baton.engine.vllm.core.series import VllmSeries
+    from baton.transfer.peers import Peers
+
+    settings = vllm_settings(config, site)
+    assert settings.nixl is not None, "every engine of a deployment may hand blocks over"
+    peers = Peers(
+        site.replica_id,
+        settings.nixl.address,
+        workers=config.pools[site.pool].parallel.workers,
+        require_rdma=config.transfer.require_rdma,
+    )
+    settings = replace(settings, env={**peers.environment(), **settings.env})
+    told = None
+    if series is not None:
+        told = VllmSeries()
+        series.register(told)
+    engine = VllmEngine(
+        settings, check=peers.check, transport=peers.transport, series=told, adapters=adapters
+    )
+    peers.ask_ranks = engine.rank_transports
+    return engine
+
+
+def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSettings:
+    """The settings of a vLLM engine, with its side channel's ports reserved."""
+    from baton.engine.vllm.core.settings import (
+        AdapterSlots,
+        Nixl,
+        OnLoadFailure,
+        VllmEngineSettings,
+    )
+
+    pool = config.pools[site.pool]
+    model, engine, transfer = config.models[pool.model], pool.engine, config.transfer
+    on_failure = (
+        OnLoadFailure.RECOMPUTE
+        if transfer.on_failure is OnFailure.RECOMPUTE
+        else OnLoadFailure.FAIL
+    )
+    side = transfer.side_channel
+    host = side_channel_host(side.bind, site.host)
+    nixl = Nixl(
+        host=host,
+        port=site.reserve_ports(host, side.port_base, pool.parallel.workers),
+        lease_s=max(1, round(transfer.lease_s)),
+        max_pulls=transfer.max_concurrent_pulls,
+        pull_deadline_s=transfer.deadline_s,
+        on_load_failure=on_failure,
+    )
+    if pool.resources.gpus:
+        # Between GPUs, over NVLink or RDMA, progress matters more than an idle core.
+        nixl = replace(nixl, progress_delay_us=None)
+    return VllmEngineSettings(
+        replica_id=site.replica_id,
+        pool=site.pool,
+        model_source=model_path(model),
+        model_name=pool.model,
+        role=pool.role,
+        revision=model.revision,
+        max_len_tokens=model.max_len_tokens,
+        block_size_tokens=engine.block_size_tokens,
+        dtype=str(engine.dtype),
+        kv_cache_bytes=engine.kv_cache_bytes,
+        tensor_parallel=pool.parallel.tp,
+        pipeline_parallel=pool.parallel.pp,
+        expert_parallel=pool.parallel.ep,
+        prefix_caching=engine.prefix_caching,
+        max_running_requests=engine.max_num_seqs,
+        max_batched_tokens=engine.max_num_batched_tokens,
+        decode_step_tokens=engine.decode_step_tokens,
+        gpu_memory_utilization=gpu_memory_share(pool),
+        shares_gpu=shares_gpu(pool),
+        nixl=nixl,
+        host_memory_bytes=engine.offload.host_memory_bytes,
+        adapters=adapter_sources(model),
+        runtime_adapters=model.runtime_adapters.max > 0,
+        adapter_slots=AdapterSlots(
+            batched=engine.adapters.max_batched,
+            loaded=engine.adapters.max_loaded,
+            rank=engine.adapters.max_rank,
+        ),
+        kv_events=wants_cache_events(config, site.pool),
+        start_deadline_s=start_deadline_s(pool, model),
+        extra=cast("dict[str, Json]", reading_arguments(model) | _vllm_extra(pool)),
+        env=_on_ray(site) | engine_environment(config, site.pool),
+    )
+
+
+def _on_ray(site: ReplicaSite) -> dict[str, str]:
+    """Where an engine's processes are, and by what they find the workers that Ray starts for it.
+
+    Left alone, vLLM takes the interface towards the internet for the one between nodes, and, asked
+    to spawn its processes (0.32, 0.33), starts a Ray of its own for its workers.
+    """
+    found = {"RAY_ADDRESS": site.control_store} if site.control_store else {}
+    return found | {"VLLM_HOST_IP": site.host}
+
+
+def _vllm_extra(pool: PoolConfig) -> dict[str, object]:
+    """Raw arguments; workers on GPUs live in the replica's placement group, on several nodes if so.
+
+    Ray has no name for CPUs that vLLM would ask it for: there they are processes of the engine.
+    """
+    split: dict[str, object] = {}
+    if pool.parallel.workers > 1:
+        split["distributed_executor_backend"] = "ray" if pool.resources.gpus else "mp"
+    return split | dict(pool.engine.extra)
+
+
+def engine_environment(config: DeploymentConfig, pool_name: str) -> dict[str, str]:
+    """Environment of a pool's engine processes."""
+    pool = config.pools[pool_name]
+    on_cpu = {
+        # Left alone, vLLM binds each engine to all cores, and engines on one machine fight.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, int(pool.resources.cpus / pool.parallel.workers))),
+    }
+    offline = {"HF_HUB_OFFLINE": "1"} if config.models[pool.model].source == TINY else {}
+    chosen = engine_env(config, pool_name, os.environ)
+    return (on_cpu if pool.resources.gpus == 0 else {}) | offline | chosen

@@ -1,0 +1,1 @@
+"""Another configuration or version, replica by replica, and back if it ails."""

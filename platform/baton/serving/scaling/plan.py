@@ -1,0 +1,92 @@
+"""By which rules a deployment is scaled, read from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from baton.config.derive.options import autoscaler_options, pool_bounds, scaling_policy_name
+from baton.config.schema.deployment import DeploymentConfig
+from baton.control.autoscaling.observer import ObserverOptions
+from baton.control.fleet.pool_views import PoolState
+from baton.domain.fleet import Role
+from baton.policy.scaling.catalogue import scaling_policy
+from baton.policy.scaling.desired import ScalingPolicy
+from baton.policy.scaling.fixed import Static
+from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
+from baton.policy.scaling.pools.per_model import PerModel
+from baton.serving.ray.serve_control import DeploymentState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPlan:
+    """What the scaling loop goes by; replaced as a whole, while it runs."""
+
+    rule: str
+    """A policy that ships, or the user's own as `module:function`."""
+    options: AutoscalerOptions
+    roles: Mapping[str, Role]
+    """What each pool's replicas start as."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Each pool's model, where there are several."""
+    configured: bool = True
+    """Whether the configuration says anything of an autoscaler."""
+
+    @property
+    def automatic(self) -> bool:
+        """Whether anything but an operator's word changes the number of replicas.
+
+        Under `static`, which holds where nothing is configured, nothing does, not even what would
+        bring a pool back to its first size: an operator may have scaled it by Ray's own means.
+        """
+        return self.rule != ScalingRule.STATIC
+
+    @property
+    def text(self) -> str:
+        """For operators."""
+        if not self.configured:
+            return "none is configured, pools are scaled by hand only"
+        if not self.automatic:
+            return f"{self.rule}, pools are scaled by hand only"
+        return f"{self.rule}, dry run" if self.options.dry_run else self.rule
+
+    def pool_state(self, seen: DeploymentState) -> PoolState:
+        """A pool for the observer, from what Serve says of it."""
+        bounds = self.options.bounds[seen.name]
+        return PoolState(
+            role=self.roles[seen.name],
+            starting=seen.starting,
+            draining=seen.stopping,
+            running=seen.running,
+            gpus_per_replica=bounds.gpus_per_replica,
+            model=self.models.get(seen.name, ""),
+        )
+
+    def policy(self) -> ScalingPolicy:
+        """A new policy.
+
+        Raises:
+            ConfigInvalid: the user's own cannot be loaded.
+        """
+        if self.automatic and self.models:
+            return PerModel(lambda: scaling_policy(self.rule, self.options))
+        if self.automatic:
+            return scaling_policy(self.rule, self.options)
+        return Static(replace(self.options, bounds={}))  # without bounds: every pool as it is
+
+
+def scaling_plan(config: DeploymentConfig) -> ScalingPlan:
+    """What a configuration says of scaling."""
+    options, several = autoscaler_options(config), len(config.models) > 1
+    return ScalingPlan(
+        rule=scaling_policy_name(config),
+        roles={name: pool.role for name, pool in config.pools.items()},
+        models={name: pool.model for name, pool in config.pools.items()} if several else {},
+        options=options or AutoscalerOptions(bounds=pool_bounds(config)),
+        configured=options is not None,
+    )
+
+
+def observer_options(plan: ScalingPlan) -> ObserverOptions:
+    """Over which time rates are taken: some ticks."""
+    return ObserverOptions.of_ticks(plan.options.interval_s)

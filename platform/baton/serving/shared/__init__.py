@@ -1,0 +1,1 @@
+"""Names and values that several deployments use."""

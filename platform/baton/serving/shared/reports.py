@@ -1,0 +1,179 @@
+"""The fleet and its links in plain values, for operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest, nsmallest
+from operator import itemgetter
+from types import MappingProxyType
+
+from baton.domain.commands import RecordOrder
+from baton.domain.errors import UnknownRequest
+from baton.domain.fleet import FleetView, ReplicaView
+from baton.perf.fitting.engine_timings import TimingQuality
+from baton.policy.links.estimates import LinkRow, LinkState
+from baton.policy.placement.chooser import ChooserPlacer
+from baton.policy.placement.port import Placer
+
+Row = Mapping[str, object]
+_NOTHING: Mapping[str, Row] = MappingProxyType({})
+_OWN_COUNTS = ("broken_handoffs", "flows")
+
+
+def fleet_report(
+    fleet: FleetView,
+    *,
+    caches: Mapping[str, Row] = _NOTHING,
+    leases: Mapping[str, int] | None = None,
+) -> list[Row]:
+    """One row a replica, in order of pool and id.
+
+    With what the index knows of each replica's cache, and how many of this ingress' handoffs each
+    keeps blocks for, where these are given.
+    """
+    views = sorted(fleet.replicas.values(), key=lambda v: (v.facts.pool, v.replica_id))
+    rows: list[Row] = []
+    for view in views:
+        row = _row(view, fleet.at_s)
+        if (cache := caches.get(view.replica_id)) is not None:
+            row["cache"] = cache
+        if leases is not None:
+            row["leases"] = leases.get(view.replica_id, 0)
+        rows.append(row)
+    return rows
+
+
+def timing_report(pools: Iterable[TimingQuality]) -> list[Row]:
+    """How well each pool's engines are known, and how good the predictions made of it were."""
+    return [
+        {
+            "pool": pool.pool,
+            "reports": pool.reports,
+            "refused_reports": pool.refused_reports,
+            "step_error_fraction": round(pool.step_error, 4),
+            "predictions": pool.ttfts,
+            "ttft_error_fraction": round(pool.ttft_error, 4),
+            "ttft_bias_fraction": round(pool.ttft_bias, 4),
+        }
+        for pool in pools
+    ]
+
+
+def policy_report(name: str, placer: Placer) -> Row:
+    """Which policy places requests, and where it chooses by a function, how often that failed.
+
+    Such a failure is no request's: the least loaded replica was taken instead.
+    """
+    row: dict[str, object] = {"name": str(name)}
+    if isinstance(placer, ChooserPlacer):
+        row |= {"failures": placer.failures, "last_failure": placer.last_failure}
+    return row
+
+
+def explained(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
+    """The stories that several ingresses tell of one request.
+
+    Raises:
+        UnknownRequest: none of them knows any.
+    """
+    found = [story for stories in answers for story in stories]
+    if not found:
+        raise UnknownRequest(
+            f"no request {request_id!r} among those that ended lately",
+            "'baton trace' lists those that ended lately; ask again once it has ended; an ingress "
+            "keeps its last few thousand requests, its log has a request_ended event for each",
+        )
+    return {"request_id": request_id, "requests": found}
+
+
+def merged_stories(answers: Iterable[Iterable[Row]], count: int, order: RecordOrder) -> list[Row]:
+    """What several ingresses tell of requests that ended lately, as one list in that order."""
+    stories = [story for stories in answers for story in stories]
+    if order is RecordOrder.SLOWEST:
+        return nlargest(count, stories, key=itemgetter("slowness"))
+    return nsmallest(count, stories, key=itemgetter("age_s"))
+
+
+def link_report(links: Iterable[LinkRow]) -> list[Row]:
+    """What one ingress knows of links, one row a pair."""
+    return [
+        {
+            "source_id": link.source_id,
+            "target_id": link.target_id,
+            "state": str(link.state),
+            "why": link.why,
+            "transport": link.transport,
+            "bytes_per_s": round(link.bytes_per_s),
+            "setup_s": round(link.setup_s, 6),
+            "p50_s": _rounded(link.p50_s),
+            "p99_s": _rounded(link.p99_s),
+            "pulls": link.pulls,
+            "moved_bytes": link.moved_bytes,
+            "failures": link.failures,
+            "broken_handoffs": link.broken_handoffs,
+            "flows": link.flows,
+            "penalty": round(link.penalty, 3),
+            "probed_age_s": _rounded(link.probed_age_s),
+        }
+        for link in links
+    ]
+
+
+def merged_links(answers: Iterable[Iterable[Row]]) -> list[Row]:
+    """What several ingresses know of links as one list: for each pair, the one that probed last.
+
+    An ingress that has not found out whether a pair works does not overrule one that has.
+    Engines count pulls and tell every ingress the same; handoffs and flows are each ingress' own,
+    and added up.
+    """
+    by_pair: dict[tuple[str, str], list[Row]] = {}
+    for row in (row for rows in answers for row in rows):
+        pair = (str(row["source_id"]), str(row["target_id"]))
+        by_pair.setdefault(pair, []).append(row)
+    return [_merged(by_pair[pair]) for pair in sorted(by_pair)]
+
+
+def _merged(rows: Sequence[Row]) -> Row:
+    newest = min(rows, key=lambda row: (row["state"] == LinkState.UNKNOWN, _probed_age_s(row)))
+    return {**newest, **{name: sum(map(itemgetter(name), rows)) for name in _OWN_COUNTS}}
+
+
+def _probed_age_s(row: Row) -> float:
+    age_s = row["probed_age_s"]
+    return age_s if isinstance(age_s, int | float) else math.inf
+
+
+def _rounded(duration_s: float | None) -> float | None:
+    return None if duration_s is None else round(duration_s, 6)
+
+
+def _row(view: ReplicaView, at_s: float) -> dict[str, object]:
+    facts, load = view.facts, view.load
+    return {
+        "replica_id": view.replica_id,
+        "pool": facts.pool,
+        "role": str(facts.role),
+        "engine": f"{facts.engine} {facts.engine_version}",
+        "draining": view.draining,
+        "standing": str(view.standing),
+        "running_requests": load.running_requests,
+        "queued_requests": load.queued_requests,
+        "pulling_requests": load.pulling_requests,
+        "kv_used_fraction": round(load.kv_used_fraction, 4),
+        "step_s": round(load.step_s, 6),
+        "inflight_legs": view.inflight_legs,
+        "pulls": load.transfers.pulls,
+        "moved_bytes": load.transfers.moved_bytes,
+        "transfer_s": load.transfers.busy_s,
+        "transfer_failures": load.transfers.failures,
+        "expired_leases": load.transfers.expired_leases,
+        "void_pulls": load.transfers.void_pulls,
+        "load_age_s": round(at_s - view.load_at_s, 3),
+        "max_running_requests": facts.max_running_requests,
+        "max_batched_tokens": facts.max_batched_tokens,
+        "max_len_tokens": facts.max_len_tokens,
+        "kv_blocks": facts.kv_blocks,
+        "kv_block_bytes": facts.kv_block_bytes,
+        "block_size_tokens": facts.block_size_tokens,
+    }

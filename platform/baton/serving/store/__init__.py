@@ -1,0 +1,1 @@
+"""What outlives processes: kept in the store of Ray's head."""

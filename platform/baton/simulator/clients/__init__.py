@@ -1,0 +1,1 @@
+"""Who sends requests, and what they got."""

@@ -1,0 +1,1 @@
+"""Replicas, ingresses and the network between them in virtual time."""

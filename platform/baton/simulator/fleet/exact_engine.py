@@ -1,0 +1,150 @@
+"""The token-exact engine behind the port of virtual replicas: one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton.control.fleet.cache_feed import CacheFeed
+from baton.domain.cache import CacheUpdate
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
+from baton.domain.handoff import Leg, LegFailure, LegOutput
+from baton.domain.kv_events import KvEventBatch
+from baton.simulator.engine.commands import Order, SimTicket
+from baton.simulator.engine.core import SimCore
+from baton.simulator.engine.facts import replica_facts
+from baton.simulator.engine.kv_handles import read_ticket, write_ticket
+from baton.simulator.engine.settings import SimSettings
+
+
+class ExactEngine:
+    """A `VirtualEngine` whose every token and block is there."""
+
+    def __init__(self, settings: SimSettings, *, engine_id: str, model: str, address: str) -> None:
+        self._settings = settings
+        self._engine_id = engine_id
+        self._core = SimCore(
+            settings,
+            engine_id=engine_id,
+            model=model,
+            address=address,
+            write_ticket=write_ticket,
+        )
+        self._model = model
+        self._feed = CacheFeed(
+            model=model,
+            block_size_tokens=settings.block_size_tokens,
+            capacity_blocks=settings.kv_blocks,
+            host_blocks=settings.host_blocks,
+        )
+        self._kv_batches = 0
+        self._news = False
+        self._ends_at_s: float | None = None
+
+    # ------------------------------------------------------------------ legs and steps
+    def add(self, leg: Leg, *, now_s: float | None = None) -> LegFailure | None:
+        """Queue a leg; None when accepted, else why not."""
+        ticket = None if leg.ticket is None else read_ticket(leg.ticket)
+        return self._core.add(leg, ticket, now_s=now_s)
+
+    def abort(self, leg_ids: Iterable[str]) -> None:
+        """End legs without a word and free what they hold; unknown ones are ignored."""
+        self._core.abort(leg_ids)
+
+    def begin(self, now_s: float, *, patience_s: float) -> float | None:
+        """Seconds that the next step takes; None when there is nothing to compute."""
+        step = self._core.begin_step(now_s)
+        if step is None:
+            return None
+        self._ends_at_s = now_s + step.duration_s
+        return step.duration_s
+
+    def interrupt(self, now_s: float) -> float | None:
+        """Seconds until the step under way ends, which nothing can shorten; None without one."""
+        return None if self._ends_at_s is None else self._ends_at_s - now_s
+
+    def finish(self, now_s: float) -> tuple[LegOutput, ...]:
+        """What the step under way produced."""
+        self._ends_at_s = None
+        return self._core.finish_step(now_s)
+
+    # ------------------------------------------------------------------ transfers
+    def pull_done(self, leg_id: str, *, blocks: int, took_s: float, kept: bool) -> LegOutput | None:
+        """The blocks of a pull are here, and whether their source kept them to the end."""
+        return self._core.pull_done(leg_id, blocks=blocks, took_s=took_s, kept=kept)
+
+    def pull_failed(self, leg_id: str) -> LegOutput | None:
+        """A pull did not work; the leg recomputes, or ends with the returned error."""
+        return self._core.pull_failed(leg_id)
+
+    def load_done(self, leg_id: str) -> None:
+        """Blocks have come from the host's memory."""
+        self._core.load_done(leg_id)
+
+    def holds(self, leg_id: str, now_s: float) -> bool:
+        """Whether the blocks of this finished prefill leg are still kept."""
+        return self._core.holds(leg_id, now_s)
+
+    def renew(self, leg_id: str, now_s: float) -> None:
+        """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
+        self._core.renew(leg_id, now_s)
+
+    def awaited(self) -> tuple[SimTicket, ...]:
+        """What legs wait for that is elsewhere: their leases are to be renewed."""
+        return self._core.awaited()
+
+    def release(self, leg_id: str, now_s: float) -> bool:
+        """Free a finished prefill leg's blocks; False when they were no longer kept."""
+        return self._core.release(leg_id, now_s)
+
+    def next_expiry_s(self) -> float | None:
+        """When to look again though nothing happens; None: never."""
+        return self._core.next_expiry_s
+
+    def take_orders(self) -> tuple[Order, ...]:
+        """What the body has to do outside, since this was last called."""
+        return self._core.take_orders()
+
+    # ------------------------------------------------------------------ what it says of itself
+    def has_cache_news(self) -> bool:
+        """Whether anything was stored or removed since the last update was taken."""
+        events = self._core.take_events()
+        if events:
+            self._feed.apply(
+                KvEventBatch(replica_id=self._engine_id, sequence=self._kv_batches, events=events)
+            )
+            self._kv_batches += 1
+            self._news = True
+        return self._news
+
+    def take_cache_update(self) -> CacheUpdate | None:
+        """What changed in the prefix cache since this was last called; None when nothing did."""
+        self.has_cache_news()
+        self._news = False
+        return self._feed.take()
+
+    def cache_snapshot(self) -> CacheUpdate:
+        """All that is cached."""
+        return self._feed.snapshot()
+
+    def load(self, now_s: float) -> Load:
+        """The load at this moment."""
+        return self._core.load()._replace(cache_sequence=self._feed.sequence)
+
+    def links(self) -> tuple[LinkTotals, ...]:
+        """What was pulled from whom."""
+        return self._core.links()
+
+    def facts(self, *, replica_id: str, side_channel: str) -> ReplicaFacts:
+        """What a replica with this engine says of itself; role and pool are its body's to say."""
+        return replica_facts(
+            self._settings,
+            replica_id=replica_id,
+            pool="",
+            role=Role.MIXED,
+            model=self._model,
+            side_channel=side_channel,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that blocks and legs are each in exactly one place."""
+        self._core.check_integrity()

@@ -1,0 +1,215 @@
+"""A fleet in virtual time: replicas, coordinators, and the latency between them.
+
+Theory of operation: everything random (latencies, the moments of beats) comes from one seed, and
+things of the same moment happen in the order they were said in; so the same calls give the same
+story. Beats go on for ever: run until a time, or until what you wait for has happened.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from baton.control.coordinator import Coordinator
+from baton.domain.commands import Delivery, RequestRecord
+from baton.domain.fleet import LossReason, Role
+from baton.domain.request import Request
+from baton.simulator.engine.blocks import expect
+from baton.simulator.fleet.context import World
+from baton.simulator.fleet.engines import EngineSettings, engine_of, wiring
+from baton.simulator.fleet.ingress import VirtualIngress
+from baton.simulator.fleet.replica import VirtualReplica
+from baton.simulator.fleet.reporting import Reporting
+from baton.simulator.network.timeline import Timeline
+from baton.simulator.network.transfers import Transfers
+
+LIVENESS_S = 2.0
+"""How long a replica may say nothing before its session ends; as the fleet link has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """What a fleet is like besides its engines."""
+
+    seed: int = 0
+    latency_s: float = 0.000_2
+    """One way between a coordinator and a replica, on average: a message within a data centre."""
+    latency_spread: float = 0.2
+    """Each pair's own differs from that by up to this fraction."""
+    reporting: Reporting = field(default_factory=Reporting)
+    share_bandwidth: bool = True
+
+
+class VirtualFleet:
+    """Replicas and coordinators, and the records of the requests that have ended."""
+
+    def __init__(
+        self,
+        options: FleetOptions | None = None,
+        *,
+        start_s: float = 0.0,
+        keep_records: bool = True,
+    ) -> None:
+        self._options = options or FleetOptions()
+        self.timeline = Timeline(start_s)
+        self.records: list[RequestRecord] = []
+        """Those of all requests that have ended, if they are kept."""
+        self.ended = 0
+        self._wanted: int | None = None
+        """How many are to have ended in all when time stops."""
+        self.ingresses: list[VirtualIngress] = []
+        self.replicas: dict[str, VirtualReplica] = {}
+        """Those that live, by their ids."""
+        self._random = random.Random(self._options.seed)  # noqa: S311 - a simulation
+        self._world = World(
+            timeline=self.timeline,
+            transfers=Transfers(self.timeline, share=self._options.share_bandwidth),
+            reporting=self._options.reporting,
+            replace=self._replace,
+        )
+        self.on_broken: Callable[[str], None] = self.retire
+        """Called with the id of a replica that says that it is broken."""
+        self._keep_records = keep_records
+        self._lives = count()
+        self._watchers: list[Callable[[RequestRecord], None]] = []
+
+    # ------------------------------------------------------------------ who is there
+    def add_coordinator(
+        self, coordinator: Coordinator, on_tokens: Callable[[Delivery], None] | None = None
+    ) -> VirtualIngress:
+        """A new ingress; it hears of all replicas."""
+        ingress = VirtualIngress(
+            coordinator, self.timeline, on_end=self._on_end, on_tokens=on_tokens
+        )
+        self.ingresses.append(ingress)
+        for replica in self.replicas.values():
+            ingress.join(replica, self._latency_s())
+        return ingress
+
+    def add_replica(
+        self,
+        replica_id: str,
+        settings: EngineSettings,
+        *,
+        role: Role,
+        pool: str,
+        model: str = "sim",
+    ) -> VirtualReplica:
+        """A new replica, or a new life of one that has died; every coordinator hears of it."""
+        address = f"{replica_id}:{next(self._lives)}"
+        engine = engine_of(settings, engine_id=replica_id, model=model, address=address)
+        said = engine.facts(replica_id=replica_id, side_channel=address)
+        tells = said.cache_events and self._options.reporting.cached
+        facts = replace(said, pool=pool, role=role, cache_events=tells)
+        replica = VirtualReplica(facts, engine, wiring(settings), self._world)
+        self.replicas[replica_id] = replica
+        for ingress in self.ingresses:
+            ingress.join(replica, self._latency_s())
+        self._let_beat(replica)
+        return replica
+
+    def kill(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
+        """A replica dies now."""
+        self.replicas.pop(replica_id).die(reason)
+
+    def freeze(self, replica_id: str, for_s: float, *, liveness_s: float = LIVENESS_S) -> None:
+        """A replica's process is stopped for so long; its sessions end after `liveness_s` of it."""
+        replica = self.replicas[replica_id]
+        replica.freeze()
+
+        def thaw() -> None:
+            if replica.thaw():
+                for ingress in self.ingresses:
+                    ingress.join(replica, self._latency_s())
+
+        if for_s > liveness_s:
+            self.timeline.after(liveness_s, replica.break_off)
+        self.timeline.after(for_s, thaw)
+
+    def retire(self, replica_id: str, on_gone: Callable[[], None] | None = None) -> None:
+        """A replica takes no new work from now on, and leaves when it has ended what it has."""
+        replica = self.replicas[replica_id]
+
+        def leave() -> None:
+            if self.replicas.get(replica_id) is replica:
+                self.kill(replica_id, LossReason.LEFT)
+                if on_gone is not None:
+                    on_gone()
+
+        replica.drain(leave)
+
+    def change_bandwidth(self, replica_id: str, bytes_per_s: float) -> None:
+        """A replica's network interface carries so much from now on."""
+        address = self.replicas[replica_id].facts.side_channel
+        self._world.transfers.change_bandwidth(address, bytes_per_s)
+
+    def expect_happening(self, at_s: float) -> None:
+        """Say when something will next be done to replicas from outside; inf: never more."""
+        self._world.next_happening_at_s = at_s
+
+    # ------------------------------------------------------------------ requests
+    def send(self, request: Request, ingress: int = 0) -> None:
+        """A request reaches an ingress now."""
+        self.ingresses[ingress].send(request)
+
+    def watch(self, on_end: Callable[[RequestRecord], None]) -> None:
+        """Call `on_end` for every request that ends from now on."""
+        self._watchers.append(on_end)
+
+    def run(self, *, until_s: float = float("inf"), ended: int | None = None) -> None:
+        """Let time pass until then, or until so many requests have ended in all."""
+        if ended is not None and self.ended >= ended:
+            return
+        self._wanted = ended
+        self.timeline.run(until_s=until_s)
+
+    # ------------------------------------------------------------------ for tests
+    def check_integrity(self) -> None:
+        """Assert what must hold at any moment."""
+        for replica in self.replicas.values():
+            replica.engine.check_integrity()
+        for ingress in self.ingresses:
+            ingress.coordinator.check_integrity()
+        ids = [record.request_id for record in self.records]
+        expect(len(ids) == len(set(ids)), "a request has ended twice")
+
+    def check_idle(self) -> None:
+        """Assert that nothing is left of any request: no leg, no block, no transfer."""
+        self.check_integrity()
+        for replica_id, replica in self.replicas.items():
+            load = replica.load()
+            expect(load.requests == 0, f"{replica_id} is busy: {load}")
+            expect(load.kv_used_fraction == 0, f"{replica_id} keeps blocks: {load}")
+        phases = [ingress.coordinator.phases() for ingress in self.ingresses]
+        expect(not any(phases), f"requests are in flight: {phases}")
+        expect(not len(self._world.transfers), "blocks are on the way")
+
+    # ------------------------------------------------------------------ the works
+    def _replace(self, replica_id: str) -> None:
+        self.on_broken(replica_id)
+
+    def _latency_s(self) -> float:
+        spread = self._options.latency_spread
+        return self._options.latency_s * self._random.uniform(1 - spread, 1 + spread)
+
+    def _let_beat(self, replica: VirtualReplica) -> None:
+        """From a moment of its own on, for as long as it lives."""
+        beat_s, after = self._options.reporting.beat_s, self.timeline.after
+
+        def beat() -> None:
+            if replica.alive:
+                replica.beat()
+                after(beat_s, beat)
+
+        after(self._random.uniform(0, beat_s), beat)
+
+    def _on_end(self, record: RequestRecord) -> None:
+        self.ended += 1
+        if self._keep_records:
+            self.records.append(record)
+        for watcher in self._watchers:
+            watcher(record)
+        if self.ended == self._wanted:
+            self.timeline.stop()

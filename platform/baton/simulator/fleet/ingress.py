@@ -1,0 +1,152 @@
+"""An ingress replica in virtual time: carries out commands exactly as the live driver does."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
+
+from baton.control.coordinator import Coordinator
+from baton.domain.commands import (
+    AbortLegs,
+    CheckSideChannel,
+    Command,
+    Deliver,
+    Delivery,
+    FailRequest,
+    RecordRequest,
+    ReleaseLease,
+    ReportBrokenAgent,
+    RequestRecord,
+    SubmitLeg,
+    SyncCache,
+)
+from baton.domain.events import Event, LegFailed, ReplicaLost, RequestArrived, TimePassed
+from baton.domain.handoff import LegFailure
+from baton.domain.request import Request
+from baton.simulator.fleet.replica import Session, VirtualReplica
+from baton.simulator.network.timeline import Timeline
+
+
+class VirtualIngress:
+    """One coordinator and its body. What is sent takes its session's latency to arrive."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        timeline: Timeline,
+        *,
+        on_end: Callable[[RequestRecord], None],
+        on_tokens: Callable[[Delivery], None] | None = None,
+    ) -> None:
+        self.coordinator = coordinator
+        self._timeline = timeline
+        self._on_end = on_end
+        self._on_tokens = on_tokens
+        self._sessions: dict[str, tuple[VirtualReplica, Session]] = {}
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._timer_at_s = float("inf")
+
+    def join(self, replica: VirtualReplica, latency_s: float) -> None:
+        """Open a session with a replica."""
+        self._sessions[replica.facts.replica_id] = (replica, replica.open(self, latency_s))
+
+    def send(self, request: Request) -> None:
+        """A client's request reaches this ingress."""
+        self.on_event(RequestArrived(request=request))
+
+    def hear(self, replica: VirtualReplica, event: Event) -> None:
+        """Something that a replica said has arrived; that of a life that is over counts no more."""
+        replica_id = replica.facts.replica_id
+        found = self._sessions.get(replica_id)
+        if found is None or found[0] is not replica:
+            return
+        if isinstance(event, ReplicaLost):
+            del self._sessions[replica_id]
+        self.on_event(event)
+
+    def on_event(self, event: Event) -> None:
+        """Handle one event and whatever it leads to."""
+        if self._handling:
+            self._events.append(event)
+            return
+        self._handling = True
+        now_s, handle = self._timeline.now_s, self.coordinator.handle
+        for command in handle(event, now_s):
+            self._carry_out(command)
+        while self._events:
+            for command in handle(self._events.popleft(), now_s):
+                self._carry_out(command)
+        self._handling = False
+        self._set_timer()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Deliver():
+                self._deliver(command)
+            case SubmitLeg():
+                self._submit(command)
+            case RecordRequest():
+                self._on_end(command.record)
+            case AbortLegs():
+                legs = command.leg_ids
+                self._tell(command.replica_id, lambda replica, own: replica.abort(own, legs))
+            case ReleaseLease():
+                ticket = command.lease.ticket
+                self._tell(command.via_replica_id, lambda replica, _: replica.release(ticket))
+            case SyncCache():
+                self._tell(command.replica_id, lambda replica, own: replica.sync_cache(own))
+            case CheckSideChannel():
+                asked = (command.source_id, command.address)
+                self._tell(
+                    command.replica_id,
+                    lambda replica, own: replica.check_side_channel(own, *asked),
+                )
+            case ReportBrokenAgent():
+                self._tell(command.replica_id, lambda replica, _: replica.agent_broken())
+            case FailRequest():
+                pass  # the record says the same
+            case _:
+                assert_never(command)
+
+    def _submit(self, command: SubmitLeg) -> None:
+        leg, found = command.leg, self._sessions.get(command.replica_id)
+        if found is None:
+            self._events.append(
+                LegFailed(
+                    replica_id=command.replica_id,
+                    leg_id=leg.leg_id,
+                    failure=LegFailure.UNREACHABLE,
+                    sent=False,
+                )
+            )
+            return
+        replica, session = found
+        self._timeline.after(session.latency_s, partial(replica.submit, session, leg))
+
+    def _tell(self, replica_id: str, what: Callable[[VirtualReplica, Session], None]) -> None:
+        """Send something, if there is a session."""
+        found = self._sessions.get(replica_id)
+        if found is not None:
+            replica, session = found
+            self._timeline.after(session.latency_s, partial(what, replica, session))
+
+    def _deliver(self, command: Deliver) -> None:
+        if self._on_tokens is not None:
+            for delivery in command.deliveries:
+                self._on_tokens(delivery)
+
+    def _set_timer(self) -> None:
+        """Wake up for the next deadline; an earlier look that is already arranged will do."""
+        at_s = self.coordinator.next_deadline_at_s()
+        if at_s is not None and at_s < self._timer_at_s:
+            self._timer_at_s = at_s
+            self._timeline.at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        if self._timer_at_s > self._timeline.now_s:
+            return
+        self._timer_at_s = float("inf")
+        self.on_event(TimePassed())

@@ -1,0 +1,172 @@
+"""What is simulated: pools of replicas, who decides, and what is done to them meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from baton.control.state.limits import CoordinatorLimits, RecoveryOptions
+from baton.control.state.service_rules import ServiceRules
+from baton.domain.fleet import Role
+from baton.perf.steps.modelled import ModelledTiming
+from baton.perf.timing import EngineTiming
+from baton.policy.placement.port import Placer
+from baton.policy.prefix_cache.index import IndexOptions
+from baton.policy.resilience.hedging import HedgeOptions
+from baton.policy.resilience.retry_budget import RetryOptions
+from baton.simulator.faults import Happening, SetBandwidth, Start, Stop
+from baton.simulator.fleet.engines import EngineSettings
+from baton.simulator.fleet.reporting import Reporting
+from baton.simulator.fleet.scaling_log import Scaler
+from baton.simulator.v1.settings import V1Settings
+
+_LONG_S = 1e6
+GENEROUS = CoordinatorLimits(
+    max_requests=10_000_000,
+    max_queued=10_000_000,
+    queue_wait_s=3600.0,
+    resume_wait_s=3600.0,
+    first_token_s=_LONG_S,
+    transfer_s=_LONG_S,
+    stall_s=_LONG_S,
+    total_s=_LONG_S,
+    lease_s=_LONG_S,
+    recovery=RecoveryOptions(
+        silence_s=float("inf"),
+        retries=RetryOptions(floor=10_000_000),
+        hedge=HedgeOptions(factor=None),
+    ),
+)
+"""Nothing ends because it is slow: a fleet that is too small shows in its latencies, and not in
+requests that were refused, or taken away from a replica that would have served them. Only where
+nobody can take a request at all, it is given up after an hour."""
+
+_REPORTS_PER_S = 400.0
+_BEAT_S = 0.25
+_UNSAID_S = 10.0
+"""How long changes are gathered that nobody is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """Replicas of one role and one shape, called `<name>-0` and so on."""
+
+    name: str
+    role: Role
+    replicas: int
+    settings: EngineSettings
+    cold_start_s: float | None = None
+    """From being asked for to serving; None: as long as the engine's weights take to load."""
+    gpus_per_replica: float = 1.0
+
+    @property
+    def starts_in_s(self) -> float:
+        """From being asked for to serving."""
+        if self.cold_start_s is not None:
+            return self.cold_start_s
+        return self.settings.weights_load_s if isinstance(self.settings, V1Settings) else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A fleet, who decides in it, and what is done to it."""
+
+    pools: tuple[PoolPlan, ...]
+    placer: Callable[[], Placer]
+    """Makes one for each coordinator."""
+    coordinators: int = 1
+    """Ingress replicas; requests go to one after the other."""
+    index: IndexOptions | None = None
+    """None: the coordinator's own; or none at all for a trace whose prompts share nothing."""
+    limits: CoordinatorLimits = GENEROUS
+    rules: ServiceRules = field(default_factory=ServiceRules)
+    """Classes, tenants and admission."""
+    seed: int = 0
+    latency_s: float = 0.000_2
+    """One way between a coordinator and a replica."""
+    reporting: Reporting | None = None
+    """None: as `economical` says."""
+    priors: Mapping[str, EngineTiming] | None = None
+    """By pool: how long coordinators think that engines take, before they have seen them work.
+    None: what the engines' own timing says, where it is a model; an empty one: nothing."""
+    happenings: tuple[Happening, ...] = ()
+    autoscaler: Callable[[], Scaler] | None = None
+    """Makes one for each run; None: pools stay as they are, but for what happens to them."""
+    scaling_interval_s: float = 2.0
+    """Between two of its ticks."""
+    model: str = "simulated"
+
+    def __post_init__(self) -> None:
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) < len(names):
+            raise ValueError(f"scenario: two pools have the same name: {', '.join(names)}")
+        if self.coordinators < 1:
+            raise ValueError(f"scenario: coordinators is {self.coordinators}, wanted at least 1")
+        if not self.scaling_interval_s > 0:
+            raise ValueError(
+                f"scenario: scaling_interval_s is {self.scaling_interval_s}, wanted more than 0"
+            )
+        for pool in self.pools:
+            if pool.replicas < 0:
+                raise ValueError(f"scenario: pool {pool.name!r} has {pool.replicas} replicas")
+        for happening in self.happenings:
+            self._check(happening)
+
+    def _check(self, happening: Happening) -> None:
+        """Refuse what names a pool or a replica that can never be."""
+        if isinstance(happening, Start | Stop):
+            wanted, known = happening.pool, {pool.name for pool in self.pools}
+        else:
+            wanted, known = happening.replica_id, set(self.replica_ids())
+        if wanted not in known:
+            some = ", ".join(sorted(known)[:8]) or "none"
+            raise ValueError(f"scenario: nothing is called {wanted!r}, known are {some}")
+        if isinstance(happening, SetBandwidth) and not happening.bytes_per_s > 0:
+            raise ValueError(
+                f"scenario: {wanted}: bytes_per_s is {happening.bytes_per_s}, wanted more than 0"
+            )
+
+    def replica_ids(self) -> tuple[str, ...]:
+        """Every replica that there is or will be."""
+        made = {pool.name: pool.replicas for pool in self.pools}
+        for happening in self.happenings:
+            if isinstance(happening, Start) and happening.pool in made:
+                made[happening.pool] += happening.replicas
+        return tuple(f"{pool}-{number}" for pool, all_ in made.items() for number in range(all_))
+
+
+def economical(replicas: int, coordinators: int, *, shared: bool = True) -> Reporting:
+    """Reports as the live link sends them, four a second, but no more than 400 a second in all.
+
+    With one coordinator that is so for up to 100 replicas; 1,000 replicas report every 2.5 s. Who
+    has nothing new to say is silent. What a coordinator has sent itself it knows without a report,
+    so with one coordinator little is lost by this. Where no prompts are `shared`, nobody says what
+    is cached: it would be of use to nobody.
+    """
+    beat_s = max(_BEAT_S, replicas * coordinators / _REPORTS_PER_S)
+    if shared:
+        return Reporting(beat_s=beat_s, always=False)
+    return Reporting(beat_s=beat_s, always=False, cached=False, cache_every_s=_UNSAID_S)
+
+
+def limits_under(reporting: Reporting, limits: CoordinatorLimits) -> CoordinatorLimits:
+    """The limits, but nobody is blamed for silence where replicas say less than live ones do."""
+    if reporting.always and reporting.beat_s <= _BEAT_S:
+        return limits
+    return replace(limits, recovery=replace(limits.recovery, silence_s=float("inf")))
+
+
+def priors_of(scenario: Scenario) -> Mapping[str, EngineTiming]:
+    """What coordinators think of each pool's speed before they have seen it work."""
+    if scenario.priors is not None:
+        return scenario.priors
+    return {
+        pool.name: ModelledTiming(
+            steps=pool.settings.timing,
+            max_batched_tokens=pool.settings.max_batched_tokens,
+            decode_step_tokens=pool.settings.decode_step_tokens,
+            host_block_s=0.0,
+        )
+        for pool in scenario.pools
+        if isinstance(pool.settings, V1Settings)
+    }

@@ -1,0 +1,1 @@
+"""Virtual time, and transfers that share network interfaces."""

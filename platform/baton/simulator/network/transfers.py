@@ -1,0 +1,89 @@
+"""Pulls in virtual time: a set-up, then a flow on the shared network, then a word to who asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.simulator.network.network import Network
+from baton.simulator.network.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Pull:
+    """One pull, and whom to tell what came of it."""
+
+    key: str
+    """Different from that of every other pull under way."""
+    source_id: str
+    target_id: str
+    moved_bytes: int
+    setup_s: float
+    done: Callable[[], None]
+    failed: Callable[[], None]
+
+
+class Transfers:
+    """The pulls under way in a fleet. Engines are known by the addresses of their side channels."""
+
+    def __init__(self, timeline: Timeline, *, share: bool) -> None:
+        self.network = Network(share=share)
+        self._timeline = timeline
+        self._pulls: dict[str, Pull] = {}
+        self._wake_at_s = float("inf")
+
+    def __len__(self) -> int:
+        return len(self._pulls)
+
+    def begin(self, pull: Pull) -> None:
+        """Start a pull."""
+        self._pulls[pull.key] = pull
+        self._timeline.after(pull.setup_s, lambda: self._flow(pull))
+
+    def cancel(self, key: str) -> None:
+        """Stop a pull without a word; ignored when it is over."""
+        if self._pulls.pop(key, None) is not None:
+            self.network.end(key, self._timeline.now_s)
+            self._watch()
+
+    def change_bandwidth(self, engine_id: str, bytes_per_s: float) -> None:
+        """Make an engine's interface slower or faster, for the flows under way too."""
+        self.network.change(engine_id, bytes_per_s, self._timeline.now_s)
+        self._watch()
+
+    def engine_died(self, engine_id: str) -> None:
+        """Fail the pulls from an engine, and forget those into it."""
+        for pull in tuple(self._pulls.values()):
+            if pull.target_id == engine_id:
+                self.cancel(pull.key)
+            elif pull.source_id == engine_id:
+                self.cancel(pull.key)
+                pull.failed()
+        self.network.disconnect(engine_id)
+
+    def _flow(self, pull: Pull) -> None:
+        if self._pulls.get(pull.key) is pull:
+            self.network.begin(
+                pull.key,
+                source_id=pull.source_id,
+                target_id=pull.target_id,
+                moved_bytes=pull.moved_bytes,
+                now_s=self._timeline.now_s,
+            )
+            self._watch()
+
+    def _watch(self) -> None:
+        """See to it that somebody looks when the next flow will be done; too early does no harm."""
+        at_s = self.network.next_done_at_s()
+        if at_s is not None and at_s < self._wake_at_s:
+            self._wake_at_s = at_s
+            self._timeline.at(at_s, self._on_wake)
+
+    def _on_wake(self) -> None:
+        if self._wake_at_s > self._timeline.now_s:
+            return  # a later look has been arranged since
+        self._wake_at_s = float("inf")
+        ended = [self._pulls.pop(key) for key in self.network.take_done(self._timeline.now_s)]
+        for pull in ended:
+            pull.done()
+        self._watch()

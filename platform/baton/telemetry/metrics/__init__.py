@@ -1,0 +1,1 @@
+"""What each process measures for Prometheus."""

@@ -1,0 +1,1 @@
+"""What is kept of ended requests: records, spans, waterfalls."""

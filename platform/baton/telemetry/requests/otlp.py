@@ -1,0 +1,105 @@
+"""Spans on their way to an OpenTelemetry collector, as OTLP over HTTP.
+
+Imports OpenTelemetry, which is an extra (`baton[otel]`): only where traces are configured.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace.span import TraceState
+from opentelemetry.trace.status import Status, StatusCode
+
+import baton
+from baton.telemetry.requests.spans import Span
+from baton.telemetry.requests.tracing import TraceSpans
+
+EXPORT_S = 5.0
+"""How long a batch may take, tries included."""
+_PATH = "/v1/traces"
+_NS = 1_000_000_000
+_SCOPE = InstrumentationScope("baton", baton.__version__)
+_ENGINES_KEPT = 4096
+
+
+class OtlpExporter:
+    """Sends spans to one collector. Satisfies `tracing.Exporter`."""
+
+    def __init__(self, url: str, *, instance_id: str, deadline_s: float = EXPORT_S) -> None:
+        """Make ready to send to `url`, as `http://collector:4318`; connects to nothing yet."""
+        # It writes a line for each try; whether a collector is away is said by our own tracer.
+        logging.getLogger("opentelemetry.exporter.otlp.proto.http").setLevel(logging.CRITICAL)
+        endpoint = url if url.endswith(_PATH) else url.rstrip("/") + _PATH
+        self._url = endpoint
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=deadline_s)
+        self._own = _resource("baton", instance_id)
+        self._engines: dict[str, Resource] = {}
+
+    def export(self, traces: list[TraceSpans]) -> str | None:
+        """Send spans; why not, or None when the collector took them."""
+        spans = [span for trace in traces for span in self._readable(trace)]
+        if self._exporter.export(spans) is SpanExportResult.SUCCESS:
+            return None
+        return f"{self._url} did not take {len(spans)} spans in time"
+
+    def close(self) -> None:
+        """Break off what is under way."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # of the SDK
+
+    def _readable(self, trace: TraceSpans) -> Iterator[ReadableSpan]:
+        trace_id = int(trace.context.trace_id, 16)
+        state = TraceState.from_header([trace.context.state]) if trace.context.state else None
+
+        def context(span_id: str) -> SpanContext:
+            flags = TraceFlags(TraceFlags.SAMPLED)
+            return SpanContext(
+                trace_id, int(span_id, 16), is_remote=False, trace_flags=flags, trace_state=state
+            )
+
+        def nanoseconds(at_s: float) -> int:
+            return int((at_s + trace.wall_offset_s) * _NS)
+
+        for span in trace.spans:
+            yield ReadableSpan(
+                name=span.name,
+                context=context(span.span_id),
+                parent=context(span.parent_id) if span.parent_id else None,
+                resource=self._resource_of(span),
+                attributes=dict(span.attributes),
+                events=[
+                    Event(one.name, dict(one.attributes), nanoseconds(one.at_s))
+                    for one in span.events
+                ],
+                kind=SpanKind.SERVER if span.serves else SpanKind.INTERNAL,
+                status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
+                start_time=nanoseconds(span.start_s),
+                end_time=nanoseconds(span.end_s),
+                instrumentation_scope=_SCOPE,
+            )
+
+    def _resource_of(self, span: Span) -> Resource:
+        if not span.replica_id:
+            return self._own
+        found = self._engines.get(span.replica_id)
+        if found is None:
+            if len(self._engines) >= _ENGINES_KEPT:
+                self._engines.clear()
+            found = self._engines[span.replica_id] = _resource("baton-engine", span.replica_id)
+        return found
+
+
+def _resource(service: str, instance_id: str) -> Resource:
+    return Resource.create(
+        {
+            "service.name": service,
+            "service.version": baton.__version__,
+            "service.instance.id": instance_id,
+        }
+    )

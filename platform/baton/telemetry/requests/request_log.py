@@ -1,0 +1,306 @@
+"""The stories of ended requests: logged once each, and the latest kept to be explained."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections import OrderedDict, deque
+from heapq import nlargest
+from itertools import islice
+from typing import assert_never
+
+from baton.domain.commands import RecordOrder, RequestRecord
+from baton.domain.handoff import Decision, Option, Route
+from baton.domain.leg_record import LegStory
+from baton.domain.request import Phase
+from baton.policy.admission.slo_evaluation import tpot_s, ttft_s
+from baton.telemetry.logs import log_event
+from baton.telemetry.requests.error_budget import missed, objectives, ttft_parts, verdict
+from baton.telemetry.requests.waterfall import Bar, waterfall
+
+_LOGGER = logging.getLogger(__name__)
+_TROUBLED = frozenset({Phase.FAILED, Phase.EVICTED, Phase.SHED})
+Story = dict[str, object]
+
+
+class RecordBook:
+    """Keeps the latest `capacity` records. Satisfies `ports.Recorder`."""
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self._capacity = capacity
+        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._by_outcome: dict[Phase, int] = {}
+        self._resumes = 0
+
+    def record(self, record: RequestRecord) -> None:
+        """Log a record and keep it; the oldest one makes room."""
+        self._records[record.request_id] = record
+        if len(self._records) > self._capacity:
+            self._records.popitem(last=False)
+        self._by_outcome[record.outcome] = self._by_outcome.get(record.outcome, 0) + 1
+        self._resumes += record.resumes
+        level = logging.WARNING if record.outcome in _TROUBLED else logging.INFO
+        if _LOGGER.isEnabledFor(level):
+            log_event(_LOGGER, level, "request_ended", headline(record))
+        if _LOGGER.isEnabledFor(logging.DEBUG):
+            _log_decisions(record)
+
+    def find(self, request_id: str) -> list[RequestRecord]:
+        """The records of a request, oldest first; more than one when it had several choices.
+
+        It may be named as the client did (X-Request-Id), as the response does, or as the logs do.
+        """
+        names = _names(request_id)
+        return [record for key, record in self._records.items() if names.fullmatch(key)]
+
+    def latest(self, count: int) -> list[RequestRecord]:
+        """The last records, oldest first."""
+        return list(deque(self._records.values(), maxlen=count))
+
+    def pick(self, count: int, order: RecordOrder) -> list[RequestRecord]:
+        """At most so many of those that are kept, the first in that order first."""
+        newest_first = reversed(self._records.values())
+        match order:
+            case RecordOrder.LATEST:
+                return list(islice(newest_first, count))
+            case RecordOrder.MISSED:
+                return list(islice((one for one in newest_first if missed(one)), count))
+            case RecordOrder.SLOWEST:
+                return nlargest(count, newest_first, key=slowness)
+            case _:
+                assert_never(order)
+
+    def totals(self) -> dict[str, int]:
+        """How many requests ended in each way since the start, and how often any was resumed."""
+        return {str(outcome): count for outcome, count in self._by_outcome.items()} | {
+            "resumes": self._resumes
+        }
+
+
+def _log_decisions(record: RequestRecord) -> None:
+    """One event for each placement of an ended request, and for each resume why."""
+    for number, decision in enumerate(record.decisions):
+        option = decision.chosen
+        told = _route(decision.route) | {
+            "request_id": record.request_id,
+            "placement": number,
+            "policy": decision.policy,
+            "decided_s": _since(record.arrived_at_s, decision.at_s),
+            "considered": decision.considered,
+            "predicted_ttft_s": None if option is None else _plain(option.ttft_s),
+        }
+        log_event(_LOGGER, logging.DEBUG, "route", told)
+    for number, reason in enumerate(record.resume_reasons):
+        told = {"request_id": record.request_id, "placement": number, "reason": reason}
+        log_event(_LOGGER, logging.DEBUG, "resume", told)
+
+
+def slowness(record: RequestRecord) -> float:
+    """Its time to first token as a multiple of what was promised, or in seconds where nothing was.
+
+    Without a first token, the time that it was waited for counts.
+    """
+    took_s = ttft_s(record)
+    if took_s is None:
+        took_s = record.ended_at_s - record.arrived_at_s
+    return took_s / (record.slo.ttft_s or 1.0)
+
+
+def headline(record: RequestRecord) -> Story:
+    """A record as flat plain values, for a line in the log.
+
+    Times become durations since arrival, for clocks differ.
+    """
+    route = record.routes[-1] if record.routes else None
+    return {
+        "request_id": record.request_id,
+        "outcome": str(record.outcome),
+        "reason": record.reason,
+        "mode": None if route is None else str(route.mode),
+        "route_reason": None if route is None else str(route.reason),
+        "prefill_replica": None if route is None else _prefill_replica(route),
+        "decode_replica": None if route is None else route.decode_replica_id,
+        "placements": len(record.routes),
+        "resumes": record.resumes,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "prefill_done_s": _since(record.arrived_at_s, record.prefill_done_at_s),
+        "first_token_s": _since(record.arrived_at_s, record.first_token_at_s),
+        "last_token_s": _since(record.arrived_at_s, record.last_token_at_s),
+        "ended_s": _since(record.arrived_at_s, record.ended_at_s),
+        "handed_off_blocks": record.handed_off_blocks,
+        "tenant": record.tenant,
+        "slo_class": record.slo.name,
+        "verdict": verdict(record),
+        "missed": ",".join(missed(record)),
+        "tpot_s": _maybe(tpot_s(record)),
+        "worst_gap_s": _plain(record.worst_gap_s),
+        "held_s": _plain(record.held_s),
+        "gpu_s": _plain(record.gpu_s),
+        "trace_id": None if record.trace is None else record.trace.trace_id,
+    } | _foresight(_decision_of_first_token(record), record)
+
+
+def story(record: RequestRecord) -> Story:
+    """The headline, what was promised, where the time went, and how each placement was decided."""
+    first = _decision_of_first_token(record)
+    decisions: list[Story] = []
+    for decision, became in zip(record.decisions, record.routes, strict=False):
+        told = _decision(decision, became, record)
+        decisions.append(told | _foresight(decision, record if decision is first else None))
+    return headline(record) | {
+        "objectives": objectives(record),
+        "ttft_parts": ttft_parts(record),
+        "slowness": round(slowness(record), 6),
+        "waterfall": [_bar(bar) for bar in waterfall(record)],
+        "legs": [_leg(leg, record) for leg in record.legs],
+        "routes": [_route(route) for route in record.routes],
+        "resume_reasons": list(record.resume_reasons),
+        "decisions": decisions,
+    }
+
+
+# ------------------------------------------------------------------------------------- decisions
+
+
+def _decision(decision: Decision, became: Route, record: RequestRecord) -> Story:
+    chosen = decision.chosen
+    return {
+        "policy": decision.policy,
+        "reason": str(decision.route.reason),
+        "decided_s": _since(record.arrived_at_s, decision.at_s),
+        "considered": decision.considered,
+        "route": _route(decision.route),
+        "became": _route(became),
+        "options": [_option(option) | {"chosen": option is chosen} for option in decision.options],
+    }
+
+
+def _option(option: Option) -> Story:
+    return {
+        "mode": str(option.mode),
+        "prefill_replica": option.prefill_replica_id or option.decode_replica_id,
+        "decode_replica": option.decode_replica_id,
+        "hit_tokens": option.hit_tokens,
+        "hit_source": str(option.hit_source),
+        "hit_age_s": _plain(option.hit_age_s),
+        "queue_s": _plain(option.queue_s),
+        "load_s": _plain(option.load_s),
+        "prefill_s": _plain(option.prefill_s),
+        "transfer_s": _plain(option.transfer_s),
+        "decode_s": _plain(option.decode_s),
+        "harm_s": _plain(option.harm_s),
+        "cost_s": _plain(option.cost_s),
+        "missed": _plain(option.missed),
+        "ttft_s": _plain(option.ttft_s),
+        "early": option.early,
+    }
+
+
+def _route(route: Route) -> Story:
+    return {
+        "mode": str(route.mode),
+        "prefill_replica": _prefill_replica(route),
+        "decode_replica": route.decode_replica_id,
+        "reason": str(route.reason),
+        "prefill_tokens": route.prefill_tokens,
+    }
+
+
+def _prefill_replica(route: Route) -> str:
+    """Who computes the prompt: without a handoff, whoever decodes."""
+    return route.prefill_replica_id or route.decode_replica_id
+
+
+def _decision_of_first_token(record: RequestRecord) -> Decision | None:
+    """The one that was followed when the first token came: the last before it."""
+    if record.first_token_at_s is None:
+        return None
+    before = [d for d in record.decisions if d.at_s <= record.first_token_at_s]
+    return before[-1] if before else None
+
+
+def _foresight(decision: Decision | None, outcome: RequestRecord | None) -> Story:
+    """Predicted against actual TTFT, both from the decision on, and the error.
+
+    The error is a fraction of the actual value; above 0, the prediction was too long. Only the
+    decision that was followed when the first token came has an actual value.
+    """
+    option = None if decision is None else decision.chosen
+    predicted_s = None if option is None else _plain(option.ttft_s)
+    actual_s = None
+    if decision is not None and outcome is not None:
+        actual_s = _since(decision.at_s, outcome.first_token_at_s)
+    error = None
+    if predicted_s is not None and actual_s:
+        error = round(predicted_s / actual_s - 1.0, 4)
+    return {
+        "predicted_ttft_s": predicted_s,
+        "actual_ttft_s": actual_s,
+        "ttft_error_fraction": error,
+    }
+
+
+# --------------------------------------------------------------------------------- plain values
+
+
+def _bar(bar: Bar) -> Story:
+    return {
+        "part": str(bar.part),
+        "replica": bar.replica_id or None,
+        "from_s": round(bar.from_s, 6),
+        "to_s": round(bar.to_s, 6),
+        "predicted_s": _maybe(bar.predicted_s),
+        "guessed": bar.guessed,
+    }
+
+
+def _leg(leg: LegStory, record: RequestRecord) -> Story:
+    arrived_at_s, times = record.arrived_at_s, leg.times
+    return {
+        "leg": leg.leg_id,
+        "kind": str(leg.kind),
+        "replica": leg.replica_id,
+        "placement": leg.placement,
+        "end": str(leg.end),
+        "began_s": _since(arrived_at_s, leg.began_at_s),
+        "first_output_s": _since(arrived_at_s, leg.first_output_at_s),
+        "ended_s": _since(arrived_at_s, leg.ended_at_s),
+        "prompt_tokens": leg.prompt_tokens,
+        "fetched_tokens": leg.fetched_tokens,
+        "cached_tokens": leg.cached_tokens,
+        "output_tokens": leg.output_tokens,
+        "engine_queue_s": None if times is None else _plain(times.queue_s),
+        "engine_compute_s": None if times is None else _plain(times.compute_s),
+        "preemptions": None if times is None else times.preemptions,
+    }
+
+
+def _since(from_s: float, at_s: float | None) -> float | None:
+    return None if at_s is None else round(at_s - from_s, 6)
+
+
+def _plain(value: float) -> float | None:
+    """Rounded; None for what JSON cannot say."""
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def _maybe(value: float | None) -> float | None:
+    return None if value is None else _plain(value)
+
+
+def _names(request_id: str) -> re.Pattern[str]:
+    r"""What a request that somebody calls `request_id` may be called here.
+
+    The API layer puts a kind in front (`chatcmpl-`), the number of one of several answers before
+    that (`1_`), the number of one of several prompts behind (`-1`, `_1`), and eight random hex
+    digits at the end. Before vLLM's Rust frontend a gate puts two words behind the name, for the
+    tenant and the class (`~20d39a8f4884ade880~gold`). A request is not found by a mere part of its
+    id: `a` is not `a-b`.
+    Source: vLLM 0.32, `InputProcessor.assign_request_id`, `ParentRequest.get_child_info`, and the
+    `create_*` methods of its OpenAI serving classes.
+    """
+    named = re.escape(request_id)
+    return re.compile(rf"(?:\d+_)?(?:[a-z]+-)?{named}(?:~[^~]*~[^~]*|[-_]\d+)?(?:-[0-9a-f]{{8}})?")

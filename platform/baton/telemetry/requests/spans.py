@@ -1,0 +1,276 @@
+"""The trace of one request, made of its record when it has ended: spans as plain values.
+
+```text
+chat tiny                      the request; its parent is the caller's span, if it said one
+├── admission                  from its arrival until it was first placed, or refused
+├── route                      a moment: what was chosen, from which candidates, and their seconds
+├── leg prefill                the coordinator's view of a leg; below it, the engine's:
+│   ├── queue
+│   └── prefill
+├── leg decode
+│   ├── transfer
+│   └── decode
+└── resume                     from when a leg was over until it was placed again, and why
+```
+
+Ids of spans follow from the trace and what they are of (`domain.trace_context.span_id`). Times are
+those of the record, in seconds of its clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from baton.domain.commands import RequestRecord
+from baton.domain.handoff import Decision, Option
+from baton.domain.leg_record import LegEnd, LegStory
+from baton.domain.names.trace_context import TraceContext, span_id
+from baton.domain.request import Phase
+from baton.policy.admission.slo_evaluation import tpot_s, ttft_s
+from baton.telemetry.requests.error_budget import missed, verdict
+from baton.telemetry.requests.waterfall import Bar, Part, waterfall
+
+MAX_TEXT_CHARS = 256
+"""Reasons may quote an engine's errors at any length."""
+_WENT_WELL = frozenset({Phase.FINISHED, Phase.CANCELLED})
+_ENDED_WELL = frozenset({LegEnd.DONE, LegEnd.CANCELLED, LegEnd.MOVED, LegEnd.REFUSED})
+Attribute = str | int | float | bool | tuple[str, ...]
+
+
+class SpanEvent(NamedTuple):
+    """A moment of a span."""
+
+    name: str
+    at_s: float
+    attributes: Mapping[str, Attribute]
+
+
+class Span(NamedTuple):
+    """One stretch of a request's time; `telemetry.otlp` sends it."""
+
+    name: str
+    span_id: str
+    parent_id: str
+    """Empty for one without."""
+    start_s: float
+    end_s: float
+    attributes: Mapping[str, Attribute] = {}
+    events: tuple[SpanEvent, ...] = ()
+    replica_id: str = ""
+    """Whose engine it is of; empty for the coordinator's own."""
+    serves: bool = False
+    """Whether it is how somebody else's call was served."""
+    error: str = ""
+    """What went wrong; empty when nothing did."""
+
+
+def request_spans(record: RequestRecord, context: TraceContext, *, model: str) -> tuple[Span, ...]:
+    """All spans of an ended request, each after its parent."""
+    trace = _Trace(record, context)
+    return (
+        trace.root(model),
+        trace.admission(),
+        *trace.routes(),
+        *trace.legs(),
+        *trace.resumes(),
+    )
+
+
+class _Trace:
+    def __init__(self, record: RequestRecord, context: TraceContext) -> None:
+        self._record = record
+        self._context = context
+        self._root_id = self._id(record.request_id)
+
+    def _id(self, name: str) -> str:
+        return span_id(self._context.trace_id, name)
+
+    def root(self, model: str) -> Span:
+        record, operation = self._record, self._context.operation
+        return Span(
+            name=f"{operation or 'request'} {model}".strip(),
+            span_id=self._root_id,
+            parent_id=self._context.parent_id,
+            start_s=record.arrived_at_s,
+            end_s=record.ended_at_s,
+            attributes=_gen_ai(record, operation, model) | _of_request(record),
+            serves=True,
+            error="" if record.outcome in _WENT_WELL else record.reason[:MAX_TEXT_CHARS],
+        )
+
+    def _child(
+        self, name: str, key: str, start_s: float, end_s: float, **attributes: Attribute | None
+    ) -> Span:
+        return Span(
+            name=name,
+            span_id=self._id(f"{self._record.request_id}/{key}"),
+            parent_id=self._root_id,
+            start_s=start_s,
+            end_s=end_s,
+            attributes=_ours(attributes),
+        )
+
+    def admission(self) -> Span:
+        record = self._record
+        placed_at_s = record.legs[0].began_at_s if record.legs else record.ended_at_s
+        return self._child(
+            "admission",
+            "admission",
+            record.arrived_at_s,
+            placed_at_s,
+            held_s=record.held_s,
+            admitted=bool(record.legs),
+            reason="" if record.legs else record.reason[:MAX_TEXT_CHARS],
+        )
+
+    def routes(self) -> Iterator[Span]:
+        for number, decision in enumerate(self._record.decisions):
+            route, at_s = decision.route, decision.at_s
+            span = self._child(
+                "route",
+                f"route/{number}",
+                at_s,
+                at_s,
+                policy=decision.policy,
+                reason=str(route.reason),
+                mode=str(route.mode),
+                prefill_replica=route.prefill_replica_id or route.decode_replica_id,
+                decode_replica=self._decoded_on(number, decision),
+                considered=decision.considered,
+            )
+            yield span._replace(events=tuple(_candidate(one, at_s) for one in decision.options))
+
+    def _decoded_on(self, number: int, decision: Decision) -> str:
+        """Where it was decoded in the end: that is chosen again at the handoff."""
+        routes = self._record.routes
+        became = routes[number] if number < len(routes) else decision.route
+        return became.decode_replica_id
+
+    def legs(self) -> Iterator[Span]:
+        bars = waterfall(self._record)
+        for leg in self._record.legs:
+            span = self._leg(leg)
+            yield span
+            yield from self._engine_spans(leg, span, bars)
+
+    def _leg(self, leg: LegStory) -> Span:
+        times = leg.times
+        span = self._child(
+            f"leg {leg.kind}",
+            leg.leg_id,
+            leg.began_at_s,
+            leg.ended_at_s,
+            leg=leg.leg_id,
+            replica=leg.replica_id,
+            end=str(leg.end),
+            prompt_tokens=leg.prompt_tokens,
+            fetched_tokens=leg.fetched_tokens,
+            cached_tokens=leg.cached_tokens,
+            output_tokens=leg.output_tokens,
+            engine_queue_s=None if times is None else times.queue_s,
+            engine_compute_s=None if times is None else times.compute_s,
+            preemptions=None if times is None else times.preemptions,
+        )
+        error = "" if leg.end in _ENDED_WELL else str(leg.end)
+        return span._replace(span_id=self._id(leg.leg_id), error=error)
+
+    def _engine_spans(self, leg: LegStory, span: Span, bars: tuple[Bar, ...]) -> Iterator[Span]:
+        zero_s = self._record.arrived_at_s
+        for number, bar in enumerate(bars):
+            inside = leg.began_at_s - zero_s <= bar.from_s and bar.to_s <= leg.ended_at_s - zero_s
+            if bar.part is Part.HELD or not inside:
+                continue
+            told = {"guessed": bar.guessed, "predicted_s": bar.predicted_s}
+            yield Span(
+                name=str(bar.part),
+                span_id=self._id(f"{leg.leg_id}/{number}"),
+                parent_id=span.span_id,
+                start_s=zero_s + bar.from_s,
+                end_s=zero_s + bar.to_s,
+                attributes=_ours(told),
+                replica_id=leg.replica_id,
+            )
+
+    def resumes(self) -> Iterator[Span]:
+        record = self._record
+        for number, why in enumerate(record.resume_reasons):
+            before = [leg.ended_at_s for leg in record.legs if leg.placement == number]
+            after = [leg.began_at_s for leg in record.legs if leg.placement == number + 1]
+            yield self._child(
+                "resume",
+                f"resume/{number}",
+                before[-1] if before else record.ended_at_s,
+                after[0] if after else record.ended_at_s,
+                reason=why[:MAX_TEXT_CHARS],
+                placed_again=bool(after),
+            )
+
+
+def _gen_ai(record: RequestRecord, operation: str, model: str) -> dict[str, Attribute]:
+    """What OpenTelemetry has names for.
+
+    Source: OpenTelemetry semantic conventions for generative AI (names of version 1.37 on).
+    """
+    told: dict[str, Attribute] = {
+        "gen_ai.provider.name": "baton",
+        "gen_ai.request.model": model,
+        "gen_ai.response.id": record.request_id,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.output_tokens,
+    }
+    if operation:
+        told["gen_ai.operation.name"] = operation
+    if record.cached_tokens is not None:
+        told["gen_ai.usage.cache_read.input_tokens"] = record.cached_tokens
+    if (first_s := ttft_s(record)) is not None:
+        told["gen_ai.response.time_to_first_chunk"] = first_s
+    if record.outcome is Phase.FINISHED:
+        told["gen_ai.response.finish_reasons"] = (record.reason,)
+    elif record.outcome is not Phase.CANCELLED:
+        told["error.type"] = str(record.outcome)
+    return told
+
+
+def _of_request(record: RequestRecord) -> dict[str, Attribute]:
+    return _ours(
+        {
+            "request_id": record.request_id,
+            "outcome": str(record.outcome),
+            "tenant": record.tenant,
+            "slo_class": record.slo.name,
+            "verdict": verdict(record),
+            "missed": missed(record),
+            "ttft_s": ttft_s(record),
+            "tpot_s": tpot_s(record),
+            "worst_gap_s": record.worst_gap_s,
+            "held_s": record.held_s,
+            "resumes": record.resumes,
+            "handed_off_blocks": record.handed_off_blocks,
+            "gpu_s": record.gpu_s,
+        }
+    )
+
+
+def _candidate(option: Option, at_s: float) -> SpanEvent:
+    told: dict[str, Attribute | None] = {
+        "mode": str(option.mode),
+        "prefill_replica": option.prefill_replica_id or option.decode_replica_id,
+        "decode_replica": option.decode_replica_id,
+        "hit_tokens": option.hit_tokens,
+        "queue_s": option.queue_s,
+        "load_s": option.load_s,
+        "prefill_s": option.prefill_s,
+        "transfer_s": option.transfer_s,
+        "decode_s": option.decode_s,
+        "harm_s": option.harm_s,
+        "cost_s": option.cost_s,
+        "ttft_s": option.ttft_s,
+        "early": option.early,
+    }
+    return SpanEvent("candidate", at_s, _ours(told))
+
+
+def _ours(told: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
+    """What is known of it, under names of ours."""
+    return {f"baton.{name}": value for name, value in told.items() if value is not None}

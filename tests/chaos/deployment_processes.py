@@ -1,0 +1,292 @@
+"""The processes of a deployment, by what they are: to be killed one at a time, and counted.
+
+Ray's processes name themselves (`ray::ServeReplica:baton:ingress`), so they are found by name below
+this process, which has started all of them: the deployment, and nodes that joined it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from baton.config import load_config, sim_settings
+from baton.engine.sim import SimSettings, expected_tokens
+from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.shared.names import APP
+from tests.chaos import faults
+from tests.chaos.history import Exchange
+from tests.e2e.deployments import CONFIGS, Deployment, descendants, running
+
+CONFIG = "sim.yaml"
+_POLL_S = 0.1
+_NODE_START_S = 60.0
+_SCRAPE_S = 5.0
+_GAUGE = re.compile(r"^(?P<name>\w+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Have what is started inside see these variables."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A deployment and its processes."""
+
+    deployment: Deployment
+
+    # ---------------------------------------------------------------- who is there
+
+    def replicas(self, name: str) -> list[int]:
+        """The processes of a deployment of Serve's: `ingress`, `controller`, or a pool."""
+        return _named(rf"ray::ServeReplica:{APP}:{name}\b")
+
+    def serving(self, names: Iterable[str]) -> dict[str, list[int]]:
+        """The processes of several deployments, by name."""
+        return {name: self.replicas(name) for name in names}
+
+    def serve_controller(self) -> int:
+        """Ray Serve's own."""
+        return _only(_named(r"ray::ServeController\b"))
+
+    def gcs(self) -> int:
+        """Ray's control store."""
+        return _only(_named(r"\S*/gcs_server\b"))
+
+    def raylets(self) -> list[int]:
+        """One for each node; the head's is the oldest."""
+        return _named(r"\S*/raylet/raylet\b")
+
+    @property
+    def state(self) -> ClusterState:
+        """How the deployment is found."""
+        pid = self.deployment.process.pid
+        return next(one for one in running_clusters(state_folder()) if one.pid == pid)
+
+    # ---------------------------------------------------------------- what they say
+
+    def status(self, *, within_s: float = 60.0) -> dict[str, Any]:
+        """What `baton status` says, as soon as it says anything."""
+        return self.deployment.wait_for(lambda _: True, within_s)
+
+    def until(self, holds: Callable[[dict[str, Any]], bool], *, within_s: float) -> float:
+        """Wait until the status is as wanted; returns how long that took, in seconds."""
+        began_s = time.monotonic()
+        self.deployment.wait_for(holds, within_s)
+        return time.monotonic() - began_s
+
+    def whole(self, pools: Mapping[str, int], *, ingresses: int = 1, within_s: float) -> float:
+        """Wait until every ingress sees so many replicas of each pool; returns how long."""
+
+        def holds(status: dict[str, Any]) -> bool:
+            rows = [_counts(one["replicas"]) for one in status["ingresses"]]
+            return len(rows) == ingresses and all(row == dict(pools) for row in rows)
+
+        return self.until(holds, within_s=within_s)
+
+    def gauges(self, *names: str) -> float:
+        """The sum of some gauges over all replicas, from their own metrics."""
+        url = self.deployment.status()["observability"]["url"]
+        targets = self._targets(url)
+        return sum(_scraped(target, names) for target in targets)
+
+    def targets(self) -> list[str]:
+        """Where every replica's metrics are."""
+        return self._targets(self.deployment.status()["observability"]["url"])
+
+    def _targets(self, url: str) -> list[str]:
+        found = httpx.get(f"{url}/sd", timeout=_SCRAPE_S).json()
+        return [one["targets"][0] for one in found if one["labels"]["component"] == "replica"]
+
+    # ---------------------------------------------------------------- tokens
+
+    @staticmethod
+    def wanted(exchange: Exchange) -> Sequence[int]:
+        """The tokens that one undisturbed engine gives."""
+        model, settings = _engine()
+        return expected_tokens(exchange.prompt, exchange.max_tokens, model=model, settings=settings)
+
+
+@cache
+def _engine() -> tuple[str, SimSettings]:
+    """Of which model the simulated engines are, and what they are like."""
+    config = load_config([CONFIGS / CONFIG], env={}).config
+    pool = config.pools["decode"]
+    settings = sim_settings(pool.engine, config.models[pool.model], config.transfer)
+    return pool.model, settings
+
+
+@contextmanager
+def parts(folder: Path, **settings: object) -> Iterator[Parts]:
+    """Simulated engines by `baton up`, found by nobody else's commands; ended in good order.
+
+    Ray has its workers be nice to everybody else on a machine, which on a busy one starves them.
+    """
+    own = environment(XDG_RUNTIME_DIR=str(folder), RAY_worker_niceness="0")
+    with own, running(CONFIG, folder, **settings) as up:
+        yield Parts(deployment=up)
+
+
+def ended(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]]) -> str:
+    """Whose processes were there before and are no more: `decode 4711`, or `nobody`."""
+    gone = [f"{name} {pid}" for name in before for pid in before[name] if pid not in after[name]]
+    return ", ".join(gone) or "nobody"
+
+
+def scraped(targets: Sequence[str], *names: str) -> float:
+    """The sum of some gauges over processes; those that are gone count nothing."""
+    return sum(_scraped(target, names) for target in targets)
+
+
+def _scraped(target: str, names: Sequence[str]) -> float:
+    try:
+        text = httpx.get(f"http://{target}/metrics", timeout=_SCRAPE_S).text
+    except httpx.TransportError:
+        return 0.0
+    return sum(float(one["value"]) for one in _GAUGE.finditer(text) if one["name"] in names)
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in rows:
+        if not row["draining"]:
+            counts[row["pool"]] = counts.get(row["pool"], 0) + 1
+    return counts
+
+
+def _named(pattern: str) -> list[int]:
+    """Living processes below this one whose command line begins so, oldest first."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if re.match(pattern, " ".join(process.cmdline())):
+                found.append((process.create_time(), process.pid))
+    return [pid for _, pid in sorted(found)]
+
+
+def living(pids: Iterable[int]) -> list[int]:
+    """Those that have not ended; a zombie has."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+def _only(pids: Sequence[int]) -> int:
+    assert len(pids) == 1, f"wanted one process, found {list(pids)}"
+    return pids[0]
+
+
+# -------------------------------------------------------------------- processes that come back
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A process that was killed, and what it takes to start it again as it was."""
+
+    command: list[str]
+    environ: dict[str, str]
+
+    def with_option(self, name: str, value: str) -> Killed:
+        """Likewise, but with another value of an option, as where any free port was asked for."""
+        command = [one for one in self.command if not one.startswith(f"--{name}=")]
+        return Killed([*command, f"--{name}={value}"], self.environ)
+
+    def again(self) -> subprocess.Popen[bytes]:
+        """Start it again, below this process."""
+        return subprocess.Popen(
+            self.command,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def kill_to_restart(pid: int) -> Killed:
+    """Kill a process, and remember what it was."""
+    process = psutil.Process(pid)
+    until(lambda: bool(process.cmdline()), 5.0)  # one that has just begun says nothing of itself
+    told = Killed(process.cmdline(), process.environ())
+    faults.kill(pid)
+    return told
+
+
+@contextmanager
+def node(up: Parts, *, cpus: int, log: Path) -> Iterator[int]:
+    """One more node of a deployment's cluster, on this machine; gives its raylet's id.
+
+    It has the environment of the head's raylet: that is how Serve's settings reach its workers.
+    """
+    head = psutil.Process(up.raylets()[0])
+    program = [sys.executable, "-m", "tests.chaos.node_process", up.state.address, str(cpus)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            program,
+            env=head.environ(),
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield _raylet_of(process, log)
+    finally:
+        _end_node(process)
+
+
+def _raylet_of(process: subprocess.Popen[bytes], log: Path) -> int:
+    until_s = time.monotonic() + _NODE_START_S
+    while True:
+        said = log.read_text(errors="replace")
+        if (up := re.search(r"^UP (\d+)$", said, re.MULTILINE)) is not None:
+            return int(up[1])
+        assert process.poll() is None, f"the node ended:\n{said}"
+        assert time.monotonic() < until_s, f"the node did not start:\n{said}"
+        time.sleep(_POLL_S)
+
+
+def _end_node(process: subprocess.Popen[bytes]) -> None:
+    """End a node and all of its processes."""
+    family = descendants(process.pid)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    _, left = psutil.wait_procs(family, timeout=5)
+    for one in left:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.kill()
+    process.wait()
+
+
+def until(holds: Callable[[], bool], within_s: float) -> float:
+    """How long it takes until something holds, or as long as was waited."""
+    began_s = time.monotonic()
+    while not holds() and time.monotonic() < began_s + within_s:
+        time.sleep(0.1)
+    return round(time.monotonic() - began_s, 2)

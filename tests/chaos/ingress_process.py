@@ -1,0 +1,191 @@
+"""A coordinator in a process of its own, with as much HTTP before it as clients of a load need.
+
+It stands for an ingress where one is to be killed or stopped: `POST /v1/completions` with a prompt
+of token ids streams events as vLLM's frontend does, and refuses by status and Retry-After. What
+that frontend does besides is tested behind the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import cast
+
+from aiohttp import web
+
+from baton.control.coordinator import Coordinator
+from baton.control.probing.prober import ProbeOptions
+from baton.control.state.limits import CoordinatorLimits
+from baton.domain.commands import RequestRecord
+from baton.policy.placement.port import Disaggregate
+from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.runtime.link.options import LinkOptions
+from tests.chaos.history import Ending, Exchange
+from tests.chaos.local_ingress import Door, Heard
+from tests.chaos.remote import Remote, obey
+
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorPlan:
+    """How a coordinator is made."""
+
+    name: str
+    limits: CoordinatorLimits
+    link: LinkOptions
+    disaggregate: Disaggregate
+    probing: ProbeOptions
+    coordinators: int
+    """How many there are in all."""
+    seed: int
+
+    def door(self, payload: bytes = b"") -> Door:
+        """The coordinator, on the running loop."""
+        placer = PredictedPlacer(PredictedOptions(disaggregate=self.disaggregate), seed=self.seed)
+        coordinator = Coordinator(
+            limits=self.limits,
+            placer=placer,
+            coordinators=self.coordinators,
+            probing=self.probing,
+            seed=self.seed,
+        )
+        return Door(self.name, coordinator, link=self.link, payload=payload)
+
+
+def serve(plan: CoordinatorPlan, orders: Connection) -> None:
+    """The process."""
+    asyncio.run(_serve(plan, orders))
+
+
+async def _serve(plan: CoordinatorPlan, orders: Connection) -> None:
+    door = plan.door()
+    app = web.Application()
+    app.router.add_post("/v1/completions", _Completions(door).answer)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, _HOST, 0)
+    await site.start()
+    try:
+        port = runner.addresses[0][1]
+        await obey(orders, f"http://{_HOST}:{port}", _Body(door).carry_out)
+    finally:
+        await door.close()
+        await runner.cleanup()
+
+
+class _Body:
+    """Carries out what a front is told."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def carry_out(self, order: str, value: object) -> object:
+        match order:
+            case "connect":
+                self._door.link.connect(*cast("tuple[str, str]", value))
+            case "forget":
+                self._door.link.disconnect(cast("str", value))
+            case "knows":
+                return sorted(self._door.driver.fleet().replicas)
+            case "heard":
+                return self._door.heard
+            case "records":
+                return self._door.records
+            case "held":
+                self._door.coordinator.check_integrity()
+                return self._door.held()
+            case _:
+                raise ValueError(f"no order is called {order!r}")
+        return None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Streamed(Exchange):
+    """An exchange whose tokens somebody else takes."""
+
+    pieces: asyncio.Queue[list[int] | None] = field(default_factory=asyncio.Queue)
+    """None at the end. As long as the answer at most."""
+
+    def take(self, token_ids: Sequence[int], now_s: float) -> None:
+        Exchange.take(self, token_ids, now_s)
+        self.pieces.put_nowait(list(token_ids))
+
+    def end(self, ending: Ending, now_s: float, why: str = "") -> None:
+        Exchange.end(self, ending, now_s, why)
+        self.pieces.put_nowait(None)
+
+
+class _Completions:
+    """Streams completions."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._numbers = itertools.count()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """One completion; the client's own name of it is kept."""
+        body = await request.json()
+        name = request.headers.get("X-Request-Id") or f"unnamed-{next(self._numbers)}"
+        exchange = _Streamed(
+            request_id=name, prompt=tuple(body["prompt"]), max_tokens=body["max_tokens"]
+        )
+        asking = asyncio.create_task(self._door.ask(exchange))
+        try:
+            return await self._stream(request, exchange)
+        finally:
+            if not exchange.endings:
+                self._door.leave(exchange)
+            await asking
+
+    async def _stream(self, request: web.Request, exchange: _Streamed) -> web.StreamResponse:
+        first = await exchange.pieces.get()
+        if first is None:
+            headers = {}
+            if exchange.retry_after_s is not None:
+                headers["Retry-After"] = f"{max(1.0, exchange.retry_after_s):.0f}"
+            return web.Response(status=exchange.status or 500, text=exchange.why, headers=headers)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        piece: list[int] | None = first
+        while piece is not None:
+            await response.write(_event(token_ids=piece, finish_reason=None))
+            piece = await exchange.pieces.get()
+        if exchange.ending is Ending.FINISHED:
+            await response.write(_event(token_ids=[], finish_reason="length"))
+        else:
+            await response.write(b"data: " + json.dumps({"error": exchange.why}).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def _event(**choice: object) -> bytes:
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+class Front(Remote):
+    """A coordinator's process, as its owner sees it."""
+
+    def __init__(self, plan: CoordinatorPlan) -> None:
+        super().__init__(plan.name, serve, plan)
+        self.url = ""
+
+    async def start(self) -> None:
+        """Run; returns when clients can ask."""
+        self.url = cast("str", await self.begin())
+
+    async def knows(self) -> list[str]:
+        """The replicas that it can send work to."""
+        return cast("list[str]", await self.order("knows"))
+
+    async def heard(self) -> list[Heard]:
+        """What it has heard of replicas."""
+        return cast("list[Heard]", await self.order("heard"))
+
+    async def records(self) -> list[RequestRecord]:
+        """What it wrote down of requests."""
+        return cast("list[RequestRecord]", await self.order("records"))

@@ -1,0 +1,183 @@
+"""A coordinator with its link and driver, and the clients before it, in this process.
+
+What a client would see over HTTP is written down in its `Exchange`: a refusal by its status, tokens
+when they are delivered, and each end that it is told of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.control.coordinator import Coordinator
+from baton.domain.commands import Delivery, RequestRecord
+from baton.domain.errors import BatonError, Rejected
+from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
+from baton.domain.fleet import ReplicaView
+from baton.domain.request import FinishReason, Request
+from baton.runtime.driver import Driver
+from baton.runtime.link.client import LinkClient
+from baton.runtime.link.options import LinkOptions
+from baton.runtime.process.clock import MonotonicClock
+from tests.chaos.history import Ending, Exchange
+
+_WELL = frozenset({FinishReason.LENGTH, FinishReason.STOP})
+_WAIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A change of the fleet that the coordinator has heard of."""
+
+    at_s: float
+    replica_id: str
+    what: str
+    """`joined`, `draining`, or why it was lost: `silent`, `disconnected`, ..."""
+
+
+class Door:
+    """One coordinator; `ask` is what clients of `tests.chaos.load` call."""
+
+    def __init__(
+        self, name: str, coordinator: Coordinator, *, link: LinkOptions, payload: bytes = b""
+    ) -> None:
+        self.name = name
+        self._payload = payload
+        self.coordinator = coordinator
+        self.exchanges: dict[str, Exchange] = {}
+        self.records: list[RequestRecord] = []
+        self.heard: list[Heard] = []
+        self.link = LinkClient(name, self._on_event, options=link)
+        self.driver = Driver(
+            coordinator, link=self.link, frontend=self, recorder=self, clock=MonotonicClock()
+        )
+        self._ends: dict[str, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+
+    # ---------------------------------------------------------------- clients
+
+    async def ask(self, exchange: Exchange) -> None:
+        """Send a request and wait until it has ended; given up, it is left to go on."""
+        self.exchanges[exchange.request_id] = exchange
+        ended = self._ends[exchange.request_id] = asyncio.Event()
+        self.driver.on_request(
+            Request(
+                request_id=exchange.request_id,
+                prompt_token_ids=exchange.prompt,
+                max_tokens=exchange.max_tokens,
+                arrived_at_s=time.monotonic(),
+                payload=self._payload,
+            )
+        )
+        await ended.wait()
+
+    def leave(self, exchange: Exchange) -> None:
+        """Its client goes away."""
+        exchange.end(Ending.LEFT, time.monotonic())
+        self.driver.on_abort((exchange.request_id,))
+        self._ends[exchange.request_id].set()
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Tokens for clients."""
+        now_s = time.monotonic()
+        for delivery in deliveries:
+            exchange = self.exchanges.get(delivery.request_id)
+            if exchange is None:
+                continue
+            if delivery.token_ids:
+                exchange.take(delivery.token_ids, now_s)
+            if delivery.finish is not None:
+                ending = Ending.FINISHED if delivery.finish in _WELL else Ending.FAILED
+                self._end(exchange, ending, f"finish reason {delivery.finish}")
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        """A request ends without finishing."""
+        exchange = self.exchanges[request_id]
+        if isinstance(error, Rejected) and not exchange.tokens:
+            exchange.status, exchange.retry_after_s = error.http_status, error.retry_after_s
+            self._end(exchange, Ending.REFUSED, str(error))
+        else:
+            exchange.status = exchange.status or error.http_status
+            self._end(exchange, Ending.FAILED, str(error))
+
+    def record(self, record: RequestRecord) -> None:
+        """A coordinator has written down how a request ended; the next to ask may see it."""
+        self.records.append(record)
+        self._notify()
+
+    def _end(self, exchange: Exchange, ending: Ending, why: str) -> None:
+        exchange.end(ending, time.monotonic(), why)
+        self._ends[exchange.request_id].set()
+
+    # ---------------------------------------------------------------- the fleet
+
+    def _on_event(self, event: Event) -> None:
+        self.driver.on_event(event)
+        now_s = time.monotonic()
+        match event:
+            case ReplicaLost():
+                self.heard.append(Heard(now_s, event.replica_id, str(event.reason)))
+            case ReplicaJoined():
+                self.heard.append(Heard(now_s, event.facts.replica_id, "joined"))
+            case ReplicaDraining():
+                self.heard.append(Heard(now_s, event.replica_id, "draining"))
+        self._notify()
+
+    def when(self, replica_id: str, *what: str, since_s: float = 0.0) -> float | None:
+        """When it first heard something of a replica; None when it has not."""
+        for heard in self.heard:
+            of_it = heard.replica_id == replica_id and heard.at_s >= since_s
+            if of_it and (not what or heard.what in what):
+                return heard.at_s
+        return None
+
+    def lost_at_s(self, replica_id: str, *, since_s: float) -> float | None:
+        """When it gave a replica up, for whatever reason; None when it has not."""
+        return next(
+            (
+                heard.at_s
+                for heard in self.heard
+                if heard.replica_id == replica_id
+                and heard.at_s >= since_s
+                and heard.what not in {"joined", "draining"}
+            ),
+            None,
+        )
+
+    def view(self, replica_id: str) -> ReplicaView | None:
+        """A replica as it sees it; None when it does not."""
+        return self.driver.fleet().replicas.get(replica_id)
+
+    async def until(self, holds: Callable[[], bool], *, within_s: float = _WAIT_S) -> None:
+        """Wait for what events of the link, or ends of requests, bring about.
+
+        Raises:
+            TimeoutError: they do not.
+        """
+        async with asyncio.timeout(within_s):
+            while not holds():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+    def held(self) -> dict[str, float]:
+        """What it holds for anybody; all zeros when nothing is under way."""
+        legs = {
+            f"legs at {replica_id}": view.inflight_legs
+            for replica_id, view in self.driver.fleet().replicas.items()
+        }
+        return {
+            "requests": len(self.coordinator.phases()),
+            "leases": sum(self.coordinator.leases().values()),
+            "unconfirmed aborts": self.coordinator.unconfirmed_aborts(),
+            **legs,
+        }
+
+    async def close(self) -> None:
+        """Leave every replica."""
+        self.driver.close()
+        await self.link.close()
