@@ -29,7 +29,7 @@ def open_loop(
     """Let requests arrive at these times, each at the ingress that `choose` says."""
     for request, at_s in zip(requests, times_s, strict=True):
         arrival = evolve(request, arrived_at_s=at_s)
-        fleet.timeline.at(at_s, _sending(fleet, arrival, choose(request)))
+        fleet.timeline.call_at(at_s, _sending(fleet, arrival, choose(request)))
 
 
 def closed_loop(fleet: VirtualFleet, requests: Iterator[Request], *, clients: int) -> None:
@@ -41,9 +41,9 @@ def closed_loop(fleet: VirtualFleet, requests: Iterator[Request], *, clients: in
             fleet.send(evolve(request, arrived_at_s=fleet.timeline.now_s))
 
     # A client sends from a moment of its own: an end may be told in the midst of another event.
-    fleet.watch(lambda _: fleet.timeline.after(0.0, send_next))
+    fleet.add_end_listener(lambda _: fleet.timeline.call_later(0.0, send_next))
     for _ in range(clients):
-        fleet.timeline.after(0.0, send_next)
+        fleet.timeline.call_later(0.0, send_next)
 
 
 def _sending(fleet: VirtualFleet, request: Request, ingress: int) -> Callable[[], None]:

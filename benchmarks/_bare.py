@@ -33,37 +33,37 @@ _KEEP_ALIVE_S = 120
 """Longer than a run: HAProxy keeps its clients' connections too."""
 
 
-def addresses(folder: str) -> dict[str, str]:
+def socket_addresses(folder: str) -> dict[str, str]:
     """Where vLLM's client binds its sockets."""
     return {f"{way}_address": f"ipc://{folder}/{way}" for way in ("input", "output")}
 
 
-class OneEngine:
+class SingleEngineServer:
     """Carries requests from the wire to one engine, and its steps back."""
 
     def __init__(self, engine: SimEngine, facts: ReplicaFacts) -> None:
-        from baton.engine.vllm.frontend.engine_server import Seam
+        from baton.engine.vllm.frontend.engine_server import FleetEngineServer
 
         self._engine = engine
         # Bounded by the benchmark's own number of streams.
-        self._work: asyncio.Queue[Leg | tuple[str, ...]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Leg | tuple[str, ...]] = asyncio.Queue()
         hooks = FrontendHooks(
             on_request=self._on_request,
-            on_abort=self._work.put_nowait,
+            on_abort=self._inbox.put_nowait,
             admit=lambda _n, _caller: None,
             healthy=lambda: True,
         )
-        self._seam = Seam(FleetFacts.of([facts]), hooks, MonotonicClock())
+        self._server = FleetEngineServer(FleetFacts.from_replicas([facts]), hooks, MonotonicClock())
 
     async def run(self, input_address: str, output_address: str) -> None:
         """Serve until cancelled."""
-        await self._seam.start(input_address, output_address)
+        await self._server.start(input_address, output_address)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._feed())
                 tasks.create_task(self._stream())
         finally:
-            await self._seam.close()
+            await self._server.close()
 
     def _on_request(self, request: Request) -> None:
         leg = Leg(
@@ -75,11 +75,11 @@ class OneEngine:
             min_tokens=request.min_tokens,
             payload=request.payload,
         )
-        self._work.put_nowait(leg)
+        self._inbox.put_nowait(leg)
 
     async def _feed(self) -> None:
         while True:
-            item = await self._work.get()
+            item = await self._inbox.get()
             if not isinstance(item, Leg):
                 await self._engine.abort(item)
             elif (failure := await self._engine.submit(item)) is not None:
@@ -87,7 +87,7 @@ class OneEngine:
 
     async def _stream(self) -> None:
         async for outputs in self._engine.steps():
-            self._seam.deliver(
+            self._server.deliver(
                 [
                     Delivery(o.leg_id, o.token_ids, o.finish, o.stop_reason, o.cached_tokens)
                     for o in outputs
@@ -98,11 +98,11 @@ class OneEngine:
 async def engine_main(settings: SimSettings, input_address: str, output_address: str) -> None:
     """Be the engine process."""
     engine = SimEngine(settings, replica_id="bare", pool="bare", role=Role.MIXED, model=MODEL_NAME)
-    one = OneEngine(engine, await engine.start())
-    serving = asyncio.ensure_future(one.run(input_address, output_address))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
+    server = SingleEngineServer(engine, await engine.start())
+    serve_task = asyncio.ensure_future(server.run(input_address, output_address))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serve_task.cancel)
     try:
-        await serving
+        await serve_task
     except asyncio.CancelledError:
         await engine.close()
 
@@ -114,13 +114,13 @@ async def api_main(folder: str, settings: SimSettings, *, model: str, port: int)
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor import Executor
 
-    from baton.engine.vllm.frontend.llm import engine_config, server_args
+    from baton.engine.vllm.frontend.llm import engine_config, parse_server_args
 
     # The same arguments as baton's frontend has, statistics and request logs off on both sides.
-    argv = FrontendSettings(model=model, served_name=MODEL_NAME).argv(
+    argv = FrontendSettings(model=model, served_model_name=MODEL_NAME).argv(
         max_len_tokens=settings.max_len_tokens
     )
-    args = server_args(argv)
+    args = parse_server_args(argv)
     config = engine_config(args)
     llm = await asyncio.to_thread(
         lambda: AsyncLLM(
@@ -128,7 +128,7 @@ async def api_main(folder: str, settings: SimSettings, *, model: str, port: int)
             Executor.get_class(config),
             log_stats=False,
             log_requests=False,
-            client_addresses=addresses(folder),
+            client_addresses=socket_addresses(folder),
         )
     )
     app = build_app(args, ("generate",), config.model_config)
@@ -156,15 +156,19 @@ def read_settings(text: str) -> SimSettings:
     return SimSettings(**fields)  # type: ignore[arg-type]  # written from an instance
 
 
-def main(role: str, folder: str, settings: str, *rest: str) -> None:
+def main(role: str, folder: str, settings: str, *arguments: str) -> None:
     """Be one of the two processes."""
     if role == "engine":
-        ends = addresses(folder)
+        addresses_by_direction = socket_addresses(folder)
         uvloop.run(
-            engine_main(read_settings(settings), ends["input_address"], ends["output_address"])
+            engine_main(
+                read_settings(settings),
+                addresses_by_direction["input_address"],
+                addresses_by_direction["output_address"],
+            )
         )
     else:
-        model, port = rest
+        model, port = arguments
         uvloop.run(api_main(folder, read_settings(settings), model=model, port=int(port)))
 
 

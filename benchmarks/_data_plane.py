@@ -27,7 +27,7 @@ from baton.domain.names import addresses
 from baton.engine.vllm.gate.gate import AsgiApp
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import ReplicaHost
-from baton.serving.ingress.model_ingress import IngressBody
+from baton.serving.ingress.model_ingress import ModelIngress
 from baton.serving.ray.membership import Member
 from baton.serving.replica.deployment import host_options, metrics_endpoint
 from baton.serving.replica.engines import ReplicaSite, build_engine
@@ -37,11 +37,11 @@ from benchmarks._systems import SCENARIOS
 _HOST = "127.0.0.1"
 _NS = 1e-9
 _BACKLOG = 2048
-_ANSWERS = 100
+_ANSWER_FD = 100
 """A file descriptor that nobody else uses."""
 
 
-class Timed:
+class CpuTimed:
     """Adds up the CPU time of what it calls, and how often."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -50,31 +50,31 @@ class Timed:
         self.cpu_ns = 0
 
     def __call__(self, argument: Any) -> Any:  # noqa: ANN401 - whatever the function takes
-        began_ns = time.thread_time_ns()
+        started_ns = time.thread_time_ns()
         try:
             return self._function(argument)
         finally:
-            self.cpu_ns += time.thread_time_ns() - began_ns
+            self.cpu_ns += time.thread_time_ns() - started_ns
             self.calls += 1
 
 
-class Told:
+class StaticMembership:
     """Who an ingress' replicas are, told once; in place of Ray's word."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
+        self._notify = tell
 
     async def start(self) -> None:
         """Tell."""
-        self._tell()
+        self._notify()
 
     async def stop(self) -> None:
         """Nothing is to be stopped."""
 
 
-def read_config(scenario: str, sets: Sequence[str]) -> DeploymentConfig:
+def read_config(scenario: str, overrides: Sequence[str]) -> DeploymentConfig:
     """A scenario, with what a run changes of it."""
-    return load_config([SCENARIOS / f"{scenario}.yaml"], env={}, sets=sets).config
+    return load_config([SCENARIOS / f"{scenario}.yaml"], env={}, sets=overrides).config
 
 
 async def replicas_main(config: DeploymentConfig, names: Sequence[str]) -> None:
@@ -89,21 +89,21 @@ async def replicas_main(config: DeploymentConfig, names: Sequence[str]) -> None:
             reserve_ports=lambda _host, base, _count: base,
         )
         engine = build_engine(config, site)
-        bind = addresses.endpoint("tcp", _HOST, 0)
+        bind = addresses.format_endpoint("tcp", _HOST, 0)
         host = ReplicaHost(engine, bind=bind, options=host_options(config, pool))
         await host.start()
         hosts[site.replica_id] = host
-        series = CollectorRegistry()
-        endpoint = metrics_endpoint(config, host, address=_HOST, series=series)
+        registry = CollectorRegistry()
+        endpoint = metrics_endpoint(config, host, address=_HOST, series=registry)
         if endpoint is not None:
             await endpoint.start()
             endpoints.append(endpoint)
-    say(
+    print_json(
         links={name: host.address for name, host in hosts.items()},
         metrics=[endpoint.address for endpoint in endpoints],
     )
-    await told_to_stop()
-    say()
+    await wait_for_stop_signal()
+    print_json()
     for endpoint in endpoints:
         await endpoint.close()
     for host in hosts.values():
@@ -111,9 +111,9 @@ async def replicas_main(config: DeploymentConfig, names: Sequence[str]) -> None:
 
 
 async def ingress_main(
-    config: DeploymentConfig, port: int, addresses: Mapping[str, str], *, timed: bool
+    config: DeploymentConfig, port: int, addresses: Mapping[str, str], *, is_timed: bool
 ) -> None:
-    """Be the ingress, and serve HTTP by itself; `timed` is what its metrics cost it."""
+    """Be the ingress, and serve HTTP by itself; `is_timed` is what its metrics cost it."""
     members = frozenset(
         Member(
             replica_id=name,
@@ -123,34 +123,34 @@ async def ingress_main(
         )
         for name, address in addresses.items()
     )
-    body = IngressBody(config, app="benchmark", coordinator_id="ingress", link=LinkOptions())
-    body._membership = Told(  # type: ignore[assignment]  # noqa: SLF001 - the seam to Ray
-        lambda: body._watch.on_members(members)  # noqa: SLF001 - likewise
+    ingress = ModelIngress(config, app="benchmark", coordinator_id="ingress", link=LinkOptions())
+    ingress._membership = StaticMembership(  # type: ignore[assignment]  # noqa: SLF001 - the seam to Ray
+        lambda: ingress._fleet_watch.on_members(members)  # noqa: SLF001 - likewise
     )
-    telemetry = body.telemetry
-    steps, requests = Timed(telemetry.on_event), Timed(telemetry._metrics.record)  # noqa: SLF001
-    if timed and telemetry.recorders:
-        setattr(telemetry, "on_event", steps)  # noqa: B010 - a method is put another in front of
-        setattr(telemetry._metrics, "record", requests)  # noqa: B010, SLF001 - likewise
-    app = await body.start(_HOST)
-    async with _serving(body, app, port):
-        say(metrics=[address] if (address := telemetry.address) else [])
-        await told_to_stop()
-        say(
-            steps=steps.calls,
-            steps_cpu_s=steps.cpu_ns * _NS,
-            requests=requests.calls,
-            requests_cpu_s=requests.cpu_ns * _NS,
+    telemetry = ingress.telemetry
+    timed_events, timed_records = CpuTimed(telemetry.on_event), CpuTimed(telemetry._metrics.record)  # noqa: SLF001
+    if is_timed and telemetry.recorders:
+        setattr(telemetry, "on_event", timed_events)  # noqa: B010 - a method is put another in front of
+        setattr(telemetry._metrics, "record", timed_records)  # noqa: B010, SLF001 - likewise
+    app = await ingress.start(_HOST)
+    async with _serve_http(ingress, app, port):
+        print_json(metrics=[address] if (address := telemetry.address) else [])
+        await wait_for_stop_signal()
+        print_json(
+            steps=timed_events.calls,
+            steps_cpu_s=timed_events.cpu_ns * _NS,
+            requests=timed_records.calls,
+            requests_cpu_s=timed_records.cpu_ns * _NS,
         )
-    await body.close()
+    await ingress.close()
 
 
 @asynccontextmanager
-async def _serving(body: IngressBody, app: AsgiApp, port: int) -> AsyncIterator[None]:
+async def _serve_http(ingress: ModelIngress, app: AsgiApp, port: int) -> AsyncIterator[None]:
     """Have clients come to a port, as they come to that of an ingress replica."""
     with socket.create_server((_HOST, port), backlog=_BACKLOG) as listener:
-        if body.rust is not None:
-            await body.rust.open(listener)
+        if ingress.rust_ingress is not None:
+            await ingress.rust_ingress.open(listener)
             yield
             return
         config = uvicorn.Config(
@@ -162,10 +162,10 @@ async def _serving(body: IngressBody, app: AsgiApp, port: int) -> AsyncIterator[
             timeout_keep_alive=600,
         )
         server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        serve_task = asyncio.create_task(server.serve(sockets=[listener]))
         yield
         server.should_exit = True
-        await serving
+        await serve_task
 
 
 def pool_of(replica_id: str) -> str:
@@ -173,38 +173,38 @@ def pool_of(replica_id: str) -> str:
     return replica_id.rpartition("-")[0]
 
 
-async def told_to_stop() -> None:
+async def wait_for_stop_signal() -> None:
     """Wait for the signal."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, stopped.set)
     await stopped.wait()
 
 
-def say(**facts: object) -> None:
+def print_json(**facts: object) -> None:
     """A line of JSON."""
-    os.write(_ANSWERS, json.dumps(facts).encode() + b"\n")
+    os.write(_ANSWER_FD, json.dumps(facts).encode() + b"\n")
 
 
-def keep_answers_apart() -> None:
+def redirect_stdout() -> None:
     """Whatever else is written goes to the log: vLLM writes its log to standard output."""
-    os.dup2(1, _ANSWERS)
+    os.dup2(1, _ANSWER_FD)
     os.dup2(2, 1)
 
 
-def main(role: str, scenario: str, sets: str, *rest: str) -> None:
+def main(role: str, scenario: str, sets: str, *arguments: str) -> None:
     """Be one of the processes: `replicas SCENARIO SETS NAMES`, `ingress SCENARIO SETS PORT LINKS`.
 
     SETS, NAMES and LINKS are JSON. As `timed-ingress` it says what its metrics cost it.
     """
-    keep_answers_apart()
+    redirect_stdout()
     config = read_config(scenario, json.loads(sets))
     if role == "replicas":
-        (names,) = rest
+        (names,) = arguments
         uvloop.run(replicas_main(config, json.loads(names)))
     else:
-        port, links = rest
-        timed = role == "timed-ingress"
-        uvloop.run(ingress_main(config, int(port), json.loads(links), timed=timed))
+        port, links = arguments
+        is_timed = role == "timed-ingress"
+        uvloop.run(ingress_main(config, int(port), json.loads(links), is_timed=is_timed))
 
 
 if __name__ == "__main__":

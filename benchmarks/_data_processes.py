@@ -17,12 +17,12 @@ from typing import Any, Self
 
 import psutil
 
-from benchmarks._systems import await_health, free_port, spawn_piped
+from benchmarks._systems import pick_free_port, spawn_piped, wait_until_healthy
 
-_BY_PROCESS = 250
+_REPLICAS_PER_PROCESS = 250
 """Replicas in a process: as many as its descriptors allow by far, and a core can run at leisure."""
-_DRAIN_S = 60.0
-_IDLE_S = 5.0
+_DRAIN_TIMEOUT_S = 60.0
+_IDLE_WINDOW_S = 5.0
 _NO_METRICS = "observability.metrics.enabled=false"
 
 
@@ -60,20 +60,22 @@ class DataPlane:
     def __enter__(self) -> Self:
         try:
             links: dict[str, str] = {}
-            for begin in range(0, len(self._names), _BY_PROCESS):
-                some = self._names[begin : begin + _BY_PROCESS]
-                said = self._spawn("replicas", self._replica_sets, json.dumps(some))
+            for begin in range(0, len(self._names), _REPLICAS_PER_PROCESS):
+                names = self._names[begin : begin + _REPLICAS_PER_PROCESS]
+                said = self._spawn("replicas", self._replica_sets, json.dumps(names))
                 links |= said["links"]
                 self.metrics += said["metrics"]
-            sets = [f"server.frontend={self._frontend}", *self._ingress_sets]
-            self.port = free_port()  # now that no replica can take it
+            overrides = [f"server.frontend={self._frontend}", *self._ingress_sets]
+            self.port = pick_free_port()  # now that no replica can take it
             began_s = time.monotonic()
             role = "timed-ingress" if self._timed else "ingress"
-            self.metrics += self._spawn(role, sets, str(self.port), json.dumps(links))["metrics"]
-            await_health(f"http://127.0.0.1:{self.port}", self._why_not)
+            self.metrics += self._spawn(role, overrides, str(self.port), json.dumps(links))[
+                "metrics"
+            ]
+            wait_until_healthy(f"http://127.0.0.1:{self.port}", self._failure_reason)
             self.start_s = time.monotonic() - began_s
         except BaseException:
-            self._end()
+            self._stop()
             raise
         return self
 
@@ -83,50 +85,50 @@ class DataPlane:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end()
+        self._stop()
 
     def cpu_s(self, *, replicas: bool = False) -> float:
         """CPU seconds so far of the ingress and what it started, and of replicas if asked for."""
-        processes = self._ingress()
+        processes = self._ingress_processes()
         if replicas:
             processes += [psutil.Process(process.pid) for process in self._processes[:-1]]
         times = [process.cpu_times() for process in processes]
-        return sum(one.user + one.system for one in times)
+        return sum(other.user + other.system for other in times)
 
     def idle_cpu_s_per_s(self) -> float:
         """Cores that the ingress takes when nobody asks for anything."""
         before, began_s = self.cpu_s(), time.monotonic()
-        time.sleep(_IDLE_S)
+        time.sleep(_IDLE_WINDOW_S)
         return (self.cpu_s() - before) / (time.monotonic() - began_s)
 
     def rss_bytes(self) -> int:
         """The memory of the ingress and of what it started; shared pages count in each."""
-        return sum(process.memory_info().rss for process in self._ingress())
+        return sum(process.memory_info().rss for process in self._ingress_processes())
 
-    def _ingress(self) -> list[psutil.Process]:
+    def _ingress_processes(self) -> list[psutil.Process]:
         root = psutil.Process(self._processes[-1].pid)
         return [root, *root.children(recursive=True)]
 
     def _spawn(self, role: str, sets: Sequence[str], *arguments: str) -> dict[str, Any]:
-        words = (role, self._scenario, json.dumps(sets), *arguments)
-        command = [sys.executable, "-m", "benchmarks._data_plane", *words]
+        module_arguments = (role, self._scenario, json.dumps(sets), *arguments)
+        command = [sys.executable, "-m", "benchmarks._data_plane", *module_arguments]
         log = self._folder / f"{role}-{len(self._processes)}.log"
-        process, told = spawn_piped(command, log)
+        process, first_line = spawn_piped(command, log)
         self._processes.append(process)
-        said: dict[str, Any] = told
-        return said
+        facts: dict[str, Any] = first_line
+        return facts
 
-    def _why_not(self) -> str | None:
+    def _failure_reason(self) -> str | None:
         status = self._processes[-1].poll()
         return None if status is None else f"the ingress ended with {status}"
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         processes, self._processes = self._processes, []
         for process in reversed(processes):
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGUSR1)
             try:
-                said, _ = process.communicate(timeout=_DRAIN_S)
+                said, _ = process.communicate(timeout=_DRAIN_TIMEOUT_S)
                 self.said |= json.loads(said or "{}")
             except subprocess.TimeoutExpired:
                 process.kill()

@@ -7,49 +7,58 @@ from pathlib import Path
 
 from baton.bench.accuracy.accuracy import (
     SATURATED_TTFT_S,
-    Judged,
-    Judgement,
-    calibrated,
-    judge,
-    unfit,
+    EvaluatedRow,
+    Evaluation,
+    calibrate_engines,
+    evaluate_rows,
+    unfit_reason,
 )
 from baton.bench.accuracy.measurements import MeasuredRow, read_rows
 from baton.bench.accuracy.recipes import recipe_of
-from baton.perf.fitting.calibration import Error, Kind
+from baton.perf.fitting.calibration import ErrorStats, MeasurementKind
 
-FIT = Path("perf/silicon/h100_dense.csv")
-CHECK = Path("perf/silicon/h200_dense_check.csv")
+FIT_ROWS = Path("perf/silicon/h100_dense.csv")
+CHECK_ROWS = Path("perf/silicon/h200_dense_check.csv")
 
 
-def figures(data_dir: Path) -> dict[str, float]:
+def compute_metrics(data_dir: Path) -> dict[str, float]:
     """The headline errors (S: simulated, against M: measured), and the tables printed.
 
     Raises:
         OSError: the data are not there.
     """
-    fitted = _rows(data_dir / FIT)
-    calibrations = calibrated(fitted)
-    for why, count in Counter(why for row in fitted if (why := _kind(row))).items():
-        print(f"not fitted to: {count} rows of {len(fitted)}: {why}")
+    fit_rows = _read_rows(data_dir / FIT_ROWS)
+    calibrations = calibrate_engines(fit_rows)
+    for why, count in Counter(why for row in fit_rows if (why := _unfit_kind(row))).items():
+        print(f"not fitted to: {count} rows of {len(fit_rows)}: {why}")
     for engine, calibration in sorted(calibrations.items()):
-        ttft, tpot = (calibration.error(kind) for kind in (Kind.FIRST_TOKEN, Kind.OUTPUT_TOKEN))
-        print(f"fitted to {FIT.name}, {engine}: {_text(ttft, tpot)}")
-    judgement = judge(_rows(data_dir / CHECK), calibrations=calibrations, extrapolate=True)
-    print_judgement(judgement)
-    found: dict[str, float] = {}
-    for label, rows in subsets(judgement).items():
-        ttft, tpot = judgement.errors(rows)
-        found |= _errors(f"h200_{label}", "", ttft, tpot)
-        possible = [one for one in rows if one.impossible is None]
-        if len(possible) < len(rows):
-            found |= _errors(f"h200_{label}", "_plausible", *judgement.errors(possible))
-            beside = judgement.beside_impossible()
-            unspoiled = [one for one in possible if one not in beside]
-            found |= _errors(f"h200_{label}", "_unspoiled", *judgement.errors(unspoiled))
-    return found
+        ttft, tpot = (
+            calibration.error(kind)
+            for kind in (MeasurementKind.FIRST_TOKEN, MeasurementKind.OUTPUT_TOKEN)
+        )
+        print(f"fitted to {FIT_ROWS.name}, {engine}: {_format_errors(ttft, tpot)}")
+    evaluation = evaluate_rows(
+        _read_rows(data_dir / CHECK_ROWS), calibrations=calibrations, extrapolate=True
+    )
+    print_evaluation(evaluation)
+    metrics: dict[str, float] = {}
+    for label, rows in subsets(evaluation).items():
+        ttft, tpot = evaluation.errors(rows)
+        metrics |= _error_metrics(f"h200_{label}", "", ttft, tpot)
+        plausible = [row for row in rows if row.implausible_reason is None]
+        if len(plausible) < len(rows):
+            metrics |= _error_metrics(f"h200_{label}", "_plausible", *evaluation.errors(plausible))
+            suspect = evaluation.plausible_in_suspect_sweeps()
+            unsuspected = [row for row in plausible if row not in suspect]
+            metrics |= _error_metrics(
+                f"h200_{label}", "_unspoiled", *evaluation.errors(unsuspected)
+            )
+    return metrics
 
 
-def _errors(prefix: str, suffix: str, ttft: Error, tpot: Error) -> dict[str, float]:
+def _error_metrics(
+    prefix: str, suffix: str, ttft: ErrorStats, tpot: ErrorStats
+) -> dict[str, float]:
     return {
         f"{prefix}rows{suffix}": ttft.rows,
         f"{prefix}tpot_mape{suffix}": tpot.mape,
@@ -59,54 +68,54 @@ def _errors(prefix: str, suffix: str, ttft: Error, tpot: Error) -> dict[str, flo
     }
 
 
-def _kind(row: MeasuredRow) -> str | None:
-    why = unfit(row)
-    return why if why is None or row.ttft_s < SATURATED_TTFT_S else "saturated"
+def _unfit_kind(row: MeasuredRow) -> str | None:
+    reason = unfit_reason(row)
+    return reason if reason is None or row.ttft_s < SATURATED_TTFT_S else "saturated"
 
 
-def subsets(judgement: Judgement) -> dict[str, list[Judged]]:
+def subsets(evaluation: Evaluation) -> dict[str, list[EvaluatedRow]]:
     """The rows that are not saturated: all, those whose benchmark is published, by engine.
 
     How the others were run has to be assumed in part (`baton.bench.accuracy.recipes`).
     """
-    rows = list(judgement.counted)
-    published = [one for one in rows if recipe_of(one.row).published]
-    chosen = {"": rows, "published_": published}
-    for engine in sorted({one.row.backend for one in rows}):
-        chosen[f"{engine}_"] = [one for one in rows if one.row.backend == engine]
-        if of := [one for one in published if one.row.backend == engine]:
-            chosen[f"{engine}_published_"] = of
-    return chosen
+    rows = list(evaluation.unsaturated)
+    published = [row for row in rows if recipe_of(row.row).is_published]
+    rows_by_subset = {"": rows, "published_": published}
+    for engine in sorted({row.row.backend for row in rows}):
+        rows_by_subset[f"{engine}_"] = [row for row in rows if row.row.backend == engine]
+        if engine_rows := [row for row in published if row.row.backend == engine]:
+            rows_by_subset[f"{engine}_published_"] = engine_rows
+    return rows_by_subset
 
 
-def print_judgement(judgement: Judgement) -> None:
+def print_evaluation(evaluation: Evaluation) -> None:
     """A table by engine, model and device, and what is not in it."""
     print(f"{'engine':22}{'model':36}{'device':14}{'rows':>5}   TTFT, TPOT: mean error, bias")
-    for (engine, model, device), rows in judgement.groups().items():
-        ttft, tpot = judgement.errors(rows)
-        print(f"{engine:22}{model:36}{device:14}{len(rows):5}   {_text(ttft, tpot)}")
-    saturated = [one.row.name for one in judgement.judged if one.saturated]
+    for (engine, model, device), rows in evaluation.groups().items():
+        ttft, tpot = evaluation.errors(rows)
+        print(f"{engine:22}{model:36}{device:14}{len(rows):5}   {_format_errors(ttft, tpot)}")
+    saturated = [row.row.name for row in evaluation.evaluated if row.is_saturated]
     print(
         f"saturated (TTFT of {SATURATED_TTFT_S:g} s and more), not in the means: {len(saturated)}"
     )
     for name in saturated:
         print(f"  {name}")
-    for one in judgement.counted:
-        if one.impossible is not None:
-            print(f"cannot be, in the means but those called plausible: {one.row.name}")
-            print(f"  {one.impossible}")
-    if beside := judgement.beside_impossible():
-        ttft, tpot = judgement.errors(beside)
-        print(f"others of the same sweeps, plausible by themselves: {len(beside)} rows, ", end="")
-        print(f"TTFT, TPOT {_text(ttft, tpot)}")
-    for why, count in Counter(one.why for one in judgement.not_judged).items():
+    for row in evaluation.unsaturated:
+        if row.implausible_reason is not None:
+            print(f"cannot be, in the means but those called plausible: {row.row.name}")
+            print(f"  {row.implausible_reason}")
+    if suspect := evaluation.plausible_in_suspect_sweeps():
+        ttft, tpot = evaluation.errors(suspect)
+        print(f"others of the same sweeps, plausible by themselves: {len(suspect)} rows, ", end="")
+        print(f"TTFT, TPOT {_format_errors(ttft, tpot)}")
+    for why, count in Counter(row.reason for row in evaluation.skipped).items():
         print(f"not judged: {count} rows: {why}")
 
 
-def _text(ttft: Error, tpot: Error) -> str:
+def _format_errors(ttft: ErrorStats, tpot: ErrorStats) -> str:
     return f"{ttft.mape:6.1%} {ttft.bias:+7.1%}   {tpot.mape:6.1%} {tpot.bias:+7.1%}"
 
 
-def _rows(path: Path) -> list[MeasuredRow]:
+def _read_rows(path: Path) -> list[MeasuredRow]:
     with path.open(encoding="utf-8") as lines:
         return read_rows(lines, path.name)[0]

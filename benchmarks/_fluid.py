@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
-from baton.simulator.fleet.scaling_log import Scaler, Story, StoryTeller
+from baton.simulator.fleet.scaling_log import Scaler, ScalingRecorder, ScalingReport
 from baton.simulator.workloads.rate_series import RateWindow, duration_s
 from benchmarks._fluid_pools import FluidFleet, FluidPool, Inflow
 from benchmarks._fluid_watch import FluidWatch
@@ -81,7 +81,7 @@ class FluidRun:
 
     arrived: float
     good: float
-    story: Story
+    story: ScalingReport
     timeline: tuple[FluidSample, ...]
 
     @property
@@ -97,8 +97,8 @@ def inflows(
     step_s = options.step_s
     steps = int(duration_s(windows) / step_s)
     return [
-        _inflow(one, options, rng, scale * step_s)
-        for one in _rates(windows, [(number + 0.5) * step_s for number in range(steps)])
+        _inflow(rate, options, rng, scale * step_s)
+        for rate in _rates(windows, [(number + 0.5) * step_s for number in range(steps)])
     ]
 
 
@@ -115,8 +115,10 @@ def flow(
 def _rates(windows: Sequence[RateWindow], times_s: Sequence[float]) -> Iterator[RateWindow]:
     """The series at these times since its beginning: straight lines between middles of windows."""
     first_s, whole_s = windows[0].from_s, duration_s(windows)
-    ends = [*(one.from_s for one in windows[1:]), first_s + whole_s]
-    middles = [(one.from_s + end) / 2 - first_s for one, end in zip(windows, ends, strict=True)]
+    ends = [*(window.from_s for window in windows[1:]), first_s + whole_s]
+    middles = [
+        (window.from_s + end) / 2 - first_s for window, end in zip(windows, ends, strict=True)
+    ]
     for at_s in times_s:
         after = bisect_right(middles, at_s)
         if after in {0, len(windows)}:
@@ -126,7 +128,10 @@ def _rates(windows: Sequence[RateWindow], times_s: Sequence[float]) -> Iterator[
         share = (at_s - middles[after - 1]) / (middles[after] - middles[after - 1])
         yield RateWindow(
             at_s,
-            *(one + share * (other - one) for one, other in zip(left[1:], right[1:], strict=True)),
+            *(
+                value + share * (other - value)
+                for value, other in zip(left[1:], right[1:], strict=True)
+            ),
         )
 
 
@@ -147,7 +152,7 @@ class _Flow:
     ) -> None:
         self._options = options
         self._scaler = scaler
-        self._story = StoryTeller()
+        self._story = ScalingRecorder()
         self._fleet = FluidFleet(pools, usable_fraction=options.usable_fraction)
         self._watch = FluidWatch(
             options.slo, window_s=options.window_s, overhead_s=options.overhead_s
@@ -179,7 +184,7 @@ class _Flow:
 
     def _tick(self, scaler: Scaler, now_s: float) -> None:
         tick = scaler.tick(self._watch.observation(self._fleet))
-        self._story.ticked(tick)
+        self._story.record_tick(tick)
         for action in tick.actions:
             self._fleet.carry_out(action, now_s)
 
@@ -192,7 +197,7 @@ class _Flow:
                 now_s,
                 inflow.requests / self._options.step_s,
                 (self._good - good) / since if since else 1.0,
-                {role: sum(one[role] for one in roles) for role in Role},
+                {role: sum(other[role] for other in roles) for role in Role},
                 sum(fleet.starting(name) for name in fleet.pools),
             )
         )
@@ -200,10 +205,10 @@ class _Flow:
 
     def _told(self, span_s: float) -> FluidRun:
         fleet = self._fleet
-        story = self._story.told(
+        story = self._story.report(
             span_s,
             replica_seconds=fleet.replica_seconds(span_s),
-            gpus_per_replica={name: one.gpus_per_replica for name, one in fleet.pools.items()},
+            gpus_per_replica={name: pool.gpus_per_replica for name, pool in fleet.pools.items()},
         )
         return FluidRun(
             arrived=self._arrived, good=self._good, story=story, timeline=tuple(self._samples)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.actions import Action, FlipReplicas, StartReplicas, StopReplicas
+from baton.policy.scaling.actions import FlipReplicas, ScalingAction, StartReplicas, StopReplicas
 
 
 class Inflow(NamedTuple):
@@ -111,7 +111,7 @@ class FluidFleet:
     @property
     def pools(self) -> Mapping[str, FluidPool]:
         """As they were planned."""
-        return {name: one.plan for name, one in self._members.items()}
+        return {name: members.plan for name, members in self._members.items()}
 
     def roles(self, pool: str) -> Mapping[Role, int]:
         """A pool's replicas that take work, by role."""
@@ -127,11 +127,11 @@ class FluidFleet:
 
     def replica_seconds(self, now_s: float) -> dict[str, float]:
         """By pool: from being asked for to being gone, until now."""
-        for one in self._members.values():
-            one.count_until(now_s)
-        return {name: one.replica_seconds for name, one in self._members.items()}
+        for member in self._members.values():
+            member.count_until(now_s)
+        return {name: members.replica_seconds for name, members in self._members.items()}
 
-    def carry_out(self, action: Action, now_s: float) -> None:
+    def carry_out(self, action: ScalingAction, now_s: float) -> None:
         """Do what an autoscaler has decided."""
         one = self._members[action.pool]
         one.count_until(now_s)
@@ -154,12 +154,12 @@ class FluidFleet:
         """Whoever is ready by now serves, and who has drained is gone."""
         if now_s < self._next_s:
             return
-        for one in self._members.values():
-            one.count_until(now_s)
-            ready = sum(at_s <= now_s for at_s in one.ready_at_s)
-            del one.ready_at_s[:ready]
-            one.roles[one.plan.role] += ready
-            del one.gone_at_s[: sum(at_s <= now_s for at_s in one.gone_at_s)]
+        for member in self._members.values():
+            member.count_until(now_s)
+            ready = sum(at_s <= now_s for at_s in member.ready_at_s)
+            del member.ready_at_s[:ready]
+            member.roles[member.plan.role] += ready
+            del member.gone_at_s[: sum(at_s <= now_s for at_s in member.gone_at_s)]
         self._strengthen()
 
     def _stop(self, one: _Members, replicas: int, now_s: float) -> None:
@@ -181,17 +181,17 @@ class FluidFleet:
     def _flip(self, one: _Members, action: FlipReplicas) -> None:
         left = action.replicas
         for role in Role:
-            if role is not action.to:
+            if role is not action.role:
                 taken = min(left, one.roles[role])
                 one.roles[role] -= taken
-                one.roles[action.to] += taken
+                one.roles[action.role] += taken
                 left -= taken
 
     def _strengthen(self) -> None:
         strength, members = _Strength(), self._members.values()
-        for one in members:
-            plan, mixed = one.plan, one.roles[Role.MIXED]
-            prefill, decode = one.roles[Role.PREFILL], one.roles[Role.DECODE]
+        for member in members:
+            plan, mixed = member.plan, member.roles[Role.MIXED]
+            prefill, decode = member.roles[Role.PREFILL], member.roles[Role.DECODE]
             per_replica = self._usable * plan.prefill_tokens_per_s
             strength.prefill_tokens_per_s += prefill * per_replica
             strength.mixed_prefill_tokens_per_s += mixed * per_replica
@@ -203,7 +203,7 @@ class FluidFleet:
             strength.mixed_full_tokens_per_s += mixed * rate
             strength.least_step_s = max(strength.least_step_s, plan.least_step_s)
         self._strength = strength
-        coming = [at_s for one in members for at_s in (*one.ready_at_s, *one.gone_at_s)]
+        coming = [at_s for member in members for at_s in (*member.ready_at_s, *member.gone_at_s)]
         self._next_s = min(coming, default=float("inf"))
 
     # ------------------------------------------------------------------ what they do

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
-from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
+from baton.policy.scaling.observation import Demand, Observation, PoolObservation, ServiceLevel
 from benchmarks._fluid_pools import FluidFleet, FluidPool, Inflow
 
 
@@ -76,24 +76,26 @@ class FluidWatch:
             attainment_target=self._slo.attainment_target,
         )
 
-    def _service(self, since: _Totals, now: _Totals, window_s: float, fleet: FluidFleet) -> Service:
+    def _service(
+        self, since: _Totals, now: _Totals, window_s: float, fleet: FluidFleet
+    ) -> ServiceLevel:
         arrived, good = now.requests - since.requests, now.good - since.good
         refused = max(0.0, arrived - good)
         if arrived <= 0:
-            return Service()
+            return ServiceLevel()
         waited_s = (now.wait_s - since.wait_s) / good if good else fleet.wait_s
         late_s = max(waited_s, fleet.wait_s)
         ttft_s = self._slo.ttft_s
         waits = ttft_s is not None and fleet.queued_tokens > 0
-        return Service(
+        return ServiceLevel(
             attainment=min(1.0, good / arrived),
             ttft_mean_s=self._overhead_s + waited_s,
             ttft_p90_s=self._overhead_s + late_s,
             tpot_mean_s=fleet.step_s,
             tpot_p90_s=fleet.step_s,
-            refused_per_s=refused / window_s,
+            rejected_per_s=refused / window_s,
             in_flight=round(fleet.streams),
-            slack_s=ttft_s - self._overhead_s - fleet.wait_s if ttft_s and waits else None,
+            min_ttft_slack_s=ttft_s - self._overhead_s - fleet.wait_s if ttft_s and waits else None,
         )
 
 
@@ -139,7 +141,7 @@ def _pool(
         prefill_tokens_per_s=plan.prefill_tokens_per_s,
         decode_tokens_per_s=plan.decode_tokens_per_s,
         decode_streams=plan.max_streams,
-        busy_fraction=busy[0] * (1 - part - both) + busy[1] * (part + both),
+        utilization_fraction=busy[0] * (1 - part - both) + busy[1] * (part + both),
         running_requests=streams + computing,
         queued_requests=queued / mean_tokens,
         queued_tokens=queued,

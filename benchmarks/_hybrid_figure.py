@@ -22,9 +22,9 @@ TITLES = {
     "mooncake_conv": "Mooncake, conversations",
 }
 ROWS = {"hybrid_no_admission": "placement alone", "hybrid": "with admission"}
-_MOST = 1.3
+_MAX_RATIO = 1.3
 """More is not asked for with `--levels`."""
-_COLOURS = (0.6, 1.4)
+_COLOR_RANGE = (0.6, 1.4)
 
 Cell = Mapping[str, Any]
 
@@ -36,19 +36,21 @@ def draw(grids: Mapping[str, Sequence[Cell]], path: Path) -> None:
     figure, rows = pyplot.subplots(
         len(ROWS), len(grids), figsize=(4.2 * len(grids), 7.4), squeeze=False
     )
-    for axes_row, (key, said) in zip(rows, ROWS.items(), strict=True):
+    for axes_row, (key, row_title) in zip(rows, ROWS.items(), strict=True):
         for axes, (name, cells) in zip(axes_row, grids.items(), strict=True):
-            first = sorted({cell["ttft_s"] for cell in cells})
-            later = sorted({cell["tpot_s"] for cell in cells})
-            ratios = [[_ratio(cells, ttft, tpot, key) for tpot in later] for ttft in first]
-            axes.imshow(ratios, vmin=_COLOURS[0], vmax=_COLOURS[1], cmap="RdYlGn", origin="lower")
+            ttfts_s = sorted({cell["ttft_s"] for cell in cells})
+            tpots_s = sorted({cell["tpot_s"] for cell in cells})
+            ratios = [[_ratio(cells, ttft, tpot, key) for tpot in tpots_s] for ttft in ttfts_s]
+            axes.imshow(
+                ratios, vmin=_COLOR_RANGE[0], vmax=_COLOR_RANGE[1], cmap="RdYlGn", origin="lower"
+            )
             for row, line in enumerate(ratios):
                 for column, ratio in enumerate(line):
-                    words = f"≥ {ratio:.2g}" if ratio >= _MOST else f"{ratio:.2f}"
-                    axes.text(column, row, words, ha="center", va="center", fontsize=8)
-            axes.set_xticks(range(len(later)), [f"{tpot * 1e3:.0f}" for tpot in later])
-            axes.set_yticks(range(len(first)), [f"{ttft:.2g}" for ttft in first])
-            axes.set_title(f"{TITLES.get(name, name)}: {said}", fontsize=10)
+                    label = f"≥ {ratio:.2g}" if ratio >= _MAX_RATIO else f"{ratio:.2f}"
+                    axes.text(column, row, label, ha="center", va="center", fontsize=8)
+            axes.set_xticks(range(len(tpots_s)), [f"{tpot * 1e3:.0f}" for tpot in tpots_s])
+            axes.set_yticks(range(len(ttfts_s)), [f"{ttft:.2g}" for ttft in ttfts_s])
+            axes.set_title(f"{TITLES.get(name, name)}: {row_title}", fontsize=10)
             axes.set_xlabel("TPOT objective, ms")
             axes.set_ylabel("TTFT objective, s")
     figure.suptitle(
@@ -60,15 +62,15 @@ def draw(grids: Mapping[str, Sequence[Cell]], path: Path) -> None:
 
 
 def _ratio(cells: Sequence[Cell], ttft_s: float, tpot_s: float, key: str) -> float:
-    (cell,) = (one for one in cells if (one["ttft_s"], one["tpot_s"]) == (ttft_s, tpot_s))
+    (cell,) = (other for other in cells if (other["ttft_s"], other["tpot_s"]) == (ttft_s, tpot_s))
     return round(cell[key] / cell["better"], 2) if cell["better"] else 0.0
 
 
 def main() -> int:
     """Draw what a run of `benchmarks.hybrid` left."""
-    given = sys.argv[1:]
-    result = Path(given[0]) if given else RESULTS
-    figure = Path(given[1]) if len(given) > 1 else FIGURE
+    arguments = sys.argv[1:]
+    result = Path(arguments[0]) if arguments else RESULTS
+    figure = Path(arguments[1]) if len(arguments) > 1 else FIGURE
     draw(json.loads(result.read_text())["cells"], figure)
     return 0
 

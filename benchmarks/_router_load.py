@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 
 MODEL = "none"
 BLOCK_TOKENS = 16
@@ -43,20 +43,20 @@ class Case:
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredEvent:
     """One event's worth of blocks on one replica."""
 
     replica_id: str
-    shared: tuple[int, ...]
-    own: tuple[int, ...]
+    shared_hashes: tuple[int, ...]
+    own_hashes: tuple[int, ...]
 
     @property
-    def packed(self) -> bytes:
+    def packed_hashes(self) -> bytes:
         """The event's hashes as they arrive."""
-        return pack_hashes(self.shared + self.own)
+        return pack_hashes(self.shared_hashes + self.own_hashes)
 
 
-class Load:
+class IndexLoad:
     """Events of 128 blocks, of which 32 are a system prompt: of each prompt one event per replica.
 
     Hence all pairs of a replica and a block are different. A few events are the beginnings of
@@ -69,49 +69,61 @@ class Load:
         self._rng = Random(case.seed)  # noqa: S311 - a workload, not a secret
         events = max(LONG_EVENTS, case.entries // EVENT_BLOCKS)
         groups = -(-events // case.replicas)
-        self._systems = [self._tokens(SHARED_BLOCKS) for _ in range(groups)]
-        self._shared = [tuple(chain(ROOT, tokens, BLOCK_TOKENS)) for tokens in self._systems]
+        self._system_prompts = [self._tokens(SHARED_BLOCKS) for _ in range(groups)]
+        self._shared_hashes = [
+            tuple(chain_hashes(ROOT, tokens, BLOCK_TOKENS)) for tokens in self._system_prompts
+        ]
         self.long_prompts: list[tuple[int, ...]] = []
-        places = [(group, one) for group in range(groups) for one in case.ids][:events]
-        self.events = list(self._long_events(places))
-        known = len(self.events)
-        self.events += [self._random_event(group, one) for group, one in places[known:]]
+        group_replica_pairs = [(group, id_) for group in range(groups) for id_ in case.ids][:events]
+        self.events = list(self._long_events(group_replica_pairs))
+        long_event_count = len(self.events)
+        self.events += [
+            self._random_event(group, name)
+            for group, name in group_replica_pairs[long_event_count:]
+        ]
         self._rng.shuffle(self.events)
 
-    def replacements(self) -> list[Stored]:
+    def replacement_events(self) -> list[StoredEvent]:
         """As many events again, with other blocks of their own on the same system prompts."""
-        return [Stored(e.replica_id, e.shared, self._hashes(len(e.own))) for e in self.events]
+        return [
+            StoredEvent(e.replica_id, e.shared_hashes, self._hashes(len(e.own_hashes)))
+            for e in self.events
+        ]
 
-    def prompt(self, kind: str, tokens: int) -> tuple[int, ...]:
+    def draw_prompt(self, kind: str, tokens: int) -> tuple[int, ...]:
         """A prompt: held in full if one so long is held, to half of that, or not at all."""
         blocks = tokens // BLOCK_TOKENS
-        known: tuple[int, ...] = ()
+        cached_tokens: tuple[int, ...] = ()
         if kind != "miss":
-            held = self._rng.choice(self.long_prompts)
-            kept = min(len(held) // BLOCK_TOKENS, blocks)
-            kept = kept if kind == "full" else kept // 2
-            known = held[: kept * BLOCK_TOKENS]
-        return known + self._tokens(blocks - len(known) // BLOCK_TOKENS)
+            long_prompt = self._rng.choice(self.long_prompts)
+            cached_blocks = min(len(long_prompt) // BLOCK_TOKENS, blocks)
+            cached_blocks = cached_blocks if kind == "full" else cached_blocks // 2
+            cached_tokens = long_prompt[: cached_blocks * BLOCK_TOKENS]
+        return cached_tokens + self._tokens(blocks - len(cached_tokens) // BLOCK_TOKENS)
 
-    def prompts(self, count: int, tokens: int) -> list[tuple[str, tuple[int, ...]]]:
+    def draw_prompts(self, count: int, tokens: int) -> list[tuple[str, tuple[int, ...]]]:
         """Prompts of all kinds in turn."""
         kinds = [KINDS[n % len(KINDS)] for n in range(count)]
-        return [(kind, self.prompt(kind, tokens)) for kind in kinds]
+        return [(kind, self.draw_prompt(kind, tokens)) for kind in kinds]
 
-    def _long_events(self, places: Sequence[tuple[int, str]]) -> Iterator[Stored]:
+    def _long_events(self, group_replica_pairs: Sequence[tuple[int, str]]) -> Iterator[StoredEvent]:
         """One event in 16, at most 64 prompts: chains of real tokens, in events of 128 blocks."""
-        count = min(64, max(1, len(places) // (16 * LONG_EVENTS)))
-        for group, replica_id in places[:count]:
-            prompt = self._systems[group] + self._tokens(LONG_EVENTS * EVENT_BLOCKS - SHARED_BLOCKS)
+        count = min(64, max(1, len(group_replica_pairs) // (16 * LONG_EVENTS)))
+        for group, replica_id in group_replica_pairs[:count]:
+            prompt = self._system_prompts[group] + self._tokens(
+                LONG_EVENTS * EVENT_BLOCKS - SHARED_BLOCKS
+            )
             self.long_prompts.append(prompt)
-            hashes = chain(ROOT, prompt, BLOCK_TOKENS)
-            yield Stored(replica_id, self._shared[group], tuple(hashes[SHARED_BLOCKS:EVENT_BLOCKS]))
+            hashes = chain_hashes(ROOT, prompt, BLOCK_TOKENS)
+            yield StoredEvent(
+                replica_id, self._shared_hashes[group], tuple(hashes[SHARED_BLOCKS:EVENT_BLOCKS])
+            )
             for begin in range(EVENT_BLOCKS, len(hashes), EVENT_BLOCKS):
-                yield Stored(replica_id, (), tuple(hashes[begin : begin + EVENT_BLOCKS]))
+                yield StoredEvent(replica_id, (), tuple(hashes[begin : begin + EVENT_BLOCKS]))
 
-    def _random_event(self, group: int, replica_id: str) -> Stored:
-        shared = self._shared[group]
-        return Stored(replica_id, shared, self._hashes(EVENT_BLOCKS - SHARED_BLOCKS))
+    def _random_event(self, group: int, replica_id: str) -> StoredEvent:
+        shared = self._shared_hashes[group]
+        return StoredEvent(replica_id, shared, self._hashes(EVENT_BLOCKS - SHARED_BLOCKS))
 
     def _hashes(self, count: int) -> tuple[int, ...]:
         return tuple(self._rng.getrandbits(_HASH_BITS) for _ in range(count))
@@ -120,7 +132,7 @@ class Load:
         return tuple(self._rng.choices(range(_VOCABULARY), k=blocks * BLOCK_TOKENS))
 
 
-class Feed:
+class CacheUpdateFeed:
     """Numbers the updates of every replica."""
 
     def __init__(self) -> None:
@@ -129,23 +141,28 @@ class Feed:
     def update(self, replica_id: str, *changes: CacheChange, snapshot: bool = False) -> CacheUpdate:
         """The next update of a replica."""
         self._sequences[replica_id] = self._sequences.get(replica_id, 0) + 1
-        return CacheUpdate(self._sequences[replica_id], changes, snapshot=snapshot)
+        return CacheUpdate(self._sequences[replica_id], changes, is_snapshot=snapshot)
 
-    def stored(self, events: Iterable[Stored]) -> list[tuple[str, CacheUpdate]]:
+    def stored_updates(self, events: Iterable[StoredEvent]) -> list[tuple[str, CacheUpdate]]:
         """One update for each event."""
         kind = CacheChangeKind.STORED
         return [
-            (one.replica_id, self.update(one.replica_id, CacheChange(kind, one.packed)))
-            for one in events
+            (
+                event.replica_id,
+                self.update(event.replica_id, CacheChange(kind, event.packed_hashes)),
+            )
+            for event in events
         ]
 
-    def removed(self, events: Iterable[Stored]) -> list[tuple[str, CacheUpdate]]:
+    def removed_updates(self, events: Iterable[StoredEvent]) -> list[tuple[str, CacheUpdate]]:
         """One update for each event: its own blocks are gone, deepest first."""
         kind = CacheChangeKind.REMOVED
         return [
             (
-                one.replica_id,
-                self.update(one.replica_id, CacheChange(kind, pack_hashes(reversed(one.own)))),
+                event.replica_id,
+                self.update(
+                    event.replica_id, CacheChange(kind, pack_hashes(reversed(event.own_hashes)))
+                ),
             )
-            for one in events
+            for event in events
         ]

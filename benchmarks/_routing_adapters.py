@@ -20,9 +20,9 @@ from baton.simulator.engine.settings import SimSettings
 from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
 from benchmarks._arrivals import open_loop, poisson_times
 from benchmarks._program import say
-from benchmarks._routing_policies import ARMS, Arm
+from benchmarks._routing_policies import VARIANTS, PolicyVariant
 from benchmarks._routing_runs import UnfinishedError
-from benchmarks._statistics import quantile, rounded
+from benchmarks._statistics import quantile, round_floats
 
 POLICIES = ("baton", "round_robin", "least_loaded", "llmd")
 _SETTLE_S = 1.0
@@ -58,8 +58,8 @@ def run_all(setting: Setting, seeds: Sequence[int]) -> Runs:
     for seed in seeds:
         requests = draw(setting, seed)
         for name in POLICIES:
-            runs[name].append(run(setting, ARMS[name], requests, seed))
-            say(f"seed {seed}, {name}: {json.dumps(rounded(runs[name][-1]))}")
+            runs[name].append(run(setting, VARIANTS[name], requests, seed))
+            say(f"seed {seed}, {name}: {json.dumps(round_floats(runs[name][-1]))}")
     return runs
 
 
@@ -82,36 +82,38 @@ def draw(setting: Setting, seed: int) -> list[Request]:
     ]
 
 
-def run(setting: Setting, arm: Arm, requests: Sequence[Request], seed: int) -> dict[str, float]:
+def run(
+    setting: Setting, arm: PolicyVariant, requests: Sequence[Request], seed: int
+) -> dict[str, float]:
     """Serve the requests under a policy; its figures.
 
     Raises:
         UnfinishedError: a request did not finish.
     """
     fleet = VirtualFleet(FleetOptions(seed=seed))
-    fleet.add_coordinator(arm.coordinator(seed))
+    fleet.add_coordinator(arm.make_coordinator(seed))
     for number in range(setting.replicas):
         fleet.add_replica(f"mixed-{number}", setting.engine, role=Role.MIXED, pool="mixed")
     fleet.run(until_s=_SETTLE_S)
     rng = random.Random(f"arrivals/{seed}")  # noqa: S311 - a load, not a secret
     times_s = poisson_times(setting.rate_per_s, len(requests), rng, start_s=_SETTLE_S)
     open_loop(fleet, requests, times_s)
-    fleet.run(ended=len(requests), until_s=_LIMIT_S)
-    finished = sum(one.outcome is Phase.FINISHED for one in fleet.records)
+    fleet.run(until_ended=len(requests), until_s=_LIMIT_S)
+    finished = sum(record.outcome is Phase.FINISHED for record in fleet.records)
     if finished < len(requests):
         raise UnfinishedError(f"{finished} of {len(requests)} requests finished")
     now_s = fleet.timeline.now_s
     told = [replica.engine.load(now_s).adapters for replica in fleet.replicas.values()]
     ttfts_s = [
-        one.first_token_at_s - one.arrived_at_s
-        for one in fleet.records
-        if one.first_token_at_s is not None
+        record.first_token_at_s - record.arrived_at_s
+        for record in fleet.records
+        if record.first_token_at_s is not None
     ]
     return {
-        "hit_fraction": sum(one.hits for one in told) / len(requests),
-        "loads": sum(one.loads for one in told),
-        "cached_fraction": sum(one.cached_tokens or 0 for one in fleet.records)
-        / sum(one.prompt_tokens for one in fleet.records),
+        "hit_fraction": sum(adapter.hits for adapter in told) / len(requests),
+        "loads": sum(adapter.loads for adapter in told),
+        "cached_fraction": sum(record.cached_tokens or 0 for record in fleet.records)
+        / sum(record.prompt_tokens for record in fleet.records),
         "ttft_p50_s": quantile(ttfts_s, 0.5),
         "ttft_p99_s": quantile(ttfts_s, 0.99),
     }
@@ -121,8 +123,8 @@ def summary(runs: Runs) -> dict[str, object]:
     """Each policy's medians over the repeats, with the least and the most hits beside them."""
     found: dict[str, object] = {}
     for name, repeats in runs.items():
-        hits = [one["hit_fraction"] for one in repeats]
-        middle = {key: median(one[key] for one in repeats) for key in repeats[0]}
+        hits = [repeat["hit_fraction"] for repeat in repeats]
+        middle = {key: median(repeat[key] for repeat in repeats) for key in repeats[0]}
         found[name] = middle | {"min_hit_fraction": min(hits), "max_hit_fraction": max(hits)}
     return found
 

@@ -27,34 +27,36 @@ LIMITS = CoordinatorLimits(
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class PolicyVariant:
     """One policy, ready to be made afresh for each run."""
 
-    placer: Callable[[int], Placer]
+    make_placer: Callable[[int], Placer]
     """From a seed."""
-    index: IndexMode
+    index_mode: IndexMode
 
-    def coordinator(self, seed: int) -> Coordinator:
+    def make_coordinator(self, seed: int) -> Coordinator:
         """A coordinator that knows nothing yet."""
-        index = IndexOptions(mode=self.index)
-        return Coordinator(limits=LIMITS, placer=self.placer(seed), index=index)
+        index = IndexOptions(mode=self.index_mode)
+        return Coordinator(limits=LIMITS, placer=self.make_placer(seed), index=index)
 
 
-def _arm(name: str, chooser: Callable[[], Chooser], index: IndexMode = IndexMode.EVENTS) -> Arm:
+def _arm(
+    name: str, chooser: Callable[[], Chooser], index: IndexMode = IndexMode.EVENTS
+) -> PolicyVariant:
     def make(seed: int) -> Placer:
         rng = random.Random(f"{name}/{seed}")  # noqa: S311 - ties, not secrets
         return ChooserPlacer(name, chooser(), disaggregate=Disaggregate.ALWAYS, rng=rng)
 
-    return Arm(make, index)
+    return PolicyVariant(make, index)
 
 
 def _credit_4() -> Chooser:
     return DynamoKvCost(DynamoParameters(overlap_score_credit=4.0))
 
 
-ARMS: Mapping[str, Arm] = MappingProxyType(
+VARIANTS: Mapping[str, PolicyVariant] = MappingProxyType(
     {
-        "baton": Arm(lambda seed: PredictedPlacer(seed=seed), IndexMode.HYBRID),
+        "baton": PolicyVariant(lambda seed: PredictedPlacer(seed=seed), IndexMode.HYBRID),
         "dynamo": _arm("dynamo", DynamoKvCost),
         "dynamo_credit4": _arm("dynamo_credit4", _credit_4),
         "sglang": _arm("sglang", SglangCacheAware, IndexMode.PREDICTED),

@@ -40,10 +40,10 @@ class Workload:
     """What is different about the engines."""
 
     def __post_init__(self) -> None:
-        ways = (self.clients, self.rate_per_s, self.saturating_clients)
-        if sum(way is not None for way in ways) != 1:
+        modes = (self.clients, self.rate_per_s, self.saturating_clients)
+        if sum(way is not None for way in modes) != 1:
             raise ValueError(
-                f"workload: clients, rate_per_s and saturating_clients are {ways}, wanted one"
+                f"workload: clients, rate_per_s and saturating_clients are {modes}, wanted one"
             )
 
     @property
@@ -52,21 +52,23 @@ class Workload:
         cold = min(self.groups, self.requests)
         return self.shared_tokens / self.prompt_tokens * (1 - cold / self.requests)
 
-    def draw(self, seed: int) -> list[Request]:
+    def draw_requests(self, seed: int) -> list[Request]:
         """The requests; the same for every policy."""
         rng = random.Random(f"requests/{seed}")  # noqa: S311 - a load, not a secret
-        shared = [tuple(rng.randbytes(self.shared_tokens)) for _ in range(max(1, self.groups))]
+        shared_prefixes = [
+            tuple(rng.randbytes(self.shared_tokens)) for _ in range(max(1, self.groups))
+        ]
         return [
             Request(
                 request_id=f"r{number}",
-                prompt_token_ids=rng.choice(shared) + self._own(rng),
+                prompt_token_ids=rng.choice(shared_prefixes) + self._own_tokens(rng),
                 max_tokens=self.output_tokens,
                 arrived_at_s=0.0,
             )
             for number in range(self.requests)
         ]
 
-    def _own(self, rng: random.Random) -> tuple[int, ...]:
+    def _own_tokens(self, rng: random.Random) -> tuple[int, ...]:
         return tuple(rng.randbytes(self.prompt_tokens - self.shared_tokens))
 
 

@@ -10,34 +10,34 @@ from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.slo import Slo
 from baton.perf.hardware.accelerators import Dtype
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.scaling.observation import Demand
 from baton.policy.scaling.options import PoolBounds
 from baton.simulator.fleet.plans import PoolPlan, Scenario
-from baton.simulator.scenario import Run, simulate
+from baton.simulator.scenario import SimulationResult, simulate
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads import csv_traces as azure
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from benchmarks._slo_fleets import (
-    ARMS,
-    BURSTS,
+    BURST_SLO,
     DECODE,
     GPUS,
     PREFILL,
     ROLES,
-    Strength,
-    bounds,
-    engine,
-    needed,
-    strength,
+    VARIANTS,
+    ReplicaCapacity,
+    engine_settings,
+    needed_replicas,
+    pool_bounds,
+    replica_capacity,
 )
-from benchmarks._slo_table import figures_of
+from benchmarks._slo_table import scaling_metrics
 
-CODE = Path("traces/azure/AzureLLMInferenceTrace_code.csv")
+CODE_TRACE = Path("traces/azure/AzureLLMInferenceTrace_code.csv")
 """Gaps between arrivals have a coefficient of variation of 13."""
-CONVERSATION = Path("traces/azure/AzureLLMInferenceTrace_conv.csv")
+CONVERSATION_TRACE = Path("traces/azure/AzureLLMInferenceTrace_conv.csv")
 """Steady beside it; nobody looked at it while the policy was made."""
 INTERVAL_S = 2.0
 _STEP_TOKENS = 8192
@@ -48,7 +48,7 @@ _FIRST_BINS = 6
 """Every policy begins with what the first minute needs."""
 
 
-def read(file: Path) -> Trace:
+def read_trace(file: Path) -> Trace:
     """The trace as it was recorded."""
     with file.open() as lines:
         return azure.read(lines, file.stem)
@@ -59,11 +59,13 @@ def scenario(
     replicas: Mapping[str, int],
     slo: Slo,
     *,
-    split: Disaggregate = Disaggregate.AUTO,
+    disaggregate: Disaggregate = Disaggregate.AUTO,
     autoscaler: Callable[[], Autoscaler] | None = None,
 ) -> Scenario:
     """A split fleet that keeps one promise, by baton's own placement and admission."""
-    options = PredictedOptions(disaggregate=split, ttft_slo_s=slo.ttft_s, tpot_slo_s=slo.tpot_s)
+    options = PredictedOptions(
+        disaggregate=disaggregate, ttft_slo_s=slo.ttft_s, tpot_slo_s=slo.tpot_s
+    )
     return Scenario(
         pools=tuple(
             PoolPlan(
@@ -76,19 +78,21 @@ def scenario(
             for pool, role in ROLES.items()
         ),
         placer=lambda: PredictedPlacer(options),
-        rules=ServiceRules(slos=SloBook(classes={"default": slo})),
+        rules=ServiceRules(slos=SloClasses(classes={"default": slo})),
         autoscaler=autoscaler,
         scaling_interval_s=INTERVAL_S,
     )
 
 
-def engines(device: str, weights: Dtype, cold_start_s: float) -> dict[str, V1Settings]:
+def engine_settings_by_pool(
+    device: str, weights: Dtype, cold_start_s: float
+) -> dict[str, V1Settings]:
     """Of both pools: long steps for prompts, short ones where streams wait for them."""
     return {
-        pool: engine(
+        pool: engine_settings(
             device,
             weights,
-            budget=_STEP_TOKENS,
+            max_batched_tokens=_STEP_TOKENS,
             decode_step_tokens=tokens,
             cold_start_s=cold_start_s,
         )
@@ -100,89 +104,89 @@ def mean_lengths(trace: Trace) -> tuple[float, float]:
     """Prompt and output tokens of a request."""
     count = max(1, len(trace))
     return (
-        sum(one.prompt_tokens for one in trace.requests) / count,
-        sum(one.output_tokens for one in trace.requests) / count,
+        sum(request.prompt_tokens for request in trace.requests) / count,
+        sum(request.output_tokens for request in trace.requests) / count,
     )
 
 
-def bins(trace: Trace, width_s: float) -> list[Demand]:
+def demand_bins(trace: Trace, width_s: float) -> list[Demand]:
     """What arrives in each stretch of so many seconds, per second."""
     count = int(trace.requests[-1].at_s // width_s) + 1
-    parts: list[list[TraceRequest]] = [[] for _ in range(count)]
-    for one in trace.requests:
-        parts[int(one.at_s // width_s)].append(one)
-    return [_demand(part, width_s) for part in parts]
+    requests_by_bin: list[list[TraceRequest]] = [[] for _ in range(count)]
+    for request in trace.requests:
+        requests_by_bin[int(request.at_s // width_s)].append(request)
+    return [_demand(part, width_s) for part in requests_by_bin]
 
 
-def _demand(part: Sequence[TraceRequest], width_s: float) -> Demand:
-    requests = len(part)
-    prompts = sum(one.prompt_tokens for one in part)
-    outputs = sum(one.output_tokens for one in part)
-    each = 1 / requests if requests else 0.0
+def _demand(bin_requests: Sequence[TraceRequest], width_s: float) -> Demand:
+    requests = len(bin_requests)
+    prompts = sum(bin_request.prompt_tokens for bin_request in bin_requests)
+    outputs = sum(bin_request.output_tokens for bin_request in bin_requests)
+    per_request = 1 / requests if requests else 0.0
     return Demand(
         requests_per_s=requests / width_s,
         prompt_tokens_per_s=prompts / width_s,
         output_tokens_per_s=outputs / width_s,
-        mean_prompt_tokens=prompts * each,
-        mean_uncached_tokens=prompts * each,
-        mean_output_tokens=outputs * each,
+        mean_prompt_tokens=prompts * per_request,
+        mean_uncached_tokens=prompts * per_request,
+        mean_output_tokens=outputs * per_request,
     )
 
 
-def peak_of(demands: Sequence[Demand]) -> Demand:
+def peak_demand(demands: Sequence[Demand]) -> Demand:
     """The most of everything."""
     return Demand(
-        prompt_tokens_per_s=max(one.prompt_tokens_per_s for one in demands),
-        output_tokens_per_s=max(one.output_tokens_per_s for one in demands),
+        prompt_tokens_per_s=max(demand.prompt_tokens_per_s for demand in demands),
+        output_tokens_per_s=max(demand.output_tokens_per_s for demand in demands),
     )
 
 
 @lru_cache(maxsize=1)
-def prepared(file: Path) -> tuple[Trace, list[Demand], Strength]:
-    trace = read(file)
+def prepare(file: Path) -> tuple[Trace, list[Demand], ReplicaCapacity]:
+    trace = read_trace(file)
     prompts, outputs = mean_lengths(trace)
-    settings = engines("A100", Dtype.BF16, 60.0)[PREFILL]
-    one = strength(settings, BURSTS, prompt_tokens=prompts, output_tokens=outputs)
-    return trace, bins(trace, FORESIGHT_S), one
+    settings = engine_settings_by_pool("A100", Dtype.BF16, 60.0)[PREFILL]
+    capacity = replica_capacity(settings, BURST_SLO, prompt_tokens=prompts, output_tokens=outputs)
+    return trace, demand_bins(trace, FORESIGHT_S), capacity
 
 
-def sizes(
-    name: str, ahead: Sequence[Demand], one: Strength
+def initial_sizes(
+    name: str, demands: Sequence[Demand], capacity: ReplicaCapacity
 ) -> tuple[Mapping[str, int], dict[str, PoolBounds]]:
     """How many replicas a policy begins with, and how many it may have."""
-    at_peak = needed(peak_of(ahead), one, BURSTS)
-    first = needed(peak_of(ahead[:_FIRST_BINS]), one, BURSTS)
-    most = {pool: 2 * count for pool, count in at_peak.items()}
-    start = at_peak if name == "static_peak" else first
-    return start, bounds(start, most)
+    at_peak = needed_replicas(peak_demand(demands), capacity, BURST_SLO)
+    initial_replicas = needed_replicas(peak_demand(demands[:_FIRST_BINS]), capacity, BURST_SLO)
+    max_replicas = {pool: 2 * count for pool, count in at_peak.items()}
+    start = at_peak if name == "static_peak" else initial_replicas
+    return start, pool_bounds(start, max_replicas)
 
 
-def foreseen(ahead: Sequence[Demand], at_s: float) -> Demand:
+def demand_at(demands: Sequence[Demand], at_s: float) -> Demand:
     """What the oracle knows of a moment."""
-    return ahead[min(len(ahead) - 1, max(0, int(at_s // FORESIGHT_S)))]
+    return demands[min(len(demands) - 1, max(0, int(at_s // FORESIGHT_S)))]
 
 
-def run(file: Path, name: str, cold_start_s: float) -> Run:
+def run(file: Path, name: str, cold_start_s: float) -> SimulationResult:
     """One policy on a trace, with one cold start."""
-    trace, ahead, one = prepared(file)
-    start, limits = sizes(name, ahead, one)
+    trace, demands, capacity = prepare(file)
+    start, limits = initial_sizes(name, demands, capacity)
 
-    def known(at_s: float) -> Demand:
-        return foreseen(ahead, at_s)
+    def foresight(at_s: float) -> Demand:
+        return demand_at(demands, at_s)
 
-    scene = scenario(
-        engines("A100", Dtype.BF16, cold_start_s),
+    azure_scenario = scenario(
+        engine_settings_by_pool("A100", Dtype.BF16, cold_start_s),
         start,
-        BURSTS,
-        autoscaler=lambda: ARMS[name].scaler(
-            limits, known, interval_s=INTERVAL_S, every_s=FORESIGHT_S
+        BURST_SLO,
+        autoscaler=lambda: VARIANTS[name].make_autoscaler(
+            limits, foresight, interval_s=INTERVAL_S, every_s=FORESIGHT_S
         ),
     )
-    return simulate(scene, trace)
+    return simulate(azure_scenario, trace)
 
 
-def figures(file: Path, name: str, cold_start_s: float) -> dict[str, float]:
+def compute_metrics(file: Path, name: str, cold_start_s: float) -> dict[str, float]:
     """What one run comes to."""
-    made = run(file, name, cold_start_s)
-    good = sum(one.good for one in made.outcomes)
-    return figures_of(made.story, good / len(made.outcomes))
+    result = run(file, name, cold_start_s)
+    good_requests = sum(outcome.slo_met for outcome in result.outcomes)
+    return scaling_metrics(result.scaling, good_requests / len(result.outcomes))

@@ -7,9 +7,9 @@ from pathlib import Path
 from baton.policy.scaling.observation import Demand
 from benchmarks import _slo_azure as detailed
 from benchmarks._fluid import FluidOptions, FluidRun, flow
-from benchmarks._slo_check import inflow_of
-from benchmarks._slo_fleets import ARMS, BURSTS, ROLES, fluid_pools
-from benchmarks._slo_table import figures_of
+from benchmarks._slo_check import inflows_of_trace
+from benchmarks._slo_fleets import BURST_SLO, ROLES, VARIANTS, fluid_pools
+from benchmarks._slo_table import scaling_metrics
 
 _STEP_S = 0.5
 _DRAIN_S = dict.fromkeys(ROLES, 3.0)
@@ -18,21 +18,21 @@ _DRAIN_S = dict.fromkeys(ROLES, 3.0)
 
 def run(file: Path, name: str, cold_start_s: float) -> FluidRun:
     """One policy on a trace, with one cold start, with the fleet of the detailed run."""
-    trace, ahead, one = detailed.prepared(file)
-    start, limits = detailed.sizes(name, ahead, one)
-    pools = fluid_pools(start, one, cold_start_s=cold_start_s, drain_s=_DRAIN_S)
+    trace, demands, capacity = detailed.prepare(file)
+    start, limits = detailed.initial_sizes(name, demands, capacity)
+    pools = fluid_pools(start, capacity, cold_start_s=cold_start_s, drain_s=_DRAIN_S)
 
-    def known(at_s: float) -> Demand:
-        return detailed.foreseen(ahead, at_s)
+    def foresight(at_s: float) -> Demand:
+        return detailed.demand_at(demands, at_s)
 
-    scaler = ARMS[name].scaler(
-        limits, known, interval_s=detailed.INTERVAL_S, every_s=detailed.FORESIGHT_S
+    scaler = VARIANTS[name].make_autoscaler(
+        limits, foresight, interval_s=detailed.INTERVAL_S, every_s=detailed.FORESIGHT_S
     )
-    options = FluidOptions(step_s=_STEP_S, interval_s=detailed.INTERVAL_S, slo=BURSTS)
-    return flow(inflow_of(trace, _STEP_S), pools, scaler, options)
+    options = FluidOptions(step_s=_STEP_S, interval_s=detailed.INTERVAL_S, slo=BURST_SLO)
+    return flow(inflows_of_trace(trace, _STEP_S), pools, scaler, options)
 
 
-def figures(file: Path, name: str, cold_start_s: float) -> dict[str, float]:
+def compute_metrics(file: Path, name: str, cold_start_s: float) -> dict[str, float]:
     """What one run comes to."""
-    made = run(file, name, cold_start_s)
-    return figures_of(made.story, made.attainment)
+    result = run(file, name, cold_start_s)
+    return scaling_metrics(result.story, result.attainment)

@@ -11,18 +11,18 @@ from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.perf.capacity.capacity import (
-    decode_need,
-    decode_streams,
-    prefill_need,
+    max_decode_streams,
     prefill_tokens_per_s,
+    required_decode_replicas,
+    required_prefill_replicas,
 )
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.hardware.catalogue import accelerator
-from baton.perf.model.known_models import shape_of
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.known_models import find_shape
 from baton.perf.model.memory import fit
 from baton.perf.steps.modelled import ModelledTiming
 from baton.perf.steps.roofline import Roofline
-from baton.policy.scaling.catalogue import scaling_policy
+from baton.policy.scaling.catalogue import make_scaling_policy
 from baton.policy.scaling.desired import ScalingPolicy
 from baton.policy.scaling.observation import Demand
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
@@ -35,106 +35,106 @@ GPUS = 4
 COLD_STARTS_S = (30.0, 60.0, 120.0, 300.0)
 PREFILL, DECODE = "prefill", "decode"
 
-SERVER = Slo(ttft_s=2.0, tpot_s=0.2, attainment_target=0.97)
+SERVER_SLO = Slo(ttft_s=2.0, tpot_s=0.2, attainment_target=0.97)
 """Llama-70B in a conversation server. Source: MLPerf Inference's server scenario, P99 2,000/200 ms.
 The target is what is planned for; 95 % is what is wanted."""
-BURSTS = replace(SERVER, attainment_target=0.92)
+BURST_SLO = replace(SERVER_SLO, attainment_target=0.92)
 """Where demand comes in bursts shorter than any cold start; 90 % is what is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strength:
+class ReplicaCapacity:
     """What one replica can do, for requests of such a mean size."""
 
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     streams: float
-    least_step_s: float
+    min_step_s: float
     mean_prompt_tokens: float
 
 
-def engine(
+def engine_settings(
     device_name: str,
     weights: Dtype,
     *,
-    budget: int,
+    max_batched_tokens: int,
     cold_start_s: float,
     decode_step_tokens: int | None = None,
 ) -> V1Settings:
     """A replica: Llama-3.1-70B on four of a device."""
-    shape, device = shape_of("meta-llama/Llama-3.1-70B-Instruct"), accelerator(device_name)
+    shape, device = find_shape("meta-llama/Llama-3.1-70B-Instruct"), find_accelerator(device_name)
     memory = fit(shape, device, tp=GPUS, pp=1, weights=weights, kv=Dtype.BF16)
     return V1Settings(
         timing=Roofline(shape, device, tp=GPUS, weights=weights),
         kv_blocks=memory.kv_blocks(16),
         kv_block_bytes=round(shape.kv_token_bytes(Dtype.BF16)) * 16,
         max_running_requests=512,
-        max_batched_tokens=budget,
+        max_batched_tokens=max_batched_tokens,
         decode_step_tokens=decode_step_tokens,
         transfer_bytes_per_s=GPUS * device.network_bytes_per_s,
         weights_load_s=cold_start_s,
     )
 
 
-def strength(
+def replica_capacity(
     settings: V1Settings, slo: Slo, *, prompt_tokens: float, output_tokens: float
-) -> Strength:
+) -> ReplicaCapacity:
     """By the calibrated model, as coordinators report it."""
     timing = ModelledTiming(
         steps=settings.timing, max_batched_tokens=settings.max_batched_tokens, host_block_s=0.0
     )
-    context = prompt_tokens + output_tokens / 2
-    streams = decode_streams(
+    context_tokens = prompt_tokens + output_tokens / 2
+    streams = max_decode_streams(
         timing,
         tpot_s=slo.tpot_s,
-        context_tokens=context,
+        context_tokens=context_tokens,
         max_running=settings.max_running_requests,
         kv_tokens=settings.kv_blocks * settings.block_size_tokens,
     )
-    step_s = timing.step_s(running=streams, context_tokens=round(streams * context))
-    return Strength(
+    step_s = timing.step_s(running=streams, context_tokens=round(streams * context_tokens))
+    return ReplicaCapacity(
         prefill_tokens_per_s=prefill_tokens_per_s(timing, mean_uncached_tokens=prompt_tokens),
         decode_tokens_per_s=streams / step_s,
         streams=streams,
-        least_step_s=timing.step_s(running=1, context_tokens=round(context)),
+        min_step_s=timing.step_s(running=1, context_tokens=round(context_tokens)),
         mean_prompt_tokens=prompt_tokens,
     )
 
 
-def needed(demand: Demand, of: Strength, slo: Slo) -> Mapping[str, int]:
+def needed_replicas(demand: Demand, capacity: ReplicaCapacity, slo: Slo) -> Mapping[str, int]:
     """Replicas of each pool for a demand, as baton's own policy works it out."""
-    late = (1 - slo.attainment_target) / 2
-    prefill = prefill_need(
-        demand.prompt_tokens_per_s / of.prefill_tokens_per_s,
-        service_s=of.mean_prompt_tokens / of.prefill_tokens_per_s,
+    late_allowed = (1 - slo.attainment_target) / 2
+    prefill = required_prefill_replicas(
+        demand.prompt_tokens_per_s / capacity.prefill_tokens_per_s,
+        service_s=capacity.mean_prompt_tokens / capacity.prefill_tokens_per_s,
         ttft_s=slo.ttft_s,
-        late_allowed=late,
+        max_late_fraction=late_allowed,
     )
-    decode = decode_need(
-        demand.output_tokens_per_s / of.decode_tokens_per_s,
-        streams_per_replica=of.streams,
-        late_allowed=late,
+    decode = required_decode_replicas(
+        demand.output_tokens_per_s / capacity.decode_tokens_per_s,
+        streams_per_replica=capacity.streams,
+        max_overload_fraction=late_allowed,
     )
     return {PREFILL: max(1, ceil(prefill)), DECODE: max(1, ceil(decode))}
 
 
 # -------------------------------------------------------------------- who scales
 
-_FREE = StepLimits(cooldown_s=0.0, max_step=1000)
+_UNLIMITED_STEPS = StepLimits(cooldown_s=0.0, max_step=1000)
 """Others pace themselves, as published: the bounds of baton's configuration are not theirs."""
 
 Foresight = Callable[[float], Demand]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class ScalingVariant:
     """A way to scale."""
 
     name: str
     rule: str | None
     """As in a configuration; None: the oracle."""
 
-    def scaler(
+    def make_autoscaler(
         self,
         bounds: Mapping[str, PoolBounds],
         foresight: Foresight,
@@ -145,7 +145,7 @@ class Arm:
         """A new one; the oracle looks at the future every so many seconds."""
         options = AutoscalerOptions(interval_s=interval_s, bounds=bounds)
         if self.rule != ScalingRule.SLO:
-            options = replace(options, up=_FREE, down=_FREE)
+            options = replace(options, up=_UNLIMITED_STEPS, down=_UNLIMITED_STEPS)
         return Autoscaler(self._policy(options, foresight, every_s), options)
 
     def _policy(
@@ -153,27 +153,31 @@ class Arm:
     ) -> ScalingPolicy:
         if self.rule is None:
             return Oracle(options, foresight, every_s=every_s)
-        return scaling_policy(self.rule, options)
+        return make_scaling_policy(self.rule, options)
 
 
-ARMS = {
+VARIANTS = {
     arm.name: arm
     for arm in (
-        Arm(name="oracle", rule=None),
-        Arm(name="static_peak", rule=ScalingRule.STATIC),
-        Arm(name="baton", rule=ScalingRule.SLO),
-        Arm(name="hpa", rule="benchmarks.policies.hpa:Hpa"),
-        Arm(name="kpa", rule="benchmarks.policies.kpa:Kpa"),
-        Arm(name="dynamo", rule="benchmarks.policies.dynamo_planner:DynamoPlanner"),
-        Arm(name="wva", rule="benchmarks.policies.wva:Wva"),
+        ScalingVariant(name="oracle", rule=None),
+        ScalingVariant(name="static_peak", rule=ScalingRule.STATIC),
+        ScalingVariant(name="baton", rule=ScalingRule.SLO),
+        ScalingVariant(name="hpa", rule="benchmarks.policies.hpa:Hpa"),
+        ScalingVariant(name="kpa", rule="benchmarks.policies.kpa:Kpa"),
+        ScalingVariant(name="dynamo", rule="benchmarks.policies.dynamo_planner:DynamoPlanner"),
+        ScalingVariant(name="wva", rule="benchmarks.policies.wva:Wva"),
     )
 }
 
 
-def bounds(start: Mapping[str, int], most: Mapping[str, int]) -> dict[str, PoolBounds]:
+def pool_bounds(
+    initial_replicas: Mapping[str, int], max_replicas: Mapping[str, int]
+) -> dict[str, PoolBounds]:
     """Of both pools."""
     return {
-        pool: PoolBounds(min=1, start=start[pool], max=most[pool], gpus_per_replica=GPUS)
+        pool: PoolBounds(
+            min=1, start=initial_replicas[pool], max=max_replicas[pool], gpus_per_replica=GPUS
+        )
         for pool in (PREFILL, DECODE)
     }
 
@@ -182,18 +186,22 @@ ROLES = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
 
 
 def fluid_pools(
-    start: Mapping[str, int], of: Strength, *, cold_start_s: float, drain_s: Mapping[str, float]
+    initial_replicas: Mapping[str, int],
+    capacity: ReplicaCapacity,
+    *,
+    cold_start_s: float,
+    drain_s: Mapping[str, float],
 ) -> list[FluidPool]:
     """Both pools as a fluid has them, with so many replicas of that strength."""
     return [
         FluidPool(
             name=pool,
             role=role,
-            replicas=start[pool],
-            prefill_tokens_per_s=of.prefill_tokens_per_s,
-            decode_tokens_per_s=of.decode_tokens_per_s,
-            max_streams=of.streams,
-            least_step_s=of.least_step_s,
+            replicas=initial_replicas[pool],
+            prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+            decode_tokens_per_s=capacity.decode_tokens_per_s,
+            max_streams=capacity.streams,
+            least_step_s=capacity.min_step_s,
             cold_start_s=cold_start_s,
             drain_s=drain_s[pool],
             gpus_per_replica=GPUS,
@@ -202,6 +210,6 @@ def fluid_pools(
     ]
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Report progress."""
     print(line, file=sys.stderr, flush=True)

@@ -29,16 +29,16 @@ class _Chunk(msgspec.Struct):
     usage: _Usage | None = None
 
 
-_CHUNK = msgspec.json.Decoder(_Chunk)
+_CHUNK_DECODER = msgspec.json.Decoder(_Chunk)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class StreamTimes:
     """What one streamed completion showed at the client."""
 
     ttft_s: float
     tpot_s: float
-    gap_max_s: float
+    max_itl_s: float
     tokens: int
     prompt_tokens: int
     chunks: int
@@ -78,15 +78,15 @@ def dechunk(segments: Sequence[Segment]) -> Iterator[Segment]:
 
 def events(chunks: Iterable[Segment]) -> Iterator[Segment]:
     """The data of server-sent events, each with the time at which it was complete."""
-    rest = b""
+    buffer = b""
     for at_s, body in chunks:
-        *complete, rest = (rest + body).split(b"\n\n")
+        *complete, buffer = (buffer + body).split(b"\n\n")
         for event in complete:
             if event.startswith(b"data: "):
                 yield at_s, event[len(b"data: ") :]
 
 
-def read_stream(sent_at_s: float, segments: Sequence[Segment]) -> Stream:
+def read_stream(sent_at_s: float, segments: Sequence[Segment]) -> StreamTimes:
     """What a completion's response says, given when its request was sent.
 
     The response must end with a usage event, for tokens are counted by the server.
@@ -96,13 +96,13 @@ def read_stream(sent_at_s: float, segments: Sequence[Segment]) -> Stream:
     """
     times_s: list[float] = []
     usage: _Usage | None = None
-    ended = False
+    is_done = False
     for at_s, data in events(dechunk(segments)):
         if data == _DONE:
-            ended = True
+            is_done = True
             continue
         try:
-            chunk = _CHUNK.decode(data)
+            chunk = _CHUNK_DECODER.decode(data)
         except msgspec.MsgspecError as error:
             raise BadStreamError(f"no completion chunk: {data[:120]!r}: {error}") from error
         usage = chunk.usage or usage
@@ -110,13 +110,13 @@ def read_stream(sent_at_s: float, segments: Sequence[Segment]) -> Stream:
             times_s.append(at_s)
         elif chunk.usage is None:
             raise BadStreamError(f"no completion chunk: {data[:120]!r}")
-    if not ended or usage is None or not times_s:
-        raise BadStreamError(f"{len(times_s)} token events, usage {usage}, done {ended}")
+    if not is_done or usage is None or not times_s:
+        raise BadStreamError(f"{len(times_s)} token events, usage {usage}, done {is_done}")
     gaps_s = [b - a for a, b in pairwise(times_s)]
-    return Stream(
+    return StreamTimes(
         ttft_s=times_s[0] - sent_at_s,
         tpot_s=(times_s[-1] - times_s[0]) / max(1, usage.completion_tokens - 1),
-        gap_max_s=max(gaps_s, default=0.0),
+        max_itl_s=max(gaps_s, default=0.0),
         tokens=usage.completion_tokens,
         prompt_tokens=usage.prompt_tokens,
         chunks=len(times_s),
@@ -132,10 +132,10 @@ def quantile(values: Sequence[float], q: float) -> float:
     if not values or not 0 <= q <= 1:
         raise ValueError(f"quantile {q} of {len(values)} values")
     ordered = sorted(values)
-    place = q * (len(ordered) - 1)
-    low = math.floor(place)
+    position = q * (len(ordered) - 1)
+    low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -144,7 +144,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class RepeatSpread:
     """A figure over the repeats: the median is what is quoted."""
 
     min: float
@@ -152,18 +152,18 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def from_values(cls, values: Sequence[float]) -> RepeatSpread:
         """The spread of one figure's repeats."""
         return cls(min=min(values), median=quantile(values, 0.5), max=max(values))
 
 
-def ratios(theirs: Sequence[float], base: Sequence[float]) -> list[float]:
+def ratios(values: Sequence[float], baseline: Sequence[float]) -> list[float]:
     """Repeat by repeat.
 
     Raises:
         ValueError: not as many of one as of the other.
     """
-    return [a / b for a, b in zip(theirs, base, strict=True)]
+    return [a / b for a, b in zip(values, baseline, strict=True)]
 
 
 def cpu_used(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
@@ -182,12 +182,12 @@ def us_per_token(cpu_s: float, tokens: int) -> float:
     return cpu_s / tokens * 1e6
 
 
-def rounded(value: object, digits: int = 6) -> object:
+def round_floats(value: object, digits: int = 6) -> object:
     """Plain values with floats rounded, all the way down."""
     if isinstance(value, float):
         return round(value, digits)
     if isinstance(value, Mapping):
-        return {key: rounded(inner, digits) for key, inner in value.items()}
+        return {key: round_floats(inner, digits) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(inner, digits) for inner in value]
+        return [round_floats(inner, digits) for inner in value]
     return value

@@ -28,10 +28,10 @@ from baton.simulator.engine.settings import SimSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 SCENARIOS = ROOT / "benchmarks" / "scenarios"
-_START_S = 600.0
-_STOP_S = 60.0
+_START_TIMEOUT_S = 600.0
+_STOP_TIMEOUT_S = 60.0
 _COMMAND_S = 180.0
-_POLL_S = 0.1
+_POLL_INTERVAL_S = 0.1
 _PR_SET_PDEATHSIG = 1
 
 API, HAPROXY, ENGINE, OTHER = "api", "haproxy", "engine", "other"
@@ -59,7 +59,7 @@ class System(Protocol):
         """Start and wait until healthy."""
         ...
 
-    def groups(self) -> dict[str, list[psutil.Process]]:
+    def process_groups(self) -> dict[str, list[psutil.Process]]:
         """Its processes."""
         ...
 
@@ -68,9 +68,9 @@ class System(Protocol):
         ...
 
 
-def scenario(name: str, *, sets: Sequence[str] = ()) -> DeploymentConfig:
-    """A scenario's configuration; `sets` change keys of it, as `--set` does."""
-    return load_config([SCENARIOS / f"{name}.yaml"], sets=sets).config
+def load_scenario(name: str, *, overrides: Sequence[str] = ()) -> DeploymentConfig:
+    """A scenario's configuration; `overrides` change keys of it, as `--set` does."""
+    return load_config([SCENARIOS / f"{name}.yaml"], sets=overrides).config
 
 
 def engine_settings(config: DeploymentConfig) -> SimSettings:
@@ -79,16 +79,16 @@ def engine_settings(config: DeploymentConfig) -> SimSettings:
     Raises:
         ValueError: its pools have not all the same, so that there is nothing to compare.
     """
-    found = {
+    settings = {
         sim_settings(pool.engine, config.models[pool.model], config.transfer)
         for pool in config.pools.values()
     }
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} different engines in one scenario, wanted 1")
-    return found.pop()
+    if len(settings) != 1:
+        raise ValueError(f"{len(settings)} different engines in one scenario, wanted 1")
+    return settings.pop()
 
 
-def free_port() -> int:
+def pick_free_port() -> int:
     """A port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -96,7 +96,7 @@ def free_port() -> int:
     return port
 
 
-class Bare:
+class BareVllm:
     """vLLM's API server with one simulated engine."""
 
     name = "bare"
@@ -111,25 +111,25 @@ class Bare:
     def start(self) -> None:
         """Start both processes and wait until the API server is healthy."""
         self._folder = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))
-        port = free_port()
+        port = pick_free_port()
         self.url = f"http://127.0.0.1:{port}"
         common = (str(self._folder), self._settings)
         self._spawn(ENGINE, "engine", *common)
         self._spawn(API, "api", *common, self._model, str(port))
-        await_health(self.url, self._why_not)
+        wait_until_healthy(self.url, self._failure_reason)
 
-    def groups(self) -> dict[str, list[psutil.Process]]:
+    def process_groups(self) -> dict[str, list[psutil.Process]]:
         """The two processes, with any children."""
-        found = {}
+        groups = {}
         for group, process in self._processes.items():
             root = psutil.Process(process.pid)
-            found[group] = [root, *root.children(recursive=True)]
-        return found
+            groups[group] = [root, *root.children(recursive=True)]
+        return groups
 
     def stop(self) -> list[int]:
         """End both."""
         processes, self._processes = list(self._processes.values()), {}
-        killed = [process.pid for process in processes if not end_process(process)]
+        killed = [process.pid for process in processes if not terminate(process)]
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -141,40 +141,40 @@ class Bare:
             [sys.executable, "-m", "benchmarks._bare", *arguments], self._folder / f"{group}.log"
         )
 
-    def _why_not(self) -> str | None:
+    def _failure_reason(self) -> str | None:
         for group, process in self._processes.items():
             if process.poll() is not None and self._folder is not None:
-                return f"{group} ended: {tail(self._folder / f'{group}.log')}"
+                return f"{group} ended: {log_tail(self._folder / f'{group}.log')}"
         return None
 
 
-class Baton:
+class BatonDeployment:
     """A complete baton: Ray Serve, HAProxy, ingress, and the replicas of a scenario."""
 
     def __init__(self, name: str, scenario_name: str, *, sets: Sequence[str] = ()) -> None:
         """`sets` change keys of the scenario, as `--set` does."""
         self.name = name
         self._scenario = scenario_name
-        self._sets = tuple(sets)
-        self._holder: subprocess.Popen[bytes] | None = None
+        self._overrides = tuple(sets)
+        self._up_process: subprocess.Popen[bytes] | None = None
         self._log: Path | None = None
-        self._state: ClusterState | None = None
+        self._cluster_state: ClusterState | None = None
         self.url = ""
 
     def start(self) -> None:
         """`baton up`, and wait until it is healthy."""
-        port = free_port()
+        port = pick_free_port()
         descriptor, path = tempfile.mkstemp(prefix="baton-", suffix=".log")
         os.close(descriptor)
         self._log = Path(path)
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "baton.cli.main", "up"]
         command += ["-c", str(SCENARIOS / f"{self._scenario}.yaml")]
-        for one in (f"server.port={port}", *self._sets):
-            command += ["--set", one]
-        self._holder = spawn(command, self._log)
-        await_health(self.url, self._why_not)
-        self._state = self._find_state()
+        for override in (f"server.port={port}", *self._overrides):
+            command += ["--set", override]
+        self._up_process = spawn(command, self._log)
+        wait_until_healthy(self.url, self._failure_reason)
+        self._cluster_state = self._find_state()
 
     def apply(self, *sets: str) -> dict[str, Any]:
         """`baton apply` of the scenario with these keys changed; returns its report.
@@ -183,51 +183,57 @@ class Baton:
             RuntimeError: it was not applied.
         """
         arguments = ["apply", "-o", "json", "-c", str(SCENARIOS / f"{self._scenario}.yaml")]
-        for key in (f"server.port={self.url.rpartition(':')[2]}", *self._sets, *sets):
+        for key in (f"server.port={self.url.rpartition(':')[2]}", *self._overrides, *sets):
             arguments += ["--set", key]
         report: dict[str, Any] = json.loads(run_baton(*arguments).splitlines()[-1])
         return report
 
-    def groups(self) -> dict[str, list[psutil.Process]]:
+    def process_groups(self) -> dict[str, list[psutil.Process]]:
         """All processes of its cluster; `other` holds Ray's own, and the one that started it."""
-        assert self._state is not None, "asked before the start"
-        found: dict[str, list[psutil.Process]] = {g: [] for g in (API, HAPROXY, ENGINE, OTHER)}
-        for pid in {*marked_processes(self._state.run_dir), self._state.pid}:
+        assert self._cluster_state is not None, "asked before the start"
+        groups: dict[str, list[psutil.Process]] = {g: [] for g in (API, HAPROXY, ENGINE, OTHER)}
+        for pid in {*marked_processes(self._cluster_state.run_dir), self._cluster_state.pid}:
             try:
                 process = psutil.Process(pid)
-                found[group_of(process.name(), process.cmdline())].append(process)
+                groups[group_of(process.name(), process.cmdline())].append(process)
             except psutil.NoSuchProcess:
                 continue
-        return found
+        return groups
 
     def stop(self) -> list[int]:
         """Let it end in good order, and see that nothing is left."""
-        holder, self._holder = self._holder, None
-        state = self._state or (None if holder is None else self._find_state_of(holder.pid))
-        self._state = None
-        left: list[int] = []
-        if holder is not None and not end_process(holder):
-            left.append(holder.pid)
+        up_process, self._up_process = self._up_process, None
+        state = self._cluster_state or (
+            None if up_process is None else self._find_state_of(up_process.pid)
+        )
+        self._cluster_state = None
+        leftover_pids: list[int] = []
+        if up_process is not None and not terminate(up_process):
+            leftover_pids.append(up_process.pid)
         if state is not None:
-            left += sorted(marked_processes(state.run_dir))
+            leftover_pids += sorted(marked_processes(state.run_dir))
             reap(state.run_dir, grace_s=1.0)
         if self._log is not None:
             self._log.unlink(missing_ok=True)
-        return left
+        return leftover_pids
 
     def _find_state(self) -> ClusterState:
-        assert self._holder is not None, "asked before the start"
-        state = self._find_state_of(self._holder.pid)
+        assert self._up_process is not None, "asked before the start"
+        state = self._find_state_of(self._up_process.pid)
         if state is None:
-            raise NotStartedError(f"process {self._holder.pid} published no state")
+            raise NotStartedError(f"process {self._up_process.pid} published no state")
         return state
 
     def _find_state_of(self, pid: int) -> ClusterState | None:
         return next((s for s in running_clusters(state_folder()) if s.pid == pid), None)
 
-    def _why_not(self) -> str | None:
-        if self._holder is not None and self._holder.poll() is not None and self._log is not None:
-            return f"baton up ended: {tail(self._log)}"
+    def _failure_reason(self) -> str | None:
+        if (
+            self._up_process is not None
+            and self._up_process.poll() is not None
+            and self._log is not None
+        ):
+            return f"baton up ended: {log_tail(self._log)}"
         return None
 
 
@@ -270,24 +276,28 @@ class CpuMeter:
 
     def __init__(self, groups: dict[str, list[psutil.Process]]) -> None:
         self._groups = groups
-        self._own = psutil.Process()
-        self._last: dict[int, float] = {}
+        self._own_process = psutil.Process()
+        self._last_cpu_s: dict[int, float] = {}
 
     def read(self) -> dict[str, float]:
         """CPU seconds so far by group; `client` is this process, `machine` all that was used."""
         seconds = {name: sum(map(self._cpu_s, group)) for name, group in self._groups.items()}
         times = psutil.cpu_times()
         busy_s = times.user + times.system + times.irq + times.softirq + times.nice
-        return seconds | {"client": self._cpu_s(self._own), "machine": busy_s, "steal": times.steal}
+        return seconds | {
+            "client": self._cpu_s(self._own_process),
+            "machine": busy_s,
+            "steal": times.steal,
+        }
 
     def _cpu_s(self, process: psutil.Process) -> float:
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
             # What it used since the last reading is lost; what it used before is not.
-            return self._last.get(process.pid, 0.0)
-        self._last[process.pid] = times.user + times.system
-        return self._last[process.pid]
+            return self._last_cpu_s.get(process.pid, 0.0)
+        self._last_cpu_s[process.pid] = times.user + times.system
+        return self._last_cpu_s[process.pid]
 
 
 def spawn(
@@ -305,7 +315,7 @@ def spawn(
             stderr=output,
             # Ctrl-C is for the benchmark, which then ends them in order.
             start_new_session=True,
-            preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread here
+            preexec_fn=set_parent_death_signal,  # noqa: PLW1509 - this process has one thread here
         )
 
 
@@ -323,26 +333,26 @@ def spawn_piped(command: Sequence[str], log: Path) -> tuple[subprocess.Popen[str
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread here
+            preexec_fn=set_parent_death_signal,  # noqa: PLW1509 - this process has one thread here
         )
     assert process.stdout is not None, "its output is a pipe"
     line = process.stdout.readline()
     if not line:
         process.wait()
-        raise NotStartedError(f"{command[-3:]} ended: {tail(log)}")
+        raise NotStartedError(f"{command[-3:]} ended: {log_tail(log)}")
     return process, json.loads(line)
 
 
-def end_with_parent() -> None:
+def set_parent_death_signal() -> None:
     """For a process that was just forked: end when whoever started it does."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def end_process(process: subprocess.Popen[bytes]) -> bool:
+def terminate(process: subprocess.Popen[bytes]) -> bool:
     """Ask a process to end; False when it had to be killed."""
     process.terminate()
     try:
-        process.wait(_STOP_S)
+        process.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -350,25 +360,27 @@ def end_process(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def await_health(url: str, why_not: Callable[[], str | None], *, route: str = "/health") -> None:
+def wait_until_healthy(
+    url: str, failure_reason: Callable[[], str | None], *, route: str = "/health"
+) -> None:
     """Wait until a server is healthy.
 
     Raises:
-        NotStartedError: it was not in time, or `why_not` says that it never will be.
+        NotStartedError: it was not in time, or `failure_reason` says that it never will be.
     """
-    until_s = time.monotonic() + _START_S
-    while time.monotonic() < until_s:
-        if (reason := why_not()) is not None:
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if (reason := failure_reason()) is not None:
             raise NotStartedError(reason)
         try:
             if httpx.get(f"{url}{route}", timeout=5.0).is_success:
                 return
         except httpx.TransportError:
             pass  # nobody listens yet
-        time.sleep(_POLL_S)
-    raise NotStartedError(f"{url} was not healthy after {_START_S:.0f} s")
+        time.sleep(_POLL_INTERVAL_S)
+    raise NotStartedError(f"{url} was not healthy after {_START_TIMEOUT_S:.0f} s")
 
 
-def tail(log: Path) -> str:
+def log_tail(log: Path) -> str:
     """What a program said last."""
     return log.read_text(errors="replace")[-1500:]

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from baton.domain.fleet import Role
-from baton.engine.vllm.core.settings import Nixl, VllmEngineSettings, engine_environment
+from baton.engine.vllm.core.settings import NixlSettings, VllmEngineSettings, engine_environment
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from baton.transfer.ucx_settings import UCX_SETTINGS
-from benchmarks._transfer_pair import Agents, Copy, Pull
+from benchmarks._transfer_pair import AgentOptions, Copy, Pull
 
 MIB = 1 << 20
 SIZES_MIB = (1, 4, 16, 64, 256)
@@ -28,47 +28,63 @@ class Contender:
     """One way of moving bytes."""
 
     name: str
-    agents: Agents
-    order: Callable[[int], Pull | Copy]
+    agents: AgentOptions
+    make_operation: Callable[[int], Pull | Copy]
     """What to carry out for a number of bytes."""
-    most_mib: int = SIZES_MIB[-1]
+    max_mib: int = SIZES_MIB[-1]
     """It does not take part in larger sizes: they would tell nothing new, and take seconds."""
 
 
-def contenders(logged: Mapping[str, str]) -> list[Contender]:
+def contenders(log_environment: Mapping[str, str]) -> list[Contender]:
     """Those of the benchmark, in the order in which they take turns.
 
-    `logged` are the variables by which transports are read.
+    `log_environment` are the variables by which transports are read.
     """
-    bare = Agents()
-    calm = Agents(
-        environment={PROGRESS_DELAY_VARIABLE: engine_variables()[PROGRESS_DELAY_VARIABLE]}
+    bare = AgentOptions()
+    delayed_agents = AgentOptions(
+        environment={
+            PROGRESS_DELAY_VARIABLE: engine_environment_variables()[PROGRESS_DELAY_VARIABLE]
+        }
     )
-    baton = engine_agents(logged)
+    baton = engine_agents(log_environment)
     return [
-        Contender(name="memcpy", agents=calm, order=copy),
-        Contender(name="bare", agents=bare, order=one_piece),
-        Contender(name="baton", agents=baton, order=blocks),
-        Contender(name="calm", agents=calm, order=one_piece),
-        Contender(name="bare_blocks", agents=bare, order=partial(blocks, hot_polling=True)),
+        Contender(name="memcpy", agents=delayed_agents, make_operation=make_copy),
+        Contender(name="bare", agents=bare, make_operation=make_contiguous_pull),
+        Contender(name="baton", agents=baton, make_operation=make_block_pull),
+        Contender(name="calm", agents=delayed_agents, make_operation=make_contiguous_pull),
         Contender(
-            name="bare_tcp", agents=Agents(environment=TCP), order=one_piece, most_mib=TCP_MOST_MIB
+            name="bare_blocks",
+            agents=bare,
+            make_operation=partial(make_block_pull, hot_polling=True),
         ),
-        Contender(name="baton_tcp", agents=engine_agents(TCP), order=blocks, most_mib=TCP_MOST_MIB),
+        Contender(
+            name="bare_tcp",
+            agents=AgentOptions(environment=TCP_ENVIRONMENT),
+            make_operation=make_contiguous_pull,
+            max_mib=TCP_MAX_MIB,
+        ),
+        Contender(
+            name="baton_tcp",
+            agents=engine_agents(TCP_ENVIRONMENT),
+            make_operation=make_block_pull,
+            max_mib=TCP_MAX_MIB,
+        ),
     ]
 
 
-def copy(size_bytes: int) -> Copy:
+def make_copy(size_bytes: int) -> Copy:
     """No transfer at all."""
     return Copy(size_bytes=size_bytes)
 
 
-def one_piece(size_bytes: int) -> Pull:
+def make_contiguous_pull(size_bytes: int) -> Pull:
     """All in one descriptor."""
     return Pull(pieces=1, piece_bytes=size_bytes, scattered=False, hot_polling=True)
 
 
-def blocks(size_bytes: int, *, piece_bytes: int = PIECE_BYTES, hot_polling: bool = False) -> Pull:
+def make_block_pull(
+    size_bytes: int, *, piece_bytes: int = PIECE_BYTES, hot_polling: bool = False
+) -> Pull:
     """As KV blocks that lie anywhere."""
     return Pull(
         pieces=size_bytes // piece_bytes,
@@ -78,7 +94,7 @@ def blocks(size_bytes: int, *, piece_bytes: int = PIECE_BYTES, hot_polling: bool
     )
 
 
-def engine_variables() -> dict[str, str]:
+def engine_environment_variables() -> dict[str, str]:
     """What baton sets in the environment of an engine that it starts."""
     settings = VllmEngineSettings(
         replica_id="d-0",
@@ -86,19 +102,19 @@ def engine_variables() -> dict[str, str]:
         model_source="",
         model_name="",
         role=Role.DECODE,
-        nixl=Nixl(host="127.0.0.1", port=1),
+        nixl=NixlSettings(host="127.0.0.1", port=1),
     )
     return engine_environment(settings, Path(tempfile.gettempdir()))
 
 
-def engine_agents(more: Mapping[str, str]) -> Agents:
+def engine_agents(extra_environment: Mapping[str, str]) -> AgentOptions:
     """Agents as an engine's: made as vLLM makes them, in the environment that baton gives it."""
-    environment = engine_variables() | dict(UCX_SETTINGS) | dict(more)
-    return Agents(environment=environment, threads=_VLLM_THREADS, telemetry=True)
+    environment = engine_environment_variables() | dict(UCX_SETTINGS) | dict(extra_environment)
+    return AgentOptions(environment=environment, threads=_VLLM_THREADS, telemetry=True)
 
 
-TCP = {"UCX_TLS": "tcp"}
-TCP_MOST_MIB = 64
+TCP_ENVIRONMENT = {"UCX_TLS": "tcp"}
+TCP_MAX_MIB = 64
 _DELAYS_US = (100, 10_000)
 _UCX_TCP = {
     "segments_8k": {"UCX_TCP_TX_SEG_SIZE": "8k", "UCX_TCP_RX_SEG_SIZE": "8k"},
@@ -114,43 +130,49 @@ def sweep(name: str) -> list[Contender]:
     return SWEEPS[name]()
 
 
-def _of_delays(base: Mapping[str, str]) -> list[Contender]:
-    hot = engine_variables() | dict(UCX_SETTINGS) | dict(base)
-    del hot[PROGRESS_DELAY_VARIABLE]
-    polling = Agents(environment=hot, threads=_VLLM_THREADS, telemetry=True)
+def _delay_contenders(base: Mapping[str, str]) -> list[Contender]:
+    environment = engine_environment_variables() | dict(UCX_SETTINGS) | dict(base)
+    del environment[PROGRESS_DELAY_VARIABLE]
+    undelayed_agents = AgentOptions(environment=environment, threads=_VLLM_THREADS, telemetry=True)
     return [
-        Contender(name="chosen", agents=engine_agents(base), order=blocks),
-        Contender(name="delay_0", agents=polling, order=blocks),
+        Contender(name="chosen", agents=engine_agents(base), make_operation=make_block_pull),
+        Contender(name="delay_0", agents=undelayed_agents, make_operation=make_block_pull),
         *(
             Contender(
                 name=f"delay_{delay_us}",
                 agents=engine_agents({**base, PROGRESS_DELAY_VARIABLE: str(delay_us)}),
-                order=blocks,
+                make_operation=make_block_pull,
             )
             for delay_us in _DELAYS_US
         ),
     ]
 
 
-def _of_tcp() -> list[Contender]:
+def _tcp_contenders() -> list[Contender]:
     return [
-        Contender(name="chosen", agents=engine_agents(TCP), order=blocks),
+        Contender(
+            name="chosen", agents=engine_agents(TCP_ENVIRONMENT), make_operation=make_block_pull
+        ),
         *(
-            Contender(name=name, agents=engine_agents(TCP | variables), order=blocks)
+            Contender(
+                name=name,
+                agents=engine_agents(TCP_ENVIRONMENT | variables),
+                make_operation=make_block_pull,
+            )
             for name, variables in _UCX_TCP.items()
         ),
     ]
 
 
-def _of_pieces() -> list[Contender]:
+def _piece_contenders() -> list[Contender]:
     agents = engine_agents({})
     return [
-        Contender(name="chosen", agents=agents, order=blocks),
+        Contender(name="chosen", agents=agents, make_operation=make_block_pull),
         *(
             Contender(
                 name=f"pieces_{kib}k",
                 agents=agents,
-                order=partial(blocks, piece_bytes=kib << 10),
+                make_operation=partial(make_block_pull, piece_bytes=kib << 10),
             )
             for kib in (16, 64, 1024, 4096)
         ),
@@ -158,8 +180,8 @@ def _of_pieces() -> list[Contender]:
 
 
 SWEEPS: dict[str, Callable[[], list[Contender]]] = {
-    "delays": partial(_of_delays, {}),
-    "delays_tcp": partial(_of_delays, TCP),
-    "tcp": _of_tcp,
-    "pieces": _of_pieces,
+    "delays": partial(_delay_contenders, {}),
+    "delays_tcp": partial(_delay_contenders, TCP_ENVIRONMENT),
+    "tcp": _tcp_contenders,
+    "pieces": _piece_contenders,
 }

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 End: TypeAlias = "Connection[Any, Any]"
 PAGE_BYTES = 4096
-_DEADLINE_S = 60.0
+_TIMEOUT_S = 60.0
 _ENGINE_POLL_S = 0.0002
 """An engine looks at its transfers once per step; one that has nothing else to do steps at once."""
-_MARK = struct.Struct("<II")
+_PAGE_MARK = struct.Struct("<II")
 """Written into each page of the source: its piece and the piece's page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Agents:
+class AgentOptions:
     """How both agents of a pair are set up; told apart by identity."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -66,38 +66,38 @@ class Copy:
     size_bytes: int
 
 
-class Pair:
+class TransferPair:
     """A source and a puller; usable once the `with` block is entered."""
 
-    def __init__(self, agents: Agents, capacity_bytes: int) -> None:
+    def __init__(self, agents: AgentOptions, capacity_bytes: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["nixl._api"])
         to_source, source_end = context.Pipe()
         self._puller, puller_end = context.Pipe()
         self._source = to_source
         self._processes = [
-            context.Process(target=_source, args=(source_end, agents, capacity_bytes)),
-            context.Process(target=_puller, args=(puller_end, agents, capacity_bytes)),
+            context.Process(target=_source_main, args=(source_end, agents, capacity_bytes)),
+            context.Process(target=_puller_main, args=(puller_end, agents, capacity_bytes)),
         ]
 
     def __enter__(self) -> Self:
         for process in self._processes:
             process.start()
-        self._puller.send(_received(self._source))
-        _received(self._puller)
+        self._puller.send(_receive(self._source))
+        _receive(self._puller)
         return self
 
-    def run(self, order: Pull | Copy) -> float:
+    def run(self, operation: Pull | Copy) -> float:
         """Carry it out; seconds from the wish to the data being there.
 
         Raises:
             RuntimeError: the transfer failed or brought the wrong bytes.
         """
-        self._puller.send(order)
-        answer = _received(self._puller)
+        self._puller.send(operation)
+        answer = _receive(self._puller)
         if isinstance(answer, float):
             return answer
-        raise RuntimeError(f"{order}: {answer}")
+        raise RuntimeError(f"{operation}: {answer}")
 
     def pause(self) -> None:
         """Stop both processes, so that their polling does not disturb anybody."""
@@ -125,13 +125,13 @@ class Pair:
                     os.kill(process.pid, number)
 
 
-def _received(end: End) -> object:
-    if not end.poll(_DEADLINE_S):
-        raise RuntimeError(f"a process of the pair said nothing for {_DEADLINE_S} s")
+def _receive(end: End) -> object:
+    if not end.poll(_TIMEOUT_S):
+        raise RuntimeError(f"a process of the pair said nothing for {_TIMEOUT_S} s")
     return end.recv()
 
 
-def _agent(name: str, agents: Agents) -> nixl_agent:
+def _create_agent(name: str, agents: AgentOptions) -> nixl_agent:
     os.environ.update(agents.environment)
     nixl_progress.install()
     import nixl._api as api
@@ -141,88 +141,96 @@ def _agent(name: str, agents: Agents) -> nixl_agent:
     return api.nixl_agent(name, config)
 
 
-def _memory(capacity_bytes: int) -> tuple[mmap.mmap, int]:
+def _allocate_memory(capacity_bytes: int) -> tuple[mmap.mmap, int]:
     """Private memory in pages of 4 kB, as an engine's KV cache in host memory is."""
     memory = mmap.mmap(-1, capacity_bytes)
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def _source(end: End, agents: Agents, capacity_bytes: int) -> None:
-    memory, address = _memory(capacity_bytes)
+def _source_main(end: End, agents: AgentOptions, capacity_bytes: int) -> None:
+    memory, address = _allocate_memory(capacity_bytes)
     for page in range(capacity_bytes // PAGE_BYTES):
-        _MARK.pack_into(memory, page * PAGE_BYTES, page, ~page & 0xFFFFFFFF)
-    agent = _agent("source", agents)
+        _PAGE_MARK.pack_into(memory, page * PAGE_BYTES, page, ~page & 0xFFFFFFFF)
+    agent = _create_agent("source", agents)
     agent.register_memory([(address, capacity_bytes, 0, "")], "DRAM")
     end.send((agent.get_agent_metadata(), address))
-    _wait_for_ever(end)
+    _wait_for_close(end)
 
 
-def _wait_for_ever(end: End) -> None:
+def _wait_for_close(end: End) -> None:
     try:
         end.recv()
     except EOFError:
         sys.exit(0)
 
 
-def _puller(end: End, agents: Agents, capacity_bytes: int) -> None:
+def _puller_main(end: End, agents: AgentOptions, capacity_bytes: int) -> None:
     puller = _Puller(agents, capacity_bytes, end)
     end.send("ready")
     while True:
         try:
-            order = end.recv()
+            operation = end.recv()
         except EOFError:
             return
-        if isinstance(order, Copy):
-            end.send(puller.copy(order))
-        elif isinstance(order, Pull):
-            end.send(puller.pull(order))
+        if isinstance(operation, Copy):
+            end.send(puller.copy(operation))
+        elif isinstance(operation, Pull):
+            end.send(puller.pull(operation))
 
 
-Prepared: TypeAlias = tuple[object, object, list[int], list[int]]
+PreparedLists: TypeAlias = tuple[object, object, list[int], list[int]]
 """NIXL's lists of the pieces here and there, and the order in which they are pulled."""
 
 
 class _Puller:
-    def __init__(self, agents: Agents, capacity_bytes: int, end: End) -> None:
-        self._memory, self._address = _memory(capacity_bytes)
-        _touch(self._memory)
-        self._other, self._other_address = _memory(capacity_bytes)
-        _touch(self._other)
-        self._agent = _agent("puller", agents)
+    def __init__(self, agents: AgentOptions, capacity_bytes: int, end: End) -> None:
+        self._memory, self._address = _allocate_memory(capacity_bytes)
+        _fault_in_pages(self._memory)
+        self._copy_source, self._copy_source_address = _allocate_memory(capacity_bytes)
+        _fault_in_pages(self._copy_source)
+        self._agent = _create_agent("puller", agents)
         self._agent.register_memory([(self._address, capacity_bytes, 0, "")], "DRAM")
         metadata, self._remote_address = end.recv()
         self._remote = self._agent.add_remote_agent(metadata)
-        self._prepared: dict[Pull, Prepared] = {}
+        self._prepared: dict[Pull, PreparedLists] = {}
 
-    def copy(self, order: Copy) -> float:
+    def copy(self, operation: Copy) -> float:
         started_s = time.perf_counter()
-        ctypes.memmove(self._address, self._other_address, order.size_bytes)
+        ctypes.memmove(self._address, self._copy_source_address, operation.size_bytes)
         return time.perf_counter() - started_s
 
-    def pull(self, order: Pull) -> float | str:
-        new = order not in self._prepared
-        if new:
-            self._prepared[order] = self._prepare(order)
-        local, remote, here, there = self._prepared[order]
+    def pull(self, operation: Pull) -> float | str:
+        is_first_pull = operation not in self._prepared
+        if is_first_pull:
+            self._prepared[operation] = self._prepare(operation)
+        local, remote, local_indices, remote_indices = self._prepared[operation]
         agent = self._agent
         started_s = time.perf_counter()
-        handle = agent.make_prepped_xfer("READ", local, here, remote, there, notif_msg=b"pulled")
+        handle = agent.make_prepped_xfer(
+            "READ", local, local_indices, remote, remote_indices, notif_msg=b"pulled"
+        )
         state = agent.transfer(handle)
         while state not in {"DONE", "ERR"}:
-            if not order.hot_polling:
+            if not operation.hot_polling:
                 time.sleep(_ENGINE_POLL_S)
             state = agent.check_xfer_state(handle)
-        took_s = time.perf_counter() - started_s
+        duration_s = time.perf_counter() - started_s
         agent.release_xfer_handle(handle)
         if state != "DONE":
             return f"the transfer ended in state {state}"
-        wrong = self._first_wrong(order, here, there) if new else None
-        return took_s if wrong is None else f"piece {wrong} is not what the source has"
+        wrong_piece = (
+            self._first_wrong_piece(operation, local_indices, remote_indices)
+            if is_first_pull
+            else None
+        )
+        return (
+            duration_s if wrong_piece is None else f"piece {wrong_piece} is not what the source has"
+        )
 
-    def _prepare(self, order: Pull) -> Prepared:
+    def _prepare(self, order: Pull) -> PreparedLists:
         """As vLLM does it: the list of all blocks once, of which each pull names some."""
 
-        def listed(name: str, address: int) -> object:
+        def prepare_list(name: str, address: int) -> object:
             pieces = [
                 (address + number * order.piece_bytes, order.piece_bytes, 0)
                 for number in range(order.pieces)
@@ -230,30 +238,32 @@ class _Puller:
             descriptors = self._agent.get_xfer_descs(pieces, "DRAM")
             return self._agent.prep_xfer_dlist(name, descriptors)
 
-        here, there = list(range(order.pieces)), list(range(order.pieces))
+        local_indices, remote_indices = list(range(order.pieces)), list(range(order.pieces))
         if order.scattered:
             shuffle = random.Random(1).shuffle  # noqa: S311 - the same each time
-            shuffle(here)
-            shuffle(there)
+            shuffle(local_indices)
+            shuffle(remote_indices)
         return (
-            listed("NIXL_INIT_AGENT", self._address),
-            listed(self._remote, self._remote_address),
-            here,
-            there,
+            prepare_list("NIXL_INIT_AGENT", self._address),
+            prepare_list(self._remote, self._remote_address),
+            local_indices,
+            remote_indices,
         )
 
-    def _first_wrong(self, order: Pull, here: Sequence[int], there: Sequence[int]) -> int | None:
+    def _first_wrong_piece(
+        self, order: Pull, here: Sequence[int], there: Sequence[int]
+    ) -> int | None:
         pages = order.piece_bytes // PAGE_BYTES
         for number, (to, origin) in enumerate(zip(here, there, strict=True)):
             for page in (0, pages - 1):
-                got = _MARK.unpack_from(self._memory, (to * pages + page) * PAGE_BYTES)
-                wanted = origin * pages + page
-                if got != (wanted, ~wanted & 0xFFFFFFFF):
+                mark = _PAGE_MARK.unpack_from(self._memory, (to * pages + page) * PAGE_BYTES)
+                expected_page = origin * pages + page
+                if mark != (expected_page, ~expected_page & 0xFFFFFFFF):
                     return number
         return None
 
 
-def _touch(memory: mmap.mmap) -> None:
+def _fault_in_pages(memory: mmap.mmap) -> None:
     for place in _pages(len(memory)):
         memory[place] = 1
 

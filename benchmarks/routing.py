@@ -32,12 +32,12 @@ from benchmarks import _routing_adapters as adapters
 from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import provenance
 from benchmarks._routing_example import explained
-from benchmarks._routing_policies import ARMS, Arm
+from benchmarks._routing_policies import VARIANTS, PolicyVariant
 from benchmarks._routing_report import compare, summarize
-from benchmarks._routing_runs import Setting, run, saturated_rate
+from benchmarks._routing_runs import RunSetting, run, saturated_rate
 from benchmarks._routing_workloads import SCENARIO, Scenario, read_scenario
 
-_REFERENCE = "dynamo"
+_REFERENCE_POLICY = "dynamo"
 """Whose saturation sets the rate of the heavy load."""
 
 Runs = dict[str, dict[str, list[dict[str, float]]]]
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--part", choices=("prefixes", "adapters", "example"), default="prefixes")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--policy", action="append", choices=sorted(ARMS), default=[])
+    parser.add_argument("--policy", action="append", choices=sorted(VARIANTS), default=[])
     parser.add_argument("--load", action="append", default=[])
     parser.add_argument("--request", default="r80", help="of the example")
     parser.add_argument("--out", type=Path)
@@ -82,38 +82,49 @@ def _prefixes(
     options: argparse.Namespace, seeds: Sequence[int]
 ) -> tuple[dict[str, object], dict[str, object]]:
     scenario = read_scenario()
-    arms = {name: arm for name, arm in ARMS.items() if not options.policy or name in options.policy}
+    arms = {
+        name: arm for name, arm in VARIANTS.items() if not options.policy or name in options.policy
+    }
     runs = run_all(scenario, arms, seeds, loads=options.load or list(scenario.workloads))
-    figures = summarize(runs) | compare(runs) | _ideals(scenario)
+    figures = summarize(runs) | compare(runs) | _ideal_fractions(scenario)
     figures |= {"config_sha256": hashlib.sha256(SCENARIO.read_bytes()).hexdigest()}
     return figures, {"engine": asdict(scenario.engine), "runs": runs}
 
 
 def run_all(
-    scenario: Scenario, arms: Mapping[str, Arm], seeds: Sequence[int], *, loads: Sequence[str]
+    scenario: Scenario,
+    variants: Mapping[str, PolicyVariant],
+    seeds: Sequence[int],
+    *,
+    loads: Sequence[str],
 ) -> Runs:
     """Every load, with each seed, under every policy in turn."""
-    runs: Runs = {load: {name: [] for name in arms} for load in loads}
+    runs: Runs = {load: {name: [] for name in variants} for load in loads}
     for load in loads:
         for seed in seeds:
             workload = scenario.workloads[load]
-            setting = Setting(workload=workload, engine=scenario.engine_of(workload), seed=seed)
-            requests = workload.draw(seed)
+            setting = RunSetting(workload=workload, engine=scenario.engine_of(workload), seed=seed)
+            requests = workload.draw_requests(seed)
             if workload.saturating_clients is not None:
-                most = saturated_rate(setting, ARMS[_REFERENCE], requests)
-                rate = most * workload.load_fraction
-                opened = replace(workload, rate_per_s=rate, saturating_clients=None)
-                setting = replace(setting, workload=opened)
-                say(f"{load}, seed {seed}: {most:.2f} requests/s at most, {rate:.2f} are sent")
-            for name, arm in arms.items():
-                found = run(setting, arm, requests)
-                found["offered_per_s"] = setting.workload.rate_per_s or found["requests_per_s"]
-                runs[load][name].append(found)
-                say(f"{load}, seed {seed}, {name}: {_in_one_line(found)}")
+                saturated_rate_per_s = saturated_rate(
+                    setting, VARIANTS[_REFERENCE_POLICY], requests
+                )
+                rate = saturated_rate_per_s * workload.load_fraction
+                open_loop_workload = replace(workload, rate_per_s=rate, saturating_clients=None)
+                setting = replace(setting, workload=open_loop_workload)
+                say(
+                    f"{load}, seed {seed}: {saturated_rate_per_s:.2f} requests/s at most,"
+                    f" {rate:.2f} are sent"
+                )
+            for name, arm in variants.items():
+                metrics = run(setting, arm, requests)
+                metrics["offered_per_s"] = setting.workload.rate_per_s or metrics["requests_per_s"]
+                runs[load][name].append(metrics)
+                say(f"{load}, seed {seed}, {name}: {_format_metrics(metrics)}")
     return runs
 
 
-def _ideals(scenario: Scenario) -> dict[str, object]:
+def _ideal_fractions(scenario: Scenario) -> dict[str, object]:
     return {
         "ideal_cached_fraction": {
             name: workload.ideal_fraction for name, workload in scenario.workloads.items()
@@ -121,7 +132,7 @@ def _ideals(scenario: Scenario) -> dict[str, object]:
     }
 
 
-def _in_one_line(figures: Mapping[str, float]) -> str:
+def _format_metrics(figures: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
 
 

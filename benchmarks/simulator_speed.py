@@ -28,12 +28,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from baton.domain.fleet import Role
-from baton.perf.hardware.catalogue import accelerator
-from baton.perf.model.known_models import shape_of
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.known_models import find_shape
 from baton.perf.steps.roofline import Roofline
 from baton.policy.placement.predicted import PredictedPlacer
 from baton.simulator.outcome import mean
-from baton.simulator.scenario import PoolPlan, Run, Scenario, simulate
+from baton.simulator.scenario import PoolPlan, Scenario, SimulationResult, simulate
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads import mooncake
 from baton.simulator.workloads.trace import Trace, TraceRequest
@@ -50,7 +50,7 @@ KV_TOKENS = 500_000
 RATE_PER_S = 200.0
 PROMPT_TOKENS, OUTPUT_TOKENS = (1155, 1.0), (211, 1.0)
 """Mean, and sigma of the logarithm. Source: Azure LLM inference trace 2023, conversations."""
-_LOOP = 3_000_000
+_LOOP_PASSES = 3_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +64,17 @@ class Case:
     """Of `fleet`."""
 
 
-def pools(prefill: int, decode: int, *, block_tokens: int, caching: bool) -> tuple[PoolPlan, ...]:
+def build_pools(
+    prefill: int, decode: int, *, block_tokens: int, prefix_caching: bool
+) -> tuple[PoolPlan, ...]:
     """Replicas of Llama-3.1-70B on four H100 each."""
-    shape = shape_of("meta-llama/Llama-3.1-70B")
+    shape = find_shape("meta-llama/Llama-3.1-70B")
     settings = V1Settings(
-        timing=Roofline(shape, accelerator("H100"), tp=4),
+        timing=Roofline(shape, find_accelerator("H100"), tp=4),
         kv_blocks=KV_TOKENS // block_tokens,
         kv_block_bytes=block_tokens * KV_TOKEN_BYTES,
         block_size_tokens=block_tokens,
-        prefix_caching=caching,
+        prefix_caching=prefix_caching,
         transfer_bytes_per_s=200e9,
     )
     counts = ((Role.PREFILL, prefill), (Role.DECODE, decode))
@@ -82,21 +84,21 @@ def pools(prefill: int, decode: int, *, block_tokens: int, caching: bool) -> tup
     )
 
 
-def conversations(seconds: float, seed: int = 0) -> Trace:
+def generate_conversations(seconds: float, seed: int = 0) -> Trace:
     """Independent requests, each with lengths of its own."""
     rng = random.Random(seed)  # noqa: S311 - a load, not a secret
     at_s, requests = 0.0, []
     while (at_s := at_s + rng.expovariate(RATE_PER_S)) < seconds:
         requests.append(
-            TraceRequest(at_s, _drawn(rng, *PROMPT_TOKENS), _drawn(rng, *OUTPUT_TOKENS))
+            TraceRequest(at_s, _draw_tokens(rng, *PROMPT_TOKENS), _draw_tokens(rng, *OUTPUT_TOKENS))
         )
     return Trace(name="conversations", requests=tuple(requests))
 
 
-def _drawn(rng: random.Random, mean_tokens: float, sigma: float) -> int:
+def _draw_tokens(rng: random.Random, mean_tokens: float, sigma: float) -> int:
     """Lognormal with this mean; at least 1, at most 16,384."""
-    drawn = rng.lognormvariate(log(mean_tokens) - sigma * sigma / 2, sigma)
-    return min(16_384, max(1, round(drawn)))
+    sample = rng.lognormvariate(log(mean_tokens) - sigma * sigma / 2, sigma)
+    return min(16_384, max(1, round(sample)))
 
 
 def measure(case: Case) -> dict[str, object]:
@@ -104,15 +106,19 @@ def measure(case: Case) -> dict[str, object]:
     gc.disable()
     match case.name:
         case "fleet":
-            trace = conversations(case.seconds)
+            trace = generate_conversations(case.seconds)
             prefill = round(0.4 * case.replicas)
-            plans = pools(prefill, case.replicas - prefill, block_tokens=16, caching=False)
+            plans = build_pools(
+                prefill, case.replicas - prefill, block_tokens=16, prefix_caching=False
+            )
         case _:
             if case.data is None:
                 raise SystemExit(f"{case.name}: --data must name the folder with {TRACE}")
             with (case.data / TRACE).open(encoding="utf-8") as lines:
                 trace = mooncake.read(lines, str(TRACE))
-            plans = pools(8, 8, block_tokens=512 if case.name == "mooncake" else 16, caching=True)
+            plans = build_pools(
+                8, 8, block_tokens=512 if case.name == "mooncake" else 16, prefix_caching=True
+            )
     scenario = Scenario(pools=plans, placer=PredictedPlacer)
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     run = simulate(scenario, trace)
@@ -124,31 +130,33 @@ def measure(case: Case) -> dict[str, object]:
         "cpu_s": round(cpu_s, 2),
         "cpu_us_per_request": round(1e6 * cpu_s / len(trace)),
         "peak_bytes": peak,
-        "loop_ns": round(loop_ns(), 1),
+        "loop_ns": round(measure_loop_ns(), 1),
         "requests": len(trace),
         "replicas": sum(plan.replicas for plan in plans),
-        "events": run.events,
-        "simulated": simulated(run),
+        "events": run.event_count,
+        "simulated": summarize_run(run),
     }
 
 
-def loop_ns() -> float:
+def measure_loop_ns() -> float:
     """CPU time of a pass through a small loop, by which machines, and loads of them, compare."""
     begun_s, total = time.process_time(), 0
-    for number in range(_LOOP):
+    for number in range(_LOOP_PASSES):
         total += number & 7
-    return 1e9 * (time.process_time() - begun_s) / _LOOP
+    return 1e9 * (time.process_time() - begun_s) / _LOOP_PASSES
 
 
-def simulated(run: Run) -> dict[str, object]:
+def summarize_run(run: SimulationResult) -> dict[str, object]:
     """What came out, so that a change of it is seen."""
-    prompts = sum(one.prompt_tokens for one in run.outcomes)
+    prompts = sum(outcome.prompt_tokens for outcome in run.outcomes)
     return {
         "kind": "S",
-        "served": sum(one.ok for one in run.outcomes),
-        "ttft_mean_s": round(mean([one.ttft_s for one in run.outcomes]), 6),
-        "tpot_mean_s": round(mean([one.tpot_s for one in run.outcomes]), 6),
-        "cached_fraction": round(sum(one.cached_tokens for one in run.outcomes) / prompts, 6),
+        "served": sum(outcome.ok for outcome in run.outcomes),
+        "ttft_mean_s": round(mean([outcome.ttft_s for outcome in run.outcomes]), 6),
+        "tpot_mean_s": round(mean([outcome.tpot_s for outcome in run.outcomes]), 6),
+        "cached_fraction": round(
+            sum(outcome.cached_tokens for outcome in run.outcomes) / prompts, 6
+        ),
         "handoffs": run.handoffs,
         "ended_at_s": round(run.ended_at_s, 3),
     }
@@ -163,12 +171,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", action="store_true", help=f"write {RESULT.name}, too")
     options = parser.parse_args(arguments)
     names = options.case or (CASES if options.data else ("fleet",))
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     for name in names:
         case = Case(name=name, data=options.data, seconds=options.seconds)
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
-            found[name] = alone.submit(measure, case).result()
-    report = {"provenance": provenance(), "cases": found}
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+            results[name] = executor.submit(measure, case).result()
+    report = {"provenance": provenance(), "cases": results}
     text = json.dumps(report, indent=2, sort_keys=True)
     if options.keep:
         RESULT.write_text(text + "\n", encoding="utf-8")

@@ -31,10 +31,10 @@ from pathlib import Path
 
 from benchmarks import _slo_azure, _slo_azure_fluid, _slo_check, _slo_mix, _slo_servegen
 from benchmarks._provenance import provenance
-from benchmarks._slo_fleets import ARMS, COLD_STARTS_S, say
-from benchmarks._slo_overload import overload
+from benchmarks._slo_fleets import COLD_STARTS_S, VARIANTS, print_progress
+from benchmarks._slo_overload import compute_metrics
 from benchmarks._slo_table import headline, table
-from benchmarks._statistics import rounded
+from benchmarks._statistics import round_floats
 
 RESULTS = Path(__file__).parent / "results" / "slo.json"
 HEADLINES = (
@@ -55,72 +55,72 @@ Part = Callable[[argparse.Namespace], dict[str, object]]
 def main() -> int:
     """Run what was asked for; returns the exit status."""
     options = _options()
-    kept = _kept(options.out)
-    wanted = options.part or [name for name in PARTS if name not in _NEEDS_DATA or options.data]
+    results = _read_results(options.out)
+    parts = options.part or [name for name in PARTS if name not in _NEEDS_DATA or options.data]
     for name in PARTS:
         if name in _NEEDS_DATA and not options.data:
-            say(f"{name}: left out, it needs --data, the folder of the traces")
-    for name in wanted:
+            print_progress(f"{name}: left out, it needs --data, the folder of the traces")
+    for name in parts:
         began_s = time.monotonic()
-        say(f"{name} ...")
-        found = PARTS[name](options)
+        print_progress(f"{name} ...")
+        part_metrics = PARTS[name](options)
         took_s = time.monotonic() - began_s
-        kept[name] = {key: rounded(value) for key, value in found.items()}
-        kept[name] |= {"took_s": round(took_s, 1), "from": provenance()}
-        _write(options.out, kept)
-    print(json.dumps(told(kept)))
+        results[name] = {key: round_floats(value) for key, value in part_metrics.items()}
+        results[name] |= {"took_s": round(took_s, 1), "from": provenance()}
+        _write(options.out, results)
+    print(json.dumps(headline_metrics(results)))
     return 0
 
 
-def told(parts: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+def headline_metrics(parts: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     """The headline figures, and the others that are no tables; None for what has not been run."""
-    flat: dict[str, object] = {}
+    metrics: dict[str, object] = {}
     for part in parts.values():
-        flat |= {key: value for key, value in part.items() if isinstance(value, int | float)}
-    flat.pop("took_s", None)
-    undone = [flat.get(f"reversals_per_hour_{load}") for load in _TUNED_ON]
-    flat["reversals_per_hour"] = max(
-        (one for one in undone if isinstance(one, int | float)), default=None
+        metrics |= {key: value for key, value in part.items() if isinstance(value, int | float)}
+    metrics.pop("took_s", None)
+    reversals = [metrics.get(f"reversals_per_hour_{load}") for load in _TUNED_ON]
+    metrics["reversals_per_hour"] = max(
+        (reversal for reversal in reversals if isinstance(reversal, int | float)), default=None
     )
-    return {key: flat.get(key) for key in HEADLINES} | flat | {"simulated": True}
+    return {key: metrics.get(key) for key in HEADLINES} | metrics | {"simulated": True}
 
 
-Figures = Callable[[Path, str, float], dict[str, float]]
-_SCALED: Mapping[str, tuple[Figures, Path]] = {
-    "m_large": (_slo_servegen.figures, _slo_servegen.M_LARGE),
-    "azure_code_fluid": (_slo_azure_fluid.figures, _slo_azure.CODE),
-    "azure_code": (_slo_azure.figures, _slo_azure.CODE),
-    "m_mid": (_slo_servegen.figures, _slo_servegen.M_MID),
-    "azure_conversation_fluid": (_slo_azure_fluid.figures, _slo_azure.CONVERSATION),
+MetricsFunction = Callable[[Path, str, float], dict[str, float]]
+_SCALING_PARTS: Mapping[str, tuple[MetricsFunction, Path]] = {
+    "m_large": (_slo_servegen.compute_metrics, _slo_servegen.M_LARGE),
+    "azure_code_fluid": (_slo_azure_fluid.compute_metrics, _slo_azure.CODE_TRACE),
+    "azure_code": (_slo_azure.compute_metrics, _slo_azure.CODE_TRACE),
+    "m_mid": (_slo_servegen.compute_metrics, _slo_servegen.M_MID),
+    "azure_conversation_fluid": (_slo_azure_fluid.compute_metrics, _slo_azure.CONVERSATION_TRACE),
 }
 _TUNED_ON = ("m_large", "azure_code_fluid", "azure_code")
 """The others were first run when the policy was done."""
 
 
-def _scaled(load: str, options: argparse.Namespace) -> dict[str, object]:
-    figures, file = _SCALED[load]
+def _run_scaling_part(load: str, options: argparse.Namespace) -> dict[str, object]:
+    compute_metrics, file = _SCALING_PARTS[load]
     rows = table(
-        partial(figures, options.data / file),
-        names=options.policy or tuple(ARMS),
+        partial(compute_metrics, options.data / file),
+        names=options.policy or tuple(VARIANTS),
         cold_starts_s=options.cold_start or COLD_STARTS_S,
     )
     return {**headline(rows, load), "rows": rows}
 
 
 PARTS: Mapping[str, Part] = {
-    **{load: partial(_scaled, load) for load in _SCALED},
-    "moving_mix": lambda _: _slo_mix.mix(),
-    "overload": lambda _: dict(overload()),
+    **{load: partial(_run_scaling_part, load) for load in _SCALING_PARTS},
+    "moving_mix": lambda _: _slo_mix.compare_mix(),
+    "overload": lambda _: dict(compute_metrics()),
     "check": lambda options: _slo_check.compare(options.data),
 }
-_NEEDS_DATA = frozenset({*_SCALED, "check"})
+_NEEDS_DATA = frozenset({*_SCALING_PARTS, "check"})
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="the folder in which traces/ lies")
     parser.add_argument("--part", action="append", choices=tuple(PARTS), default=[])
-    parser.add_argument("--policy", action="append", choices=tuple(ARMS), default=[])
+    parser.add_argument("--policy", action="append", choices=tuple(VARIANTS), default=[])
     parser.add_argument("--cold-start", action="append", type=float, default=[], metavar="S")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -129,18 +129,18 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _kept(file: Path) -> dict[str, dict[str, object]]:
+def _read_results(file: Path) -> dict[str, dict[str, object]]:
     """The parts' last results."""
     if not file.exists():
         return {}
-    found = json.loads(file.read_text())
-    return {name: part for name, part in found["parts"].items() if name in PARTS}
+    document = json.loads(file.read_text())
+    return {name: part for name, part in document["parts"].items() if name in PARTS}
 
 
 def _write(file: Path, parts: Mapping[str, Mapping[str, object]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"headline": told(parts), "parts": parts}
-    file.write_text(json.dumps(whole, indent=1) + "\n")
+    document = {"headline": headline_metrics(parts), "parts": parts}
+    file.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

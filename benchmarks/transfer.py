@@ -34,7 +34,7 @@ from baton.runtime.rank_transports import read_transports
 from baton.transfer.transport import transport_environment
 from benchmarks._program import RESULTS, quote, say
 from benchmarks._provenance import provenance
-from benchmarks._statistics import rounded
+from benchmarks._statistics import round_floats
 from benchmarks._transfer_contenders import (
     MIB,
     SIZES_MIB,
@@ -43,10 +43,10 @@ from benchmarks._transfer_contenders import (
     contenders,
     sweep,
 )
-from benchmarks._transfer_metrics import Seconds, in_one_line, summarize, table
-from benchmarks._transfer_pair import Agents, Pair
+from benchmarks._transfer_metrics import Seconds, format_size, medians_by_size, summarize
+from benchmarks._transfer_pair import AgentOptions, TransferPair
 
-_TIMED = 2
+_TIMED_PULLS = 2
 """Pulls that are timed in a visit, after one that is not."""
 
 
@@ -61,7 +61,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         if options.sweep:
             seconds = measure(sweep(options.sweep), (16, 64), options.repeats)
-            print(json.dumps(rounded(table(seconds))))
+            print(json.dumps(round_floats(medians_by_size(seconds))))
             return 0
         logs = Path(folder)
         seconds = measure(contenders(transport_environment(logs)), SIZES_MIB, options.repeats)
@@ -73,37 +73,44 @@ def main() -> int:
     }
     result |= provenance(("nixl", "torch"))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    whole = rounded(result | {"seconds": seconds}, digits=7)
-    options.out.write_text(json.dumps(whole) + "\n", encoding="utf-8")
+    document = round_floats(result | {"seconds": seconds}, digits=7)
+    options.out.write_text(json.dumps(document) + "\n", encoding="utf-8")
     quote(result)
     return 0
 
 
-def measure(field: Sequence[Contender], sizes_mib: Sequence[int], repeats: int) -> Seconds:
+def measure(participants: Sequence[Contender], sizes_mib: Sequence[int], repeats: int) -> Seconds:
     """The seconds of every timed transfer, by contender and size."""
     seconds: Seconds = {
-        one.name: {size: [] for size in sizes_mib if size <= one.most_mib} for one in field
+        participant.name: {size: [] for size in sizes_mib if size <= participant.max_mib}
+        for participant in participants
     }
     with ExitStack() as stack:
-        pairs: dict[Agents, Pair] = {}
-        for one in field:
-            if one.agents not in pairs:
-                pairs[one.agents] = stack.enter_context(Pair(one.agents, max(sizes_mib) * MIB))
-                pairs[one.agents].pause()
+        pairs: dict[AgentOptions, TransferPair] = {}
+        for participant in participants:
+            if participant.agents not in pairs:
+                pairs[participant.agents] = stack.enter_context(
+                    TransferPair(participant.agents, max(sizes_mib) * MIB)
+                )
+                pairs[participant.agents].pause()
         for size_mib in sizes_mib:
             for _ in range(repeats):
-                for one in (one for one in field if size_mib <= one.most_mib):
-                    seconds[one.name][size_mib] += visit(one, pairs[one.agents], size_mib)
-            say(in_one_line(seconds, size_mib))
+                for participant in (
+                    participant for participant in participants if size_mib <= participant.max_mib
+                ):
+                    seconds[participant.name][size_mib] += measure_contender(
+                        participant, pairs[participant.agents], size_mib
+                    )
+            say(format_size(seconds, size_mib))
     return seconds
 
 
-def visit(one: Contender, pair: Pair, size_mib: int) -> list[float]:
+def measure_contender(contender: Contender, pair: TransferPair, size_mib: int) -> list[float]:
     """Let one contender run alone."""
-    order = one.order(size_mib * MIB)
+    operation = contender.make_operation(size_mib * MIB)
     pair.resume()
     try:
-        return [pair.run(order) for _ in range(1 + _TIMED)][1:]
+        return [pair.run(operation) for _ in range(1 + _TIMED_PULLS)][1:]
     finally:
         pair.pause()
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.fakes.scaled_deadline import slowness
-from tests.outcomes import keep_outcomes
+from tests.fakes.scaled_deadline import slowdown
+from tests.outcomes import record_outcomes
 
-TRACES = "BATON_TRACES"
+TRACES_ENV = "BATON_TRACES"
 """Names the folder of recorded traces; tests marked `data` are skipped without it."""
 
 # Whoever makes an HTTP client reads the certificates of all the world: 60 ms, longer than most
@@ -39,14 +39,14 @@ settings.load_profile(os.environ.get("BATON_HYPOTHESIS", "repeat"))
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep what becomes of each test, where somebody wants to know."""
-    keep_outcomes(config)
+    record_outcomes(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs something that is not here; give a slow machine time to start things."""
     missing = {
         "real": None if importlib.util.find_spec("vllm") else "vllm is not installed",
-        "data": None if os.environ.get(TRACES) else f"{TRACES} names no folder of traces",
+        "data": None if os.environ.get(TRACES_ENV) else f"{TRACES_ENV} names no folder of traces",
     }
     for marker, why in missing.items():
         if why is None:
@@ -54,12 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=why))
-    times = slowness()
+    slowdown_factor = slowdown()
     for item in items:
         limit = item.get_closest_marker("timeout")
-        starts = item.get_closest_marker("slow") or item.get_closest_marker("real")
-        if limit is not None and starts is not None:
-            item.add_marker(pytest.mark.timeout(limit.args[0] * times), append=False)
+        is_slow = item.get_closest_marker("slow") or item.get_closest_marker("real")
+        if limit is not None and is_slow is not None:
+            item.add_marker(pytest.mark.timeout(limit.args[0] * slowdown_factor), append=False)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 A test may be skipped in one run and not in another: in the environment for GPUs, before a tool was
 fetched, against another engine. So each run keeps what it saw in the folder that BATON_OUTCOMES
 names, and in the end `python -m tests.outcomes FOLDER` looks at all of them together. What was
-skipped wherever it came up must be one of `MAY_BE_SKIPPED`.
+skipped wherever it came up must be one of `ALLOWED_SKIPS`.
 """
 
 from __future__ import annotations
@@ -19,27 +19,35 @@ from typing import NamedTuple
 
 import pytest
 
-VARIABLE = "BATON_OUTCOMES"
+OUTCOMES_ENV = "BATON_OUTCOMES"
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 
 
-class Lack(NamedTuple):
+class AllowedSkip(NamedTuple):
     """Something that a machine without it cannot be tested for."""
 
     tests: str
     """A regular expression for whole names of tests, `file::test[parameters]`."""
     reason: str
     """A regular expression for a part of why they are skipped."""
-    what: str
+    missing: str
 
 
-MAY_BE_SKIPPED: Sequence[Lack] = (
-    Lack(r"tests/engine/test_one_gpu\.py::.*", r"no NVIDIA GPU", "a GPU"),
-    Lack(r".*", r"BATON_TRACES names no folder", "recorded traces, which are not in the project"),
-    Lack(r"tests/engine/test_vllm_features\.py::.*", r"only with AVX-512", "the CPU's AVX-512"),
-    Lack(r"tests/(chaos|cluster)/.*", r"namespace|network|mount|nft|tc ", "rights on the kernel"),
-    Lack(r".*", r"no address of IPv6 but loopback|::1 cannot be had", "IPv6 on this machine"),
-    Lack(
+ALLOWED_SKIPS: Sequence[AllowedSkip] = (
+    AllowedSkip(r"tests/engine/test_one_gpu\.py::.*", r"no NVIDIA GPU", "a GPU"),
+    AllowedSkip(
+        r".*", r"BATON_TRACES names no folder", "recorded traces, which are not in the project"
+    ),
+    AllowedSkip(
+        r"tests/engine/test_vllm_features\.py::.*", r"only with AVX-512", "the CPU's AVX-512"
+    ),
+    AllowedSkip(
+        r"tests/(chaos|cluster)/.*", r"namespace|network|mount|nft|tc ", "rights on the kernel"
+    ),
+    AllowedSkip(
+        r".*", r"no address of IPv6 but loopback|::1 cannot be had", "IPv6 on this machine"
+    ),
+    AllowedSkip(
         r"tests/compat/.*",
         r"not for a running deployment",
         "a stand-in: the same test runs where there is one",
@@ -47,56 +55,56 @@ MAY_BE_SKIPPED: Sequence[Lack] = (
 )
 
 
-class Outcomes:
+class OutcomePlugin:
     """A plugin of pytest that keeps what became of each test of one run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._seen: dict[str, tuple[str, str]] = {}
+        self._outcomes: dict[str, tuple[str, str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A phase of a test has ended."""
         if report.skipped and not hasattr(report, "wasxfail"):
-            self._seen[report.nodeid] = (SKIPPED, _reason(report.longrepr))
+            self._outcomes[report.nodeid] = (SKIPPED, _reason(report.longrepr))
         elif report.failed:
-            self._seen[report.nodeid] = (FAILED, "")
+            self._outcomes[report.nodeid] = (FAILED, "")
         elif report.when == "call":
-            self._seen.setdefault(report.nodeid, (PASSED, ""))
+            self._outcomes.setdefault(report.nodeid, (PASSED, ""))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file was read, or could not be."""
         if report.skipped:
-            self._seen[report.nodeid] = (SKIPPED, _reason(report.longrepr))
+            self._outcomes[report.nodeid] = (SKIPPED, _reason(report.longrepr))
 
     def pytest_sessionfinish(self) -> None:
         """Keep them beside those of other runs."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{uuid.uuid4().hex}.json"
-        path.write_text(json.dumps(self._seen))
+        path.write_text(json.dumps(self._outcomes))
 
 
 def _reason(longrepr: object) -> str:
     return str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
 
 
-def keep_outcomes(config: pytest.Config) -> None:
+def record_outcomes(config: pytest.Config) -> None:
     """Have a run keep its outcomes, where somebody wants them; xdist's workers tell theirs."""
-    folder = os.environ.get(VARIABLE)
+    folder = os.environ.get(OUTCOMES_ENV)
     if folder and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Outcomes(Path(folder)), "baton-outcomes")
+        config.pluginmanager.register(OutcomePlugin(Path(folder)), "baton-outcomes")
 
 
-class Judged(NamedTuple):
+class Summary(NamedTuple):
     """All runs together."""
 
     passed: int
     skipped: Mapping[str, str]
     """Tests that ran nowhere, with the last reason."""
-    unknown: Sequence[str]
+    not_allowed: Sequence[str]
     """Those of them that may not be."""
 
 
-def judged(runs: Iterable[Mapping[str, Sequence[str]]]) -> Judged:
+def summarize(runs: Iterable[Mapping[str, Sequence[str]]]) -> Summary:
     """What became of the tests of several runs."""
     ran: set[str] = set()
     skipped: dict[str, str] = {}
@@ -106,15 +114,17 @@ def judged(runs: Iterable[Mapping[str, Sequence[str]]]) -> Judged:
                 skipped[name] = reason
             else:
                 ran.add(name)
-    left = {name: why for name, why in skipped.items() if name not in ran}
-    return Judged(
-        len(ran), left, [name for name, why in left.items() if lack_of(name, why) is None]
+    skipped_everywhere = {name: why for name, why in skipped.items() if name not in ran}
+    return Summary(
+        len(ran),
+        skipped_everywhere,
+        [name for name, why in skipped_everywhere.items() if find_allowed_skip(name, why) is None],
     )
 
 
-def lack_of(name: str, reason: str) -> Lack | None:
+def find_allowed_skip(name: str, reason: str) -> AllowedSkip | None:
     """What a skipped test lacks, of what may be lacking."""
-    for lack in MAY_BE_SKIPPED:
+    for lack in ALLOWED_SKIPS:
         if re.fullmatch(lack.tests, name) and re.search(lack.reason, reason):
             return lack
     return None
@@ -122,15 +132,17 @@ def lack_of(name: str, reason: str) -> Lack | None:
 
 def main(folder: Path) -> int:
     """Say how many tests ran and what did not; 1 where something did not that must."""
-    result = judged(json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
+    result = summarize(json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
     sys.stdout.write(f"{result.passed} tests ran, {len(result.skipped)} were skipped everywhere\n")
     for name, reason in sorted(result.skipped.items()):
-        lack = lack_of(name, reason)
-        what = f"for want of {lack.what}" if lack else f"NOT ON THE LIST: {reason}"
-        sys.stdout.write(f"  {name}: {what}\n")
+        allowed_skip = find_allowed_skip(name, reason)
+        note = (
+            f"for want of {allowed_skip.missing}" if allowed_skip else f"NOT ON THE LIST: {reason}"
+        )
+        sys.stdout.write(f"  {name}: {note}\n")
     if not result.passed:
         sys.stdout.write("no run kept anything\n")
-    return 1 if result.unknown or not result.passed else 0
+    return 1 if result.not_allowed or not result.passed else 0
 
 
 if __name__ == "__main__":

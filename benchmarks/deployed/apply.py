@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks._load import Client, Exchange, completion_body, poisson_arrivals
 from benchmarks._statistics import BadStreamError, read_stream
-from benchmarks._systems import Baton
+from benchmarks._systems import BatonDeployment
 from benchmarks.deployed.part import Found
 
 SCENARIO = "apply"
@@ -36,7 +36,7 @@ _LIVE: tuple[tuple[str, ...], ...] = (
 _ROLLING = ("pools.decode.engine.max_num_seqs=200",)
 
 
-def apply_all(baton: Baton) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def apply_all(baton: BatonDeployment) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Apply every configuration in turn; returns the reports of the live ones and the rolling one.
 
     Each report also has `command_s`, how long the whole command took.
@@ -45,22 +45,24 @@ def apply_all(baton: Baton) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return live, _timed(baton, _ROLLING)
 
 
-def _timed(baton: Baton, sets: Sequence[str]) -> dict[str, Any]:
+def _timed(baton: BatonDeployment, sets: Sequence[str]) -> dict[str, Any]:
     time.sleep(_PAUSE_S)
     began_s = time.perf_counter()
     report = baton.apply(*sets)
     return report | {"command_s": time.perf_counter() - began_s}
 
 
-async def drive(baton: Baton) -> tuple[list[Exchange], list[dict[str, Any]], dict[str, Any]]:
+async def drive(
+    baton: BatonDeployment,
+) -> tuple[list[Exchange], list[dict[str, Any]], dict[str, Any]]:
     """Send an open load for as long as configurations are applied."""
     rng, client = random.Random(7), Client(baton.url)  # noqa: S311 - a workload, no secret
-    await client.one_by_one([_body(rng)])
+    await client.send_sequentially([_body(rng)])
     applying = asyncio.create_task(asyncio.to_thread(apply_all, baton))
     exchanges: list[Exchange] = []
     while not applying.done():
         arrivals = poisson_arrivals(rng, rate_per_s=_RATE_PER_S, window_s=2.0)
-        exchanges += await client.at_times([_body(rng) for _ in arrivals], arrivals)
+        exchanges += await client.send_at_times([_body(rng) for _ in arrivals], arrivals)
     client.close()
     live, rolling = await applying
     return exchanges, live, rolling
@@ -73,11 +75,11 @@ def _body(rng: random.Random) -> bytes:
 def failed(exchanges: Sequence[Exchange]) -> list[str]:
     """Why requests were not answered in full."""
     found = []
-    for one in exchanges:
+    for exchange in exchanges:
         try:
-            if one.problem:
-                found.append(one.problem[:200])
-            elif (tokens := read_stream(one.sent_at_s, one.body()).tokens) != _TOKENS:
+            if exchange.error:
+                found.append(exchange.error[:200])
+            elif (tokens := read_stream(exchange.sent_at_s, exchange.body()).tokens) != _TOKENS:
                 found.append(f"{tokens} tokens, wanted {_TOKENS}")
         except BadStreamError as error:
             found.append(str(error)[:200])
@@ -86,7 +88,7 @@ def failed(exchanges: Sequence[Exchange]) -> list[str]:
 
 def measure(_options: argparse.Namespace) -> Found:
     """Start a deployment, change it under load, end it."""
-    baton = Baton("baton", SCENARIO)
+    baton = BatonDeployment("baton", SCENARIO)
     try:
         baton.start()
         exchanges, live, rolling = asyncio.run(drive(baton))

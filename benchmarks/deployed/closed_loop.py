@@ -20,15 +20,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from baton.config.derive.options import slo_book
+from baton.config.derive.options import slo_classes
 from baton.policy.admission.slo_classes import DEFAULT_CLASS
 from baton.serving.cluster.cluster_state import running_clusters, state_folder
 from baton.serving.cluster.local_cluster import attach, detach
-from baton.serving.operator.local_deployment import ask_all
+from baton.serving.operator.local_deployment import query_all
 from baton.serving.shared.names import CONTROLLER
 from benchmarks._load import Client, Exchange, completion_body, poisson_arrivals
-from benchmarks._statistics import BadStreamError, read_stream, rounded
-from benchmarks._systems import Baton, scenario
+from benchmarks._statistics import BadStreamError, read_stream, round_floats
+from benchmarks._systems import BatonDeployment, load_scenario
 from benchmarks.deployed.part import Found
 
 SCENARIO = "closed-loop"
@@ -113,7 +113,7 @@ class Watch:
     def _poll(self) -> None:
         while not self._over.wait(_POLL_S):
             try:
-                (status,) = cast("list[dict[str, Any]]", ask_all(CONTROLLER, "status"))
+                (status,) = cast("list[dict[str, Any]]", query_all(CONTROLLER, "status"))
             except Exception as error:  # noqa: BLE001 - a benchmark's observer: counted, shown
                 self.failures += 1
                 sys.stderr.write(f"the controller was not reached: {error}\n")
@@ -130,27 +130,27 @@ class Watch:
 
 def answers(load: Load, exchanges: Sequence[Exchange], planned: Sequence[float]) -> list[Answer]:
     """What became of each request."""
-    return [_answer(load, *one) for one in zip(exchanges, planned, strict=True)]
+    return [_answer(load, *item) for item in zip(exchanges, planned, strict=True)]
 
 
 def _answer(load: Load, exchange: Exchange, at_s: float) -> Answer:
-    if exchange.problem.startswith(("HTTP/1.1 429", "HTTP/1.1 503")):
+    if exchange.error.startswith(("HTTP/1.1 429", "HTTP/1.1 503")):
         return Answer(at_s=at_s, refused=True)
-    if exchange.problem:
-        return Answer(at_s=at_s, failed=exchange.problem[:200])
+    if exchange.error:
+        return Answer(at_s=at_s, failed=exchange.error[:200])
     try:
         stream = read_stream(exchange.sent_at_s, exchange.body())
     except BadStreamError as error:
         return Answer(at_s=at_s, failed=str(error)[:200])
     if stream.tokens != load.max_tokens:
         return Answer(at_s=at_s, failed=f"{stream.tokens} tokens, wanted {load.max_tokens}")
-    ttft_s = stream.ttft_s + max(0.0, exchange.lag_s)
+    ttft_s = stream.ttft_s + max(0.0, exchange.send_delay_s)
     return Answer(at_s=at_s, ttft_s=ttft_s, tpot_s=stream.tpot_s)
 
 
 def promised() -> tuple[float, float, float]:
     """TTFT, TPOT and the share of requests that are to have both."""
-    slo = slo_book(scenario(SCENARIO)).classes[DEFAULT_CLASS]
+    slo = slo_classes(load_scenario(SCENARIO)).classes[DEFAULT_CLASS]
     assert slo.ttft_s is not None, "the scenario promises a TTFT"
     assert slo.tpot_s is not None, "the scenario promises a TPOT"
     return slo.ttft_s, slo.tpot_s, slo.attainment_target
@@ -158,7 +158,7 @@ def promised() -> tuple[float, float, float]:
 
 def attainment(good: Sequence[tuple[float, bool]], begin_s: float, end_s: float) -> float | None:
     """The share of good ones among those that were sent in a span; None when none were."""
-    inside = [one for at_s, one in good if begin_s <= at_s < end_s]
+    inside = [is_good for at_s, is_good in good if begin_s <= at_s < end_s]
     return sum(inside) / len(inside) if inside else None
 
 
@@ -202,9 +202,9 @@ async def drive(url: str, load: Load) -> tuple[float, list[Answer]]:
         for _ in planned
     ]
     client = Client(url)
-    await client.one_by_one(bodies[:1])  # the first one warms HAProxy and the tokenizer up
+    await client.send_sequentially(bodies[:1])  # the first one warms HAProxy and the tokenizer up
     began_at_s = time.perf_counter()
-    exchanges = await client.at_times(bodies, planned)
+    exchanges = await client.send_at_times(bodies, planned)
     client.close()
     return began_at_s, answers(load, exchanges, planned)
 
@@ -214,11 +214,11 @@ def figures(
 ) -> dict[str, object]:
     """The figures of one run."""
     ttft_s, tpot_s, target = promised()
-    good = [(one.at_s, one.attains(ttft_s, tpot_s)) for one in got]
+    good = [(answer.at_s, answer.attains(ttft_s, tpot_s)) for answer in got]
     (_, step_at_s, _), (_, low_at_s, _), (_, end_s, _) = load.phases()
     back = back_s(good, step_at_s, low_at_s, target)
-    pools = sorted({row["pool"] for one in rows for row in one["pools"]})
-    wants = {name: [_of(one, name, "want") for one in rows] for name in pools}
+    pools = sorted({row["pool"] for other in rows for row in other["pools"]})
+    wants = {name: [_of(row, name, "want") for row in rows] for name in pools}
     starts_s = started_in_s(rows)
     cold_s = max(starts_s, default=0.0)
     return {
@@ -228,8 +228,8 @@ def figures(
         "cold_starts_s": starts_s,
         "within_cold_start_plus_10_s": back is not None and back <= cold_s + 10.0,
         "requests": len(got),
-        "failed": sum(1 for one in got if one.failed),
-        "refused": sum(1 for one in got if one.refused),
+        "failed": sum(1 for answer in got if answer.failed),
+        "refused": sum(1 for answer in got if answer.refused),
         "attainment_before": attainment(good, 0.0, step_at_s),
         "attainment_high": attainment(good, step_at_s, low_at_s),
         "attainment_after": attainment(good, low_at_s, end_s),
@@ -238,8 +238,8 @@ def figures(
         "pools": {
             name: {
                 "start": counts[0],
-                "before_step": _last([one for one in rows if one["at_s"] < step_at_s], name),
-                "high": _last([one for one in rows if one["at_s"] < low_at_s], name),
+                "before_step": _last([row for row in rows if row["at_s"] < step_at_s], name),
+                "high": _last([row for row in rows if row["at_s"] < low_at_s], name),
                 "peak": max(counts),
                 "end": counts[-1],
             }
@@ -257,15 +257,15 @@ def timeline(
     bins = []
     at_s = 0.0
     while at_s < end_s:
-        inside = [one for one in got if at_s <= one.at_s < at_s + _BIN_S]
+        inside = [answer for answer in got if at_s <= answer.at_s < at_s + _BIN_S]
         bins.append(
             {
                 "at_s": at_s,
                 "rate_per_s": len(inside) / _BIN_S,
-                "attained": sum(one.attains(ttft_s, tpot_s) for one in inside),
-                "refused": sum(one.refused for one in inside),
-                "failed": sum(bool(one.failed) for one in inside),
-                "ttft_max_s": max((one.ttft_s or 0.0 for one in inside), default=0.0),
+                "attained": sum(answer.attains(ttft_s, tpot_s) for answer in inside),
+                "refused": sum(answer.refused for answer in inside),
+                "failed": sum(bool(answer.failed) for answer in inside),
+                "ttft_max_s": max((answer.ttft_s or 0.0 for answer in inside), default=0.0),
             }
         )
         at_s += _BIN_S
@@ -278,21 +278,21 @@ def draw(path: Path, load: Load, drawn: Mapping[str, Any]) -> None:
 
     bins, rows = drawn["bins"], drawn["controller"]
     figure, (rates, shares, replicas) = pyplot.subplots(3, 1, figsize=(9, 8), sharex=True)
-    times = [one["at_s"] for one in bins]
-    rates.step(times, [one["rate_per_s"] for one in bins], where="post", label="sent")
-    refused = [one["refused"] / _BIN_S for one in bins]
+    times = [bin_["at_s"] for bin_ in bins]
+    rates.step(times, [bin_["rate_per_s"] for bin_ in bins], where="post", label="sent")
+    refused = [bin_["refused"] / _BIN_S for bin_ in bins]
     rates.step(times, refused, where="post", label="refused")
     rates.set_ylabel("requests/s")
-    asked = [max(1.0, one["rate_per_s"] * _BIN_S) for one in bins]
-    share = [one["attained"] / count for one, count in zip(bins, asked, strict=True)]
+    asked = [max(1.0, bin_["rate_per_s"] * _BIN_S) for bin_ in bins]
+    share = [key["attained"] / count for key, count in zip(bins, asked, strict=True)]
     shares.step(times, share, where="post", label="attained")
     shares.axhline(promised()[2], linestyle=":", color="grey")
     shares.set_ylabel(f"share of {_BIN_S:g} s")
-    for name in sorted({row["pool"] for one in rows for row in one["pools"]}):
-        at = [one["at_s"] for one in rows]
-        line = replicas.step(at, [_of(one, name, "want") for one in rows], where="post")[0]
+    for name in sorted({row["pool"] for other in rows for row in other["pools"]}):
+        at = [row["at_s"] for row in rows]
+        line = replicas.step(at, [_of(row, name, "want") for row in rows], where="post")[0]
         line.set_label(f"{name} wanted")
-        ready = [_of(one, name, "ready") for one in rows]
+        ready = [_of(row, name, "ready") for row in rows]
         replicas.step(
             at, ready, where="post", linestyle="--", color=line.get_color(), label=f"{name} ready"
         )
@@ -316,7 +316,7 @@ def _dated(tick: Mapping[str, Any], began_at_s: float) -> dict[str, Any]:
 def started_in_s(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """How long each growth of a pool took until all of it was ready, to the second."""
     found = []
-    for name in sorted({row["pool"] for one in rows for row in one["pools"]}):
+    for name in sorted({row["pool"] for other in rows for row in other["pools"]}):
         asked_at_s, had = None, _of(rows[0], name, "want") if rows else 0.0
         for row in rows:
             want, ready = _of(row, name, "want"), _of(row, name, "ready")
@@ -330,7 +330,7 @@ def started_in_s(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _of(row: Mapping[str, Any], pool: str, name: str) -> float:
-    return next((float(one.get(name, 0)) for one in row["pools"] if one["pool"] == pool), 0.0)
+    return next((float(item.get(name, 0)) for item in row["pools"] if item["pool"] == pool), 0.0)
 
 
 def _last(rows: Sequence[Mapping[str, Any]], pool: str) -> float:
@@ -339,7 +339,7 @@ def _last(rows: Sequence[Mapping[str, Any]], pool: str) -> float:
 
 def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
     """One run, from `baton up` to its end."""
-    baton = Baton("closed loop", SCENARIO)
+    baton = BatonDeployment("closed loop", SCENARIO)
     watch = Watch()
     try:
         baton.start()
@@ -353,7 +353,7 @@ def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
             while not watch.settled(step_at_s) and time.perf_counter() < until_s:
                 time.sleep(_POLL_S)
             watch.stop()
-            (told,) = cast("list[dict[str, Any]]", ask_all(CONTROLLER, "explain_scale", 1000))
+            (told,) = cast("list[dict[str, Any]]", query_all(CONTROLLER, "explain_scale", 1000))
             acted = [_dated(tick, began_at_s) for tick in told["ticks"] if tick["actions"]]
         finally:
             detach()
@@ -363,7 +363,7 @@ def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
     low_at_s = load.phases()[1][1]
     settled_s = rows[-1]["at_s"] - low_at_s if watch.settled(step_at_s) else None
     drawn = {**timeline(load, got, rows), "acted": acted}
-    failures = sorted({one.failed for one in got if one.failed})
+    failures = sorted({answer.failed for answer in got if answer.failed})
     return figures(load, got, rows, settled_s) | {"failures": failures[:5]}, drawn
 
 
@@ -376,6 +376,6 @@ def measure(options: argparse.Namespace) -> Found:
         "kind": "measured; simulated engines in real time, everything else real",
         "load": asdict(load),
         "scenario": SCENARIO,
-        "timeline": rounded(drawn, 3),
+        "timeline": round_floats(drawn, 3),
     }
-    return Found(figures=cast("dict[str, object]", rounded(found, 3)), details=details)
+    return Found(figures=cast("dict[str, object]", round_floats(found, 3)), details=details)

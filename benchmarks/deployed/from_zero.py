@@ -28,8 +28,8 @@ import httpx
 
 from baton.serving.front.data_path import find_haproxy
 from benchmarks._program import say
-from benchmarks._statistics import rounded
-from benchmarks._systems import ENGINE, Baton, free_port
+from benchmarks._statistics import round_floats
+from benchmarks._systems import ENGINE, BatonDeployment, pick_free_port
 from benchmarks.deployed.part import Found
 
 SCENARIO = "from-zero"
@@ -76,7 +76,7 @@ class Wake:
 
 def measure(options: argparse.Namespace) -> Found:
     """Start a deployment, wake it up `options.wakes` times, end it."""
-    baton = Baton("baton", SCENARIO)
+    baton = BatonDeployment("baton", SCENARIO)
     wakes: list[Wake] = []
     try:
         baton.start()
@@ -84,26 +84,26 @@ def measure(options: argparse.Namespace) -> Found:
             for number in range(options.wakes):
                 await_zero(baton, front.url)
                 wakes.append(wake(front.url, CLASSES[number % len(CLASSES)]))
-                say(f"{number + 1}: {json.dumps(rounded(asdict(wakes[-1])))}")
+                say(f"{number + 1}: {json.dumps(round_floats(asdict(wakes[-1])))}")
             downs = front.downs()
     finally:
         left = baton.stop()
     figures = summary(wakes, downs, left)
     good = bool(wakes) and figures["served"] == len(wakes) and not downs
-    return Found(figures=figures, details={"wakes": [asdict(one) for one in wakes]}, good=good)
+    return Found(figures=figures, details={"wakes": [asdict(other) for other in wakes]}, good=good)
 
 
 def summary(wakes: Sequence[Wake], downs: int, left: Sequence[int]) -> dict[str, Any]:
     """The figures of a run."""
-    waits_s = sorted(one.first_token_s for one in wakes)
+    waits_s = sorted(other.first_token_s for other in wakes)
     return {
         "label": "M, simulated engines on Ray",
         "wakes": len(wakes),
-        "served": sum(one.served for one in wakes),
+        "served": sum(other.served for other in wakes),
         "first_token_min_s": waits_s[0] if waits_s else None,
         "first_token_max_s": waits_s[-1] if waits_s else None,
         "balancer_downs": downs,
-        "problems": [one.why for one in wakes if one.why][:5],
+        "problems": [other.why for other in wakes if other.why][:5],
         "left_behind": list(left),
     }
 
@@ -129,7 +129,7 @@ def balancer(backend: int) -> Iterator[Balancer]:
     binary = find_haproxy(os.environ)
     if binary is None:
         raise RuntimeError("no executable haproxy was found, wanted one as balancer")
-    port = free_port()
+    port = pick_free_port()
     with tempfile.TemporaryDirectory(prefix="baton-", dir="/tmp") as folder:
         config = Path(folder) / "balancer.cfg"
         config.write_text(_BALANCER.format(port=port, backend=backend, folder=folder))
@@ -190,9 +190,9 @@ def ask(url: str, slo_class: str) -> tuple[int, float, str]:
     return answer.status_code, first_s, "" if whole else text[:300]
 
 
-def await_zero(baton: Baton, url: str) -> None:
+def await_zero(baton: BatonDeployment, url: str) -> None:
     """Wait until no replica's process is left, while the deployment says that it is healthy."""
-    _await(lambda: not baton.groups()[ENGINE], _EMPTY_S, "replicas are left")
+    _await(lambda: not baton.process_groups()[ENGINE], _EMPTY_S, "replicas are left")
     health = _health(url)
     if health != httpx.codes.OK:
         raise RuntimeError(f"/health of a deployment at zero: got {health}, wanted 200")

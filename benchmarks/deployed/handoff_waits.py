@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from benchmarks._program import say
-from benchmarks._systems import Baton, run_baton
+from benchmarks._systems import BatonDeployment, run_baton
 from benchmarks.deployed.part import Found
 
 SCENARIO = "handoff-waits"
@@ -138,7 +138,7 @@ async def ask_all(url: str, asked: Sequence[Asked], salt: str) -> list[Answer]:
     """Send each when its time has come; returns when all have ended."""
     limits = httpx.Limits(max_connections=len(asked))
     async with httpx.AsyncClient(base_url=url, timeout=_REQUEST_S, limits=limits) as client:
-        return list(await asyncio.gather(*(_ask(client, one, salt) for one in asked)))
+        return list(await asyncio.gather(*(_ask(client, other, salt) for other in asked)))
 
 
 def moved() -> dict[str, int]:
@@ -154,19 +154,19 @@ def moved() -> dict[str, int]:
 def compare(handed: Sequence[Answer], alone: Sequence[Answer]) -> dict[str, Any]:
     """How many answers differ, and how long they took."""
     pairs = list(zip(handed, alone, strict=True))
-    whole = [(one, other) for one, other in pairs if not (one.problem or other.problem)]
+    whole = [(answer, other) for answer, other in pairs if not (answer.problem or other.problem)]
     return {
         "requests": len(pairs),
         "failed": len(pairs) - len(whole),
         "problems": sorted({a.problem for pair in pairs for a in pair if a.problem})[:5],
-        "differ": sum(one.tokens != other.tokens for one, other in whole),
-        "longest_s": round(max(one.took_s for one in handed), 1),
+        "differ": sum(answer.tokens != other.tokens for answer, other in whole),
+        "longest_s": round(max(answer.took_s for answer in handed), 1),
     }
 
 
 def run(name: str, case: Case) -> dict[str, Any]:
     """One case: handed over, then alone."""
-    system = Baton(name, SCENARIO, sets=case.sets)
+    system = BatonDeployment(name, SCENARIO, sets=case.sets)
     asked = requests(case, name)
     try:
         system.start()

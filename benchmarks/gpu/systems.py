@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks._systems import ROOT, await_health, end_process, free_port, spawn, tail
+from benchmarks._systems import ROOT, log_tail, pick_free_port, spawn, terminate, wait_until_healthy
 
-_ASK_S = 60.0
+_COMMAND_TIMEOUT_S = 60.0
 
 
-class Held:
+class RunningProgram:
     """A program that answers at a URL; its log stays."""
 
     def __init__(self, command: Sequence[str], log: Path, *, port: int) -> None:
@@ -28,53 +28,53 @@ class Held:
         began_s = time.monotonic()
         self._process = spawn(command, log)
         try:
-            await_health(self.url, self._why_not)
+            wait_until_healthy(self.url, self._failure_reason)
         except BaseException:
-            end_process(self._process)
+            terminate(self._process)
             raise
         self.start_s = time.monotonic() - began_s
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """In good order."""
-        end_process(self._process)
+        terminate(self._process)
 
-    def _why_not(self) -> str | None:
-        return None if self._process.poll() is None else f"it ended: {tail(self._log)}"
+    def _failure_reason(self) -> str | None:
+        return None if self._process.poll() is None else f"it ended: {log_tail(self._log)}"
 
 
-def vllm_serve(model: Path, log: Path, arguments: Sequence[str]) -> Held:
+def vllm_serve(model: Path, log: Path, arguments: Sequence[str]) -> RunningProgram:
     """One API server with one engine, by its module: the command is not on every PATH."""
-    port = free_port()
+    port = pick_free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(model), "--served-model-name", model.name]
     command += ["--host", "127.0.0.1", "--port", str(port), *arguments]
-    return Held(command, log, port=port)
+    return RunningProgram(command, log, port=port)
 
 
-def baton_up(config: Path, log: Path, sets: Sequence[str]) -> Held:
+def baton_up(config: Path, log: Path, overrides: Sequence[str]) -> RunningProgram:
     """A deployment, held by its command."""
-    port = free_port()
+    port = pick_free_port()
     command = [*_BATON, "up", "-c", str(config), "--set", f"server.port={port}"]
-    command += [word for one in sets for word in ("--set", one)]
-    return Held(command, log, port=port)
+    command += [word for override in overrides for word in ("--set", override)]
+    return RunningProgram(command, log, port=port)
 
 
-def baton_says(*words: str) -> object:
+def run_baton_json(*arguments: str) -> object:
     """What a command of the running deployment prints as JSON.
 
     Raises:
         CalledProcessError: it failed.
     """
-    done = subprocess.run(  # noqa: S603 - our own program
-        [*_BATON, *words, "--output", "json"],
+    result = subprocess.run(  # noqa: S603 - our own program
+        [*_BATON, *arguments, "--output", "json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
-        timeout=_ASK_S,
+        timeout=_COMMAND_TIMEOUT_S,
     )
-    said: object = json.loads(done.stdout)
-    return said
+    document: object = json.loads(result.stdout)
+    return document
 
 
 _BATON = (sys.executable, "-m", "baton.cli.main")

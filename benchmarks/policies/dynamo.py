@@ -88,9 +88,9 @@ class DynamoKvCost:
     ) -> list[float]:
         """What each candidate costs, in blocks (of `lmetric`, blocks squared)."""
         if kind is LegKind.DECODE:
-            return [self._decode_cost(query, one) for one in candidates]
-        calmest = min(pending_prefill_tokens(one.view) for one in candidates)
-        return [self._cost(query, kind, one, calmest) for one in candidates]
+            return [self._decode_cost(query, candidate) for candidate in candidates]
+        calmest = min(pending_prefill_tokens(candidate.view) for candidate in candidates)
+        return [self._cost(query, kind, candidate, calmest) for candidate in candidates]
 
     def _cost(
         self, query: PlacementQuery, kind: LegKind, one: Candidate, calmest_tokens: int

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.desired import ScalingReason, Want
+from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.pools.groups import Groups, groups_of
+from baton.policy.scaling.pools.groups import PoolGroups, pool_groups
 from benchmarks.policies.spread import spread
 
 ADJUSTMENT_S = 180.0
@@ -45,29 +45,31 @@ class DynamoPlanner:
         self._planned_s: float | None = None
         self._stepped_s: float | None = None
 
-    def wants(self, seen: Observation) -> Mapping[str, Want]:
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
         """What every pool should have."""
-        self._seen.append((seen.at_s, seen.demand))
-        while self._seen[0][0] <= seen.at_s - ADJUSTMENT_S:
+        self._seen.append((observation.at_s, observation.demand))
+        while self._seen[0][0] <= observation.at_s - ADJUSTMENT_S:
             self._seen.popleft()
-        groups = groups_of(seen, self._bounds)
-        counts = {role: groups.players(role) for role in groups.firsts()}
-        if self._is_due(seen.at_s, self._planned_s, ADJUSTMENT_S):
-            self._planned_s = seen.at_s
+        groups = pool_groups(observation, self._bounds)
+        counts = {role: groups.replicas(role) for role in groups.reference_pools()}
+        if self._is_due(observation.at_s, self._planned_s, ADJUSTMENT_S):
+            self._planned_s = observation.at_s
             counts = self._floors = {
-                role: self._planned(seen, role, pool, counts[role])
-                for role, pool in groups.firsts().items()
+                role: self._planned(observation, role, pool, counts[role])
+                for role, pool in groups.reference_pools().items()
             }
-        elif self._is_due(seen.at_s, self._stepped_s, LOAD_S):
-            self._stepped_s = seen.at_s
-            counts = {role: self._stepped(seen, groups, role) for role in counts}
+        elif self._is_due(observation.at_s, self._stepped_s, LOAD_S):
+            self._stepped_s = observation.at_s
+            counts = {role: self._stepped(observation, groups, role) for role in counts}
         inputs = {f"floor_{role}": float(count) for role, count in self._floors.items()}
         return spread(groups, counts, reason=ScalingReason.LATENCY, inputs=inputs)
 
     def _is_due(self, at_s: float, last_s: float | None, every_s: float) -> bool:
         return last_s is None or not 0 <= at_s - last_s < every_s
 
-    def _planned(self, seen: Observation, role: Role, pool: PoolObservation, have: int) -> int:
+    def _planned(
+        self, observation: Observation, role: Role, pool: PoolObservation, have: int
+    ) -> int:
         prompts = sum(demand.prompt_tokens_per_s for _, demand in self._seen) / len(self._seen)
         outputs = sum(demand.output_tokens_per_s for _, demand in self._seen) / len(self._seen)
         prefill, decode = pool.prefill_tokens_per_s, pool.decode_tokens_per_s
@@ -77,20 +79,20 @@ class DynamoPlanner:
             return have
         load = 0.0
         if role is not Role.DECODE and prefill is not None:
-            load += prompts * min(1.0, _correction(seen, prefill)) / prefill
+            load += prompts * min(1.0, _correction(observation, prefill)) / prefill
         if role is not Role.PREFILL and decode is not None:
             load += outputs / decode
         return min(max(math.ceil(load), 1, have - MAX_STEP), have + MAX_STEP)
 
-    def _stepped(self, seen: Observation, groups: Groups, role: Role) -> int:
-        have, floor = groups.players(role), self._floors.get(role, 1)
+    def _stepped(self, observation: Observation, groups: PoolGroups, role: Role) -> int:
+        have, floor = groups.replicas(role), self._floors.get(role, 1)
         if any(pool.starting for pool in groups.pools(role)):
             return max(have, floor)
         ratios = [
             got_s / objective_s
             for got_s, objective_s, of in (
-                (seen.service.ttft_mean_s, seen.ttft_s, Role.PREFILL),
-                (seen.service.tpot_mean_s, seen.tpot_s, Role.DECODE),
+                (observation.service.ttft_mean_s, observation.ttft_s, Role.PREFILL),
+                (observation.service.tpot_mean_s, observation.tpot_s, Role.DECODE),
             )
             if got_s is not None and objective_s is not None and role in {of, Role.MIXED}
         ]
@@ -101,8 +103,8 @@ class DynamoPlanner:
         return max(have, floor)
 
 
-def _correction(seen: Observation, capacity: float) -> float:
+def _correction(observation: Observation, capacity: float) -> float:
     """Observed over expected TTFT; below 1 what is cached shows, for it knows of no hits."""
-    expected_s = seen.demand.mean_uncached_tokens / capacity
-    got_s = seen.service.ttft_mean_s
+    expected_s = observation.demand.mean_uncached_tokens / capacity
+    got_s = observation.service.ttft_mean_s
     return 1.0 if got_s is None or expected_s <= 0 else got_s / expected_s

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from baton.policy.scaling.desired import ScalingReason, Want
+from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
 from baton.policy.scaling.estimators.windows import SlidingMax
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
@@ -40,22 +40,24 @@ class Hpa:
         del options
         self._target = target
         self._pools: dict[str, Stabilized] = {}
-        self._kept: dict[str, Want] = {}
+        self._kept: dict[str, DesiredReplicas] = {}
         self._at_s: float | None = None
 
-    def wants(self, seen: Observation) -> Mapping[str, Want]:
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
         """Once in 15 s; the same in between."""
-        if self._at_s is None or not 0 <= seen.at_s - self._at_s < PERIOD_S:
-            self._at_s = seen.at_s
-            self._kept = {name: self._want(seen.at_s, pool) for name, pool in seen.pools.items()}
+        if self._at_s is None or not 0 <= observation.at_s - self._at_s < PERIOD_S:
+            self._at_s = observation.at_s
+            self._kept = {
+                name: self._want(observation.at_s, pool) for name, pool in observation.pools.items()
+            }
         return self._kept
 
-    def _want(self, at_s: float, pool: PoolObservation) -> Want:
-        have = pool.ready + pool.starting
-        busy = pool.busy_fraction
+    def _want(self, at_s: float, pool: PoolObservation) -> DesiredReplicas:
+        have = pool.ready_replicas + pool.starting
+        busy = pool.utilization_fraction
         desired = have if busy is None else _desired(pool, have, busy / self._target)
         stabilized = self._pools.setdefault(pool.name, Stabilized())
-        return Want(
+        return DesiredReplicas(
             replicas=stabilized.next(at_s, have=have, desired=desired),
             reason=ScalingReason.UTILIZATION,
             why="busy is not known"
@@ -83,6 +85,6 @@ def _desired(pool: PoolObservation, have: int, ratio: float) -> int:
     if abs(ratio - 1.0) <= TOLERANCE:
         return have
     if ratio < 1.0:
-        return math.ceil(pool.ready * ratio)
-    diluted = ratio * pool.ready / max(have, 1)  # who starts is taken to be idle
+        return math.ceil(pool.ready_replicas * ratio)
+    diluted = ratio * pool.ready_replicas / max(have, 1)  # who starts is taken to be idle
     return have if diluted <= 1.0 + TOLERANCE else math.ceil(have * diluted)

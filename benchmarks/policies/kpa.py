@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.desired import ScalingReason, Want
+from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
 
@@ -43,11 +43,11 @@ class Kpa:
         del options
         self._pools: dict[str, _Scaler] = {}
 
-    def wants(self, seen: Observation) -> Mapping[str, Want]:
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
         """What every pool should have."""
         return {
-            name: self._pools.setdefault(name, _Scaler()).want(seen.at_s, pool)
-            for name, pool in seen.pools.items()
+            name: self._pools.setdefault(name, _Scaler()).want(observation.at_s, pool)
+            for name, pool in observation.pools.items()
         }
 
 
@@ -59,12 +59,12 @@ class _Scaler:
         self._panic_since_s: float | None = None
         self._most_in_panic = 0
 
-    def want(self, at_s: float, pool: PoolObservation) -> Want:
-        concurrency = (pool.running_requests + pool.queued_requests) * pool.ready
+    def want(self, at_s: float, pool: PoolObservation) -> DesiredReplicas:
+        concurrency = (pool.running_requests + pool.queued_requests) * pool.ready_replicas
         self._note(at_s, concurrency)
         target = _concurrency(pool) * UTILIZATION
         stable, panic = self._mean(at_s, STABLE_S), self._mean(at_s, PANIC_S)
-        ready = max(1, pool.ready)
+        ready = max(1, pool.ready_replicas)
         most, least = math.ceil(MAX_UP_RATE * ready), math.floor(ready / MAX_DOWN_RATE)
         by_stable = min(max(math.ceil(stable / target), least), most)
         by_panic = min(max(math.ceil(panic / target), least), most)
@@ -76,7 +76,7 @@ class _Scaler:
         if self._panic_since_s is not None:
             self._most_in_panic = max(self._most_in_panic, by_panic, by_stable, ready)
             replicas, reason = self._most_in_panic, ScalingReason.PANIC
-        return Want(
+        return DesiredReplicas(
             replicas=replicas,
             reason=reason,
             why=f"{stable:.1f} at once in a minute, {panic:.1f} now, {target:.1f} for each replica",

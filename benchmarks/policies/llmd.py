@@ -61,12 +61,12 @@ class LlmdScorers:
     def scores(self, query: PlacementQuery, candidates: Sequence[Candidate]) -> list[float]:
         """Each candidate's weighted sum."""
         parameters = self._parameters
-        queues = queue_scores([one.view.load.queued_requests for one in candidates])
+        queues = queue_scores([candidate.view.load.queued_requests for candidate in candidates])
         return [
-            parameters.prefix_weight * self._prefix(query, one)
+            parameters.prefix_weight * self._prefix(query, candidate)
             + parameters.queue_weight * queue
-            + parameters.kv_weight * (1 - one.view.load.kv_used_fraction)
-            for one, queue in zip(candidates, queues, strict=True)
+            + parameters.kv_weight * (1 - candidate.view.load.kv_used_fraction)
+            for candidate, queue in zip(candidates, queues, strict=True)
         ]
 
     def _prefix(self, query: PlacementQuery, one: Candidate) -> float:

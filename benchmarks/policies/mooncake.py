@@ -39,8 +39,10 @@ def choose_by_conductor(
 ) -> int:
     """The lowest predicted TTFT, or for a decode leg the lowest predicted time between tokens."""
     if kind is LegKind.DECODE:
-        return lowest([tbt_s(query, one) for one in candidates], rng)
-    return lowest([(ttft_s(query, one), tbt_s(query, one)) for one in candidates], rng)
+        return lowest([tbt_s(query, candidate) for candidate in candidates], rng)
+    return lowest(
+        [(ttft_s(query, candidate), tbt_s(query, candidate)) for candidate in candidates], rng
+    )
 
 
 def ttft_s(query: PlacementQuery, one: Candidate) -> float:

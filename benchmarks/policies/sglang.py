@@ -51,7 +51,7 @@ class SglangCacheAware:
     ) -> int:
         """The best match, or the least loaded."""
         del kind, rng
-        loads = [one.view.inflight_legs for one in candidates]
+        loads = [candidate.view.inflight_legs for candidate in candidates]
         least = loads.index(min(loads))
         if self.imbalanced(loads):
             return least

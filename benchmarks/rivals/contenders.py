@@ -6,42 +6,49 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks._systems import API, Bare, Baton, System, free_port, scenario
+from benchmarks._systems import (
+    API,
+    BareVllm,
+    BatonDeployment,
+    System,
+    load_scenario,
+    pick_free_port,
+)
 from benchmarks.rivals import routers
 from benchmarks.rivals.contender import (
+    CPU_VLLM,
     LOCAL_SCENARIO,
     MOCK,
-    OWN,
+    OWN_MOCK,
     PD_SCENARIO,
-    REAL,
     SIMULATED,
     Contender,
-    Site,
+    LaunchSite,
     mock_program,
 )
 from benchmarks.rivals.dynamo import dynamo
 from benchmarks.rivals.load import MODEL
 from benchmarks.rivals.programs import NotAvailableError
 from benchmarks.rivals.ray_llm import ray_llm_pd
-from benchmarks.rivals.stacks import Program, Stack
+from benchmarks.rivals.stacks import Program, ProgramStack
 
 
-def _mock(site: Site) -> System:
+def _mock(site: LaunchSite) -> System:
     def programs(*, folder: Path, port: int) -> Sequence[Program]:
         return [mock_program(site, port)]
 
-    return Stack("mock", programs)
+    return ProgramStack("mock", programs)
 
 
-def _vllm(site: Site) -> System:
-    return Bare(scenario(LOCAL_SCENARIO, sets=site.config_sets()))
+def _vllm(site: LaunchSite) -> System:
+    return BareVllm(load_scenario(LOCAL_SCENARIO, overrides=site.config_overrides()))
 
 
-def _vllm_rs(site: Site) -> System:
+def _vllm_rs(site: LaunchSite) -> System:
     program = str(_rust_frontend())
 
     def programs(*, folder: Path, port: int) -> Sequence[Program]:
-        handshake = free_port()
+        handshake = pick_free_port()
         flags = {
             "served-model-name": MODEL,
             "port": port,
@@ -56,17 +63,17 @@ def _vllm_rs(site: Site) -> System:
         front = Program(group=API, command=command, environment={"VLLM_LOGGING_LEVEL": "WARNING"})
         return [front, routers.headless_engine(site, f"tcp://127.0.0.1:{handshake}")]
 
-    return Stack("vllm_rs", programs)
+    return ProgramStack("vllm_rs", programs)
 
 
 def _baton(
-    name: str, scenario_name: str, frontend: str, *, front: str = "serve"
-) -> Callable[[Site], System]:
-    def make(site: Site) -> System:
-        if frontend == "rust":
+    name: str, scenario_name: str, api_server: str, *, listener: str = "serve"
+) -> Callable[[LaunchSite], System]:
+    def make(site: LaunchSite) -> System:
+        if api_server == "rust":
             _rust_frontend()
-        sets = site.config_sets(f"server.frontend={frontend}", f"server.front={front}")
-        return Baton(name, scenario_name, sets=sets)
+        sets = site.config_overrides(f"server.frontend={api_server}", f"server.front={listener}")
+        return BatonDeployment(name, scenario_name, sets=sets)
 
     return make
 
@@ -81,95 +88,113 @@ def _rust_frontend() -> Path:
         raise NotAvailableError(str(error)) from error
 
 
-def _one(
-    name: str, what: str, engine: str, make: Callable[[Site], System], *, quickack: bool = True
+def _contender(
+    name: str,
+    description: str,
+    engine: str,
+    make: Callable[[LaunchSite], System],
+    *,
+    quickack: bool = True,
 ) -> Contender:
-    return Contender(name=name, what=what, engine=engine, make=make, quickack=quickack)
+    return Contender(
+        name=name, description=description, engine=engine, make=make, quickack=quickack
+    )
 
 
-_FAST = "fastokens"
+_FAST_TOKENIZER = "fastokens"
 
 CONTENDERS = (
-    _one("mock", "the mock alone: what load and engine take", MOCK, _mock),
-    _one("vllm", "vLLM's API server in Python", SIMULATED, _vllm),
-    _one("vllm_rs", "vLLM's API server in Rust", SIMULATED, _vllm_rs),
-    _one(
+    _contender("mock", "the mock alone: what load and engine take", MOCK, _mock),
+    _contender("vllm", "vLLM's API server in Python", SIMULATED, _vllm),
+    _contender("vllm_rs", "vLLM's API server in Rust", SIMULATED, _vllm_rs),
+    _contender(
         "baton_python",
         "baton, one replica",
         SIMULATED,
         _baton("baton_python", LOCAL_SCENARIO, "python"),
     ),
-    _one(
+    _contender(
         "baton_rust",
         "baton with `frontend: rust`, one replica",
         SIMULATED,
         _baton("baton_rust", LOCAL_SCENARIO, "rust"),
     ),
-    _one(
+    _contender(
         "baton_rust_gate",
         "the same with `front: gate`",
         SIMULATED,
-        _baton("baton_rust_gate", LOCAL_SCENARIO, "rust", front="gate"),
+        _baton("baton_rust_gate", LOCAL_SCENARIO, "rust", listener="gate"),
     ),
-    _one(
+    _contender(
         "baton_python_pd",
         "baton, prefill and decode apart",
         SIMULATED,
         _baton("baton_python_pd", PD_SCENARIO, "python"),
     ),
-    _one(
+    _contender(
         "baton_rust_pd",
         "baton with `frontend: rust`, prefill and decode apart",
         SIMULATED,
         _baton("baton_rust_pd", PD_SCENARIO, "rust"),
     ),
-    _one("dynamo", "Dynamo 1.6.1, KV router", OWN, dynamo("dynamo", tokenizer="default")),
-    _one("dynamo_fast", "with its fast tokenizer", OWN, dynamo("dynamo_fast", tokenizer=_FAST)),
-    _one(
+    _contender(
+        "dynamo", "Dynamo 1.6.1, KV router", OWN_MOCK, dynamo("dynamo", tokenizer="default")
+    ),
+    _contender(
+        "dynamo_fast",
+        "with its fast tokenizer",
+        OWN_MOCK,
+        dynamo("dynamo_fast", tokenizer=_FAST_TOKENIZER),
+    ),
+    _contender(
         "dynamo_fast_ordinary",
         "the same, clients that do not acknowledge at once",
-        OWN,
-        dynamo("dynamo_fast_ordinary", tokenizer=_FAST),
+        OWN_MOCK,
+        dynamo("dynamo_fast_ordinary", tokenizer=_FAST_TOKENIZER),
         quickack=False,
     ),
-    _one(
+    _contender(
         "dynamo_fast_pd",
         "with its fast tokenizer, prefill and decode apart",
-        OWN,
-        dynamo("dynamo_fast_pd", tokenizer=_FAST, disaggregated=True),
+        OWN_MOCK,
+        dynamo("dynamo_fast_pd", tokenizer=_FAST_TOKENIZER, disaggregated=True),
     ),
-    _one(
+    _contender(
         "smg_zmq",
         "smg 1.13.0 in place of vLLM's API server",
         SIMULATED,
         routers.smg_zmq("smg_zmq"),
     ),
-    _one(
+    _contender(
         "smg_vllm",
         "smg before vLLM's API server",
         SIMULATED,
-        routers.before_vllm("smg_vllm", routers.smg),
+        routers.router_with_vllm("smg_vllm", routers.make_smg),
     ),
-    _one("smg_mock", "smg alone", MOCK, routers.before_mock("smg_mock", routers.smg)),
-    _one("smg_mock_pd", "smg alone, prefill and decode apart", MOCK, routers.smg_pd("smg_mock_pd")),
-    _one(
+    _contender(
+        "smg_mock", "smg alone", MOCK, routers.router_with_mock("smg_mock", routers.make_smg)
+    ),
+    _contender(
+        "smg_mock_pd", "smg alone, prefill and decode apart", MOCK, routers.smg_pd("smg_mock_pd")
+    ),
+    _contender(
         "vllm_router_vllm",
         "vllm-router 0.1.17 before vLLM's API server",
         SIMULATED,
-        routers.before_vllm("vllm_router_vllm", routers.vllm_router),
+        routers.router_with_vllm("vllm_router_vllm", routers.make_vllm_router),
     ),
-    _one(
+    _contender(
         "vllm_router_mock",
         "vllm-router alone",
         MOCK,
-        routers.before_mock("vllm_router_mock", routers.vllm_router),
+        routers.router_with_mock("vllm_router_mock", routers.make_vllm_router),
     ),
-    _one(
+    _contender(
         "vllm_router_mock_pd",
         "vllm-router alone, prefill and decode apart",
         MOCK,
         routers.vllm_router_pd("vllm_router_mock_pd"),
     ),
-    _one("ray_llm_pd", "Ray Serve LLM 2.60, prefill and decode apart", REAL, ray_llm_pd),
-    _one("production_stack", "production-stack's router", MOCK, routers.production_stack),
+    _contender("ray_llm_pd", "Ray Serve LLM 2.60, prefill and decode apart", CPU_VLLM, ray_llm_pd),
+    _contender("production_stack", "production-stack's router", MOCK, routers.production_stack),
 )

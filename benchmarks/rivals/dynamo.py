@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks._systems import API, ENGINE, System, free_port
-from benchmarks.rivals.contender import Site
+from benchmarks._systems import API, ENGINE, System, pick_free_port
+from benchmarks.rivals.contender import LaunchSite
 from benchmarks.rivals.load import MODEL
-from benchmarks.rivals.programs import Package, environment
-from benchmarks.rivals.stacks import MakePrograms, Program, Stack
+from benchmarks.rivals.programs import Package, create_environment
+from benchmarks.rivals.stacks import MakePrograms, Program, ProgramStack
 
 DYNAMO = Package(
     name="dynamo",
@@ -33,18 +33,20 @@ DYNAMO = Package(
 )
 
 
-def dynamo(name: str, *, tokenizer: str, disaggregated: bool = False) -> Callable[[Site], System]:
+def dynamo(
+    name: str, *, tokenizer: str, disaggregated: bool = False
+) -> Callable[[LaunchSite], System]:
     """Frontend with its KV router, and its mock engine."""
 
-    def make(site: Site) -> System:
-        return Stack(name, _programs(site, tokenizer, disaggregated=disaggregated))
+    def make(site: LaunchSite) -> System:
+        return ProgramStack(name, _programs(site, tokenizer, disaggregated=disaggregated))
 
     return make
 
 
-def _programs(site: Site, tokenizer: str, *, disaggregated: bool) -> MakePrograms:
-    python = str(environment(DYNAMO) / "python")
-    engine = site.engine()
+def _programs(site: LaunchSite, tokenizer: str, *, disaggregated: bool) -> MakePrograms:
+    python = str(create_environment(DYNAMO) / "python")
+    engine = site.engine_settings()
 
     def mocker(role: str, variables: dict[str, str]) -> Program:
         # Its own model of time: prefill ten times as fast, decode as it is, 5.7 ms a step.
@@ -61,7 +63,7 @@ def _programs(site: Site, tokenizer: str, *, disaggregated: bool) -> MakeProgram
             "disaggregation-mode": role,
         }
         if role == "prefill":
-            flags["bootstrap-ports"] = free_port()
+            flags["bootstrap-ports"] = pick_free_port()
         words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
         command = (python, "-m", "dynamo.mocker", *words)
         return Program(group=ENGINE, command=command, environment=variables)

@@ -17,23 +17,23 @@ from benchmarks._bare import engine_main, read_settings
 
 # vLLM's client names the engine of data-parallel rank 0 so.
 _IDENTITY = (0).to_bytes(2, "little")
-_PATIENCE_MS = 120_000
+_HANDSHAKE_TIMEOUT_MS = 120_000
 
 
-class Addresses(msgspec.Struct):
+class SocketAddresses(msgspec.Struct):
     """Where the other side listens, one for each of its processes."""
 
     inputs: list[str]
     outputs: list[str]
 
 
-class Told(msgspec.Struct):
+class HandshakeReply(msgspec.Struct):
     """What the other side answers to HELLO."""
 
-    addresses: Addresses
+    addresses: SocketAddresses
 
 
-def shake_hands(address: str) -> Addresses:
+def handshake(address: str) -> SocketAddresses:
     """Register; returns where to connect.
 
     Raises:
@@ -44,17 +44,17 @@ def shake_hands(address: str) -> Addresses:
         socket.connect(address)
         state = {"local": False, "headless": True}
         socket.send(msgspec.msgpack.encode({"status": "HELLO", **state}))
-        if not socket.poll(_PATIENCE_MS):
+        if not socket.poll(_HANDSHAKE_TIMEOUT_MS):
             raise SystemExit(f"nobody answered at {address}")
-        told = msgspec.msgpack.decode(socket.recv(), type=Told)
+        reply = msgspec.msgpack.decode(socket.recv(), type=HandshakeReply)
         socket.send(msgspec.msgpack.encode({"status": "READY", **state}))
-    return told.addresses
+    return reply.addresses
 
 
 def main(settings: str, address: str) -> None:
     """Be the engine process."""
-    found = shake_hands(address)
-    uvloop.run(engine_main(read_settings(settings), found.inputs[0], found.outputs[0]))
+    addresses = handshake(address)
+    uvloop.run(engine_main(read_settings(settings), addresses.inputs[0], addresses.outputs[0]))
 
 
 if __name__ == "__main__":

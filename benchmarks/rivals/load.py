@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from benchmarks._load import completion_body
 
 MODEL = "tiny"
-_LIMIT_S = 240
+_TIMEOUT_S = 240
 _LONG_TOKENS = 4096
 
 
@@ -23,31 +23,31 @@ class LoadError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class LoadPoint:
     """One load: so many streams at a time, prompts of about so many tokens."""
 
-    streams: int
+    concurrency: int
     prompt_tokens: int
 
     @property
     def name(self) -> str:
         """What it is called in results."""
-        return f"{self.streams}x{self.prompt_tokens}"
+        return f"{self.concurrency}x{self.prompt_tokens}"
 
     @property
     def max_tokens(self) -> int:
         """To be generated. One at a time it is the first token that counts: more requests fit."""
-        return 64 if self.streams > 1 else 16
+        return 64 if self.concurrency > 1 else 16
 
     @property
     def requests(self) -> int:
         """Sent in a run: of seconds where they are short, or chance tells more than the load."""
         if self.prompt_tokens < _LONG_TOKENS:
-            return max(64, 12 * self.streams)
-        return max(32, 2 * self.streams)
+            return max(64, 12 * self.concurrency)
+        return max(32, 2 * self.concurrency)
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+class GeneratorResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the generator saw; one entry in each list for each complete request."""
 
     wall_s: float
@@ -61,7 +61,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
 
 
-class Prompts:
+class PromptFiles:
     """Draws bodies whose prompts have about the wanted number of tokens."""
 
     def __init__(self, model: Path) -> None:
@@ -72,7 +72,7 @@ class Prompts:
         self._words_per_token = 2000 / tokens
         self.bytes_per_token = len(sample) / tokens
 
-    def write(self, file: Path, point: Point, *, count: int, seed: str) -> None:
+    def write_bodies(self, file: Path, point: LoadPoint, *, count: int, seed: str) -> None:
         """One body per line; the same seed draws the same."""
         rng = random.Random(seed)  # noqa: S311 - a load, no secret
         words = round(point.prompt_tokens * self._words_per_token)
@@ -83,22 +83,22 @@ class Prompts:
         file.write_bytes(b"\n".join(lines) + b"\n")
 
 
-def send(
-    generator: Path, *, port: int, point: Point, bodies: Path, requests: int, quickack: bool
-) -> Loaded:
+def run_generator(
+    generator: Path, *, port: int, point: LoadPoint, bodies: Path, requests: int, quickack: bool
+) -> GeneratorResult:
     """Put a load on an endpoint and wait for its end.
 
     Raises:
         LoadError: nobody listens, or it did not end in time.
     """
     command = [str(generator), "--port", str(port), "--bodies", str(bodies)]
-    command += ["--streams", str(min(point.streams, requests)), "--requests", str(requests)]
+    command += ["--streams", str(min(point.concurrency, requests)), "--requests", str(requests)]
     # Spread over about as long as a request takes.
-    command += ["--ramp-ms", "500" if point.streams > 1 else "0", "--limit-s", str(_LIMIT_S)]
+    command += ["--ramp-ms", "500" if point.concurrency > 1 else "0", "--limit-s", str(_TIMEOUT_S)]
     command += ["--quickack"] * quickack
-    done = subprocess.run(  # noqa: S603 - our own program
-        command, capture_output=True, text=True, check=False, timeout=_LIMIT_S + 10
+    result = subprocess.run(  # noqa: S603 - our own program
+        command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S + 10
     )
-    if done.returncode != 0:
-        raise LoadError(done.stderr.strip())
-    return msgspec.json.decode(done.stdout, type=Loaded)
+    if result.returncode != 0:
+        raise LoadError(result.stderr.strip())
+    return msgspec.json.decode(result.stdout, type=GeneratorResult)

@@ -20,8 +20,16 @@ import httpx
 
 from benchmarks._load import completion_body
 from benchmarks._program import say
-from benchmarks._statistics import Spread, cpu_used, percentiles, rounded
-from benchmarks._systems import API, HAPROXY, Bare, Baton, CpuMeter, System, scenario
+from benchmarks._statistics import RepeatSpread, cpu_used, percentiles, round_floats
+from benchmarks._systems import (
+    API,
+    HAPROXY,
+    BareVllm,
+    BatonDeployment,
+    CpuMeter,
+    System,
+    load_scenario,
+)
 
 SCENARIO = "long-prompts"
 FOLLOW_UP, NEW = "follow_up", "new_400kb"
@@ -41,11 +49,11 @@ def measure_all(repeats: int) -> tuple[dict[str, object], Runs]:
     os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
     runs: Runs = {"bare": [], "baton_local": []}
     for repeat in range(repeats):
-        for system in (Bare(scenario(SCENARIO)), Baton("baton_local", SCENARIO)):
+        for system in (BareVllm(load_scenario(SCENARIO)), BatonDeployment("baton_local", SCENARIO)):
             runs[system.name].append(visit(system, seed=repeat))
-            say(f"{system.name} {json.dumps(rounded(runs[system.name][-1]))}")
+            say(f"{system.name} {json.dumps(round_floats(runs[system.name][-1]))}")
     quoted: dict[str, object] = {
-        f"{kind}_{what}": asdict(Spread.of(values))
+        f"{kind}_{what}": asdict(RepeatSpread.from_values(values))
         for kind in (FOLLOW_UP, NEW)
         for what, values in compared(runs, kind).items()
     }
@@ -110,7 +118,7 @@ def measure(system: System, client: httpx.Client, prompts: Iterator[Prompt]) -> 
     """Ask one at a time."""
     ttft_s, tokens, cpu_s, asked = [], 0, 0.0, 0
     for counts, said in prompts:
-        meter = CpuMeter(system.groups())
+        meter = CpuMeter(system.process_groups())
         before = meter.read()
         took_s, prompt_tokens = ask(client, said)
         used = cpu_used(before, meter.read())

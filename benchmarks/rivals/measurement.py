@@ -12,44 +12,44 @@ import psutil
 
 from benchmarks._statistics import cpu_used, percentiles, us_per_token
 from benchmarks._systems import API, ENGINE, HAPROXY, OTHER, CpuMeter, System
-from benchmarks.rivals.contender import Contender, Site
-from benchmarks.rivals.load import Loaded, LoadError, Point, Prompts, send
-from benchmarks.rivals.programs import compiled
-from benchmarks.rivals.stacks import await_answer
+from benchmarks.rivals.contender import Contender, LaunchSite
+from benchmarks.rivals.load import GeneratorResult, LoadError, LoadPoint, PromptFiles, run_generator
+from benchmarks.rivals.programs import compile_program
+from benchmarks.rivals.stacks import wait_until_answering
 
-Figures = dict[str, object]
+Metrics = dict[str, object]
 
-BETWEEN = (API, HAPROXY)
+FRONTEND_GROUPS = (API, HAPROXY)
 """Groups of processes that stand between client and engine."""
-_MOST_FAILED = 0.01
+_MAX_FAILED_FRACTION = 0.01
 _WARM_UP_REQUESTS = 32
-_IDLE_S = 3.0
+_IDLE_WINDOW_S = 3.0
 
 
-class Bodies:
+class BodyFiles:
     """The requests of each point and repeat: the same for every contender."""
 
-    def __init__(self, folder: Path, prompts: Prompts) -> None:
+    def __init__(self, folder: Path, prompts: PromptFiles) -> None:
         self._folder = folder
         self._prompts = prompts
 
-    def file(self, point: Point, *, count: int, seed: str) -> Path:
+    def body_file(self, point: LoadPoint, *, count: int, seed: str) -> Path:
         """A file with so many bodies, written at first use."""
         file = self._folder / f"{point.name}-{seed}.jsonl"
         if not file.exists():
-            self._prompts.write(file, point, count=count, seed=f"{point.name}/{seed}")
+            self._prompts.write_bodies(file, point, count=count, seed=f"{point.name}/{seed}")
         return file
 
 
-def visit(
+def measure_contender(
     contender: Contender,
-    site: Site,
-    points: Sequence[Point],
-    bodies: Bodies,
+    site: LaunchSite,
+    points: Sequence[LoadPoint],
+    bodies: BodyFiles,
     *,
     repeat: int,
-    say: Callable[[str], None],
-) -> dict[str, Figures]:
+    print_progress: Callable[[str], None],
+) -> dict[str, Metrics]:
     """The figures of each point, for one repeat.
 
     Raises:
@@ -58,94 +58,96 @@ def visit(
         LoadError: too many requests failed; a benchmark of failures compares nothing.
     """
     system = contender.make(site)
-    found = {}
+    metrics_by_point = {}
     try:
         system.start()
-        await_answer(system.url)
-        idle = _idle_cores(system)
+        wait_until_answering(system.url)
+        idle_cores = _idle_cores(system)
         for point in points:
             figures = _measure(contender, system, point, bodies, repeat=repeat)
-            found[point.name] = figures | {"idle_cores": idle}
-            say(f"  {contender.name} {point.name}: {in_one_line(found[point.name])}")
+            metrics_by_point[point.name] = figures | {"idle_cores": idle_cores}
+            print_progress(
+                f"  {contender.name} {point.name}: {format_metrics(metrics_by_point[point.name])}"
+            )
     finally:
-        if left := system.stop():
-            say(f"  {contender.name}: processes had to be killed: {left}")
-    return found
+        if leftover_pids := system.stop():
+            print_progress(f"  {contender.name}: processes had to be killed: {leftover_pids}")
+    return metrics_by_point
 
 
 def _idle_cores(system: System) -> float:
     """What stands between client and engine takes without a request, in cores."""
-    meter = CpuMeter(system.groups())
+    meter = CpuMeter(system.process_groups())
     before = meter.read()
-    time.sleep(_IDLE_S)
-    used = cpu_used(before, meter.read())
-    return sum(used.get(group, 0.0) for group in BETWEEN) / _IDLE_S
+    time.sleep(_IDLE_WINDOW_S)
+    cpu_s_by_group = cpu_used(before, meter.read())
+    return sum(cpu_s_by_group.get(group, 0.0) for group in FRONTEND_GROUPS) / _IDLE_WINDOW_S
 
 
 def _measure(
-    contender: Contender, system: System, point: Point, bodies: Bodies, *, repeat: int
-) -> Figures:
-    generator, port = compiled("load"), urlsplit(system.url).port or 80
+    contender: Contender, system: System, point: LoadPoint, bodies: BodyFiles, *, repeat: int
+) -> Metrics:
+    generator, port = compile_program("load"), urlsplit(system.url).port or 80
 
-    def run(requests: int, seed: str) -> Loaded:
-        return send(
+    def run(requests: int, seed: str) -> GeneratorResult:
+        return run_generator(
             generator,
             port=port,
             point=point,
-            bodies=bodies.file(point, count=requests, seed=seed),
+            bodies=bodies.body_file(point, count=requests, seed=seed),
             requests=requests,
             quickack=contender.quickack,
         )
 
     run(min(_WARM_UP_REQUESTS, point.requests), f"warm-{repeat}")
-    groups = system.groups()
+    groups = system.process_groups()
     meter = CpuMeter(groups)
-    busy, before = os.getloadavg()[0], meter.read()
-    loaded = run(point.requests, str(repeat))
+    load_average, before = os.getloadavg()[0], meter.read()
+    result = run(point.requests, str(repeat))
     cpu_s = cpu_used(before, meter.read())
-    return describe(loaded, cpu_s) | {
+    return load_metrics(result, cpu_s) | {
         "rss_mib": {name: _rss_mib(processes) for name, processes in groups.items()},
-        "load_average": busy,
+        "load_average": load_average,
     }
 
 
-def describe(loaded: Loaded, cpu_s: dict[str, float]) -> Figures:
+def load_metrics(result: GeneratorResult, cpu_s: dict[str, float]) -> Metrics:
     """The figures of a load.
 
     Raises:
         LoadError: too many requests failed.
     """
-    requests = len(loaded.ttft_s)
-    if loaded.failed > _MOST_FAILED * (requests + loaded.failed):
-        raise LoadError(f"{loaded.failed} requests failed, {requests} did not: {loaded.problems}")
-    tokens = sum(t if t >= 0 else e for t, e in zip(loaded.tokens, loaded.events, strict=True))
-    front_s = sum(cpu_s.get(group, 0.0) for group in BETWEEN)
-    known_s = sum(cpu_s.get(group, 0.0) for group in (*BETWEEN, ENGINE, OTHER))
-    others_s = cpu_s["machine"] - known_s - loaded.own_cpu_s - cpu_s["client"]
+    requests = len(result.ttft_s)
+    if result.failed > _MAX_FAILED_FRACTION * (requests + result.failed):
+        raise LoadError(f"{result.failed} requests failed, {requests} did not: {result.problems}")
+    tokens = sum(t if t >= 0 else e for t, e in zip(result.tokens, result.events, strict=True))
+    frontend_cpu_s = sum(cpu_s.get(group, 0.0) for group in FRONTEND_GROUPS)
+    system_cpu_s = sum(cpu_s.get(group, 0.0) for group in (*FRONTEND_GROUPS, ENGINE, OTHER))
+    other_cpu_s = cpu_s["machine"] - system_cpu_s - result.own_cpu_s - cpu_s["client"]
     return {
         "requests": requests,
-        "failed": loaded.failed,
-        "problems": loaded.problems,
+        "failed": result.failed,
+        "problems": result.problems,
         "tokens": tokens,
-        "events_per_token": sum(loaded.events) / tokens,
-        "wall_s": loaded.wall_s,
-        "requests_per_s": requests / loaded.wall_s,
-        "tokens_per_s": tokens / loaded.wall_s,
-        "cpu_ms_per_request": front_s / requests * 1e3,
-        "cpu_us_per_token": us_per_token(front_s, tokens),
+        "events_per_token": sum(result.events) / tokens,
+        "wall_s": result.wall_s,
+        "requests_per_s": requests / result.wall_s,
+        "tokens_per_s": tokens / result.wall_s,
+        "cpu_ms_per_request": frontend_cpu_s / requests * 1e3,
+        "cpu_us_per_token": us_per_token(frontend_cpu_s, tokens),
         "cpu_us_per_token_by_group": {
             group: us_per_token(cpu_s[group], tokens)
-            for group in (*BETWEEN, ENGINE, OTHER)
+            for group in (*FRONTEND_GROUPS, ENGINE, OTHER)
             if group in cpu_s
         },
-        "tokens_per_core_s": tokens / front_s if front_s else None,
-        "ttft_s": percentiles(loaded.ttft_s),
-        "gap_max_s": percentiles(loaded.gap_max_s),
-        "strangers_cores": others_s / loaded.wall_s,
+        "tokens_per_core_s": tokens / frontend_cpu_s if frontend_cpu_s else None,
+        "ttft_s": percentiles(result.ttft_s),
+        "gap_max_s": percentiles(result.gap_max_s),
+        "strangers_cores": other_cpu_s / result.wall_s,
     }
 
 
-def in_one_line(figures: Figures) -> str:
+def format_metrics(figures: Metrics) -> str:
     """For the progress display."""
     ttft, by_group = figures["ttft_s"], figures["cpu_us_per_token_by_group"]
     assert isinstance(ttft, dict), "made by `describe`"

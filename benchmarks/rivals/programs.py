@@ -18,9 +18,9 @@ from baton.engine.tiny_model import write_tiny_model
 from baton.serving.replica.engines import tiny_model_folder
 
 MAX_LEN_TOKENS = 32_768
-_HERE = Path(__file__).parent
-_BUILD_LIMIT_S = 60.0
-_INSTALL_LIMIT_S = 900.0
+_FOLDER = Path(__file__).parent
+_BUILD_TIMEOUT_S = 60.0
+_INSTALL_TIMEOUT_S = 900.0
 
 
 class NotAvailableError(RuntimeError):
@@ -43,13 +43,13 @@ def cache_folder() -> Path:
     return Path(cache) / "baton-rivals"
 
 
-def compiled(name: str, *, into: Path | None = None) -> Path:
+def compile_program(name: str, *, into: Path | None = None) -> Path:
     """The program of `NAME.c`, compiled when its source is new.
 
     Raises:
         NotAvailableError: there is no C compiler, or it refused.
     """
-    source = _HERE / f"{name}.c"
+    source = _FOLDER / f"{name}.c"
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
     program = (into or cache_folder() / "bin") / f"{name}-{digest}"
     if program.exists():
@@ -60,34 +60,34 @@ def compiled(name: str, *, into: Path | None = None) -> Path:
     program.parent.mkdir(parents=True, exist_ok=True)
     scratch = program.with_suffix(f".{os.getpid()}")
     command = [compiler, "-O2", "-std=gnu11", "-Wall", "-Wextra", "-o", str(scratch), str(source)]
-    _run(command, limit_s=_BUILD_LIMIT_S)
+    _run(command, timeout_s=_BUILD_TIMEOUT_S)
     scratch.rename(program)
     return program
 
 
-def environment(package: Package) -> Path:
+def create_environment(package: Package) -> Path:
     """The `bin` folder of a virtual environment that has a package, made at first use.
 
     Raises:
         NotAvailableError: it cannot be installed.
     """
-    made_from = json.dumps(asdict(package) | {"python": sys.version_info[:2]})
-    digest = hashlib.sha256(made_from.encode()).hexdigest()[:12]
+    spec = json.dumps(asdict(package) | {"python": sys.version_info[:2]})
+    digest = hashlib.sha256(spec.encode()).hexdigest()[:12]
     folder = cache_folder() / f"{package.name}-{digest}"
     if (folder / "complete").exists():
         return folder / "bin"
     shutil.rmtree(folder, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", str(folder)], limit_s=_INSTALL_LIMIT_S)
+    _run([sys.executable, "-m", "venv", str(folder)], timeout_s=_INSTALL_TIMEOUT_S)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     if package.without_dependencies:
-        _run([*pip, "--no-deps", *package.without_dependencies], limit_s=_INSTALL_LIMIT_S)
+        _run([*pip, "--no-deps", *package.without_dependencies], timeout_s=_INSTALL_TIMEOUT_S)
     if package.requirements:
-        _run([*pip, *package.requirements], limit_s=_INSTALL_LIMIT_S)
+        _run([*pip, *package.requirements], timeout_s=_INSTALL_TIMEOUT_S)
     (folder / "complete").touch()
     return folder / "bin"
 
 
-def long_tiny_model() -> Path:
+def write_long_tiny_model() -> Path:
     """The tiny model, which says of itself that it takes long prompts."""
     folder = cache_folder() / "tiny"
     if (folder / "complete").exists():
@@ -98,19 +98,19 @@ def long_tiny_model() -> Path:
         ("config.json", "max_position_embeddings"),
         ("tokenizer_config.json", "model_max_length"),
     ):
-        said = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(said | {key: MAX_LEN_TOKENS}))
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | {key: MAX_LEN_TOKENS}))
     (folder / "complete").touch()
     return folder
 
 
-def _run(command: list[str], *, limit_s: float) -> None:
+def _run(command: list[str], *, timeout_s: float) -> None:
     try:
-        done = subprocess.run(  # noqa: S603 - a compiler, or Python's own installer
-            command, capture_output=True, text=True, check=False, timeout=limit_s
+        result = subprocess.run(  # noqa: S603 - a compiler, or Python's own installer
+            command, capture_output=True, text=True, check=False, timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
-        raise NotAvailableError(f"{command[0]} took more than {limit_s:.0f} s") from None
-    if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if "WARNING" not in line]
-        raise NotAvailableError("; ".join(said[-3:])[:500])
+        raise NotAvailableError(f"{command[0]} took more than {timeout_s:.0f} s") from None
+    if result.returncode != 0:
+        error_lines = [line for line in result.stderr.splitlines() if "WARNING" not in line]
+        raise NotAvailableError("; ".join(error_lines[-3:])[:500])

@@ -30,15 +30,15 @@ from baton.serving.front.data_path import (
     serve_environment,
 )
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
-from benchmarks._systems import API, ENGINE, HAPROXY, OTHER, System, free_port
-from benchmarks.rivals.contender import Site
+from benchmarks._systems import API, ENGINE, HAPROXY, OTHER, System, pick_free_port
+from benchmarks.rivals.contender import LaunchSite
 from benchmarks.rivals.load import MODEL
 from benchmarks.rivals.programs import NotAvailableError
-from benchmarks.rivals.stacks import Program, Stack
+from benchmarks.rivals.stacks import Program, ProgramStack
 
 _MAX_LEN_TOKENS = 20_480
 _ENGINE_CPUS = 2
-_STREAMS = 1024
+_MAX_ONGOING_REQUESTS = 1024
 
 
 class RayLlm:
@@ -46,10 +46,10 @@ class RayLlm:
 
     name = "ray_llm_pd"
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: LaunchSite) -> None:
         self._site = site
         self._folder = ""
-        self._stack = Stack(self.name, self._programs, answers="/v1/models")
+        self._stack = ProgramStack(self.name, self._programs, health_route="/v1/models")
 
     @property
     def url(self) -> str:
@@ -63,31 +63,31 @@ class RayLlm:
         (Path(self._folder) / "token").write_text(secrets.token_hex(32))
         self._stack.start()
 
-    def groups(self) -> dict[str, list[psutil.Process]]:
+    def process_groups(self) -> dict[str, list[psutil.Process]]:
         """All processes that it started, whoever their parents are by now."""
-        found: dict[str, list[psutil.Process]] = {g: [] for g in (API, HAPROXY, ENGINE, OTHER)}
+        groups: dict[str, list[psutil.Process]] = {g: [] for g in (API, HAPROXY, ENGINE, OTHER)}
         for pid in marked_processes(self._folder):
             try:
                 process = psutil.Process(pid)
-                found[group_of(process.name(), process.cmdline())].append(process)
+                groups[group_of(process.name(), process.cmdline())].append(process)
             except psutil.NoSuchProcess:
                 continue
-        return found
+        return groups
 
     def stop(self) -> list[int]:
         """Let it end in good order, and see that nothing is left."""
         killed = self._stack.stop()
-        left = reap(self._folder, grace_s=2.0)
+        leftover_pids = reap(self._folder, grace_s=2.0)
         shutil.rmtree(self._folder, ignore_errors=True)
-        return [*killed, *left]
+        return [*killed, *leftover_pids]
 
     def _programs(self, *, folder: Path, port: int) -> Sequence[Program]:
-        words = (self._folder, str(self._site.model), str(port))
-        command = (sys.executable, "-m", "benchmarks.rivals.ray_llm", *words)
+        arguments = (self._folder, str(self._site.model), str(port))
+        command = (sys.executable, "-m", "benchmarks.rivals.ray_llm", *arguments)
         return [Program(group=OTHER, command=command, environment=_environment(self._folder))]
 
 
-def ray_llm_pd(site: Site) -> System:
+def ray_llm_pd(site: LaunchSite) -> System:
     """Ray Serve LLM.
 
     Raises:
@@ -109,19 +109,19 @@ def group_of(name: str, command: Sequence[str]) -> str:
     if title.startswith("VLLM::"):
         return ENGINE
     # LLMRouter chooses the replica of each request, by HAProxy's asking.
-    serves = ("Prefill:", "Decode:", "LLMRouter")
-    if title.startswith("ray::ServeReplica") and any(word in title for word in serves):
+    replica_names = ("Prefill:", "Decode:", "LLMRouter")
+    if title.startswith("ray::ServeReplica") and any(word in title for word in replica_names):
         return API
     return OTHER
 
 
 def _environment(folder: str) -> Mapping[str, str]:
-    front = FrontSettings(
-        data_path=DataPath.HAPROXY, run_dir=Path(folder), ports=pick_front_ports()
+    front_settings = FrontSettings(
+        data_path=DataPath.SERVE_HAPROXY, run_dir=Path(folder), ports=pick_front_ports()
     )
     return {
         **ray_environment(Path(folder) / "token"),
-        **serve_environment(front),
+        **serve_environment(front_settings),
         RUN_DIR_VARIABLE: folder,
         # Read by the plugin in engine processes: else NIXL takes most of a core for nothing.
         PROGRESS_DELAY_VARIABLE: "1000",
@@ -139,7 +139,7 @@ def main(folder: str, model: str, port: str) -> None:
     from ray import serve
     from ray.serve.llm import build_pd_openai_app
 
-    ended = {signal.SIGTERM, signal.SIGINT}
+    stop_signals = {signal.SIGTERM, signal.SIGINT}
     ray.init(
         address="local",
         num_cpus=16,
@@ -149,11 +149,11 @@ def main(folder: str, model: str, port: str) -> None:
         _temp_dir=f"{folder}/r",
         _node_ip_address="127.0.0.1",
     )
-    signal.pthread_sigmask(signal.SIG_BLOCK, ended)
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
     serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
     app = build_pd_openai_app({"prefill_config": _config(model), "decode_config": _config(model)})
     serve.run(app, name="llm", blocking=False)
-    signal.sigwait(ended)
+    signal.sigwait(stop_signals)
     serve.shutdown()
     ray.shutdown()
 
@@ -163,10 +163,10 @@ def _config(model: str) -> dict[str, object]:
         "model_loading_config": {"model_id": MODEL, "model_source": model},
         "accelerator_config": {"kind": "cpu"},
         "placement_group_config": {"bundles": [{"CPU": _ENGINE_CPUS}]},
-        "deployment_config": {"num_replicas": 1, "max_ongoing_requests": _STREAMS},
+        "deployment_config": {"num_replicas": 1, "max_ongoing_requests": _MAX_ONGOING_REQUESTS},
         "experimental_configs": {
             "stream_batching_interval_ms": 0,
-            "NIXL_SIDE_CHANNEL_PORT_BASE": free_port(),
+            "NIXL_SIDE_CHANNEL_PORT_BASE": pick_free_port(),
         },
         "log_engine_metrics": False,
         "engine_kwargs": {

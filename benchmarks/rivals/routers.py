@@ -15,114 +15,133 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks._systems import API, ENGINE, Bare, NotStartedError, System, free_port, scenario
-from benchmarks.rivals.contender import LOCAL_SCENARIO, Site, mock_program
+from benchmarks._systems import (
+    API,
+    ENGINE,
+    BareVllm,
+    NotStartedError,
+    System,
+    load_scenario,
+    pick_free_port,
+)
+from benchmarks.rivals.contender import LOCAL_SCENARIO, LaunchSite, mock_program
 from benchmarks.rivals.load import MODEL
-from benchmarks.rivals.programs import NotAvailableError, Package, environment
-from benchmarks.rivals.stacks import Before, MakePrograms, Program, Stack
+from benchmarks.rivals.programs import NotAvailableError, Package, create_environment
+from benchmarks.rivals.stacks import MakePrograms, Program, ProgramStack, RouterStack
 
 SMG = Package(name="smg", requirements=("smg==1.13.0",))
 VLLM_ROUTER = Package(name="vllm-router", requirements=("vllm-router==0.1.17",))
-_REGISTER_S = 30.0
-_POLL_S = 0.1
+_REGISTER_TIMEOUT_S = 30.0
+_POLL_INTERVAL_S = 0.1
 
-Router = Callable[[int, Sequence[str]], Program]
+MakeRouter = Callable[[int, Sequence[str]], Program]
 """The router at a port, told of workers in its own words."""
 
 
-def smg(port: int, workers: Sequence[str]) -> Program:
+def make_smg(port: int, workers: Sequence[str]) -> Program:
     """Shepherd Model Gateway, which was SGLang's router."""
-    program = environment(SMG) / "smg"
+    program = create_environment(SMG) / "smg"
     return _router((str(program), "launch"), port, ("--log-level", "warn", *workers))
 
 
-def vllm_router(port: int, workers: Sequence[str]) -> Program:
+def make_vllm_router(port: int, workers: Sequence[str]) -> Program:
     """VLLM's router."""
-    program = environment(VLLM_ROUTER) / "vllm-router"
+    program = create_environment(VLLM_ROUTER) / "vllm-router"
     return _router((str(program),), port, ("--log-level", "warning", *workers))
 
 
 def _router(command: Sequence[str], port: int, arguments: Sequence[str]) -> Program:
-    places = ("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port()))
-    return Program(group=API, command=(*command, *places, *arguments))
+    address_arguments = (
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--prometheus-port",
+        str(pick_free_port()),
+    )
+    return Program(group=API, command=(*command, *address_arguments, *arguments))
 
 
 # ------------------------------------------------------------------ what they stand before
 
 
-def before_mock(name: str, router: Router) -> Callable[[Site], System]:
+def router_with_mock(name: str, router: MakeRouter) -> Callable[[LaunchSite], System]:
     """A router and one mock."""
 
-    def make(site: Site) -> System:
+    def make(site: LaunchSite) -> System:
         def programs(*, folder: Path, port: int) -> Sequence[Program]:
-            worker = free_port()
+            worker = pick_free_port()
             urls = ("--worker-urls", _url(worker))
             return [mock_program(site, worker), router(port, urls)]
 
-        return Stack(name, programs)
+        return ProgramStack(name, programs)
 
     return make
 
 
-def before_vllm(name: str, router: Router) -> Callable[[Site], System]:
+def router_with_vllm(name: str, router: MakeRouter) -> Callable[[LaunchSite], System]:
     """A router, vLLM's API server and the simulated engine."""
 
-    def before(url: str) -> MakePrograms:
+    def make_programs(url: str) -> MakePrograms:
         def programs(*, folder: Path, port: int) -> Sequence[Program]:
             return [router(port, ("--worker-urls", url))]
 
         return programs
 
-    def make(site: Site) -> System:
-        return Before(name, Bare(scenario(LOCAL_SCENARIO, sets=site.config_sets())), before)
+    def make(site: LaunchSite) -> System:
+        return RouterStack(
+            name,
+            BareVllm(load_scenario(LOCAL_SCENARIO, overrides=site.config_overrides())),
+            make_programs,
+        )
 
     return make
 
 
-def vllm_router_pd(name: str) -> Callable[[Site], System]:
+def vllm_router_pd(name: str) -> Callable[[LaunchSite], System]:
     """VLLM's router before a mock that prefills and one that decodes."""
 
-    def make(site: Site) -> System:
+    def make(site: LaunchSite) -> System:
         def programs(*, folder: Path, port: int) -> Sequence[Program]:
-            prefill, decode = free_port(), free_port()
+            prefill, decode = pick_free_port(), pick_free_port()
             workers = ["--vllm-pd-disaggregation", "--kv-connector", "nixl"]
             workers += ["--prefill", _url(prefill), "--decode", _url(decode)]
             mocks = [mock_program(site, worker) for worker in (prefill, decode)]
-            return [*mocks, vllm_router(port, workers)]
+            return [*mocks, make_vllm_router(port, workers)]
 
-        return Stack(name, programs)
+        return ProgramStack(name, programs)
 
     return make
 
 
-def smg_pd(name: str) -> Callable[[Site], System]:
+def smg_pd(name: str) -> Callable[[LaunchSite], System]:
     """Smg before a mock that prefills and one that decodes, with their connector made known.
 
     Workers that are named on its command line carry no connector, and every prompt is prefilled
     twice then.
     """
 
-    def make(site: Site) -> System:
-        ports = {"prefill": free_port(), "decode": free_port()}
+    def make(site: LaunchSite) -> System:
+        ports = {"prefill": pick_free_port(), "decode": pick_free_port()}
 
         def programs(*, folder: Path, port: int) -> Sequence[Program]:
             mocks = [mock_program(site, worker) for worker in ports.values()]
-            return [*mocks, smg(port, ("--pd-disaggregation",))]
+            return [*mocks, make_smg(port, ("--pd-disaggregation",))]
 
         def register(url: str) -> None:
             for role, port in ports.items():
                 worker = {"url": _url(port), "worker_type": role, "kv_connector": "NixlConnector"}
                 _post(f"{url}/workers", worker)
 
-        return Stack(name, programs, answers="/liveness", settle=register)
+        return ProgramStack(name, programs, health_route="/liveness", on_started=register)
 
     return make
 
 
-def smg_zmq(name: str) -> Callable[[Site], System]:
+def smg_zmq(name: str) -> Callable[[LaunchSite], System]:
     """Smg in place of vLLM's API server: it tokenizes, and speaks to the engine core itself."""
 
-    def make(site: Site) -> System:
+    def make(site: LaunchSite) -> System:
         def programs(*, folder: Path, port: int) -> Sequence[Program]:
             sockets = folder / "sockets"
             sockets.mkdir(mode=0o700)
@@ -130,18 +149,18 @@ def smg_zmq(name: str) -> Callable[[Site], System]:
             workers = ["--worker-urls", f"ipc://{path}", "--backend", "vllm"]
             workers += ["--model-path", str(site.model), "--model-alias", f"{MODEL}={site.model}"]
             return [
-                smg(port, workers),
+                make_smg(port, workers),
                 headless_engine(site, f"tcp://127.0.0.1:{handshake_port(path)}"),
             ]
 
-        return Stack(name, programs, answers="/liveness")
+        return ProgramStack(name, programs, health_route="/liveness")
 
     return make
 
 
-def headless_engine(site: Site, address: str) -> Program:
+def headless_engine(site: LaunchSite, address: str) -> Program:
     """The simulated engine, which dials whoever serves HTTP."""
-    settings = json.dumps(asdict(site.engine()))
+    settings = json.dumps(asdict(site.engine_settings()))
     command = (sys.executable, "-m", "benchmarks.rivals.engine", settings, address)
     return Program(group=ENGINE, command=command)
 
@@ -157,7 +176,7 @@ def handshake_port(path: str) -> int:
     return 20_000 + value % 10_000
 
 
-def production_stack(_site: Site) -> System:
+def production_stack(_site: LaunchSite) -> System:
     """The router of vLLM's production-stack.
 
     Raises:
@@ -174,12 +193,12 @@ def _url(port: int) -> str:
 
 
 def _post(url: str, body: dict[str, str]) -> None:
-    until_s = time.monotonic() + _REGISTER_S
-    said = ""
-    while time.monotonic() < until_s:
+    deadline_s = time.monotonic() + _REGISTER_TIMEOUT_S
+    last_error = ""
+    while time.monotonic() < deadline_s:
         answer = httpx.post(url, json=body, timeout=10.0)
         if answer.is_success:
             return
-        said = f"{answer.status_code}: {answer.text[:300]}"
-        time.sleep(_POLL_S)
-    raise NotStartedError(f"{url}: {said}")
+        last_error = f"{answer.status_code}: {answer.text[:300]}"
+        time.sleep(_POLL_INTERVAL_S)
+    raise NotStartedError(f"{url}: {last_error}")

@@ -17,16 +17,16 @@ import psutil
 from benchmarks._systems import (
     NotStartedError,
     System,
-    await_health,
-    end_process,
-    free_port,
+    log_tail,
+    pick_free_port,
     spawn,
-    tail,
+    terminate,
+    wait_until_healthy,
 )
 from benchmarks.rivals.load import MODEL
 
-_ANSWER_S = 120.0
-_POLL_S = 0.2
+_ANSWER_TIMEOUT_S = 120.0
+_POLL_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class MakePrograms(Protocol):
         ...
 
 
-class Stack:
+class ProgramStack:
     """Programs that together are one rival. Satisfies `System`."""
 
     def __init__(
@@ -54,44 +54,44 @@ class Stack:
         name: str,
         make: MakePrograms,
         *,
-        answers: str = "/health",
-        settle: Callable[[str], None] | None = None,
+        health_route: str = "/health",
+        on_started: Callable[[str], None] | None = None,
     ) -> None:
-        """`answers` is a route that answers once it is up; `settle` is called then."""
+        """`health_route` is a route that answers once it is up; `on_started` is called then."""
         self.name = name
-        self._answers = answers
-        self._settle = settle
+        self._health_route = health_route
+        self._on_started = on_started
         self.url = ""
-        self._make = make
+        self._make_programs = make
         self._folder: Path | None = None
         self._running: list[tuple[Program, Path, Popen[bytes]]] = []
 
     def start(self) -> None:
         """Start all, and wait until the rival is healthy."""
         self._folder = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))
-        port = free_port()
+        port = pick_free_port()
         self.url = f"http://127.0.0.1:{port}"
-        for number, program in enumerate(self._make(folder=self._folder, port=port)):
+        for number, program in enumerate(self._make_programs(folder=self._folder, port=port)):
             log = self._folder / f"{number}.log"
             process = spawn(program.command, log, environment=program.environment)
             self._running.append((program, log, process))
-        await_health(self.url, self._why_not, route=self._answers)
-        if self._settle is not None:
-            self._settle(self.url)
+        wait_until_healthy(self.url, self._failure_reason, route=self._health_route)
+        if self._on_started is not None:
+            self._on_started(self.url)
 
-    def groups(self) -> dict[str, list[psutil.Process]]:
+    def process_groups(self) -> dict[str, list[psutil.Process]]:
         """Its processes, with any children."""
-        found: dict[str, list[psutil.Process]] = {}
+        groups: dict[str, list[psutil.Process]] = {}
         for program, _, process in self._running:
             root = psutil.Process(process.pid)
-            found.setdefault(program.group, []).extend((root, *root.children(recursive=True)))
-        return found
+            groups.setdefault(program.group, []).extend((root, *root.children(recursive=True)))
+        return groups
 
     def stop(self) -> list[int]:
         """End all, the last one first."""
         running, self._running = self._running, []
-        children = [child for _, _, process in running for child in _below(process.pid)]
-        killed = [process.pid for _, _, process in reversed(running) if not end_process(process)]
+        children = [child for _, _, process in running for child in _descendants(process.pid)]
+        killed = [process.pid for _, _, process in reversed(running) if not terminate(process)]
         for child in children:
             if child.is_running():
                 child.kill()
@@ -100,71 +100,73 @@ class Stack:
             self._folder = None
         return killed
 
-    def _why_not(self) -> str | None:
+    def _failure_reason(self) -> str | None:
         for program, log, process in self._running:
             if process.poll() is not None:
-                return f"{' '.join(program.command[:3])} ended: {tail(log)}"
+                return f"{' '.join(program.command[:3])} ended: {log_tail(log)}"
         return None
 
 
-class Before:
+class RouterStack:
     """A rival that stands before another system: both their processes, as one. A `System`."""
 
-    def __init__(self, name: str, behind: System, make: Callable[[str], MakePrograms]) -> None:
+    def __init__(self, name: str, backend: System, make: Callable[[str], MakePrograms]) -> None:
         """`make` is given the URL of what is behind."""
         self.name = name
-        self._behind = behind
-        self._make = make
-        self._front: Stack | None = None
+        self._backend = backend
+        self._make_programs = make
+        self._router: ProgramStack | None = None
 
     @property
     def url(self) -> str:
         """Where the one before answers."""
-        return "" if self._front is None else self._front.url
+        return "" if self._router is None else self._router.url
 
     def start(self) -> None:
         """Start the one behind, then the one before."""
-        self._behind.start()
-        self._front = Stack(self.name, self._make(self._behind.url))
-        self._front.start()
+        self._backend.start()
+        self._router = ProgramStack(self.name, self._make_programs(self._backend.url))
+        self._router.start()
 
-    def groups(self) -> dict[str, list[psutil.Process]]:
+    def process_groups(self) -> dict[str, list[psutil.Process]]:
         """The processes of both."""
-        found = {group: list(processes) for group, processes in self._behind.groups().items()}
-        if self._front is not None:
-            for group, processes in self._front.groups().items():
-                found.setdefault(group, []).extend(processes)
-        return found
+        groups = {
+            group: list(processes) for group, processes in self._backend.process_groups().items()
+        }
+        if self._router is not None:
+            for group, processes in self._router.process_groups().items():
+                groups.setdefault(group, []).extend(processes)
+        return groups
 
     def stop(self) -> list[int]:
         """End both."""
-        front, self._front = self._front, None
-        left = [] if front is None else front.stop()
-        return left + self._behind.stop()
+        front, self._router = self._router, None
+        leftover_pids = [] if front is None else front.stop()
+        return leftover_pids + self._backend.stop()
 
 
-def await_answer(url: str) -> None:
+def wait_until_answering(url: str) -> None:
     """Wait until a completion is answered: some are healthy before they know of an engine.
 
     Raises:
         NotStartedError: none was in time.
     """
-    until_s = time.monotonic() + _ANSWER_S
+    deadline_s = time.monotonic() + _ANSWER_TIMEOUT_S
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 2}
-    said = ""
-    while time.monotonic() < until_s:
+    last_error = ""
+    while time.monotonic() < deadline_s:
         try:
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=10.0)
             if answer.is_success:
                 return
-            said = f"{answer.status_code}: {answer.text[:300]}"
+            last_error = f"{answer.status_code}: {answer.text[:300]}"
         except httpx.TransportError as error:
-            said = repr(error)
-        time.sleep(_POLL_S)
-    raise NotStartedError(f"no completion after {_ANSWER_S:.0f} s: {said}")
+            last_error = repr(error)
+        time.sleep(_POLL_INTERVAL_S)
+    raise NotStartedError(f"no completion after {_ANSWER_TIMEOUT_S:.0f} s: {last_error}")
 
 
-def _below(pid: int) -> list[psutil.Process]:
+def _descendants(pid: int) -> list[psutil.Process]:
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:

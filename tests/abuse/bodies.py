@@ -10,21 +10,21 @@ import httpx
 import msgspec
 
 from baton.bench.client.sse import EventReader
-from tests.abuse.fuzz import Target, mutated
+from tests.abuse.fuzz import Target, mutate
 
 Body = Mapping[str, object]
 JSON = {"content-type": "application/json"}
 DEADLINE_S = 30.0
-_SAID = [{"role": "user", "content": "hi"}]
+_MESSAGES = [{"role": "user", "content": "hi"}]
 BASES: Mapping[str, Body] = {
-    "/v1/chat/completions": {"messages": _SAID, "max_tokens": 3},
+    "/v1/chat/completions": {"messages": _MESSAGES, "max_tokens": 3},
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
     "/v1/responses": {"input": "hi", "max_output_tokens": 3},
-    "/v1/messages": {"messages": _SAID, "max_tokens": 3},
+    "/v1/messages": {"messages": _MESSAGES, "max_tokens": 3},
 }
 _PLAIN: Mapping[str, Body] = {
     **BASES,
-    "/v1/messages/count_tokens": {"messages": _SAID},
+    "/v1/messages/count_tokens": {"messages": _MESSAGES},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [300, 301]},
 }
@@ -77,17 +77,17 @@ def bodies(
         if stream or (stream is None and rng.random() < 0.3):
             body["stream"] = True
         data = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode(errors="surrogatepass")
-        return path, mutated(data, rng) if rng.random() < 0.2 else data
+        return path, mutate(data, rng) if rng.random() < 0.2 else data
 
-    def judge(made: tuple[str, bytes]) -> str:
-        path, data = made
+    def judge(request: tuple[str, bytes]) -> str:
+        path, data = request
         answer = client.post(path, content=data, headers=JSON)
-        return judged(path, answer)
+        return check_answer(path, answer)
 
-    return Target(make=make, judge=judge, hangs_after_s=2 * DEADLINE_S)
+    return Target(make=make, check=judge, timeout_s=2 * DEADLINE_S)
 
 
-def judged(path: str, answer: httpx.Response) -> str:
+def check_answer(path: str, answer: httpx.Response) -> str:
     """A word for an answer as it should be.
 
     Raises:
@@ -97,7 +97,7 @@ def judged(path: str, answer: httpx.Response) -> str:
     if answer.status_code >= 500:
         raise AssertionError(f"{answer.status_code}: {answer.text[:300]}")
     if answer.status_code >= 400:
-        _check_refusal(path, answer)
+        _check_rejection(path, answer)
         return "refused"
     if kind.startswith("text/event-stream"):
         return _check_stream(path, answer.content)
@@ -105,10 +105,10 @@ def judged(path: str, answer: httpx.Response) -> str:
     return "answered"
 
 
-def _check_refusal(path: str, answer: httpx.Response) -> None:
+def _check_rejection(path: str, answer: httpx.Response) -> None:
     error = json.loads(answer.content)["error"]
-    wanted = {"type", "message"} if path.startswith("/v1/messages") else {"message", "code"}
-    if not isinstance(error, dict) or not wanted <= error.keys():
+    expected_keys = {"type", "message"} if path.startswith("/v1/messages") else {"message", "code"}
+    if not isinstance(error, dict) or not expected_keys <= error.keys():
         raise AssertionError(f"a refusal of another shape: {answer.text[:300]}")
 
 
@@ -119,13 +119,18 @@ def _check_stream(path: str, data: bytes) -> str:
         raise AssertionError("a stream without an event")
     if path == "/v1/messages":
         last = msgspec.json.decode(events[-1], type=dict)["type"]
-        ends = last in {"message_stop", "error"}
+        is_complete = last in {"message_stop", "error"}
     elif path == "/v1/responses":
         last = msgspec.json.decode(events[-1], type=dict)["type"]
-        ends = last in {"response.completed", "response.incomplete", "response.failed", "error"}
+        is_complete = last in {
+            "response.completed",
+            "response.incomplete",
+            "response.failed",
+            "error",
+        }
     else:
-        ends = events[-1] == b"[DONE]" or b'"error"' in events[-1]
-    if not ends:
+        is_complete = events[-1] == b"[DONE]" or b'"error"' in events[-1]
+    if not is_complete:
         raise AssertionError(f"a stream that breaks off: {events[-1][:300]!r}")
     return "streamed, with an error" if b'"error"' in events[-1] else "streamed"
 

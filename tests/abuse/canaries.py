@@ -20,33 +20,33 @@ import httpx
 import psutil
 
 from baton.console.topics import Topic
-from tests.abuse.deployed import MODEL, Abused, abused
+from tests.abuse.deployed import MODEL, SecuredDeployment, secured_deployment
 from tests.e2e.deployments import descendants
 
 CANARY = "canaryquokka7f3a9"
 PROMPT = f"the merger with {CANARY} closes on friday, tell nobody"
-_SAID = [{"role": "user", "content": PROMPT}]
-_ASKED = {
+_MESSAGES = [{"role": "user", "content": PROMPT}]
+_REQUEST_BODIES = {
     "/v1/completions": {"prompt": PROMPT, "max_tokens": 48, "ignore_eos": True},
-    "/v1/chat/completions": {"messages": _SAID, "max_tokens": 12},
+    "/v1/chat/completions": {"messages": _MESSAGES, "max_tokens": 12},
     "/v1/responses": {"input": PROMPT, "max_output_tokens": 12},
-    "/v1/messages": {"messages": _SAID, "max_tokens": 12},
+    "/v1/messages": {"messages": _MESSAGES, "max_tokens": 12},
 }
 _IDS_IN_A_ROW = 6
 _EVENTS_S = 4.0
-_LEAST_ANSWER = 20
+_MIN_ANSWER_CHARS = 20
 
 
 @dataclass(slots=True)
-class Haunted:
+class CanarySearch:
     """What was searched, and what was found."""
 
-    needles: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    spellings_by_canary: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     """What a canary is, and how it may be written."""
     requests: int = 0
     searched: int = 0
     searched_bytes: int = 0
-    places: list[str] = field(default_factory=list)
+    hits: list[str] = field(default_factory=list)
     """Where a canary is, and which."""
     kinds: dict[str, int] = field(default_factory=dict)
     """How many bytes of each kind of place were searched."""
@@ -54,93 +54,97 @@ class Haunted:
     @property
     def canaries(self) -> int:
         """How many there are."""
-        return len(self.needles)
+        return len(self.spellings_by_canary)
 
     @property
-    def silent(self) -> list[str]:
+    def empty_kinds(self) -> list[str]:
         """Kinds of places that said nothing, so that nothing was searched there."""
         return [f"nothing of {kind}" for kind, size in self.kinds.items() if not size]
 
-    def plant(self, what: str, secret: str) -> None:
+    def plant(self, canary: str, secret: str) -> None:
         """Look for a text, as it is and as it is usually written elsewhere."""
         raw = secret.encode()
-        self.needles[what] = (
+        self.spellings_by_canary[canary] = (
             raw,
             urllib.parse.quote(secret).encode(),
             json.dumps(secret)[1:-1].encode(),
             base64.b64encode(raw).rstrip(b"="),
         )
 
-    def plant_ids(self, what: str, ids: list[int]) -> None:
+    def plant_ids(self, canary: str, ids: list[int]) -> None:
         """Look for a few tokens in a row, however they are separated."""
         row = list(map(str, ids[:_IDS_IN_A_ROW]))
-        self.needles[what] = tuple(between.join(row).encode() for between in (", ", ",", " "))
+        self.spellings_by_canary[canary] = tuple(
+            separator.join(row).encode() for separator in (", ", ",", " ")
+        )
 
-    def search(self, kind: str, where: str, data: bytes) -> None:
+    def search(self, kind: str, location: str, data: bytes) -> None:
         """Look into one place."""
         self.searched += 1
         self.searched_bytes += len(data)
         self.kinds[kind] = self.kinds.get(kind, 0) + len(data)
-        for what, spellings in self.needles.items():
+        for canary, spellings in self.spellings_by_canary.items():
             if any(spelling in data for spelling in spellings):
-                self.places.append(f"{what} in {kind} {where}")
+                self.hits.append(f"{canary} in {kind} {location}")
 
 
-def haunted(folder: Path) -> Haunted:
+def run_canary_search(folder: Path) -> CanarySearch:
     """Plant them in a deployment of its own, and search."""
-    found = Haunted()
+    search = CanarySearch()
     with _collector() as (collector, spans):
         sets = {
             "observability.tracing.otlp": collector,
             "observability.tracing.sample": 1,
             "admission.timeouts.total": "60s",
         }
-        with abused(folder, level="debug", **sets) as baton:
-            names = _plant(baton, found)
-            _search_endpoints(baton, found, names)
-            _search_commands(baton, found, names)
-            _search_processes(baton, found)
+        with secured_deployment(folder, level="debug", **sets) as baton:
+            names = _plant(baton, search)
+            _search_endpoints(baton, search, names)
+            _search_commands(baton, search, names)
+            _search_processes(baton, search)
             # Traces leave in batches.
             time.sleep(_EVENTS_S)
-            _search_files(baton, found)
-        found.search("log", str(baton.deployment.log), baton.deployment.log.read_bytes())
+            _search_files(baton, search)
+        search.search("log", str(baton.deployment.log), baton.deployment.log.read_bytes())
     for number, body in enumerate(spans):
-        found.search("traces", f"batch {number}", body)
-    found.kinds.setdefault("traces", 0)
-    return found
+        search.search("traces", f"batch {number}", body)
+    search.kinds.setdefault("traces", 0)
+    return search
 
 
 # --------------------------------------------------------------------------------------- planting
 
 
-def _plant(baton: Abused, found: Haunted) -> list[str]:
+def _plant(baton: SecuredDeployment, search: CanarySearch) -> list[str]:
     """Ask well and badly; returns the names of requests that were served."""
     key = baton.keys["acme"]
-    found.plant("a good key", key.rpartition("_")[2])
-    found.plant("a revoked key", baton.keys["revoked"].rpartition("_")[2])
-    wrong = f"bt_wrongkey_{CANARY}{'x' * 26}"
-    found.plant("a word of a prompt or a wrong key", CANARY)
-    found.plant("the console's token", baton.console_token)
+    search.plant("a good key", key.rpartition("_")[2])
+    search.plant("a revoked key", baton.keys["revoked"].rpartition("_")[2])
+    wrong_key = f"bt_wrongkey_{CANARY}{'x' * 26}"
+    search.plant("a word of a prompt or a wrong key", CANARY)
+    search.plant("the console's token", baton.console_token)
     token_file = ray_token_file(baton)
-    found.plant("Ray's token", token_file.read_text().strip())
+    search.plant("Ray's token", token_file.read_text().strip())
     names = []
     with baton.client("acme") as client:
         ids = client.post("/tokenize", json={"model": MODEL, "prompt": PROMPT}).json()["tokens"]
-        found.plant_ids("tokens of a prompt", ids[2:])
-        for number, (path, body) in enumerate(_ASKED.items()):
+        search.plant_ids("tokens of a prompt", ids[2:])
+        for number, (path, body) in enumerate(_REQUEST_BODIES.items()):
             name = f"served-{number}"
-            said = _ask(client, path, body, name)
+            answer_text = _send_request(client, path, body, name)
             if path == "/v1/completions":
                 names.append(name)
-                assert len(said) >= _LEAST_ANSWER, said
-                found.plant("an answer", said[:_LEAST_ANSWER])
-                answer = client.post("/tokenize", json={"model": MODEL, "prompt": said}).json()
-                found.plant_ids("tokens of an answer", answer["tokens"][2:])
-        found.requests += len(_ASKED) + _misbehave(client, wrong)
+                assert len(answer_text) >= _MIN_ANSWER_CHARS, answer_text
+                search.plant("an answer", answer_text[:_MIN_ANSWER_CHARS])
+                answer = client.post(
+                    "/tokenize", json={"model": MODEL, "prompt": answer_text}
+                ).json()
+                search.plant_ids("tokens of an answer", answer["tokens"][2:])
+        search.requests += len(_REQUEST_BODIES) + _send_bad_requests(client, wrong_key)
     return names
 
 
-def ray_token_file(baton: Abused) -> Path:
+def ray_token_file(baton: SecuredDeployment) -> Path:
     """Where the token of this deployment's Ray is; its folder has everything else of Ray's."""
     for process in descendants(baton.deployment.process.pid):
         with suppress(psutil.Error):
@@ -149,7 +153,7 @@ def ray_token_file(baton: Abused) -> Path:
     raise AssertionError("no process of the deployment knows Ray's token file")
 
 
-def _ask(client: httpx.Client, path: str, body: Mapping[str, object], name: str) -> str:
+def _send_request(client: httpx.Client, path: str, body: Mapping[str, object], name: str) -> str:
     body = {"model": MODEL, **body}
     headers = {"x-request-id": name, "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
     answer = client.post(path, json=body, headers=headers)
@@ -159,10 +163,10 @@ def _ask(client: httpx.Client, path: str, body: Mapping[str, object], name: str)
     return str(choices[0].get("text") or "")
 
 
-def _misbehave(client: httpx.Client, wrong: str) -> int:
+def _send_bad_requests(client: httpx.Client, wrong_key: str) -> int:
     """All that goes wrong and might be complained of somewhere; returns how often."""
-    asked = 0
-    for path, good in _ASKED.items():
+    sent = 0
+    for path, good in _REQUEST_BODIES.items():
         field_name = next(name for name in good if "max" not in name)
         body = {"model": MODEL, **good}
         bad: list[dict[str, object]] = [
@@ -176,9 +180,9 @@ def _misbehave(client: httpx.Client, wrong: str) -> int:
             body | {"vllm_xargs": {"a": CANARY}, "kv_transfer_params": {"a": CANARY}},
             body | {"response_format": {"type": CANARY}, "stop": [CANARY] * 9},
         ]
-        for one in bad:
-            client.post(path, json=one)
-        for token in (wrong, CANARY):
+        for entry in bad:
+            client.post(path, json=entry)
+        for token in (wrong_key, CANARY):
             client.post(path, json=body, headers={"authorization": f"Bearer {token}"})
             client.post(path, json=body, headers={"x-api-key": token})
             client.post(f"{path}?api_key={token}", json=body)
@@ -187,38 +191,42 @@ def _misbehave(client: httpx.Client, wrong: str) -> int:
         client.post(path, content=f'{{"model": "{CANARY}'.encode())
         with (
             suppress(httpx.HTTPError),
-            client.stream("POST", path, json=body | {"stream": True, "max_tokens": 900}) as left,
+            client.stream(
+                "POST", path, json=body | {"stream": True, "max_tokens": 900}
+            ) as abandoned,
         ):
-            next(left.iter_lines())
-        asked += len(bad) + 12
-    return asked
+            next(abandoned.iter_lines())
+        sent += len(bad) + 12
+    return sent
 
 
 # -------------------------------------------------------------------------------------- searching
 
 
-def _search_endpoints(baton: Abused, found: Haunted, names: list[str]) -> None:
+def _search_endpoints(baton: SecuredDeployment, search: CanarySearch, names: list[str]) -> None:
     """Metrics of every process, the list of them, and the console."""
     url = baton.deployment.status()["observability"]["url"]
     headers = {"authorization": f"Bearer {baton.console_token}"}
     with httpx.Client(headers=headers, timeout=10) as client:
-        listed = client.get(f"{url}/sd")
-        found.search("service discovery", url, listed.content)
-        for target in listed.json():
+        discovery = client.get(f"{url}/sd")
+        search.search("service discovery", url, discovery.content)
+        for target in discovery.json():
             address, path = target["targets"][0], target["labels"].get("__metrics_path__", "")
             answer = client.get(f"http://{address}{path or '/metrics'}").raise_for_status()
-            found.search("metrics", address, answer.content)
+            search.search("metrics", address, answer.content)
         for path in ("/", "/api/config", *(f"/api/request?id={name}" for name in names)):
             answer = client.get(url + path).raise_for_status()
-            found.search("console", path, answer.content)
+            search.search("console", path, answer.content)
         topics = ",".join(Topic)
-        found.search("console's feed", "/events", _events(client, f"{url}/events?topics={topics}"))
+        search.search(
+            "console's feed", "/events", _read_events(client, f"{url}/events?topics={topics}")
+        )
     with baton.client("beta") as other:
-        found.search("front's metrics", "/metrics", other.get("/metrics").content)
-        found.search("front's routes", "/-/routes", other.get("/-/routes").content)
+        search.search("front's metrics", "/metrics", other.get("/metrics").content)
+        search.search("front's routes", "/-/routes", other.get("/-/routes").content)
 
 
-def _events(client: httpx.Client, url: str) -> bytes:
+def _read_events(client: httpx.Client, url: str) -> bytes:
     data, until_s = b"", time.monotonic() + _EVENTS_S
     with suppress(httpx.ReadTimeout), client.stream("GET", url, timeout=_EVENTS_S) as answer:
         for part in answer.iter_bytes():
@@ -228,7 +236,7 @@ def _events(client: httpx.Client, url: str) -> bytes:
     return data
 
 
-def _search_commands(baton: Abused, found: Haunted, names: list[str]) -> None:
+def _search_commands(baton: SecuredDeployment, search: CanarySearch, names: list[str]) -> None:
     """What an operator reads."""
     options = baton.deployment.options
     commands = [
@@ -238,36 +246,36 @@ def _search_commands(baton: Abused, found: Haunted, names: list[str]) -> None:
         ("keys", "list", str(baton.folder / "acme.keys")),
     ]  # fmt: skip
     for command in commands:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "baton.cli.main", *command],
             capture_output=True,
             timeout=60,
             check=False,
         )
-        found.search("commands", " ".join(command), done.stdout + done.stderr)
+        search.search("commands", " ".join(command), process.stdout + process.stderr)
 
 
-def _search_processes(baton: Abused, found: Haunted) -> None:
+def _search_processes(baton: SecuredDeployment, search: CanarySearch) -> None:
     """Arguments, which everybody on the machine can read, and environments."""
     for process in descendants(baton.deployment.process.pid):
         with suppress(psutil.Error):
             arguments = " ".join(process.cmdline())
-            found.search("arguments", f"of {process.pid}", arguments.encode())
+            search.search("arguments", f"of {process.pid}", arguments.encode())
             variables = json.dumps(process.environ())
-            found.search("environments", f"of {process.pid}", variables.encode())
+            search.search("environments", f"of {process.pid}", variables.encode())
 
 
-def _search_files(baton: Abused, found: Haunted) -> None:
+def _search_files(baton: SecuredDeployment, search: CanarySearch) -> None:
     """All that was written; but for the files that are there to keep a secret."""
     token_file = ray_token_file(baton)
-    keepers = {token_file, baton.folder / "token"}
+    secret_files = {token_file, baton.folder / "token"}
     for root in (token_file.parent, baton.folder):
         for path in sorted(root.rglob("*")):
-            if path in keepers or path.is_symlink() or not path.is_file():
+            if path in secret_files or path.is_symlink() or not path.is_file():
                 continue
             kind = "log files" if path.suffix in {".log", ".out", ".err"} else "other files"
             with suppress(OSError):
-                found.search(kind, str(path.relative_to(root)), path.read_bytes())
+                search.search(kind, str(path.relative_to(root)), path.read_bytes())
 
 
 @contextmanager

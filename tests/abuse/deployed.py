@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 
 from baton.runtime.keys.api_keys import mint
-from baton.runtime.keys.key_files import editing
+from baton.runtime.keys.key_files import edit_key_file
 from tests.abuse.raw import Address
-from tests.abuse.routes import Shown
+from tests.abuse.routes import Credential
 from tests.chaos.deployment_processes import environment
-from tests.e2e.deployments import Deployment, running
+from tests.e2e.deployments import Deployment, running_deployment
 
 MODEL = "tiny"
 _CONFIG = """\
@@ -45,7 +45,7 @@ TENANTS = {"acme": "isolated", "beta": "isolated", "one": "shared", "other": "sh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abused:
+class SecuredDeployment:
     """The deployment, and what opens it."""
 
     deployment: Deployment
@@ -66,15 +66,15 @@ class Abused:
         return host, int(port)
 
     @property
-    def tokens(self) -> Mapping[Shown, str | None]:
+    def credentials(self) -> Mapping[Credential, str | None]:
         """What is shown in each line of the matrix of routes and keys."""
         good = self.keys["acme"]
         return {
-            Shown.NONE: None,
-            Shown.WRONG: good[:-1] + ("0" if good[-1] != "0" else "1"),
-            Shown.REVOKED: self.keys["revoked"],
-            Shown.OTHERS: self.keys["beta"],
-            Shown.GOOD: good,
+            Credential.NONE: None,
+            Credential.WRONG: good[:-1] + ("0" if good[-1] != "0" else "1"),
+            Credential.REVOKED: self.keys["revoked"],
+            Credential.OTHERS: self.keys["beta"],
+            Credential.GOOD: good,
         }
 
     def client(self, tenant: str) -> httpx.Client:
@@ -84,7 +84,9 @@ class Abused:
 
 
 @contextmanager
-def abused(folder: Path, *, level: str = "info", **settings: object) -> Iterator[Abused]:
+def secured_deployment(
+    folder: Path, *, level: str = "info", **settings: object
+) -> Iterator[SecuredDeployment]:
     """Start it; ended in good order."""
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC)
@@ -93,12 +95,12 @@ def abused(folder: Path, *, level: str = "info", **settings: object) -> Iterator
     for tenant, cache in TENANTS.items():
         key, keys[tenant] = mint(tenant, now=now)
         file = folder / f"{tenant}.keys"
-        with editing(file, create=True) as document:
+        with edit_key_file(file, create=True) as document:
             document.add(key)
             if tenant == "acme":
-                old, keys["revoked"] = mint(tenant, now=now)
-                document.add(old)
-                document.revoke(old.key_id, now)
+                revoked_key, keys["revoked"] = mint(tenant, now=now)
+                document.add(revoked_key)
+                document.revoke(revoked_key.key_id, now)
         lines.append(f"  {tenant}: {{keys_file: {file}, cache: {cache}}}")
     token_file = folder / "token"
     token_file.touch(mode=0o600)
@@ -108,6 +110,8 @@ def abused(folder: Path, *, level: str = "info", **settings: object) -> Iterator
     text = _CONFIG.format(tenants="\n".join(lines), token_file=token_file, level=level)
     config.write_text(text)
     # Simulated engines do not mind that the tiny model's own context is shorter; vLLM's API would.
-    longer = environment(VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
-    with longer, running(str(config), folder, **settings) as deployment:
-        yield Abused(deployment=deployment, keys=keys, console_token=token, folder=folder)
+    longer_context = environment(VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
+    with longer_context, running_deployment(str(config), folder, **settings) as deployment:
+        yield SecuredDeployment(
+            deployment=deployment, keys=keys, console_token=token, folder=folder
+        )

@@ -1,9 +1,9 @@
 """Messages in which another may hide, paths that mean another, and heads that are too much.
 
 Each says what may come of it: which statuses, and how many answers at most. More answers than
-requests mean that somebody read a second request where there is one. `REFUSED` are those that a
-server must not serve whoever stands in front; the others have one right reading, which may be
-served.
+requests mean that somebody read a second request where there is one. `REJECTED_STATUSES` are those
+that a server must not serve whoever stands in front; the others have one right reading, which may
+be served.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ JSON = b"Content-Type: application/json"
 BODY = b'{"model": "%b", "prompt": "x", "max_tokens": 1}' % MODEL
 POST = b"POST /v1/completions HTTP/1.1"
 
-REFUSED = frozenset({400, 404, 405, 408, 411, 413, 414, 417, 421, 431, 501, 505})
-SERVED = REFUSED | {200}
+REJECTED_STATUSES = frozenset({400, 404, 405, 408, 411, 413, 414, 417, 421, 431, 501, 505})
+ALLOWED_STATUSES = REJECTED_STATUSES | {200}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Message:
 
     name: str
     make: Callable[[str], bytes]
-    allowed: frozenset[int] = REFUSED
-    most: int = 1
+    allowed: frozenset[int] = REJECTED_STATUSES
+    max_answers: int = 1
     """Answers to it."""
-    ends: bool = True
+    is_answered_immediately: bool = True
     """Whether an answer comes at once; where not, a server waits for more, and then gives up."""
 
 
@@ -53,73 +53,95 @@ def _length(body: bytes) -> bytes:
 
 def lengths() -> Iterator[Message]:
     """Where does the body end?"""
-    length, coded = _length(BODY), b"Transfer-Encoding: chunked"
+    length, chunked_header = _length(BODY), b"Transfer-Encoding: chunked"
 
     def post(*headers: bytes, body: bytes = BODY) -> Callable[[str], bytes]:
         return lambda key: request(POST, (HOST, JSON, *headers), body, key=key)
 
-    def hiding(*headers: bytes) -> Callable[[str], bytes]:
+    def smuggling(*headers: bytes) -> Callable[[str], bytes]:
         """By one reading the body is all that follows; by the other it ends before."""
 
         def make(key: str) -> bytes:
-            inside = hidden(key)
-            body = b"0\r\n\r\n" + inside
-            named = [header.replace(b"LENGTH", b"%d" % len(body)) for header in headers]
-            return request(POST, (HOST, JSON, *named), body, key=key)
+            smuggled = hidden(key)
+            body = b"0\r\n\r\n" + smuggled
+            filled_headers = [header.replace(b"LENGTH", b"%d" % len(body)) for header in headers]
+            return request(POST, (HOST, JSON, *filled_headers), body, key=key)
 
         return make
 
     # A proxy may take the length away, and read chunks: then the hidden one is a request that the
     # client itself sent after the first, with the client's own key, and two answers are right.
-    both = (b"Content-Length: LENGTH", coded)
-    yield Message("length and chunks", hiding(*both), most=2, allowed=SERVED)
-    yield Message("chunks and length", hiding(*reversed(both)), most=2, allowed=SERVED)
-    yield Message("length, chunked body", post(length, coded, body=chunked(BODY)), allowed=SERVED)
+    both = (b"Content-Length: LENGTH", chunked_header)
+    yield Message("length and chunks", smuggling(*both), max_answers=2, allowed=ALLOWED_STATUSES)
+    yield Message(
+        "chunks and length", smuggling(*reversed(both)), max_answers=2, allowed=ALLOWED_STATUSES
+    )
+    yield Message(
+        "length, chunked body",
+        post(length, chunked_header, body=chunked(BODY)),
+        allowed=ALLOWED_STATUSES,
+    )
     yield Message("two lengths that differ", post(length, b"Content-Length: 3"))
     yield Message("two lengths, the lesser first", post(b"Content-Length: 3", length))
-    yield Message("two lengths that agree", post(length, length), allowed=SERVED)
+    yield Message("two lengths that agree", post(length, length), allowed=ALLOWED_STATUSES)
     for value in (b"+3", b"-3", b"0x3", b"3, 4", b"3 3", b"1e1", b"", b"99999999999999999999"):
         yield Message(f"length {value.decode()!r}", post(b"Content-Length: " + value, body=b"{}1"))
     for value in (b"identity", b"chunked, identity", b"xchunked", b"chunked, chunked", b"cow"):
         header = b"Transfer-Encoding: " + value
         yield Message(f"coding {value.decode()!r}", post(header, body=chunked(BODY)))
-    yield Message("two codings", post(coded, b"Transfer-Encoding: identity", body=chunked(BODY)))
+    yield Message(
+        "two codings", post(chunked_header, b"Transfer-Encoding: identity", body=chunked(BODY))
+    )
     yield Message("a coding with a length", post(length, b"Transfer-Encoding: identity"))
     for header in (b"Transfer-Encoding : chunked", b"Transfer-Encoding\t: chunked"):
-        yield Message(f"{header!r} and length", hiding(b"Content-Length: LENGTH", header), most=2)
+        yield Message(
+            f"{header!r} and length", smuggling(b"Content-Length: LENGTH", header), max_answers=2
+        )
     for header in (b"Transfer-Encoding:\x0bchunked", b"Transfer-Encoding: chunked\x00", b"X: y\rz"):
         yield Message(f"{header!r}", post(length, header))
-    yield Message("a folded header", post(length, b"X-Any: a\r\n b"), allowed=SERVED)
+    yield Message("a folded header", post(length, b"X-Any: a\r\n b"), allowed=ALLOWED_STATUSES)
     yield Message(
         "a folded coding",
-        hiding(b"Content-Length: LENGTH", b"X: y\r\n\tTransfer-Encoding: chunked"),
-        allowed=SERVED,
+        smuggling(b"Content-Length: LENGTH", b"X: y\r\n\tTransfer-Encoding: chunked"),
+        allowed=ALLOWED_STATUSES,
     )
     for size in (b"-1", b"0x10", b"FFFFFFFFFFFFFFFFF", b"zz", b" 5", b"5 5", b""):
         body = size + b"\r\n" + BODY + b"\r\n0\r\n\r\n"
         yield Message(
-            f"chunk size {size!r}", post(coded, body=body), ends=size != b"FFFFFFFFFFFFFFFFF"
+            f"chunk size {size!r}",
+            post(chunked_header, body=body),
+            is_answered_immediately=size != b"FFFFFFFFFFFFFFFFF",
         )
     yield Message(
-        "a chunk that is longer than it says", post(coded, body=b"3\r\n" + BODY + b"\r\n0\r\n\r\n")
+        "a chunk that is longer than it says",
+        post(chunked_header, body=b"3\r\n" + BODY + b"\r\n0\r\n\r\n"),
     )
     yield Message(
         "a trailer that says another length",
-        post(coded, body=b"%x\r\n%b\r\n0\r\nContent-Length: 99\r\n\r\n" % (len(BODY), BODY)),
-        allowed=SERVED,
+        post(
+            chunked_header, body=b"%x\r\n%b\r\n0\r\nContent-Length: 99\r\n\r\n" % (len(BODY), BODY)
+        ),
+        allowed=ALLOWED_STATUSES,
     )
     extended = b"%x;%b\r\n%b\r\n0\r\n\r\n" % (len(BODY), b"x" * 200_000, BODY)
     yield Message(
-        "a chunk extension of 200 kB", post(coded, body=extended), allowed=SERVED, ends=False
+        "a chunk extension of 200 kB",
+        post(chunked_header, body=extended),
+        allowed=ALLOWED_STATUSES,
+        is_answered_immediately=False,
     )
     yield Message(
         "a GET with a request for a body",
         lambda key: request(
             b"GET /v1/models HTTP/1.1", (HOST, _length(hidden(key))), hidden(key), key=key
         ),
-        allowed=SERVED,
+        allowed=ALLOWED_STATUSES,
     )
-    yield Message("less body than was said", post(b"Content-Length: 500", body=b"{"), ends=False)
+    yield Message(
+        "less body than was said",
+        post(b"Content-Length: 500", body=b"{"),
+        is_answered_immediately=False,
+    )
 
 
 def hosts() -> Iterator[Message]:
@@ -130,14 +152,14 @@ def hosts() -> Iterator[Message]:
 
     yield Message("no host", get())
     yield Message("two hosts", get(HOST, b"Host: other.example"))
-    yield Message("the same host twice", get(HOST, HOST), allowed=SERVED)
+    yield Message("the same host twice", get(HOST, HOST), allowed=ALLOWED_STATUSES)
     for value in (b"", b"a b", b"a@b", b"a/b", b"a,b", b"\xff"):
         yield Message(f"host {value!r}", get(b"Host: " + value))
     yield Message("a host with a space before the colon", get(b"Host : front.example"))
     yield Message(
         "another host in the target",
         get(HOST, line=b"GET http://other.example/v1/models HTTP/1.1"),
-        allowed=SERVED,
+        allowed=ALLOWED_STATUSES,
     )
 
 
@@ -150,7 +172,9 @@ def heads() -> Iterator[Message]:
     yield Message("a NUL in a header", get(b"X-Any: a\x00b"))
     yield Message("a NUL in a header's name", get(b"X-\x00Any: a"))
     yield Message(
-        "a line feed of its own", lambda key: get()(key).replace(b"\r\n", b"\n"), allowed=SERVED
+        "a line feed of its own",
+        lambda key: get()(key).replace(b"\r\n", b"\n"),
+        allowed=ALLOWED_STATUSES,
     )
     yield Message("no name of a header", get(b": a"))
     yield Message("no colon", get(b"nothing"))
@@ -161,23 +185,25 @@ def heads() -> Iterator[Message]:
     yield Message("a method in small letters", get(line=b"get /v1/models HTTP/1.1"))
     yield Message("a method with a control character", get(line=b"GE\x00T /v1/models HTTP/1.1"))
     # HAProxy takes them for 1.1, and says so to whoever is behind it.
-    yield Message("HTTP 9.9", get(line=b"GET /v1/models HTTP/9.9"), allowed=SERVED)
-    yield Message("HTTP 2 by word", get(line=b"GET /v1/models HTTP/2.0"), allowed=SERVED)
+    yield Message("HTTP 9.9", get(line=b"GET /v1/models HTTP/9.9"), allowed=ALLOWED_STATUSES)
+    yield Message("HTTP 2 by word", get(line=b"GET /v1/models HTTP/2.0"), allowed=ALLOWED_STATUSES)
     yield Message("no version", get(line=b"GET /v1/models"))
     yield Message("four words", get(line=b"GET /v1/models HTTP/1.1 HTTP/1.1"))
-    yield Message("HTTP 2 by preface", lambda _key: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", most=2)
+    yield Message(
+        "HTTP 2 by preface", lambda _key: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", max_answers=2
+    )
     yield Message(
         "an upgrade to h2c",
         get(b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAA"),
-        allowed=SERVED,
-        ends=False,
+        allowed=ALLOWED_STATUSES,
+        is_answered_immediately=False,
     )
     yield Message(
         "TLS where there is none",
         lambda _key: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
-        most=2,
+        max_answers=2,
     )
-    yield Message("noise", lambda _key: bytes(range(256)) * 8 + b"\r\n\r\n", most=2)
+    yield Message("noise", lambda _key: bytes(range(256)) * 8 + b"\r\n\r\n", max_answers=2)
 
 
 PATHS = (

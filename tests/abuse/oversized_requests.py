@@ -10,28 +10,30 @@ import httpx
 from tests.abuse.deployed import MODEL
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-SAID = [{"role": "user", "content": "hi"}]
+MESSAGES = [{"role": "user", "content": "hi"}]
 _MEGABYTE = 1 << 20
-_DEEP = 10_000
-_LONGEST = 50_000
+_DEPTH = 10_000
+_MAX_ANSWER_CHARS = 50_000
 """Of an answer to one of these: nobody's excess is said back to him."""
 _JSON = {"content-type": "application/json"}
-Made = Callable[[], tuple[str, bytes]]
+MakeRequest = Callable[[], tuple[str, bytes]]
 
 
-def text(**more: object) -> tuple[str, bytes]:
+def text(**fields: object) -> tuple[str, bytes]:
     """A completion with something else in it."""
-    return TEXT, json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 1} | more).encode()
+    return TEXT, json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 1} | fields).encode()
 
 
-def chat(**more: object) -> tuple[str, bytes]:
+def chat(**fields: object) -> tuple[str, bytes]:
     """A chat with something else in it."""
-    return CHAT, json.dumps({"model": MODEL, "messages": SAID, "max_tokens": 1} | more).encode()
+    return CHAT, json.dumps(
+        {"model": MODEL, "messages": MESSAGES, "max_tokens": 1} | fields
+    ).encode()
 
 
-def with_value(made: tuple[str, bytes], value: bytes) -> tuple[str, bytes]:
+def with_value(request: tuple[str, bytes], value: bytes) -> tuple[str, bytes]:
     """With a last field that `json` would not write."""
-    path, data = made
+    path, data = request
     return path, data[:-1] + b', "seed": ' + value + b"}"
 
 
@@ -40,21 +42,21 @@ def _image(url: str) -> list[dict[str, object]]:
     return [{"role": "user", "content": [part]}]
 
 
-EXCESSES: tuple[tuple[str, Made, int], ...] = (
+EXCESSES: tuple[tuple[str, MakeRequest, int], ...] = (
     ("a body of 5 MiB", lambda: text(prompt="x" * 5 * _MEGABYTE), 413),
     ("a prompt of 4 MB", lambda: text(prompt="x y " * 1_000_000), 400),
     ("129 answers", lambda: text(n=129), 400),
     ("16,384 answers", lambda: chat(n=16_384), 400),
     ("129 prompts", lambda: text(prompt=["x"] * 129), 400),
     ("more tokens than the context", lambda: text(max_tokens=10**9), 400),
-    ("arrays 10,000 deep", lambda: with_value(chat(), b"[" * _DEEP + b"]" * _DEEP), 400),
+    ("arrays 10,000 deep", lambda: with_value(chat(), b"[" * _DEPTH + b"]" * _DEPTH), 400),
     (
         "objects 10,000 deep",
-        lambda: with_value(chat(), b'{"a":' * _DEEP + b"0" + b"}" * _DEEP),
+        lambda: with_value(chat(), b'{"a":' * _DEPTH + b"0" + b"}" * _DEPTH),
         400,
     ),
-    ("100,000 messages", lambda: chat(messages=SAID * 100_000), 400),
-    ("10,001 messages", lambda: chat(messages=SAID * 10_001), 400),
+    ("100,000 messages", lambda: chat(messages=MESSAGES * 100_000), 400),
+    ("10,001 messages", lambda: chat(messages=MESSAGES * 10_001), 400),
     ("half of a surrogate pair", lambda: chat(user="\ud800"), 400),
     ("5 stop strings", lambda: chat(stop=["a"] * 5), 400),
     # Different ones: vLLM takes what is said twice once.
@@ -68,21 +70,28 @@ EXCESSES: tuple[tuple[str, Made, int], ...] = (
 )
 
 
-def wrong_answer(client: httpx.Client, name: str, made: Made, wanted: int) -> Iterator[str]:
+def check_answer(
+    client: httpx.Client, name: str, make_request: MakeRequest, expected_status: int
+) -> Iterator[str]:
     """Says so when it is answered otherwise."""
-    path, data = made()
+    path, data = make_request()
     answer = client.post(path, content=data, headers=_JSON)
-    if answer.status_code != wanted:
-        yield f"{name}: {answer.status_code}, wanted {wanted}: {answer.text[:100]}"
-    if len(answer.text) > _LONGEST:
-        yield f"{name}: an answer of {len(answer.text)} characters, wanted at most {_LONGEST}"
+    if answer.status_code != expected_status:
+        yield f"{name}: {answer.status_code}, wanted {expected_status}: {answer.text[:100]}"
+    if len(answer.text) > _MAX_ANSWER_CHARS:
+        yield (
+            f"{name}: an answer of {len(answer.text)} characters, wanted at most"
+            f" {_MAX_ANSWER_CHARS}"
+        )
 
 
-def unasked_tokens(client: httpx.Client) -> dict[str, int]:
+def default_output_tokens(client: httpx.Client) -> dict[str, int]:
     """How many tokens come of requests that ask for no number."""
-    said = client.post(CHAT, json={"model": MODEL, "messages": SAID}, timeout=120).json()
-    own = client.post("/v1/responses", json={"model": MODEL, "input": "hi"}, timeout=120).json()
+    chat_answer = client.post(CHAT, json={"model": MODEL, "messages": MESSAGES}, timeout=120).json()
+    response_answer = client.post(
+        "/v1/responses", json={"model": MODEL, "input": "hi"}, timeout=120
+    ).json()
     return {
-        CHAT: said["usage"]["completion_tokens"],
-        "/v1/responses": own["usage"]["output_tokens"],
+        CHAT: chat_answer["usage"]["completion_tokens"],
+        "/v1/responses": response_answer["usage"]["output_tokens"],
     }

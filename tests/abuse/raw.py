@@ -14,7 +14,7 @@ HIDDEN = b"hidden"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """One response, as it was read from the wire."""
 
     status: int
@@ -23,43 +23,43 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Exchange:
     """All that came back over one connection."""
 
-    answers: tuple[Answer, ...]
-    closed: bool
+    responses: tuple[Response, ...]
+    is_closed: bool
     """The server ended the connection; False where it was given up on."""
     took_s: float
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        return tuple(answer.status for answer in self.answers)
+        return tuple(answer.status for answer in self.responses)
 
 
-def converse(address: Address, data: bytes, *, within_s: float = 5.0) -> Heard:
+def exchange(address: Address, data: bytes, *, timeout_s: float = 5.0) -> Exchange:
     """Send bytes over a connection of their own and read until it ends."""
-    began_s = time.monotonic()
-    received, closed = bytearray(), False
-    with socket.create_connection(address, timeout=within_s) as connection:
+    started_s = time.monotonic()
+    received, is_closed = bytearray(), False
+    with socket.create_connection(address, timeout=timeout_s) as connection:
         with contextlib.suppress(
             OSError
         ):  # refused meanwhile: the answer may be there all the same
             connection.sendall(data)
-        while not closed and (left_s := began_s + within_s - time.monotonic()) > 0:
-            connection.settimeout(left_s)
+        while not is_closed and (remaining_s := started_s + timeout_s - time.monotonic()) > 0:
+            connection.settimeout(remaining_s)
             try:
                 part = connection.recv(65536)
             except TimeoutError:
                 break
             except OSError:
                 part = b""
-            closed = not part
+            is_closed = not part
             received += part
-    answers = tuple(parse_answers(bytes(received)))
-    return Heard(answers=answers, closed=closed, took_s=time.monotonic() - began_s)
+    responses = tuple(parse_responses(bytes(received)))
+    return Exchange(responses=responses, is_closed=is_closed, took_s=time.monotonic() - started_s)
 
 
-def parse_answers(data: bytes) -> Iterator[Answer]:
+def parse_responses(data: bytes) -> Iterator[Response]:
     """The responses in a byte string, one after the other; informational ones are left out."""
     while data.startswith(b"HTTP/"):
         head, _, rest = data.partition(b"\r\n\r\n")
@@ -68,7 +68,7 @@ def parse_answers(data: bytes) -> Iterator[Answer]:
             data = rest
             continue
         body, data = _body(head.lower(), rest)
-        yield Answer(status, head, body)
+        yield Response(status, head, body)
 
 
 def _body(head: bytes, rest: bytes) -> tuple[bytes, bytes]:
@@ -102,17 +102,17 @@ def request(
     key: str = "",
 ) -> bytes:
     """A request whose every line is as given."""
-    shown = [b"Authorization: Bearer " + key.encode()] if key else []
-    return b"\r\n".join([line, *headers, *shown, b"", b""]) + body
+    authorization = [b"Authorization: Bearer " + key.encode()] if key else []
+    return b"\r\n".join([line, *headers, *authorization, b"", b""]) + body
 
 
-def last_word(key: str = "") -> bytes:
+def closing_request(key: str = "") -> bytes:
     """A good request after which the server ends the connection: it marks the end of answers."""
     return request(b"GET /health HTTP/1.1", (b"Host: front.example", b"Connection: close"), key=key)
 
 
-def is_last_word(answer: Answer) -> bool:
-    """Whether that is what `last_word` is answered with."""
+def is_closing_response(answer: Response) -> bool:
+    """Whether that is what `closing_request` is answered with."""
     return answer.status in {200, 503} and not answer.body
 
 

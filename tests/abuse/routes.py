@@ -12,7 +12,7 @@ from enum import StrEnum
 import httpx
 
 
-class Rule(StrEnum):
+class Access(StrEnum):
     """To whom a path is open."""
 
     ANYBODY = "anybody"
@@ -21,31 +21,31 @@ class Rule(StrEnum):
     NOBODY = "nobody"
 
 
-SERVES_OWN = ("/-/healthz", "/-/routes")
+RAY_SERVE_PATHS = ("/-/healthz", "/-/routes")
 """What Ray Serve's front answers by itself: that it is there, and the application's name."""
 CONSOLE = (
     "/", "/events", "/api/request?id=x", "/api/config", "/static/x/y", "/metrics", "/sd",
     "/healthz",
 )  # fmt: skip
 """What the controller serves on a port of its own, to whoever has its token."""
-RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(SERVES_OWN, Rule.ANYBODY),
-    "/health": Rule.ANYBODY,
-    "/metrics": Rule.KEY,
-    "/v1/models": Rule.KEY,
-    "/v1/chat/completions": Rule.KEY,
-    "/v1/completions": Rule.KEY,
-    "/v1/responses": Rule.KEY,
-    "/v1/messages": Rule.KEY,
-    "/v1/messages/count_tokens": Rule.KEY,
-    "/tokenize": Rule.KEY,
-    "/detokenize": Rule.KEY,
-    "/v1/load_lora_adapter": Rule.ADMINISTER,
-    "/v1/unload_lora_adapter": Rule.ADMINISTER,
+RULES: Mapping[str, Access] = {
+    **dict.fromkeys(RAY_SERVE_PATHS, Access.ANYBODY),
+    "/health": Access.ANYBODY,
+    "/metrics": Access.KEY,
+    "/v1/models": Access.KEY,
+    "/v1/chat/completions": Access.KEY,
+    "/v1/completions": Access.KEY,
+    "/v1/responses": Access.KEY,
+    "/v1/messages": Access.KEY,
+    "/v1/messages/count_tokens": Access.KEY,
+    "/tokenize": Access.KEY,
+    "/detokenize": Access.KEY,
+    "/v1/load_lora_adapter": Access.ADMINISTER,
+    "/v1/unload_lora_adapter": Access.ADMINISTER,
 }
 
 
-class Shown(StrEnum):
+class Credential(StrEnum):
     """Which key is shown."""
 
     NONE = "no key"
@@ -56,46 +56,50 @@ class Shown(StrEnum):
     CONSOLES = "the console's token"
 
 
-BAD = frozenset({Shown.NONE, Shown.WRONG, Shown.REVOKED, Shown.CONSOLES})
+BAD_CREDENTIALS = frozenset(
+    {Credential.NONE, Credential.WRONG, Credential.REVOKED, Credential.CONSOLES}
+)
 
 
-def what_is_wrong(
-    client: httpx.Client, route: tuple[str, str], shown: tuple[Shown, str | None]
+def check_route(
+    client: httpx.Client, route: tuple[str, str], credential: tuple[Credential, str | None]
 ) -> str | None:
     """In which way a route is not as its rule says; None where it is. `client` has no key."""
-    (method, path), (which, token) = route, shown
+    (method, path), (kind, token) = route, credential
     status = _status(client, re.sub(r"{[^}]*}", "x", path), method, token)
     if method == "HEAD" and status == httpx.codes.METHOD_NOT_ALLOWED:
         return None
-    match RULES.get(path, Rule.NOBODY):
-        case Rule.NOBODY:
-            wanted, right = "404", status == httpx.codes.NOT_FOUND
-        case Rule.ANYBODY:
-            wanted, right = "200", status == httpx.codes.OK
-        case Rule.ADMINISTER if which not in BAD:
-            wanted = "not to be let in"
-            right = status in {httpx.codes.FORBIDDEN, httpx.codes.METHOD_NOT_ALLOWED}
-        case Rule.KEY | Rule.ADMINISTER if which in BAD:
-            wanted, right = "401", status == httpx.codes.UNAUTHORIZED
-        case Rule.KEY:
+    match RULES.get(path, Access.NOBODY):
+        case Access.NOBODY:
+            expected, is_as_expected = "404", status == httpx.codes.NOT_FOUND
+        case Access.ANYBODY:
+            expected, is_as_expected = "200", status == httpx.codes.OK
+        case Access.ADMINISTER if kind not in BAD_CREDENTIALS:
+            expected = "not to be let in"
+            is_as_expected = status in {httpx.codes.FORBIDDEN, httpx.codes.METHOD_NOT_ALLOWED}
+        case Access.KEY | Access.ADMINISTER if kind in BAD_CREDENTIALS:
+            expected, is_as_expected = "401", status == httpx.codes.UNAUTHORIZED
+        case Access.KEY:
             # The body is empty, so that most say 400; none says that it lets nobody in, or breaks.
-            wanted = "to be let in"
-            right = status not in {401, 403, 404} and status < httpx.codes.INTERNAL_SERVER_ERROR
-    return None if right else f"{method} {path} with {which}: {status}, wanted {wanted}"
+            expected = "to be let in"
+            is_as_expected = (
+                status not in {401, 403, 404} and status < httpx.codes.INTERNAL_SERVER_ERROR
+            )
+    return None if is_as_expected else f"{method} {path} with {kind}: {status}, wanted {expected}"
 
 
-def what_is_wrong_at_console(
-    client: httpx.Client, path: str, shown: tuple[Shown, str | None]
+def check_console(
+    client: httpx.Client, path: str, credential: tuple[Credential, str | None]
 ) -> list[str]:
     """In which way the console is open to others than those with its token."""
-    which, token = shown
+    kind, token = credential
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     with client.stream("GET", path, headers=headers) as answer:
         status = answer.status_code
-    let_in = status < httpx.codes.INTERNAL_SERVER_ERROR and status != httpx.codes.UNAUTHORIZED
-    if let_in == (which is Shown.CONSOLES or path == "/healthz"):
+    is_admitted = status < httpx.codes.INTERNAL_SERVER_ERROR and status != httpx.codes.UNAUTHORIZED
+    if is_admitted == (kind is Credential.CONSOLES or path == "/healthz"):
         return []
-    return [f"console {path} with {which}: {status}"]
+    return [f"console {path} with {kind}: {status}"]
 
 
 def _status(client: httpx.Client, path: str, method: str, token: str | None) -> int:

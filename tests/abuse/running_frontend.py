@@ -27,7 +27,7 @@ _START_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fronted:
+class RunningFrontend:
     """The endpoint, and what opens it."""
 
     url: str
@@ -47,15 +47,15 @@ class Fronted:
 
 
 @contextmanager
-def fronted() -> Iterator[Fronted]:
+def running_frontend() -> Iterator[RunningFrontend]:
     """Start it in a thread of this process."""
     now = datetime.now(UTC)
-    made = {tenant: mint(tenant, now=now) for tenant in ("acme", "beta")}
-    ring = KeyRing(key for key, _ in made.values())
+    minted_keys = {tenant: mint(tenant, now=now) for tenant in ("acme", "beta")}
+    key_ring = KeyRing(key for key, _ in minted_keys.values())
     access = Access(
-        look_up=lambda token: ring.look_up(token, now),
+        look_up=lambda token: key_ring.look_up(token, now),
         anonymous=False,
-        isolated=frozenset(made),
+        isolated=frozenset(minted_keys),
     )
     limits = frontend_limits(load_config([ROOT / "configs" / "sim.yaml"]).config)
     fleet = EchoFleet()
@@ -64,11 +64,11 @@ def fronted() -> Iterator[Fronted]:
         write_tiny_model(Path(folder))
         settings = FrontendSettings(
             model=folder,
-            served_name=MODEL,
+            served_model_name=MODEL,
             limits=replace(limits),
             access=access,
             start_timeout_s=_START_S,
         )
         with serve(settings, fleet) as thread:
-            keys = {tenant: token for tenant, (_, token) in made.items()}
-            yield Fronted(url=thread.base_url, keys=keys, fleet=fleet)
+            keys = {tenant: token for tenant, (_, token) in minted_keys.items()}
+            yield RunningFrontend(url=thread.base_url, keys=keys, fleet=fleet)

@@ -42,7 +42,7 @@ def vllm_app() -> Any:  # noqa: ANN401 - vllm is not followed
     )
 
     async def build(folder: str) -> Any:  # noqa: ANN401
-        settings = FrontendSettings(model=folder, served_name="tiny")
+        settings = FrontendSettings(model=folder, served_model_name="tiny")
         frontend = VllmFrontend(settings, facts, hooks=hooks, clock=MonotonicClock())
         await frontend.start()
         try:
@@ -75,14 +75,16 @@ def write_schema(file: Path) -> Path:
     """The OpenAPI schema of the routes that an ingress opens; vLLM serves it to nobody here."""
     app = vllm_app()
     document = app.openapi()
-    listed = {path for paths in ROUTES.values() for path in paths}
-    document["paths"] = {path: what for path, what in document["paths"].items() if path in listed}
+    open_paths = {path for paths in ROUTES.values() for path in paths}
+    document["paths"] = {
+        path: operations for path, operations in document["paths"].items() if path in open_paths
+    }
     file.write_text(json.dumps(document))
     return file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class FuzzReport:
     """What schemathesis did and found."""
 
     cases: int
@@ -92,7 +94,7 @@ class Tried:
     seed: int
 
 
-def run_schemathesis(schema: Path, url: str, *, key: str, folder: Path) -> Tried:
+def run_schemathesis(schema: Path, url: str, *, key: str, folder: Path) -> FuzzReport:
     """Have it make cases of the schema, good ones and bad ones, and look for 5xx."""
     tool = ROOT / ".tools" / "schemathesis" / "bin" / "schemathesis"
     report = folder / "cases.ndjson"
@@ -112,7 +114,7 @@ def run_schemathesis(schema: Path, url: str, *, key: str, folder: Path) -> Tried
         "BATON_KEY": key,
         "NO_COLOR": "1",
     }
-    done = subprocess.run(
+    process = subprocess.run(
         list(map(str, command)),
         cwd=folder,
         env=environment,
@@ -121,8 +123,8 @@ def run_schemathesis(schema: Path, url: str, *, key: str, folder: Path) -> Tried
         timeout=1500,
         check=False,
     )
-    (folder / "schemathesis.txt").write_text(done.stdout + done.stderr)
-    return _tried(report, done.stdout)
+    (folder / "schemathesis.txt").write_text(process.stdout + process.stderr)
+    return _parse_report(report, process.stdout)
 
 
 _HOOKS = """\
@@ -137,19 +139,19 @@ def before_call(context, case, kwargs):
 """
 
 
-def _tried(report: Path, said: str) -> Tried:
+def _parse_report(report: Path, output: str) -> FuzzReport:
     statuses: list[int] = []
     examples: list[str] = []
     operations: set[str] = set()
     for line in report.read_text().splitlines():
-        for method, uri, status in _answers(json.loads(line)):
+        for method, uri, status in _requests_in(json.loads(line)):
             statuses.append(status)
             operations.add(f"{method} {re.sub('[?].*', '', uri)}")
             if status >= 500:
                 examples.append(f"{method} {uri}: {status}")
     if not statuses:
-        raise AssertionError(f"schemathesis made no case: {said[-2000:]}")
-    return Tried(
+        raise AssertionError(f"schemathesis made no case: {output[-2000:]}")
+    return FuzzReport(
         cases=len(statuses),
         operations=len(operations),
         server_errors=len(examples),
@@ -158,18 +160,18 @@ def _tried(report: Path, said: str) -> Tried:
     )
 
 
-def _answers(event: object) -> list[tuple[str, str, int]]:
+def _requests_in(event: object) -> list[tuple[str, str, int]]:
     """Every request with its answer in an event of the report, however deep."""
     match event:
         case {
             "request": {"method": str() as method, "uri": str() as uri},
-            "response": Mapping() as got,
+            "response": Mapping() as response,
         }:
-            status = got.get("status_code", 0)
+            status = response.get("status_code", 0)
             return [(method, uri, int(status))]
         case Mapping():
-            return [one for value in event.values() for one in _answers(value)]
+            return [request for value in event.values() for request in _requests_in(value)]
         case list():
-            return [one for value in event for one in _answers(value)]
+            return [request for value in event for request in _requests_in(value)]
         case _:
             return []

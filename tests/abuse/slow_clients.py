@@ -14,64 +14,66 @@ import httpx
 
 from tests.abuse.raw import Address
 
-_EVERY_S = 1.0
+_BYTE_INTERVAL_S = 1.0
 _HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nHost: front.example\r\nContent-Type: application/json\r\n"
 )
 
 
 @dataclass(slots=True)
-class Dripped:
+class SlowClientTotals:
     """What became of them."""
 
     opened: int = 0
-    longest_s: dict[str, float] = field(default_factory=dict)
+    longest_connection_s: dict[str, float] = field(default_factory=dict)
     """By kind, until the last of them was sent away."""
 
 
-def drip(address: Address, *, key: str, each: int, for_s: float) -> Dripped:
-    """Open `each` connections of each kind and say a byte a second, or nothing, while they last."""
-    begins = {
+def run_slow_clients(
+    address: Address, *, key: str, per_kind: int, duration_s: float
+) -> SlowClientTotals:
+    """Open `per_kind` connections of each kind; say a byte a second, or nothing, on each."""
+    openings = {
         "head": (_HEAD + b"X-Any: ", b"a"),
         "body": (_head_with(key) + b'{"prompt": "', b"a"),
         "silent": (b"", b""),
     }
-    found = Dripped()
+    totals = SlowClientTotals()
 
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
-            for kind, (begin, more) in begins.items():
-                for _ in range(each):
+            for kind, (begin, more) in openings.items():
+                for _ in range(per_kind):
                     group.create_task(one(kind, begin, more))
 
     async def one(kind: str, begin: bytes, more: bytes) -> None:
         reader, writer = await asyncio.open_connection(*address)
-        found.opened += 1
+        totals.opened += 1
         began_s = time.monotonic()
         with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(for_s):
+            async with asyncio.timeout(duration_s):
                 writer.write(begin)
-                await _until_away(reader, writer, more)
+                await _wait_until_closed(reader, writer, more)
         took_s = time.monotonic() - began_s
-        found.longest_s[kind] = max(found.longest_s.get(kind, 0.0), took_s)
+        totals.longest_connection_s[kind] = max(totals.longest_connection_s.get(kind, 0.0), took_s)
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
 
     asyncio.run(run())
-    return found
+    return totals
 
 
 def _head_with(key: str) -> bytes:
     return _HEAD + b"Authorization: Bearer %b\r\nContent-Length: 4000\r\n\r\n" % key.encode()
 
 
-async def _until_away(
+async def _wait_until_closed(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, more: bytes
 ) -> None:
     while not reader.at_eof():
         with suppress(TimeoutError):
-            async with asyncio.timeout(_EVERY_S):
+            async with asyncio.timeout(_BYTE_INTERVAL_S):
                 await reader.read(65536)
                 continue
         if more:
@@ -80,37 +82,37 @@ async def _until_away(
 
 
 @dataclass(slots=True)
-class Gaps:
+class StreamGaps:
     """Times between two events of a stream."""
 
     gaps_s: list[float] = field(default_factory=list)
 
 
 @contextmanager
-def stream_gaps(url: str, key: str, model: str) -> Iterator[Gaps]:
+def stream_gaps(url: str, key: str, model: str) -> Iterator[StreamGaps]:
     """Stream one answer after the other for as long as this lasts, and time the events."""
-    gaps, over = Gaps(), threading.Event()
+    gaps, stopped = StreamGaps(), threading.Event()
     body = {"model": model, "prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True}
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
 
     def run() -> None:
-        while not over.is_set():
+        while not stopped.is_set():
             content = json.dumps(body).encode()
             with httpx.stream(
                 "POST", f"{url}/v1/completions", content=content, headers=headers, timeout=60
             ) as answer:
-                _time_events(answer, gaps, over)
+                _time_events(answer, gaps, stopped)
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
         yield gaps
     finally:
-        over.set()
+        stopped.set()
         thread.join(60)
 
 
-def _time_events(answer: httpx.Response, gaps: Gaps, over: threading.Event) -> None:
+def _time_events(answer: httpx.Response, gaps: StreamGaps, stopped: threading.Event) -> None:
     last_s: float | None = None
     for line in answer.iter_lines():
         if line.startswith("data: {"):
@@ -118,5 +120,5 @@ def _time_events(answer: httpx.Response, gaps: Gaps, over: threading.Event) -> N
             if last_s is not None:
                 gaps.gaps_s.append(now_s - last_s)
             last_s = now_s
-        if over.is_set():
+        if stopped.is_set():
             return

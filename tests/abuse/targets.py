@@ -11,14 +11,14 @@ import msgspec
 from hypothesis import Phase, given, settings
 
 from baton.bench.client.chunks import Chunk
-from baton.bench.client.client import UNREADABLE
-from baton.bench.client.sse import BadStream, EventReader
+from baton.bench.client.client import DECODE_ERRORS
+from baton.bench.client.sse import EventReader, StreamInvalid
 from baton.config.load import load_config, load_text
 from baton.config.write.render import render
 from baton.domain.errors import ConfigInvalid
 from baton.runtime.link import codec, frames
 from baton.runtime.link.codec import BadFrame
-from tests.abuse.fuzz import Target, mutated
+from tests.abuse.fuzz import Target, mutate
 from tests.runtime.test_link_frames import from_coordinator, from_replica
 
 ROOT = Path(__file__).parents[2]
@@ -36,24 +36,24 @@ def link(frames_of_each: int = 150) -> Target[list[bytes]]:
     def make(rng: Random) -> list[bytes]:
         parts = list(rng.choice(corpus))
         for _ in range(rng.choice((0, 1, 1, 2))):
-            at = rng.randrange(len(parts))
+            index = rng.randrange(len(parts))
             match rng.randrange(8):
                 case 0:
-                    parts.insert(at, rng.choice(bodies))
+                    parts.insert(index, rng.choice(bodies))
                 case 1 if len(parts) > 1:
-                    del parts[at]
+                    del parts[index]
                 case 2:
-                    parts[at] = _lying_length(rng)
+                    parts[index] = _lying_length(rng)
                 case 3:
                     parts[0] = bytes([rng.randrange(256)])
                 case _:
-                    parts[at] = mutated(parts[at], rng, bodies)
+                    parts[index] = mutate(parts[index], rng, bodies)
         return parts
 
-    return Target(make=make, judge=_judge_frame)
+    return Target(make=make, check=_check_frame)
 
 
-def _judge_frame(parts: list[bytes]) -> str:
+def _check_frame(parts: list[bytes]) -> str:
     outcome = "refused"
     for decode in _DECODERS:
         try:
@@ -62,33 +62,35 @@ def _judge_frame(parts: list[bytes]) -> str:
             if len(str(error)) > 10_000:
                 raise AssertionError("the refusal is as long as a frame") from error
             continue
-        again = decode([bytes(part) for part in codec.encode(frame)])
-        if repr(again) != repr(frame):
-            raise AssertionError(f"decoded to {frame!r}, and after another round to {again!r}")
+        decoded_again = decode([bytes(part) for part in codec.encode(frame)])
+        if repr(decoded_again) != repr(frame):
+            raise AssertionError(
+                f"decoded to {frame!r}, and after another round to {decoded_again!r}"
+            )
         outcome = "decoded"
     return outcome
 
 
 def _frames(count: int) -> list[frames.Frame]:
     """Frames of every kind, the same each time."""
-    found: list[frames.Frame] = []
-    quiet = settings(
+    examples: list[frames.Frame] = []
+    generate = settings(
         max_examples=count, derandomize=True, database=None, phases=[Phase.generate], deadline=None
     )
 
-    @quiet
+    @generate
     @given(from_coordinator)
     def of_coordinators(frame: frames.FromCoordinator) -> None:
-        found.append(frame)
+        examples.append(frame)
 
-    @quiet
+    @generate
     @given(from_replica)
     def of_replicas(frame: frames.FromReplica) -> None:
-        found.append(frame)
+        examples.append(frame)
 
     of_coordinators()
     of_replicas()
-    return found
+    return examples
 
 
 def _lying_length(rng: Random) -> bytes:
@@ -116,20 +118,20 @@ def config() -> Target[tuple[str, tuple[str, ...]]]:
     def make(rng: Random) -> tuple[str, tuple[str, ...]]:
         text = rng.choice(texts)
         for _ in range(rng.choice((1, 1, 2, 4))):
-            text = _broken_yaml(text, rng, texts)
+            text = _mutate_yaml(text, rng, texts)
         sets = tuple(
             f"{'.'.join(rng.choices(keys, k=rng.randint(1, 4)))}={rng.choice(_SCALARS)}"
             for _ in range(rng.choice((0, 0, 1, 3)))
         )
         return text, sets
 
-    def judge(made: tuple[str, tuple[str, ...]]) -> str:
-        text, sets = made
+    def judge(request: tuple[str, tuple[str, ...]]) -> str:
+        text, sets = request
         try:
             config = load_text(text)
         except ConfigInvalid as error:
-            if not error.findings or len(error.findings) > 101:
-                raise AssertionError(f"{len(error.findings)} findings") from error
+            if not error.problems or len(error.problems) > 101:
+                raise AssertionError(f"{len(error.problems)} findings") from error
             outcome = "refused"
         else:
             if load_text(render(config)) != config:
@@ -143,7 +145,7 @@ def config() -> Target[tuple[str, tuple[str, ...]]]:
                 outcome += ", not set"
         return outcome
 
-    return Target(make=make, judge=judge)
+    return Target(make=make, check=judge)
 
 
 def _keys(texts: Sequence[str]) -> tuple[str, ...]:
@@ -151,33 +153,35 @@ def _keys(texts: Sequence[str]) -> tuple[str, ...]:
     return (*sorted(words), "", "0", "-1", "x" * 300, "é", "..", "a b")
 
 
-def _broken_yaml(text: str, rng: Random, texts: Sequence[str]) -> str:
+def _mutate_yaml(text: str, rng: Random, texts: Sequence[str]) -> str:
     lines = text.splitlines()
-    at = rng.randrange(len(lines) or 1)
+    index = rng.randrange(len(lines) or 1)
     match rng.randrange(8):
         case 0:
-            return mutated(text.encode(), rng, tuple(map(str.encode, texts))).decode(
+            return mutate(text.encode(), rng, tuple(map(str.encode, texts))).decode(
                 errors=rng.choice(("replace", "ignore"))
             )
         case 1:
-            key, colon, _ = lines[at].partition(":") if lines else ("a", ":", "")
-            lines[at : at + 1] = [f"{key}{colon} {rng.choice(_SCALARS)}"]
+            key, colon, _ = lines[index].partition(":") if lines else ("a", ":", "")
+            lines[index : index + 1] = [f"{key}{colon} {rng.choice(_SCALARS)}"]
         case 2:
-            lines.insert(at, rng.choice(lines) if lines else "a: 1")
+            lines.insert(index, rng.choice(lines) if lines else "a: 1")
         case 3:
-            lines[at : at + 1] = [" " * rng.randint(0, 40) + (lines[at].strip() if lines else "a")]
+            lines[index : index + 1] = [
+                " " * rng.randint(0, 40) + (lines[index].strip() if lines else "a")
+            ]
         case 4:
-            return text + _bomb(rng)
+            return text + _yaml_bomb(rng)
         case 5:
-            lines[at : at + rng.randint(1, 5)] = []
+            lines[index : index + rng.randint(1, 5)] = []
         case 6:
-            lines[at:at] = rng.choice(texts).splitlines()[: rng.randint(1, 40)]
+            lines[index:index] = rng.choice(texts).splitlines()[: rng.randint(1, 40)]
         case _:
             return text.replace(rng.choice(text or "a"), rng.choice(string.printable), 3)
     return "\n".join(lines)
 
 
-def _bomb(rng: Random) -> str:
+def _yaml_bomb(rng: Random) -> str:
     """Small to write, large to read."""
     match rng.randrange(4):
         case 0:
@@ -206,23 +210,23 @@ def sse() -> Target[tuple[bytes, int]]:
 
     def make(rng: Random) -> tuple[bytes, int]:
         data = b"".join(rng.choices(_EVENTS, k=rng.randint(1, 8)))
-        return mutated(data, rng, _EVENTS), rng.getrandbits(32)
+        return mutate(data, rng, _EVENTS), rng.getrandbits(32)
 
-    def judge(made: tuple[bytes, int]) -> str:
-        data, seed = made
-        whole, parted = _read([data]), _read(_pieces(data, Random(seed)))
-        if whole != parted:
-            raise AssertionError(f"{whole} in one piece, {parted} in several")
-        read = 0
+    def judge(stream: tuple[bytes, int]) -> str:
+        data, seed = stream
+        whole, in_pieces = _read([data]), _read(_pieces(data, Random(seed)))
+        if whole != in_pieces:
+            raise AssertionError(f"{whole} in one piece, {in_pieces} in several")
+        read_events = 0
         for event in whole:
             try:
                 msgspec.json.decode(event, type=Chunk)
-                read += 1
-            except UNREADABLE:  # as the client of `bench` does
+                read_events += 1
+            except DECODE_ERRORS:  # as the client of `bench` does
                 pass
-        return "read" if read else "not read"
+        return "read" if read_events else "not read"
 
-    return Target(make=make, judge=judge)
+    return Target(make=make, check=judge)
 
 
 def _read(pieces: Sequence[bytes]) -> list[bytes]:
@@ -232,7 +236,7 @@ def _read(pieces: Sequence[bytes]) -> list[bytes]:
         for piece in pieces:
             events += reader.feed(piece)
         return events + reader.close()
-    except BadStream:
+    except StreamInvalid:
         return [b"bad"]
 
 
@@ -242,6 +246,6 @@ def _pieces(data: bytes, rng: Random) -> list[bytes]:
 
 def _cut(data: bytes, size: Callable[[], int]) -> Iterator[bytes]:
     while data:
-        at = size()
-        yield data[:at]
-        data = data[at:]
+        length = size()
+        yield data[:length]
+        data = data[length:]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.domain.errors import QueueFull
-from baton.domain.events import RequestsRefused
+from baton.domain.events import RequestsRejected
 from baton.telemetry import catalogue
 from tests.telemetry.test_ingress_families import Told, world_of_tenants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crowd:
+class SeriesReport:
     """What came of it."""
 
     series: int
@@ -22,20 +22,22 @@ class Crowd:
     scrape_bytes: int
 
 
-def crowded(tenants: int) -> Crowd:
+def reject_tenants(tenants: int) -> SeriesReport:
     """One refused request of each of so many configured tenants."""
     names = [f"tenant-{number}" for number in range(tenants)]
     world = world_of_tenants(*names)
-    told = Told(world, names)
-    full = QueueFull("-", 1.0, "full")
+    collect = Told(world, names)
+    error = QueueFull("-", 1.0, "full")
     for name in names:
-        world.machine.handle(RequestsRefused(error=full, requests=1, tenant=name), world.now_s)
-    series = told(catalogue.SLO_REQUESTS)
+        world.coordinator.handle(
+            RequestsRejected(error=error, requests=1, tenant=name), world.now_s
+        )
+    series = collect(catalogue.SLO_REQUESTS)
     registry = CollectorRegistry()
-    registry.register(told.collector)
-    return Crowd(
+    registry.register(collect.collector)
+    return SeriesReport(
         series=len(series),
-        bound=catalogue.MOST_VALUES + 1,
+        bound=catalogue.MAX_LABEL_VALUES + 1,
         requests=int(sum(series.values())),
         scrape_bytes=len(generate_latest(registry)),
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.abuse.canaries import Haunted
+from tests.abuse.canaries import CanarySearch
 from tests.abuse.messages import messages
-from tests.abuse.raw import last_word, parse_answers, request
-from tests.abuse.timing import compared, probe
+from tests.abuse.raw import closing_request, parse_responses, request
+from tests.abuse.timing import compare, probe
 
 
 def test_answers_are_told_apart_whatever_way_their_ends_are_said() -> None:
@@ -17,7 +17,7 @@ def test_answers_are_told_apart_whatever_way_their_ends_are_said() -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n3;x\r\ncde\r\n0\r\n\r\n"
         b"HTTP/1.1 404 Not Found\r\n\r\nto the end"
     )
-    answers = list(parse_answers(data))
+    answers = list(parse_responses(data))
     assert [answer.status for answer in answers] == [400, 200, 404]
     assert [answer.body for answer in answers] == [b"bad", b"abcde", b"to the end"]
 
@@ -27,7 +27,7 @@ def test_no_message_has_the_name_of_another_and_each_carries_the_key() -> None:
     assert len({message.name for message in made}) == len(made) > 100
     keyed = [message for message in made if b"good-key" in message.make("good-key")]
     assert len(keyed) > len(made) - 5
-    assert last_word("k").endswith(b"Connection: close\r\nAuthorization: Bearer k\r\n\r\n")
+    assert closing_request("k").endswith(b"Connection: close\r\nAuthorization: Bearer k\r\n\r\n")
     assert request(body=b"x").endswith(b"\r\n\r\nx")
 
 
@@ -36,11 +36,11 @@ def test_a_difference_that_is_there_is_found_and_one_that_is_not_is_not() -> Non
     cold = [0.1 + rng.gauss(0, 0.01) for _ in range(200)]
     same = [0.1 + rng.gauss(0, 0.01) for _ in range(200)]
     faster = [time_s - 0.005 for time_s in same]
-    assert compared(cold, same).low_s < 0 < compared(cold, same).high_s
-    assert compared(cold, faster).low_s > 0
-    assert compared(cold, faster).detectable_s < 0.005
+    assert compare(cold, same).low_s < 0 < compare(cold, same).high_s
+    assert compare(cold, faster).low_s > 0
+    assert compare(cold, faster).detectable_s < 0.005
     # A machine that pauses now and then does not hide it.
-    assert compared([*cold[:-3], 3.0, 3.0, 3.0], faster).low_s > 0
+    assert compare([*cold[:-3], 3.0, 3.0, 3.0], faster).low_s > 0
 
 
 def test_a_probe_asks_first_what_the_other_asks_then_and_something_new_besides() -> None:
@@ -58,11 +58,11 @@ def test_a_probe_asks_first_what_the_other_asks_then_and_something_new_besides()
     told = probe(first, second, pairs=40, rng=Random(2), words=3)
     assert (told.pairs, len(asked), len(set(asked))) == (40, 80, 80)
     assert round(told.saved_s, 6) == 0.4
-    assert told.found > 0.7
+    assert told.saved_fraction > 0.7
 
 
 def test_a_canary_is_found_however_it_is_written() -> None:
-    found = Haunted()
+    found = CanarySearch()
     found.plant("a key", "ab/cd ef+gh")
     found.plant_ids("tokens", [1, 22, 333, 4, 5, 6, 7])
     for where, data in {
@@ -73,8 +73,8 @@ def test_a_canary_is_found_however_it_is_written() -> None:
         "tight": b"[1,22,333,4,5,6]",
     }.items():
         found.search("files", where, data)
-    assert len(found.places) == 5
+    assert len(found.hits) == 5
     found.search("files", "clean", b"ab/cd 1, 22, 333, 4, 5, 7")
-    assert (len(found.places), found.searched) == (5, 6)
+    assert (len(found.hits), found.searched) == (5, 6)
     found.kinds["traces"] = 0
-    assert found.silent == ["nothing of traces"]
+    assert found.empty_kinds == ["nothing of traces"]

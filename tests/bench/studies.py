@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.bench.report import Evidence, Moment, Result, Study
+from baton.bench.report import Evidence, FleetSample, RunResult, Study
 from baton.simulator.outcome import Objectives, Outcome
 
 NEVER = float("inf")
@@ -10,7 +10,7 @@ OBJECTIVES = Objectives(ttft_s=0.5, tpot_s=0.05)
 
 
 def outcome(
-    at_s: float = 0.0,
+    arrived_at_s: float = 0.0,
     *,
     ttft_s: float = 0.1,
     tpot_s: float = 0.01,
@@ -20,7 +20,7 @@ def outcome(
 ) -> Outcome:
     """A request that finished."""
     return Outcome(
-        arrived_at_s=at_s,
+        arrived_at_s=arrived_at_s,
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         output_tokens=output_tokens,
@@ -28,7 +28,7 @@ def outcome(
         tpot_s=tpot_s,
         e2e_s=ttft_s + tpot_s * (output_tokens - 1),
         ok=True,
-        worst_gap_s=2 * tpot_s,
+        max_itl_s=2 * tpot_s,
     )
 
 
@@ -48,17 +48,17 @@ def failure(at_s: float = 0.0, *, after_s: float = 3.0) -> Outcome:
 
 def result(
     *outcomes: Outcome, name: str = "predicted", devices: float = 2, rate: float | None = None
-) -> Result:
+) -> RunResult:
     """A run of these."""
-    return Result(name=name, outcomes=outcomes, devices=devices, offered_per_s=rate)
+    return RunResult(name=name, outcomes=outcomes, devices=devices, offered_per_s=rate)
 
 
-def steady(
-    name: str = "predicted", *, rate: float = 10.0, late: float = 0.0, requests: int = 100
-) -> Result:
-    """A request every 1 / `rate` s, of which the share `late` misses its TTFT."""
-    misses = round(late * requests)
-    return Result(
+def steady_result(
+    name: str = "predicted", *, rate: float = 10.0, late_fraction: float = 0.0, requests: int = 100
+) -> RunResult:
+    """A request every 1 / `rate` s, of which the share `late_fraction` misses its TTFT."""
+    misses = round(late_fraction * requests)
+    return RunResult(
         name=name,
         outcomes=[
             outcome(number / rate, ttft_s=0.9 if number < misses else 0.1 + number / 1000)
@@ -66,17 +66,17 @@ def steady(
         ],
         devices=2,
         offered_per_s=rate,
-        moments=tuple(
-            Moment(at_s=at_s, replicas={"prefill": 1, "decode": 1}, queued=0, running=3)
+        samples=tuple(
+            FleetSample(at_s=at_s, replicas={"prefill": 1, "decode": 1}, queued=0, running=3)
             for at_s in (0.0, requests / rate)
         ),
-        counts={"handoffs": 7},
+        event_counts={"handoffs": 7},
     )
 
 
-def study(*results: Result, objectives: Objectives = OBJECTIVES, **changes: object) -> Study:
+def study(*results: RunResult, objectives: Objectives = OBJECTIVES, **changes: object) -> Study:
     """A study of these runs."""
-    given: dict[str, object] = {
+    defaults: dict[str, object] = {
         "title": "four <engines>",
         "evidence": Evidence.SIMULATED,
         "command": "baton simulate -c a.yaml --trace 'b & c.jsonl'",
@@ -84,4 +84,4 @@ def study(*results: Result, objectives: Objectives = OBJECTIVES, **changes: obje
         "objectives": objectives,
         "results": results,
     }
-    return Study(**(given | changes))  # type: ignore[arg-type]  # tests name them right
+    return Study(**(defaults | changes))  # type: ignore[arg-type]  # tests name them right

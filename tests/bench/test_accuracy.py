@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from baton.bench.accuracy.accuracy import Judged, calibrated, judge, unfit
+from baton.bench.accuracy.accuracy import (
+    EvaluatedRow,
+    calibrate_engines,
+    evaluate_rows,
+    unfit_reason,
+)
 from baton.bench.accuracy.measurements import MeasuredRow
-from baton.bench.accuracy.recipes import recipe_of, weights_of
-from baton.perf.fitting.calibration import Kind
+from baton.bench.accuracy.recipes import recipe_of, weight_dtype
+from baton.perf.fitting.calibration import MeasurementKind
 from baton.perf.hardware.accelerators import Dtype
 
 ROW = MeasuredRow(
@@ -35,16 +40,16 @@ ROW = MeasuredRow(
 SMALL = "meta-llama/Llama-3.1-8B-Instruct"
 
 
-def only(rows: list[MeasuredRow]) -> Judged:
-    judgement = judge(rows)
-    assert not judgement.not_judged
-    (one,) = judgement.judged
+def only(rows: list[MeasuredRow]) -> EvaluatedRow:
+    judgement = evaluate_rows(rows)
+    assert not judgement.skipped
+    (one,) = judgement.evaluated
     return one
 
 
 def test_a_row_of_a_gpu_that_was_measured_is_met() -> None:
     one = only([ROW])
-    assert one.simulated
+    assert one.is_simulated
     assert one.tpot.error == pytest.approx(0, abs=0.05)
     assert one.ttft.error == pytest.approx(0, abs=0.15)
 
@@ -52,7 +57,7 @@ def test_a_row_of_a_gpu_that_was_measured_is_met() -> None:
 def test_the_simulated_engine_and_the_closed_loop_agree_while_there_is_memory() -> None:
     row = replace(ROW, concurrency=8)
     engine, loop = only([row]), only([replace(row, backend="other")])
-    assert not loop.simulated
+    assert not loop.is_simulated
     assert loop.tpot.predicted_s == pytest.approx(engine.tpot.predicted_s, rel=0.01)
     assert loop.ttft.predicted_s == pytest.approx(engine.ttft.predicted_s, rel=0.02)
 
@@ -71,17 +76,17 @@ def test_rows_that_cannot_be_judged_are_named_with_why() -> None:
         replace(ROW, disaggregated=True),
         ROW,
     ]
-    judgement = judge(rows)
-    assert [one.row for one in judgement.not_judged] == rows[:4]
-    reasons = [one.why for one in judgement.not_judged]
+    judgement = evaluate_rows(rows)
+    assert [row.row for row in judgement.skipped] == rows[:4]
+    reasons = [row.reason for row in judgement.skipped]
     for reason, said in zip(reasons, ("nobody/knows", "h1000", "GB", "pools"), strict=True):
         assert said in reason
-    assert [one.row for one in judgement.judged] == [ROW]
+    assert [row.row for row in judgement.evaluated] == [ROW]
 
 
 def test_saturated_rows_are_judged_and_not_in_the_means() -> None:
-    judgement = judge([ROW, replace(ROW, ttft_s=4.0)])
-    assert [one.saturated for one in judgement.judged] == [False, True]
+    judgement = evaluate_rows([ROW, replace(ROW, ttft_s=4.0)])
+    assert [row.is_saturated for row in judgement.evaluated] == [False, True]
     ttft, tpot = judgement.errors()
     assert (ttft.rows, tpot.rows) == (1, 1)
     ((key, rows),) = judgement.groups().items()
@@ -104,16 +109,16 @@ ROWS = [
 
 def test_what_differs_between_engines_is_their_own_and_not_the_kernels() -> None:
     slow = [replace(row, backend="slow", tpot_s=row.tpot_s + 0.002) for row in ROWS]
-    calibrations = calibrated([*ROWS, *slow])
+    calibrations = calibrate_engines([*ROWS, *slow])
     assert set(calibrations) == {"vllm", "slow"}
     quick, late = (calibrations[name].efficiency for name in ("vllm", "slow"))
     assert late.step_s - quick.step_s == pytest.approx(0.002, rel=0.3)
     for shared in ("gemm", "gemm_narrow", "attention", "communication"):
         assert getattr(late, shared) == pytest.approx(getattr(quick, shared))
-    assert calibrations["vllm"].error(Kind.OUTPUT_TOKEN).mape < 0.03
-    assert calibrations["slow"].error(Kind.OUTPUT_TOKEN).mape < 0.03
+    assert calibrations["vllm"].error(MeasurementKind.OUTPUT_TOKEN).mape < 0.03
+    assert calibrations["slow"].error(MeasurementKind.OUTPUT_TOKEN).mape < 0.03
     known, borrowed = (
-        judge([replace(ROW, backend=name)], calibrations=calibrations).judged[0]
+        evaluate_rows([replace(ROW, backend=name)], calibrations=calibrations).evaluated[0]
         for name in ("slow", "unheard_of")
     )
     assert known.tpot.predicted_s - borrowed.tpot.predicted_s == pytest.approx(0.002, rel=0.3)
@@ -121,50 +126,50 @@ def test_what_differs_between_engines_is_their_own_and_not_the_kernels() -> None
 
 def test_an_engine_with_many_rows_does_not_outweigh_the_others() -> None:
     other = [replace(row, backend="other", tpot_s=0.9 * row.tpot_s) for row in ROWS]
-    few, many = (calibrated([*ROWS, *other * count])["vllm"].efficiency for count in (1, 4))
+    few, many = (calibrate_engines([*ROWS, *other * count])["vllm"].efficiency for count in (1, 4))
     assert many.gemm_narrow == pytest.approx(few.gemm_narrow, rel=0.02)
 
 
 def test_nothing_usable_is_no_calibration() -> None:
-    assert calibrated([replace(ROW, disaggregated=True)]) == {}
+    assert calibrate_engines([replace(ROW, disaggregated=True)]) == {}
 
 
 def test_rows_that_cannot_be_are_judged_and_told_from_those_that_can() -> None:
     cached = replace(ROW, tpot_s=0.001)
     beside, elsewhere = replace(ROW, concurrency=8), replace(ROW, version="another")
-    judgement = judge([cached, beside, elsewhere])
-    assert [one.impossible is None for one in judgement.judged] == [False, True, True]
+    judgement = evaluate_rows([cached, beside, elsewhere])
+    assert [row.implausible_reason is None for row in judgement.evaluated] == [False, True, True]
     assert judgement.errors()[0].rows == 3
-    assert [one.row for one in judgement.plausible] == [beside, elsewhere]
-    assert [one.row for one in judgement.beside_impossible()] == [beside]
+    assert [row.row for row in judgement.plausible] == [beside, elsewhere]
+    assert [row.row for row in judgement.plausible_in_suspect_sweeps()] == [beside]
 
 
 def test_a_saturated_row_that_cannot_be_spoils_no_sweep() -> None:
     cached = replace(ROW, tpot_s=0.001, prompt_tokens=8192, concurrency=4096, ttft_s=5.0)
-    judgement = judge([ROW])
-    spoiled = judgement.judged[0]._replace(row=cached, impossible="so")
-    judgement = replace(judgement, judged=(*judgement.judged, spoiled))
-    assert judgement.beside_impossible() == ()
+    judgement = evaluate_rows([ROW])
+    spoiled = judgement.evaluated[0]._replace(row=cached, implausible_reason="so")
+    judgement = replace(judgement, evaluated=(*judgement.evaluated, spoiled))
+    assert judgement.plausible_in_suspect_sweeps() == ()
 
 
 def test_decodes_of_tensorrt_llm_are_bound_by_bytes() -> None:
     row = replace(ROW, system="h200_sxm", tp=2, output_tokens=8192, concurrency=64)
     xqa, tiles = only([replace(row, backend="trtllm")]), only([replace(row, backend="other")])
     assert xqa.tpot.predicted_s < 0.93 * tiles.tpot.predicted_s
-    calibrations = calibrated(ROWS)
-    borrowed = judge(
+    calibrations = calibrate_engines(ROWS)
+    borrowed = evaluate_rows(
         [replace(row, backend="trtllm")], calibrations=calibrations, extrapolate=True
-    ).judged[0]
+    ).evaluated[0]
     assert borrowed.tpot.predicted_s < 0.93 * tiles.tpot.predicted_s
 
 
 def test_far_rows_are_refused_unless_told() -> None:
-    calibrations = calibrated(ROWS)
+    calibrations = calibrate_engines(ROWS)
     far = replace(ROW, concurrency=17)
-    refused = judge([far], calibrations=calibrations)
-    assert refused.not_judged[0].why == "far from what the calibration has seen"
-    assert "requests 17 is more than 2 times beyond the 4 to 8" in refused.not_judged[0].at
-    assert judge([far], calibrations=calibrations, extrapolate=True).judged
+    refused = evaluate_rows([far], calibrations=calibrations)
+    assert refused.skipped[0].reason == "far from what the calibration has seen"
+    assert "requests 17 is more than 2 times beyond the 4 to 8" in refused.skipped[0].detail
+    assert evaluate_rows([far], calibrations=calibrations, extrapolate=True).evaluated
 
 
 @pytest.mark.parametrize(
@@ -197,17 +202,17 @@ def test_far_rows_are_refused_unless_told() -> None:
 def test_what_does_not_tell_of_the_engine_is_not_fitted_to(
     row: MeasuredRow, why: str | None
 ) -> None:
-    assert (unfit(row) is None) if why is None else why in (unfit(row) or "")
+    assert (unfit_reason(row) is None) if why is None else why in (unfit_reason(row) or "")
 
 
 def test_the_lengths_of_inferencex_are_random_and_the_same_each_time() -> None:
     recipe = recipe_of(ROW)
-    lengths = recipe.lengths(ROW)
-    assert recipe.published
-    assert lengths == recipe_of(ROW).lengths(ROW)
+    lengths = recipe.draw_lengths(ROW)
+    assert recipe.is_published
+    assert lengths == recipe_of(ROW).draw_lengths(ROW)
     assert len(lengths) == 40
-    assert all(819 <= tokens <= 1024 for one in lengths for tokens in one)
-    assert len({one.prompt_tokens for one in lengths}) > 20
+    assert all(819 <= tokens <= 1024 for length in lengths for tokens in length)
+    assert len({length.prompt_tokens for length in lengths}) > 20
 
 
 @pytest.mark.parametrize(
@@ -227,27 +232,27 @@ def test_keys_and_values_are_kept_as_the_benchmark_says(row: MeasuredRow, kv: Dt
 
 def test_tensorrt_rows_wait_to_gather_where_their_script_says_so() -> None:
     row = replace(ROW, backend="trtllm")
-    assert recipe_of(row).loop(row).gather_steps == 20
+    assert recipe_of(row).closed_loop(row).max_prefill_delay_steps == 20
     for other in (replace(row, tp=8), replace(row, output_tokens=8192)):
-        assert recipe_of(other).loop(other).gather_steps == 0
+        assert recipe_of(other).closed_loop(other).max_prefill_delay_steps == 0
 
 
 def test_clients_that_are_under_way_end_their_first_requests_at_any_time() -> None:
     row = replace(ROW, backend="trtllm", output_tokens=128, concurrency=16)
     recipe = recipe_of(row)
-    lengths, loop = recipe.lengths(row), recipe.loop(row)
-    assert len({one.output_tokens for one in lengths[:16]}) > 8
-    assert {one.output_tokens for one in lengths[16:]} == {128}
-    assert (loop.skipped, loop.max_running_requests) == (32, 15)
+    lengths, loop = recipe.draw_lengths(row), recipe.closed_loop(row)
+    assert len({length.output_tokens for length in lengths[:16]}) > 8
+    assert {length.output_tokens for length in lengths[16:]} == {128}
+    assert (loop.warm_up_requests, loop.max_running_requests) == (32, 15)
 
 
 def test_engines_that_mix_are_measured_under_way_and_sglang_from_the_start() -> None:
     row = replace(ROW, output_tokens=500)
     mixing, sglang = recipe_of(row), recipe_of(replace(row, backend="sglang"))
-    assert (mixing.under_way, mixing.loop(row).skipped) == (True, 8)
-    assert (sglang.under_way, sglang.loop(row).skipped) == (False, 0)
-    assert not mixing.published
-    assert not sglang.published
+    assert (mixing.starts_warm, mixing.closed_loop(row).warm_up_requests) == (True, 8)
+    assert (sglang.starts_warm, sglang.closed_loop(row).warm_up_requests) == (False, 0)
+    assert not mixing.is_published
+    assert not sglang.is_published
 
 
 def test_the_simulated_engine_leaves_out_what_is_not_measured() -> None:
@@ -259,6 +264,6 @@ def test_the_simulated_engine_leaves_out_what_is_not_measured() -> None:
 
 def test_experts_decide_what_weights_a_mixture_is_stored_in() -> None:
     mixture = replace(ROW, model="mistralai/Mixtral-8x7B-v0.1", experts=Dtype.FP4)
-    assert weights_of(mixture) is Dtype.FP4
-    assert weights_of(replace(ROW, experts=Dtype.FP4)) is Dtype.FP8
-    assert weights_of(replace(ROW, weights=None)) is Dtype.BF16
+    assert weight_dtype(mixture) is Dtype.FP4
+    assert weight_dtype(replace(ROW, experts=Dtype.FP4)) is Dtype.FP8
+    assert weight_dtype(replace(ROW, weights=None)) is Dtype.BF16

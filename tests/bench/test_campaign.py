@@ -8,21 +8,21 @@ from dataclasses import replace
 
 import pytest
 
-from baton.bench.client.samples import Sample
-from baton.bench.driver import Driven
+from baton.bench.client.samples import RequestSample
+from baton.bench.driver import LoadResult
 from baton.bench.findings.campaign import (
     Benchmark,
+    BenchmarkResult,
     ClosedLoop,
-    Findings,
     LoadUnusable,
     OpenLoop,
-    Traced,
-    carry_out,
-    plan_of,
+    TraceReplay,
+    build_plan,
+    run_benchmark,
 )
-from baton.bench.findings.metrics import Promise
+from baton.bench.findings.metrics import SloObjectives
 from baton.bench.knee import KneeOptions
-from baton.bench.load import Length, Maker, Pace, Plan, WarmUp
+from baton.bench.load import ArrivalProcess, LoadPlan, MeasuredLength, RequestFactory, WarmUp
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.bench.samples import sample, source
@@ -34,14 +34,14 @@ class Queue:
     """One server that takes each request for 0.1 s, in order (M/D/1 with Poisson arrivals)."""
 
     def __init__(self, *, client_most_per_s: float = math.inf, stop_after: int = 1000) -> None:
-        self.plans: list[Plan] = []
+        self.plans: list[LoadPlan] = []
         self.names: list[str] = []
         self._client_most_per_s = client_most_per_s
         self._stop_after = stop_after
 
-    def __call__(self, plan: Plan, what: str) -> Driven:
+    def __call__(self, plan: LoadPlan, label: str) -> LoadResult:
         self.plans.append(plan)
-        self.names.append(what)
+        self.names.append(label)
         free_s, samples = 0.0, []
         for number, due_s in enumerate(plan.starts_s):
             free_s = max(free_s, due_s) + SERVICE_S
@@ -49,19 +49,21 @@ class Queue:
         rate = len(plan.starts_s) / plan.starts_s[-1]
         lag_s = 0.001 if rate <= self._client_most_per_s else 1.0
         stopped = len(self.plans) >= self._stop_after
-        return Driven(samples=samples, lags_s=array("d", [lag_s]), stopped=stopped)
+        return LoadResult(samples=samples, loop_lags_s=array("d", [lag_s]), stopped=stopped)
 
 
-def answered(number: int, due_s: float, at_s: float) -> Sample:
-    return sample(number, due_s, first_s=at_s, last_s=at_s, ended_s=at_s, output_tokens=1)
+def answered(number: int, due_s: float, at_s: float) -> RequestSample:
+    return sample(
+        number, due_s, first_token_s=at_s, last_token_s=at_s, ended_s=at_s, output_tokens=1
+    )
 
 
 def benchmark(**fields: object) -> Benchmark:
     whole = {
-        "source": lambda seed, texts: source(seed=seed, texts=texts),
+        "make_source": lambda seed, texts: source(seed=seed, text_seed=texts),
         "arrivals": OpenLoop(rates_per_s=(2.0, 5.0)),
-        "length": Length(requests=3_000),
-        "promise": Promise(objectives={"default": Objectives(ttft_s=0.5)}, target=0.9),
+        "length": MeasuredLength(requests=3_000),
+        "slo": SloObjectives(objectives={"default": Objectives(ttft_s=0.5)}, target=0.9),
     }
     return Benchmark(**whole | fields)  # type: ignore[arg-type]  # a test's
 
@@ -85,83 +87,87 @@ def share_waiting_at_most(wait_s: float, rate: float) -> float:
 
 
 def test_the_wait_in_a_queue_is_what_theory_says() -> None:
-    found = carry_out(benchmark(), Queue())
+    found = run_benchmark(benchmark(), Queue())
     for run in found.runs:
         assert run.rate_per_s is not None
-        waited_s = run.figures.ttft.mean - SERVICE_S
+        waited_s = run.metrics.ttft.mean - SERVICE_S
         assert waited_s == pytest.approx(mean_wait_s(run.rate_per_s), rel=0.1)
         known = share_waiting_at_most(0.4, run.rate_per_s)
-        assert run.figures.attainment == pytest.approx(known, abs=0.01)
+        assert run.metrics.attainment == pytest.approx(known, abs=0.01)
 
 
 def test_the_knee_of_a_queue_is_where_theory_says() -> None:
-    options = KneeOptions(first_per_s=1.0, target=0.9)
-    found = carry_out(benchmark(knee=options), Queue()).knee
+    options = KneeOptions(initial_rate_per_s=1.0, target=0.9)
+    found = run_benchmark(benchmark(knee=options), Queue()).knee
     assert found is not None
-    assert found.bracketed
+    assert found.is_bracketed
     rates = [rate / 100 for rate in range(100, 1000)]
     known = max(rate for rate in rates if share_waiting_at_most(0.4, rate) >= 0.9)
     assert found.rate_per_s == pytest.approx(known, rel=0.08)
-    assert [one.rate_per_s for one in found.probes][:4] == [1, 2, 4, 8]
+    assert [probe.rate_per_s for probe in found.probes][:4] == [1, 2, 4, 8]
 
 
 def test_a_knee_beyond_the_client_is_not_claimed() -> None:
-    options = KneeOptions(first_per_s=1.0, target=0.9)
-    what = carry_out(benchmark(knee=options), Queue(client_most_per_s=3.0))
+    options = KneeOptions(initial_rate_per_s=1.0, target=0.9)
+    what = run_benchmark(benchmark(knee=options), Queue(client_most_per_s=3.0))
     assert what.knee is not None
-    assert not what.knee.bracketed
-    assert "the client, not the endpoint" in what.knee.says
-    assert any("read late" in why for why in what.invalid)
+    assert not what.knee.is_bracketed
+    assert "the client, not the endpoint" in what.knee.description
+    assert any("read late" in why for why in what.invalid_reasons)
 
 
 def test_a_stopped_search_says_what_it_knows() -> None:
-    options = KneeOptions(first_per_s=1.0, target=0.9)
-    what = carry_out(benchmark(knee=options), Queue(stop_after=3))
-    assert what.partial
+    options = KneeOptions(initial_rate_per_s=1.0, target=0.9)
+    what = run_benchmark(benchmark(knee=options), Queue(stop_after=3))
+    assert what.is_partial
     assert what.knee is not None
-    assert [one.rate_per_s for one in what.knee.probes] == [1, 2]
+    assert [probe.rate_per_s for probe in what.knee.probes] == [1, 2]
 
 
 def test_a_stop_ends_a_sweep() -> None:
     queue = Queue(stop_after=2)
-    what = carry_out(benchmark(repeats=3), queue)
+    what = run_benchmark(benchmark(repeats=3), queue)
     assert queue.names == ["2/s, run 1 of 3", "2/s, run 2 of 3"]
-    assert what.partial
+    assert what.is_partial
 
 
 def test_rates_differ_by_nothing_but_the_rate_and_repeats_by_all() -> None:
     queue = Queue()
-    carry_out(benchmark(repeats=2, length=Length(requests=50)), queue)
+    run_benchmark(benchmark(repeats=2, length=MeasuredLength(requests=50)), queue)
     slow, slow_again, fast, _ = queue.plans
     assert slow.starts_s == pytest.approx([2.5 * at_s for at_s in fast.starts_s])
     assert slow.source.seed == fast.source.seed != slow_again.source.seed
-    assert len({one.source.texts for one in queue.plans}) == 4
+    assert len({plan.source.text_seed for plan in queue.plans}) == 4
 
 
 def test_the_same_benchmark_sends_the_very_same_loads() -> None:
     first, second, other = Queue(), Queue(), Queue()
-    carry_out(benchmark(length=Length(requests=50)), first)
-    carry_out(benchmark(length=Length(requests=50)), second)
-    carry_out(benchmark(length=Length(requests=50), seed=1), other)
+    run_benchmark(benchmark(length=MeasuredLength(requests=50)), first)
+    run_benchmark(benchmark(length=MeasuredLength(requests=50)), second)
+    run_benchmark(benchmark(length=MeasuredLength(requests=50), seed=1), other)
     assert first.plans == second.plans
     assert first.plans[0].starts_s != other.plans[0].starts_s
     prompts = [
-        Maker(one.plans[0].source).question(0, Maker(one.plans[0].source).request(0)).prompt
-        for one in (first, second, other)
+        RequestFactory(queue.plans[0].source)
+        .build_completion_request(0, RequestFactory(queue.plans[0].source).request(0))
+        .prompt
+        for queue in (first, second, other)
     ]
     assert prompts[0] == prompts[1] != prompts[2]
 
 
 def test_levels_hold_repeats_in_order_of_rate() -> None:
-    what = carry_out(
-        benchmark(arrivals=OpenLoop(rates_per_s=(5.0, 2.0)), repeats=2, length=Length(requests=9)),
+    what = run_benchmark(
+        benchmark(
+            arrivals=OpenLoop(rates_per_s=(5.0, 2.0)), repeats=2, length=MeasuredLength(requests=9)
+        ),
         Queue(),
     )
-    assert {level: [run.repeat for run in runs] for level, runs in what.levels().items()} == {
+    assert {level: [run.repeat for run in runs] for level, runs in what.runs_by_load().items()} == {
         "2/s": [0, 1],
         "5/s": [0, 1],
     }
-    assert Findings().levels() == {}
+    assert BenchmarkResult().runs_by_load() == {}
 
 
 def test_a_trace_is_sent_as_it_says() -> None:
@@ -177,47 +183,51 @@ def test_a_trace_is_sent_as_it_says() -> None:
         return trace
 
     queue = Queue()
-    carry_out(benchmark(arrivals=Traced(make=make), repeats=2), queue)
+    run_benchmark(benchmark(arrivals=TraceReplay(make_trace=make), repeats=2), queue)
     assert asked == [(None, 0), (None, 1)]
     assert list(queue.plans[0].starts_s) == [0, 1, 2, 3, 4]
     assert queue.plans[0].source.block_tokens == 64
-    assert Maker(queue.plans[0].source).request(3).prompt_tokens == 13
+    assert RequestFactory(queue.plans[0].source).request(3).prompt_tokens == 13
 
 
 def test_conversations_come_so_rarely_that_their_turns_make_the_rate() -> None:
     what = benchmark(
         turns=4,
         warm_up=WarmUp(requests=8),
-        length=Length(requests=400),
-        arrivals=OpenLoop(rates_per_s=(8.0,), pace=Pace.CONSTANT),
+        length=MeasuredLength(requests=400),
+        arrivals=OpenLoop(rates_per_s=(8.0,), process=ArrivalProcess.CONSTANT),
     )
-    plan = plan_of(what, 8.0, None, repeat=0, number=0)
+    plan = build_plan(what, 8.0, None, repeat=0, run_index=0)
     assert len(plan.starts_s) == 102
     assert plan.starts_s[1] == 0.5
-    assert not plan.counts(7, 0.9)
-    assert plan.counts(8, 1.0)
+    assert not plan.is_measured(7, 0.9)
+    assert plan.is_measured(8, 1.0)
 
 
 def test_a_closed_loop_has_as_many_threads_as_there_shall_be_requests() -> None:
     what = benchmark(
-        arrivals=ClosedLoop(streams=(4,)), length=Length(requests=10), warm_up=WarmUp(requests=3)
+        arrivals=ClosedLoop(concurrencies=(4,)),
+        length=MeasuredLength(requests=10),
+        warm_up=WarmUp(requests=3),
     )
-    plan = plan_of(what, None, 4, repeat=0, number=0)
-    assert (plan.streams, plan.threads, len(plan.starts_s)) == (4, 13, 0)
-    timed = replace(what, length=Length(duration_s=5), warm_up=WarmUp(duration_s=2))
-    plan = plan_of(timed, None, 4, repeat=0, number=0)
-    assert (plan.threads, plan.until_s) == (None, 7)
+    plan = build_plan(what, None, 4, repeat=0, run_index=0)
+    assert (plan.concurrency, plan.max_conversations, len(plan.starts_s)) == (4, 13, 0)
+    timed = replace(what, length=MeasuredLength(duration_s=5), warm_up=WarmUp(duration_s=2))
+    plan = build_plan(timed, None, 4, repeat=0, run_index=0)
+    assert (plan.max_conversations, plan.stop_starting_s) == (None, 7)
 
 
 def test_a_closed_loop_that_cannot_say_when_it_ends_is_refused() -> None:
     what = benchmark(
-        arrivals=ClosedLoop(streams=(4,)), length=Length(requests=10), warm_up=WarmUp(duration_s=3)
+        arrivals=ClosedLoop(concurrencies=(4,)),
+        length=MeasuredLength(requests=10),
+        warm_up=WarmUp(duration_s=3),
     )
     with pytest.raises(LoadUnusable, match="nobody knows how many requests"):
-        plan_of(what, None, 4, repeat=0, number=0)
+        build_plan(what, None, 4, repeat=0, run_index=0)
 
 
 def test_a_load_of_which_nothing_is_measured_is_refused() -> None:
-    short = benchmark(length=Length(duration_s=0.1), arrivals=OpenLoop(rates_per_s=(0.01,)))
+    short = benchmark(length=MeasuredLength(duration_s=0.1), arrivals=OpenLoop(rates_per_s=(0.01,)))
     with pytest.raises(LoadUnusable, match=r"0\.01/s: no request comes in the measured time"):
-        plan_of(short, 0.01, None, repeat=0, number=0)
+        build_plan(short, 0.01, None, repeat=0, run_index=0)

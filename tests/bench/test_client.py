@@ -11,31 +11,31 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from baton.bench.client.client import (
-    Answer,
     Api,
     ClientOptions,
     CompletionClient,
+    CompletionRequest,
+    CompletionResponse,
     EndpointUnusable,
     Message,
-    Question,
 )
 from baton.domain.errors import NotRunning
-from baton.domain.names.addresses import endpoint
-from baton.runtime.process.sockets import bound_socket
+from baton.domain.names.addresses import format_endpoint
+from baton.runtime.process.sockets import create_bound_socket
 from tests.fakes.completion_server import (
-    END,
-    Asked,
+    SSE_DONE,
     Behaviour,
     CompletionServer,
+    ReceivedRequest,
     chunk,
     events,
     token,
     usage,
 )
-from tests.fakes.machine import need_ipv6
+from tests.fakes.machine import require_ipv6
 
-QUESTION = Question(prompt=[1, 2, 3], output_tokens=3)
-CHAT = Question(prompt=[Message(role="user", content="hello")], output_tokens=3)
+QUESTION = CompletionRequest(prompt=[1, 2, 3], output_tokens=3)
+CHAT = CompletionRequest(prompt=[Message(role="user", content="hello")], output_tokens=3)
 
 
 class Clock:
@@ -60,7 +60,7 @@ class Clock:
 def timed(clock: Clock, *events: str) -> Behaviour:
     """Each event is sent after the client has told the time for the one before."""
 
-    async def behave(_: Asked) -> AsyncIterator[str]:
+    async def behave(_: ReceivedRequest) -> AsyncIterator[str]:
         for number, event in enumerate(events, start=1):
             await clock.asked(number)
             yield event
@@ -69,15 +69,19 @@ def timed(clock: Clock, *events: str) -> Behaviour:
 
 
 async def answer_to(
-    question: Question, behaviour: Behaviour, clock: Clock | None = None, *, keep_text: bool = False
-) -> Answer:
+    question: CompletionRequest,
+    behaviour: Behaviour,
+    clock: Clock | None = None,
+    *,
+    keep_text: bool = False,
+) -> CompletionResponse:
     server = CompletionServer(behaviour=behaviour)
     async with server.running():
-        options = ClientOptions(url=server.url, deadline_s=30)
+        options = ClientOptions(url=server.url, timeout_s=30)
         client = CompletionClient(options, clock=clock) if clock else CompletionClient(options)
         async with client:
-            prepared = client.prepare("tiny", question, keep_text=keep_text)
-            return await client.ask(prepared)
+            prepared = client.encode("tiny", question, keep_text=keep_text)
+            return await client.complete(prepared)
 
 
 def said(content: str | None = None, *, last: bool = False, **delta: object) -> str:
@@ -88,33 +92,40 @@ def said(content: str | None = None, *, last: bool = False, **delta: object) -> 
 async def test_the_times_of_an_answer_are_those_at_which_its_pieces_came() -> None:
     clock = Clock(100.0, 100.5, 100.6, 100.9, 101.0, 101.1, 101.2)
     answer = await answer_to(
-        QUESTION, timed(clock, token(), token(), token(last=True), usage(5, 2), END), clock
+        QUESTION, timed(clock, token(), token(), token(last=True), usage(5, 2), SSE_DONE), clock
     )
-    assert (answer.sent_at_s, answer.first_at_s, answer.last_at_s) == (100.0, 100.5, 100.9)
+    assert (answer.sent_at_s, answer.first_token_at_s, answer.last_token_at_s) == (
+        100.0,
+        100.5,
+        100.9,
+    )
     assert list(answer.gaps_s) == pytest.approx([0.1, 0.3])
     assert (answer.chunks, answer.output_tokens, answer.cached_tokens) == (3, 5, 2)
-    assert answer.finished
+    assert answer.is_finished
     assert answer.failure is None
 
 
 async def test_pieces_that_come_in_one_read_have_one_time() -> None:
     clock = Clock(1.0, 2.0, 3.0, 4.0)
     answer = await answer_to(
-        QUESTION, timed(clock, token() + token() + token(last=True), usage(3) + END), clock
+        QUESTION, timed(clock, token() + token() + token(last=True), usage(3) + SSE_DONE), clock
     )
     assert list(answer.gaps_s) == [0, 0]
-    assert answer.last_at_s == 2.0
+    assert answer.last_token_at_s == 2.0
 
 
 async def test_a_role_and_an_end_are_no_tokens_of_a_chat() -> None:
     clock = Clock(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
     role, end = said("", role="assistant"), said(last=True)
     answer = await answer_to(
-        CHAT, timed(clock, role, said("a"), said(""), end, usage(2), END), clock, keep_text=True
+        CHAT,
+        timed(clock, role, said("a"), said(""), end, usage(2), SSE_DONE),
+        clock,
+        keep_text=True,
     )
-    assert (answer.first_at_s, answer.last_at_s, answer.chunks) == (3.0, 4.0, 2)
-    assert answer.finished
-    assert "".join(answer.text) == "a"
+    assert (answer.first_token_at_s, answer.last_token_at_s, answer.chunks) == (3.0, 4.0, 2)
+    assert answer.is_finished
+    assert "".join(answer.text_pieces) == "a"
 
 
 @pytest.mark.parametrize(
@@ -128,18 +139,18 @@ async def test_a_role_and_an_end_are_no_tokens_of_a_chat() -> None:
 )
 async def test_whatever_an_answer_begins_with_is_its_first_token(delta: dict[str, object]) -> None:
     first = chunk(choices=[{"delta": delta, "finish_reason": None}])
-    answer = await answer_to(CHAT, events(first, said("b", last=True), END))
+    answer = await answer_to(CHAT, events(first, said("b", last=True), SSE_DONE))
     assert answer.chunks == 2
 
 
 async def test_the_last_token_of_a_chat_may_come_with_its_end() -> None:
-    answer = await answer_to(CHAT, events(said("a"), said("b", last=True), END))
-    assert (answer.chunks, answer.finished) == (2, True)
+    answer = await answer_to(CHAT, events(said("a"), said("b", last=True), SSE_DONE))
+    assert (answer.chunks, answer.is_finished) == (2, True)
 
 
 async def test_a_chat_is_asked_for_with_its_messages_class_and_session() -> None:
-    server = CompletionServer(behaviour=events(said("a", last=True), END))
-    question = Question(
+    server = CompletionServer(behaviour=events(said("a", last=True), SSE_DONE))
+    question = CompletionRequest(
         prompt=[Message(role="user", content="hello")],
         output_tokens=7,
         session_id="s",
@@ -150,8 +161,8 @@ async def test_a_chat_is_asked_for_with_its_messages_class_and_session() -> None
         CompletionClient(ClientOptions(url=server.url, headers={"X-Team": "a"})) as client,
     ):
         assert question.api is Api.CHAT
-        await client.ask(client.prepare("tiny", question))
-    (asked,) = server.asked
+        await client.complete(client.encode("tiny", question))
+    (asked,) = server.requests
     assert asked.body["messages"] == [{"role": "user", "content": "hello"}]
     assert "prompt" not in asked.body
     assert (asked.headers["x-slo-class"], asked.headers["x-session-id"]) == ("batch", "s")
@@ -160,7 +171,7 @@ async def test_a_chat_is_asked_for_with_its_messages_class_and_session() -> None
 
 async def test_a_stream_without_a_blank_line_at_its_end_is_whole() -> None:
     answer = await answer_to(QUESTION, events(token(), token(last=True).rstrip("\n")))
-    assert (answer.finished, answer.chunks) == (True, 2)
+    assert (answer.is_finished, answer.chunks) == (True, 2)
 
 
 async def test_usage_in_the_last_piece_is_read() -> None:
@@ -168,7 +179,7 @@ async def test_usage_in_the_last_piece_is_read() -> None:
         choices=[{"text": "b", "finish_reason": "stop"}],
         usage={"prompt_tokens": 9, "completion_tokens": 2},
     )
-    answer = await answer_to(QUESTION, events(token(), last, END))
+    answer = await answer_to(QUESTION, events(token(), last, SSE_DONE))
     assert (answer.prompt_tokens, answer.output_tokens, answer.chunks) == (9, 2, 2)
 
 
@@ -179,13 +190,13 @@ async def test_usage_in_the_last_piece_is_read() -> None:
         (events(token(), chunk(error={"message": "died"})), "stream"),
         (events("data: {oops\n\n"), "stream"),
         (events('data: {"x":' + "[" * 100_000 + "\n\n"), "stream"),
-        (events(token(), END), "stream"),
+        (events(token(), SSE_DONE), "stream"),
         (events("data: " + "x" * (17 << 20)), "stream"),
     ],
 )
 async def test_failures_have_a_kind(behaviour: Behaviour, kind: str) -> None:
     answer = await answer_to(QUESTION, behaviour)
-    assert (answer.kind, answer.finished) == (kind, False)
+    assert (answer.failure_kind, answer.is_finished) == (kind, False)
 
 
 class Raw:
@@ -217,7 +228,7 @@ class Raw:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         server.close()
-        await asyncio.gather(*(one.wait() for one in self._ended))
+        await asyncio.gather(*(event.wait() for event in self._ended))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -240,38 +251,40 @@ class Raw:
         ended.set()
 
 
-async def asked_twice(raw: Raw, clock: Callable[[], float] = time.monotonic) -> list[Answer]:
+async def asked_twice(
+    raw: Raw, clock: Callable[[], float] = time.monotonic
+) -> list[CompletionResponse]:
     async with (
         raw.running() as url,
         CompletionClient(ClientOptions(url=url), clock=clock) as client,
     ):
-        prepared = client.prepare("tiny", QUESTION)
-        return [await client.ask(prepared), await client.ask(prepared)]
+        prepared = client.encode("tiny", QUESTION)
+        return [await client.complete(prepared), await client.complete(prepared)]
 
 
 async def test_a_connection_is_used_again() -> None:
-    raw = Raw((token(last=True) + END).encode())
+    raw = Raw((token(last=True) + SSE_DONE).encode())
     answers = await asked_twice(raw)
-    assert [one.finished for one in answers] == [True, True]
+    assert [answer.is_finished for answer in answers] == [True, True]
     assert raw.connections == 1
 
 
 async def test_a_connection_whose_stream_ends_a_little_later_is_used_again() -> None:
     clock = Clock(*map(float, range(6)))
     ends = iter((2, 5))
-    raw = Raw((token(last=True) + END).encode(), end_after=lambda: clock.asked(next(ends)))
+    raw = Raw((token(last=True) + SSE_DONE).encode(), end_after=lambda: clock.asked(next(ends)))
     answers = await asked_twice(raw, clock)
-    assert [one.finished for one in answers] == [True, True]
+    assert [answer.is_finished for answer in answers] == [True, True]
     assert raw.connections == 1
 
 
 async def test_a_stream_that_does_not_end_after_its_last_event_is_whole_and_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.bench.client.client._END_WITHIN_S", 0.01)
-    raw = Raw((token(last=True) + END).encode(), ends=False)
+    monkeypatch.setattr("baton.bench.client.client._STREAM_END_TIMEOUT_S", 0.01)
+    raw = Raw((token(last=True) + SSE_DONE).encode(), ends=False)
     answers = await asked_twice(raw)
-    assert [one.failure for one in answers] == [None, None]
+    assert [answer.failure for answer in answers] == [None, None]
     assert raw.connections == 2
 
 
@@ -280,7 +293,7 @@ async def test_tokens_are_counted_by_the_endpoint_where_it_can() -> None:
     async with server.running(), CompletionClient(ClientOptions(url=server.url)) as client:
         assert await client.count_tokens("tiny", "some words") == 7
         assert await client.count_tokens("tiny", [Message(role="user", content="a")]) == 7
-        assert [set(one.body) for one in server.asked] == [
+        assert [set(request.body) for request in server.requests] == [
             {"model", "prompt"},
             {"model", "messages"},
         ]
@@ -292,7 +305,7 @@ async def test_a_key_that_is_not_taken_is_said_before_anything_is_sent() -> None
     raw = Raw(b'{"error": "no such API key"}', status=b"401 No")
     async with raw.running() as url, CompletionClient(ClientOptions(url=url)) as client:
         with pytest.raises(EndpointUnusable, match="answered 401") as raised:
-            await client.model()
+            await client.get_model()
     assert "where it wants a key, give one" in raised.value.remedy
 
 
@@ -308,13 +321,13 @@ async def test_where_nobody_counts_tokens_because_nobody_is_there_it_says_so() -
 async def test_a_url_that_is_none_is_said_to_be_one_and_not_that_nothing_answers(url: str) -> None:
     async with CompletionClient(ClientOptions(url=url)) as client:
         with pytest.raises(EndpointUnusable, match=r"wanted http://HOST:PORT.*\[::1\]:8000"):
-            await client.model()
+            await client.get_model()
 
 
 async def test_an_endpoint_at_an_address_of_ipv6_is_asked() -> None:
-    need_ipv6()
-    with bound_socket("::1", 0) as free:
-        url = endpoint("http", "::1", free.getsockname()[1])
+    require_ipv6()
+    with create_bound_socket("::1", 0) as free:
+        url = format_endpoint("http", "::1", free.getsockname()[1])
     async with CompletionClient(ClientOptions(url=url)) as client:
         with pytest.raises(NotRunning, match="Cannot connect to host ::1"):
-            await client.model()
+            await client.get_model()

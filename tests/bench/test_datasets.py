@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from baton.bench.prompts.datasets import Row, read_rows, shuffled
-from baton.domain.errors import BadTrace
+from baton.bench.prompts.datasets import DatasetRow, read_rows, shuffled
+from baton.domain.errors import TraceInvalid
 
 SHAREGPT = [
     {
@@ -29,7 +29,7 @@ def user(text: str) -> tuple[dict[str, str], ...]:
 def test_of_a_conversation_the_first_prompt_and_its_answer_are_taken() -> None:
     rows, skipped = read_rows(json.dumps(SHAREGPT), "s.json")
     assert skipped == 0
-    assert [(one.messages, one.answer) for one in rows] == [
+    assert [(row.messages, row.answer) for row in rows] == [
         (user("What is KV?"), "A cache."),
         (user("Alone"), None),
     ]
@@ -39,15 +39,15 @@ def test_of_a_conversation_the_first_prompt_and_its_answer_are_taken() -> None:
 def test_lines_with_prompts_say_how_long_their_answers_shall_be() -> None:
     text = '\ufeff{"prompt": "a b", "output_tokens": 7}\n\n{"prompt": "c", "max_tokens": 2}\n'
     rows, _ = read_rows(text, "p.jsonl")
-    assert [(one.text, one.output_tokens) for one in rows] == [("a b", 7), ("c", 2)]
+    assert [(row.text, row.output_tokens) for row in rows] == [("a b", 7), ("c", 2)]
 
 
 @pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85"])
 def test_only_newlines_end_a_line(inside: str) -> None:
     prompts = [f"two{inside}lines", "one"]
-    lines = [json.dumps({"prompt": one}, ensure_ascii=False) for one in prompts]
+    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
     rows, skipped = read_rows("\r\n".join(lines), "p.jsonl")
-    assert ([one.text for one in rows], skipped) == (prompts, 0)
+    assert ([row.text for row in rows], skipped) == (prompts, 0)
 
 
 def test_messages_keep_what_stands_before_the_first_prompt() -> None:
@@ -57,7 +57,7 @@ def test_messages_keep_what_stands_before_the_first_prompt() -> None:
         {"role": "assistant", "content": "So."},
     ]
     rows, _ = read_rows(json.dumps({"messages": messages}), "m.jsonl")
-    assert [one["role"] for one in rows[0].messages] == ["system", "user"]
+    assert [message["role"] for message in rows[0].messages] == ["system", "user"]
     assert rows[0].answer == "So."
     assert rows[0].text == "Be brief.\nWhy?"
 
@@ -76,26 +76,26 @@ def test_messages_keep_what_stands_before_the_first_prompt() -> None:
 )
 def test_a_bad_entry_is_named_or_left_out(entry: str, why: str) -> None:
     text = f'{{"prompt": "good"}}\n{entry}\n'
-    with pytest.raises(BadTrace, match=why) as raised:
+    with pytest.raises(TraceInvalid, match=why) as raised:
         read_rows(text, "d.jsonl")
     assert raised.value.line == 2
-    rows, skipped = read_rows(text, "d.jsonl", skip_bad=True)
-    assert ([one.text for one in rows], skipped) == (["good"], 1)
+    rows, skipped = read_rows(text, "d.jsonl", ignore_invalid=True)
+    assert ([row.text for row in rows], skipped) == (["good"], 1)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "\n\n"])
 def test_a_file_without_prompts_is_refused(text: str) -> None:
-    with pytest.raises(BadTrace, match="holds no prompts"):
+    with pytest.raises(TraceInvalid, match="holds no prompts"):
         read_rows(text, "d.jsonl")
 
 
 def test_a_broken_array_is_refused_also_where_bad_entries_are_left_out() -> None:
-    with pytest.raises(BadTrace, match="not JSON"):
-        read_rows('[{"prompt": "a"},', "d.json", skip_bad=True)
+    with pytest.raises(TraceInvalid, match="not JSON"):
+        read_rows('[{"prompt": "a"},', "d.json", ignore_invalid=True)
 
 
 def test_an_order_depends_on_the_seed_alone() -> None:
-    rows = [Row(user(str(number)), 1) for number in range(30)]  # type: ignore[arg-type]  # messages
+    rows = [DatasetRow(user(str(number)), 1) for number in range(30)]  # type: ignore[arg-type]  # messages
     assert shuffled(rows, "1") == shuffled(rows, "1")
     assert shuffled(rows, "1") != shuffled(rows, "2")
-    assert sorted(one.text for one in shuffled(rows, "1")) == sorted(one.text for one in rows)
+    assert sorted(row.text for row in shuffled(rows, "1")) == sorted(row.text for row in rows)

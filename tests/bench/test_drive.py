@@ -9,30 +9,39 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.bench.client.client import Api, ClientOptions, CompletionClient, ServedModel
-from baton.bench.client.timer import Alarm
-from baton.bench.driver import Driven, Driver, Share
-from baton.bench.load import MadeUp, Plan, Span
+from baton.bench.client.timer import Timer
+from baton.bench.driver import LoadDriver, LoadResult, PlanShare
+from baton.bench.load import LoadPlan, SyntheticRequests, TokenRange
 from baton.bench.prompts.word_prompts import WordCosts
 from tests.bench.samples import plan, source
 from tests.bench.test_client import said
-from tests.fakes.completion_server import END, Asked, CompletionServer, as_asked, events, token
+from tests.fakes.completion_server import (
+    SSE_DONE,
+    CompletionServer,
+    ReceivedRequest,
+    events,
+    stream_all_tokens,
+    token,
+)
 
 MODEL = ServedModel(name="tiny", max_tokens=1000)
 
 
 async def driven(
     server: CompletionServer,
-    what: Plan,
+    what: LoadPlan,
     *,
     stop: asyncio.Event | None = None,
-    share: Share | None = None,
+    share: PlanShare | None = None,
     max_in_flight: int = 100,
-) -> Driven:
+) -> LoadResult:
     async with (
         server.running(),
-        CompletionClient(ClientOptions(url=server.url, deadline_s=60)) as client,
+        CompletionClient(ClientOptions(url=server.url, timeout_s=60)) as client,
     ):
-        driver = Driver(client, MODEL, what, share=share or Share(), max_in_flight=max_in_flight)
+        driver = LoadDriver(
+            client, MODEL, what, share=share or PlanShare(), max_in_flight=max_in_flight
+        )
         stop = stop or asyncio.Event()
         await driver.prepare(stop)
         return await driver.run(time.monotonic(), stop)
@@ -42,55 +51,59 @@ async def test_a_closed_loop_has_so_many_under_way_and_no_more() -> None:
     under_way, most = 0, 0
     all_there = asyncio.Event()
 
-    async def count(asked: Asked) -> AsyncIterator[str]:
+    async def count(asked: ReceivedRequest) -> AsyncIterator[str]:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         if under_way == 3:
             all_there.set()
         await all_there.wait()
-        async for event in as_asked(asked):
+        async for event in stream_all_tokens(asked):
             yield event
         under_way -= 1
 
-    found = await driven(CompletionServer(behaviour=count), plan(streams=3, threads=12))
-    assert [one.number for one in found.samples] == list(range(12))
+    found = await driven(
+        CompletionServer(behaviour=count), plan(concurrency=3, max_conversations=12)
+    )
+    assert [sample.request_index for sample in found.samples] == list(range(12))
     assert most == 3
-    assert all(one.ok and one.late_s < 0.5 for one in found.samples)
+    assert all(sample.ok and sample.send_delay_s < 0.5 for sample in found.samples)
 
 
 async def test_a_closed_loop_that_has_time_begins_nothing_after_it() -> None:
-    found = await driven(CompletionServer(), plan(streams=2, until_s=0.1))
+    found = await driven(CompletionServer(), plan(concurrency=2, stop_starting_s=0.1))
     assert found.samples
-    assert all(one.due_s <= 0.1 for one in found.samples)
+    assert all(sample.due_s <= 0.1 for sample in found.samples)
     assert not found.stopped
 
 
-def talk(turns: int) -> Plan:
-    what = MadeUp(prompt=Span(5, 5), output=Span(2, 2))
-    chat = source(what=what, api=Api.CHAT, words=WordCosts())
+def talk(turns: int) -> LoadPlan:
+    what = SyntheticRequests(prompt=TokenRange(5, 5), output=TokenRange(2, 2))
+    chat = source(requests=what, api=Api.CHAT, word_costs=WordCosts())
     return plan(0.0, 0.0, turns=turns, think_s=0.01, source=chat)
 
 
 async def test_a_conversation_goes_on_with_what_was_answered() -> None:
-    server = CompletionServer(behaviour=events(said("yes"), said(" no", last=True), END))
+    server = CompletionServer(behaviour=events(said("yes"), said(" no", last=True), SSE_DONE))
     found = await driven(server, talk(3))
-    assert [one.number for one in found.samples] == list(range(6))
-    mine = [one for one in server.asked if one.headers["x-session-id"] == "0-1"]
-    asked = sorted(mine, key=lambda one: len(one.body["messages"]))
-    assert [len(one.body["messages"]) for one in asked] == [1, 3, 5]
+    assert [sample.request_index for sample in found.samples] == list(range(6))
+    mine = [request for request in server.requests if request.headers["x-session-id"] == "0-1"]
+    asked = sorted(mine, key=lambda request: len(request.body["messages"]))
+    assert [len(request.body["messages"]) for request in asked] == [1, 3, 5]
     last = asked[-1].body["messages"]
-    assert [one["role"] for one in last] == ["user", "assistant", "user", "assistant", "user"]
+    assert [item["role"] for item in last] == ["user", "assistant", "user", "assistant", "user"]
     assert last[1]["content"] == last[3]["content"] == "yes no"
     assert last[:3] == asked[1].body["messages"]
 
 
 async def test_a_turn_is_due_a_think_time_after_the_answer_to_the_one_before() -> None:
-    found = await driven(CompletionServer(behaviour=events(said("a", last=True), END)), talk(2))
+    found = await driven(
+        CompletionServer(behaviour=events(said("a", last=True), SSE_DONE)), talk(2)
+    )
     for first, second in ((0, 1), (2, 3)):
-        gap_s = found.samples[second].due_s - found.samples[first].end_s
+        gap_s = found.samples[second].due_s - found.samples[first].completed_s
         assert abs(gap_s - 0.01) < 1e-9
-        assert found.samples[second].late_s >= 0
+        assert found.samples[second].send_delay_s >= 0
 
 
 async def test_a_turn_that_fails_ends_its_conversation() -> None:
@@ -102,50 +115,50 @@ async def test_shares_of_a_load_are_the_load() -> None:
     what = plan(*[0.0] * 11)
     whole = CompletionServer()
     await driven(whole, what)
-    parts, together = CompletionServer(), Driven()
+    parts, together = CompletionServer(), LoadResult()
     for index in range(3):
-        together.add(await driven(parts, what, share=Share(index, 3)))
-    assert [one.number for one in together.samples] == list(range(11))
+        together.merge(await driven(parts, what, share=PlanShare(index, 3)))
+    assert [sample.request_index for sample in together.samples] == list(range(11))
 
     def prompts(server: CompletionServer) -> list[list[int]]:
-        return sorted(one.body["prompt"] for one in server.asked)
+        return sorted(request.body["prompt"] for request in server.requests)
 
     assert prompts(parts) == prompts(whole)
-    assert [Share(index, 3).part(11) for index in range(3)] == [4, 4, 3]
+    assert [PlanShare(index, 3).portion_of(11) for index in range(3)] == [4, 4, 3]
 
 
 async def test_a_stop_in_closed_loop_leaves_out_what_is_under_way() -> None:
     stop = asyncio.Event()
 
-    async def stuck(asked: Asked) -> AsyncIterator[str]:
-        if len(server.asked) > 4:
+    async def stuck(asked: ReceivedRequest) -> AsyncIterator[str]:
+        if len(server.requests) > 4:
             yield token()
             stop.set()
             await asyncio.Event().wait()
-        async for event in as_asked(asked):
+        async for event in stream_all_tokens(asked):
             yield event
 
     server = CompletionServer(behaviour=stuck)
-    found = await driven(server, plan(streams=1, threads=100), stop=stop)
-    assert (len(found.samples), found.abandoned, found.stopped) == (4, 1, True)
+    found = await driven(server, plan(concurrency=1, max_conversations=100), stop=stop)
+    assert (len(found.samples), found.unfinished, found.stopped) == (4, 1, True)
 
 
 async def test_a_stop_before_anything_was_sent_leaves_all_out() -> None:
     stop = asyncio.Event()
     stop.set()
     found = await driven(CompletionServer(), plan(0.0, 0.0, 0.0), stop=stop)
-    assert (found.samples, found.abandoned, found.stopped) == ([], 3, True)
+    assert (found.samples, found.unfinished, found.stopped) == ([], 3, True)
 
 
 async def test_the_clients_own_delay_is_seen() -> None:
-    async def while_we_are_busy(asked: Asked) -> AsyncIterator[str]:
+    async def while_we_are_busy(asked: ReceivedRequest) -> AsyncIterator[str]:
         time.sleep(0.1)  # noqa: ASYNC251 - holds the event loop, which is the client's too
-        async for event in as_asked(asked):
+        async for event in stream_all_tokens(asked):
             yield event
 
     found = await driven(CompletionServer(behaviour=while_we_are_busy), plan(0.0, 0.05))
-    assert max(found.lags_s) > 0.05
-    assert found.samples[1].late_s > 0.02
+    assert max(found.loop_lags_s) > 0.05
+    assert found.samples[1].send_delay_s > 0.02
 
 
 async def test_an_alarm_never_rings_before_its_time_and_asks_no_timer_of_the_loop(
@@ -154,26 +167,26 @@ async def test_an_alarm_never_rings_before_its_time_and_asks_no_timer_of_the_loo
     """Which are late by half a millisecond and more."""
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "call_at", lambda *_, **__: pytest.fail("a timer of the loop"))
-    alarm = Alarm()
+    alarm = Timer()
     for number in range(20):
         at_s = time.monotonic() + 0.0003 * number
-        await alarm.until(at_s)
+        await alarm.sleep_until(at_s)
         assert time.monotonic() >= at_s
     alarm.close()
 
 
 async def test_an_alarm_that_is_rung_does_not_wait() -> None:
-    alarm = Alarm()
-    waiting = asyncio.ensure_future(alarm.until(time.monotonic() + 1000))
+    alarm = Timer()
+    waiting = asyncio.ensure_future(alarm.sleep_until(time.monotonic() + 1000))
     await asyncio.sleep(0)
-    alarm.ring()
+    alarm.wake()
     await asyncio.wait_for(waiting, 10)
     alarm.close()
 
 
 async def test_an_alarm_works_without_a_timer_of_the_kernel() -> None:
-    alarm = Alarm()
+    alarm = Timer()
     alarm.close()
     at_s = time.monotonic() + 0.002
-    await alarm.until(at_s)
+    await alarm.sleep_until(at_s)
     assert time.monotonic() >= at_s

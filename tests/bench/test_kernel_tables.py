@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench.accuracy.kernel_tables import all_reduces, attention, products
-from baton.domain.errors import BadTrace, CannotStart
+from baton.bench.accuracy.kernel_tables import (
+    attention_observations,
+    compare_all_reduces,
+    compare_products,
+)
+from baton.domain.errors import PreflightFailed, TraceInvalid
 from tests.perf.shapes import H100
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -29,9 +33,12 @@ def test_products_of_models_one_would_serve_are_compared(tmp_path: Path) -> None
         row | {"gemm_dtype": "fp8_block"},
         row | {"k": 51200},
     ]
-    found = products(table(tmp_path / "gemm.parquet", rows), H100)
-    assert [one.name for one in found] == ["bfloat16 4096x10240x8192", "fp8 4096x10240x8192"]
-    assert all(abs(one.error) < 0.1 for one in found)
+    found = compare_products(table(tmp_path / "gemm.parquet", rows), H100)
+    assert [residual.name for residual in found] == [
+        "bfloat16 4096x10240x8192",
+        "fp8 4096x10240x8192",
+    ]
+    assert all(abs(residual.error) < 0.1 for residual in found)
 
 
 def test_all_reduces_in_graphs_are_compared_by_their_bytes(tmp_path: Path) -> None:
@@ -41,8 +48,8 @@ def test_all_reduces_in_graphs_are_compared_by_their_bytes(tmp_path: Path) -> No
         row | {"message_size": 128, "latency": 0.0047},
         row | {"backend": "vllm_eager"},
     ]
-    found = all_reduces(table(tmp_path / "reduce.parquet", rows), H100)
-    assert [one.name for one in found] == ["8 x 134217728 bytes", "8 x 256 bytes"]
+    found = compare_all_reduces(table(tmp_path / "reduce.parquet", rows), H100)
+    assert [residual.name for residual in found] == ["8 x 134217728 bytes", "8 x 256 bytes"]
     assert found[0].error == pytest.approx(0.32, abs=0.05)
     assert found[1].error == pytest.approx(0.13, abs=0.05)
 
@@ -69,24 +76,26 @@ def test_attention_of_prompts_and_of_decodes_is_compared(tmp_path: Path) -> None
         row | {"head_dim": 64},
         row | {"num_heads": 12},
     ]
-    found = attention(table(tmp_path / "attention.parquet", rows), H100)
+    found = attention_observations(table(tmp_path / "attention.parquet", rows), H100)
     assert len(found) == 3
-    for one in found:
-        assert sum(one.parts) == pytest.approx(one.measured_s, rel=0.12)
+    for measurement in found:
+        assert sum(measurement.parts) == pytest.approx(measurement.measured_s, rel=0.12)
 
 
 def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
     path = tmp_path / "gemm.parquet"
     path.write_text("no parquet")
-    with pytest.raises(BadTrace, match=r"gemm\.parquet: not a parquet table"):
-        products(path, H100)
-    with pytest.raises(BadTrace, match="no column gemm_dtype, k, latency"):
-        products(table(path, [{"m": 1, "n": 2}]), H100)
+    with pytest.raises(TraceInvalid, match=r"gemm\.parquet: not a parquet table"):
+        compare_products(path, H100)
+    with pytest.raises(TraceInvalid, match="no column gemm_dtype, k, latency"):
+        compare_products(table(path, [{"m": 1, "n": 2}]), H100)
 
 
 def test_without_pyarrow_it_is_said_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(CannotStart, match="needs pyarrow: install baton with the extra 'report'"):
-        products(tmp_path / "gemm.parquet", H100)
+    with pytest.raises(
+        PreflightFailed, match="needs pyarrow: install baton with the extra 'report'"
+    ):
+        compare_products(tmp_path / "gemm.parquet", H100)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.bench.knee import Knee, KneeOptions, KneeSearch
 
-OPTIONS = KneeOptions(first_per_s=1.0, target=0.99, most_runs=40)
+OPTIONS = KneeOptions(initial_rate_per_s=1.0, target=0.99, max_runs=40)
 
 
 def found(
@@ -21,7 +21,7 @@ def found(
 ) -> Knee:
     search = KneeSearch(options)
     while (rate := search.next_rate()) is not None:
-        search.tell(rate, attainment(rate), valid=rate <= client_most_per_s)
+        search.add_probe(rate, attainment(rate), valid=rate <= client_most_per_s)
     return search.knee()
 
 
@@ -31,12 +31,12 @@ def edge(at: float) -> Callable[[float], float]:
 
 @given(knee=st.floats(0.01, 1000), first=st.floats(0.1, 100))
 def test_an_edge_is_found_wherever_it_is(knee: float, first: float) -> None:
-    options = KneeOptions(first_per_s=first, target=0.99, most_runs=60)
+    options = KneeOptions(initial_rate_per_s=first, target=0.99, max_runs=60)
     what = found(edge(knee), options=options)
-    assert what.bracketed
+    assert what.is_bracketed
     assert what.rate_per_s is not None
-    assert what.broken_at_per_s is not None
-    assert what.rate_per_s <= knee < what.broken_at_per_s <= what.rate_per_s * 1.05
+    assert what.lowest_failing_per_s is not None
+    assert what.rate_per_s <= knee < what.lowest_failing_per_s <= what.rate_per_s * 1.05
 
 
 def test_few_runs_are_enough() -> None:
@@ -44,37 +44,37 @@ def test_few_runs_are_enough() -> None:
 
 
 def test_an_endpoint_that_keeps_up_with_all_that_is_tried_is_not_bracketed() -> None:
-    what = found(lambda _: 1.0, options=KneeOptions(first_per_s=1, target=0.9, most_runs=4))
-    assert (what.rate_per_s, what.broken_at_per_s, what.bracketed) == (8, None, False)
-    assert what.says == "not bracketed: at least 8/s, the highest rate tried"
+    what = found(lambda _: 1.0, options=KneeOptions(initial_rate_per_s=1, target=0.9, max_runs=4))
+    assert (what.rate_per_s, what.lowest_failing_per_s, what.is_bracketed) == (8, None, False)
+    assert what.description == "not bracketed: at least 8/s, the highest rate tried"
 
 
 def test_an_endpoint_that_never_keeps_its_promise_is_not_bracketed() -> None:
-    what = found(lambda _: 0.7, options=KneeOptions(first_per_s=1, target=0.9, most_runs=4))
-    assert (what.rate_per_s, what.broken_at_per_s, what.bracketed) == (None, 0.125, False)
-    assert "even 0.125/s, the lowest rate tried, met the objectives for 70.0%" in what.says
+    what = found(lambda _: 0.7, options=KneeOptions(initial_rate_per_s=1, target=0.9, max_runs=4))
+    assert (what.rate_per_s, what.lowest_failing_per_s, what.is_bracketed) == (None, 0.125, False)
+    assert "even 0.125/s, the lowest rate tried, met the objectives for 70.0%" in what.description
 
 
 def test_runs_that_run_out_say_how_far_they_came() -> None:
-    what = found(edge(13.0), options=KneeOptions(first_per_s=1, target=0.9, most_runs=6))
-    assert not what.bracketed
-    assert what.says == "not near enough: between 11.31/s and 16/s after 6 runs"
+    what = found(edge(13.0), options=KneeOptions(initial_rate_per_s=1, target=0.9, max_runs=6))
+    assert not what.is_bracketed
+    assert what.description == "not near enough: between 11.31/s and 16/s after 6 runs"
 
 
 def test_a_client_that_cannot_send_more_finds_no_knee() -> None:
     what = found(edge(1000.0), client_most_per_s=30.0)
-    assert not what.bracketed
+    assert not what.is_bracketed
     assert what.rate_per_s == pytest.approx(30, rel=0.05)
-    assert "the client, not the endpoint, was what was measured" in what.says
+    assert "the client, not the endpoint, was what was measured" in what.description
 
 
 def test_a_client_that_cannot_send_at_all_says_so() -> None:
     what = found(
         edge(1000.0),
-        options=KneeOptions(first_per_s=8, target=0.9, most_runs=2),
+        options=KneeOptions(initial_rate_per_s=8, target=0.9, max_runs=2),
         client_most_per_s=1.0,
     )
-    assert "is more than the client can send" in what.says
+    assert "is more than the client can send" in what.description
 
 
 def test_a_promise_kept_exactly_is_kept() -> None:
@@ -86,9 +86,9 @@ def test_luck_above_a_rate_that_failed_ends_the_search() -> None:
     search = KneeSearch(OPTIONS)
     for rate, attainment in ((1.0, 1.0), (2.0, 0.5), (2.0**0.5, 1.0)):
         assert search.next_rate() == pytest.approx(rate)
-        search.tell(rate, attainment, valid=True)
+        search.add_probe(rate, attainment, valid=True)
     assert 2**0.5 < (search.next_rate() or 0) < 2
 
 
 def test_nothing_tried_is_nothing_found() -> None:
-    assert KneeSearch(OPTIONS).knee().says == "nothing was tried"
+    assert KneeSearch(OPTIONS).knee().description == "nothing was tried"

@@ -11,9 +11,9 @@ from baton.bench.accuracy.measurements import (
     read_rows,
     splitwise_timing,
 )
-from baton.domain.errors import BadTrace
+from baton.domain.errors import TraceInvalid
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.perf.step_timing import StepBatch, attention_pairs
 
 HEADER = (
     "backend,backend_version,model_path,system,precision,mode,isl,osl,gemm_quant_mode,"
@@ -57,17 +57,17 @@ def test_the_type_of_the_products_counts_before_that_of_the_model(
 )
 def test_a_bad_row_is_named_with_its_line_and_may_be_left_out(bad: str, what: str) -> None:
     lines = [HEADER, GOOD, bad, GOOD]
-    with pytest.raises(BadTrace) as caught:
+    with pytest.raises(TraceInvalid) as caught:
         read_rows(lines, "rows.csv")
     assert str(caught.value).startswith("rows.csv, line 3: ")
     assert what in str(caught.value)
-    rows, skipped = read_rows(lines, "rows.csv", skip_bad=True)
+    rows, skipped = read_rows(lines, "rows.csv", ignore_invalid=True)
     assert (len(rows), skipped) == (2, 1)
 
 
 def test_a_file_without_the_columns_is_refused_even_when_bad_rows_are_left_out() -> None:
-    with pytest.raises(BadTrace, match=r"rows.csv, line 1: no column isl, osl"):
-        read_rows([HEADER.replace(",isl,osl", ""), GOOD], "rows.csv", skip_bad=True)
+    with pytest.raises(TraceInvalid, match=r"rows.csv, line 1: no column isl, osl"):
+        read_rows([HEADER.replace(",isl,osl", ""), GOOD], "rows.csv", ignore_invalid=True)
 
 
 LOGGED = (
@@ -84,10 +84,10 @@ def test_a_log_tells_what_its_requests_waited_for() -> None:
 
 
 def test_a_log_whose_times_go_back_is_bad() -> None:
-    with pytest.raises(BadTrace, match=r"log, line 1: .* out of order"):
+    with pytest.raises(TraceInvalid, match=r"log, line 1: .* out of order"):
         read_request_log([LOGGED.replace("7.25", "9.25")], "log")
-    with pytest.raises(BadTrace, match="holds no requests"):
-        read_request_log([LOGGED.replace("7.25", "9.25")], "log", skip_bad=True)
+    with pytest.raises(TraceInvalid, match="holds no requests"):
+        read_request_log([LOGGED.replace("7.25", "9.25")], "log", ignore_invalid=True)
 
 
 def test_splitwises_curves_are_medians_of_their_kind() -> None:
@@ -104,7 +104,7 @@ def test_splitwises_curves_are_medians_of_their_kind() -> None:
     assert timing.step_s(StepBatch(prefill_tokens=512)) == pytest.approx(0.052)
     assert timing.step_s(StepBatch(prefill_tokens=768)) == pytest.approx(0.076)
     assert timing.step_s(StepBatch(decode_requests=2)) == pytest.approx(0.040)
-    with pytest.raises(BadTrace, match="no rows of bloom on b200 with tensor_parallel 8"):
+    with pytest.raises(TraceInvalid, match="no rows of bloom on b200 with tensor_parallel 8"):
         splitwise_timing(lines, "perf", model="bloom", hardware="b200", tp=8)
 
 
@@ -116,13 +116,17 @@ FITS = (
 
 def test_distserves_coefficients_are_found_by_model_and_parallelism() -> None:
     timing = distserve_timing(FITS, "fits", model="opt", tp=2, pp=3)
-    assert (timing.prefill, timing.small, timing.large) == ((1, 2, 3), (4, 5, 6), (7, 8, 9))
-    assert (timing.large_from, timing.pipeline_stages) == (95, 3)
+    assert (timing.prefill, timing.small_batch, timing.large_batch) == (
+        (1, 2, 3),
+        (4, 5, 6),
+        (7, 8, 9),
+    )
+    assert (timing.large_batch_requests, timing.pipeline_stages) == (95, 3)
 
 
 @pytest.mark.parametrize("text", [FITS, "{", '{"opt": {"4": {}}}', FITS.replace("1, 2, 3", "1")])
 def test_coefficients_that_are_not_there_are_named(text: str) -> None:
-    with pytest.raises(BadTrace, match=r"fits: (no coefficients of opt at tp|1 coefficients)"):
+    with pytest.raises(TraceInvalid, match=r"fits: (no coefficients of opt at tp|1 coefficients)"):
         distserve_timing(text, "fits", model="opt", tp=4 if text == FITS else 2, pp=1)
 
 
@@ -144,5 +148,5 @@ def test_a_layer_profile_is_three_tables() -> None:
     decode = StepBatch(decode_requests=2, decode_context_tokens=32)
     overhead_s = profile.step_overhead_s
     assert profile.step_s(decode) - overhead_s == pytest.approx((2 * 80 + 20 + 14 + 150) * 1e-6)
-    prompt = StepBatch(prefill_tokens=96, prefill_requests=1, prefill_pairs=chunk_pairs(96, 0))
+    prompt = StepBatch(prefill_tokens=96, prefill_requests=1, prefill_pairs=attention_pairs(96, 0))
     assert profile.step_s(prompt) - overhead_s == pytest.approx((2 * 80 + 20 + 60) * 1e-6)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.prompts.token_prompts import PromptMaker
-from baton.domain.hashed_prompt import Outline
-from baton.simulator.workloads.trace import TraceRequest, as_request
+from baton.bench.prompts.token_prompts import TokenPromptFactory
+from baton.domain.hashed_prompt import HashedPrompt
+from baton.simulator.workloads.trace import TraceRequest, to_request
 
 IDS = st.lists(st.integers(0, 3), max_size=5).map(tuple)
 REQUESTS = st.builds(TraceRequest, st.just(0.0), st.integers(1, 40), st.just(1), IDS)
@@ -18,11 +18,11 @@ REQUESTS = st.builds(TraceRequest, st.just(0.0), st.integers(1, 40), st.just(1),
 def test_prompts_share_their_beginning_exactly_as_far_as_the_trace_says(
     one: TraceRequest, other: TraceRequest, size: int
 ) -> None:
-    maker = PromptMaker(block_tokens=size, vocabulary=1 << 31)
-    made = [maker.prompt(one, 0), maker.prompt(other, 1)]
+    maker = TokenPromptFactory(block_tokens=size, vocabulary=1 << 31)
+    made = [maker.build_prompt(one, 0), maker.build_prompt(other, 1)]
     assert [len(prompt) for prompt in made] == [one.prompt_tokens, other.prompt_tokens]
     outlines = [
-        as_request(request, number, block_tokens=size).prompt_token_ids
+        to_request(request, number, block_tokens=size).prompt_token_ids
         for number, request in enumerate((one, other))
     ]
     shared = 0
@@ -31,7 +31,7 @@ def test_prompts_share_their_beginning_exactly_as_far_as_the_trace_says(
             break
         shared += 1
     # Two outlines' made-up tokens may be equal by chance, once in 32,768.
-    assert all(isinstance(outline, Outline) for outline in outlines)
+    assert all(isinstance(outline, HashedPrompt) for outline in outlines)
     assert made[0][:shared] == made[1][:shared]
     assert made[0][shared : shared + 1] != made[1][shared : shared + 1] or shared == min(
         map(len, made)
@@ -40,20 +40,20 @@ def test_prompts_share_their_beginning_exactly_as_far_as_the_trace_says(
 
 def test_prompts_are_the_same_again_and_others_with_another_seed() -> None:
     one = TraceRequest(0, 50, 1, (1, 2))
-    makers = [PromptMaker(block_tokens=16, vocabulary=500, seed=seed) for seed in (0, 0, 1)]
-    first, again, other = (maker.prompt(one, 3) for maker in makers)
+    makers = [TokenPromptFactory(block_tokens=16, vocabulary=500, seed=seed) for seed in (0, 0, 1)]
+    first, again, other = (maker.build_prompt(one, 3) for maker in makers)
     assert first == again != other
     assert 0 <= min(first) <= max(first) < 500
     assert len(set(first)) > 30
 
 
 def test_what_has_no_id_is_each_requests_own() -> None:
-    maker = PromptMaker(block_tokens=16, vocabulary=10_000)
+    maker = TokenPromptFactory(block_tokens=16, vocabulary=10_000)
     one = TraceRequest(0, 40, 1, (1,))
-    assert maker.prompt(one, 0)[:16] == maker.prompt(one, 1)[:16]
-    assert not set(maker.prompt(one, 0)[16:]) & set(maker.prompt(one, 1)[16:])
+    assert maker.build_prompt(one, 0)[:16] == maker.build_prompt(one, 1)[:16]
+    assert not set(maker.build_prompt(one, 0)[16:]) & set(maker.build_prompt(one, 1)[16:])
 
 
 def test_a_vocabulary_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="vocabulary of 0"):
-        PromptMaker(block_tokens=16, vocabulary=0)
+        TokenPromptFactory(block_tokens=16, vocabulary=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import baton
-from baton.bench.provenance import _commit, provenance
+from baton.bench.provenance import _git_describe, provenance
 
 
 def test_versions_and_the_machine_are_said() -> None:
@@ -30,17 +30,17 @@ def test_a_checkout_has_a_commit_and_says_when_it_was_changed(tmp_path: Path) ->
     (tmp_path / "file").write_text("1")
     git("add", "file")
     git("commit", "-m", "one")
-    clean = _commit(tmp_path)
+    clean = _git_describe(tmp_path)
     assert clean is not None
     assert len(clean) == 40
     (tmp_path / "file").write_text("2")
-    assert _commit(tmp_path) == f"{clean}-dirty"
+    assert _git_describe(tmp_path) == f"{clean}-dirty"
 
 
 def test_where_there_is_no_checkout_or_no_git_there_is_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert _commit(tmp_path) is None
+    assert _git_describe(tmp_path) is None
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert _commit(tmp_path) is None
+    assert _git_describe(tmp_path) is None

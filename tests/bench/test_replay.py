@@ -11,21 +11,21 @@ import pytest
 from baton.bench.client.client import (
     ClientOptions,
     CompletionClient,
+    CompletionRequest,
     EndpointUnusable,
-    Question,
     ServedModel,
 )
-from baton.bench.replay import Replay, Replayed, ReplayOptions
+from baton.bench.replay import Replay, ReplayOptions, ReplayResult
 from baton.domain.errors import NotRunning
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.fakes.completion_server import (
-    END,
-    Asked,
+    SSE_DONE,
     Behaviour,
     CompletionServer,
-    as_asked,
+    ReceivedRequest,
     chunk,
     events,
+    stream_all_tokens,
     token,
     usage,
 )
@@ -49,10 +49,10 @@ async def replayed(
     deadline_s: float = 60.0,
     max_in_flight: int = 100,
     model: ServedModel = MODEL,
-) -> Replayed:
+) -> ReplayResult:
     async with (
         server.running(),
-        CompletionClient(ClientOptions(url=server.url, deadline_s=deadline_s)) as client,
+        CompletionClient(ClientOptions(url=server.url, timeout_s=deadline_s)) as client,
     ):
         options = ReplayOptions(max_in_flight=max_in_flight)
         replay = Replay(client, model, trace, options=options)
@@ -68,14 +68,14 @@ async def test_an_answer_is_measured_from_its_stream() -> None:
     assert 0 < outcome.ttft_s <= outcome.e2e_s
     decoding_s = outcome.e2e_s - outcome.ttft_s
     assert outcome.tpot_s == pytest.approx(decoding_s / 3)
-    assert outcome.tpot_s <= outcome.worst_gap_s <= decoding_s
-    assert (found.failures, found.short_answers, found.abandoned) == ({}, 0, 0)
+    assert outcome.tpot_s <= outcome.max_itl_s <= decoding_s
+    assert (found.failures, found.short_answers, found.unfinished) == ({}, 0, 0)
 
 
 async def test_what_is_asked_is_what_the_trace_says() -> None:
     server = CompletionServer()
     await replayed(server, trace_of(TraceRequest(0, 33, 4, (1, 2), "s-1ä")))
-    (asked,) = server.asked
+    (asked,) = server.requests
     assert len(asked.body["prompt"]) == 33
     assert (asked.body["model"], asked.body["max_tokens"]) == ("tiny", 4)
     assert asked.body["ignore_eos"] is asked.body["stream"] is True
@@ -86,44 +86,44 @@ async def test_what_is_asked_is_what_the_trace_says() -> None:
 async def test_no_request_waits_for_an_answer_to_another() -> None:
     all_there = asyncio.Event()
 
-    async def hold(asked: Asked) -> AsyncIterator[str]:
-        if len(server.asked) == 20:
+    async def hold(asked: ReceivedRequest) -> AsyncIterator[str]:
+        if len(server.requests) == 20:
             all_there.set()
         await all_there.wait()
-        async for event in as_asked(asked):
+        async for event in stream_all_tokens(asked):
             yield event
 
     server = CompletionServer(behaviour=hold)
     found = await replayed(server, at_once(20))
-    assert [one.prompt_tokens for one in found.outcomes] == list(range(20, 40))
-    assert all(one.ok for one in found.outcomes)
+    assert [outcome.prompt_tokens for outcome in found.outcomes] == list(range(20, 40))
+    assert all(outcome.ok for outcome in found.outcomes)
 
 
 async def test_no_request_is_sent_before_it_is_due() -> None:
     sent_at_s = []
 
-    async def note(asked: Asked) -> AsyncIterator[str]:
+    async def note(asked: ReceivedRequest) -> AsyncIterator[str]:
         sent_at_s.append(asyncio.get_running_loop().time())
-        async for event in as_asked(asked):
+        async for event in stream_all_tokens(asked):
             yield event
 
     trace = trace_of(*(TraceRequest(7 + number / 10, 20, 2) for number in range(4)))
     begun_s = asyncio.get_running_loop().time()
     found = await replayed(CompletionServer(behaviour=note), trace)
-    assert [one.arrived_at_s for one in found.outcomes] == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert [outcome.arrived_at_s for outcome in found.outcomes] == pytest.approx([0, 0.1, 0.2, 0.3])
     assert all(at >= begun_s + number / 10 for number, at in enumerate(sent_at_s))
 
 
 async def test_who_waits_for_a_slot_is_late_and_its_latency_counts_from_when_it_was_due() -> None:
-    async def slow(asked: Asked) -> AsyncIterator[str]:
+    async def slow(asked: ReceivedRequest) -> AsyncIterator[str]:
         await asyncio.sleep(0.05)  # what is measured
-        async for event in as_asked(asked):
+        async for event in stream_all_tokens(asked):
             yield event
 
     found = await replayed(CompletionServer(behaviour=slow), at_once(3), max_in_flight=1)
     assert found.late_sends == 2
-    assert found.worst_late_s >= 0.09
-    ttfts = [one.ttft_s for one in found.outcomes]
+    assert found.max_late_s >= 0.09
+    ttfts = [outcome.ttft_s for outcome in found.outcomes]
     assert ttfts == sorted(ttfts)
     assert ttfts[2] >= 0.14
 
@@ -137,43 +137,43 @@ async def test_prompts_that_are_too_long_are_cut_and_outputs_that_are_leave_a_re
         yield usage(100)
 
     found = await replayed(server, trace)
-    assert [len(one.body["prompt"]) for one in server.asked] == [900, 900]
-    assert (found.clipped_prompts, found.too_long, found.abandoned) == (1, 1, 0)
+    assert [len(request.body["prompt"]) for request in server.requests] == [900, 900]
+    assert (found.truncated_prompts, found.skipped_too_long, found.unfinished) == (1, 1, 0)
     unbounded = await replayed(
         CompletionServer(behaviour=lambda _: quick()), trace, model=ServedModel(name="tiny")
     )
-    assert (unbounded.clipped_prompts, len(unbounded.outcomes)) == (0, 3)
+    assert (unbounded.truncated_prompts, len(unbounded.outcomes)) == (0, 3)
 
 
 async def test_a_stop_leaves_out_what_has_not_ended() -> None:
     stop = asyncio.Event()
 
-    async def first_only(asked: Asked) -> AsyncIterator[str]:
+    async def first_only(asked: ReceivedRequest) -> AsyncIterator[str]:
         if len(asked.body["prompt"]) > 20:
             yield token()
             stop.set()
             await asyncio.Event().wait()
-        async for event in as_asked(asked):
+        async for event in stream_all_tokens(asked):
             yield event
 
     requests = (TraceRequest(0, 20, 3), TraceRequest(0.05, 21, 3), TraceRequest(1e6, 22, 3))
     found = await replayed(CompletionServer(behaviour=first_only), trace_of(*requests), stop=stop)
-    assert [one.prompt_tokens for one in found.outcomes] == [20]
-    assert found.abandoned == 2
+    assert [outcome.prompt_tokens for outcome in found.outcomes] == [20]
+    assert found.unfinished == 2
 
 
 async def test_a_stop_ends_the_wait_for_a_slot_too() -> None:
     stop = asyncio.Event()
 
-    async def never(_: Asked) -> AsyncIterator[str]:
+    async def never(_: ReceivedRequest) -> AsyncIterator[str]:
         stop.set()
         await asyncio.Event().wait()
-        yield END
+        yield SSE_DONE
 
     found = await replayed(
         CompletionServer(behaviour=never), at_once(3), stop=stop, max_in_flight=1
     )
-    assert (found.outcomes, found.abandoned) == ((), 3)
+    assert (found.outcomes, found.unfinished) == ((), 3)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,13 @@ async def test_a_stop_ends_the_wait_for_a_slot_too() -> None:
         (events("503 Busy", '{"error": {"message": "come back"}}'), "HTTP 503: come back", 0),
         (events("400 Bad", '{"message": "too long"}'), "HTTP 400: too long", 0),
         (events("500 Oops", "<html>"), "HTTP 500: <html>", 0),
-        (events(token(), chunk(error={"message": "died"}), END), "error in the stream: died", 1),
+        (
+            events(token(), chunk(error={"message": "died"}), SSE_DONE),
+            "error in the stream: died",
+            1,
+        ),
         (events(token(), token()), "the stream ended early", 2),
-        (events(token(), END), "the stream ended early", 1),
+        (events(token(), SSE_DONE), "the stream ended early", 1),
         (events("data: {nonsense\n\n"), "not the stream of a completion", 0),
     ],
 )
@@ -201,7 +205,7 @@ async def test_what_goes_wrong_is_a_failed_outcome_with_its_cause(
 
 
 async def test_an_answer_past_its_deadline_is_given_up_with_what_has_come() -> None:
-    async def stuck(_: Asked) -> AsyncIterator[str]:
+    async def stuck(_: ReceivedRequest) -> AsyncIterator[str]:
         yield token()
         await asyncio.Event().wait()
 
@@ -214,23 +218,26 @@ async def test_an_answer_past_its_deadline_is_given_up_with_what_has_come() -> N
 
 async def test_a_connection_that_breaks_is_a_failure() -> None:
     async with CompletionClient(ClientOptions(url="http://127.0.0.1:1")) as client:
-        question = client.prepare("tiny", Question(prompt=[1], output_tokens=1))
-        answer = await client.ask(question)
-    assert (answer.kind, answer.failure) == ("connection", "connection: ClientConnectorError")
+        question = client.encode("tiny", CompletionRequest(prompt=[1], output_tokens=1))
+        answer = await client.complete(question)
+    assert (answer.failure_kind, answer.failure) == (
+        "connection",
+        "connection: ClientConnectorError",
+    )
 
 
 async def test_tokens_are_counted_where_the_endpoint_does_not() -> None:
     found = await replayed(
-        CompletionServer(behaviour=events(token(), token(last=True), END)), at_once(1)
+        CompletionServer(behaviour=events(token(), token(last=True), SSE_DONE)), at_once(1)
     )
     assert (found.outcomes[0].output_tokens, found.short_answers) == (2, 0)
 
 
 async def test_answers_that_are_too_short_are_counted() -> None:
-    behaviour = events(token(), token(last=True), usage(2), END)
+    behaviour = events(token(), token(last=True), usage(2), SSE_DONE)
     found = await replayed(CompletionServer(behaviour=behaviour), at_once(2))
     assert found.short_answers == 2
-    assert all(one.ok for one in found.outcomes)
+    assert all(outcome.ok for outcome in found.outcomes)
 
 
 async def test_the_model_is_the_one_that_is_named_or_the_first() -> None:
@@ -238,10 +245,10 @@ async def test_the_model_is_the_one_that_is_named_or_the_first() -> None:
     async with CompletionServer(models=models).running() as server:
         for url in (server.url, server.url + "/v1/"):
             async with CompletionClient(ClientOptions(url=url)) as client:
-                assert await client.model() == ServedModel(name="a", max_tokens=5)
-                assert await client.model("b") == ServedModel(name="b")
+                assert await client.get_model() == ServedModel(name="a", max_tokens=5)
+                assert await client.get_model("b") == ServedModel(name="b")
                 with pytest.raises(EndpointUnusable, match="serves no model 'c', only a, b"):
-                    await client.model("c")
+                    await client.get_model("c")
 
 
 @pytest.mark.parametrize("models", ["<html>", '{"data": 3}', '{"data": []}'])
@@ -251,14 +258,14 @@ async def test_an_endpoint_without_models_is_unusable(models: str) -> None:
         CompletionClient(ClientOptions(url=server.url)) as client,
     ):
         with pytest.raises(EndpointUnusable):
-            await client.model()
+            await client.get_model()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "http://[oops"])
 async def test_where_nothing_answers_the_error_says_so(url: str) -> None:
     try:
         async with CompletionClient(ClientOptions(url=url)) as client:
-            await client.model()
+            await client.get_model()
     except (NotRunning, EndpointUnusable) as error:
         assert url in error.why  # noqa: PT017 - either of two places may raise it
     else:

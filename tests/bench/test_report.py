@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench.formatting import NOTHING
+from baton.bench.formatting import NO_VALUE
 from baton.bench.report import (
     Curve,
-    Scaling,
+    ScalingSummary,
     Study,
     Table,
-    Trade,
+    Tradeoff,
     check_report_path,
-    plain,
     print_study,
+    study_to_dict,
     write_report,
 )
 from baton.bench.report.images import PlotsMissing
-from baton.bench.report.plots import panels_of
-from baton.bench.report.tables import objectives_text, tables_of
+from baton.bench.report.plots import panels_for
+from baton.bench.report.tables import format_objectives, tables_of
 from baton.bench.report.write import ReportUnwritable
 from baton.simulator.outcome import Objectives
-from tests.bench.studies import NEVER, failure, outcome, result, steady, study
+from tests.bench.studies import NEVER, failure, outcome, result, steady_result, study
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -40,11 +40,15 @@ def printed(shown: Study) -> str:
 
 
 def rows(shown: Study, title: str) -> dict[str, list[str]]:
-    (found,) = (one for one in tables_of(shown) if one.title.startswith(title))
+    (found,) = (table for table in tables_of(shown) if table.title.startswith(title))
     return {row[0].strip(): list(row[1:]) for row in found.rows}
 
 
-SWEPT = study(steady(rate=10.0), steady(rate=20.0, late=0.5), steady("other", rate=10.0, late=0.2))
+SWEPT = study(
+    steady_result(rate=10.0),
+    steady_result(rate=20.0, late_fraction=0.5),
+    steady_result("other", rate=10.0, late_fraction=0.2),
+)
 BARE = study(result(outcome(), outcome(1.0)), objectives=Objectives())
 
 
@@ -52,7 +56,7 @@ BARE = study(result(outcome(), outcome(1.0)), objectives=Objectives())
 
 
 def test_runs_stand_side_by_side_with_units() -> None:
-    found = rows(study(steady(), steady("other", late=0.2)), "Figures")
+    found = rows(study(steady_result(), steady_result("other", late_fraction=0.2)), "Figures")
     assert found["attainment"] == ["100 %", "80.0 %"]
     assert found["TTFT p50 / p90 / p99"] == ["150 ms / 189 ms / 198 ms", "170 ms / 900 ms / 900 ms"]
     assert found["handoffs"] == ["7", "7"]
@@ -61,7 +65,7 @@ def test_runs_stand_side_by_side_with_units() -> None:
 
 
 def test_several_rates_have_a_table_of_their_own_the_lowest_first() -> None:
-    (by_rate,) = (one for one in tables_of(SWEPT) if one.title == "By rate")
+    (by_rate,) = (table for table in tables_of(SWEPT) if table.title == "By rate")
     assert [row[:3] for row in by_rate.rows] == [
         ("predicted", "10", "5"),
         ("predicted", "20", "10"),
@@ -74,7 +78,7 @@ def test_several_rates_have_a_table_of_their_own_the_lowest_first() -> None:
 def test_capacity_says_when_it_is_a_bound_of_what_was_tried() -> None:
     below = Curve(name="below", points=((2.0, 0.5),))
     above = Curve(name="above", points=((1.0, 0.99), (2.0, 0.95)))
-    found = rows(study(curves=(above, below, *_curve(SWEPT))), "Capacity")
+    found = rows(study(rate_curves=(above, below, *_curve(SWEPT))), "Capacity")
     assert found == {
         "above": ["at least 2 (the highest rate tried)"],
         "below": ["- (less than 2, the lowest rate tried)"],
@@ -83,25 +87,25 @@ def test_capacity_says_when_it_is_a_bound_of_what_was_tried() -> None:
 
 
 def _curve(shown: Study) -> tuple[Curve, ...]:
-    from baton.bench.report.summary import curves_of
+    from baton.bench.report.summary import rate_curves_for
 
-    return curves_of(shown)
+    return rate_curves_for(shown)
 
 
 def test_without_objectives_nothing_is_judged() -> None:
     assert "attainment" not in printed(BARE)
     assert "goodput" not in printed(BARE)
-    assert objectives_text(BARE) == "none"
+    assert format_objectives(BARE) == "none"
 
 
 def test_objectives_are_said_with_units_and_the_target_as_given() -> None:
-    assert objectives_text(SWEPT) == "TTFT ≤ 500 ms, TPOT ≤ 50 ms for 90 % of requests"
-    sharp = study(steady(), target=0.999, objectives=Objectives(e2e_s=20.0))
-    assert objectives_text(sharp) == "E2E ≤ 20 s for 99.9 % of requests"
+    assert format_objectives(SWEPT) == "TTFT ≤ 500 ms, TPOT ≤ 50 ms for 90 % of requests"
+    sharp = study(steady_result(), target=0.999, objectives=Objectives(e2e_s=20.0))
+    assert format_objectives(sharp) == "E2E ≤ 20 s for 99.9 % of requests"
 
 
 def test_the_terminal_says_whether_figures_are_simulated_and_where_they_come_from() -> None:
-    text = printed(study(steady(), notes=("Engines are modelled.",)))
+    text = printed(study(steady_result(), notes=("Engines are modelled.",)))
     assert "figures: (S) simulated" in text
     assert "seed: 7" in text
     assert "Figures (S)" in text
@@ -119,8 +123,8 @@ def test_what_is_in_brackets_is_text_and_not_markup() -> None:
 
 
 def test_json_has_no_number_that_is_none() -> None:
-    odd = Trade(name="odd", user_tokens_per_s=NEVER, device_tokens_per_s=1.0)
-    report = plain(study(result(failure()), result(name="empty"), trades=(odd,)))
+    odd = Tradeoff(name="odd", user_tokens_per_s=NEVER, device_tokens_per_s=1.0)
+    report = study_to_dict(study(result(failure()), result(name="empty"), tradeoffs=(odd,)))
     text = json.dumps(report, allow_nan=False)
     first = json.loads(text)["results"][0]
     assert first["ttft"]["p50"] is None
@@ -128,13 +132,13 @@ def test_json_has_no_number_that_is_none() -> None:
 
 
 def test_json_says_its_version_where_it_comes_from_and_every_run() -> None:
-    report = json.loads(json.dumps(plain(SWEPT), allow_nan=False))
+    report = json.loads(json.dumps(study_to_dict(SWEPT), allow_nan=False))
     assert report["schema_version"] == 1
     assert report["provenance"]["evidence"] == "simulated"
     assert report["provenance"]["seed"] == "7"
     assert report["provenance"]["command"] == SWEPT.command
     assert report["objectives"] == {"ttft_s": 0.5, "tpot_s": 0.05, "e2e_s": None, "target": 0.9}
-    assert [one["name"] for one in report["results"]] == ["predicted", "predicted", "other"]
+    assert [item["name"] for item in report["results"]] == ["predicted", "predicted", "other"]
     assert report["results"][1]["attainment"] == 0.5
     assert report["results"][1]["counts"] == {"handoffs": 7}
     (curve,) = report["attainment_by_rate"]
@@ -153,11 +157,15 @@ def test_a_study_has_the_plots_that_it_has_something_for() -> None:
         "latencies": "Latencies",
         "timeline": "Timeline",
     }
-    assert [panel.title for panel in panels_of(SWEPT)] == list(titles.values())
-    assert [panel.title for panel in panels_of(BARE)] == [titles["latencies"], titles["timeline"]]
-    trade = Trade(name="a", user_tokens_per_s=1.0, device_tokens_per_s=2.0, best=True)
-    assert [panel.title for panel in panels_of(study(trades=(trade, trade)))] == [titles["trades"]]
-    assert panels_of(study()) == []
+    assert [panel.title for panel in panels_for(SWEPT)] == list(titles.values())
+    assert [panel.title for panel in panels_for(BARE)] == [titles["latencies"], titles["timeline"]]
+    trade = Tradeoff(
+        name="a", user_tokens_per_s=1.0, device_tokens_per_s=2.0, is_pareto_optimal=True
+    )
+    assert [panel.title for panel in panels_for(study(tradeoffs=(trade, trade)))] == [
+        titles["trades"]
+    ]
+    assert panels_for(study()) == []
 
 
 @pytest.fixture(scope="module")
@@ -226,31 +234,33 @@ def test_without_what_draws_plots_the_error_names_the_extra(
 def test_classes_and_tenants_have_a_table_of_their_own_where_there_are_several() -> None:
     base = outcome(0.0)
     mixed = result(
-        base._replace(tenant="acme", slo_class="fast", good=False),
+        base._replace(tenant="acme", slo_class="fast", slo_met=False),
         base._replace(tenant="acme", slo_class="fast"),
         base,
     )
-    (table,) = [one for one in tables_of(study(mixed)) if "class and tenant" in one.title]
+    (table,) = [other for other in tables_of(study(mixed)) if "class and tenant" in other.title]
     assert table.columns == ("class", "tenant", "requests", "predicted")
     assert table.rows == (("default", "default", "1", "100 %"), ("fast", "acme", "2", "50.0 %"))
-    assert not [one for one in tables_of(study(steady())) if "class and tenant" in one.title]
+    assert not [
+        other for other in tables_of(study(steady_result())) if "class and tenant" in other.title
+    ]
 
 
 def test_what_an_autoscaler_did_stands_among_the_figures() -> None:
-    scaling = Scaling(
+    scaling = ScalingSummary(
         device_hours=12.5,
         actions=6,
         actions_per_hour=3.0,
         reversals_per_hour=0.5,
         ticks=100,
-        held_ticks=2,
+        paused_ticks=2,
     )
-    scaled = replace(steady("hpa"), scaling=scaling)
-    shown = study(scaled, steady("alone"))
+    scaled = replace(steady_result("hpa"), scaling=scaling)
+    shown = study(scaled, steady_result("alone"))
     figures = rows(shown, "Figures")
-    assert figures["GPU-hours"] == ["12.5", NOTHING]
-    assert figures["scaling actions/h"] == ["3", NOTHING]
-    assert figures["that undo the last"] == ["0.5", NOTHING]
-    told = json.loads(json.dumps(plain(shown)))["results"]
-    assert told[0]["scaling"]["held_ticks"] == 2
+    assert figures["GPU-hours"] == ["12.5", NO_VALUE]
+    assert figures["scaling actions/h"] == ["3", NO_VALUE]
+    assert figures["that undo the last"] == ["0.5", NO_VALUE]
+    told = json.loads(json.dumps(study_to_dict(shown)))["results"]
+    assert told[0]["scaling"]["paused_ticks"] == 2
     assert told[1]["scaling"] is None

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.report import Curve, Result, Trade
+from baton.bench.report import Curve, RunResult, Tradeoff
 from baton.bench.report.summary import (
     capacity,
-    curves_of,
-    rate_of,
-    scales_of,
-    shown,
+    offered_rate,
+    rate_curves_for,
+    representative_results,
+    scale_curves_for,
     summarize,
     tail_notes,
-    trades_of,
+    tradeoffs_for,
 )
 from baton.simulator.outcome import Objectives
-from tests.bench.studies import OBJECTIVES, failure, outcome, result, steady, study
+from tests.bench.studies import OBJECTIVES, failure, outcome, result, steady_result, study
 
 
 def test_rates_count_over_the_time_from_the_first_arrival_to_the_last_end() -> None:
@@ -48,14 +48,14 @@ def test_a_request_of_one_token_has_no_time_between_tokens() -> None:
     two = outcome(1.0, output_tokens=2, tpot_s=0.04)
     figures = summarize(result(one, two), OBJECTIVES)
     assert figures.tpot.p50 == pytest.approx(0.04)
-    assert figures.gap.p50 == pytest.approx(0.08)
+    assert figures.max_itl.p50 == pytest.approx(0.08)
     # It is judged like any other all the same.
     assert figures.attainment == 1.0
     assert figures.goodput_per_s == pytest.approx(2 / figures.span_s)
 
 
 def test_a_run_that_mostly_waits_for_its_last_answers_says_so() -> None:
-    def arriving_for(span_s: float) -> Result:
+    def arriving_for(span_s: float) -> RunResult:
         return result(outcome(), outcome(span_s, ttft_s=0.9))  # which takes 1 s
 
     (note,) = tail_notes([arriving_for(9.0), arriving_for(1.0)])
@@ -76,14 +76,14 @@ def test_the_cached_share_is_that_of_tokens() -> None:
     run = result(
         outcome(prompt_tokens=300, cached_tokens=0), outcome(prompt_tokens=100, cached_tokens=80)
     )
-    assert summarize(run, OBJECTIVES).cached_share == pytest.approx(80 / 400)
+    assert summarize(run, OBJECTIVES).cached_fraction == pytest.approx(80 / 400)
 
 
 def test_the_rate_is_the_one_that_was_offered_if_that_is_known() -> None:
     arrivals = [outcome(0.0), outcome(1.0), outcome(4.0)]
-    assert rate_of(result(*arrivals)) == pytest.approx(2 / 4.0)
-    assert rate_of(result(*arrivals, rate=7.0)) == 7.0
-    assert rate_of(result(outcome())) == 0.0
+    assert offered_rate(result(*arrivals)) == pytest.approx(2 / 4.0)
+    assert offered_rate(result(*arrivals, rate=7.0)) == 7.0
+    assert offered_rate(result(outcome())) == 0.0
 
 
 def test_a_run_without_requests_has_no_figures_and_nothing_breaks() -> None:
@@ -97,15 +97,17 @@ def test_a_run_without_requests_has_no_figures_and_nothing_breaks() -> None:
 
 def test_runs_of_one_name_at_several_rates_are_one_curve_per_device() -> None:
     made = study(
-        steady(rate=20.0, late=0.5), steady(rate=10.0), steady("other", rate=10.0, late=0.2)
+        steady_result(rate=20.0, late_fraction=0.5),
+        steady_result(rate=10.0),
+        steady_result("other", rate=10.0, late_fraction=0.2),
     )
-    assert curves_of(made) == (Curve(name="predicted", points=((5.0, 1.0), (10.0, 0.5))),)
+    assert rate_curves_for(made) == (Curve(name="predicted", points=((5.0, 1.0), (10.0, 0.5))),)
 
 
 def test_there_is_no_attainment_without_objectives() -> None:
-    runs = steady(rate=20.0), steady(rate=10.0)
-    assert curves_of(study(*runs, objectives=Objectives())) == ()
-    assert scales_of(study(*runs, objectives=Objectives())) == ()
+    runs = steady_result(rate=20.0), steady_result(rate=10.0)
+    assert rate_curves_for(study(*runs, objectives=Objectives())) == ()
+    assert scale_curves_for(study(*runs, objectives=Objectives())) == ()
 
 
 def test_capacity_lies_where_the_curve_crosses_the_target() -> None:
@@ -141,7 +143,7 @@ def test_a_higher_target_never_means_more_capacity(
 
 def test_scaled_objectives_judge_the_same_run() -> None:
     run = result(outcome(ttft_s=0.2), outcome(1.0, ttft_s=0.7), outcome(2.0, ttft_s=1.9))
-    (curve,) = scales_of(study(run))
+    (curve,) = scale_curves_for(study(run))
     met = dict(curve.points)
     assert (met[0.25], met[0.5], met[1.0], met[1.5], met[4.0]) == pytest.approx(
         (0, 1 / 3, 1 / 3, 2 / 3, 1)
@@ -151,30 +153,43 @@ def test_scaled_objectives_judge_the_same_run() -> None:
 
 def test_curves_scales_and_trades_that_are_given_are_taken() -> None:
     curves = (Curve(name="x", points=((1.0, 0.5),)),)
-    trades = (Trade(name="x", user_tokens_per_s=1.0, device_tokens_per_s=2.0),)
-    made = study(steady(), curves=curves, scales=curves, trades=trades)
-    assert (curves_of(made), scales_of(made), trades_of(made)) == (curves, curves, trades)
+    trades = (Tradeoff(name="x", user_tokens_per_s=1.0, device_tokens_per_s=2.0),)
+    made = study(steady_result(), rate_curves=curves, scale_curves=curves, tradeoffs=trades)
+    assert (rate_curves_for(made), scale_curves_for(made), tradeoffs_for(made)) == (
+        curves,
+        curves,
+        trades,
+    )
 
 
 def test_a_run_trades_tokens_for_each_user_against_tokens_for_each_device() -> None:
-    (trade,) = trades_of(study(steady(rate=10.0)))
+    (trade,) = tradeoffs_for(study(steady_result(rate=10.0)))
     assert trade.user_tokens_per_s == pytest.approx(1 / 0.01)
     assert trade.device_tokens_per_s == pytest.approx(1100 / 2 / (9.9 + 0.199 + 0.1), rel=1e-3)
 
 
 def test_what_is_shown_is_the_highest_rate_at_which_the_first_name_meets_the_target() -> None:
     runs = [
-        steady(rate=10.0),
-        steady(rate=20.0, late=0.1),
-        steady(rate=30.0, late=0.2),
-        steady("other", rate=10.0),
-        steady("other", rate=21.0, late=0.9),
+        steady_result(rate=10.0),
+        steady_result(rate=20.0, late_fraction=0.1),
+        steady_result(rate=30.0, late_fraction=0.2),
+        steady_result("other", rate=10.0),
+        steady_result("other", rate=21.0, late_fraction=0.9),
     ]
-    chosen = [(one.name, one.offered_per_s) for one in shown(study(*runs))]
+    chosen = [
+        (representative_result.name, representative_result.offered_per_s)
+        for representative_result in representative_results(study(*runs))
+    ]
     assert chosen == [("predicted", 20.0), ("other", 21.0)]
 
 
 def test_the_lowest_rate_is_shown_when_none_meets_the_target() -> None:
-    runs = [steady(rate=20.0, late=0.5), steady(rate=10.0, late=0.4)]
-    assert [one.offered_per_s for one in shown(study(*runs))] == [10.0]
-    assert shown(study()) == ()
+    runs = [
+        steady_result(rate=20.0, late_fraction=0.5),
+        steady_result(rate=10.0, late_fraction=0.4),
+    ]
+    assert [
+        representative_result.offered_per_s
+        for representative_result in representative_results(study(*runs))
+    ] == [10.0]
+    assert representative_results(study()) == ()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.client.sse import BadStream, EventReader
+from baton.bench.client.sse import EventReader, StreamInvalid
 
 STREAM = (
     b": a comment\n\n"
@@ -56,5 +56,5 @@ def test_characters_that_other_readers_take_for_line_ends_are_text() -> None:
 
 def test_bytes_without_end_are_no_stream() -> None:
     reader = EventReader()
-    with pytest.raises(BadStream, match="more than 16,777,216 bytes"):
+    with pytest.raises(StreamInvalid, match="more than 16,777,216 bytes"):
         reader.feed(b"data: " + b"x" * (17 << 20))

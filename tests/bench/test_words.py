@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from baton.bench.formatting import number_text, seconds_text, share_text
+from baton.bench.formatting import format_number, format_percent, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from baton.bench.formatting import number_text, seconds_text, share_text
     ],
 )
 def test_a_duration_has_three_digits_and_a_unit(duration_s: float | None, text: str) -> None:
-    assert seconds_text(duration_s) == text
+    assert format_seconds(duration_s) == text
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_duration_has_three_digits_and_a_unit(duration_s: float | None, text: 
     ],
 )
 def test_a_share_is_whole_or_nothing_only_when_it_is(share: float | None, text: str) -> None:
-    assert share_text(share) == text
+    assert format_percent(share) == text
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_a_share_is_whole_or_nothing_only_when_it_is(share: float | None, text: 
 def test_a_number_has_three_digits_or_all_of_its_whole_part(
     number: float | None, text: str
 ) -> None:
-    assert number_text(number) == text
+    assert format_number(number) == text

@@ -98,7 +98,7 @@ def test_a_start_takes_from_being_wanted_until_all_are_ready() -> None:
 def test_a_request_without_its_tokens_was_refused_or_failed(
     problem: str, *, refused: bool, failed: bool
 ) -> None:
-    (answer,) = answers(Load(), [Exchange(lag_s=0.0, problem=problem)], [3.0])
+    (answer,) = answers(Load(), [Exchange(send_delay_s=0.0, error=problem)], [3.0])
     assert (answer.at_s, answer.refused, bool(answer.failed)) == (3.0, refused, failed)
     assert not answer.attains(10.0, 10.0)
 
@@ -145,8 +145,10 @@ def test_the_requests_of_a_case_are_those_of_its_groups_and_the_same_each_time()
     case = replace(CASES["short"], groups=(Group(count=3, prompt_tokens=400, output_tokens=5),))
     asked = requests(case, "a")
     assert asked == requests(case, "a") != requests(case, "b")
-    assert [(one.output_tokens, one.after_s) for one in asked] == [(5, 0.0)] * 3
-    assert all(360 <= len(one.prompt) < 440 for one in asked)
+    assert [(asked_request.output_tokens, asked_request.after_s) for asked_request in asked] == [
+        (5, 0.0)
+    ] * 3
+    assert all(360 <= len(asked_request.prompt) < 440 for asked_request in asked)
 
 
 def test_cases_are_chosen_by_name() -> None:

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _fidelity_silicon, _fidelity_vllm_log
-from benchmarks.fidelity import data_folder
+from benchmarks.fidelity import find_data_folder
 
 pytestmark = pytest.mark.data
 
 
 def data() -> Path:
-    folder = data_folder(None, os.environ)
+    folder = find_data_folder(None, os.environ)
     if folder is None:
         pytest.skip("BATON_TRACES names no folder beside which measurements lie")
     return folder
 
 
 def test_a_real_engines_log_is_met_by_the_roofline_and_more_closely_by_profiles() -> None:
-    found = _fidelity_vllm_log.figures(data())
+    found = _fidelity_vllm_log.compute_metrics(data())
     assert found["vllm_log_requests"] == 300
     assert abs(found["vllm_log_tpot_mean_error"]) < 0.10
     assert abs(found["vllm_log_ttft_mean_error"]) < 0.20
@@ -31,7 +31,7 @@ def test_a_real_engines_log_is_met_by_the_roofline_and_more_closely_by_profiles(
 
 @pytest.mark.slow
 def test_vllm_on_h200_is_predicted_from_h100() -> None:
-    found = _fidelity_silicon.figures(data())
+    found = _fidelity_silicon.compute_metrics(data())
     assert found["h200_rows"] == 94
     assert found["h200_vllm_published_rows"] == 30
     assert found["h200_vllm_published_tpot_mape"] < 0.08

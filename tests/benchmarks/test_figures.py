@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks._statistics import (
     BadStreamError,
+    RepeatSpread,
     Segment,
-    Spread,
     cpu_used,
     dechunk,
     events,
@@ -19,7 +19,7 @@ from benchmarks._statistics import (
     quantile,
     ratios,
     read_stream,
-    rounded,
+    round_floats,
     us_per_token,
 )
 
@@ -104,7 +104,7 @@ def test_a_stream_is_measured_from_first_to_last_token_and_not_to_the_usage_even
 
     assert stream.ttft_s == 1.0
     assert stream.tpot_s == 1.0
-    assert stream.gap_max_s == 1.5
+    assert stream.max_itl_s == 1.5
     assert (stream.tokens, stream.prompt_tokens, stream.chunks) == (3, 9, 3)
 
 
@@ -175,8 +175,8 @@ def test_cpu_is_what_was_used_between_two_readings() -> None:
 def test_rounding_reaches_every_float() -> None:
     value = {"a": [1.23456789, (2.3456789,)], "b": "x", "c": 3}
 
-    assert rounded(value, 2) == {"a": [1.23, [2.35]], "b": "x", "c": 3}
+    assert round_floats(value, 2) == {"a": [1.23, [2.35]], "b": "x", "c": 3}
 
 
 def test_a_spread_names_its_ends_and_its_middle() -> None:
-    assert Spread.of([3.0, 1.0, 2.0]) == Spread(min=1.0, median=2.0, max=3.0)
+    assert RepeatSpread.from_values([3.0, 1.0, 2.0]) == RepeatSpread(min=1.0, median=2.0, max=3.0)

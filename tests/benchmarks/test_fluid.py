@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
-from baton.policy.scaling.actions import Action, FlipReplicas, StartReplicas, StopReplicas, Tick
+from baton.policy.scaling.actions import (
+    AutoscalerTick,
+    FlipReplicas,
+    ScalingAction,
+    StartReplicas,
+    StopReplicas,
+)
 from baton.policy.scaling.observation import Observation
 from baton.simulator.workloads.rate_series import RateWindow
 from benchmarks._fluid import FluidOptions, FluidRun, flow, inflows
@@ -54,13 +60,15 @@ def mixed(replicas: int) -> list[FluidPool]:
 
 
 class Scripted:
-    def __init__(self, script: Mapping[int, tuple[Action, ...]] | None = None) -> None:
+    def __init__(self, script: Mapping[int, tuple[ScalingAction, ...]] | None = None) -> None:
         self.script = script or {}
         self.seen: list[Observation] = []
 
-    def tick(self, seen: Observation) -> Tick:
+    def tick(self, seen: Observation) -> AutoscalerTick:
         self.seen.append(seen)
-        return Tick(at_s=seen.at_s, policy="scripted", actions=self.script.get(len(self.seen), ()))
+        return AutoscalerTick(
+            at_s=seen.at_s, policy="scripted", actions=self.script.get(len(self.seen), ())
+        )
 
 
 def even(steps: int, requests: float, prompt: float = 100.0, output: float = 10.0) -> list[Inflow]:
@@ -115,9 +123,9 @@ def test_only_a_part_of_what_replicas_can_do_is_of_use() -> None:
 def test_a_start_helps_after_a_cold_start_and_is_paid_for_from_the_asking() -> None:
     scaler = Scripted({1: (StartReplicas(pool="prefill", replicas=1),)})
     made = flow(even(20, 20, output=1.0), pools(1, 1), scaler, EXACT)
-    ready = [one.replicas[Role.PREFILL] for one in made.timeline]
+    ready = [sample.replicas[Role.PREFILL] for sample in made.timeline]
     assert ready == [1] * 6 + [2] * 14
-    assert [one.starting for one in made.timeline] == [0, 0, *[1] * 4, *[0] * 14]
+    assert [sample.starting for sample in made.timeline] == [0, 0, *[1] * 4, *[0] * 14]
     assert made.story.replica_seconds == {"prefill": 20.0 + 18.0, "decode": 20.0}
     assert made.story.gpu_seconds == 2 * 58.0
 
@@ -132,7 +140,13 @@ def test_a_stop_calls_off_starts_then_drains_who_serves() -> None:
     made = flow(even(20, 1), pools(2, 1), scaler, EXACT)
     assert made.story.replica_seconds["prefill"] == 20.0 + 2.0 + (4.0 + 3.0)
     assert made.timeline[-1].replicas[Role.PREFILL] == 1
-    assert [one.pools["prefill"].draining for one in scaler.seen[:5]] == [0, 0, 1, 0, 0]
+    assert [observation.pools["prefill"].draining for observation in scaler.seen[:5]] == [
+        0,
+        0,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_streams_of_a_replica_that_stops_end_there() -> None:
@@ -154,7 +168,7 @@ def test_a_step_in_which_nothing_arrives_is_none_too_many_for_a_pool_that_has_sh
 
 
 def test_a_flip_moves_capacity_at_once_and_costs_nothing_more() -> None:
-    flip = FlipReplicas(pool="decode", replicas=1, to=Role.PREFILL)
+    flip = FlipReplicas(pool="decode", replicas=1, role=Role.PREFILL)
     scaler = Scripted({1: (flip,)})
     made = flow(even(60, 20, output=1.0), pools(1, 2), scaler, EXACT)
     still = flow(even(60, 20, output=1.0), pools(1, 2), None, EXACT)
@@ -180,18 +194,22 @@ def test_an_autoscaler_sees_rates_over_its_window_and_what_requests_got() -> Non
     assert last.demand.prompt_tokens_per_s == pytest.approx(2000)
     assert last.demand.mean_output_tokens == pytest.approx(10)
     assert last.service.attainment == pytest.approx(0.5)
-    assert last.service.refused_per_s == pytest.approx(10)
+    assert last.service.rejected_per_s == pytest.approx(10)
     assert last.window_s == pytest.approx(EXACT.window_s)
     prefill = last.pools["prefill"]
-    assert (prefill.ready, prefill.prefill_tokens_per_s, prefill.busy_fraction) == (1, 1000.0, 1.0)
+    assert (prefill.ready_replicas, prefill.prefill_tokens_per_s, prefill.utilization_fraction) == (
+        1,
+        1000.0,
+        1.0,
+    )
     assert last.pools["decode"].running_requests < 100
-    assert last.missing == ()
+    assert last.missing_inputs == ()
     assert (last.ttft_s, last.tpot_s, last.attainment_target) == (2.0, 0.2, 0.9)
 
 
 def test_a_timeline_says_attainment_between_its_points() -> None:
     made = flow([*even(50, 5), *even(50, 50)], pools(1, 5), None, replace(EXACT, samples=10))
-    shares = [one.attainment for one in made.timeline]
+    shares = [sample.attainment for sample in made.timeline]
     assert shares[1:5] == [1.0] * 4
     assert max(shares[6:]) < 0.5
 
@@ -200,10 +218,10 @@ def test_noise_has_the_mean_of_the_series_and_the_variance_of_independent_reques
     windows = [RateWindow(0.0, 100.0, 200.0, 50.0), RateWindow(2000.0, 100.0, 200.0, 50.0)]
     drawn = inflows(windows, OPTIONS, random.Random(1))
     assert len(drawn) == 4000
-    requests = [one.requests for one in drawn]
+    requests = [inflow.requests for inflow in drawn]
     assert fmean(requests) == pytest.approx(100, rel=0.01)
     assert pstdev(requests) == pytest.approx(10, rel=0.05)
-    prompts = [one.prompt_tokens for one in drawn]
+    prompts = [inflow.prompt_tokens for inflow in drawn]
     assert fmean(prompts) == pytest.approx(20_000, rel=0.01)
     # Of a sum of Poisson many: mean of squares, which is (1 + cv^2) times the square of the mean.
     assert pstdev(prompts) == pytest.approx(200 * (100 * (1 + 1.5**2)) ** 0.5, rel=0.05)
@@ -214,10 +232,10 @@ def test_a_request_has_a_token_of_each_however_little_was_drawn() -> None:
     # lengths, drawn by themselves, may be none, and streams of no length never were.
     windows = [RateWindow(0.0, 0.01, 200.0, 50.0), RateWindow(2000.0, 0.0, 1.0, 1.0)]
     drawn = inflows(windows, OPTIONS, random.Random(1))
-    assert any(0 < one.requests < 1 for one in drawn)
-    for one in drawn:
-        assert one.prompt_tokens >= one.requests
-        assert one.output_tokens >= one.requests
+    assert any(0 < inflow.requests < 1 for inflow in drawn)
+    for inflow in drawn:
+        assert inflow.prompt_tokens >= inflow.requests
+        assert inflow.output_tokens >= inflow.requests
     assert 0.0 <= flow(drawn, pools(1, 1), None, OPTIONS).attainment <= 1.0
 
 
@@ -228,8 +246,8 @@ def test_between_the_middles_of_windows_rates_lie_on_a_straight_line() -> None:
 
     def about(at: int) -> tuple[float, float]:
         part = drawn[at - 5 : at + 5]
-        asked = fmean(one.requests for one in part)
-        return asked, fmean(one.prompt_tokens for one in part) / asked
+        asked = fmean(inflow.requests for inflow in part)
+        return asked, fmean(inflow.prompt_tokens for inflow in part) / asked
 
     for at, requests, prompt in ((20, 1000, 10), (75, 1500, 15), (100, 2000, 20), (180, 3000, 30)):
         assert about(at)[0] == pytest.approx(requests, rel=0.05)
@@ -251,7 +269,7 @@ RUNS = st.lists(st.integers(0, 60), min_size=5, max_size=40)
 def test_more_replicas_never_serve_fewer_and_nothing_is_served_that_did_not_arrive(
     arrivals: list[int], prefill: int, decode: int
 ) -> None:
-    load = [Inflow(float(one), one * 80.0, one * 20.0) for one in arrivals]
+    load = [Inflow(float(arrival), arrival * 80.0, arrival * 20.0) for arrival in arrivals]
 
     def served(more: int) -> FluidRun:
         return flow(load, pools(prefill + more, decode + more), None, EXACT)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.scaled_deadline import slowness
+from tests.fakes.scaled_deadline import slowdown
 from tests.repo.project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
@@ -20,12 +20,12 @@ def test_everything_that_is_measured_on_a_gpu_is_measured_in_a_dry_run(tmp_path:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--out", str(out)),
-            *("--logs", str(tmp_path / "logs"), "--limit-s", str(200 * slowness())),
+            *("--logs", str(tmp_path / "logs"), "--limit-s", str(200 * slowdown())),
         ],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=600 * slowness(),
+        timeout=600 * slowdown(),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -7,26 +7,33 @@ import pytest
 
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
-from benchmarks._hybrid_runs import Arm, Load, capacity, highest, hybrid, rungs
+from benchmarks._hybrid_runs import (
+    TraceLoad,
+    Variant,
+    capacity,
+    geometric_rates,
+    highest_rate,
+    hybrid_variant,
+)
 from benchmarks.hybrid import (
-    LEVELS,
+    RATE_LEVELS,
     TPOT_SCALES,
     TTFT_SCALES,
-    alone,
-    bound,
-    objectives,
-    reached,
+    highest_level,
+    max_request_rate,
+    objectives_grid,
+    single_request_times_s,
     summarize,
 )
 
-RATES = rungs(1.0, 20.0)
+RATES = geometric_rates(1.0, 20.0)
 TRACE = Trace(
     name="t", requests=tuple(TraceRequest(number / 4, 1000, 100) for number in range(400))
 )
 
 
 def test_rates_rise_by_the_same_ratio_until_the_highest_is_passed() -> None:
-    found = rungs(1.0, 2.0, ratio=1.5)
+    found = geometric_rates(1.0, 2.0, ratio=1.5)
     assert found == pytest.approx([1.0, 1.5, 2.25])
 
 
@@ -48,38 +55,38 @@ def test_the_highest_rate_does_not_depend_on_the_guess(near: float) -> None:
         return 1 / (1 + math.exp(rate - 10))
 
     every = {rate: share(rate) for rate in RATES}
-    assert highest(share, RATES, near=near) == pytest.approx(capacity(every))
+    assert highest_rate(share, RATES, guess=near) == pytest.approx(capacity(every))
 
 
 def test_the_lowest_rate_is_found_where_no_other_will_do() -> None:
     share = {rate: 0.95 if rate == RATES[0] else 0.5 for rate in RATES}
-    assert highest(share.__getitem__, RATES, near=6.0) == pytest.approx(capacity(share))
+    assert highest_rate(share.__getitem__, RATES, guess=6.0) == pytest.approx(capacity(share))
     assert capacity(share) >= RATES[0]
 
 
 def test_a_target_that_is_missed_at_any_rate_gives_no_capacity() -> None:
-    assert highest(lambda _: 0.5, RATES, near=5.0) == 0.0
+    assert highest_rate(lambda _: 0.5, RATES, guess=5.0) == 0.0
 
 
 def test_a_load_at_a_lower_rate_is_part_of_that_at_a_higher_one() -> None:
-    load = Load(trace=TRACE, window_s=50.0)
-    low, high = load.at(2.0), load.at(3.5)
+    load = TraceLoad(trace=TRACE, window_s=50.0)
+    low, high = load.at_rate(2.0), load.at_rate(3.5)
     assert set(low.requests) < set(high.requests)
     assert high.requests[-1].at_s < 50.0
     assert len(high) == pytest.approx(175, rel=0.15)
 
 
 def test_objectives_are_multiples_of_what_a_request_alone_takes() -> None:
-    ttft_s, tpot_s = alone(1000, 1050)
-    grid = objectives(TRACE)
+    ttft_s, tpot_s = single_request_times_s(1000, 1050)
+    grid = objectives_grid(TRACE)
     assert len(grid) == 36
     assert grid[0].ttft_s == pytest.approx(TTFT_SCALES[0] * ttft_s)
     assert grid[-1] == Objectives(ttft_s=TTFT_SCALES[-1] * ttft_s, tpot_s=TPOT_SCALES[-1] * tpot_s)
 
 
 def test_longer_prompts_leave_room_for_fewer_requests() -> None:
-    longer = tuple(one._replace(prompt_tokens=4000) for one in TRACE.requests)
-    assert bound(Trace(name="l", requests=longer)) < bound(TRACE) / 3
+    longer = tuple(request._replace(prompt_tokens=4000) for request in TRACE.requests)
+    assert max_request_rate(Trace(name="l", requests=longer)) < max_request_rate(TRACE) / 3
 
 
 def test_cells_that_lose_are_shown_and_those_that_nobody_serves_are_not_counted() -> None:
@@ -110,17 +117,17 @@ def test_a_level_below_the_better_rivals_rate_is_that_share_of_it_to_the_digit()
     assert (found["share_not_2_percent_under"], found["losing"]) == (1.0, [])
 
 
-@pytest.mark.parametrize(("first", "second"), list(product((0.0, *LEVELS), repeat=2)))
+@pytest.mark.parametrize(("first", "second"), list(product((0.0, *RATE_LEVELS), repeat=2)))
 def test_the_best_arm_of_a_cell_is_found_with_few_runs(first: float, second: float) -> None:
-    holds = {hybrid(2): first, hybrid(1): second}
-    asked: list[tuple[Arm, float]] = []
+    holds = {hybrid_variant(2): first, hybrid_variant(1): second}
+    asked: list[tuple[Variant, float]] = []
 
-    def held(arm: Arm, level: float) -> bool:
+    def held(arm: Variant, level: float) -> bool:
         asked.append((arm, level))
         return level <= holds[arm]
 
-    level, arm = reached(list(holds), held)
+    level, arm = highest_level(list(holds), held)
     assert level == max(first, second)
     assert holds[arm] == level or level == 0
-    assert arm == hybrid(2) or second > first
-    assert len(asked) == len(set(asked)) <= len(LEVELS) + LEVELS.index(1.0) + 1
+    assert arm == hybrid_variant(2) or second > first
+    assert len(asked) == len(set(asked)) <= len(RATE_LEVELS) + RATE_LEVELS.index(1.0) + 1

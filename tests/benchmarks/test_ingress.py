@@ -17,23 +17,23 @@ from benchmarks._ingress_metrics import (
     figures,
     tenants,
 )
-from benchmarks.ingress import _highest, quoted
+from benchmarks.ingress import _peak_during, summarize_runs
 
 MEASURED = Measured(with_s=[10.2, 10.4], without_s=[10.0, 10.0], scrape_s=0.02)
 SAID = {"steps": 3000, "steps_cpu_s": 0.03, "requests": 300, "requests_cpu_s": 0.015}
 
 
 def test_one_run_is_quoted_as_it_is_and_several_by_median_and_spread() -> None:
-    assert quoted([{"us_per_token": 7.0}]) == {"us_per_token": 7.0}
+    assert summarize_runs([{"us_per_token": 7.0}]) == {"us_per_token": 7.0}
     runs = [{"us_per_token": value} for value in (9.0, 5.0, 6.0)]
-    assert quoted(runs) == {"us_per_token": [6.0, 5.0, 9.0]}
+    assert summarize_runs(runs) == {"us_per_token": [6.0, 5.0, 9.0]}
 
 
 def test_the_highest_is_read_before_and_while_something_is_done() -> None:
     reads = count(1)
     falling = iter((7, 3, 5))
-    assert _highest(lambda: next(falling, 1), lambda: None) == 7
-    assert _highest(lambda: next(reads), lambda: None) >= 1
+    assert _peak_during(lambda: next(falling, 1), lambda: None) == 7
+    assert _peak_during(lambda: next(reads), lambda: None) >= 1
 
 
 def test_replicas_are_named_after_their_pools() -> None:
@@ -67,7 +67,7 @@ def test_every_tenant_asks_in_every_class_with_its_own_key(tmp_path: Path) -> No
     config = read_config(SCENARIO, sets)
     assert len(config.tenants) == len(set(keys)) == TENANTS
     client = Tenants("http://127.0.0.1:1", keys)
-    heads = [client._request(b"{}") for _ in range(TENANTS * len(CLASSES))]
+    heads = [client._http_request(b"{}") for _ in range(TENANTS * len(CLASSES))]
     assert len(set(heads)) == len(heads)
     assert heads[0].startswith(b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer ")
     assert heads[0].endswith(b"\r\n\r\n{}")

@@ -9,7 +9,15 @@ import pytest
 
 from benchmarks._load import Client, Exchange, completion_body, poisson_arrivals
 from benchmarks._statistics import read_stream
-from benchmarks._systems import API, ENGINE, HAPROXY, OTHER, engine_settings, group_of, scenario
+from benchmarks._systems import (
+    API,
+    ENGINE,
+    HAPROXY,
+    OTHER,
+    engine_settings,
+    group_of,
+    load_scenario,
+)
 
 TOKEN = b'data: {"choices": [{"text": "x"}], "usage": null}\n\n'
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}\n\n'
@@ -43,11 +51,11 @@ async def answers(pieces: Sequence[bytes], requests: Sequence[bytes]) -> list[Ex
     async with asyncio.timeout(10), await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         await client.open(1)
-        exchanges = await client.one_by_one(requests)
-        assert client.late_connections == sum(1 for e in exchanges[:-1] if e.problem)
+        exchanges = await client.send_sequentially(requests)
+        assert client.late_connections == sum(1 for e in exchanges[:-1] if e.error)
         client.close()
-        for one in closed:
-            await one.wait()
+        for event in closed:
+            await event.wait()
     return exchanges
 
 
@@ -59,7 +67,7 @@ async def test_the_client_finds_the_end_of_answers_that_come_byte_by_byte() -> N
     exchanges = await answers(pieces, [b"{}", b"{}"])
 
     for exchange in exchanges:
-        assert exchange.problem == ""
+        assert exchange.error == ""
         assert b"".join(part for _, part in exchange.body()) == body
         assert read_stream(exchange.sent_at_s, exchange.body()).tokens == 2
 
@@ -69,7 +77,7 @@ async def test_a_refusal_is_a_problem_and_costs_the_connection() -> None:
 
     exchanges = await answers([refusal], [b"{}", b"{}"])
 
-    assert [exchange.problem[:12] for exchange in exchanges] == ["HTTP/1.1 503"] * 2
+    assert [exchange.error[:12] for exchange in exchanges] == ["HTTP/1.1 503"] * 2
 
 
 def test_the_same_seed_draws_the_same_load() -> None:
@@ -118,7 +126,10 @@ def test_every_process_has_its_group(name: str, title: str, group: str) -> None:
 
 
 def test_a_scenario_takes_settings_and_has_one_kind_of_engine() -> None:
-    local, pd = scenario("rivals-local", sets=("server.port=1234",)), scenario("rivals-pd")
+    local, pd = (
+        load_scenario("rivals-local", overrides=("server.port=1234",)),
+        load_scenario("rivals-pd"),
+    )
 
     assert engine_settings(local).kv_blocks == 65536
     assert set(local.pools) == {"mixed"}

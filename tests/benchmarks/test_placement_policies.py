@@ -233,7 +233,7 @@ def test_power_of_two_takes_the_less_loaded_of_two_and_never_the_worst_of_three(
 
 
 def test_power_of_two_spreads_equals() -> None:
-    equals = [candidate(one) for one in "abc"]
+    equals = [candidate(replica_id) for replica_id in "abc"]
     chosen = Counter(choose(power_of_two.choose, *equals, seed=seed) for seed in range(300))
     assert min(chosen.values()) > 60
 
@@ -279,9 +279,9 @@ def test_a_score_belongs_to_its_candidate_wherever_it_stands(
         formulas = [
             costs(*order, overlap_score_credit_decay=1.0),
             LlmdScorers().scores(GROUPED, order),
-            [ttft_s(GROUPED, one) for one in order],
+            [ttft_s(GROUPED, other) for other in order],
         ]
-        ids = [one.view.replica_id for one in order]
+        ids = [other.view.replica_id for other in order]
         return [dict(zip(ids, formula, strict=True)) for formula in formulas]
 
     before = scores(found)
@@ -295,7 +295,7 @@ def test_load_on_the_others_never_drives_a_request_away(
 ) -> None:
     chooser = load_chooser(MOVED_POLICIES[name])
     index = chooser(GROUPED, kind, found, Random(seed))
-    others = [one if place == index else busier(one) for place, one in enumerate(found)]
+    others = [other if place == index else busier(other) for place, other in enumerate(found)]
     assert chooser(GROUPED, kind, others, Random(seed)) == index
 
 

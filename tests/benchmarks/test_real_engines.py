@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from benchmarks._load import Exchange
-from benchmarks._real_load import at_once
+from benchmarks._real_load import realtime_priority
 from benchmarks._real_metrics import (
-    ALONE,
     POISSON,
-    Answer,
-    Pair,
+    SEQUENTIAL,
+    Comparison,
+    RequestResult,
     Runs,
-    answer,
-    compared,
-    describe,
-    figure,
+    better_and_worse,
+    compare,
     medians,
-    overhead,
+    metric,
+    overhead_percent,
+    read_result,
+    summarize_load,
     table,
-    verdicts,
 )
 from benchmarks._real_proxy import decode_body, prefill_body
 from benchmarks._real_ray import llm_config
@@ -34,26 +34,26 @@ from benchmarks._real_stacks import (
     CONTENDERS,
     PD_SCENARIO,
     Contender,
-    Engine,
-    engine_of,
-    flags,
+    EngineLaunch,
+    launch_of,
     pulled_bytes,
-    server,
+    to_flags,
+    vllm_server,
 )
-from benchmarks._statistics import Stream
-from benchmarks._systems import API, NotStartedError, System, scenario
-from benchmarks.real_engines import PAIRS, Bench, Plan, summary
+from benchmarks._statistics import StreamTimes
+from benchmarks._systems import API, NotStartedError, System, load_scenario
+from benchmarks.real_engines import COMPARISONS, BenchmarkPlan, EngineBenchmark, summarize
 from benchmarks.rivals.programs import NotAvailableError
 from benchmarks.rivals.stacks import Program
 
-PAIR = Pair(ours="baton_pd", theirs="vllm_proxy")
+PAIR = Comparison(ours="baton_pd", theirs="vllm_proxy")
 
 
-def stream(ttft_s: float, tpot_s: float = 0.01, tokens: int = 32) -> Stream:
-    return Stream(
+def stream(ttft_s: float, tpot_s: float = 0.01, tokens: int = 32) -> StreamTimes:
+    return StreamTimes(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
-        gap_max_s=tpot_s,
+        max_itl_s=tpot_s,
         tokens=tokens,
         prompt_tokens=64,
         chunks=tokens,
@@ -61,39 +61,41 @@ def stream(ttft_s: float, tpot_s: float = 0.01, tokens: int = 32) -> Stream:
 
 
 def load(*ttfts_s: float, tpot_s: float = 0.01) -> dict[str, object]:
-    return describe([Answer(long=False, stream=stream(ttft, tpot_s)) for ttft in ttfts_s])
+    return summarize_load(
+        [RequestResult(is_long=False, stream=stream(ttft, tpot_s)) for ttft in ttfts_s]
+    )
 
 
 # ------------------------------------------------------------------ one load
 
 
 def test_percentiles_are_of_complete_streams_and_failures_are_counted() -> None:
-    found = describe(
+    found = summarize_load(
         [
-            Answer(long=False, stream=stream(0.1)),
-            Answer(long=True, stream=stream(0.3)),
-            Answer(long=True, stream=None, problem="503"),
+            RequestResult(is_long=False, stream=stream(0.1)),
+            RequestResult(is_long=True, stream=stream(0.3)),
+            RequestResult(is_long=True, stream=None, error="503"),
         ]
     )
 
     assert (found["requests"], found["failed"], found["problems"]) == (3, 1, ["503"])
-    assert figure(found, "ttft_s", "p50") == pytest.approx(0.2)
-    assert figure(found, "long", "ttft_s", "p99") == pytest.approx(0.3)
-    assert figure(found, "whole_s", "p50") == pytest.approx(0.2 + 31 * 0.01)
+    assert metric(found, "ttft_s", "p50") == pytest.approx(0.2)
+    assert metric(found, "long", "ttft_s", "p99") == pytest.approx(0.3)
+    assert metric(found, "whole_s", "p50") == pytest.approx(0.2 + 31 * 0.01)
 
 
 def test_a_load_of_which_nothing_was_answered_has_no_times() -> None:
-    found = describe([Answer(long=False, stream=None, problem="503")])
+    found = summarize_load([RequestResult(is_long=False, stream=None, error="503")])
 
     assert found["failed"] == 1
-    assert figure(found, "ttft_s", "p50") is None
+    assert metric(found, "ttft_s", "p50") is None
 
 
 def exchange(*parts: bytes, problem: str = "") -> Exchange:
     events = b"".join(b"data: " + part + b"\n\n" for part in parts)
     body = f"{len(events):x}\r\n".encode() + events + b"\r\n0\r\n\r\n"
     head = b"HTTP/1.1 200 OK\r\n\r\n"
-    return Exchange(lag_s=0.0, sent_at_s=1.0, segments=[(1.5, head + body)], problem=problem)
+    return Exchange(send_delay_s=0.0, sent_at_s=1.0, segments=[(1.5, head + body)], error=problem)
 
 
 TOKEN = b'{"choices": [{"text": "a"}]}'
@@ -101,10 +103,10 @@ USAGE = b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
 
 
 def test_a_complete_stream_is_read() -> None:
-    found = answer(exchange(TOKEN, USAGE, b"[DONE]"), long=True, max_tokens=1)
+    found = read_result(exchange(TOKEN, USAGE, b"[DONE]"), is_long=True, max_tokens=1)
 
     assert found.stream is not None
-    assert (found.long, found.stream.ttft_s, found.whole_s) == (True, 0.5, 0.5)
+    assert (found.is_long, found.stream.ttft_s, found.e2e_s) == (True, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +118,10 @@ def test_a_complete_stream_is_read() -> None:
     ],
 )
 def test_what_is_cut_short_is_a_failure(came: Exchange, max_tokens: int, problem: str) -> None:
-    found = answer(came, long=False, max_tokens=max_tokens)
+    found = read_result(came, is_long=False, max_tokens=max_tokens)
 
     assert found.stream is None
-    assert problem in found.problem
+    assert problem in found.error
 
 
 # ------------------------------------------------------------------ comparing
@@ -127,26 +129,26 @@ def test_what_is_cut_short_is_a_failure(came: Exchange, max_tokens: int, problem
 
 def test_ratios_are_taken_within_a_repeat_and_visits_that_failed_are_left_out() -> None:
     runs: Runs = {
-        "baton_pd": [{ALONE: load(0.1)}, {ALONE: load(0.4)}, {ALONE: load(9.0)}],
-        "vllm_proxy": [{ALONE: load(0.2)}, {ALONE: load(0.4)}, None],
+        "baton_pd": [{SEQUENTIAL: load(0.1)}, {SEQUENTIAL: load(0.4)}, {SEQUENTIAL: load(9.0)}],
+        "vllm_proxy": [{SEQUENTIAL: load(0.2)}, {SEQUENTIAL: load(0.4)}, None],
     }
 
-    found = compared(runs, PAIR, ALONE)
+    found = compare(runs, PAIR, SEQUENTIAL)
 
     assert found["ttft_p50"] == pytest.approx({"min": 0.5, "median": 0.75, "max": 1.0})
     assert found["tpot_p99"]["median"] == pytest.approx(1.0)
     assert found["short_ttft_p50"] == found["ttft_p50"]
     assert "long_ttft_p50" not in found
-    assert compared(runs, PAIR, POISSON) == {}
+    assert compare(runs, PAIR, POISSON) == {}
 
 
 def test_overhead_is_in_per_cent_and_request_by_request_too() -> None:
     runs: Runs = {
-        "baton_pd": [{ALONE: load(0.11, 0.11, 5.0, tpot_s=0.0)}],
-        "vllm_proxy": [{ALONE: load(0.10, 0.10, 0.1, tpot_s=0.0)}],
+        "baton_pd": [{SEQUENTIAL: load(0.11, 0.11, 5.0, tpot_s=0.0)}],
+        "vllm_proxy": [{SEQUENTIAL: load(0.10, 0.10, 0.1, tpot_s=0.0)}],
     }
 
-    found = overhead(runs, PAIR, ALONE)
+    found = overhead_percent(runs, PAIR, SEQUENTIAL)
 
     assert found["whole_each"]["median"] == pytest.approx(10.0)
     assert found["ttft_p50"]["median"] == pytest.approx(10.0)
@@ -161,49 +163,58 @@ def test_both_signs_are_told_and_when_repeats_do_not_agree() -> None:
         "long_ttft_p99": {"min": 2.0, "median": 2.0, "max": 2.0},
     }
 
-    assert verdicts({POISSON: spreads}) == {
+    assert better_and_worse({POISSON: spreads}) == {
         "better": ["poisson ttft_p50 0.900"],
         "worse": ["poisson ttft_p99 1.100, repeats do not agree"],
     }
 
 
 def test_medians_add_failures_up() -> None:
-    one = describe([Answer(long=False, stream=stream(0.2)), Answer(long=True, stream=None)])
+    one = summarize_load(
+        [RequestResult(is_long=False, stream=stream(0.2)), RequestResult(is_long=True, stream=None)]
+    )
 
-    found = medians({"vllm": [{ALONE: load(0.1)}, None, {ALONE: one}]})
+    found = medians({"vllm": [{SEQUENTIAL: load(0.1)}, None, {SEQUENTIAL: one}]})
 
-    assert found["vllm"][ALONE]["ttft_p50_s"] == pytest.approx(0.15)
-    assert (found["vllm"][ALONE]["failed"], found["vllm"][ALONE]["requests"]) == (1, 3)
+    assert found["vllm"][SEQUENTIAL]["ttft_p50_s"] == pytest.approx(0.15)
+    assert (found["vllm"][SEQUENTIAL]["failed"], found["vllm"][SEQUENTIAL]["requests"]) == (1, 3)
 
 
 def test_what_strangers_took_of_the_machine_is_told() -> None:
     cores = {"api": 0.2, "engine": 1.5, "client": 0.1, "machine": 2.0, "steal": 0.3}
 
-    found = medians({"vllm": [{ALONE: load(0.1) | {"cores": cores}}, {ALONE: load(0.1)}]})
+    found = medians({"vllm": [{SEQUENTIAL: load(0.1) | {"cores": cores}}, {SEQUENTIAL: load(0.1)}]})
 
-    assert found["vllm"][ALONE]["strangers_cores"] == pytest.approx(0.2)
+    assert found["vllm"][SEQUENTIAL]["strangers_cores"] == pytest.approx(0.2)
 
 
 def test_everyone_is_compared_with_ours_and_the_summary_names_all_pairs() -> None:
-    names = [one.name for one in CONTENDERS]
-    paired = [name for pairs in PAIRS.values() for one in pairs for name in (one.ours, one.theirs)]
+    names = [contender.name for contender in CONTENDERS]
+    paired = [
+        name
+        for pairs in COMPARISONS.values()
+        for pair in pairs
+        for name in (pair.ours, pair.theirs)
+    ]
 
     assert set(paired) == set(names)
     assert len(set(names)) == len(names)
-    ratios: Any = summary({name: [] for name in names})["ratios"]
-    assert [*ratios["pd"]] == [pair.name for pair in PAIRS["pd"]]
+    ratios: Any = summarize({name: [] for name in names})["ratios"]
+    assert [*ratios["pd"]] == [pair.name for pair in COMPARISONS["pd"]]
 
 
 def test_one_that_cannot_be_had_is_told_with_its_reason(model: Path) -> None:
-    def make(_engine: Engine) -> tuple[System, Any]:
+    def make(_engine: EngineLaunch) -> tuple[System, Any]:
         raise NotAvailableError("no package of that name")
 
-    one = Contender(name="gone", kind="pd", what="", make=make)
-    plan = Plan(repeats=2, requests=1, window_s=1.0, rate_per_s=1.0, share=0.5, seed=1)
-    engine = Engine(
-        source="tiny", arguments={"model": str(model)}, variables={}, nixl_delay_us=None
+    one = Contender(name="gone", arrangement="pd", description="", make=make)
+    plan = BenchmarkPlan(
+        repeats=2, requests=1, window_s=1.0, rate_per_s=1.0, capacity_fraction=0.5, seed=1
     )
-    bench = Bench(plan, engine)
+    engine = EngineLaunch(
+        source="tiny", arguments={"model": str(model)}, environment={}, nixl_delay_us=None
+    )
+    bench = EngineBenchmark(plan, engine)
 
     runs, failures = bench.compare([one])
 
@@ -226,20 +237,20 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def engine(*sets: str) -> Engine:
-    return engine_of(scenario(PD_SCENARIO, sets=("model.source=/somewhere/tiny", *sets)))
+def engine(*sets: str) -> EngineLaunch:
+    return launch_of(load_scenario(PD_SCENARIO, overrides=("model.source=/somewhere/tiny", *sets)))
 
 
 def test_others_get_what_baton_gives_its_own_engines() -> None:
     found = engine()
 
-    words = flags(found.arguments)
+    words = to_flags(found.arguments)
     assert words[words.index("--block-size") + 1] == "32"
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(256 << 20)
     assert "--enforce-eager" in words
     assert "--no-enable-expert-parallel" in words
-    assert found.variables["OMP_NUM_THREADS"] == "1"
-    assert found.variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert found.environment["OMP_NUM_THREADS"] == "1"
+    assert found.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert llm_config(found.arguments)["engine_kwargs"]["block_size"] == 32
 
 
@@ -249,8 +260,8 @@ def test_engines_that_differ_cannot_be_compared() -> None:
 
 
 def test_only_a_server_that_splits_has_a_connector() -> None:
-    plain = server(engine(), port=1, splits=False)
-    split = server(engine(), port=1, splits=True)
+    plain = vllm_server(engine(), port=1, is_disaggregated=False)
+    split = vllm_server(engine(), port=1, is_disaggregated=True)
 
     assert "--kv-transfer-config" not in plain.command
     assert any("NixlConnector" in word for word in split.command)
@@ -298,7 +309,7 @@ def test_programs_in_one_session_end_together_and_it_is_told_which_was_first(
 def test_one_that_does_not_come_up_gets_a_second_chance(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.real_engines.await_answer", lambda _url: None)
+    monkeypatch.setattr("benchmarks.real_engines.wait_until_answering", lambda _url: None)
     ended: list[str] = []
 
     class Late:
@@ -308,27 +319,31 @@ def test_one_that_does_not_come_up_gets_a_second_chance(
             if not ended:
                 raise NotStartedError("the port is taken")
 
-        def groups(self) -> dict[str, Any]:
+        def process_groups(self) -> dict[str, Any]:
             return {}
 
         def stop(self) -> list[int]:
             ended.append(self.name)
             return []
 
-    plan = Plan(repeats=1, requests=1, window_s=1.0, rate_per_s=1.0, share=0.5, seed=1)
-    engine = Engine(
-        source="tiny", arguments={"model": str(model)}, variables={}, nixl_delay_us=None
+    plan = BenchmarkPlan(
+        repeats=1, requests=1, window_s=1.0, rate_per_s=1.0, capacity_fraction=0.5, seed=1
     )
-    one = Contender(name="late", kind="pd", what="", make=lambda _engine: (Late(), lambda: None))
+    engine = EngineLaunch(
+        source="tiny", arguments={"model": str(model)}, environment={}, nixl_delay_us=None
+    )
+    one = Contender(
+        name="late", arrangement="pd", description="", make=lambda _engine: (Late(), lambda: None)
+    )
 
-    system, _ = Bench(plan, engine)._started(one)
+    system, _ = EngineBenchmark(plan, engine)._start(one)
 
     assert system.name == "late"
     assert ended == ["late"]
 
 
 def test_the_client_is_ordinary_again_afterwards() -> None:
-    with at_once() as ahead:
+    with realtime_priority() as ahead:
         assert (os.sched_getscheduler(0) == os.SCHED_RR) is ahead
 
     assert os.sched_getscheduler(0) == os.SCHED_OTHER

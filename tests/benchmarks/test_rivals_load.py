@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks._systems import free_port
-from benchmarks.rivals.load import LoadError, Point, send
-from benchmarks.rivals.programs import NotAvailableError, compiled
+from benchmarks._systems import pick_free_port
+from benchmarks.rivals.load import LoadError, LoadPoint, run_generator
+from benchmarks.rivals.programs import NotAvailableError, compile_program
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler"
@@ -26,7 +26,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 TOKEN = b'data: {"id":"a","choices":[{"index":0,"text":" word"}]}\n\n'
 USAGE = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":5,"completion_tokens":7}}\n\n'
 DONE = b"data: [DONE]\n\n"
-POINT = Point(streams=1, prompt_tokens=8)
+POINT = LoadPoint(concurrency=1, prompt_tokens=8)
 
 Answer = Callable[[socket.socket], bool]
 """Answers a request that has been read; whether the connection stays open."""
@@ -35,14 +35,14 @@ Answer = Callable[[socket.socket], bool]
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
-    compiled("load", into=folder)
-    compiled("mock", into=folder)
+    compile_program("load", into=folder)
+    compile_program("mock", into=folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def generator(programs: Path) -> Path:
-    return compiled("load", into=programs)
+    return compile_program("load", into=programs)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def serving(*answers: Answer) -> Iterator[Server]:
 
 def test_events_are_counted_and_tokens_are_the_servers(generator: Path, bodies: Path) -> None:
     with serving(say(whole(TOKEN, TOKEN, USAGE, DONE))) as server:
-        found = send(
+        found = run_generator(
             generator, port=server.port, point=POINT, bodies=bodies, requests=1, quickack=True
         )
 
@@ -137,7 +137,7 @@ def test_events_are_counted_and_tokens_are_the_servers(generator: Path, bodies: 
 def test_an_event_may_come_in_pieces(generator: Path, bodies: Path) -> None:
     pieces = [bytes([byte]) for byte in whole(TOKEN[:9], TOKEN[9:] + TOKEN, USAGE + DONE)]
     with serving(say(*pieces)) as server:
-        found = send(
+        found = run_generator(
             generator, port=server.port, point=POINT, bodies=bodies, requests=1, quickack=False
         )
 
@@ -148,7 +148,7 @@ def test_a_connection_is_kept_and_each_request_has_its_own_body(
     generator: Path, bodies: Path
 ) -> None:
     with serving(*[say(whole(TOKEN, DONE))] * 3) as server:
-        found = send(
+        found = run_generator(
             generator, port=server.port, point=POINT, bodies=bodies, requests=3, quickack=True
         )
 
@@ -162,7 +162,7 @@ def test_a_server_that_says_it_will_close_gets_a_new_connection(
 ) -> None:
     closing = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + TOKEN + DONE
     with serving(*[say(closing, stay=False)] * 2) as server:
-        found = send(
+        found = run_generator(
             generator, port=server.port, point=POINT, bodies=bodies, requests=2, quickack=True
         )
 
@@ -177,7 +177,7 @@ def test_what_is_no_complete_stream_has_failed(generator: Path, bodies: Path) ->
     with serving(
         say(refused), say(broken, stay=False), say(empty), say(unended), say(whole(TOKEN, DONE))
     ) as server:
-        found = send(
+        found = run_generator(
             generator, port=server.port, point=POINT, bodies=bodies, requests=5, quickack=True
         )
 
@@ -188,7 +188,9 @@ def test_what_is_no_complete_stream_has_failed(generator: Path, bodies: Path) ->
 
 def test_where_nobody_listens_there_is_no_load(generator: Path, bodies: Path) -> None:
     with pytest.raises(LoadError, match="cannot connect"):
-        send(generator, port=free_port(), point=POINT, bodies=bodies, requests=1, quickack=True)
+        run_generator(
+            generator, port=pick_free_port(), point=POINT, bodies=bodies, requests=1, quickack=True
+        )
 
 
 def test_a_machine_without_a_compiler_is_told_so(
@@ -196,7 +198,7 @@ def test_a_machine_without_a_compiler_is_told_so(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotAvailableError, match="install gcc"):
-        compiled("load", into=tmp_path)
+        compile_program("load", into=tmp_path)
 
 
 # ------------------------------------------------------------------ the mock
@@ -204,8 +206,8 @@ def test_a_machine_without_a_compiler_is_told_so(
 
 @pytest.fixture
 def mock(programs: Path) -> Iterator[int]:
-    port = free_port()
-    words = [str(compiled("mock", into=programs)), "--port", str(port), "--step-us", "100"]
+    port = pick_free_port()
+    words = [str(compile_program("mock", into=programs)), "--port", str(port), "--step-us", "100"]
     process = subprocess.Popen([*words, "--decode-us", "100", "--byte-us", "0.1"])
     try:
         with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:
@@ -222,9 +224,11 @@ def test_the_mock_gives_as_many_tokens_as_were_asked_for(
     bodies = tmp_path / "bodies"
     body = {"prompt": "word " * 50, "max_tokens": 5, "stream": True}
     bodies.write_text(json.dumps(body | {"stream_options": {"include_usage": True}}))
-    point = Point(streams=8, prompt_tokens=50)
+    point = LoadPoint(concurrency=8, prompt_tokens=50)
 
-    found = send(generator, port=mock, point=point, bodies=bodies, requests=8, quickack=True)
+    found = run_generator(
+        generator, port=mock, point=point, bodies=bodies, requests=8, quickack=True
+    )
 
     assert (found.failed, found.events, found.tokens) == (0, [5] * 8, [5] * 8)
 

@@ -10,10 +10,10 @@ import pytest
 from baton.simulator.engine.settings import SimSettings
 from benchmarks._systems import System
 from benchmarks.rivals.__main__ import compare
-from benchmarks.rivals.contender import Contender, Site
+from benchmarks.rivals.contender import Contender, LaunchSite
 from benchmarks.rivals.contenders import CONTENDERS
-from benchmarks.rivals.load import Loaded, LoadError
-from benchmarks.rivals.measurement import describe
+from benchmarks.rivals.load import GeneratorResult, LoadError
+from benchmarks.rivals.measurement import load_metrics
 from benchmarks.rivals.programs import NotAvailableError
 from benchmarks.rivals.report import RATIOS, Runs, headline, medians, table
 
@@ -66,17 +66,17 @@ def test_memory_is_that_of_what_stands_between_client_and_engine() -> None:
 
 
 def test_everyone_has_one_name_and_ratios_name_those_that_there_are() -> None:
-    names = [one.name for one in CONTENDERS]
+    names = [contender.name for contender in CONTENDERS]
 
     assert len(set(names)) == len(names)
     assert {name for pair in RATIOS.values() for name in pair} <= set(names)
 
 
 def test_one_that_cannot_be_had_is_told_with_its_reason() -> None:
-    def make(_site: Site) -> System:
+    def make(_site: LaunchSite) -> System:
         raise NotAvailableError("no package of that name")
 
-    one = Contender(name="gone", what="", engine="", make=make)
+    one = Contender(name="gone", description="", engine="", make=make)
 
     runs, absent = compare([one], [], 2, site=None, bodies=None)  # type: ignore[arg-type]
 
@@ -84,7 +84,7 @@ def test_one_that_cannot_be_had_is_told_with_its_reason() -> None:
     assert "not measured: NotAvailableError: no package" in table(runs, absent)
 
 
-def loaded(*, failed: int = 0, problems: Sequence[str] = ()) -> Loaded:
+def loaded(*, failed: int = 0, problems: Sequence[str] = ()) -> GeneratorResult:
     values: dict[str, Any] = {
         "wall_s": 2.0,
         "own_cpu_s": 0.1,
@@ -96,13 +96,13 @@ def loaded(*, failed: int = 0, problems: Sequence[str] = ()) -> Loaded:
         "events": [10, 30],
         "tokens": [10, -1],
     }
-    return Loaded(**values)
+    return GeneratorResult(**values)
 
 
 def test_only_what_stands_between_client_and_engine_is_counted() -> None:
     cpu_s = {"api": 0.3, "haproxy": 0.1, "engine": 5.0, "other": 1.0}
 
-    found = describe(loaded(), cpu_s | {"client": 0.0, "machine": 8.5, "steal": 0.0})
+    found = load_metrics(loaded(), cpu_s | {"client": 0.0, "machine": 8.5, "steal": 0.0})
 
     assert found["tokens"] == 40  # where the server does not count, events are counted
     assert found["tokens_per_core_s"] == pytest.approx(100.0)
@@ -112,4 +112,4 @@ def test_only_what_stands_between_client_and_engine_is_counted() -> None:
 
 def test_a_benchmark_of_failures_compares_nothing() -> None:
     with pytest.raises(LoadError, match="1 requests failed"):
-        describe(loaded(failed=1, problems=["503"]), {"machine": 1.0, "client": 0.0})
+        load_metrics(loaded(failed=1, problems=["503"]), {"machine": 1.0, "client": 0.0})

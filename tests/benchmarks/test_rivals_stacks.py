@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import zmq
 
-from benchmarks._systems import API, ENGINE, HAPROXY, OTHER, NotStartedError, free_port
-from benchmarks.rivals.engine import shake_hands
+from benchmarks._systems import API, ENGINE, HAPROXY, OTHER, NotStartedError, pick_free_port
+from benchmarks.rivals.engine import handshake
 from benchmarks.rivals.ray_llm import group_of
 from benchmarks.rivals.routers import handshake_port
-from benchmarks.rivals.stacks import Before, Program, Stack
+from benchmarks.rivals.stacks import Program, ProgramStack, RouterStack
 
 _SERVER = """
 import http.server, sys
@@ -33,37 +33,37 @@ def server(group: str, port: int) -> Program:
     return Program(group=group, command=(sys.executable, "-c", _SERVER, str(port)))
 
 
-def serves(group: str) -> Stack:
+def serves(group: str) -> ProgramStack:
     def make(*, folder: Path, port: int) -> Sequence[Program]:
         return [server(group, port)]
 
-    return Stack(group, make)
+    return ProgramStack(group, make)
 
 
 def test_a_router_and_what_is_behind_it_count_as_one() -> None:
     behind: list[str] = []
 
-    def make(url: str) -> Stack:
+    def make(url: str) -> ProgramStack:
         behind.append(url)
         return serves(API)
 
-    both = Before("both", serves(ENGINE), lambda url: make(url)._make)
+    both = RouterStack("both", serves(ENGINE), lambda url: make(url)._make_programs)
     try:
         both.start()
-        groups = both.groups()
+        groups = both.process_groups()
 
         assert behind[0] != both.url
         assert {group: len(processes) for group, processes in groups.items()} == {API: 1, ENGINE: 1}
     finally:
         assert both.stop() == []
-    assert not any(process.is_running() for one in groups.values() for process in one)
+    assert not any(process.is_running() for group in groups.values() for process in group)
 
 
 def test_one_that_ends_while_it_starts_says_what_it_said_last() -> None:
     def make(*, folder: Path, port: int) -> Sequence[Program]:
         return [Program(group=API, command=(sys.executable, "-c", "raise SystemExit('no model')"))]
 
-    broken = Stack("broken", make)
+    broken = ProgramStack("broken", make)
     try:
         with pytest.raises(NotStartedError, match="no model"):
             broken.start()
@@ -77,7 +77,7 @@ def test_the_port_of_smgs_handshake_is_the_one_of_its_documents() -> None:
 
 
 def test_an_engine_that_dials_is_told_where_to_connect() -> None:
-    address = f"tcp://127.0.0.1:{free_port()}"
+    address = f"tcp://127.0.0.1:{pick_free_port()}"
     heard: list[str] = []
 
     def answer() -> None:
@@ -91,7 +91,7 @@ def test_an_engine_that_dials_is_told_where_to_connect() -> None:
 
     other = threading.Thread(target=answer)
     other.start()
-    found = shake_hands(address)
+    found = handshake(address)
     other.join(10)
 
     assert (found.inputs, found.outputs) == (["ipc://in"], ["ipc://out"])

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from baton.policy.prefix_cache.block_hash import chain
+from baton.policy.prefix_cache.block_hash import chain_hashes
 from benchmarks import router_cost
 from benchmarks._router_load import (
     BLOCK_TOKENS,
@@ -13,50 +13,61 @@ from benchmarks._router_load import (
     KINDS,
     ROOT,
     SHARED_BLOCKS,
+    CacheUpdateFeed,
     Case,
-    Feed,
-    Load,
+    IndexLoad,
 )
 
 SMALL = Case(8, 4096, seed=3)
 
 
 def test_events_are_of_128_blocks_and_no_replica_holds_a_block_twice() -> None:
-    load = Load(SMALL)
-    assert {len(one.shared) + len(one.own) for one in load.events} == {EVENT_BLOCKS}
-    assert sum(len(one.shared) + len(one.own) for one in load.events) == SMALL.entries
+    load = IndexLoad(SMALL)
+    assert {len(event.shared_hashes) + len(event.own_hashes) for event in load.events} == {
+        EVENT_BLOCKS
+    }
+    assert (
+        sum(len(event.shared_hashes) + len(event.own_hashes) for event in load.events)
+        == SMALL.entries
+    )
     pairs = Counter(
-        (one.replica_id, block) for one in load.events for block in one.shared + one.own
+        (event.replica_id, block)
+        for event in load.events
+        for block in event.shared_hashes + event.own_hashes
     )
     assert set(pairs.values()) == {1}
 
 
 def test_most_events_begin_with_a_system_prompt_that_other_replicas_hold_too() -> None:
-    shared = Counter(one.shared for one in Load(SMALL).events if one.shared)
+    shared = Counter(
+        event.shared_hashes for event in IndexLoad(SMALL).events if event.shared_hashes
+    )
     assert all(len(system) == SHARED_BLOCKS for system in shared)
-    assert sum(shared.values()) >= 0.75 * len(Load(SMALL).events)
+    assert sum(shared.values()) >= 0.75 * len(IndexLoad(SMALL).events)
     assert max(shared.values()) > 4
 
 
 @pytest.mark.parametrize("tokens", router_cost.LENGTHS)
 def test_prompts_are_held_in_full_in_part_or_not_at_all(tokens: int) -> None:
-    load = Load(SMALL)
-    router = router_cost.Router(SMALL)
-    router.apply(Feed().stored(load.events))
+    load = IndexLoad(SMALL)
+    router = router_cost.RouterUnderTest(SMALL)
+    router.apply(CacheUpdateFeed().stored_updates(load.events))
     blocks = tokens // BLOCK_TOKENS
     for kind, wanted in zip(KINDS, (blocks, blocks // 2, 0), strict=True):
-        prompt = load.prompt(kind, tokens)
+        prompt = load.draw_prompt(kind, tokens)
         assert len(prompt) == tokens
-        hits = router.index.look_up(chain(ROOT, prompt, BLOCK_TOKENS), router.now_s)
-        assert max(hits.of(one).blocks for one in SMALL.ids) == wanted
+        hits = router.index.look_up(chain_hashes(ROOT, prompt, BLOCK_TOKENS), router.now_s)
+        assert max(hits.of(id_).blocks for id_ in SMALL.ids) == wanted
 
 
 def test_updates_of_a_replica_are_numbered_without_holes() -> None:
-    load, feed = Load(SMALL), Feed()
-    router = router_cost.Router(SMALL)
-    router.apply(feed.stored(load.events) + feed.removed(load.events[:3]))
+    load, feed = IndexLoad(SMALL), CacheUpdateFeed()
+    router = router_cost.RouterUnderTest(SMALL)
+    router.apply(feed.stored_updates(load.events) + feed.removed_updates(load.events[:3]))
     assert router.index.counters.gaps == 0
-    assert router.index.entries == SMALL.entries - sum(len(one.own) for one in load.events[:3])
+    assert router.index.entries == SMALL.entries - sum(
+        len(event.own_hashes) for event in load.events[:3]
+    )
     router.index.check_integrity()
 
 

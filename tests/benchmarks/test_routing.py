@@ -10,9 +10,15 @@ from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode, Route, RouteReason
 from baton.domain.request import Phase
 from baton.engine.sim import SimSettings
-from benchmarks._routing_policies import ARMS
+from benchmarks._routing_policies import VARIANTS
 from benchmarks._routing_report import compare, summarize
-from benchmarks._routing_runs import Setting, UnfinishedError, figures, run, saturated_rate
+from benchmarks._routing_runs import (
+    RunSetting,
+    UnfinishedError,
+    compute_metrics,
+    run,
+    saturated_rate,
+)
 from benchmarks._routing_workloads import Scenario, Workload, read_scenario
 from benchmarks.routing import run_all
 
@@ -77,9 +83,9 @@ def test_requests_arrive_in_one_way(ways: dict[str, float | None]) -> None:
 
 
 def test_requests_depend_on_the_seed_alone_and_share_what_their_groups_share() -> None:
-    drawn = SMALL.draw(7)
-    assert drawn == SMALL.draw(7)
-    assert drawn != SMALL.draw(8)
+    drawn = SMALL.draw_requests(7)
+    assert drawn == SMALL.draw_requests(7)
+    assert drawn != SMALL.draw_requests(8)
     stems = {request.prompt_token_ids[:240] for request in drawn}
     assert len(stems) == 3
     assert len({request.prompt_token_ids[:256] for request in drawn}) == 24
@@ -88,42 +94,48 @@ def test_requests_depend_on_the_seed_alone_and_share_what_their_groups_share() -
 
 # ---------------------------------------------------------------------- the runs
 def test_the_policies_that_are_compared_are_these() -> None:
-    assert ARMS.keys() == KEYS
+    assert VARIANTS.keys() == KEYS
 
 
 def test_every_policy_has_the_index_that_it_ships_with() -> None:
-    indexes = {name: str(arm.index) for name, arm in ARMS.items()}
+    indexes = {name: str(arm.index_mode) for name, arm in VARIANTS.items()}
     assert {name for name, index in indexes.items() if index == "hybrid"} == {"baton"}
     assert {name for name, index in indexes.items() if index == "predicted"} == {"sglang", "llmd"}
 
 
 @pytest.mark.parametrize("name", sorted(KEYS))
 def test_every_policy_serves_every_request(name: str) -> None:
-    found = run(Setting(workload=SMALL, engine=ENGINE, seed=1), ARMS[name], SMALL.draw(1))
+    found = run(
+        RunSetting(workload=SMALL, engine=ENGINE, seed=1), VARIANTS[name], SMALL.draw_requests(1)
+    )
     assert found.keys() >= FIGURES
     assert 0 < found["cached_fraction"] <= SMALL.ideal_fraction + 0.01
     assert 0 < found["ttft_p50_s"] <= found["ttft_p90_s"] < found["e2e_p50_s"]
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
-    setting = Setting(workload=SMALL, engine=ENGINE, seed=1)
-    once, again = (run(setting, ARMS["baton"], SMALL.draw(1)) for _ in range(2))
+    setting = RunSetting(workload=SMALL, engine=ENGINE, seed=1)
+    once, again = (run(setting, VARIANTS["baton"], SMALL.draw_requests(1)) for _ in range(2))
     assert once == again
 
 
 def test_an_open_loop_is_sent_at_a_fraction_of_what_a_closed_one_gets_through() -> None:
     heavy = replace(SMALL, clients=None, saturating_clients=8, load_fraction=0.5)
     scenario = Scenario(engine=ENGINE, workloads={"heavy": heavy})
-    setting = Setting(workload=heavy, engine=ENGINE, seed=3)
-    most = saturated_rate(setting, ARMS["dynamo"], heavy.draw(3))
-    runs = run_all(scenario, {"random": ARMS["random"]}, [3], loads=["heavy"])
+    setting = RunSetting(workload=heavy, engine=ENGINE, seed=3)
+    most = saturated_rate(setting, VARIANTS["dynamo"], heavy.draw_requests(3))
+    runs = run_all(scenario, {"random": VARIANTS["random"]}, [3], loads=["heavy"])
     assert runs["heavy"]["random"][0]["offered_per_s"] == pytest.approx(most / 2)
 
 
 def test_a_run_in_which_a_request_does_not_finish_is_no_result() -> None:
     long = replace(SMALL, prompt_tokens=2000)
     with pytest.raises(UnfinishedError, match="ended"):
-        run(Setting(workload=long, engine=ENGINE, seed=1), ARMS["random"], long.draw(1))
+        run(
+            RunSetting(workload=long, engine=ENGINE, seed=1),
+            VARIANTS["random"],
+            long.draw_requests(1),
+        )
 
 
 # ---------------------------------------------------------------------- the figures
@@ -162,7 +174,7 @@ def test_figures_are_those_of_the_records_and_warm_up_counts_for_the_cache_only(
             for n in (4, 2, 3, 1)
         ),
     ]
-    found = figures(workload, records)
+    found = compute_metrics(workload, records)
     assert found == pytest.approx(
         {
             "cached_fraction": (0 + 10 + 20 + 30 + 40) / 500,
@@ -179,7 +191,7 @@ def test_figures_are_those_of_the_records_and_warm_up_counts_for_the_cache_only(
 def test_a_replica_that_got_nothing_starved() -> None:
     workload = replace(SMALL, requests=1, warm_up_requests=0)
     records = [record(n, arrived_at_s=n, ttft_s=0.1, decoder="a") for n in range(2)]
-    assert figures(workload, records)["max_over_min"] == float("inf")
+    assert compute_metrics(workload, records)["max_over_min"] == float("inf")
 
 
 def test_the_first_load_is_quoted_by_policy_and_the_others_under_their_names() -> None:

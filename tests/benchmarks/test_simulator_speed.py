@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from benchmarks.simulator_speed import Case, conversations, measure
+from benchmarks.simulator_speed import Case, generate_conversations, measure
 
 
 def test_a_small_fleet_is_measured_and_all_of_its_load_is_served() -> None:
@@ -21,10 +21,10 @@ def test_a_small_fleet_is_measured_and_all_of_its_load_is_served() -> None:
 
 
 def test_the_load_has_its_rate_and_its_lengths() -> None:
-    trace = conversations(60.0)
+    trace = generate_conversations(60.0)
     assert len(trace) / 60 == pytest.approx(200, rel=0.05)
-    prompts = sum(one.prompt_tokens for one in trace.requests) / len(trace)
-    outputs = sum(one.output_tokens for one in trace.requests) / len(trace)
+    prompts = sum(request.prompt_tokens for request in trace.requests) / len(trace)
+    outputs = sum(request.output_tokens for request in trace.requests) / len(trace)
     assert prompts == pytest.approx(1155, rel=0.05)
     assert outputs == pytest.approx(211, rel=0.05)
 

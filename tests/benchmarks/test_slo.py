@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from baton.policy.scaling.observation import Demand
-from baton.simulator.fleet.scaling_log import Change, Direction, Story
+from baton.simulator.fleet.scaling_log import Direction, ScalingChange, ScalingReport
 from baton.simulator.outcome import Outcome
 from baton.simulator.workloads.rate_series import RateWindow
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from benchmarks import _slo_azure, _slo_check, _slo_mix, _slo_overload, _slo_servegen, slo
-from benchmarks._slo_fleets import SERVER, Strength, bounds, needed
-from benchmarks._slo_table import figures_of, headline, table
+from benchmarks._slo_fleets import SERVER_SLO, ReplicaCapacity, needed_replicas, pool_bounds
+from benchmarks._slo_table import headline, scaling_metrics, table
 
-STRENGTH = Strength(
+STRENGTH = ReplicaCapacity(
     prefill_tokens_per_s=10_000.0,
     decode_tokens_per_s=5_000.0,
     streams=200.0,
-    least_step_s=0.01,
+    min_step_s=0.01,
     mean_prompt_tokens=1000.0,
 )
 
@@ -60,7 +60,7 @@ def test_what_was_not_run_is_said_to_be_missing_and_nothing_else_is_lost() -> No
         "azure_code": {"reversals_per_hour_azure_code": 1.5, "took_s": 9.0},
         "m_mid": {"reversals_per_hour_m_mid": 2.5},
     }
-    told = slo.told(parts)
+    told = slo.headline_metrics(parts)
     assert list(told)[: len(slo.HEADLINES)] == list(slo.HEADLINES)
     assert told["attainment_m_large"] == 0.98
     assert told["reversals_per_hour"] == 1.5, "of the loads it was made for; others say their own"
@@ -71,42 +71,48 @@ def test_what_was_not_run_is_said_to_be_missing_and_nothing_else_is_lost() -> No
 
 
 def test_a_run_s_figures_are_those_of_its_story() -> None:
-    changes = tuple(Change(float(at), "a", Direction.UP, 1) for at in range(4))
-    story = Story(span_s=1800.0, ticks=9, held=1, changes=changes, gpu_seconds=7200.0)
-    figures = figures_of(story, 0.9)
+    changes = tuple(ScalingChange(float(at), "a", Direction.UP, 1) for at in range(4))
+    story = ScalingReport(
+        span_s=1800.0, ticks=9, paused_ticks=1, changes=changes, gpu_seconds=7200.0
+    )
+    figures = scaling_metrics(story, 0.9)
     assert figures["gpu_hours"] == 2.0
     assert figures["actions_per_hour"] == 8.0
     assert figures["reversals_per_hour"] == 0.0
 
 
 def test_more_is_needed_of_a_pool_for_more_of_its_demand_only() -> None:
-    few = needed(Demand(prompt_tokens_per_s=30_000, output_tokens_per_s=9_000), STRENGTH, SERVER)
-    more = needed(Demand(prompt_tokens_per_s=90_000, output_tokens_per_s=9_000), STRENGTH, SERVER)
+    few = needed_replicas(
+        Demand(prompt_tokens_per_s=30_000, output_tokens_per_s=9_000), STRENGTH, SERVER_SLO
+    )
+    more = needed_replicas(
+        Demand(prompt_tokens_per_s=90_000, output_tokens_per_s=9_000), STRENGTH, SERVER_SLO
+    )
     assert few["prefill"] >= 4
     assert more["prefill"] >= few["prefill"] + 5
     assert more["decode"] == few["decode"] >= 2
-    limits = bounds(few, more)
+    limits = pool_bounds(few, more)
     assert (limits["prefill"].start, limits["prefill"].max) == (few["prefill"], more["prefill"])
 
 
 def test_demand_in_bins_is_per_second_and_nothing_is_lost() -> None:
     requests = (TraceRequest(0.5, 100, 10), TraceRequest(9.0, 300, 30), TraceRequest(31.0, 50, 5))
-    found = _slo_azure.bins(Trace(name="t", requests=requests), 10.0)
-    assert [one.prompt_tokens_per_s for one in found] == [40.0, 0.0, 0.0, 5.0]
+    found = _slo_azure.demand_bins(Trace(name="t", requests=requests), 10.0)
+    assert [demand.prompt_tokens_per_s for demand in found] == [40.0, 0.0, 0.0, 5.0]
     assert found[0].mean_uncached_tokens == 200.0
-    assert _slo_azure.peak_of(found).output_tokens_per_s == 4.0
+    assert _slo_azure.peak_demand(found).output_tokens_per_s == 4.0
     assert _slo_azure.mean_lengths(Trace(name="t", requests=requests)) == (150.0, 15.0)
 
 
 def test_lengths_of_a_series_are_weighted_by_its_rates() -> None:
     windows = [RateWindow(0.0, 10.0, 100.0, 50.0), RateWindow(600.0, 30.0, 200.0, 10.0)]
-    assert _slo_servegen.means(windows) == (175.0, 20.0)
-    assert _slo_servegen.peak(windows).prompt_tokens_per_s == 6000.0
+    assert _slo_servegen.mean_lengths(windows) == (175.0, 20.0)
+    assert _slo_servegen.peak_demand(windows).prompt_tokens_per_s == 6000.0
 
 
 def test_the_fluid_is_checked_with_the_very_same_requests() -> None:
     requests = (TraceRequest(0.5, 100, 10), TraceRequest(0.9, 300, 30), TraceRequest(2.0, 50, 5))
-    steps = _slo_check.inflow_of(Trace(name="t", requests=requests), 1.0)
+    steps = _slo_check.inflows_of_trace(Trace(name="t", requests=requests), 1.0)
     assert steps == [(2.0, 400.0, 40.0), (0.0, 0.0, 0.0), (1.0, 50.0, 5.0)]
 
 
@@ -114,39 +120,41 @@ def test_every_static_split_is_tried_on_the_same_number_of_replicas() -> None:
     names = [arm.name for arm in _slo_mix.STATIC]
     assert names == ["static 1P5D", "static 2P4D", "static 3P3D", "static 4P2D", "static 5P1D"]
     assert _slo_mix.BATON.name == "baton 3P3D"
-    assert not any(arm.flips for arm in (*_slo_mix.STATIC, *_slo_mix.HYBRID))
+    assert not any(arm.flips_roles for arm in (*_slo_mix.STATIC, *_slo_mix.HYBRID))
 
 
 def test_every_phase_wants_another_split_and_none_outweighs_the_others() -> None:
     best = {}
-    for kind in _slo_mix.KINDS:
-        carried = _slo_mix.carried(kind)
+    for kind in _slo_mix.LENGTH_MODELS:
+        carried = _slo_mix.rates_by_split(kind)
         best[kind] = max(carried, key=carried.__getitem__)
-        assert _slo_mix.rate(kind) * _slo_mix.phase_s(kind) == pytest.approx(_slo_mix.REQUESTS)
+        assert _slo_mix.phase_rate(kind) * _slo_mix.phase_duration_s(kind) == pytest.approx(
+            _slo_mix.REQUESTS
+        )
     assert best == {"code": 5, "conversation": 4, "reasoning": 2}
 
 
 def test_requests_count_for_the_phase_in_which_they_came() -> None:
-    begins_s = [0.0, _slo_mix.phase_s("code")]
-    begins_s.append(begins_s[1] + _slo_mix.phase_s("conversation"))
+    begins_s = [0.0, _slo_mix.phase_duration_s("code")]
+    begins_s.append(begins_s[1] + _slo_mix.phase_duration_s("conversation"))
     outcomes = [_came(at_s) for at_s in (*begins_s, begins_s[2] - 0.001)]
-    found = _slo_mix.by_phase(outcomes)
+    found = _slo_mix.outcomes_by_phase(outcomes)
     assert [len(part) for part in found.values()] == [1, 2, 1]
 
 
 def test_runs_of_an_arm_are_counted_together() -> None:
     runs = [
-        _slo_mix.Made(
-            arm=_slo_mix.BATON,
+        _slo_mix.PhaseCounts(
+            variant=_slo_mix.BATON,
             load=1.0,
-            came=dict.fromkeys(_slo_mix.KINDS, 100),
-            good=dict.fromkeys(_slo_mix.KINDS, good),
-            flipped=(),
+            arrived=dict.fromkeys(_slo_mix.LENGTH_MODELS, 100),
+            slo_met=dict.fromkeys(_slo_mix.LENGTH_MODELS, good),
+            flips=(),
         )
         for good in (90, 100)
     ]
-    told = _slo_mix.pooled(runs)
-    span_s = sum(_slo_mix.phase_s(kind, 1.0) for kind in _slo_mix.KINDS)
+    told = _slo_mix.pool_runs(runs)
+    span_s = sum(_slo_mix.phase_duration_s(kind, 1.0) for kind in _slo_mix.LENGTH_MODELS)
     assert told["attainment"] == pytest.approx(0.95)
     assert (told["attainment_least"], told["attainment_most"]) == (0.9, 1.0)
     assert told["goodput_per_s"] == pytest.approx(570 / 2 / span_s)
@@ -154,7 +162,7 @@ def test_runs_of_an_arm_are_counted_together() -> None:
 
 def _through(loads: Sequence[float]) -> list[tuple[float, float]]:
     """As many in a phase in each second after the first ones."""
-    first = int(_slo_overload.WARM_UP_S + _slo_overload._FILL_S)
+    first = int(_slo_overload.WARM_UP_S + _slo_overload._RAMP_UP_S)
     return [
         (first + second, first + second + 1.0)
         for second, load in enumerate(loads)
@@ -165,10 +173,10 @@ def _through(loads: Sequence[float]) -> list[tuple[float, float]]:
 def test_a_load_that_comes_and_goes_has_a_rhythm_and_one_by_chance_has_none() -> None:
     seconds = range(22)
     waves = [[100 + 80 * math.sin(second) for second in seconds] for _ in range(3)]
-    assert _slo_overload.rhythm([_through(wave) for wave in waves]) > 0.6
+    assert _slo_overload.oscillation_regularity([_through(wave) for wave in waves]) > 0.6
     rng = random.Random(1)
     chance = [[rng.gauss(100, 30) for _ in seconds] for _ in range(5)]
-    assert _slo_overload.rhythm([_through(noise) for noise in chance]) < 0.25
+    assert _slo_overload.oscillation_regularity([_through(noise) for noise in chance]) < 0.25
 
 
 def test_that_requests_stay_for_a_while_is_no_rhythm() -> None:
@@ -179,14 +187,14 @@ def test_that_requests_stay_for_a_while_is_no_rhythm() -> None:
         while len(loads) < 22:
             loads.append(100 + 0.7 * (loads[-1] - 100) + rng.gauss(0, 10))
         runs.append(_through(loads))
-    assert _slo_overload.rhythm(runs) < 0.25
+    assert _slo_overload.oscillation_regularity(runs) < 0.25
 
 
 def test_what_moves_is_measured_against_the_best_that_stays() -> None:
     rows = [{"arm": arm.name, "good": float(arm.prefill)} for arm in _slo_mix.STATIC]
     rows.append({"arm": _slo_mix.BATON.name, "good": 6.0})
     rows.append({"arm": _slo_mix.HYBRID[0].name, "good": 100.0})
-    assert _slo_mix.gain(rows, "good") == pytest.approx(1.2)
+    assert _slo_mix.gain_over_static(rows, "good") == pytest.approx(1.2)
 
 
 def _came(at_s: float) -> Outcome:

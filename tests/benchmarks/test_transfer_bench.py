@@ -15,14 +15,21 @@ from benchmarks._transfer_contenders import (
     SIZES_MIB,
     SWEEPS,
     Contender,
-    blocks,
     contenders,
-    engine_variables,
-    one_piece,
+    engine_environment_variables,
+    make_block_pull,
+    make_contiguous_pull,
     sweep,
 )
-from benchmarks._transfer_metrics import Seconds, gbps, least, speed_ratio, summarize, table
-from benchmarks._transfer_pair import Agents, Copy, Pair, Pull
+from benchmarks._transfer_metrics import (
+    Seconds,
+    gbps,
+    medians_by_size,
+    speed_ratio,
+    summarize,
+    worst_median,
+)
+from benchmarks._transfer_pair import AgentOptions, Copy, Pull, TransferPair
 
 NAMES = ("memcpy", "bare", "baton", "calm", "bare_blocks", "bare_tcp", "baton_tcp")
 
@@ -30,8 +37,8 @@ NAMES = ("memcpy", "bare", "baton", "calm", "bare_blocks", "bare_tcp", "baton_tc
 def seconds(**by_name: float) -> Seconds:
     """Three transfers of each size; the second is disturbed."""
     return {
-        name: {size: [size * one, size * one * 9, size * one] for size in (1, 16, 64)}
-        for name, one in by_name.items()
+        name: {size: [size * value, size * value * 9, size * value] for size in (1, 16, 64)}
+        for name, value in by_name.items()
     }
 
 
@@ -53,7 +60,7 @@ def test_the_worst_size_is_quoted_but_not_the_small_ones() -> None:
     measured = seconds(baton=1.0, bare=1.0)
     measured["baton"][64] = [80.0] * 3
     measured["baton"][1] = [1000.0] * 3
-    assert least(speed_ratio(measured, "baton", "bare")) == pytest.approx(0.8)
+    assert worst_median(speed_ratio(measured, "baton", "bare")) == pytest.approx(0.8)
 
 
 def test_the_summary_has_what_is_quoted() -> None:
@@ -68,14 +75,14 @@ def test_the_summary_has_what_is_quoted() -> None:
 
 def test_who_did_not_take_part_in_a_size_is_not_in_its_row() -> None:
     measured = {"bare": {16: [1.0], 256: [1.0]}, "bare_tcp": {16: [1.0]}}
-    assert set(table(measured)["256"]) == {"bare"}
+    assert set(medians_by_size(measured)["256"]) == {"bare"}
 
 
 def test_baton_takes_part_with_what_its_engines_are_given(tmp_path: Path) -> None:
-    field = {one.name: one for one in contenders(transport_environment(tmp_path))}
+    field = {contender.name: contender for contender in contenders(transport_environment(tmp_path))}
     assert tuple(field) == NAMES
     baton = field["baton"].agents
-    assert engine_variables().items() <= baton.environment.items()
+    assert engine_environment_variables().items() <= baton.environment.items()
     assert UCX_SETTINGS.items() <= baton.environment.items()
     assert transport_environment(tmp_path).items() <= baton.environment.items()
     assert (baton.threads, baton.telemetry) == (4, True)
@@ -85,42 +92,46 @@ def test_baton_takes_part_with_what_its_engines_are_given(tmp_path: Path) -> Non
 @pytest.mark.parametrize("size_mib", SIZES_MIB)
 def test_everybody_moves_as_many_bytes(size_mib: int, tmp_path: Path) -> None:
     size_bytes = size_mib * MIB
-    for one in contenders(transport_environment(tmp_path)):
-        assert one.order(size_bytes).size_bytes == size_bytes
+    for contender in contenders(transport_environment(tmp_path)):
+        assert contender.make_operation(size_bytes).size_bytes == size_bytes
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_sets_others_against_what_engines_are_given(name: str) -> None:
     chosen, *others = sweep(name)
     assert chosen.name == "chosen"
-    assert engine_variables().items() <= chosen.agents.environment.items()
-    assert len({one.name for one in others}) == len(others) > 1
+    assert engine_environment_variables().items() <= chosen.agents.environment.items()
+    assert len({other.name for other in others}) == len(others) > 1
 
 
 def test_a_pair_moves_blocks_to_where_they_belong_and_is_silent_while_paused() -> None:
     pytest.importorskip("nixl")
-    agents = Agents(environment={PROGRESS_DELAY_VARIABLE: "1000"})
-    with Pair(agents, MIB) as pair:
+    agents = AgentOptions(environment={PROGRESS_DELAY_VARIABLE: "1000"})
+    with TransferPair(agents, MIB) as pair:
         pair.pause()
         pair.resume()
-        for order in (blocks(MIB, piece_bytes=65536), one_piece(MIB), Copy(size_bytes=MIB)):
+        for order in (
+            make_block_pull(MIB, piece_bytes=65536),
+            make_contiguous_pull(MIB),
+            Copy(size_bytes=MIB),
+        ):
             assert pair.run(order) > 0
 
 
 def test_a_pull_beyond_the_memory_is_an_error_and_not_a_figure() -> None:
     pytest.importorskip("nixl")
-    agents = Agents(environment={PROGRESS_DELAY_VARIABLE: "1000"})
+    agents = AgentOptions(environment={PROGRESS_DELAY_VARIABLE: "1000"})
     beyond = Pull(pieces=2, piece_bytes=MIB, scattered=False, hot_polling=False)
-    with Pair(agents, MIB) as pair, pytest.raises((RuntimeError, EOFError)):
+    with TransferPair(agents, MIB) as pair, pytest.raises((RuntimeError, EOFError)):
         pair.run(beyond)
 
 
 def test_all_sizes_of_the_benchmark_are_measured_by_the_repeats_that_were_asked_for() -> None:
     pytest.importorskip("nixl")
-    agents = Agents(environment={PROGRESS_DELAY_VARIABLE: "1000"})
+    agents = AgentOptions(environment={PROGRESS_DELAY_VARIABLE: "1000"})
     field = [
-        Contender(name="a", agents=agents, order=one_piece),
-        Contender(name="b", agents=agents, order=one_piece, most_mib=1),
+        Contender(name="a", agents=agents, make_operation=make_contiguous_pull),
+        Contender(name="b", agents=agents, make_operation=make_contiguous_pull, max_mib=1),
     ]
     measured = transfer.measure(field, (1, 2), repeats=2)
     assert {name: {s: len(t) for s, t in by.items()} for name, by in measured.items()} == {

@@ -28,19 +28,19 @@ from pathlib import Path
 from benchmarks._provenance import provenance
 from tests.chaos import results
 from tests.chaos.case import MINUTES, Bound, Case, Outcome, Verdict, exactly, load_cases
-from tests.chaos.isolated import Ended, run_apart
-from tests.chaos.report import PAGE, page
-from tests.chaos.results import FILE, AnotherRunError, Line, Lines, Run
+from tests.chaos.isolated import ProcessExit, run_isolated
+from tests.chaos.report import PAGE, render_page
+from tests.chaos.results import FILE, AlreadyRunningError, CaseResults, ResultsByCase, Run
 
 _ROOT = Path(__file__).resolve().parents[2]
 _QUICK_MINUTES = 2.0
-_LATE = 3.0
+_DEADLINE_FACTOR = 3.0
 """Times its minutes: a case that takes longer is ended."""
 _START_S = 60.0
 _KEEP_S = 60.0
-_TAIL = 1500
+_KEPT_CHARS = 1500
 """Characters of the last words of a case that broke, which are kept ..."""
-_SHOWN = 20_000
+_PRINTED_CHARS = 20_000
 """... and shown."""
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)+")
 
@@ -50,25 +50,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     cases = load_cases()
     if options.child:
-        return _be_the_case(cases[options.child], options.folder, options.outcome)
+        return _run_child(cases[options.child], options.folder, options.outcome)
     chosen = choose(cases, options.case, quick=options.quick)
     if options.list:
-        _show(chosen, results.read(options.results))
+        _list_cases(chosen, results.read(options.results))
         return 0
     if options.page or options.merge or options.note:
-        others = results.read(options.merge or options.results)
+        other_results = results.read(options.merge or options.results)
         if options.note:
             (key,) = options.case
-            others = {key: results.noted(others[key], options.note)}
-        _keep(cases, others, options.results, options.write_page)
+            other_results = {key: results.add_note(other_results[key], options.note)}
+        _save(cases, other_results, options.results, options.write_page)
         return 0
     if not chosen:
         sys.stderr.write(f"no case is called {' or '.join(options.case)}: see --list\n")
         return 2
     try:
-        with results.only_one(options.results.parent, wait_s=options.wait):
+        with results.exclusive_lock(options.results.parent, wait_s=options.wait):
             return _run_all(cases, chosen, options)
-    except AnotherRunError as error:
+    except AlreadyRunningError as error:
         sys.stderr.write(f"{error}\n")
         return 2
 
@@ -88,27 +88,27 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--outcome", type=Path, help=argparse.SUPPRESS)
-    found = parser.parse_args(arguments)
-    if found.results.resolve().parent == found.write_page.resolve().parent:
+    options = parser.parse_args(arguments)
+    if options.results.resolve().parent == options.write_page.resolve().parent:
         parser.error("--results and --write-page name one folder, and each locks its own: name two")
-    return found
+    return options
 
 
 def choose(cases: Mapping[str, Case], patterns: Sequence[str], *, quick: bool) -> list[Case]:
     """Cases whose key a pattern names, in order; without a pattern all of them."""
-    named = [
+    matching = [
         case
         for key, case in cases.items()
         if not patterns or any(fnmatchcase(key, pattern) for pattern in patterns)
     ]
-    wanted = [case for case in named if not quick or case.minutes <= _QUICK_MINUTES]
-    return sorted(wanted, key=lambda case: results.in_order(case.key))
+    selected = [case for case in matching if not quick or case.minutes <= _QUICK_MINUTES]
+    return sorted(selected, key=lambda case: results.sort_key(case.key))
 
 
-def _show(cases: Sequence[Case], lines: Mapping[str, Line]) -> None:
+def _list_cases(cases: Sequence[Case], lines: Mapping[str, CaseResults]) -> None:
     for case in cases:
         line = lines.get(case.key)
-        run = None if line is None else line.standing
+        run = None if line is None else line.current_run
         verdict = "not run" if run is None else f"{run.verdict} {run.began_at[:10]}"
         about = f"{case.engines}, {case.minutes:g} min"
         sys.stdout.write(f"{case.key:14} {verdict:18} {case.title} ({about})\n")
@@ -122,13 +122,17 @@ def _run_all(cases: Mapping[str, Case], chosen: Sequence[Case], options: argpars
     for case in chosen:
         sys.stderr.write(f"{case.key}: {case.title}; about {case.minutes:g} min ...\n")
         run = run_case(case, minutes=options.minutes)
-        line = Line(title=case.title, engines=case.engines, minutes=case.minutes, runs=(run,))
-        _keep(cases, {case.key: line}, options.results, options.write_page)
+        line = CaseResults(
+            title=case.title, engines=case.engines, minutes=case.minutes, runs=(run,)
+        )
+        _save(cases, {case.key: line}, options.results, options.write_page)
         verdicts.append(run.verdict)
         sys.stdout.write(f"{case.key}: {run.verdict} in {run.took_s:.0f} s\n")
         for bound in run.bounds:
-            kept = "  " if bound.held else "! "
-            sys.stdout.write(f"  {kept}{bound.what}: {bound.got} (wanted {bound.wanted})\n")
+            mark = "  " if bound.is_met else "! "
+            sys.stdout.write(
+                f"  {mark}{bound.description}: {bound.actual} (wanted {bound.expected})\n"
+            )
         if run.note:
             sys.stdout.write(f"  {run.note}\n")
         sys.stdout.flush()
@@ -150,45 +154,49 @@ def run_case(case: Case, *, minutes: float | None = None) -> Run:
     command = [sys.executable, "-m", "tests.chaos", "--child", case.key]
     command += ["--folder", str(folder / "case"), "--outcome", str(outcome)]
     try:
-        ended = run_apart(
+        process_exit = run_isolated(
             command,
             log=folder / "log",
-            deadline_s=_START_S + _LATE * 60.0 * max(case.minutes, minutes or 0.0),
+            deadline_s=_START_S + _DEADLINE_FACTOR * 60.0 * max(case.minutes, minutes or 0.0),
             environment=os.environ | settings,
         )
-        seen = _seen(outcome)
-        broke = _why_it_broke(ended, folder / "log") if seen is None else ""
+        outcome_read = _read_outcome(outcome)
+        crash_reason = _crash_reason(process_exit, folder / "log") if outcome_read is None else ""
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    called = f"python -m tests.chaos --case {case.key}"
-    return judged(
-        ended,
-        seen,
-        broke,
+    command_line = f"python -m tests.chaos --case {case.key}"
+    return with_verdict(
+        process_exit,
+        outcome_read,
+        crash_reason,
         Run(
             verdict=Verdict.BROKE,
             began_at=began_at,
-            took_s=round(ended.took_s, 1),
+            took_s=round(process_exit.took_s, 1),
             revision=revision,
-            command=called if minutes is None else f"{called} --minutes {minutes:g}",
+            command=command_line if minutes is None else f"{command_line} --minutes {minutes:g}",
         ),
     )
 
 
-def judged(ended: Ended, seen: Outcome | None, broke: str, run: Run) -> Run:
+def with_verdict(
+    process_exit: ProcessExit, outcome_read: Outcome | None, crash_reason: str, run: Run
+) -> Run:
     """The run with its verdict, given what the case saw, or why it saw nothing."""
-    if seen is None:
-        return replace(run, note=without_folders(broke))
-    tidy = exactly("processes left running", len(ended.left), 0)
-    outcome = replace(seen, bounds=(*seen.bounds, tidy))
-    left = f"left running: {'; '.join(ended.left)}" if ended.left else ""
+    if outcome_read is None:
+        return replace(run, note=without_folders(crash_reason))
+    left_bound = exactly("processes left running", len(process_exit.leftovers), 0)
+    outcome = replace(outcome_read, bounds=(*outcome_read.bounds, left_bound))
+    left_text = (
+        f"left running: {'; '.join(process_exit.leftovers)}" if process_exit.leftovers else ""
+    )
     return replace(
         run,
         # One that bounds nothing has not passed, however tidy it was.
-        verdict=outcome.verdict if seen.bounds else Verdict.MISSED,
+        verdict=outcome.verdict if outcome_read.bounds else Verdict.MISSED,
         bounds=outcome.bounds,
-        figures=dict(seen.figures),
-        note=without_folders("\n".join(part for part in (seen.note, left) if part)),
+        figures=dict(outcome_read.figures),
+        note=without_folders("\n".join(part for part in (outcome_read.note, left_text) if part)),
     )
 
 
@@ -197,45 +205,49 @@ def without_folders(text: str) -> str:
     return _FOLDERS.sub("", text)
 
 
-def _why_it_broke(ended: Ended, log: Path) -> str:
-    whole = log.read_text(errors="replace") if log.exists() else ""
-    sys.stderr.write(whole[-_SHOWN:])
-    said = whole[-_TAIL:]
-    why = "it was ended for taking too long" if ended.late else f"exit status {ended.status}"
-    return f"{why}; it said last:\n{said}".strip()
+def _crash_reason(process_exit: ProcessExit, log: Path) -> str:
+    output = log.read_text(errors="replace") if log.exists() else ""
+    sys.stderr.write(output[-_PRINTED_CHARS:])
+    last_output = output[-_KEPT_CHARS:]
+    why = (
+        "it was ended for taking too long"
+        if process_exit.is_timed_out
+        else f"exit status {process_exit.status}"
+    )
+    return f"{why}; it said last:\n{last_output}".strip()
 
 
 def _revision() -> str:
-    found = provenance()
-    return f"{str(found['git_sha'])[:10]}{'+' if found['git_dirty'] else ''}"
+    git_info = provenance()
+    return f"{str(git_info['git_sha'])[:10]}{'+' if git_info['git_dirty'] else ''}"
 
 
-def _keep(cases: Mapping[str, Case], others: Lines, file: Path, shown: Path) -> None:
+def _save(cases: Mapping[str, Case], others: ResultsByCase, file: Path, page_file: Path) -> None:
     """Add the runs of `others` to what is kept, and write the page."""
-    shown.parent.mkdir(parents=True, exist_ok=True)
-    with results.only_one(shown.parent, wait_s=_KEEP_S):
-        lines = results.with_declared(results.merged(results.read(file), others), cases)
+    page_file.parent.mkdir(parents=True, exist_ok=True)
+    with results.exclusive_lock(page_file.parent, wait_s=_KEEP_S):
+        lines = results.for_cases(results.merge(results.read(file), others), cases)
         results.write(lines, file)
-        results.write_whole(shown, page(lines, results.read_removals()))
+        results.write_atomically(page_file, render_page(lines, results.read_mutations()))
 
 
 # ------------------------------------------------------------------ in the case's own process
 
 
-def _be_the_case(case: Case, folder: Path, outcome: Path) -> int:
+def _run_child(case: Case, folder: Path, outcome: Path) -> int:
     # Set even where a shell has SIGINT ignored, as it does for a job in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    seen = case.run(folder)
-    outcome.write_text(json.dumps(asdict(seen)))
+    result = case.run(folder)
+    outcome.write_text(json.dumps(asdict(result)))
     return 0
 
 
-def _seen(outcome: Path) -> Outcome | None:
+def _read_outcome(outcome: Path) -> Outcome | None:
     if not outcome.exists():
         return None
-    found = json.loads(outcome.read_text())
-    bounds = tuple(Bound(**one) for one in found["bounds"])
-    return Outcome(bounds=bounds, figures=found["figures"], note=found["note"])
+    document = json.loads(outcome.read_text())
+    bounds = tuple(Bound(**item) for item in document["bounds"])
+    return Outcome(bounds=bounds, figures=document["figures"], note=document["note"])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 Figure = float | int | str | bool | None
 
 MINUTES = "BATON_CHAOS_MINUTES"
-"""How long a case is to run that can run for longer or shorter; see `minutes_asked`."""
+"""How long a case is to run that can run for longer or shorter; see `requested_minutes`."""
 
 
 class Engines(StrEnum):
@@ -47,12 +47,12 @@ class Verdict(StrEnum):
 class Bound:
     """One thing that must hold, and what was seen."""
 
-    what: str
+    description: str
     """As a reader says it: `longest stall beyond detection, s`."""
-    got: Figure
-    wanted: str
+    actual: Figure
+    expected: str
     """`<= 0.5`, `== 0`, ..."""
-    held: bool
+    is_met: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class Outcome:
 
     @property
     def verdict(self) -> Verdict:
-        held = bool(self.bounds) and all(bound.held for bound in self.bounds)
-        return Verdict.PASSED if held else Verdict.MISSED
+        is_passed = bool(self.bounds) and all(bound.is_met for bound in self.bounds)
+        return Verdict.PASSED if is_passed else Verdict.MISSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,24 +109,33 @@ def load_cases() -> Mapping[str, Case]:
     return dict(_CASES)
 
 
-def at_most(what: str, got: float, most: float) -> Bound:
+def at_most(description: str, actual: float, limit: float) -> Bound:
     """A bound from above."""
-    return Bound(what=what, got=got, wanted=f"<= {most:g}", held=got <= most)
+    return Bound(
+        description=description, actual=actual, expected=f"<= {limit:g}", is_met=actual <= limit
+    )
 
 
-def at_least(what: str, got: float, least: float) -> Bound:
+def at_least(description: str, actual: float, limit: float) -> Bound:
     """A bound from below."""
-    return Bound(what=what, got=got, wanted=f">= {least:g}", held=got >= least)
+    return Bound(
+        description=description, actual=actual, expected=f">= {limit:g}", is_met=actual >= limit
+    )
 
 
-def exactly(what: str, got: Figure, wanted: Figure) -> Bound:
+def exactly(description: str, actual: Figure, expected: Figure) -> Bound:
     """The one value that it may have."""
-    return Bound(what=what, got=got, wanted=f"== {wanted}", held=got == wanted)
+    return Bound(
+        description=description, actual=actual, expected=f"== {expected}", is_met=actual == expected
+    )
 
 
-def minutes_asked(in_full: float) -> dict[str, float]:
+def requested_minutes(full_minutes: float) -> dict[str, float]:
     """`minutes` to run for and `minutes_in_full`: figures of a case that can be shortened.
 
     `--minutes` of the runner says so; a run that is shorter than in full says that in the report.
     """
-    return {"minutes": float(os.environ.get(MINUTES, in_full)), "minutes_in_full": in_full}
+    return {
+        "minutes": float(os.environ.get(MINUTES, full_minutes)),
+        "minutes_in_full": full_minutes,
+    }

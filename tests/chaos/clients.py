@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from tests.chaos.case import Bound, Figure, Outcome
-from tests.chaos.deployment_processes import Parts
-from tests.chaos.history import Ending, Exchange, History, endings, judged, longest_stall
+from tests.chaos.deployment_processes import DeploymentProcesses
+from tests.chaos.history import Ending, Exchange, History, check_invariants, endings, longest_stall
 from tests.chaos.load import HttpClient, Load
 
 _POLL_S = 0.1
-_BEGUN = 200
+_STREAM_STARTED_STATUS = 200
 
 
 @dataclass(slots=True)
@@ -50,11 +50,11 @@ class Clients:
         if self._thread is not None:
             self._thread.join(self.load.deadline_s + 30.0)
 
-    def open(self) -> int:
+    def open_count(self) -> int:
         """Requests that have not ended."""
-        return sum(one.ending is None for one in list(self.exchanges))
+        return sum(exchange.ending is None for exchange in list(self.exchanges))
 
-    def for_s(self, seconds: float) -> None:
+    def run_for(self, seconds: float) -> None:
         """Let them go on for a while."""
         self._stop.wait(seconds)
 
@@ -62,10 +62,10 @@ class Clients:
         asyncio.run(self._send_all())
 
     async def _send_all(self) -> None:
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         async with HttpClient(self.url) as client, asyncio.TaskGroup() as group:
-            for exchange in self.load.planned():
-                while (wait_s := began_s + exchange.planned_at_s - time.monotonic()) > 0:
+            for exchange in self.load.plan_requests():
+                while (wait_s := started_s + exchange.planned_at_s - time.monotonic()) > 0:
                     if self._stop.is_set():
                         return
                     await asyncio.sleep(min(wait_s, _POLL_S))
@@ -76,24 +76,24 @@ class Clients:
         exchange.sent_at_s = time.monotonic()
         try:
             async with asyncio.timeout(self.load.deadline_s):
-                await client.ask(exchange)
+                await client.send(exchange)
         except TimeoutError:
-            exchange.why = exchange.why or f"no end within {self.load.deadline_s:g} s"
+            exchange.reason = exchange.reason or f"no end within {self.load.deadline_s:g} s"
 
 
-def lost_with(exchanges: Sequence[Exchange], killed_at_s: float) -> list[Exchange]:
+def streams_cut_by(exchanges: Sequence[Exchange], killed_at_s: float) -> list[Exchange]:
     """Streams that ended with the ingress that they were on: begun before its end, cut by it.
 
     Those whose answer had not begun are none of them: another ingress is asked.
     """
     return [
-        one
-        for one in exchanges
-        if one.status == _BEGUN
-        and one.ending in {Ending.CUT, Ending.FAILED}
-        and one.sent_at_s <= killed_at_s
-        and one.ended_at_s is not None
-        and killed_at_s <= one.ended_at_s <= killed_at_s + 2.0
+        exchange
+        for exchange in exchanges
+        if exchange.status == _STREAM_STARTED_STATUS
+        and exchange.ending in {Ending.CUT, Ending.FAILED}
+        and exchange.sent_at_s <= killed_at_s
+        and exchange.ended_at_s is not None
+        and killed_at_s <= exchange.ended_at_s <= killed_at_s + 2.0
     ]
 
 
@@ -104,7 +104,7 @@ POOLS = {"prefill": 2, "decode": 2}
 START_S = 180.0
 
 
-def steady(name: str, *, seed: int = 0, minutes: float = 10.0) -> Load:
+def steady_load(name: str, *, seed: int = 0, minutes: float = 10.0) -> Load:
     """Ten requests a second of half a second to a second each, for so long at most."""
     return Load(
         rate_per_s=10.0,
@@ -118,10 +118,10 @@ def steady(name: str, *, seed: int = 0, minutes: float = 10.0) -> Load:
 
 
 @contextmanager
-def served(up: Parts, load: Load) -> Iterator[Clients]:
+def running_clients(processes: DeploymentProcesses, load: Load) -> Iterator[Clients]:
     """Clients meanwhile; all has ended when this has."""
-    with Clients(up.deployment.url, load) as clients:
-        clients.for_s(3.0)
+    with Clients(processes.deployment.url, load) as clients:
+        clients.run_for(3.0)
         yield clients
 
 
@@ -129,8 +129,10 @@ def outcome(
     exchanges: Sequence[Exchange], bounds: Sequence[Bound], figures: dict[str, Figure]
 ) -> Outcome:
     """What clients saw besides the bounds of a case."""
-    kept, note = judged(History(exchanges=exchanges, wanted=Parts.wanted))
+    invariant_bounds, note = check_invariants(
+        History(exchanges=exchanges, expected_tokens=DeploymentProcesses.expected_tokens)
+    )
     stall = longest_stall(exchanges)
-    told: dict[str, Figure] = {"requests": len(exchanges), **endings(exchanges)}
-    told["longest stall of a stream, s"] = 0.0 if stall is None else round(stall.took_s, 3)
-    return Outcome(bounds=(*kept, *bounds), figures=told | figures, note=note)
+    figures_seen: dict[str, Figure] = {"requests": len(exchanges), **endings(exchanges)}
+    figures_seen["longest stall of a stream, s"] = 0.0 if stall is None else round(stall.took_s, 3)
+    return Outcome(bounds=(*invariant_bounds, *bounds), figures=figures_seen | figures, note=note)

@@ -27,7 +27,7 @@ from baton.serving.cluster.cluster_state import ClusterState, running_clusters, 
 from baton.serving.shared.names import APP
 from tests.chaos import faults
 from tests.chaos.history import Exchange
-from tests.e2e.deployments import CONFIGS, Deployment, descendants, running
+from tests.e2e.deployments import CONFIGS, Deployment, descendants, running_deployment
 
 CONFIG = "sim.yaml"
 _POLL_S = 0.1
@@ -39,12 +39,12 @@ _GAUGE = re.compile(r"^(?P<name>\w+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILIN
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
     """Have what is started inside see these variables."""
-    before = {name: os.environ.get(name) for name in variables}
+    previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -52,7 +52,7 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class DeploymentProcesses:
     """A deployment and its processes."""
 
     deployment: Deployment
@@ -61,69 +61,75 @@ class Parts:
 
     def replicas(self, name: str) -> list[int]:
         """The processes of a deployment of Serve's: `ingress`, `controller`, or a pool."""
-        return _named(rf"ray::ServeReplica:{APP}:{name}\b")
+        return _find_processes(rf"ray::ServeReplica:{APP}:{name}\b")
 
-    def serving(self, names: Iterable[str]) -> dict[str, list[int]]:
+    def replica_pids(self, names: Iterable[str]) -> dict[str, list[int]]:
         """The processes of several deployments, by name."""
         return {name: self.replicas(name) for name in names}
 
     def serve_controller(self) -> int:
         """Ray Serve's own."""
-        return _only(_named(r"ray::ServeController\b"))
+        return _only(_find_processes(r"ray::ServeController\b"))
 
     def gcs(self) -> int:
         """Ray's control store."""
-        return _only(_named(r"\S*/gcs_server\b"))
+        return _only(_find_processes(r"\S*/gcs_server\b"))
 
     def raylets(self) -> list[int]:
         """One for each node; the head's is the oldest."""
-        return _named(r"\S*/raylet/raylet\b")
+        return _find_processes(r"\S*/raylet/raylet\b")
 
     @property
     def state(self) -> ClusterState:
         """How the deployment is found."""
         pid = self.deployment.process.pid
-        return next(one for one in running_clusters(state_folder()) if one.pid == pid)
+        return next(cluster for cluster in running_clusters(state_folder()) if cluster.pid == pid)
 
     # ---------------------------------------------------------------- what they say
 
-    def status(self, *, within_s: float = 60.0) -> dict[str, Any]:
+    def status(self, *, timeout_s: float = 60.0) -> dict[str, Any]:
         """What `baton status` says, as soon as it says anything."""
-        return self.deployment.wait_for(lambda _: True, within_s)
+        return self.deployment.wait_for(lambda _: True, timeout_s)
 
-    def until(self, holds: Callable[[dict[str, Any]], bool], *, within_s: float) -> float:
+    def wait_status(
+        self, predicate: Callable[[dict[str, Any]], bool], *, timeout_s: float
+    ) -> float:
         """Wait until the status is as wanted; returns how long that took, in seconds."""
-        began_s = time.monotonic()
-        self.deployment.wait_for(holds, within_s)
-        return time.monotonic() - began_s
+        started_s = time.monotonic()
+        self.deployment.wait_for(predicate, timeout_s)
+        return time.monotonic() - started_s
 
-    def whole(self, pools: Mapping[str, int], *, ingresses: int = 1, within_s: float) -> float:
+    def wait_complete(
+        self, pools: Mapping[str, int], *, ingresses: int = 1, timeout_s: float
+    ) -> float:
         """Wait until every ingress sees so many replicas of each pool; returns how long."""
 
         def holds(status: dict[str, Any]) -> bool:
-            rows = [_counts(one["replicas"]) for one in status["ingresses"]]
+            rows = [_counts(ingress["replicas"]) for ingress in status["ingresses"]]
             return len(rows) == ingresses and all(row == dict(pools) for row in rows)
 
-        return self.until(holds, within_s=within_s)
+        return self.wait_status(holds, timeout_s=timeout_s)
 
     def gauges(self, *names: str) -> float:
         """The sum of some gauges over all replicas, from their own metrics."""
         url = self.deployment.status()["observability"]["url"]
         targets = self._targets(url)
-        return sum(_scraped(target, names) for target in targets)
+        return sum(_sum_target_gauges(target, names) for target in targets)
 
     def targets(self) -> list[str]:
         """Where every replica's metrics are."""
         return self._targets(self.deployment.status()["observability"]["url"])
 
     def _targets(self, url: str) -> list[str]:
-        found = httpx.get(f"{url}/sd", timeout=_SCRAPE_S).json()
-        return [one["targets"][0] for one in found if one["labels"]["component"] == "replica"]
+        groups = httpx.get(f"{url}/sd", timeout=_SCRAPE_S).json()
+        return [
+            group["targets"][0] for group in groups if group["labels"]["component"] == "replica"
+        ]
 
     # ---------------------------------------------------------------- tokens
 
     @staticmethod
-    def wanted(exchange: Exchange) -> Sequence[int]:
+    def expected_tokens(exchange: Exchange) -> Sequence[int]:
         """The tokens that one undisturbed engine gives."""
         model, settings = _engine()
         return expected_tokens(exchange.prompt, exchange.max_tokens, model=model, settings=settings)
@@ -139,33 +145,33 @@ def _engine() -> tuple[str, SimSettings]:
 
 
 @contextmanager
-def parts(folder: Path, **settings: object) -> Iterator[Parts]:
+def running_processes(folder: Path, **settings: object) -> Iterator[DeploymentProcesses]:
     """Simulated engines by `baton up`, found by nobody else's commands; ended in good order.
 
     Ray has its workers be nice to everybody else on a machine, which on a busy one starves them.
     """
-    own = environment(XDG_RUNTIME_DIR=str(folder), RAY_worker_niceness="0")
-    with own, running(CONFIG, folder, **settings) as up:
-        yield Parts(deployment=up)
+    variables = environment(XDG_RUNTIME_DIR=str(folder), RAY_worker_niceness="0")
+    with variables, running_deployment(CONFIG, folder, **settings) as deployment:
+        yield DeploymentProcesses(deployment=deployment)
 
 
-def ended(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]]) -> str:
+def ended_processes(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]]) -> str:
     """Whose processes were there before and are no more: `decode 4711`, or `nobody`."""
-    gone = [f"{name} {pid}" for name in before for pid in before[name] if pid not in after[name]]
-    return ", ".join(gone) or "nobody"
+    missing = [f"{name} {pid}" for name in before for pid in before[name] if pid not in after[name]]
+    return ", ".join(missing) or "nobody"
 
 
-def scraped(targets: Sequence[str], *names: str) -> float:
+def sum_gauges(targets: Sequence[str], *names: str) -> float:
     """The sum of some gauges over processes; those that are gone count nothing."""
-    return sum(_scraped(target, names) for target in targets)
+    return sum(_sum_target_gauges(target, names) for target in targets)
 
 
-def _scraped(target: str, names: Sequence[str]) -> float:
+def _sum_target_gauges(target: str, names: Sequence[str]) -> float:
     try:
         text = httpx.get(f"http://{target}/metrics", timeout=_SCRAPE_S).text
     except httpx.TransportError:
         return 0.0
-    return sum(float(one["value"]) for one in _GAUGE.finditer(text) if one["name"] in names)
+    return sum(float(match["value"]) for match in _GAUGE.finditer(text) if match["name"] in names)
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -176,24 +182,24 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return counts
 
 
-def _named(pattern: str) -> list[int]:
+def _find_processes(pattern: str) -> list[int]:
     """Living processes below this one whose command line begins so, oldest first."""
-    found = []
+    matching = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if re.match(pattern, " ".join(process.cmdline())):
-                found.append((process.create_time(), process.pid))
-    return [pid for _, pid in sorted(found)]
+                matching.append((process.create_time(), process.pid))
+    return [pid for _, pid in sorted(matching)]
 
 
-def living(pids: Iterable[int]) -> list[int]:
+def find_alive(pids: Iterable[int]) -> list[int]:
     """Those that have not ended; a zombie has."""
-    found = []
+    alive = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-    return found
+                alive.append(pid)
+    return alive
 
 
 def _only(pids: Sequence[int]) -> int:
@@ -205,18 +211,18 @@ def _only(pids: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Killed:
+class KilledProcess:
     """A process that was killed, and what it takes to start it again as it was."""
 
     command: list[str]
     environ: dict[str, str]
 
-    def with_option(self, name: str, value: str) -> Killed:
+    def with_option(self, name: str, value: str) -> KilledProcess:
         """Likewise, but with another value of an option, as where any free port was asked for."""
-        command = [one for one in self.command if not one.startswith(f"--{name}=")]
-        return Killed([*command, f"--{name}={value}"], self.environ)
+        command = [other for other in self.command if not other.startswith(f"--{name}=")]
+        return KilledProcess([*command, f"--{name}={value}"], self.environ)
 
-    def again(self) -> subprocess.Popen[bytes]:
+    def restart(self) -> subprocess.Popen[bytes]:
         """Start it again, below this process."""
         return subprocess.Popen(
             self.command,
@@ -227,23 +233,25 @@ class Killed:
         )
 
 
-def kill_to_restart(pid: int) -> Killed:
+def kill_to_restart(pid: int) -> KilledProcess:
     """Kill a process, and remember what it was."""
     process = psutil.Process(pid)
-    until(lambda: bool(process.cmdline()), 5.0)  # one that has just begun says nothing of itself
-    told = Killed(process.cmdline(), process.environ())
+    wait_until(
+        lambda: bool(process.cmdline()), 5.0
+    )  # one that has just begun says nothing of itself
+    killed = KilledProcess(process.cmdline(), process.environ())
     faults.kill(pid)
-    return told
+    return killed
 
 
 @contextmanager
-def node(up: Parts, *, cpus: int, log: Path) -> Iterator[int]:
+def added_node(processes: DeploymentProcesses, *, cpus: int, log: Path) -> Iterator[int]:
     """One more node of a deployment's cluster, on this machine; gives its raylet's id.
 
     It has the environment of the head's raylet: that is how Serve's settings reach its workers.
     """
-    head = psutil.Process(up.raylets()[0])
-    program = [sys.executable, "-m", "tests.chaos.node_process", up.state.address, str(cpus)]
+    head = psutil.Process(processes.raylets()[0])
+    program = [sys.executable, "-m", "tests.chaos.node_process", processes.state.address, str(cpus)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             program,
@@ -254,39 +262,39 @@ def node(up: Parts, *, cpus: int, log: Path) -> Iterator[int]:
             stderr=output,
         )
     try:
-        yield _raylet_of(process, log)
+        yield _wait_raylet_pid(process, log)
     finally:
         _end_node(process)
 
 
-def _raylet_of(process: subprocess.Popen[bytes], log: Path) -> int:
+def _wait_raylet_pid(process: subprocess.Popen[bytes], log: Path) -> int:
     until_s = time.monotonic() + _NODE_START_S
     while True:
-        said = log.read_text(errors="replace")
-        if (up := re.search(r"^UP (\d+)$", said, re.MULTILINE)) is not None:
-            return int(up[1])
-        assert process.poll() is None, f"the node ended:\n{said}"
-        assert time.monotonic() < until_s, f"the node did not start:\n{said}"
+        output = log.read_text(errors="replace")
+        if (match := re.search(r"^UP (\d+)$", output, re.MULTILINE)) is not None:
+            return int(match[1])
+        assert process.poll() is None, f"the node ended:\n{output}"
+        assert time.monotonic() < until_s, f"the node did not start:\n{output}"
         time.sleep(_POLL_S)
 
 
 def _end_node(process: subprocess.Popen[bytes]) -> None:
     """End a node and all of its processes."""
-    family = descendants(process.pid)
+    processes = descendants(process.pid)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(20)
-    _, left = psutil.wait_procs(family, timeout=5)
-    for one in left:
+    _, survivors = psutil.wait_procs(processes, timeout=5)
+    for survivor in survivors:
         with suppress(psutil.NoSuchProcess):
-            one.kill()
+            survivor.kill()
     process.kill()
     process.wait()
 
 
-def until(holds: Callable[[], bool], within_s: float) -> float:
+def wait_until(predicate: Callable[[], bool], timeout_s: float) -> float:
     """How long it takes until something holds, or as long as was waited."""
-    began_s = time.monotonic()
-    while not holds() and time.monotonic() < began_s + within_s:
+    started_s = time.monotonic()
+    while not predicate() and time.monotonic() < started_s + timeout_s:
         time.sleep(0.1)
-    return round(time.monotonic() - began_s, 2)
+    return round(time.monotonic() - started_s, 2)

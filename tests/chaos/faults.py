@@ -23,9 +23,9 @@ import psutil
 _COMMAND_S = 20.0
 _NETNS = Path("/var/run/netns")
 _CLONE_NEWNET = 0x40000000
-_INSIDE = "chaos-in"
+_INNER_INTERFACE = "chaos-in"
 """The interface of who is inside."""
-_GUARD = 'read _; kill -CONT "$@" 2>/dev/null; exit 0'
+_RESUME_GUARD = 'read _; kill -CONT "$@" 2>/dev/null; exit 0'
 """Waits until whoever started it closes the pipe or is gone, then lets everybody go on."""
 
 
@@ -38,21 +38,23 @@ class NotPossibleError(Exception):
 
 def kill(pid: int) -> None:
     """End a process as a crash does: SIGKILL."""
-    _check(pid)
+    _require_not_own(pid)
     os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
-def frozen(*pids: int) -> Iterator[None]:
+def stopped_processes(*pids: int) -> Iterator[None]:
     """Stop processes inside: SIGSTOP, and SIGCONT after it, also when this process is killed.
 
     Whoever has ended by then is past caring.
     """
     for pid in pids:
-        _check(pid)
+        _require_not_own(pid)
     names = [str(pid) for pid in pids]
     guard = subprocess.Popen(
-        ["/bin/sh", "-c", _GUARD, "guard", *names], stdin=subprocess.PIPE, start_new_session=True
+        ["/bin/sh", "-c", _RESUME_GUARD, "guard", *names],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         for pid in pids:
@@ -69,13 +71,13 @@ def is_stopped(pid: int) -> bool:
     return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """A process and everything below it, now."""
     process = psutil.Process(pid)
     return [pid, *(child.pid for child in process.children(recursive=True))]
 
 
-def _check(pid: int) -> None:
+def _require_not_own(pid: int) -> None:
     """Refuse what would end the run rather than a part of what is tested."""
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     if pid <= 1 or pid in own:
@@ -133,32 +135,32 @@ class LossyNetwork:
     """A network namespace behind a pair of interfaces that lose packets both ways."""
 
     name: str
-    outer: str
+    outer_address: str
     """This side's address."""
-    inner: str
+    inner_address: str
     """The address of who is inside."""
-    near: str
+    outer_interface: str
     """This side's interface."""
-    by: str
+    loss_tool: str
     """What loses the packets."""
 
-    def dropped(self) -> int:
+    def dropped_packets(self) -> int:
         """Packets that were lost on the way in, so far; the other way loses as many."""
-        if self.by == "netem":
-            said = _run("tc", "-s", "qdisc", "show", "dev", self.near)
-            return int(said.partition("dropped ")[2].split(",")[0])
-        said = _run("ip", "netns", "exec", self.name, "nft", "list", "table", "inet", "chaos")
-        return int(said.partition("packets ")[2].split()[0])
+        if self.loss_tool == "netem":
+            output = _run("tc", "-s", "qdisc", "show", "dev", self.outer_interface)
+            return int(output.partition("dropped ")[2].split(",")[0])
+        output = _run("ip", "netns", "exec", self.name, "nft", "list", "table", "inet", "chaos")
+        return int(output.partition("packets ")[2].split()[0])
 
     def heal(self) -> int:
-        """Lose no more packets. Returns how many were lost before, as `dropped` does."""
-        lost = self.dropped()
-        if self.by == "netem":
-            _run("tc", "qdisc", "del", "dev", self.near, "root")
-            _run("tc", "-n", self.name, "qdisc", "del", "dev", _INSIDE, "root")
+        """Lose no more packets. Returns how many were lost before, as `dropped_packets` does."""
+        dropped = self.dropped_packets()
+        if self.loss_tool == "netem":
+            _run("tc", "qdisc", "del", "dev", self.outer_interface, "root")
+            _run("tc", "-n", self.name, "qdisc", "del", "dev", _INNER_INTERFACE, "root")
         else:
             _run("ip", "netns", "exec", self.name, "nft", "delete", "table", "inet", "chaos")
-        return lost
+        return dropped
 
 
 @contextmanager
@@ -173,48 +175,79 @@ def lossy_network(loss: float) -> Iterator[LossyNetwork]:
     name = f"chaos-{secrets.token_hex(3)}"
     octet = secrets.randbelow(200) + 20
     outer, inner = f"10.213.{octet}.1", f"10.213.{octet}.2"
-    near = f"ch-{name[-6:]}"
+    outer_interface = f"ch-{name[-6:]}"
     _run("ip", "netns", "add", name)
     try:
-        _run("ip", "link", "add", near, "type", "veth", "peer", _INSIDE, "netns", name)
-        _run("ip", "addr", "add", f"{outer}/30", "dev", near)
-        _run("ip", "link", "set", near, "up")
-        _run("ip", "-n", name, "addr", "add", f"{inner}/30", "dev", _INSIDE)
-        _run("ip", "-n", name, "link", "set", _INSIDE, "up")
+        _run(
+            "ip",
+            "link",
+            "add",
+            outer_interface,
+            "type",
+            "veth",
+            "peer",
+            _INNER_INTERFACE,
+            "netns",
+            name,
+        )
+        _run("ip", "addr", "add", f"{outer}/30", "dev", outer_interface)
+        _run("ip", "link", "set", outer_interface, "up")
+        _run("ip", "-n", name, "addr", "add", f"{inner}/30", "dev", _INNER_INTERFACE)
+        _run("ip", "-n", name, "link", "set", _INNER_INTERFACE, "up")
         _run("ip", "-n", name, "link", "set", "lo", "up")
-        by = _lose(name, near, loss)
-        yield LossyNetwork(name=name, outer=outer, inner=inner, near=near, by=by)
+        loss_tool = _add_loss(name, outer_interface, loss)
+        yield LossyNetwork(
+            name=name,
+            outer_address=outer,
+            inner_address=inner,
+            outer_interface=outer_interface,
+            loss_tool=loss_tool,
+        )
     finally:
         with suppress(NotPossibleError):
-            _run("ip", "link", "del", near)
+            _run("ip", "link", "del", outer_interface)
         _run("ip", "netns", "del", name)
 
 
-def _lose(name: str, near: str, loss: float) -> str:
+def _add_loss(name: str, outer_interface: str, loss: float) -> str:
     percent = f"{100 * loss:g}%"
     try:
-        _run("tc", "qdisc", "add", "dev", near, "root", "netem", "loss", percent)
-        _run("tc", "-n", name, "qdisc", "add", "dev", _INSIDE, "root", "netem", "loss", percent)
+        _run("tc", "qdisc", "add", "dev", outer_interface, "root", "netem", "loss", percent)
+        _run(
+            "tc",
+            "-n",
+            name,
+            "qdisc",
+            "add",
+            "dev",
+            _INNER_INTERFACE,
+            "root",
+            "netem",
+            "loss",
+            percent,
+        )
     except NotPossibleError as why:
-        _lose_by_rule(name, loss, why)
+        _add_loss_by_nft(name, loss, why)
         return "nft"
     return "netem"
 
 
-def _lose_by_rule(name: str, loss: float, netem: NotPossibleError) -> None:
+def _add_loss_by_nft(name: str, loss: float, netem: NotPossibleError) -> None:
     if shutil.which("nft") is None:
         raise NotPossibleError(
             f"netem: {netem}; and there is no nft: apt-get install nftables"
         ) from netem
-    inside = ("ip", "netns", "exec", name, "nft", "add")
-    _run(*inside, "table", "inet", "chaos")
-    of_thousand = round(1000 * loss)
+    nft_add = ("ip", "netns", "exec", name, "nft", "add")
+    _run(*nft_add, "table", "inet", "chaos")
+    per_mille = round(1000 * loss)
     for hook in ("input", "output"):
         chain = f"{{ type filter hook {hook} priority 0 ; }}"
-        _run(*inside, "chain", "inet", "chaos", hook, chain)
-        rule = f'oifname "{_INSIDE}"' if hook == "output" else f'iifname "{_INSIDE}"'
-        drop = f"{rule} numgen random mod 1000 < {of_thousand} counter drop"
-        _run(*inside, "rule", "inet", "chaos", hook, *drop.split())
+        _run(*nft_add, "chain", "inet", "chaos", hook, chain)
+        rule = (
+            f'oifname "{_INNER_INTERFACE}"' if hook == "output" else f'iifname "{_INNER_INTERFACE}"'
+        )
+        drop = f"{rule} numgen random mod 1000 < {per_mille} counter drop"
+        _run(*nft_add, "rule", "inet", "chaos", hook, *drop.split())
 
 
 def enter_network(name: str) -> None:
@@ -241,10 +274,10 @@ def _run(*command: str) -> str:
     except FileNotFoundError as error:
         raise NotPossibleError(f"there is no {command[0]!r} on this machine") from error
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or b"").decode(errors="replace").strip().replace("\n", " ")
-        raise NotPossibleError(f"{' '.join(command)}: {said}") from error
+        stderr = (error.stderr or b"").decode(errors="replace").strip().replace("\n", " ")
+        raise NotPossibleError(f"{' '.join(command)}: {stderr}") from error
 
 
 def _output(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, check=True, timeout=_COMMAND_S)
-    return done.stdout.decode(errors="replace")
+    process = subprocess.run(command, capture_output=True, check=True, timeout=_COMMAND_S)
+    return process.stdout.decode(errors="replace")

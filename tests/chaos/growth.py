@@ -9,11 +9,11 @@ from statistics import median
 import psutil
 
 _HOUR_S = 3600.0
-_MOST_POINTS = 200
+_MAX_POINTS = 200
 """For slopes between all pairs; more samples are taken together."""
 
 
-class Growth:
+class ResourceGrowth:
     """Samples of processes by name."""
 
     def __init__(self, *, warm_up_s: float) -> None:
@@ -25,18 +25,20 @@ class Growth:
         """Look at all of them; those that have ended are left out."""
         for name, process in processes.items():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                self.note(name, at_s, process.memory_info().rss / 1e6, process.num_fds())
+                self.add(name, at_s, process.memory_info().rss / 1e6, process.num_fds())
 
-    def note(self, name: str, at_s: float, rss_mb: float, descriptors: float) -> None:
+    def add(self, name: str, at_s: float, rss_mb: float, descriptors: float) -> None:
         """What one process took at one time."""
         self._memory.setdefault(name, []).append((at_s, rss_mb))
         self._descriptors.setdefault(name, []).append((at_s, descriptors))
 
     def mb_per_hour(self) -> dict[str, float]:
         """By how much the memory of each grew after the warm-up."""
-        return {name: _HOUR_S * slope(self._after(of)) for name, of in self._memory.items()}
+        return {
+            name: _HOUR_S * slope(self._after(samples)) for name, samples in self._memory.items()
+        }
 
-    def descriptors(self) -> dict[str, float]:
+    def descriptor_growth(self) -> dict[str, float]:
         """How many more each had in the last quarter than in the first one after the warm-up.
 
         Compared are the fewest of each quarter: when few requests are under way, what is left are
@@ -61,19 +63,19 @@ class Growth:
 
     def _after(self, samples: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         """After the warm-up; of a process that came later or ended before, all there is."""
-        later = [one for one in samples if one[0] >= self._warm_up_s]
+        later = [sample for sample in samples if sample[0] >= self._warm_up_s]
         return later or list(samples)
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
     """The median slope between all pairs of points (Theil and Sen): one outlier moves it little."""
-    if len(points) > _MOST_POINTS:
-        step = len(points) / _MOST_POINTS
-        points = [points[int(number * step)] for number in range(_MOST_POINTS)]
+    if len(points) > _MAX_POINTS:
+        step = len(points) / _MAX_POINTS
+        points = [points[int(number * step)] for number in range(_MAX_POINTS)]
     slopes = [
-        (later[1] - one[1]) / (later[0] - one[0])
-        for number, one in enumerate(points)
+        (later[1] - value[1]) / (later[0] - value[0])
+        for number, value in enumerate(points)
         for later in points[number + 1 :]
-        if later[0] > one[0]
+        if later[0] > value[0]
     ]
     return median(slopes) if slopes else 0.0

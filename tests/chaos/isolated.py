@@ -20,40 +20,40 @@ from pathlib import Path
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
-_ORDERLY_S = 45.0
+_SHUTDOWN_GRACE_S = 45.0
 """How long a program has to clean up after an interrupt."""
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProcessExit:
     """How a program ended."""
 
     status: int
     """Its exit status; negative: the signal that ended it."""
     took_s: float
-    late: bool
+    is_timed_out: bool
     """It was interrupted for taking too long."""
-    left: tuple[str, ...]
+    leftovers: tuple[str, ...]
     """What it had left running: killed by now."""
 
 
-def run_apart(
+def run_isolated(
     command: Sequence[str],
     *,
     log: Path,
     deadline_s: float,
     environment: Mapping[str, str],
     grace_s: float = 10.0,
-) -> Ended:
+) -> ProcessExit:
     """Run a program; its output goes to `log`. Returns when nothing of it is left.
 
     What it started has `grace_s` to end after it.
     """
-    began_s = time.monotonic()
-    family = _Family()
-    late = False
-    with _adopting(), log.open("wb") as output:
+    started_s = time.monotonic()
+    descendants = _Descendants()
+    is_timed_out = False
+    with _subreaper(), log.open("wb") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -63,35 +63,35 @@ def run_apart(
             start_new_session=True,
         )
         try:
-            late = not family.wait(process, within_s=deadline_s)
+            is_timed_out = not descendants.wait(process, timeout_s=deadline_s)
         finally:
             # Also when this process is interrupted.
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
-                if not family.wait(process, within_s=_ORDERLY_S):
+                if not descendants.wait(process, timeout_s=_SHUTDOWN_GRACE_S):
                     process.kill()
-            status, took_s = process.wait(), time.monotonic() - began_s
-            left = family.end(grace_s)
-    return Ended(status=status, took_s=took_s, late=late, left=left)
+            status, took_s = process.wait(), time.monotonic() - started_s
+            leftovers = descendants.kill_all(grace_s)
+    return ProcessExit(status=status, took_s=took_s, is_timed_out=is_timed_out, leftovers=leftovers)
 
 
-class _Family:
+class _Descendants:
     """All processes below this one, but those that were there before."""
 
     def __init__(self) -> None:
-        self._others = {one.pid for one in psutil.Process().children(recursive=True)}
+        self._earlier_pids = {child.pid for child in psutil.Process().children(recursive=True)}
 
-    def wait(self, process: subprocess.Popen[bytes], *, within_s: float) -> bool:
+    def wait(self, process: subprocess.Popen[bytes], *, timeout_s: float) -> bool:
         """Wait for its end; whoever was adopted and ended meanwhile is laid to rest."""
-        until_s = time.monotonic() + within_s
+        until_s = time.monotonic() + timeout_s
         while process.poll() is None:
             if time.monotonic() >= until_s:
                 return False
-            self._bury(but=process.pid)
+            self._reap(except_pid=process.pid)
             time.sleep(_POLL_S)
         return True
 
-    def _bury(self, *, but: int) -> None:
+    def _reap(self, *, except_pid: int) -> None:
         """Reap adopted children that have ended, as init would; costs little while none has.
 
         Each by its pid: a child of before that its owner has not yet waited for stays ended, and
@@ -102,40 +102,46 @@ class _Family:
                 return
         except ChildProcessError:
             return
-        for one in psutil.Process().children():
+        for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if one.pid != but and one.pid not in self._others and _is_zombie(one):
-                    os.waitpid(one.pid, os.WNOHANG)
+                if (
+                    child.pid != except_pid
+                    and child.pid not in self._earlier_pids
+                    and _is_zombie(child)
+                ):
+                    os.waitpid(child.pid, os.WNOHANG)
 
-    def end(self, grace_s: float) -> tuple[str, ...]:
+    def kill_all(self, grace_s: float) -> tuple[str, ...]:
         """Wait for the end of all of them, then kill the rest; says who that was."""
         until_s = time.monotonic() + grace_s
-        while (left := self._living()) and time.monotonic() < until_s:
+        while (survivors := self._alive()) and time.monotonic() < until_s:
             time.sleep(_POLL_S)
-        named = []
-        for one in left:
+        descriptions = []
+        for survivor in survivors:
             with contextlib.suppress(psutil.NoSuchProcess):
-                named.append(f"{one.pid} {' '.join(one.cmdline())[:100] or one.name()}")
-                one.kill()
-        psutil.wait_procs(left, timeout=grace_s)
-        return tuple(named)
+                descriptions.append(
+                    f"{survivor.pid} {' '.join(survivor.cmdline())[:100] or survivor.name()}"
+                )
+                survivor.kill()
+        psutil.wait_procs(survivors, timeout=grace_s)
+        return tuple(descriptions)
 
-    def _living(self) -> list[psutil.Process]:
-        self._bury(but=0)
-        found = []
-        for one in psutil.Process().children(recursive=True):
+    def _alive(self) -> list[psutil.Process]:
+        self._reap(except_pid=0)
+        processes = []
+        for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if one.pid not in self._others and not _is_zombie(one):
-                    found.append(one)
-        return found
+                if child.pid not in self._earlier_pids and not _is_zombie(child):
+                    processes.append(child)
+        return processes
 
 
-def _is_zombie(one: psutil.Process) -> bool:
-    return bool(one.status() == psutil.STATUS_ZOMBIE)
+def _is_zombie(process: psutil.Process) -> bool:
+    return bool(process.status() == psutil.STATUS_ZOMBIE)
 
 
 @contextmanager
-def _adopting() -> Iterator[None]:
+def _subreaper() -> Iterator[None]:
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:

@@ -1,7 +1,7 @@
 """Clients in open loop: they come when they come, whatever is served, and write down what they see.
 
-A load is planned before it begins, the same for the same seed. Who carries a request is an `Ask`:
-`HttpClient` over HTTP, a stage's door in the same process.
+A load is planned before it begins, the same for the same seed. Who carries a request is an
+`SendRequest`: `HttpClient` over HTTP, a stage's door in the same process.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from baton.bench.client.sse import BadStream, EventReader
+from baton.bench.client.sse import EventReader, StreamInvalid
 from tests.chaos.history import Ending, Exchange
 
-Ask = Callable[[Exchange], Awaitable[None]]
+SendRequest = Callable[[Exchange], Awaitable[None]]
 """Sends a request and writes down what comes; returns when it has ended."""
 
 _OK = 200
 _DONE = b"[DONE]"
 _CONNECT_S = 10.0
-_SAID = 200
+_MAX_ERROR_CHARS = 200
 """Characters that are kept of an error."""
 
 
@@ -50,19 +50,19 @@ class Load:
     name: str = "r"
     """Of its requests."""
 
-    def planned(self) -> list[Exchange]:
+    def plan_requests(self) -> list[Exchange]:
         """The requests, in the order in which they come."""
         rng = Random(f"{self.name} {self.seed}")
-        fronts = [self._ids(rng, self.prompt_tokens[1] // 2) for _ in range(self.shared_prompts)]
+        prefixes = [self._ids(rng, self.prompt_tokens[1] // 2) for _ in range(self.shared_prompts)]
         at_s, planned = 0.0, list[Exchange]()
         for number in range(self.requests):
             at_s += rng.expovariate(self.rate_per_s)
             length = rng.randint(*self.prompt_tokens)
-            front = rng.choice(fronts)[: length - 1] if fronts else ()
+            prefix = rng.choice(prefixes)[: length - 1] if prefixes else ()
             planned.append(
                 Exchange(
                     request_id=f"{self.name}-{self.seed}-{number}",
-                    prompt=(*front, *self._ids(rng, length - len(front))),
+                    prompt=(*prefix, *self._ids(rng, length - len(prefix))),
                     max_tokens=rng.randint(*self.output_tokens),
                     planned_at_s=at_s,
                 )
@@ -74,48 +74,50 @@ class Load:
 
 
 async def open_loop(
-    load: Load, ask: Ask, *, planned: Sequence[Exchange] | None = None
+    load: Load, send: SendRequest, *, planned: Sequence[Exchange] | None = None
 ) -> list[Exchange]:
     """Send each request at its time, however many are under way; returns when all have ended.
 
     One that does not end within the load's deadline is given up and has no ending.
     """
-    exchanges = load.planned() if planned is None else list(planned)
-    began_s = time.monotonic()
+    exchanges = load.plan_requests() if planned is None else list(planned)
+    started_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for exchange in exchanges:
-            wait_s = began_s + exchange.planned_at_s - time.monotonic()
+            wait_s = started_s + exchange.planned_at_s - time.monotonic()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-            group.create_task(_bounded(exchange, ask, load.deadline_s))
+            group.create_task(_send_with_deadline(exchange, send, load.deadline_s))
     return exchanges
 
 
-async def one_by_one(exchanges: Sequence[Exchange], ask: Ask, *, deadline_s: float) -> None:
+async def send_sequentially(
+    exchanges: Sequence[Exchange], send: SendRequest, *, deadline_s: float
+) -> None:
     """Send each request when the one before has ended."""
     for exchange in exchanges:
-        await _bounded(exchange, ask, deadline_s)
+        await _send_with_deadline(exchange, send, deadline_s)
 
 
-async def _bounded(exchange: Exchange, ask: Ask, deadline_s: float) -> None:
+async def _send_with_deadline(exchange: Exchange, send: SendRequest, deadline_s: float) -> None:
     exchange.sent_at_s = time.monotonic()
     try:
         async with asyncio.timeout(deadline_s):
-            await ask(exchange)
+            await send(exchange)
     except TimeoutError:
-        exchange.why = exchange.why or f"no end within {deadline_s:g} s"
+        exchange.reason = exchange.reason or f"no end within {deadline_s:g} s"
 
 
-def again(exchanges: Sequence[Exchange], name: str) -> list[Exchange]:
+def copy_requests(exchanges: Sequence[Exchange], name: str) -> list[Exchange]:
     """The same requests at the same times, unsent, by other ids."""
     return [
         Exchange(
             request_id=f"{name}-{number}",
-            prompt=one.prompt,
-            max_tokens=one.max_tokens,
-            planned_at_s=one.planned_at_s,
+            prompt=exchange.prompt,
+            max_tokens=exchange.max_tokens,
+            planned_at_s=exchange.planned_at_s,
         )
-        for number, one in enumerate(exchanges)
+        for number, exchange in enumerate(exchanges)
     ]
 
 
@@ -133,12 +135,12 @@ _CHUNK = msgspec.json.Decoder(_Chunk)
 
 
 @dataclass(slots=True)
-class _Reading:
+class _StreamState:
     """A stream that is being read."""
 
     exchange: Exchange
     finish: str | None = None
-    done: bool = False
+    has_done: bool = False
     events: EventReader = field(default_factory=EventReader)
 
 
@@ -174,19 +176,19 @@ class HttpClient:
         if self._http is not None:
             await self._http.close()
 
-    async def ask(self, exchange: Exchange) -> None:
+    async def send(self, exchange: Exchange) -> None:
         """Send a request and read its stream to the end."""
-        reading = _Reading(exchange)
+        state = _StreamState(exchange)
         try:
-            await self._stream(reading)
-        except (aiohttp.ClientError, OSError, BadStream, msgspec.DecodeError) as error:
+            await self._stream(state)
+        except (aiohttp.ClientError, OSError, StreamInvalid, msgspec.DecodeError) as error:
             if not exchange.endings:
-                why = f"{type(error).__name__}: {error}"[:_SAID]
+                why = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]
                 exchange.end(Ending.CUT, time.monotonic(), why)
 
-    async def _stream(self, reading: _Reading) -> None:
+    async def _stream(self, state: _StreamState) -> None:
         assert self._http is not None, "asked before it was entered"
-        exchange = reading.exchange
+        exchange = state.exchange
         body = msgspec.json.encode(
             {
                 "model": self._model,
@@ -206,41 +208,41 @@ class HttpClient:
         async with self._http.post(self._url, data=body, headers=headers) as response:
             exchange.status = response.status
             if response.status != _OK:
-                said = (await response.text())[:_SAID]
-                _refused(exchange, response.headers.get("Retry-After"), said)
+                error_text = (await response.text())[:_MAX_ERROR_CHARS]
+                _record_rejection(exchange, response.headers.get("Retry-After"), error_text)
                 return
-            async for piece in response.content.iter_any():
-                for data in reading.events.feed(piece):
-                    _take(reading, data)
+            async for chunk in response.content.iter_any():
+                for data in state.events.feed(chunk):
+                    _record_event(state, data)
         if not exchange.endings:
             exchange.end(Ending.CUT, time.monotonic(), "the stream ended without [DONE]")
 
 
-def _refused(exchange: Exchange, again: str | None, said: str) -> None:
+def _record_rejection(exchange: Exchange, retry_after: str | None, error_text: str) -> None:
     try:
-        exchange.retry_after_s = None if again is None else float(again)
+        exchange.retry_after_s = None if retry_after is None else float(retry_after)
     except ValueError:
-        said = f"Retry-After {again!r}: {said}"
-    refusal = exchange.status in {429, 503}
-    exchange.end(Ending.REFUSED if refusal else Ending.FAILED, time.monotonic(), said)
+        error_text = f"Retry-After {retry_after!r}: {error_text}"
+    is_rejection = exchange.status in {429, 503}
+    exchange.end(Ending.REJECTED if is_rejection else Ending.FAILED, time.monotonic(), error_text)
 
 
-def _take(reading: _Reading, data: bytes) -> None:
+def _record_event(state: _StreamState, data: bytes) -> None:
     """Write down what an event of a stream says."""
-    exchange, now_s = reading.exchange, time.monotonic()
+    exchange, now_s = state.exchange, time.monotonic()
     if data == _DONE:
-        if reading.done:
+        if state.has_done:
             exchange.end(Ending.CUT, now_s, "[DONE] twice")
-        reading.done = True
-        well = reading.finish == "length"
-        ending = Ending.FINISHED if well else Ending.CUT
+        state.has_done = True
+        is_finished = state.finish == "length"
+        ending = Ending.FINISHED if is_finished else Ending.CUT
         if not exchange.endings:
-            exchange.end(ending, now_s, "" if well else f"finish reason {reading.finish!r}")
+            exchange.end(ending, now_s, "" if is_finished else f"finish reason {state.finish!r}")
         return
     chunk = _CHUNK.decode(data)
     if chunk.error is not None:
-        exchange.end(Ending.FAILED, now_s, str(chunk.error)[:_SAID])
+        exchange.end(Ending.FAILED, now_s, str(chunk.error)[:_MAX_ERROR_CHARS])
     for choice in chunk.choices[:1]:
         if choice.token_ids:
-            exchange.take(choice.token_ids, now_s)
-        reading.finish = choice.finish_reason or reading.finish
+            exchange.add_tokens(choice.token_ids, now_s)
+        state.finish = choice.finish_reason or state.finish

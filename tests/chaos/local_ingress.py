@@ -23,22 +23,22 @@ from baton.runtime.link.options import LinkOptions
 from baton.runtime.process.clock import MonotonicClock
 from tests.chaos.history import Ending, Exchange
 
-_WELL = frozenset({FinishReason.LENGTH, FinishReason.STOP})
+_GOOD_FINISHES = frozenset({FinishReason.LENGTH, FinishReason.STOP})
 _WAIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class FleetChange:
     """A change of the fleet that the coordinator has heard of."""
 
     at_s: float
     replica_id: str
-    what: str
+    kind: str
     """`joined`, `draining`, or why it was lost: `silent`, `disconnected`, ..."""
 
 
-class Door:
-    """One coordinator; `ask` is what clients of `tests.chaos.load` call."""
+class Ingress:
+    """One coordinator; `send` is what clients of `tests.chaos.load` call."""
 
     def __init__(
         self, name: str, coordinator: Coordinator, *, link: LinkOptions, payload: bytes = b""
@@ -48,20 +48,20 @@ class Door:
         self.coordinator = coordinator
         self.exchanges: dict[str, Exchange] = {}
         self.records: list[RequestRecord] = []
-        self.heard: list[Heard] = []
+        self.fleet_changes: list[FleetChange] = []
         self.link = LinkClient(name, self._on_event, options=link)
         self.driver = Driver(
             coordinator, link=self.link, frontend=self, recorder=self, clock=MonotonicClock()
         )
-        self._ends: dict[str, asyncio.Event] = {}
+        self._ended_events: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
 
     # ---------------------------------------------------------------- clients
 
-    async def ask(self, exchange: Exchange) -> None:
+    async def send(self, exchange: Exchange) -> None:
         """Send a request and wait until it has ended; given up, it is left to go on."""
         self.exchanges[exchange.request_id] = exchange
-        ended = self._ends[exchange.request_id] = asyncio.Event()
+        ended = self._ended_events[exchange.request_id] = asyncio.Event()
         self.driver.on_request(
             Request(
                 request_id=exchange.request_id,
@@ -73,11 +73,11 @@ class Door:
         )
         await ended.wait()
 
-    def leave(self, exchange: Exchange) -> None:
+    def cancel(self, exchange: Exchange) -> None:
         """Its client goes away."""
-        exchange.end(Ending.LEFT, time.monotonic())
+        exchange.end(Ending.CANCELLED, time.monotonic())
         self.driver.on_abort((exchange.request_id,))
-        self._ends[exchange.request_id].set()
+        self._ended_events[exchange.request_id].set()
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Tokens for clients."""
@@ -87,29 +87,29 @@ class Door:
             if exchange is None:
                 continue
             if delivery.token_ids:
-                exchange.take(delivery.token_ids, now_s)
+                exchange.add_tokens(delivery.token_ids, now_s)
             if delivery.finish is not None:
-                ending = Ending.FINISHED if delivery.finish in _WELL else Ending.FAILED
-                self._end(exchange, ending, f"finish reason {delivery.finish}")
+                ending = Ending.FINISHED if delivery.finish in _GOOD_FINISHES else Ending.FAILED
+                self._end_exchange(exchange, ending, f"finish reason {delivery.finish}")
 
     def fail(self, request_id: str, error: BatonError) -> None:
         """A request ends without finishing."""
         exchange = self.exchanges[request_id]
         if isinstance(error, Rejected) and not exchange.tokens:
             exchange.status, exchange.retry_after_s = error.http_status, error.retry_after_s
-            self._end(exchange, Ending.REFUSED, str(error))
+            self._end_exchange(exchange, Ending.REJECTED, str(error))
         else:
             exchange.status = exchange.status or error.http_status
-            self._end(exchange, Ending.FAILED, str(error))
+            self._end_exchange(exchange, Ending.FAILED, str(error))
 
     def record(self, record: RequestRecord) -> None:
         """A coordinator has written down how a request ended; the next to ask may see it."""
         self.records.append(record)
         self._notify()
 
-    def _end(self, exchange: Exchange, ending: Ending, why: str) -> None:
+    def _end_exchange(self, exchange: Exchange, ending: Ending, why: str) -> None:
         exchange.end(ending, time.monotonic(), why)
-        self._ends[exchange.request_id].set()
+        self._ended_events[exchange.request_id].set()
 
     # ---------------------------------------------------------------- the fleet
 
@@ -118,18 +118,18 @@ class Door:
         now_s = time.monotonic()
         match event:
             case ReplicaLost():
-                self.heard.append(Heard(now_s, event.replica_id, str(event.reason)))
+                self.fleet_changes.append(FleetChange(now_s, event.replica_id, str(event.reason)))
             case ReplicaJoined():
-                self.heard.append(Heard(now_s, event.facts.replica_id, "joined"))
+                self.fleet_changes.append(FleetChange(now_s, event.facts.replica_id, "joined"))
             case ReplicaDraining():
-                self.heard.append(Heard(now_s, event.replica_id, "draining"))
+                self.fleet_changes.append(FleetChange(now_s, event.replica_id, "draining"))
         self._notify()
 
-    def when(self, replica_id: str, *what: str, since_s: float = 0.0) -> float | None:
+    def change_at_s(self, replica_id: str, *kinds: str, since_s: float = 0.0) -> float | None:
         """When it first heard something of a replica; None when it has not."""
-        for heard in self.heard:
-            of_it = heard.replica_id == replica_id and heard.at_s >= since_s
-            if of_it and (not what or heard.what in what):
+        for heard in self.fleet_changes:
+            is_match = heard.replica_id == replica_id and heard.at_s >= since_s
+            if is_match and (not kinds or heard.kind in kinds):
                 return heard.at_s
         return None
 
@@ -138,10 +138,10 @@ class Door:
         return next(
             (
                 heard.at_s
-                for heard in self.heard
+                for heard in self.fleet_changes
                 if heard.replica_id == replica_id
                 and heard.at_s >= since_s
-                and heard.what not in {"joined", "draining"}
+                and heard.kind not in {"joined", "draining"}
             ),
             None,
         )
@@ -150,21 +150,23 @@ class Door:
         """A replica as it sees it; None when it does not."""
         return self.driver.fleet().replicas.get(replica_id)
 
-    async def until(self, holds: Callable[[], bool], *, within_s: float = _WAIT_S) -> None:
+    async def wait_until(
+        self, predicate: Callable[[], bool], *, timeout_s: float = _WAIT_S
+    ) -> None:
         """Wait for what events of the link, or ends of requests, bring about.
 
         Raises:
             TimeoutError: they do not.
         """
-        async with asyncio.timeout(within_s):
-            while not holds():
+        async with asyncio.timeout(timeout_s):
+            while not predicate():
                 self._changed.clear()
                 await self._changed.wait()
 
     def _notify(self) -> None:
         self._changed.set()
 
-    def held(self) -> dict[str, float]:
+    def held_resources(self) -> dict[str, float]:
         """What it holds for anybody; all zeros when nothing is under way."""
         legs = {
             f"legs at {replica_id}": view.inflight_legs
@@ -172,7 +174,7 @@ class Door:
         }
         return {
             "requests": len(self.coordinator.phases()),
-            "leases": sum(self.coordinator.leases().values()),
+            "leases": sum(self.coordinator.lease_counts().values()),
             "unconfirmed aborts": self.coordinator.unconfirmed_aborts(),
             **legs,
         }

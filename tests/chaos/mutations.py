@@ -23,8 +23,8 @@ from pathlib import Path
 from benchmarks._provenance import provenance
 from tests.chaos import results
 from tests.chaos.mutation_rows import ROWS, Mutation
-from tests.chaos.report import PAGE, page
-from tests.chaos.results import FILE, MUTATIONS, Catch, Removal, Removals
+from tests.chaos.report import PAGE, render_page
+from tests.chaos.results import FILE, MUTATIONS, MutationOutcome, MutationResult, MutationResults
 
 _ROOT = Path(__file__).resolve().parents[2]
 _RUN_S = 240.0
@@ -47,94 +47,106 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     folder = Path(tempfile.mkdtemp(prefix="mutations-", dir="/tmp"))
     try:
-        laboratory, found = Laboratory(folder / "tree"), list[Removal]()
+        runner, mutation_results = MutationRunner(folder / "tree"), list[MutationResult]()
         for row in chosen:
-            found.append(_said(laboratory.try_one(row)))
-            _keep(found)  # at once: whoever ends this keeps what was found
+            mutation_results.append(_print_result(runner.run_mutation(row)))
+            _save(mutation_results)  # at once: whoever ends this keeps what was found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return 0 if all(one.catch is Catch.CAUGHT for one in found) else 1
+    return 0 if all(result.outcome is MutationOutcome.CAUGHT for result in mutation_results) else 1
 
 
-def _said(found: Removal) -> Removal:
-    sys.stdout.write(f"{found.catch}: {found.what} ({found.file}): {found.by}\n")
+def _print_result(result: MutationResult) -> MutationResult:
+    sys.stdout.write(f"{result.outcome}: {result.description} ({result.file}): {result.detail}\n")
     sys.stdout.flush()
-    return found
+    return result
 
 
-def _keep(found: Sequence[Removal]) -> None:
+def _save(mutation_results: Sequence[MutationResult]) -> None:
     """Keep what was tried now, and of the rest what was found last, where there is a row yet."""
-    with results.only_one(PAGE.parent, wait_s=_KEEP_S):
-        before = {(one.what, one.file): one for one in results.read_removals().rows}
-        before |= {(one.what, one.file): one for one in found}
-        known = [before[row.what, row.file] for row in ROWS if (row.what, row.file) in before]
+    with results.exclusive_lock(PAGE.parent, wait_s=_KEEP_S):
+        results_by_row = {(row.description, row.file): row for row in results.read_mutations().rows}
+        results_by_row |= {(result.description, result.file): result for result in mutation_results}
+        known = [
+            results_by_row[row.what, row.file]
+            for row in ROWS
+            if (row.what, row.file) in results_by_row
+        ]
         revision = provenance()
-        told = f"{str(revision['git_sha'])[:10]}{'+' if revision['git_dirty'] else ''}"
-        whole = Removals(
+        revision_text = f"{str(revision['git_sha'])[:10]}{'+' if revision['git_dirty'] else ''}"
+        all_results = MutationResults(
             rows=tuple(known),
             began_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            revision=told,
+            revision=revision_text,
             untried=len(ROWS) - len(known),
         )
-        results.write_removals(whole, MUTATIONS)
-        results.write_whole(PAGE, page(results.read(FILE), whole))
+        results.write_mutations(all_results, MUTATIONS)
+        results.write_atomically(PAGE, render_page(results.read(FILE), all_results))
 
 
-class Laboratory:
+class MutationRunner:
     """A copy of the tree in which things are broken, one at a time."""
 
     def __init__(self, tree: Path) -> None:
         self._tree = tree
-        self._sound: dict[tuple[str, ...], tuple[Catch, str] | None] = {}
+        self._baseline: dict[tuple[str, ...], tuple[MutationOutcome, str] | None] = {}
         """By what is run: None when it passes on the tree as it is."""
         copy_tree(_ROOT, tree)
         self._check_imports()
 
-    def try_one(self, row: Mutation) -> Removal:
+    def run_mutation(self, row: Mutation) -> MutationResult:
         """Take one protection away, run its tests, put it back."""
-        catch, by = self._does_not_fit(row) or self._is_unsound(row) or self._broken(row)
+        catch, by = self._check_text(row) or self._check_baseline(row) or self._run_mutated(row)
         tests = " ".join(row.tests)
-        return Removal(what=row.what, file=row.file, catch=catch, by=by, tests=tests)
+        return MutationResult(
+            description=row.what, file=row.file, outcome=catch, detail=by, tests=tests
+        )
 
-    def _does_not_fit(self, row: Mutation) -> tuple[Catch, str] | None:
+    def _check_text(self, row: Mutation) -> tuple[MutationOutcome, str] | None:
         found = (self._tree / row.file).read_text().count(row.old)
-        return None if found == 1 else (Catch.BROKE, f"it is there {found} times, wanted once")
+        return (
+            None
+            if found == 1
+            else (MutationOutcome.BROKE, f"it is there {found} times, wanted once")
+        )
 
-    def _is_unsound(self, row: Mutation) -> tuple[Catch, str] | None:
+    def _check_baseline(self, row: Mutation) -> tuple[MutationOutcome, str] | None:
         """Why its tests say nothing: they fail on the tree as it is."""
-        if row.tests not in self._sound:
+        if row.tests not in self._baseline:
             catch, by = self._run(row.tests)
-            passed = catch is Catch.SURVIVED
-            self._sound[row.tests] = None if passed else (Catch.BROKE, f"before that: {by}")
-        return self._sound[row.tests]
+            passed = catch is MutationOutcome.SURVIVED
+            self._baseline[row.tests] = (
+                None if passed else (MutationOutcome.BROKE, f"before that: {by}")
+            )
+        return self._baseline[row.tests]
 
-    def _broken(self, row: Mutation) -> tuple[Catch, str]:
-        catch, by = self._without(row, row.tests)
-        if catch is not Catch.CAUGHT:
+    def _run_mutated(self, row: Mutation) -> tuple[MutationOutcome, str]:
+        catch, by = self._run_without(row, row.tests)
+        if catch is not MutationOutcome.CAUGHT:
             return catch, by
         # A test that fails now and then notices nothing: it must pass with it, and fail without.
-        alone = (by.partition("[")[0],)
-        passes, _ = self._run(alone)
-        again, _ = self._without(row, alone)
-        if passes is Catch.SURVIVED and again is Catch.CAUGHT:
-            return Catch.CAUGHT, by
-        return Catch.BROKE, f"{by} failed, and does so now and then, or not by itself"
+        failed_test = (by.partition("[")[0],)
+        passes, _ = self._run(failed_test)
+        again, _ = self._run_without(row, failed_test)
+        if passes is MutationOutcome.SURVIVED and again is MutationOutcome.CAUGHT:
+            return MutationOutcome.CAUGHT, by
+        return MutationOutcome.BROKE, f"{by} failed, and does so now and then, or not by itself"
 
-    def _without(self, row: Mutation, tests: Sequence[str]) -> tuple[Catch, str]:
+    def _run_without(self, row: Mutation, tests: Sequence[str]) -> tuple[MutationOutcome, str]:
         """What tests say while the protection is away."""
         file = self._tree / row.file
-        sound = file.read_text()
-        file.write_text(sound.replace(row.old, row.new))
+        original = file.read_text()
+        file.write_text(original.replace(row.old, row.new))
         try:
             return self._run(tests)
         finally:
-            file.write_text(sound)
+            file.write_text(original)
 
-    def _run(self, tests: Sequence[str]) -> tuple[Catch, str]:
+    def _run(self, tests: Sequence[str]) -> tuple[MutationOutcome, str]:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
         command += ["-m", "not real and not slow and not thorough", *tests]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 cwd=self._tree,
                 env=self._environment(),
@@ -144,8 +156,8 @@ class Laboratory:
                 timeout=_RUN_S,
             )
         except subprocess.TimeoutExpired:
-            return Catch.BROKE, f"not done within {_RUN_S:g} s"
-        return read_outcome(done.returncode, done.stdout)
+            return MutationOutcome.BROKE, f"not done within {_RUN_S:g} s"
+        return read_outcome(process.returncode, process.stdout)
 
     def _environment(self) -> Mapping[str, str]:
         # Compiled files are told apart by second and size: a mutation may change neither.
@@ -154,7 +166,7 @@ class Laboratory:
 
     def _check_imports(self) -> None:
         """See that tests in the copy import the copy, not what is installed."""
-        where = subprocess.run(
+        imported_from = subprocess.run(
             [sys.executable, "-c", "import baton; print(baton.__file__)"],
             cwd=self._tree,
             env=self._environment(),
@@ -163,32 +175,34 @@ class Laboratory:
             check=True,
             timeout=60,
         ).stdout.strip()
-        if not Path(where).is_relative_to(self._tree):
-            raise RuntimeError(f"tests in {self._tree} import {where}: nothing would be broken")
+        if not Path(imported_from).is_relative_to(self._tree):
+            raise RuntimeError(
+                f"tests in {self._tree} import {imported_from}: nothing would be broken"
+            )
 
 
-def read_outcome(status: int, said: str) -> tuple[Catch, str]:
+def read_outcome(status: int, output: str) -> tuple[MutationOutcome, str]:
     """What pytest's exit status and output mean, and which test failed first."""
-    first = _FIRST.search(said)
+    first = _FIRST.search(output)
     name = first[1] if first is not None else ""
     if status == _PASSED:
-        return Catch.SURVIVED, "every test passed"
+        return MutationOutcome.SURVIVED, "every test passed"
     if status == _FAILED and name and "::" in name:
-        return Catch.CAUGHT, name
-    last = next((line for line in reversed(said.splitlines()) if line.strip()), "nothing")
-    return Catch.BROKE, f"pytest ended with {status}: {name or last}"[:200]
+        return MutationOutcome.CAUGHT, name
+    last = next((line for line in reversed(output.splitlines()) if line.strip()), "nothing")
+    return MutationOutcome.BROKE, f"pytest ended with {status}: {name or last}"[:200]
 
 
 def copy_tree(source: Path, target: Path) -> None:
     """What git tracks, or would track, with the files as they are now."""
-    listed = subprocess.run(
+    output = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=source,
         capture_output=True,
         check=True,
         timeout=60,
     ).stdout
-    for name in filter(None, listed.decode().split("\0")):
+    for name in filter(None, output.decode().split("\0")):
         if (source / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, target / name)

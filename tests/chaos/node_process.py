@@ -18,20 +18,20 @@ _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _POLL_S = 0.2
 
 
-def main(order: argparse.Namespace) -> None:
+def main(options: argparse.Namespace) -> None:
     """Be a node until told to end."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     params = RayParams(
-        gcs_address=order.address,
-        node_ip_address=order.ip,
-        num_cpus=order.cpus,
+        gcs_address=options.address,
+        node_ip_address=options.ip,
+        num_cpus=options.cpus,
         num_gpus=0,
-        labels=dict(one.split("=", 1) for one in order.label),
-        temp_dir=order.temp_dir,
+        labels=dict(item.split("=", 1) for item in options.label),
+        temp_dir=options.temp_dir,
         object_store_memory=_OBJECT_STORE_BYTES,
         min_worker_port=0,
         max_worker_port=0,
@@ -40,14 +40,14 @@ def main(order: argparse.Namespace) -> None:
         dashboard_agent_listen_port=None,
     )
     node = Node(params, head=False, shutdown_at_exit=False, spawn_reaper=False)
-    raylets = [one for one in psutil.Process().children() if one.name() == "raylet"]
+    raylets = [child for child in psutil.Process().children() if child.name() == "raylet"]
     print(f"UP {raylets[0].pid}", flush=True)
-    while not told.wait(_POLL_S) and raylets[0].status() != psutil.STATUS_ZOMBIE:
+    while not stop.wait(_POLL_S) and raylets[0].status() != psutil.STATUS_ZOMBIE:
         pass
     node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
-def _order() -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
     parser.add_argument("cpus", type=int)
@@ -58,4 +58,4 @@ def _order() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main(_order())
+    main(_parse_options())

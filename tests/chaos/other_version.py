@@ -16,8 +16,8 @@ from pathlib import Path
 
 import baton
 
-_OURS = Path(baton.__file__).parent
-_NUMBER = f'__version__ = "{baton.__version__}"'
+_SOURCE = Path(baton.__file__).parent
+_VERSION_LINE = f'__version__ = "{baton.__version__}"'
 
 Edits = Mapping[str, tuple[str, str]]
 """By file below `baton/`: text that occurs there once, and what stands there instead."""
@@ -34,7 +34,7 @@ FAILS_TO_START: Edits = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherBaton:
+class OtherVersion:
     """A copy of baton's tree."""
 
     version: str
@@ -51,16 +51,16 @@ class OtherBaton:
         return folder / "bin" / "python"
 
 
-def other_baton(folder: Path, *, version: str = "", edits: Edits | None = None) -> OtherBaton:
+def copy_version(folder: Path, *, version: str = "", edits: Edits | None = None) -> OtherVersion:
     """Make one."""
     source = folder / "platform"
-    shutil.copytree(_OURS, source / "baton", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(_SOURCE, source / "baton", ignore=shutil.ignore_patterns("__pycache__"))
     changes = dict(edits or {})
     if version:
-        changes["__init__.py"] = (_NUMBER, f'__version__ = "{version}"')
+        changes["__init__.py"] = (_VERSION_LINE, f'__version__ = "{version}"')
     for name, (old, new) in changes.items():
         file = source / "baton" / name
         text = file.read_text()
         assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}, wanted it once"
         file.write_text(text.replace(old, new))
-    return OtherBaton(version=version or baton.__version__, source=source)
+    return OtherVersion(version=version or baton.__version__, source=source)

@@ -4,7 +4,8 @@ Theory of operation: whoever connects gets a connection of its own to the upstre
 a reader and a writer with a bounded queue between: the reader stamps each piece with when it is due
 by the weather of that moment, the writer waits for it. Pieces keep their order whatever the jitter.
 The weather of each way can be changed at any time, also of connections that are open; one that is
-`stalled` keeps what it has and gives it later, one that `swallows` loses it for good. What may
+`is_stalled` keeps what it has and gives it later, one that `is_black_hole` loses it for good. What
+may
 fail: either end; the other is then closed too, unless the connection is half open, which is the
 point of it.
 """
@@ -19,8 +20,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 
-_PIECE_BYTES = 64 * 1024
-_QUEUED_PIECES = 64
+_CHUNK_BYTES = 64 * 1024
+_QUEUED_CHUNKS = 64
 _CONNECT_S = 10.0
 _CLOSE_S = 2.0
 _RETRANSMIT_S = 0.2
@@ -31,29 +32,29 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weather:
+class LinkConditions:
     """What happens to bytes on their way in one direction."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
     """More delay, drawn evenly from 0 to this, for each piece."""
-    loss: float = 0.0
+    loss_probability: float = 0.0
     """The chance of a piece to be lost and sent again, as TCP does: it and all behind it wait for
     0.2 s, then 0.4 s, ... An emulation; for packets that are really lost see `faults`."""
     bytes_per_s: float | None = None
-    drip_bytes: int | None = None
+    max_chunk_bytes: int | None = None
     """Pieces are cut into such small ones, ..."""
-    drip_s: float = 0.0
+    chunk_pause_s: float = 0.0
     """... with such a pause after each."""
-    corrupt: float = 0.0
+    corruption_probability: float = 0.0
     """The chance of a piece to have one of its bits turned."""
-    stalled: bool = False
+    is_stalled: bool = False
     """Nothing passes, and nothing is lost: a partition that may heal."""
-    swallows: bool = False
+    is_black_hole: bool = False
     """What comes is lost, and nobody is told: a black hole."""
 
     def __post_init__(self) -> None:
-        for name in ("loss", "corrupt"):
+        for name in ("loss_probability", "corruption_probability"):
             chance = getattr(self, name)
             if not 0 <= chance <= 1:
                 raise ValueError(f"weather: {name} is {chance}, wanted a chance from 0 to 1")
@@ -61,17 +62,17 @@ class Weather:
             raise ValueError(f"weather: bytes_per_s is {self.bytes_per_s}, wanted more than 0")
 
 
-FAIR = Weather()
+NO_IMPAIRMENT = LinkConditions()
 
 
 @dataclass(slots=True, eq=False)
-class _Way:
+class _Direction:
     """One direction of one connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     queue: asyncio.Queue[tuple[float, bytes]] = field(
-        default_factory=lambda: asyncio.Queue(_QUEUED_PIECES)
+        default_factory=lambda: asyncio.Queue(_QUEUED_CHUNKS)
     )
 
 
@@ -79,10 +80,10 @@ class ChaosProxy:
     """Listens on a port of its own for an upstream; to be made and used on one event loop."""
 
     def __init__(self, *, seed: int = 0) -> None:
-        self.up = FAIR
+        self.upstream_conditions = NO_IMPAIRMENT
         """From who connects to the upstream."""
-        self.down = FAIR
-        self.refusing = False
+        self.downstream_conditions = NO_IMPAIRMENT
+        self.is_rejecting = False
         """Whether new connections are reset at once."""
         self.connections = 0
         """How many have been made."""
@@ -93,7 +94,7 @@ class ChaosProxy:
         self._open: set[asyncio.Task[None]] = set()
         self._writers: dict[asyncio.StreamWriter, bool] = {}
         """Those of open connections; True for the upstream's side."""
-        self._silent: set[asyncio.StreamWriter] = set()
+        self._half_open: set[asyncio.StreamWriter] = set()
         """Those whose other side is gone without their knowing."""
         self._changed = asyncio.Event()
 
@@ -112,10 +113,12 @@ class ChaosProxy:
         """Those that are open now."""
         return len(self._open)
 
-    def set_weather(self, *, up: Weather | None = None, down: Weather | None = None) -> None:
+    def set_conditions(
+        self, *, up: LinkConditions | None = None, down: LinkConditions | None = None
+    ) -> None:
         """Change the weather of one way or both, of open connections too; None: as it is."""
-        self.up = up or self.up
-        self.down = down or self.down
+        self.upstream_conditions = up or self.upstream_conditions
+        self.downstream_conditions = down or self.downstream_conditions
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -130,7 +133,7 @@ class ChaosProxy:
             if of_upstream:
                 writer.transport.abort()
             else:
-                self._silent.add(writer)
+                self._half_open.add(writer)
 
     async def close(self) -> None:
         """Close everything."""
@@ -155,109 +158,114 @@ class ChaosProxy:
             self._open.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refusing or self._upstream is None:
+        if self.is_rejecting or self._upstream is None:
             _reset(writer)
             return
         self.connections += 1
         async with asyncio.timeout(_CONNECT_S):
-            there, out = await asyncio.open_connection(*self._upstream)
-        self._writers |= {writer: False, out: True}
-        _at_once(writer)
-        _at_once(out)
+            upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
+        self._writers |= {writer: False, upstream_writer: True}
+        _disable_nagle(writer)
+        _disable_nagle(upstream_writer)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    *self._ways(group, _Way(reader, out), up=True),
-                    *self._ways(group, _Way(there, writer), up=False),
+                    *self._start_direction(group, _Direction(reader, upstream_writer), up=True),
+                    *self._start_direction(group, _Direction(upstream_reader, writer), up=False),
                 ]
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
                     task.cancel()
-            if writer in self._silent:
-                await _drown(reader)
+            if writer in self._half_open:
+                await _read_until_closed(reader)
         finally:
-            for one in (writer, out):
-                self._writers.pop(one, None)
-                one.close()
-            self._silent.discard(writer)
+            for other in (writer, upstream_writer):
+                self._writers.pop(other, None)
+                other.close()
+            self._half_open.discard(writer)
 
-    def _ways(
-        self, group: asyncio.TaskGroup, way: _Way, *, up: bool
+    def _start_direction(
+        self, group: asyncio.TaskGroup, direction: _Direction, *, up: bool
     ) -> tuple[asyncio.Task[None], asyncio.Task[None]]:
-        return group.create_task(self._read(way, up=up)), group.create_task(self._write(way, up=up))
+        return group.create_task(self._read(direction, up=up)), group.create_task(
+            self._write(direction, up=up)
+        )
 
-    def _weather(self, *, up: bool) -> Weather:
-        return self.up if up else self.down
+    def _conditions(self, *, up: bool) -> LinkConditions:
+        return self.upstream_conditions if up else self.downstream_conditions
 
-    async def _read(self, way: _Way, *, up: bool) -> None:
+    async def _read(self, direction: _Direction, *, up: bool) -> None:
         """Stamp what comes with when it is due; ends when nothing more comes, and all is given."""
         loop = asyncio.get_running_loop()
         with suppress(OSError):
-            while data := await way.reader.read(_PIECE_BYTES):
-                weather = self._weather(up=up)
-                late_s = weather.delay_s + self._rng.uniform(0, weather.jitter_s)
-                due_s = loop.time() + late_s + self._lost_s(weather)
-                await way.queue.put((due_s, self._corrupted(data, weather)))
-        await way.queue.join()
+            while data := await direction.reader.read(_CHUNK_BYTES):
+                conditions = self._conditions(up=up)
+                late_s = conditions.delay_s + self._rng.uniform(0, conditions.jitter_s)
+                due_s = loop.time() + late_s + self._retransmit_delay_s(conditions)
+                await direction.queue.put((due_s, self._corrupt(data, conditions)))
+        await direction.queue.join()
 
-    def _lost_s(self, weather: Weather) -> float:
+    def _retransmit_delay_s(self, conditions: LinkConditions) -> float:
         """How long a piece waits until it has come through."""
         waited_s, timeout_s = 0.0, _RETRANSMIT_S
-        for _ in range(_RETRANSMITS if weather.loss else 0):
-            if self._rng.random() >= weather.loss:
+        for _ in range(_RETRANSMITS if conditions.loss_probability else 0):
+            if self._rng.random() >= conditions.loss_probability:
                 break
             waited_s += timeout_s
             timeout_s *= 2
         return waited_s
 
-    def _corrupted(self, data: bytes, weather: Weather) -> bytes:
-        if not weather.corrupt or self._rng.random() >= weather.corrupt:
+    def _corrupt(self, data: bytes, conditions: LinkConditions) -> bytes:
+        if (
+            not conditions.corruption_probability
+            or self._rng.random() >= conditions.corruption_probability
+        ):
             return data
-        turned = bytearray(data)
-        turned[self._rng.randrange(len(turned))] ^= 1 << self._rng.randrange(8)
-        return bytes(turned)
+        corrupted = bytearray(data)
+        corrupted[self._rng.randrange(len(corrupted))] ^= 1 << self._rng.randrange(8)
+        return bytes(corrupted)
 
-    async def _write(self, way: _Way, *, up: bool) -> None:
+    async def _write(self, direction: _Direction, *, up: bool) -> None:
         loop = asyncio.get_running_loop()
         with suppress(OSError):
             while True:
-                due_s, data = await way.queue.get()
+                due_s, data = await direction.queue.get()
                 try:
                     if (wait_s := due_s - loop.time()) > 0:
                         await asyncio.sleep(wait_s)
-                    await self._give(way, data, up=up)
+                    await self._forward(direction, data, up=up)
                 finally:
-                    way.queue.task_done()
+                    direction.queue.task_done()
 
-    async def _give(self, way: _Way, data: bytes, *, up: bool) -> None:
+    async def _forward(self, direction: _Direction, data: bytes, *, up: bool) -> None:
         """Write a piece as fast as the weather lets it through."""
         while data:
-            while (weather := self._weather(up=up)).stalled:
+            while (conditions := self._conditions(up=up)).is_stalled:
                 await self._changed.wait()
-            if weather.swallows:
+            if conditions.is_black_hole:
                 return
-            size = weather.drip_bytes or len(data)
-            if weather.bytes_per_s is not None:
-                size = min(size, max(1, int(weather.bytes_per_s / 50)))
+            size = conditions.max_chunk_bytes or len(data)
+            if conditions.bytes_per_s is not None:
+                size = min(size, max(1, int(conditions.bytes_per_s / 50)))
             part, data = data[:size], data[size:]
-            way.writer.write(part)
-            await way.writer.drain()
+            direction.writer.write(part)
+            await direction.writer.drain()
             self.passed_bytes += len(part)
-            pause_s = weather.drip_s if weather.drip_bytes else 0.0
-            if weather.bytes_per_s is not None:
-                pause_s += len(part) / weather.bytes_per_s
+            pause_s = conditions.chunk_pause_s if conditions.max_chunk_bytes else 0.0
+            if conditions.bytes_per_s is not None:
+                pause_s += len(part) / conditions.bytes_per_s
             if pause_s:
                 await asyncio.sleep(pause_s)
 
 
-async def _drown(reader: asyncio.StreamReader) -> None:
+async def _read_until_closed(reader: asyncio.StreamReader) -> None:
     """Take what a half-open connection still says, until it gives up."""
     with suppress(OSError):
-        while await reader.read(_PIECE_BYTES):
+        while await reader.read(_CHUNK_BYTES):
             pass
 
 
-def _at_once(writer: asyncio.StreamWriter) -> None:
+def _disable_nagle(writer: asyncio.StreamWriter) -> None:
     """Small pieces are sent when they come: other delays than the weather's are not wanted."""
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -270,7 +278,9 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def proxied(host: str, port: int, *, seed: int = 0) -> AsyncIterator[tuple[ChaosProxy, int]]:
+async def running_proxy(
+    host: str, port: int, *, seed: int = 0
+) -> AsyncIterator[tuple[ChaosProxy, int]]:
     """A proxy before an upstream, and the port where it listens."""
     proxy = ChaosProxy(seed=seed)
     proxy.forward_to(host, port)

@@ -15,13 +15,13 @@ from baton.engine.sim import SimEngine, SimSettings
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from tests.chaos.faults import enter_network
-from tests.chaos.remote import Remote, obey
+from tests.chaos.remote import RemoteProcess, serve_commands
 
 MODEL = "tiny"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaPlan:
+class ReplicaSpec:
     """How a replica is made."""
 
     name: str
@@ -29,7 +29,7 @@ class ReplicaPlan:
     settings: SimSettings
     link: LinkOptions = field(default_factory=LinkOptions)
     host: HostOptions = field(default_factory=HostOptions)
-    announced: str = ""
+    announced_address: str = ""
     """What it says its side channel's address is; empty: what it is."""
     network: str = ""
     """The namespace that it lives in; empty: the machine's own."""
@@ -40,50 +40,52 @@ class ReplicaPlan:
         return f"tcp://{self.settings.side_channel_host}:0"
 
 
-def serve(plan: ReplicaPlan, orders: Connection) -> None:
+def serve(plan: ReplicaSpec, commands: Connection) -> None:
     """The process."""
     if plan.network:
         enter_network(plan.network)
-    asyncio.run(_serve(plan, orders))
+    asyncio.run(_serve(plan, commands))
 
 
-async def _serve(plan: ReplicaPlan, orders: Connection) -> None:
+async def _serve(plan: ReplicaSpec, commands: Connection) -> None:
     engine = SimEngine(
         plan.settings, replica_id=plan.name, pool=str(plan.role), role=plan.role, model=MODEL
     )
     side_channels: list[str] = []
-    _announce(engine, plan.announced, side_channels)
+    _announce_address(engine, plan.announced_address, side_channels)
     host = ReplicaHost(engine, bind=plan.address, link=plan.link, options=plan.host)
     await host.start()
     try:
-        told = (host.address, side_channels[0])
-        await obey(orders, told, _Body(host, engine).carry_out)
+        addresses = (host.address, side_channels[0])
+        await serve_commands(commands, addresses, _CommandHandler(host, engine).handle)
     finally:
         await host.close()
 
 
-def _announce(engine: SimEngine, announced: str, listens_at: list[str]) -> None:
+def _announce_address(
+    engine: SimEngine, announced_address: str, listen_addresses: list[str]
+) -> None:
     """Have an engine tell another address of its side channel than the one it listens at."""
     channel = engine._side_channel
     start = channel.start
 
     async def start_and_announce(host: str, port: int) -> str:
-        listens_at.append(await start(host, port))
-        return announced or listens_at[0]
+        listen_addresses.append(await start(host, port))
+        return announced_address or listen_addresses[0]
 
     channel.start = start_and_announce  # type: ignore[method-assign]
 
 
-class _Body:
+class _CommandHandler:
     """Carries out what a replica is told."""
 
     def __init__(self, host: ReplicaHost, engine: SimEngine) -> None:
         self._host = host
         self._engine = engine
 
-    def carry_out(self, order: str, value: object) -> object:
+    def handle(self, command: str, value: object) -> object:
         """An order by name; what comes back is what its owner gets."""
-        match order:
+        match command:
             case "role":
                 self._host.set_role(Role(cast("str", value)))
             case "drain":
@@ -91,14 +93,14 @@ class _Body:
             case "slow transfers":
                 self._engine.transfer_slowdown(cast("float", value))
             case "held":
-                return self._held()
+                return self._held_resources()
             case "sessions":
-                return self._host.coordinators, len(self._host._desk.orphans)
+                return self._host.coordinators, len(self._host._inbox.orphans)
             case _:
-                raise ValueError(f"no order is called {order!r}")
+                raise ValueError(f"no order is called {command!r}")
         return None
 
-    def _held(self) -> dict[str, float]:
+    def _held_resources(self) -> dict[str, float]:
         """What it holds for anybody; all zeros when nothing is under way."""
         load = self._engine.load()
         return {
@@ -109,10 +111,10 @@ class _Body:
         }
 
 
-class Replica(Remote):
+class ReplicaProcess(RemoteProcess):
     """A replica's process, as its owner sees it."""
 
-    def __init__(self, plan: ReplicaPlan) -> None:
+    def __init__(self, plan: ReplicaSpec) -> None:
         super().__init__(plan.name, serve, plan)
         self.plan = plan
         self.address = ""
@@ -122,9 +124,9 @@ class Replica(Remote):
 
     async def start(self) -> None:
         """Run; returns when coordinators can connect."""
-        told = cast("tuple[str, str]", await self.begin())
-        self.address, self.side_channel = told
+        addresses = cast("tuple[str, str]", await self.start_process())
+        self.address, self.side_channel = addresses
 
     async def sessions(self) -> tuple[int, int]:
         """Coordinators that it serves, and legs of lost ones that it has not aborted yet."""
-        return cast("tuple[int, int]", await self.order("sessions"))
+        return cast("tuple[int, int]", await self.send_command("sessions"))

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.case import Bound, Engines, Figure, Verdict
-from tests.chaos.results import Catch, Line, Lines, Removals, Run, in_order
+from tests.chaos.results import (
+    CaseResults,
+    MutationOutcome,
+    MutationResults,
+    ResultsByCase,
+    Run,
+    sort_key,
+)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 
@@ -89,86 +96,92 @@ beside the runs after it.
 """
 
 
-def page(lines: Lines, removals: Removals) -> str:
+def render_page(lines: ResultsByCase, removals: MutationResults) -> str:
     """The page in Markdown."""
-    shown = [_HEAD, *_summary(lines)]
-    known = sorted({*lines, *_not_declared(lines)}, key=in_order)
+    page_lines = [_HEAD, *_summary(lines)]
+    known = sorted({*lines, *_undeclared_lines(lines)}, key=sort_key)
     for letter, title in [*_GROUPS.items(), ("", _OTHER)]:
         keys = [key for key in known if _letter(key) == letter]
         if keys:
-            shown += [f"## {title}", "", *_table(keys, lines), ""]
-    shown += [*_misses(lines), *_removed(removals)]
-    return "\n".join(shown).rstrip() + "\n"
+            page_lines += [f"## {title}", "", *_table(keys, lines), ""]
+    page_lines += [*_misses(lines), *_mutation_table(removals)]
+    return "\n".join(page_lines).rstrip() + "\n"
 
 
 def _letter(key: str) -> str:
     return key[0] if key[0] in _GROUPS and key[1:2].isdigit() else ""
 
 
-def _line_of(key: str) -> str:
+def _line_key(key: str) -> str:
     """`F1` of `F1-real`."""
     return key.partition("-")[0]
 
 
-def _not_declared(lines: Lines) -> set[str]:
+def _undeclared_lines(lines: ResultsByCase) -> set[str]:
     """Lines that are asked for and that no case is of."""
-    return LINES.keys() - {_line_of(key) for key in lines}
+    return LINES.keys() - {_line_key(key) for key in lines}
 
 
-def _summary(lines: Lines) -> Iterator[str]:
-    standing = [line.standing for line in lines.values()]
+def _summary(lines: ResultsByCase) -> Iterator[str]:
+    runs = [line.current_run for line in lines.values()]
     count = {
-        verdict: sum(run is not None and run.verdict is verdict for run in standing)
+        verdict: sum(run is not None and run.verdict is verdict for run in runs)
         for verdict in Verdict
     }
-    not_run = sum(run is None for run in standing) + len(_not_declared(lines))
-    told = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
-    yield f"Of {len(lines) + len(_not_declared(lines))} lines: {told}, {not_run} not run."
+    not_run = sum(run is None for run in runs) + len(_undeclared_lines(lines))
+    verdict_counts = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
+    yield (
+        f"Of {len(lines) + len(_undeclared_lines(lines))} lines: {verdict_counts}, {not_run}"
+        " not run."
+    )
     yield ""
 
 
 # ------------------------------------------------------------------ tables
 
 
-def _table(keys: list[str], lines: Lines) -> Iterator[str]:
+def _table(keys: list[str], lines: ResultsByCase) -> Iterator[str]:
     yield "| | what | verdict | what was seen, and what was wanted | run |"
     yield "|---|---|---|---|---|"
     for key in keys:
         line = lines.get(key)
         title = LINES[key] if line is None else line.title
-        run = None if line is None else line.standing
-        cells = [key, _plain(title), "not run", "", ""]
+        run = None if line is None else line.current_run
+        cells = [key, _escape_cell(title), "not run", "", ""]
         if line is not None and run is not None:
             cells[2:] = [_verdict(run), "<br>".join(map(_bound, run.bounds)), _run(line, run)]
         yield f"| {' | '.join(cells)} |"
 
 
 def _verdict(run: Run) -> str:
-    told = str(run.verdict) if run.verdict is Verdict.PASSED else f"**{run.verdict}**"
-    if run.shortened:
+    text = str(run.verdict) if run.verdict is Verdict.PASSED else f"**{run.verdict}**"
+    if run.is_shortened:
         ran, full = run.figures["minutes"], run.figures["minutes_in_full"]
-        told += f", shortened: {_figure(ran)} of {_figure(full)} minutes"
-    return told
+        text += f", shortened: {_figure(ran)} of {_figure(full)} minutes"
+    return text
 
 
 def _bound(bound: Bound) -> str:
-    told = f"{_plain(bound.what)}: {_figure(bound.got)} ({_plain(bound.wanted)})"
-    return told if bound.held else f"**{told}**"
+    text = (
+        f"{_escape_cell(bound.description)}: {_figure(bound.actual)}"
+        f" ({_escape_cell(bound.expected)})"
+    )
+    return text if bound.is_met else f"**{text}**"
 
 
 def _figure(value: Figure) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return _plain(str(value))
+    return _escape_cell(str(value))
 
 
-def _run(line: Line, run: Run) -> str:
-    when, how = run.began_at[:10], line.engines
-    mark = {Engines.VIRTUAL: "S"}.get(how, "M")
-    return f"{mark}, {how}, {run.took_s:.0f} s, {when}, `{run.revision}`<br>`{run.command}`"
+def _run(line: CaseResults, run: Run) -> str:
+    when, engines = run.began_at[:10], line.engines
+    mark = {Engines.VIRTUAL: "S"}.get(engines, "M")
+    return f"{mark}, {engines}, {run.took_s:.0f} s, {when}, `{run.revision}`<br>`{run.command}`"
 
 
-def _plain(text: str) -> str:
+def _escape_cell(text: str) -> str:
     """Text that breaks no table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
@@ -176,10 +189,10 @@ def _plain(text: str) -> str:
 # ------------------------------------------------------------------ below the tables
 
 
-def _misses(lines: Lines) -> Iterator[str]:
+def _misses(lines: ResultsByCase) -> Iterator[str]:
     """Every bound that was not kept, with its cause; the runs before among them."""
-    told = [
-        item for key in sorted(lines, key=in_order) for item in _misses_of(key, lines[key]) if item
+    items = [
+        item for key in sorted(lines, key=sort_key) for item in _misses_of(key, lines[key]) if item
     ]
     yield "## What was missed"
     yield ""
@@ -188,26 +201,32 @@ def _misses(lines: Lines) -> Iterator[str]:
         "was known of it then; the case has been run again since, and the tables say how that went."
     )
     yield ""
-    yield from told or ["Nothing that is kept."]
+    yield from items or ["Nothing that is kept."]
     yield ""
 
 
-def _misses_of(key: str, line: Line) -> Iterator[str]:
-    standing = line.standing
-    if standing is not None and standing.verdict is not Verdict.PASSED:
-        yield f"- **{key}**, {standing.verdict} on {standing.began_at[:10]}: {_why(standing)}"
-    for run in line.missed_before:
-        yield f"- {key}, missed before, on {run.began_at[:10]} at `{run.revision}`: {_why(run)}"
+def _misses_of(key: str, line: CaseResults) -> Iterator[str]:
+    current_run = line.current_run
+    if current_run is not None and current_run.verdict is not Verdict.PASSED:
+        yield (
+            f"- **{key}**, {current_run.verdict} on {current_run.began_at[:10]}:"
+            f" {_miss_reason(current_run)}"
+        )
+    for run in line.earlier_misses:
+        yield (
+            f"- {key}, missed before, on {run.began_at[:10]} at `{run.revision}`:"
+            f" {_miss_reason(run)}"
+        )
 
 
-def _why(run: Run) -> str:
-    bounds = "; ".join(_bound(one) for one in run.bounds if not one.held)
+def _miss_reason(run: Run) -> str:
+    bounds = "; ".join(_bound(bound) for bound in run.bounds if not bound.is_met)
     # Of a case that broke, only the last line says why; the rest is in the results.
     note = run.note if run.verdict is not Verdict.BROKE else run.note.strip().rpartition("\n")[2]
-    return ". ".join(part for part in (bounds, _plain(note)) if part) or "it does not say why"
+    return ". ".join(part for part in (bounds, _escape_cell(note)) if part) or "it does not say why"
 
 
-def _removed(removals: Removals) -> Iterator[str]:
+def _mutation_table(removals: MutationResults) -> Iterator[str]:
     yield "## Each protection, taken away"
     yield ""
     yield (
@@ -218,7 +237,7 @@ def _removed(removals: Removals) -> Iterator[str]:
     if not removals.rows:
         yield "Not run."
         return
-    caught = sum(row.catch is Catch.CAUGHT for row in removals.rows)
+    caught = sum(row.outcome is MutationOutcome.CAUGHT for row in removals.rows)
     yield (
         f"{caught} of {len(removals.rows)} caught, on {removals.began_at[:10]}, "
         f"`{removals.revision}`; {removals.untried} more not tried."
@@ -227,7 +246,7 @@ def _removed(removals: Removals) -> Iterator[str]:
     yield "| what was taken away | where | caught by |"
     yield "|---|---|---|"
     for row in removals.rows:
-        by = f"`{row.by}`" if "::" in row.by else row.by
-        if row.catch is not Catch.CAUGHT:
-            by = f"**{row.catch}**: {_plain(row.by)}"
-        yield f"| {_plain(row.what)} | `{row.file}` | {by} |"
+        by = f"`{row.detail}`" if "::" in row.detail else row.detail
+        if row.outcome is not MutationOutcome.CAUGHT:
+            by = f"**{row.outcome}**: {_escape_cell(row.detail)}"
+        yield f"| {_escape_cell(row.description)} | `{row.file}` | {by} |"

@@ -23,11 +23,11 @@ from tests.chaos.case import Bound, Case, Engines, Figure, Verdict
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 FILE = FOLDER / "reliability.json"
 MUTATIONS = FOLDER / "mutations.json"
-_MISSES_KEPT = 3
+_MAX_KEPT_MISSES = 3
 _POLL_S = 0.5
 
 
-class AnotherRunError(RuntimeError):
+class AlreadyRunningError(RuntimeError):
     """Somebody else runs cases on this machine now: both would measure each other."""
 
 
@@ -47,20 +47,20 @@ class Run:
     command: str
 
     @property
-    def shortened(self) -> bool:
+    def is_shortened(self) -> bool:
         """Whether it ran for less than its case asks for; see `case.minutes_asked`."""
         ran, full = self.figures.get("minutes"), self.figures.get("minutes_in_full")
         return isinstance(ran, int | float) and isinstance(full, int | float) and ran < full
 
     @classmethod
-    def read(cls, found: Mapping[str, Any]) -> Self:
+    def read(cls, document: Mapping[str, Any]) -> Self:
         """As it was written."""
-        bounds = tuple(Bound(**one) for one in found["bounds"])
-        return cls(**{**found, "verdict": Verdict(found["verdict"]), "bounds": bounds})
+        bounds = tuple(Bound(**item) for item in document["bounds"])
+        return cls(**{**document, "verdict": Verdict(document["verdict"]), "bounds": bounds})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class CaseResults:
     """One case: what it is, and its runs, the oldest first."""
 
     title: str
@@ -69,68 +69,74 @@ class Line:
     runs: tuple[Run, ...] = ()
 
     @property
-    def standing(self) -> Run | None:
+    def current_run(self) -> Run | None:
         """The run that the case is judged by; None when there was none."""
         if not self.runs:
             return None
         last = self.runs[-1]
-        in_full = [run for run in self.runs if not run.shortened]
-        if last.shortened and last.verdict is Verdict.PASSED and in_full:
+        in_full = [run for run in self.runs if not run.is_shortened]
+        if last.is_shortened and last.verdict is Verdict.PASSED and in_full:
             return in_full[-1]
         return last
 
     @property
-    def missed_before(self) -> tuple[Run, ...]:
+    def earlier_misses(self) -> tuple[Run, ...]:
         """Runs that missed, other than the one that stands."""
         return tuple(
-            run for run in self.runs if run.verdict is Verdict.MISSED and run is not self.standing
+            run
+            for run in self.runs
+            if run.verdict is Verdict.MISSED and run is not self.current_run
         )
 
-    def after(self, run: Run) -> Line:
+    def with_run(self, run: Run) -> CaseResults:
         """With one more run; of those before, what is still worth knowing."""
-        whole = replace(self, runs=(*self.runs, run))
-        misses = whole.missed_before[-_MISSES_KEPT:]
-        kept = [one for one in whole.runs if one is whole.standing or one is run or one in misses]
-        return replace(self, runs=tuple(kept))
+        extended = replace(self, runs=(*self.runs, run))
+        misses = extended.earlier_misses[-_MAX_KEPT_MISSES:]
+        kept_runs = [
+            other
+            for other in extended.runs
+            if other is extended.current_run or other is run or other in misses
+        ]
+        return replace(self, runs=tuple(kept_runs))
 
 
-Lines = dict[str, Line]
+ResultsByCase = dict[str, CaseResults]
 
 
-def read(file: Path = FILE) -> Lines:
+def read(file: Path = FILE) -> ResultsByCase:
     """Every case that was known when it was written, by key; nothing where there is no file."""
     if not file.exists():
         return {}
-    found = json.loads(file.read_text())["cases"]
+    cases = json.loads(file.read_text())["cases"]
     return {
-        key: Line(
-            title=one["title"],
-            engines=Engines(one["engines"]),
-            minutes=one["minutes"],
-            runs=tuple(Run.read(run) for run in one["runs"]),
+        key: CaseResults(
+            title=value["title"],
+            engines=Engines(value["engines"]),
+            minutes=value["minutes"],
+            runs=tuple(Run.read(run) for run in value["runs"]),
         )
-        for key, one in found.items()
+        for key, value in cases.items()
     }
 
 
-def write(lines: Lines, file: Path = FILE) -> None:
+def write(lines: ResultsByCase, file: Path = FILE) -> None:
     """All of it; whoever reads meanwhile gets what was there before."""
-    cases = {key: asdict(lines[key]) for key in sorted(lines, key=in_order)}
-    write_whole(file, json.dumps({"cases": cases}, indent=1) + "\n")
+    cases = {key: asdict(lines[key]) for key in sorted(lines, key=sort_key)}
+    write_atomically(file, json.dumps({"cases": cases}, indent=1) + "\n")
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
     """Write a file so that there is never half of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    beside.write_text(text)
-    beside.replace(file)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(file)
 
 
-def with_declared(lines: Lines, cases: Mapping[str, Case]) -> Lines:
+def for_cases(lines: ResultsByCase, cases: Mapping[str, Case]) -> ResultsByCase:
     """With a line for each case that there is; those that there are no more are left out."""
     return {
-        key: Line(
+        key: CaseResults(
             title=case.title,
             engines=case.engines,
             minutes=case.minutes,
@@ -140,34 +146,34 @@ def with_declared(lines: Lines, cases: Mapping[str, Case]) -> Lines:
     }
 
 
-def merged(lines: Lines, others: Lines) -> Lines:
+def merge(lines: ResultsByCase, others: ResultsByCase) -> ResultsByCase:
     """With the runs of others, in the order in which all began."""
-    whole = dict(lines)
+    result = dict(lines)
     for key, other in others.items():
-        known = whole.get(key, replace(other, runs=()))
+        known = result.get(key, replace(other, runs=()))
         runs = {run.began_at: run for run in (*known.runs, *other.runs)}
         line = replace(known, runs=())
         for began_at in sorted(runs):
-            line = line.after(runs[began_at])
-        whole[key] = line
-    return whole
+            line = line.with_run(runs[began_at])
+        result[key] = line
+    return result
 
 
-def noted(line: Line, text: str) -> Line:
+def add_note(line: CaseResults, text: str) -> CaseResults:
     """With a remark to its last run: the cause of a miss is often found afterwards."""
     *before, last = line.runs
     note = f"{last.note}\n{text}".strip()
     return replace(line, runs=(*before, replace(last, note=note)))
 
 
-def in_order(key: str) -> tuple[str, int, str]:
+def sort_key(key: str) -> tuple[str, int, str]:
     """Sorts `F2` before `F10`, and `F2-real` after `F2`."""
     first, _, rest = key.partition("-")
     letters = first.rstrip("0123456789")
     return letters, int(first[len(letters) :] or 0), rest
 
 
-class Catch(StrEnum):
+class MutationOutcome(StrEnum):
     """What tests made of a protection that was taken away."""
 
     CAUGHT = "caught"
@@ -178,66 +184,69 @@ class Catch(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
+class MutationResult:
     """A protection that was taken away, and what its tests said."""
 
-    what: str
+    description: str
     file: str
-    catch: Catch
-    by: str
+    outcome: MutationOutcome
+    detail: str
     """The test that failed first; else why there was none."""
     tests: str
     """What was run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removals:
+class MutationResults:
     """All of them."""
 
-    rows: tuple[Removal, ...] = ()
+    rows: tuple[MutationResult, ...] = ()
     began_at: str = ""
     revision: str = ""
     untried: int = 0
     """Rows of the table of which nothing was found yet."""
 
 
-def read_removals(file: Path = MUTATIONS) -> Removals:
+def read_mutations(file: Path = MUTATIONS) -> MutationResults:
     """What was found last; nothing where there is no file."""
     if not file.exists():
-        return Removals()
-    found = json.loads(file.read_text())
-    rows = tuple(Removal(**one | {"catch": Catch(one["catch"])}) for one in found["rows"])
-    return Removals(**found | {"rows": rows})
+        return MutationResults()
+    document = json.loads(file.read_text())
+    rows = tuple(
+        MutationResult(**item | {"outcome": MutationOutcome(item["outcome"])})
+        for item in document["rows"]
+    )
+    return MutationResults(**document | {"rows": rows})
 
 
-def write_removals(found: Removals, file: Path = MUTATIONS) -> None:
+def write_mutations(mutations: MutationResults, file: Path = MUTATIONS) -> None:
     """All of it."""
-    write_whole(file, json.dumps(asdict(found), indent=1) + "\n")
+    write_atomically(file, json.dumps(asdict(mutations), indent=1) + "\n")
 
 
 @contextmanager
-def only_one(folder: Path = FOLDER, *, wait_s: float = 0.0) -> Iterator[None]:
+def exclusive_lock(folder: Path = FOLDER, *, wait_s: float = 0.0) -> Iterator[None]:
     """Hold the place of the one who runs cases.
 
     Raises:
-        AnotherRunError: somebody else still had it after `wait_s`.
+        AlreadyRunningError: somebody else still had it after `wait_s`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    held = os.open(folder, os.O_RDONLY)  # a folder can be locked, and nothing is left of it
+    descriptor = os.open(folder, os.O_RDONLY)  # a folder can be locked, and nothing is left of it
     until_s = time.monotonic() + wait_s
     try:
-        while not _locked(held):
+        while not _try_lock(descriptor):
             if time.monotonic() >= until_s:
-                raise AnotherRunError(
+                raise AlreadyRunningError(
                     f"cases are run already with results in {folder}: wait for its end (--wait)"
                 )
             time.sleep(_POLL_S)
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -27,11 +27,11 @@ from baton.runtime.replica_host import HostOptions
 from tests.chaos import faults
 from tests.chaos.faults import LossyNetwork
 from tests.chaos.history import Exchange
-from tests.chaos.ingress_process import CoordinatorPlan, Front
+from tests.chaos.ingress_process import CoordinatorSpec, IngressProcess
 from tests.chaos.proxy import ChaosProxy
-from tests.chaos.remote import GoneError, Remote
-from tests.chaos.replica_process import MODEL, Replica, ReplicaPlan
-from tests.e2e.deployments import Deployment, running
+from tests.chaos.remote import GoneError, RemoteProcess
+from tests.chaos.replica_process import MODEL, ReplicaProcess, ReplicaSpec
+from tests.e2e.deployments import Deployment, running_deployment
 
 SETTINGS = SimSettings(
     prefill_tokens_per_s=40_000.0,
@@ -47,14 +47,14 @@ _JOIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimPlan:
+class StageSpec:
     """A fleet without Ray."""
 
     roles: tuple[Role, ...] = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
     """One replica for each, named `prefill-0`, `decode-1`, ..."""
-    doors: int = 1
+    ingresses: int = 1
     """Coordinators in this process."""
-    fronts: int = 0
+    ingress_processes: int = 0
     """Coordinators in processes of their own, with HTTP before them."""
     settings: SimSettings = SETTINGS
     limits: CoordinatorLimits = field(default_factory=CoordinatorLimits)
@@ -62,11 +62,11 @@ class SimPlan:
     host: HostOptions = field(default_factory=HostOptions)
     disaggregate: Disaggregate = Disaggregate.ALWAYS
     probing: ProbeOptions = field(default_factory=ProbeOptions)
-    proxied: bool = False
+    has_proxies: bool = False
     """Whether links and side channels go through chaos proxies."""
     network: LossyNetwork | None = None
     """Where some replicas live; the others are in the machine's own network."""
-    inside: tuple[int, ...] = ()
+    networked_roles: tuple[int, ...] = ()
     """Which of `roles` those are."""
     seed: int = 0
 
@@ -74,171 +74,188 @@ class SimPlan:
 class SimStage:
     """Replicas, doors and what is between them."""
 
-    def __init__(self, plan: SimPlan) -> None:
+    def __init__(self, plan: StageSpec) -> None:
         self.plan = plan
-        self.doors = [self._coordinator(f"door-{n}", n).door() for n in range(plan.doors)]
-        self.fronts: dict[str, Front] = {}
+        self.ingresses = [
+            self._coordinator(f"door-{n}", n).make_ingress() for n in range(plan.ingresses)
+        ]
+        self.ingress_processes: dict[str, IngressProcess] = {}
         """Those that have not been killed."""
-        self.replicas: dict[str, Replica] = {}
+        self.replicas: dict[str, ReplicaProcess] = {}
         """Those that have not been killed or stopped."""
         self.links: dict[tuple[str, str], ChaosProxy] = {}
-        """By coordinator and replica, where the plan says `proxied`; `up` is from the former."""
+        """By coordinator and replica, where the plan says `has_proxies`.
+
+        `up` is from the former.
+        """
         self.side_channels: dict[str, ChaosProxy] = {}
         """By the replica that listens; `up` is from who pulls."""
-        self._made = 0
-        self._left: list[Remote] = []
+        self._replicas_started = 0
+        self._ended_parts: list[RemoteProcess] = []
 
-    def _coordinator(self, name: str, number: int) -> CoordinatorPlan:
+    def _coordinator(self, name: str, number: int) -> CoordinatorSpec:
         plan = self.plan
-        return CoordinatorPlan(
+        return CoordinatorSpec(
             name=name,
             limits=plan.limits,
             link=plan.link,
             disaggregate=plan.disaggregate,
             probing=plan.probing,
-            coordinators=plan.doors + plan.fronts,
+            coordinators=plan.ingresses + plan.ingress_processes,
             seed=plan.seed + number,
         )
 
     async def start(self) -> None:
         """Start what the plan says."""
-        for number in range(self.plan.fronts):
+        for number in range(self.plan.ingress_processes):
             name = f"front-{number}"
-            front = self.fronts[name] = Front(self._coordinator(name, self.plan.doors + number))
+            front = self.ingress_processes[name] = IngressProcess(
+                self._coordinator(name, self.plan.ingresses + number)
+            )
             await front.start()
         for role in self.plan.roles:
-            await self.grow(role)
+            await self.add_replica(role)
 
     # ---------------------------------------------------------------- replicas
 
-    async def grow(self, role: Role) -> str:
+    async def add_replica(self, role: Role) -> str:
         """Start one more replica and have every door know it; returns its name."""
-        plan, name = self.plan, f"{role}-{self._made}"
-        settings, network, announced = plan.settings, "", ""
-        if plan.network is not None and self._made in plan.inside:
-            settings = replace(settings, side_channel_host=plan.network.inner)
+        plan, name = self.plan, f"{role}-{self._replicas_started}"
+        settings, network, announced_address = plan.settings, "", ""
+        if plan.network is not None and self._replicas_started in plan.networked_roles:
+            settings = replace(settings, side_channel_host=plan.network.inner_address)
             network = plan.network.name
-        self._made += 1
-        if plan.proxied:
+        self._replicas_started += 1
+        if plan.has_proxies:
             proxy = self.side_channels[name] = ChaosProxy(seed=plan.seed)
             host, port = await proxy.start()
-            announced = f"{host}:{port}"
-        replica = self.replicas[name] = Replica(
-            ReplicaPlan(
+            announced_address = f"{host}:{port}"
+        replica = self.replicas[name] = ReplicaProcess(
+            ReplicaSpec(
                 name=name,
                 role=role,
                 settings=settings,
                 link=plan.link,
                 host=plan.host,
-                announced=announced,
+                announced_address=announced_address,
                 network=network,
             )
         )
         await replica.start()
-        if plan.proxied:
+        if plan.has_proxies:
             self.side_channels[name].forward_to(*_split(replica.side_channel))
-        for door in self.doors:
-            door.link.connect(name, await self._way(door.name, replica))
-            await door.until(lambda d=door: d.view(name) is not None)  # type: ignore[misc]
-        for front in self.fronts.values():
-            await front.order("connect", (name, await self._way(front.name, replica)))
+        for door in self.ingresses:
+            door.link.connect(name, await self._address_for(door.name, replica))
+            await door.wait_until(lambda d=door: d.view(name) is not None)  # type: ignore[misc]
+        for front in self.ingress_processes.values():
+            await front.send_command(
+                "connect", (name, await self._address_for(front.name, replica))
+            )
             async with asyncio.timeout(_JOIN_S):
-                while name not in await front.knows():  # noqa: ASYNC110 - it tells nobody
+                while name not in await front.known_replicas():  # noqa: ASYNC110 - it tells nobody
                     await asyncio.sleep(0.02)
         return name
 
-    async def _way(self, who: str, replica: Replica) -> str:
+    async def _address_for(self, coordinator: str, replica: ReplicaProcess) -> str:
         """The address at which a coordinator reaches a replica."""
-        if not self.plan.proxied:
+        if not self.plan.has_proxies:
             return replica.address
-        proxy = self.links[who, replica.name] = ChaosProxy(seed=self.plan.seed)
+        proxy = self.links[coordinator, replica.name] = ChaosProxy(seed=self.plan.seed)
         proxy.forward_to(*_split(replica.address.removeprefix("tcp://")))
         host, port = await proxy.start()
         return f"tcp://{host}:{port}"
 
-    def named(self, role: Role) -> list[str]:
+    def replicas_of_role(self, role: Role) -> list[str]:
         """The replicas of a role, oldest first."""
-        return [name for name, one in self.replicas.items() if one.plan.role is role]
+        return [name for name, process in self.replicas.items() if process.plan.role is role]
 
     def busiest(self, role: Role) -> str:
         """Who runs most of the first door's legs, of those that it knows."""
-        known = self.doors[0].driver.fleet().replicas
-        names = [name for name in self.named(role) if name in known] or self.named(role)[:1]
+        known = self.ingresses[0].driver.fleet().replicas
+        names = [
+            name for name in self.replicas_of_role(role) if name in known
+        ] or self.replicas_of_role(role)[:1]
         return max(names, key=lambda name: known[name].inflight_legs if name in known else 0)
 
     def kill(self, name: str) -> float:
         """End a replica as a crash does; returns when."""
         replica = self.replicas.pop(name)
-        self._left.append(replica)
+        self._ended_parts.append(replica)
         at_s = time.monotonic()
         faults.kill(replica.pid)
         return at_s
 
-    def kill_front(self, name: str) -> float:
+    def kill_ingress(self, name: str) -> float:
         """End a coordinator's process as a crash does; returns when."""
-        front = self.fronts.pop(name)
-        self._left.append(front)
+        front = self.ingress_processes.pop(name)
+        self._ended_parts.append(front)
         at_s = time.monotonic()
         faults.kill(front.pid)
         return at_s
 
-    async def forget(self, name: str) -> None:
+    async def disconnect(self, name: str) -> None:
         """Have every coordinator know that a replica left, as the membership tells it."""
-        for door in self.doors:
+        for door in self.ingresses:
             door.link.disconnect(name)
-        for front in self.fronts.values():
-            await front.order("forget", name)
+        for front in self.ingress_processes.values():
+            await front.send_command("forget", name)
 
     async def drain(self, name: str, *, deadline_s: float | None = None) -> float:
         """Have a replica drain; returns when every door knew it."""
-        await self.replicas[name].order("drain", deadline_s)
-        for door in self.doors:
-            await door.until(lambda d=door: d.when(name, "draining") is not None)  # type: ignore[misc]
+        await self.replicas[name].send_command("drain", deadline_s)
+        for door in self.ingresses:
+            await door.wait_until(lambda d=door: d.change_at_s(name, "draining") is not None)  # type: ignore[misc]
         return time.monotonic()
 
     async def set_role(self, name: str, role: Role) -> float:
         """Give a replica another role; returns after how many seconds every door knew it."""
         began_s = time.monotonic()
-        await self.replicas[name].order("role", str(role))
-        for door in self.doors:
-            await door.until(lambda d=door: _role(d.view(name)) is role)  # type: ignore[misc]
+        await self.replicas[name].send_command("role", str(role))
+        for door in self.ingresses:
+            await door.wait_until(lambda d=door: _role(d.view(name)) is role)  # type: ignore[misc]
         return time.monotonic() - began_s
 
     async def stop(self, name: str) -> None:
         """End a replica in good order, and have every door know that it left."""
         replica = self.replicas.pop(name)
         await replica.end()
-        await self.forget(name)
+        await self.disconnect(name)
 
     # ---------------------------------------------------------------- what came of it
 
-    async def quiet(self, *, within_s: float = _QUIET_S) -> dict[str, float]:
+    async def wait_idle(self, *, timeout_s: float = _QUIET_S) -> dict[str, float]:
         """Wait until nothing is held for anybody; returns what is, which should be all zeros."""
-        until_s = time.monotonic() + within_s
+        until_s = time.monotonic() + timeout_s
         while True:
-            held = await self.held()
-            if not any(held.values()) or time.monotonic() > until_s:
+            resources = await self.held_resources()
+            if not any(resources.values()) or time.monotonic() > until_s:
                 break
             await asyncio.sleep(0.1)  # replicas tell nobody
-        for door in self.doors:
+        for door in self.ingresses:
             door.coordinator.check_integrity()
-        return held
+        return resources
 
-    async def held(self) -> dict[str, float]:
+    async def held_resources(self) -> dict[str, float]:
         """What doors and replicas hold now, by who and what."""
-        held = {f"{door.name}: {what}": n for door in self.doors for what, n in door.held().items()}
-        for part in (*self.fronts.values(), *self.replicas.values()):
+        resources = {
+            f"{door.name}: {what}": n
+            for door in self.ingresses
+            for what, n in door.held_resources().items()
+        }
+        for part in (*self.ingress_processes.values(), *self.replicas.values()):
             try:
-                held |= {f"{part.name}: {what}": n for what, n in (await part.held()).items()}
+                resources |= {
+                    f"{part.name}: {what}": n for what, n in (await part.held_resources()).items()
+                }
             except GoneError:
-                held[f"{part.name}: does not answer"] = 1.0
-        return held
+                resources[f"{part.name}: does not answer"] = 1.0
+        return resources
 
     def records(self) -> list[RequestRecord]:
         """What every door wrote down."""
-        return [record for door in self.doors for record in door.records]
+        return [record for door in self.ingresses for record in door.records]
 
-    def wanted(self, exchange: Exchange) -> Sequence[int]:
+    def expected_tokens(self, exchange: Exchange) -> Sequence[int]:
         """The tokens that one undisturbed engine gives."""
         return expected_tokens(
             exchange.prompt, exchange.max_tokens, model=MODEL, settings=self.plan.settings
@@ -249,16 +266,20 @@ class SimStage:
         async with AsyncExitStack() as stack:
             for proxy in (*self.links.values(), *self.side_channels.values()):
                 stack.push_async_callback(proxy.close)
-            for part in (*self.replicas.values(), *self._left, *self.fronts.values()):
+            for part in (
+                *self.replicas.values(),
+                *self._ended_parts,
+                *self.ingress_processes.values(),
+            ):
                 stack.push_async_callback(part.end)
-            for door in self.doors:
+            for door in self.ingresses:
                 stack.push_async_callback(door.close)
 
 
 @asynccontextmanager
-async def sim_stage(plan: SimPlan | None = None) -> AsyncIterator[SimStage]:
+async def sim_stage(plan: StageSpec | None = None) -> AsyncIterator[SimStage]:
     """A fleet of simulated engines without Ray; ended on the way out."""
-    stage = SimStage(plan or SimPlan())
+    stage = SimStage(plan or StageSpec())
     try:
         await stage.start()
         yield stage
@@ -297,18 +318,20 @@ class RayStage:
     def ingress(self) -> dict[str, Any]:
         """What the only ingress says of itself."""
         (row,) = self.deployment.status()["ingresses"]
-        found: dict[str, Any] = row
-        return found
+        row_dict: dict[str, Any] = row
+        return row_dict
 
-    def whole(self, pools: Mapping[str, int], *, within_s: float) -> None:
+    def wait_complete(self, pools: Mapping[str, int], *, within_s: float) -> None:
         """Wait until pools have so many replicas, as the ingress sees them."""
-        self.until(lambda rows: _counts(rows) == pools, within_s=within_s)
+        self.wait_until(lambda rows: _counts(rows) == pools, within_s=within_s)
 
-    def until(self, holds: Callable[[list[dict[str, Any]]], bool], *, within_s: float) -> None:
+    def wait_until(
+        self, predicate: Callable[[list[dict[str, Any]]], bool], *, within_s: float
+    ) -> None:
         """Wait until the replicas are as wanted, as the ingress sees them."""
-        self.deployment.wait_for(lambda s: holds(s["ingresses"][0]["replicas"]), within_s)
+        self.deployment.wait_for(lambda s: predicate(s["ingresses"][0]["replicas"]), within_s)
 
-    def proven(self, *, within_s: float) -> None:
+    def wait_links_ok(self, *, within_s: float) -> None:
         """Wait until every pair of replicas is known to work."""
         self.deployment.wait_for(
             lambda answer: (
@@ -318,13 +341,13 @@ class RayStage:
             "links",
         )
 
-    def quiet(self, *, within_s: float = 60.0) -> dict[str, float]:
+    def wait_idle(self, *, within_s: float = 60.0) -> dict[str, float]:
         """Wait until nothing is held for anybody; returns what is, which should be all zeros."""
         until_s = time.monotonic() + within_s
         while True:
-            held = _held(self.ingress())
-            if not any(held.values()) or time.monotonic() > until_s:
-                return held
+            resources = _held_resources(self.ingress())
+            if not any(resources.values()) or time.monotonic() > until_s:
+                return resources
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -334,7 +357,7 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return counts
 
 
-def _held(ingress: Mapping[str, Any]) -> dict[str, float]:
+def _held_resources(ingress: Mapping[str, Any]) -> dict[str, float]:
     held = {f"requests: {phase}": float(n) for phase, n in ingress["in_flight"].items()}
     for row in ingress["replicas"]:
         for what in ("inflight_legs", "kv_used_fraction"):
@@ -345,5 +368,5 @@ def _held(ingress: Mapping[str, Any]) -> dict[str, float]:
 @contextmanager
 def ray_stage(config: str, folder: Path, **settings: object) -> Iterator[RayStage]:
     """A file of `configs/`, started by `baton up` on ports of its own; ended in good order."""
-    with running(config, folder, **settings) as deployment:
+    with running_deployment(config, folder, **settings) as deployment:
         yield RayStage(deployment=deployment)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.chaos.isolated import Ended, run_apart
+from tests.chaos.isolated import ProcessExit, run_isolated
 
 ORPHAN = """
 import subprocess, sys
@@ -42,8 +42,8 @@ while os.path.exists(f"/proc/{pid}"):
 """
 
 
-def ran(program: str, log: Path, *, deadline_s: float = 20.0, grace_s: float = 5.0) -> Ended:
-    return run_apart(
+def ran(program: str, log: Path, *, deadline_s: float = 20.0, grace_s: float = 5.0) -> ProcessExit:
+    return run_isolated(
         [sys.executable, "-c", program],
         log=log,
         deadline_s=deadline_s,
@@ -54,26 +54,26 @@ def ran(program: str, log: Path, *, deadline_s: float = 20.0, grace_s: float = 5
 
 def test_a_program_that_ends_by_itself_leaves_nothing(tmp_path: Path) -> None:
     ended = ran("print('done'); raise SystemExit(7)", tmp_path / "log")
-    assert (ended.status, ended.late, ended.left) == (7, False, ())
+    assert (ended.status, ended.is_timed_out, ended.leftovers) == (7, False, ())
     assert (tmp_path / "log").read_text() == "done\n"
 
 
 def test_what_a_program_leaves_running_is_named_and_ended(tmp_path: Path) -> None:
     ended = ran(ORPHAN, tmp_path / "log", grace_s=0.2)
     pid = int((tmp_path / "log").read_text())
-    assert ended.left == (f"{pid} sleep 300",)
+    assert ended.leftovers == (f"{pid} sleep 300",)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_program_that_takes_too_long_may_clean_up(tmp_path: Path) -> None:
     ended = ran(STUCK, tmp_path / "log", deadline_s=0.7)
-    assert (ended.status, ended.late) == (3, True)
+    assert (ended.status, ended.is_timed_out) == (3, True)
     assert (tmp_path / "log").read_text() == "cleaned up\n"
 
 
 def test_an_orphan_that_ends_is_laid_to_rest_meanwhile(tmp_path: Path) -> None:
     ended = ran(ORPHANED_ZOMBIE, tmp_path / "log")
-    assert (ended.status, ended.left) == (0, ()), (tmp_path / "log").read_text()
+    assert (ended.status, ended.leftovers) == (0, ()), (tmp_path / "log").read_text()
 
 
 def test_a_child_of_before_that_nobody_has_waited_for_keeps_no_orphan_from_its_rest(
@@ -85,4 +85,4 @@ def test_a_child_of_before_that_nobody_has_waited_for_keeps_no_orphan_from_its_r
         ended = ran(ORPHANED_ZOMBIE, tmp_path / "log")
     finally:
         assert before.wait() == 0, "its owner still gets its status"
-    assert (ended.status, ended.left) == (0, ()), (tmp_path / "log").read_text()
+    assert (ended.status, ended.leftovers) == (0, ()), (tmp_path / "log").read_text()

@@ -20,8 +20,8 @@ from tests.chaos.faults import NotPossibleError
 _SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 _FREEZER = """
 import sys
-from tests.chaos.faults import frozen
-with frozen(int(sys.argv[1])):
+from tests.chaos.faults import stopped_processes
+with stopped_processes(int(sys.argv[1])):
     print("frozen", flush=True)
     sys.stdin.read()
 """
@@ -52,13 +52,13 @@ def test_a_killed_process_ends_by_sigkill(sleeper: subprocess.Popen[str]) -> Non
 
 
 def test_a_frozen_process_stands_still_and_goes_on(sleeper: subprocess.Popen[str]) -> None:
-    with faults.frozen(sleeper.pid):
+    with faults.stopped_processes(sleeper.pid):
         until(lambda: faults.is_stopped(sleeper.pid))
     until(lambda: not faults.is_stopped(sleeper.pid))
 
 
 def test_an_error_while_a_process_is_frozen_lets_it_go_on(sleeper: subprocess.Popen[str]) -> None:
-    with pytest.raises(ZeroDivisionError), faults.frozen(sleeper.pid):
+    with pytest.raises(ZeroDivisionError), faults.stopped_processes(sleeper.pid):
         raise ZeroDivisionError
     until(lambda: not faults.is_stopped(sleeper.pid))
 
@@ -83,7 +83,7 @@ def test_a_process_goes_on_when_whoever_froze_it_is_killed(
 
 
 def test_one_that_is_frozen_may_end(sleeper: subprocess.Popen[str]) -> None:
-    with faults.frozen(sleeper.pid):
+    with faults.stopped_processes(sleeper.pid):
         faults.kill(sleeper.pid)
         sleeper.wait(5)
 
@@ -94,13 +94,16 @@ def test_one_that_is_frozen_may_end(sleeper: subprocess.Popen[str]) -> None:
 def test_nobody_kills_or_freezes_what_runs_the_test(pid: int) -> None:
     with pytest.raises(ValueError, match="no part of what is tested"):
         faults.kill(pid)
-    with pytest.raises(ValueError, match="no part of what is tested"), faults.frozen(pid):
+    with (
+        pytest.raises(ValueError, match="no part of what is tested"),
+        faults.stopped_processes(pid),
+    ):
         pass
 
 
 def test_a_family_is_a_process_and_all_below_it(sleeper: subprocess.Popen[str]) -> None:
-    assert faults.family(sleeper.pid) == [sleeper.pid]
-    assert sleeper.pid in faults.family(os.getpid())
+    assert faults.process_tree(sleeper.pid) == [sleeper.pid]
+    assert sleeper.pid in faults.process_tree(os.getpid())
 
 
 def test_a_tiny_disk_fills_up_and_is_gone_afterwards(tmp_path: Path) -> None:
@@ -127,7 +130,7 @@ def test_a_lossy_network_loses_packets_and_leaves_nothing_behind() -> None:
         with faults.lossy_network(0.5) as network:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
                 for _ in range(100):
-                    sender.sendto(b"anybody?", (network.inner, 9))
+                    sender.sendto(b"anybody?", (network.inner_address, 9))
             assert 10 < network.heal() < 90
     except NotPossibleError as why:
         pytest.skip(str(why))

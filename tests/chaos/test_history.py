@@ -9,20 +9,20 @@ import pytest
 
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import LegKind
-from baton.domain.leg_record import LegEnd, LegStory
+from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase
 from baton.domain.value import evolve
 from tests.chaos.history import (
-    Barred,
     Ending,
     Exchange,
+    ExcludedReplica,
     History,
-    Rule,
-    differs,
+    Invariant,
+    check_invariants,
+    describe_difference,
     endings,
-    judged,
+    find_violations,
     longest_stall,
-    violations,
 )
 
 WANTED = [7, 8, 9, 10, 11, 12]
@@ -31,7 +31,7 @@ WANTED = [7, 8, 9, 10, 11, 12]
 def finished(request_id: str = "a", tokens: Sequence[int] = WANTED) -> Exchange:
     exchange = Exchange(request_id=request_id, prompt=(1,), max_tokens=len(WANTED))
     for number, token in enumerate(tokens):
-        exchange.take([token], 1.0 + number)
+        exchange.add_tokens([token], 1.0 + number)
     exchange.end(Ending.FINISHED, 9.0)
     return exchange
 
@@ -39,17 +39,17 @@ def finished(request_id: str = "a", tokens: Sequence[int] = WANTED) -> Exchange:
 def refused(status: int | None, retry_after_s: float | None) -> Exchange:
     exchange = Exchange(request_id="a", prompt=(1,), max_tokens=4)
     exchange.status, exchange.retry_after_s = status, retry_after_s
-    exchange.end(Ending.REFUSED, 1.0)
+    exchange.end(Ending.REJECTED, 1.0)
     return exchange
 
 
-def leg(replica_id: str, began_at_s: float) -> LegStory:
-    return LegStory(
+def leg(replica_id: str, began_at_s: float) -> LegRecord:
+    return LegRecord(
         leg_id="a-1",
         kind=LegKind.LOCAL,
         replica_id=replica_id,
-        placement=0,
-        began_at_s=began_at_s,
+        route_index=0,
+        started_at_s=began_at_s,
         first_output_at_s=None,
         last_output_at_s=None,
         ended_at_s=began_at_s + 1,
@@ -57,12 +57,12 @@ def leg(replica_id: str, began_at_s: float) -> LegStory:
         fetched_tokens=0,
         cached_tokens=None,
         output_tokens=0,
-        times=None,
-        end=LegEnd.DONE,
+        engine_times=None,
+        outcome=LegOutcome.COMPLETED,
     )
 
 
-def record(request_id: str = "a", *, legs: tuple[LegStory, ...] = ()) -> RequestRecord:
+def record(request_id: str = "a", *, legs: tuple[LegRecord, ...] = ()) -> RequestRecord:
     return RequestRecord(
         request_id=request_id,
         outcome=Phase.FINISHED,
@@ -83,58 +83,62 @@ def record(request_id: str = "a", *, legs: tuple[LegStory, ...] = ()) -> Request
     )
 
 
-def broken(history: History) -> list[Rule]:
-    return [one.rule for one in violations(history)]
+def broken(history: History) -> list[Invariant]:
+    return [violation.invariant for violation in find_violations(history)]
 
 
 def of(*exchanges: Exchange) -> History:
-    return History(exchanges=exchanges, wanted=lambda _: WANTED)
+    return History(exchanges=exchanges, expected_tokens=lambda _: WANTED)
 
 
 def test_a_clean_run_breaks_nothing_and_every_rule_was_asked_about() -> None:
     history = History(
         exchanges=[finished(), finished("b")],
-        wanted=lambda _: WANTED,
+        expected_tokens=lambda _: WANTED,
         records=[record(), record("b")],
         counters={"legs": 0},
-        barred=[Barred(replica_id="r", from_s=0.0, why="its drain")],
+        excluded_replicas=[ExcludedReplica(replica_id="r", from_s=0.0, why="its drain")],
     )
-    bounds, note = judged(history)
-    assert [bound.held for bound in bounds] == [True] * len(Rule)
+    bounds, note = check_invariants(history)
+    assert [bound.is_met for bound in bounds] == [True] * len(Invariant)
     assert note == ""
 
 
 def test_what_is_not_known_is_not_said_to_hold() -> None:
-    bounds, _ = judged(History(exchanges=[finished()]))
-    asked = {bound.what for bound in bounds}
-    assert asked == {Rule.ENDS_ONCE.value, Rule.FINISHES.value, Rule.REFUSALS.value}
+    bounds, _ = check_invariants(History(exchanges=[finished()]))
+    asked = {bound.description for bound in bounds}
+    assert asked == {
+        Invariant.ENDS_ONCE.value,
+        Invariant.FINISHES.value,
+        Invariant.REJECTIONS.value,
+    }
 
 
 def test_a_request_that_never_ends_is_found() -> None:
     hanging = Exchange(request_id="a", prompt=(1,), max_tokens=6)
-    hanging.take(WANTED[:3], 1.0)
-    assert broken(of(hanging)) == [Rule.ENDS_ONCE]
+    hanging.add_tokens(WANTED[:3], 1.0)
+    assert broken(of(hanging)) == [Invariant.ENDS_ONCE]
     assert endings([hanging, finished()]) == {"never": 1, "finished": 1}
 
 
 def test_a_request_that_ends_twice_is_found() -> None:
     twice = finished()
     twice.end(Ending.FINISHED, 9.5)
-    assert broken(of(twice)) == [Rule.ENDS_ONCE]
+    assert broken(of(twice)) == [Invariant.ENDS_ONCE]
 
 
 def test_tokens_after_the_end_are_found() -> None:
     late = finished()
-    late.take([13], 9.5)
-    assert broken(of(late)) == [Rule.ENDS_ONCE]
+    late.add_tokens([13], 9.5)
+    assert broken(of(late)) == [Invariant.ENDS_ONCE]
 
 
 @pytest.mark.parametrize("ending", [Ending.FAILED, Ending.CUT])
 def test_a_request_that_was_let_in_and_failed_is_found(ending: Ending) -> None:
     failed = Exchange(request_id="a", prompt=(1,), max_tokens=6)
-    failed.take(WANTED[:2], 1.0)
+    failed.add_tokens(WANTED[:2], 1.0)
     failed.end(ending, 2.0)
-    assert broken(of(failed)) == [Rule.FINISHES]
+    assert broken(of(failed)) == [Invariant.FINISHES]
 
 
 @pytest.mark.parametrize(
@@ -150,14 +154,14 @@ def test_a_request_that_was_let_in_and_failed_is_found(ending: Ending) -> None:
     ],
 )
 def test_tokens_that_differ_are_found_and_it_is_said_how(tokens: list[int], how: str) -> None:
-    (violation,) = violations(of(finished(tokens=tokens)))
-    assert violation.rule is Rule.TOKENS
-    assert re.search(how, violation.what), violation.what
+    (violation,) = find_violations(of(finished(tokens=tokens)))
+    assert violation.invariant is Invariant.TOKENS
+    assert re.search(how, violation.description), violation.description
 
 
 def test_a_client_that_left_may_have_fewer_tokens_but_no_others() -> None:
-    assert differs(WANTED[:3], WANTED, whole=False) == ""
-    assert differs([7, 9], WANTED, whole=False) != ""
+    assert describe_difference(WANTED[:3], WANTED, is_whole=False) == ""
+    assert describe_difference([7, 9], WANTED, is_whole=False) != ""
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ def test_a_refusal_without_its_status_or_when_to_come_back_is_found(
     status: int | None, retry_after_s: float | None
 ) -> None:
     history = History(exchanges=[refused(status, retry_after_s)])
-    assert broken(history) == [Rule.REFUSALS]
+    assert broken(history) == [Invariant.REJECTIONS]
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -186,24 +190,24 @@ def test_a_refusal_as_it_should_be_breaks_nothing(status: int) -> None:
     ids=["none", "two", "another outcome", "another count"],
 )
 def test_records_that_disagree_with_clients_are_found(records: list[RequestRecord]) -> None:
-    assert broken(History(exchanges=[finished()], records=records)) == [Rule.RECORDS]
+    assert broken(History(exchanges=[finished()], records=records)) == [Invariant.RECORDS]
 
 
 def test_a_counter_that_does_not_return_to_zero_is_found() -> None:
     history = History(
         exchanges=[], counters={"legs at d0": 1, "leases": 0, "unknown": float("nan")}
     )
-    assert broken(history) == [Rule.COUNTERS, Rule.COUNTERS]
+    assert broken(history) == [Invariant.COUNTERS, Invariant.COUNTERS]
 
 
 def test_a_leg_that_was_sent_to_a_barred_replica_is_found_and_an_earlier_one_is_not() -> None:
-    barred = [Barred(replica_id="r", from_s=10.0, to_s=20.0, why="its drain")]
+    barred = [ExcludedReplica(replica_id="r", from_s=10.0, to_s=20.0, why="its drain")]
 
-    def run(replica_id: str, began_at_s: float) -> list[Rule]:
+    def run(replica_id: str, began_at_s: float) -> list[Invariant]:
         records = [record(legs=(leg(replica_id, began_at_s),))]
-        return broken(History(exchanges=[finished()], records=records, barred=barred))
+        return broken(History(exchanges=[finished()], records=records, excluded_replicas=barred))
 
-    assert run("r", 11.0) == [Rule.ROUTES]
+    assert run("r", 11.0) == [Invariant.ROUTES]
     assert run("r", 9.0) == run("r", 21.0) == run("other", 11.0) == []
 
 
@@ -220,8 +224,8 @@ def test_the_longest_stall_is_between_tokens_and_can_be_that_over_a_moment() -> 
 
 
 def test_a_note_tells_of_a_few_and_counts_the_rest() -> None:
-    bounds, note = judged(of(*(finished(f"r{n}", WANTED[:2]) for n in range(5))))
-    (tokens,) = [bound for bound in bounds if bound.what == Rule.TOKENS.value]
-    assert (tokens.got, tokens.held) == (5, False)
+    bounds, note = check_invariants(of(*(finished(f"r{n}", WANTED[:2]) for n in range(5))))
+    (tokens,) = [bound for bound in bounds if bound.description == Invariant.TOKENS.value]
+    assert (tokens.actual, tokens.is_met) == (5, False)
     assert "r0: lost" in note
     assert "and 2 more streams that differ" in note

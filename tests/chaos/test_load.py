@@ -10,8 +10,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.chaos.history import Ending, Exchange
-from tests.chaos.load import HttpClient, Load, again, one_by_one, open_loop
-from tests.fakes.completion_server import END, Asked, Behaviour, CompletionServer, chunk
+from tests.chaos.load import HttpClient, Load, copy_requests, open_loop, send_sequentially
+from tests.fakes.completion_server import (
+    SSE_DONE,
+    Behaviour,
+    CompletionServer,
+    ReceivedRequest,
+    chunk,
+)
 
 
 def token(number: int, *, last: bool = False) -> str:
@@ -19,35 +25,37 @@ def token(number: int, *, last: bool = False) -> str:
     return chunk(choices=[{"text": "a", "token_ids": [number], "finish_reason": finish}])
 
 
-async def well(asked: Asked) -> AsyncIterator[str]:
+async def well(asked: ReceivedRequest) -> AsyncIterator[str]:
     """As many tokens as are asked for, counted from the prompt's last."""
     last = asked.body["prompt"][-1]
     for number in range(asked.body["max_tokens"]):
         yield token(last + number + 1, last=number == asked.body["max_tokens"] - 1)
-    yield END
+    yield SSE_DONE
 
 
 async def asked_of(behaviour: Behaviour, *, deadline_s: float = 5.0) -> Exchange:
     """What a client writes down of one request."""
     exchange = Exchange(request_id="a-name", prompt=(3, 4), max_tokens=3)
     async with CompletionServer(behaviour).running() as server, HttpClient(server.url) as client:
-        await one_by_one([exchange], client.ask, deadline_s=deadline_s)
+        await send_sequentially([exchange], client.send, deadline_s=deadline_s)
     return exchange
 
 
 def test_a_load_is_the_same_for_the_same_seed_and_another_for_another() -> None:
     load = Load(rate_per_s=10, requests=20)
-    assert load.planned() == load.planned()
+    assert load.plan_requests() == load.plan_requests()
     other = Load(rate_per_s=10, requests=20, seed=1)
-    assert [one.prompt for one in load.planned()] != [one.prompt for one in other.planned()]
+    assert [plan_request.prompt for plan_request in load.plan_requests()] != [
+        plan_request.prompt for plan_request in other.plan_requests()
+    ]
 
 
 def test_arrivals_are_at_the_rate_that_is_asked_for() -> None:
-    planned = Load(rate_per_s=50, requests=2000, prompt_tokens=(1, 2)).planned()
-    times = [one.planned_at_s for one in planned]
+    planned = Load(rate_per_s=50, requests=2000, prompt_tokens=(1, 2)).plan_requests()
+    times = [exchange.planned_at_s for exchange in planned]
     assert times == sorted(times)
     assert times[-1] == pytest.approx(40, rel=0.1)
-    assert len({one.request_id for one in planned}) == 2000
+    assert len({exchange.request_id for exchange in planned}) == 2000
 
 
 def test_lengths_and_ids_are_within_what_is_asked_for_and_prompts_share_beginnings() -> None:
@@ -59,12 +67,12 @@ def test_lengths_and_ids_are_within_what_is_asked_for_and_prompts_share_beginnin
         shared_prompts=2,
         vocabulary=(30, 60),
     )
-    planned = load.planned()
-    assert {len(one.prompt) for one in planned} == set(range(10, 41))
-    assert {one.max_tokens for one in planned} == {2, 3, 4, 5}
-    assert {token for one in planned for token in one.prompt} == set(range(30, 60))
-    assert len({one.prompt[:9] for one in planned}) == 2
-    assert len({one.prompt for one in planned}) > 190
+    planned = load.plan_requests()
+    assert {len(exchange.prompt) for exchange in planned} == set(range(10, 41))
+    assert {exchange.max_tokens for exchange in planned} == {2, 3, 4, 5}
+    assert {token for exchange in planned for token in exchange.prompt} == set(range(30, 60))
+    assert len({exchange.prompt[:9] for exchange in planned}) == 2
+    assert len({exchange.prompt for exchange in planned}) > 190
 
 
 async def test_requests_come_at_their_times_however_long_others_take() -> None:
@@ -78,7 +86,8 @@ async def test_requests_come_at_their_times_however_long_others_take() -> None:
     started_s = time.monotonic()
     exchanges = await open_loop(load, ask)
     lag_s = [
-        at_s - started_s - one.planned_at_s for at_s, one in zip(begun_s, exchanges, strict=True)
+        at_s - started_s - other.planned_at_s
+        for at_s, other in zip(begun_s, exchanges, strict=True)
     ]
     assert min(lag_s) >= 0
     assert max(lag_s) < 1, "they waited for each other"
@@ -90,7 +99,7 @@ async def test_what_does_not_end_in_time_is_given_up_and_has_no_ending() -> None
 
     (exchange,) = await open_loop(Load(rate_per_s=1000, requests=1, deadline_s=0.02), hang)
     assert exchange.endings == []
-    assert "no end within 0.02 s" in exchange.why
+    assert "no end within 0.02 s" in exchange.reason
 
 
 async def test_a_stream_is_written_down_with_its_tokens_and_times() -> None:
@@ -111,8 +120,8 @@ async def test_a_client_asks_for_what_was_planned() -> None:
         server.running(),
         HttpClient(server.url, headers={"Authorization": "Bearer key"}) as client,
     ):
-        await client.ask(exchange)
-    (asked,) = server.asked
+        await client.send(exchange)
+    (asked,) = server.requests
     assert asked.body["prompt"] == [3, 4]
     assert (asked.body["temperature"], asked.body["return_token_ids"]) == (0, True)
     assert (asked.headers["x-request-id"], asked.headers["authorization"]) == (
@@ -121,29 +130,29 @@ async def test_a_client_asks_for_what_was_planned() -> None:
     )
 
 
-async def cut(_: Asked) -> AsyncIterator[str]:
+async def cut(_: ReceivedRequest) -> AsyncIterator[str]:
     yield token(5)
     yield token(6)
 
 
-async def done_early(_: Asked) -> AsyncIterator[str]:
+async def done_early(_: ReceivedRequest) -> AsyncIterator[str]:
     yield token(5)
-    yield END
+    yield SSE_DONE
 
 
-async def done_twice(_: Asked) -> AsyncIterator[str]:
+async def done_twice(_: ReceivedRequest) -> AsyncIterator[str]:
     yield token(5, last=True)
-    yield END
-    yield END
+    yield SSE_DONE
+    yield SSE_DONE
 
 
-async def error_inside(_: Asked) -> AsyncIterator[str]:
+async def error_inside(_: ReceivedRequest) -> AsyncIterator[str]:
     yield token(5)
     yield f"data: {json.dumps({'error': {'message': 'the engine died'}})}\n\n"
-    yield END
+    yield SSE_DONE
 
 
-async def nonsense(_: Asked) -> AsyncIterator[str]:
+async def nonsense(_: ReceivedRequest) -> AsyncIterator[str]:
     yield "data: {not json\n\n"
 
 
@@ -162,22 +171,22 @@ async def test_a_stream_that_does_not_end_well_is_not_taken_for_one_that_does(
 ) -> None:
     exchange = await asked_of(behaviour)
     assert exchange.endings == endings
-    assert why in exchange.why
+    assert why in exchange.reason
 
 
 async def test_a_refusal_is_told_by_its_status_and_when_to_come_back() -> None:
-    async def refuse(_: Asked) -> AsyncIterator[str]:
+    async def refuse(_: ReceivedRequest) -> AsyncIterator[str]:
         yield "503 Busy\r\nRetry-After: 2"
         yield "too much to do"
 
     exchange = await asked_of(refuse)
     assert (exchange.status, exchange.retry_after_s) == (503, 2.0)
-    assert exchange.endings == [Ending.REFUSED]
-    assert exchange.why == "too much to do"
+    assert exchange.endings == [Ending.REJECTED]
+    assert exchange.reason == "too much to do"
 
 
 async def test_another_error_is_a_failure() -> None:
-    async def fail(_: Asked) -> AsyncIterator[str]:
+    async def fail(_: ReceivedRequest) -> AsyncIterator[str]:
         yield "500 Oh"
 
     exchange = await asked_of(fail)
@@ -187,10 +196,10 @@ async def test_another_error_is_a_failure() -> None:
 async def test_nobody_who_listens_is_a_cut_and_a_server_that_says_nothing_never_ends() -> None:
     exchange = Exchange(request_id="a", prompt=(3,), max_tokens=3)
     async with HttpClient("http://127.0.0.1:9") as client:
-        await one_by_one([exchange], client.ask, deadline_s=5)
+        await send_sequentially([exchange], client.send, deadline_s=5)
     assert exchange.endings == [Ending.CUT]
 
-    async def mute(_: Asked) -> AsyncIterator[str]:
+    async def mute(_: ReceivedRequest) -> AsyncIterator[str]:
         yield token(5)
         await asyncio.sleep(0.3)
 
@@ -198,8 +207,8 @@ async def test_nobody_who_listens_is_a_cut_and_a_server_that_says_nothing_never_
 
 
 def test_the_same_requests_can_be_sent_again_by_other_names() -> None:
-    first = Load(rate_per_s=10, requests=3).planned()
-    second = again(first, "second")
-    assert [one.prompt for one in second] == [one.prompt for one in first]
-    assert [one.request_id for one in second] == ["second-0", "second-1", "second-2"]
-    assert all(one.status is None and not one.tokens for one in second)
+    first = Load(rate_per_s=10, requests=3).plan_requests()
+    second = copy_requests(first, "second")
+    assert [exchange.prompt for exchange in second] == [exchange.prompt for exchange in first]
+    assert [exchange.request_id for exchange in second] == ["second-0", "second-1", "second-2"]
+    assert all(exchange.status is None and not exchange.tokens for exchange in second)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.mutation_rows import ROWS, Mutation, read_rows
-from tests.chaos.mutations import Laboratory, read_outcome
-from tests.chaos.results import Catch
+from tests.chaos.mutations import MutationRunner, read_outcome
+from tests.chaos.results import MutationOutcome
 
 ROOT = Path(__file__).parents[2]
 SUBJECT = "platform/baton/domain/subject.py"
@@ -103,36 +103,43 @@ def test_no_two_rows_are_of_the_same() -> None:
 @pytest.mark.parametrize(
     ("status", "said", "catch", "by"),
     [
-        (0, "9 passed in 1.2s", Catch.SURVIVED, "every test passed"),
+        (0, "9 passed in 1.2s", MutationOutcome.SURVIVED, "every test passed"),
         (
             1,
             "FAILED tests/a/test_a.py::test_it - assert 1 == 2\n1 failed",
-            Catch.CAUGHT,
+            MutationOutcome.CAUGHT,
             "tests/a/test_a.py::test_it",
         ),
         (
             1,
             "FAILED tests/a/test_a.py::test_it[a - b, c] - x - y\n1 failed",
-            Catch.CAUGHT,
+            MutationOutcome.CAUGHT,
             "tests/a/test_a.py::test_it[a",
         ),
         (
             1,
             "ERROR tests/a/test_a.py::test_it - KeyError: 'x'\n1 error",
-            Catch.CAUGHT,
+            MutationOutcome.CAUGHT,
             "tests/a/test_a.py::test_it",
         ),
         # Not even collected: that guards nothing.
         (
             2,
             "ERROR tests/a/test_a.py - SyntaxError\n1 error",
-            Catch.BROKE,
+            MutationOutcome.BROKE,
             "pytest ended with 2: tests/a/test_a.py",
         ),
-        (5, "no tests ran in 0.1s\n", Catch.BROKE, "pytest ended with 5: no tests ran in 0.1s"),
+        (
+            5,
+            "no tests ran in 0.1s\n",
+            MutationOutcome.BROKE,
+            "pytest ended with 5: no tests ran in 0.1s",
+        ),
     ],
 )
-def test_an_outcome_is_read_as_what_it_is(status: int, said: str, catch: Catch, by: str) -> None:
+def test_an_outcome_is_read_as_what_it_is(
+    status: int, said: str, catch: MutationOutcome, by: str
+) -> None:
     assert read_outcome(status, said) == (catch, by)
 
 
@@ -141,7 +148,7 @@ def row(old: str, new: str) -> Mutation:
 
 
 @pytest.fixture
-def laboratory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laboratory:
+def laboratory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MutationRunner:
     """Of a small tree with one module and its test."""
 
     def small(_: Path, tree: Path) -> None:
@@ -157,17 +164,23 @@ def laboratory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laboratory:
 
     monkeypatch.setattr("tests.chaos.mutations.copy_tree", small)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starts in a third of the time
-    return Laboratory(tmp_path / "tree")
+    return MutationRunner(tmp_path / "tree")
 
 
 def test_a_protection_that_a_test_guards_is_caught_and_one_that_none_does_survives(
-    laboratory: Laboratory, tmp_path: Path
+    laboratory: MutationRunner, tmp_path: Path
 ) -> None:
     guarded, unguarded, unfit = map(
-        laboratory.try_one,
+        laboratory.run_mutation,
         (row("min(amount, 10)", "amount"), row("2 * amount", "amount"), row("amount", "total")),
     )
-    assert (guarded.catch, guarded.by) == (Catch.CAUGHT, f"{TESTS}::test_it_is_clipped")
-    assert unguarded.catch is Catch.SURVIVED, "what was broken before was not put back"
-    assert (unfit.catch, unfit.by) == (Catch.BROKE, "it is there 4 times, wanted once")
+    assert (guarded.outcome, guarded.detail) == (
+        MutationOutcome.CAUGHT,
+        f"{TESTS}::test_it_is_clipped",
+    )
+    assert unguarded.outcome is MutationOutcome.SURVIVED, "what was broken before was not put back"
+    assert (unfit.outcome, unfit.detail) == (
+        MutationOutcome.BROKE,
+        "it is there 4 times, wanted once",
+    )
     assert (tmp_path / "tree" / SUBJECT).read_text() == MODULE

@@ -9,8 +9,14 @@ import sys
 import psutil
 import pytest
 
-from tests.chaos.clients import lost_with
-from tests.chaos.deployment_processes import Killed, environment, kill_to_restart, living, until
+from tests.chaos.clients import streams_cut_by
+from tests.chaos.deployment_processes import (
+    KilledProcess,
+    environment,
+    find_alive,
+    kill_to_restart,
+    wait_until,
+)
 from tests.chaos.history import Ending, Exchange
 
 
@@ -40,7 +46,7 @@ def exchange(
 def test_only_a_stream_that_its_ingress_took_along_is_lost_with_it(
     one: Exchange, *, lost: bool
 ) -> None:
-    assert (lost_with([one], 10.0) == [one]) is lost
+    assert (streams_cut_by([one], 10.0) == [one]) is lost
 
 
 def test_a_process_that_was_killed_starts_again_as_it_was() -> None:
@@ -48,10 +54,10 @@ def test_a_process_that_was_killed_starts_again_as_it_was() -> None:
     first = subprocess.Popen(program)
     killed = kill_to_restart(first.pid).with_option("port", "7")
     assert first.wait(5) == -9
-    second = killed.again()
+    second = killed.restart()
     try:
-        assert living([first.pid, second.pid]) == [second.pid]
-        until(lambda: bool(psutil.Process(second.pid).cmdline()), 5.0)
+        assert find_alive([first.pid, second.pid]) == [second.pid]
+        wait_until(lambda: bool(psutil.Process(second.pid).cmdline()), 5.0)
         assert psutil.Process(second.pid).cmdline()[-2:] == ["--name=x", "--port=7"]
     finally:
         second.kill()
@@ -59,7 +65,7 @@ def test_a_process_that_was_killed_starts_again_as_it_was() -> None:
 
 
 def test_an_option_is_replaced_and_no_other() -> None:
-    told = Killed(["gcs", "--port=0", "--ports=9"], {}).with_option("port", "1")
+    told = KilledProcess(["gcs", "--port=0", "--ports=9"], {}).with_option("port", "1")
     assert told.command == ["gcs", "--ports=9", "--port=1"]
 
 

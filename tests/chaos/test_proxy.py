@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.chaos.proxy import FAIR, ChaosProxy, Weather, proxied
+from tests.chaos.proxy import NO_IMPAIRMENT, ChaosProxy, LinkConditions, running_proxy
 
 _MESSAGE = bytes(range(256)) * 8
 _SOON_S = 5.0
@@ -46,7 +46,7 @@ class Client:
 @asynccontextmanager
 async def talking() -> AsyncIterator[tuple[ChaosProxy, Client]]:
     """A client that talks to an echo through a proxy, and has done so."""
-    async with echo() as port, proxied("127.0.0.1", port) as (proxy, listens):
+    async with echo() as port, running_proxy("127.0.0.1", port) as (proxy, listens):
         client = Client(*await asyncio.open_connection("127.0.0.1", listens))
         try:
             assert await client.say() == _MESSAGE
@@ -72,17 +72,17 @@ async def test_each_way_has_its_own_delay_and_it_can_be_changed_while_a_connecti
     None
 ):
     async with talking() as (proxy, client):
-        proxy.set_weather(up=Weather(delay_s=0.05))
+        proxy.set_conditions(up=LinkConditions(delay_s=0.05))
         assert await took_s(client) >= 0.05
-        proxy.set_weather(down=Weather(delay_s=0.05))
+        proxy.set_conditions(down=LinkConditions(delay_s=0.05))
         assert await took_s(client) >= 0.1
-        proxy.set_weather(up=FAIR, down=FAIR)
+        proxy.set_conditions(up=NO_IMPAIRMENT, down=NO_IMPAIRMENT)
         assert min([await took_s(client) for _ in range(5)]) < 0.05
 
 
 async def test_jitter_keeps_the_order() -> None:
     async with talking() as (proxy, client):
-        proxy.set_weather(up=Weather(jitter_s=0.02))
+        proxy.set_conditions(up=LinkConditions(jitter_s=0.02))
         for number in range(10):
             client.writer.write(bytes([number]) * 10)
             await client.writer.drain()
@@ -95,13 +95,13 @@ async def test_jitter_keeps_the_order() -> None:
 
 async def test_a_narrow_way_takes_as_long_as_its_bandwidth_says() -> None:
     async with talking() as (proxy, client):
-        proxy.set_weather(down=Weather(bytes_per_s=20_000))
+        proxy.set_conditions(down=LinkConditions(bytes_per_s=20_000))
         assert 0.09 <= await took_s(client) < 1.0
 
 
 async def test_a_drip_comes_in_drops() -> None:
     async with talking() as (proxy, client):
-        proxy.set_weather(down=Weather(drip_bytes=1, drip_s=0.01))
+        proxy.set_conditions(down=LinkConditions(max_chunk_bytes=1, chunk_pause_s=0.01))
         client.writer.write(b"abcd")
         async with asyncio.timeout(_SOON_S):
             pieces = [await client.reader.read(100) for _ in range(4)]
@@ -110,7 +110,7 @@ async def test_a_drip_comes_in_drops() -> None:
 
 async def test_losses_delay_and_lose_nothing() -> None:
     async with talking() as (proxy, client):
-        proxy.set_weather(up=Weather(loss=1.0))
+        proxy.set_conditions(up=LinkConditions(loss_probability=1.0))
         client.writer.write(b"late")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.15):
@@ -119,7 +119,7 @@ async def test_losses_delay_and_lose_nothing() -> None:
 
 async def test_corruption_turns_one_bit_of_a_piece() -> None:
     async with talking() as (proxy, client):
-        proxy.set_weather(up=Weather(corrupt=1.0))
+        proxy.set_conditions(up=LinkConditions(corruption_probability=1.0))
         got = await client.say(_MESSAGE)
         turned = [(a ^ b).bit_count() for a, b in zip(got, _MESSAGE, strict=True) if a != b]
         assert turned == [1]
@@ -127,20 +127,20 @@ async def test_corruption_turns_one_bit_of_a_piece() -> None:
 
 async def test_what_is_stalled_comes_when_the_way_is_free_again() -> None:
     async with talking() as (proxy, client):
-        proxy.set_weather(up=Weather(stalled=True))
+        proxy.set_conditions(up=LinkConditions(is_stalled=True))
         with pytest.raises(TimeoutError):
             await client.say(b"held", within_s=0.05)
-        proxy.set_weather(up=FAIR)
+        proxy.set_conditions(up=NO_IMPAIRMENT)
         async with asyncio.timeout(_SOON_S):
             assert await client.reader.readexactly(4) == b"held"
 
 
 async def test_what_is_swallowed_never_comes_and_the_connection_stays() -> None:
     async with talking() as (proxy, client):
-        proxy.set_weather(up=Weather(swallows=True))
+        proxy.set_conditions(up=LinkConditions(is_black_hole=True))
         with pytest.raises(TimeoutError):
             await client.say(b"lost", within_s=0.05)
-        proxy.set_weather(up=FAIR)
+        proxy.set_conditions(up=NO_IMPAIRMENT)
         assert await client.say(b"next") == b"next"
         assert proxy.open_connections == 1
 
@@ -153,8 +153,8 @@ async def test_a_reset_breaks_connections_and_new_ones_are_served() -> None:
 
 
 async def test_who_is_refused_is_reset_before_anything_passes() -> None:
-    async with echo() as port, proxied("127.0.0.1", port) as (proxy, listens):
-        proxy.refusing = True
+    async with echo() as port, running_proxy("127.0.0.1", port) as (proxy, listens):
+        proxy.is_rejecting = True
         client = Client(*await asyncio.open_connection("127.0.0.1", listens))
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await client.say()
@@ -173,7 +173,7 @@ async def test_half_open_is_an_upstream_that_left_without_its_peer_knowing() -> 
 async def test_an_upstream_that_is_not_there_looks_like_a_reset() -> None:
     async with echo() as port:
         pass
-    async with proxied("127.0.0.1", port) as (_, listens):
+    async with running_proxy("127.0.0.1", port) as (_, listens):
         client = Client(*await asyncio.open_connection("127.0.0.1", listens))
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await client.say()
@@ -187,7 +187,9 @@ async def test_closing_leaves_no_connection() -> None:
             assert await client.reader.read(1) == b""
 
 
-@pytest.mark.parametrize("wrong", [{"loss": 1.5}, {"corrupt": -0.1}, {"bytes_per_s": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"loss_probability": 1.5}, {"corruption_probability": -0.1}, {"bytes_per_s": 0.0}]
+)
 def test_weather_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Weather(**wrong)  # type: ignore[arg-type]
+        LinkConditions(**wrong)  # type: ignore[arg-type]

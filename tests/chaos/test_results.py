@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import results
-from tests.chaos.case import MINUTES, Case, Engines, Outcome, Verdict, at_most, minutes_asked
-from tests.chaos.results import AnotherRunError, Line, Run, only_one
+from tests.chaos.case import MINUTES, Case, Engines, Outcome, Verdict, at_most, requested_minutes
+from tests.chaos.results import AlreadyRunningError, CaseResults, Run, exclusive_lock
 
 PASSED = Run(
     verdict=Verdict.PASSED,
@@ -25,7 +25,7 @@ PASSED = Run(
 MISSED = replace(PASSED, verdict=Verdict.MISSED, bounds=(at_most("longest stall, s", 0.9, 0.5),))
 SHORT = replace(PASSED, figures={"minutes": 2.0, "minutes_in_full": 60.0})
 FULL = replace(PASSED, figures={"minutes": 60.0, "minutes_in_full": 60.0})
-LINE = Line(title="a decode replica killed", engines=Engines.SIMULATED, minutes=1.0)
+LINE = CaseResults(title="a decode replica killed", engines=Engines.SIMULATED, minutes=1.0)
 
 
 def case(key: str) -> Case:
@@ -36,10 +36,10 @@ def case(key: str) -> Case:
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "reliability.json"
-    lines = {"F1": LINE.after(MISSED).after(PASSED), "F10": LINE}
+    lines = {"F1": LINE.with_run(MISSED).with_run(PASSED), "F10": LINE}
     results.write(lines, file)
     assert results.read(file) == lines
-    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_without_a_file_nothing_was_run(tmp_path: Path) -> None:
@@ -47,16 +47,16 @@ def test_without_a_file_nothing_was_run(tmp_path: Path) -> None:
 
 
 def test_the_last_run_stands() -> None:
-    assert LINE.standing is None
-    assert LINE.after(PASSED).after(MISSED).standing == MISSED
-    assert LINE.after(MISSED).after(PASSED).standing == PASSED
+    assert LINE.current_run is None
+    assert LINE.with_run(PASSED).with_run(MISSED).current_run == MISSED
+    assert LINE.with_run(MISSED).with_run(PASSED).current_run == PASSED
 
 
 def test_a_run_that_missed_stays_beside_those_that_passed() -> None:
-    line = LINE.after(MISSED)
+    line = LINE.with_run(MISSED)
     for number in range(10):
-        line = line.after(replace(PASSED, took_s=number))
-    assert line.missed_before == (MISSED,)
+        line = line.with_run(replace(PASSED, took_s=number))
+    assert line.earlier_misses == (MISSED,)
     assert len(line.runs) == 2
 
 
@@ -64,24 +64,24 @@ def test_of_many_misses_the_latest_stay() -> None:
     misses = [replace(MISSED, note=str(number)) for number in range(9)]
     line = LINE
     for miss in misses:
-        line = line.after(miss)
-    assert [run.note for run in line.after(PASSED).missed_before] == ["6", "7", "8"]
+        line = line.with_run(miss)
+    assert [run.note for run in line.with_run(PASSED).earlier_misses] == ["6", "7", "8"]
 
 
 def test_a_shortened_run_that_passed_does_not_stand_for_one_in_full() -> None:
-    assert LINE.after(FULL).after(SHORT).standing == FULL
-    assert LINE.after(SHORT).standing == SHORT
-    assert LINE.after(SHORT).after(FULL).standing == FULL
+    assert LINE.with_run(FULL).with_run(SHORT).current_run == FULL
+    assert LINE.with_run(SHORT).current_run == SHORT
+    assert LINE.with_run(SHORT).with_run(FULL).current_run == FULL
 
 
 def test_a_shortened_run_that_missed_does() -> None:
     short_miss = replace(SHORT, verdict=Verdict.MISSED)
-    assert LINE.after(FULL).after(short_miss).standing == short_miss
+    assert LINE.with_run(FULL).with_run(short_miss).current_run == short_miss
 
 
 def test_a_case_that_is_new_has_a_line_and_one_that_is_gone_has_none() -> None:
-    before = {"F1": LINE.after(PASSED), "F9": LINE}
-    after = results.with_declared(before, {"F1": case("F1"), "F2": case("F2")})
+    before = {"F1": LINE.with_run(PASSED), "F9": LINE}
+    after = results.for_cases(before, {"F1": case("F1"), "F2": case("F2")})
     assert list(after) == ["F1", "F2"]
     assert (after["F1"].title, after["F1"].runs) == ("F1", (PASSED,))
     assert after["F2"].runs == ()
@@ -89,31 +89,33 @@ def test_a_case_that_is_new_has_a_line_and_one_that_is_gone_has_none() -> None:
 
 def test_runs_of_another_file_are_put_among_ours_by_when_they_began() -> None:
     early, late = (replace(PASSED, began_at=f"2026-11-22T1{hour}:00:00") for hour in (1, 5))
-    ours = {"F1": LINE.after(replace(MISSED, began_at="2026-11-22T13:00:00"))}
-    both = results.merged(ours, {"F1": LINE.after(early).after(late), "F2": LINE.after(early)})
-    assert both["F1"].standing == late
-    assert [run.began_at for run in both["F1"].missed_before] == ["2026-11-22T13:00:00"]
-    assert both["F2"].standing == early
-    assert results.merged(both, both) == both
-    behind = results.merged({"F1": LINE.after(late)}, {"F1": LINE.after(early)})
-    assert behind["F1"].standing == late
+    ours = {"F1": LINE.with_run(replace(MISSED, began_at="2026-11-22T13:00:00"))}
+    both = results.merge(
+        ours, {"F1": LINE.with_run(early).with_run(late), "F2": LINE.with_run(early)}
+    )
+    assert both["F1"].current_run == late
+    assert [run.began_at for run in both["F1"].earlier_misses] == ["2026-11-22T13:00:00"]
+    assert both["F2"].current_run == early
+    assert results.merge(both, both) == both
+    behind = results.merge({"F1": LINE.with_run(late)}, {"F1": LINE.with_run(early)})
+    assert behind["F1"].current_run == late
 
 
 def test_a_cause_that_was_found_afterwards_is_added_to_the_run() -> None:
-    ours = {"F1": LINE.after(MISSED)}
-    told = results.merged(ours, {"F1": results.noted(ours["F1"], "the disk was full")})
+    ours = {"F1": LINE.with_run(MISSED)}
+    told = results.merge(ours, {"F1": results.add_note(ours["F1"], "the disk was full")})
     assert [run.note for run in told["F1"].runs] == ["the disk was full"]
 
 
 def test_keys_are_sorted_as_people_count() -> None:
     keys = ["F10", "F2-real", "B3-link", "F2", "L1"]
-    assert sorted(keys, key=results.in_order) == ["B3-link", "F2", "F2-real", "F10", "L1"]
+    assert sorted(keys, key=results.sort_key) == ["B3-link", "F2", "F2-real", "F10", "L1"]
 
 
 def test_two_do_not_run_cases_at_the_same_time(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tests.chaos.results import only_one\n"
-        "with only_one(Path(sys.argv[1])): print('have it', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from tests.chaos.results import exclusive_lock\n"
+        "with exclusive_lock(Path(sys.argv[1])): print('have it', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)],
@@ -124,16 +126,16 @@ def test_two_do_not_run_cases_at_the_same_time(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdin is not None
         assert other.stdout.readline() == b"have it\n"
-        with pytest.raises(AnotherRunError, match="--wait"), only_one(tmp_path):
+        with pytest.raises(AlreadyRunningError, match="--wait"), exclusive_lock(tmp_path):
             pass
         other.stdin.close()
         other.wait(10)
-    with only_one(tmp_path):
+    with exclusive_lock(tmp_path):
         pass
 
 
 def test_a_case_runs_as_long_as_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MINUTES, raising=False)
-    assert minutes_asked(60) == {"minutes": 60, "minutes_in_full": 60}
+    assert requested_minutes(60) == {"minutes": 60, "minutes_in_full": 60}
     monkeypatch.setenv(MINUTES, "2.5")
-    assert minutes_asked(60) == {"minutes": 2.5, "minutes_in_full": 60}
+    assert requested_minutes(60) == {"minutes": 2.5, "minutes_in_full": 60}

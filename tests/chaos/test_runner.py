@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.__main__ import choose, judged, without_folders
+from tests.chaos.__main__ import choose, with_verdict, without_folders
 from tests.chaos.case import Case, Engines, Outcome, Verdict, at_most
-from tests.chaos.isolated import Ended
+from tests.chaos.isolated import ProcessExit
 from tests.chaos.results import Run
 
 RUN = Run(verdict=Verdict.BROKE, began_at="2026", took_s=1.0, revision="abc", command="it")
-WELL = Ended(status=0, took_s=1.0, late=False, left=())
+WELL = ProcessExit(status=0, took_s=1.0, is_timed_out=False, leftovers=())
 HELD = Outcome(bounds=(at_most("stall, s", 0.1, 0.5),), figures={"streams": 9}, note="as usual")
 
 
@@ -47,24 +47,29 @@ def test_cases_are_chosen_by_pattern_and_length(
 
 
 def test_a_case_whose_bounds_held_passed() -> None:
-    run = judged(WELL, HELD, "", RUN)
+    run = with_verdict(WELL, HELD, "", RUN)
     assert (run.verdict, run.figures, run.note) == (Verdict.PASSED, {"streams": 9}, "as usual")
     assert run.bounds[0] == HELD.bounds[0]
 
 
 def test_a_case_that_left_a_process_running_missed() -> None:
-    run = judged(Ended(status=0, took_s=1, late=False, left=("7 sleep 300",)), HELD, "", RUN)
+    run = with_verdict(
+        ProcessExit(status=0, took_s=1, is_timed_out=False, leftovers=("7 sleep 300",)),
+        HELD,
+        "",
+        RUN,
+    )
     assert run.verdict is Verdict.MISSED
-    assert run.bounds[-1].what == "processes left running"
+    assert run.bounds[-1].description == "processes left running"
     assert run.note == "as usual\nleft running: 7 sleep 300"
 
 
 def test_a_case_that_bounds_nothing_has_not_passed() -> None:
-    assert judged(WELL, Outcome(bounds=()), "", RUN).verdict is Verdict.MISSED
+    assert with_verdict(WELL, Outcome(bounds=()), "", RUN).verdict is Verdict.MISSED
 
 
 def test_a_case_that_did_not_come_to_its_end_broke_and_says_why() -> None:
-    run = judged(WELL, None, 'exit status 1\n  File "/some/where/of/mine/x.py", line 3', RUN)
+    run = with_verdict(WELL, None, 'exit status 1\n  File "/some/where/of/mine/x.py", line 3', RUN)
     assert run.verdict is Verdict.BROKE
     assert run.note == 'exit status 1\n  File "x.py", line 3'
 

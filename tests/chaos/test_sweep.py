@@ -10,13 +10,13 @@ import pytest
 
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import LegKind, LegTimes
-from baton.domain.leg_record import LegEnd, LegStory
+from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase
 from baton.domain.value import evolve
 from tests.chaos.history import Ending, Exchange
 from tests.chaos.load import Load
-from tests.chaos.local_ingress import Door
-from tests.chaos.sweep import Sweep, added_s, steadily
+from tests.chaos.local_ingress import Ingress
+from tests.chaos.sweep import RunningTotals, overhead_s, run_steady_load
 
 RECORD = RequestRecord(
     request_id="r",
@@ -35,12 +35,12 @@ RECORD = RequestRecord(
     prefill_done_at_s=None,
     handed_off_blocks=0,
 )
-LEG = LegStory(
+LEG = LegRecord(
     leg_id="r#1",
     kind=LegKind.PREFILL,
     replica_id="p",
-    placement=0,
-    began_at_s=10.0,
+    route_index=0,
+    started_at_s=10.0,
     first_output_at_s=10.2,
     last_output_at_s=None,
     ended_at_s=10.2,
@@ -48,40 +48,40 @@ LEG = LegStory(
     fetched_tokens=0,
     cached_tokens=None,
     output_tokens=0,
-    times=LegTimes(0.1, 0.05),
-    end=LegEnd.DONE,
+    engine_times=LegTimes(0.1, 0.05),
+    outcome=LegOutcome.COMPLETED,
 )
 
 
 def test_added_is_what_engines_do_not_say_that_they_took() -> None:
-    decode = evolve(LEG, began_at_s=10.3, times=LegTimes(0.2, 0.1))
+    decode = evolve(LEG, started_at_s=10.3, engine_times=LegTimes(0.2, 0.1))
     record = evolve(RECORD, legs=(LEG, decode))
-    assert added_s(record) == pytest.approx(0.5 - 0.15 - 0.3)
+    assert overhead_s(record) == pytest.approx(0.5 - 0.15 - 0.3)
 
 
 def test_a_leg_after_the_first_token_takes_nothing_off() -> None:
-    later = evolve(LEG, began_at_s=10.7, times=LegTimes(5.0, 5.0))
-    assert added_s(evolve(RECORD, legs=(LEG, later))) == pytest.approx(0.35)
+    later = evolve(LEG, started_at_s=10.7, engine_times=LegTimes(5.0, 5.0))
+    assert overhead_s(evolve(RECORD, legs=(LEG, later))) == pytest.approx(0.35)
 
 
 def test_where_an_engine_does_not_say_nothing_is_known() -> None:
-    assert math.isnan(added_s(evolve(RECORD, legs=(evolve(LEG, times=None),))))
-    assert math.isnan(added_s(evolve(RECORD, first_token_at_s=None)))
+    assert math.isnan(overhead_s(evolve(RECORD, legs=(evolve(LEG, engine_times=None),))))
+    assert math.isnan(overhead_s(evolve(RECORD, first_token_at_s=None)))
 
 
-def door(*exchanges: Exchange, records: tuple[RequestRecord, ...]) -> Door:
+def door(*exchanges: Exchange, records: tuple[RequestRecord, ...]) -> Ingress:
     """A door's books, and nothing else of it."""
     books = SimpleNamespace(
-        exchanges={one.request_id: one for one in exchanges},
+        exchanges={other.request_id: other for other in exchanges},
         records=list(records),
-        _ends={one.request_id: None for one in exchanges},
+        _ended_events={other.request_id: None for other in exchanges},
     )
-    return cast("Door", cast("Any", books))
+    return cast("Ingress", cast("Any", books))
 
 
 def exchange(name: str, ending: Ending | None = Ending.FINISHED) -> Exchange:
     made = Exchange(request_id=name, prompt=(1, 2, 3), max_tokens=2, sent_at_s=10.0)
-    made.take((7, 8), 10.5)
+    made.add_tokens((7, 8), 10.5)
     if ending is not None:
         made.end(ending, 11.0)
     return made
@@ -93,12 +93,14 @@ def test_what_has_ended_is_taken_off_the_books_and_the_rest_stays() -> None:
         exchange("open", None),
         records=(evolve(RECORD, legs=(LEG,)), evolve(RECORD, request_id="open")),
     )
-    sweep = Sweep(books)
-    sweep.take()
-    assert (list(books.exchanges), [one.request_id for one in books.records]) == (["open"],) * 2
+    sweep = RunningTotals(books)
+    sweep.collect()
+    assert (list(books.exchanges), [record.request_id for record in books.records]) == (
+        ["open"],
+    ) * 2
     assert sweep.endings == {"finished": 1}
-    bounds, note = sweep.judged(wanted=lambda _: (7, 8), held={})
-    assert [bound.what for bound in bounds if not bound.held] == [
+    bounds, note = sweep.check_invariants(expected_tokens=lambda _: (7, 8), counters={})
+    assert [bound.description for bound in bounds if not bound.is_met] == [
         "requests that did not end exactly once"
     ]
     assert note == "open: it has not ended"
@@ -106,10 +108,12 @@ def test_what_has_ended_is_taken_off_the_books_and_the_rest_stays() -> None:
 
 def test_a_wrong_token_and_a_counter_that_stays_are_found_at_the_end() -> None:
     books = door(exchange("r"), records=(evolve(RECORD, legs=(LEG,)),))
-    sweep = Sweep(books)
-    sweep.take()
-    bounds, note = sweep.judged(wanted=lambda _: (7, 9), held={"door: leases": 1.0})
-    assert sum(not bound.held for bound in bounds) == 2
+    sweep = RunningTotals(books)
+    sweep.collect()
+    bounds, note = sweep.check_invariants(
+        expected_tokens=lambda _: (7, 9), counters={"door: leases": 1.0}
+    )
+    assert sum(not bound.is_met for bound in bounds) == 2
     assert "r: wrong" in note
     assert "door: leases is 1" in note
 
@@ -120,10 +124,10 @@ async def test_a_long_load_is_sent_piece_by_piece_with_all_requests_different() 
     async def ask(one: Exchange) -> None:
         asked.append(one)
 
-    await steadily(
+    await run_steady_load(
         Load(rate_per_s=2000.0, requests=0, name="x", prompt_tokens=(4, 4)),
         ask,
         minutes=0.1 / 60,
     )
     assert len(asked) == 200
-    assert len({one.request_id for one in asked}) == 200
+    assert len({other.request_id for other in asked}) == 200

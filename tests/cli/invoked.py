@@ -6,11 +6,11 @@ from typing import cast
 
 from typer.testing import CliRunner, Result
 
-from baton.cli.backend import Commands, Seam
+from baton.cli.backend import Backend, Commands
 from baton.cli.main import build_app
 
 
 def invoke(commands: object, *arguments: str) -> Result:
     """Run `baton` with arguments in an empty environment, against `commands`."""
-    seam = Seam(commands=lambda: cast(Commands, commands), environ={})
+    seam = Backend(commands=lambda: cast(Commands, commands), environ={})
     return CliRunner().invoke(build_app(), arguments, obj=seam)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cli.bars import bar, gauge, spark, stretch
+from baton.cli.bars import bar, gauge, range_bar, sparkline
 
 FRACTIONS = st.floats(0, 1)
 
@@ -25,11 +25,11 @@ FRACTIONS = st.floats(0, 1)
 def test_a_stretch_lies_where_it_belongs(
     from_fraction: float, to_fraction: float, drawn: str
 ) -> None:
-    assert stretch(from_fraction, to_fraction, 4) == drawn
+    assert range_bar(from_fraction, to_fraction, 4) == drawn
 
 
 def test_without_blocks_there_are_hashes() -> None:
-    assert stretch(0.5, 1.0, 4, blocks=False) == "  ##"
+    assert range_bar(0.5, 1.0, 4, blocks=False) == "  ##"
     assert gauge(0.5, 4, blocks=False) == "##  "
     assert gauge(None, 2, blocks=False) == ".."
 
@@ -39,7 +39,7 @@ def test_a_stretch_is_as_wide_as_asked_and_never_unseen(
     one: float, other: float, width: int, *, blocks: bool
 ) -> None:
     first, last = sorted((one, other))
-    drawn = stretch(first, last, width, blocks=blocks)
+    drawn = range_bar(first, last, width, blocks=blocks)
     assert len(drawn) == width
     assert bool(drawn.strip()) is (last > first)
 
@@ -54,7 +54,7 @@ def test_what_is_not_known_is_dotted() -> None:
 
 
 def test_a_spark_line_is_as_high_as_its_greatest_value_and_shows_the_last_ones() -> None:
-    assert spark([9.0, 0.0, 1.0, 2.0], 3) == "▁▅█"
-    assert spark([0.0, 0.0], 5) == "▁▁"
-    assert spark([], 5) == ""
+    assert sparkline([9.0, 0.0, 1.0, 2.0], 3) == "▁▅█"
+    assert sparkline([0.0, 0.0], 5) == "▁▁"
+    assert sparkline([], 5) == ""
     assert bar(2.5) == "██▌"

@@ -13,15 +13,23 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from baton.cli.backend import Seam
+from baton.cli.backend import Backend
 from baton.cli.main import build_app
-from tests.fakes.completion_server import END, Asked, CompletionServer, as_asked, chunk
+from tests.fakes.completion_server import (
+    SSE_DONE,
+    CompletionServer,
+    ReceivedRequest,
+    chunk,
+    stream_all_tokens,
+)
 
 QUICK = ("--requests", "20", "--rate", "400", "--warm-up", "0", "--output-tokens", "3")
 
 
 def bench(*arguments: str, environ: dict[str, str] | None = None) -> Result:
-    return CliRunner().invoke(build_app(), ["bench", *arguments], obj=Seam(environ=environ or {}))
+    return CliRunner().invoke(
+        build_app(), ["bench", *arguments], obj=Backend(environ=environ or {})
+    )
 
 
 def report_of(*arguments: str, environ: dict[str, str] | None = None) -> dict[str, Any]:
@@ -36,9 +44,9 @@ def test_a_load_is_sent_and_measured(server: CompletionServer) -> None:
     told = report_of(server.url, *QUICK, "--slo", "ttft=30s,tpot=9s", "--seed", "5")
     (run,) = told["runs"]
     assert (run["requests"], run["failed"], run["attainment"]) == (20, 0, 1.0)
-    assert len(server.asked) == 20
-    assert {len(one.body["prompt"]) for one in server.asked} == {512}
-    assert {one.body["max_tokens"] for one in server.asked} == {3}
+    assert len(server.requests) == 20
+    assert {len(request.body["prompt"]) for request in server.requests} == {512}
+    assert {request.body["max_tokens"] for request in server.requests} == {3}
     assert told["provenance"]["model"] == "tiny"
     assert told["provenance"]["seed"] == 5
     assert "--seed 5" in told["provenance"]["command"]
@@ -47,32 +55,32 @@ def test_a_load_is_sent_and_measured(server: CompletionServer) -> None:
 
 def test_the_same_seed_sends_the_very_same_requests(server: CompletionServer) -> None:
     def sent(seed: str) -> list[list[int]]:
-        server.asked.clear()
+        server.requests.clear()
         report_of(server.url, *QUICK, "--prompt-tokens", "5:90", "--seed", seed)
-        return sorted(one.body["prompt"] for one in server.asked)
+        return sorted(request.body["prompt"] for request in server.requests)
 
     first = sent("1")
     assert sent("1") == first
     assert sent("2") != first
-    assert len({len(one) for one in first}) > 5
+    assert len({len(item) for item in first}) > 5
 
 
 def test_a_sweep_has_a_run_for_each_rate_and_repeat(server: CompletionServer) -> None:
     options = (*QUICK, "--rate", "300,200", "--repeats", "2", "--warm-up", "4")
     told = report_of(server.url, *options)
-    assert [one["level"] for one in told["levels"]] == ["200/s", "300/s"]
-    assert [(one["rate_per_s"], one["repeat"]) for one in told["runs"]] == [
+    assert [item["level"] for item in told["levels"]] == ["200/s", "300/s"]
+    assert [(item["rate_per_s"], item["repeat"]) for item in told["runs"]] == [
         *((200, 0), (200, 1), (300, 0), (300, 1)),
     ]
-    assert {one["warm_up_requests"] for one in told["runs"]} == {4}
-    assert len({tuple(one.body["prompt"]) for one in server.asked}) == 4 * 24
+    assert {item["warm_up_requests"] for item in told["runs"]} == {4}
+    assert len({tuple(request.body["prompt"]) for request in server.requests}) == 4 * 24
 
 
 def test_a_closed_loop_needs_no_rate(server: CompletionServer) -> None:
     options = ("--concurrency", "2,4", "--requests", "12", "--output-tokens", "2")
     told = report_of(server.url, *options)
-    assert [one["level"] for one in told["levels"]] == ["2 streams", "4 streams"]
-    assert [one["requests"] for one in told["runs"]] == [12, 12]
+    assert [item["level"] for item in told["levels"]] == ["2 streams", "4 streams"]
+    assert [item["requests"] for item in told["runs"]] == [12, 12]
 
 
 def test_the_knee_of_an_endpoint_that_always_keeps_up_is_not_claimed(
@@ -80,40 +88,40 @@ def test_the_knee_of_an_endpoint_that_always_keeps_up_is_not_claimed(
 ) -> None:
     options = ("--find-knee", "--slo", "ttft=60s", "--rate", "4000", "--requests", "4")
     told = report_of(server.url, *options, "--output-tokens", "1", "--warm-up", "0")
-    assert told["knee"]["bracketed"] is False
-    assert "not bracketed" in told["knee"]["says"]
+    assert told["knee"]["is_bracketed"] is False
+    assert "not bracketed" in told["knee"]["description"]
     assert told["knee"]["probes"][0]["rate_per_s"] == 4000
 
 
 def test_a_chat_is_asked_in_words_that_the_endpoint_counted(server: CompletionServer) -> None:
-    async def behave(asked: Asked) -> AsyncIterator[str]:
+    async def behave(asked: ReceivedRequest) -> AsyncIterator[str]:
         if "max_tokens" not in asked.body:
             said = asked.body["messages"][0]["content"]
             yield "200 OK"
             yield json.dumps({"count": len(said.split()) + 9})
             return
         yield chunk(choices=[{"delta": {"content": "yes"}, "finish_reason": "length"}])
-        yield END
+        yield SSE_DONE
 
     server.behaviour = behave
     told = report_of(
         server.url, *QUICK, "--api", "chat", "--prompt-tokens", "30", "--turns", "2", "--think", "0"
     )
-    asked = [one.body for one in server.asked if "max_tokens" in one.body]
-    first = [one for one in asked if len(one["messages"]) == 1]
+    asked = [request.body for request in server.requests if "max_tokens" in request.body]
+    first = [entry for entry in asked if len(entry["messages"]) == 1]
     assert (len(asked), len(first)) == (20, 10)
-    assert {len(one["messages"][0]["content"].split()) for one in first} == {21}
+    assert {len(entry["messages"][0]["content"].split()) for entry in first} == {21}
     assert told["load"]["turns"] == "2, 0 s between"
     assert not any("Nobody could count" in note for note in told["notes"])
 
 
 def test_where_nobody_counts_tokens_the_report_says_so(server: CompletionServer) -> None:
-    async def behave(asked: Asked) -> AsyncIterator[str]:
+    async def behave(asked: ReceivedRequest) -> AsyncIterator[str]:
         if "max_tokens" not in asked.body:
             yield "404 Not Found"
             yield "{}"
             return
-        async for event in as_asked(asked):
+        async for event in stream_all_tokens(asked):
             yield event
 
     server.behaviour = behave
@@ -128,8 +136,10 @@ def test_a_dataset_is_asked(server: CompletionServer, tmp_path: Path) -> None:
     told = report_of(
         server.url, "--dataset", str(file), "--requests", "10", "--rate", "300", "--warm-up", "0"
     )
-    assert {one.body["prompt"] for one in server.asked} == {f"prompt {n}" for n in range(8)}
-    assert {one.body["max_tokens"] for one in server.asked} == {2}
+    assert {request.body["prompt"] for request in server.requests} == {
+        f"prompt {n}" for n in range(8)
+    }
+    assert {request.body["max_tokens"] for request in server.requests} == {2}
     assert told["load"]["requests from"] == str(file)
 
 
@@ -142,7 +152,7 @@ def test_a_dataset_without_lengths_needs_somebody_who_counts(
     assert result.exit_code == 1
     assert "next: give --output-tokens, or a --tokenizer" in result.stderr
     report_of(server.url, "--dataset", str(file), *QUICK)
-    assert server.asked[-1].body["max_tokens"] == 3
+    assert server.requests[-1].body["max_tokens"] == 3
 
 
 def test_a_trace_is_sent_at_its_own_times_or_at_a_rate(
@@ -155,12 +165,12 @@ def test_a_trace_is_sent_at_its_own_times_or_at_a_rate(
     assert (told["runs"][0]["requests"], told["runs"][0]["warm_up_requests"]) == (15, 5)
     assert told["runs"][0]["level"] == "as recorded"
     # Who is sent 10 ms after another may be read before it, on a busy machine.
-    assert sorted(len(one.body["prompt"]) for one in server.asked) == list(range(20, 40))
+    assert sorted(len(request.body["prompt"]) for request in server.requests) == list(range(20, 40))
     told = report_of(
         server.url, "--trace", str(file), "--rate", "200,400", "--requests", "10", "--warm-up", "0"
     )
-    assert [one["level"] for one in told["levels"]] == ["200/s", "400/s"]
-    assert [one["requests"] for one in told["runs"]] == [10, 10]
+    assert [item["level"] for item in told["levels"]] == ["200/s", "400/s"]
+    assert [item["requests"] for item in told["runs"]] == [10, 10]
 
 
 def test_the_first_so_much_of_a_trace_counts_from_its_first_arrival(
@@ -181,9 +191,9 @@ def test_a_closed_loop_over_a_trace_keeps_what_its_prompts_share(
     file.write_text("".join(line.format(at=n) for n in range(100, 104)))
     closed = ("--concurrency", "1", "--requests", "4", "--warm-up", "0")
     report_of(server.url, "--trace", str(file), *closed)
-    prompts = [tuple(one.body["prompt"]) for one in server.asked]
-    assert {len(one) for one in prompts} == {600}
-    assert len({one[:512] for one in prompts}) == 1
+    prompts = [tuple(request.body["prompt"]) for request in server.requests]
+    assert {len(prompt) for prompt in prompts} == {600}
+    assert len({prompt[:512] for prompt in prompts}) == 1
     assert len(set(prompts)) == 4
 
 
@@ -197,9 +207,9 @@ def test_classes_are_asked_for_and_judged_apart(server: CompletionServer) -> Non
         *(server.url, *QUICK, "--class", "fast=1", "--class", "batch=1"),
         *("--slo", "fast:ttft=1us", "--slo", "batch:ttft=60s"),
     )
-    asked = {one.headers["x-slo-class"] for one in server.asked}
+    asked = {request.headers["x-slo-class"] for request in server.requests}
     assert asked == {"fast", "batch"}
-    rows = {one["slo_class"]: one["attainment"] for one in told["runs"][0]["classes"]}
+    rows = {item["slo_class"]: item["attainment"] for item in told["runs"][0]["classes"]}
     assert rows == {"fast": 0.0, "batch": 1.0}
 
 
@@ -212,13 +222,13 @@ def test_a_key_is_sent_and_never_shown(server: CompletionServer, tmp_path: Path)
         (("--header", "Authorization: Bearer sk-header"), {}, "sk-header"),
     ):
         told = json.dumps(report_of(server.url, *QUICK, *options, environ=environ))
-        assert server.asked[-1].headers["authorization"].lower() == f"bearer {wanted}"
+        assert server.requests[-1].headers["authorization"].lower() == f"bearer {wanted}"
         assert wanted not in told
 
 
 def test_a_header_whose_value_holds_a_quote_is_not_shown_either(server: CompletionServer) -> None:
     told = report_of(server.url, *QUICK, "--header", "X-Key: it's-secret")
-    assert server.asked[-1].headers["x-key"] == "it's-secret"
+    assert server.requests[-1].headers["x-key"] == "it's-secret"
     assert "--header 'X-Key: ...'" in told["provenance"]["command"]
     assert "s-secret" not in json.dumps(told)
 
@@ -236,11 +246,11 @@ def test_files_are_written(server: CompletionServer, tmp_path: Path) -> None:
 def test_ctrl_c_ends_it_with_what_there_is(server: CompletionServer) -> None:
     stuck = asyncio.Event()
 
-    async def first_ones(asked: Asked) -> AsyncIterator[str]:
-        if len(server.asked) > 3:
+    async def first_ones(asked: ReceivedRequest) -> AsyncIterator[str]:
+        if len(server.requests) > 3:
             os.kill(os.getpid(), signal.SIGINT)
             await stuck.wait()
-        async for event in as_asked(asked):
+        async for event in stream_all_tokens(asked):
             yield event
 
     server.behaviour = first_ones
@@ -249,12 +259,12 @@ def test_ctrl_c_ends_it_with_what_there_is(server: CompletionServer) -> None:
     assert result.exit_code == 130
     told = json.loads(result.stdout)
     assert told["partial"]
-    assert [(one["requests"], one["abandoned"]) for one in told["runs"]] == [(3, 1)]
+    assert [(item["requests"], item["unfinished"]) for item in told["runs"]] == [(3, 1)]
     assert "partial: stopped before its end" in result.stderr
 
 
 def test_when_nothing_succeeds_the_status_says_so(server: CompletionServer) -> None:
-    async def busy(_: Asked) -> AsyncIterator[str]:
+    async def busy(_: ReceivedRequest) -> AsyncIterator[str]:
         yield "503 Busy"
         yield '{"error": {"message": "come back later"}}'
 
@@ -263,15 +273,15 @@ def test_when_nothing_succeeds_the_status_says_so(server: CompletionServer) -> N
     assert result.exit_code == 1
     assert "no request succeeded: HTTP 503: come back later" in result.stderr
     assert "next: " in result.stderr
-    assert json.loads(result.stdout)["runs"][0]["kinds"] == {"http 503": 20}
+    assert json.loads(result.stdout)["runs"][0]["failure_kinds"] == {"http 503": 20}
 
 
 def test_a_client_that_was_the_bottleneck_is_said_and_is_a_failure(
     server: CompletionServer,
 ) -> None:
-    async def busy_for_5_ms(asked: Asked) -> AsyncIterator[str]:
+    async def busy_for_5_ms(asked: ReceivedRequest) -> AsyncIterator[str]:
         await asyncio.sleep(0.005)
-        async for event in as_asked(asked):
+        async for event in stream_all_tokens(asked):
             yield event
 
     server.behaviour = busy_for_5_ms  # one at a time they are late, however fast the machine is

@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import baton
-from baton.cli.backend import Commands, Progress, Report, Seam
+from baton.cli.backend import Backend, Commands, Progress, Report
 from baton.cli.main import build_app
-from baton.cli.output import Paint, bytes_text, duration_text, painted, text_lines
+from baton.cli.output import TextStyle, bytes_text, duration_text, styled, text_lines
 from baton.config import LoadedConfig
 from baton.domain.errors import (
     BatonError,
@@ -110,7 +110,7 @@ def run() -> Run:
         environ: Mapping[str, str] | None = None,
     ) -> Result:
         scripted = cast(Commands, commands or ScriptedCommands())
-        seam = Seam(commands=lambda: scripted, environ=environ or {})
+        seam = Backend(commands=lambda: scripted, environ=environ or {})
         return CliRunner().invoke(build_app(), arguments, obj=seam)
 
     return _run
@@ -341,8 +341,8 @@ def test_a_terminal_gets_colours_unless_it_wants_none(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", Terminal())
-    assert ("\x1b" in painted("FAIL", Paint.BAD)) is coloured
-    assert "\x1b" not in painted("FAIL", Paint.BAD, err=True)
+    assert ("\x1b" in styled("FAIL", TextStyle.BAD)) is coloured
+    assert "\x1b" not in styled("FAIL", TextStyle.BAD, err=True)
 
 
 # ------------------------------------------------------------------------------------- exit codes
@@ -543,13 +543,13 @@ def test_a_process_exits_with_the_code_of_its_error() -> None:
 READ_A_LITTLE = """
 import sys
 from baton.cli.main import build_app
-from baton.cli.backend import Seam
+from baton.cli.backend import Backend
 
 class Commands:
     def status(self, address):
         return {"endpoint": "x" * 200_000}
 
-build_app()(sys.argv[1:], obj=Seam(commands=Commands, environ={}))
+build_app()(sys.argv[1:], obj=Backend(commands=Commands, environ={}))
 """
 
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from typer.testing import Result
 
 from baton.cli.backend import Progress, Report
-from baton.cli.inspect.doctor import readable
+from baton.cli.inspect.doctor import report_lines
 from baton.config import LoadedConfig
+from baton.serving.doctor.result import Check, CheckStatus
+from baton.serving.doctor.run import build_report
 from tests.cli.invoked import invoke
 
 SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")
 
 
-def row(number: int, area: str, name: str, verdict: str, **more: str) -> dict[str, Any]:
-    told = {"found": f"{name} is so", "why": f"{name} matters", "fix": ""}
-    return {"number": number, "area": area, "name": name, "verdict": verdict} | told | more
+def row(number: int, area: str, name: str, status: str, **more: str) -> dict[str, Any]:
+    """A check as the deployment's side reports it."""
+    texts = {"detail": f"{name} is so", "why": f"{name} matters", "fix": ""} | more
+    check = Check(name=name, status=CheckStatus(status), **texts)
+    (found,) = cast("list[dict[str, Any]]", build_report([(area, [check])])["checks"])
+    return found | {"number": number}
 
 
 GOOD = [row(1, "machine", "versions", "PASS"), row(2, "deployment", "pools", "SKIP")]
@@ -32,7 +37,7 @@ BAD = [
 
 def report(checks: list[dict[str, Any]]) -> Report:
     names = ("pass", "warn", "fail", "skip")
-    counts = {name: sum(one["verdict"] == name.upper() for one in checks) for name in names}
+    counts = {name: sum(check["status"] == name.upper() for check in checks) for name in names}
     return {"ok": not counts["fail"], "counts": counts, "checks": checks}
 
 
@@ -56,7 +61,7 @@ def run(*arguments: str, scripted: Scripted | None = None) -> Result:
 
 
 def test_checks_are_lines_under_their_areas_and_what_is_not_well_has_its_fix() -> None:
-    assert list(readable(report(BAD))) == [
+    assert list(report_lines(report(BAD))) == [
         "machine",
         "    1  PASS  versions  versions is so",
         "    2  FAIL  ports     ports is so",
@@ -73,23 +78,23 @@ def test_checks_are_lines_under_their_areas_and_what_is_not_well_has_its_fix() -
 
 
 def test_what_takes_more_than_a_line_goes_on_below_itself() -> None:
-    long = row(1, "machine", "memory", "PASS", found="many words " * 20)
-    first, *more = [line for line in readable(report([long])) if "many" in line]
+    long = row(1, "machine", "memory", "PASS", detail="many words " * 20)
+    first, *more = [line for line in report_lines(report([long])) if "many" in line]
     assert len(more[0]) - len(more[0].lstrip()) == first.index("many")
     assert max(map(len, (first, *more))) <= 120
 
 
 def test_checks_that_were_skipped_for_one_reason_are_one_line() -> None:
-    nothing = {"found": "nothing runs here"}
+    nothing = {"detail": "nothing runs here"}
     checks = [row(n, "deployment", f"c{n}", "SKIP", **nothing) for n in range(16, 29)]
-    lines = list(readable(report(checks)))
+    lines = list(report_lines(report(checks)))
     assert lines == ["deployment", "16-28  SKIP  nothing runs here", "", "0 passed, 13 skipped"]
 
 
 def test_the_reasons_of_all_checks_are_told_on_request() -> None:
-    lines = list(readable(report(GOOD), verbose=True))
+    lines = list(report_lines(report(GOOD), verbose=True))
     assert "             why: versions matters" in lines
-    assert not [line for line in readable(report(GOOD)) if "matters" in line]
+    assert not [line for line in report_lines(report(GOOD)) if "matters" in line]
 
 
 def test_a_failure_is_exit_1_and_the_next_step_is_on_stderr() -> None:

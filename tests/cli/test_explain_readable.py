@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton.cli.explain.explain import readable
+from baton.cli.explain.explain import report_lines
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import (
-    Decision,
     HandoffMode,
     HitSource,
     LegKind,
     LegTimes,
-    Option,
+    PlacementDecision,
     Route,
+    RouteOption,
     RouteReason,
 )
-from baton.domain.leg_record import LegEnd, LegStory
+from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase
-from baton.domain.slo import ALL_MET, Judgement, Slo
+from baton.domain.slo import ALL_MET, Slo, SloResult
 from baton.domain.value import evolve
-from baton.telemetry.requests.request_log import story
+from baton.telemetry.requests.request_log import request_report
 
 REMOTE = Route(
     mode=HandoffMode.PULL,
@@ -34,7 +34,7 @@ LOCAL = Route(
     decode_replica_id="d-2",
     reason=RouteReason.LOCAL_ONLY,
 )
-PULLED = Option(
+PULLED = RouteOption(
     mode=HandoffMode.PULL,
     prefill_replica_id="p-1",
     decode_replica_id="d-1",
@@ -45,10 +45,10 @@ PULLED = Option(
     prefill_s=0.15,
     transfer_s=0.02,
     decode_s=0.03,
-    harm_s=0.0,
+    interference_s=0.0,
     cost_s=1.4,
 )
-ALONE = Option(
+ALONE = RouteOption(
     mode=HandoffMode.LOCAL,
     prefill_replica_id=None,
     decode_replica_id="d-1",
@@ -59,18 +59,18 @@ ALONE = Option(
     prefill_s=0.61,
     transfer_s=0.0,
     decode_s=0.0,
-    harm_s=1.25,
+    interference_s=1.25,
     cost_s=3.06,
 )
-DECISION = Decision(
-    route=REMOTE, policy="predicted", at_s=10.0003, options=(PULLED, ALONE), considered=6
+DECISION = PlacementDecision(
+    route=REMOTE, policy="predicted", at_s=10.0003, options=(PULLED, ALONE), options_considered=6
 )
-PREFILL = LegStory(
+PREFILL = LegRecord(
     leg_id="chatcmpl-r-1-1a2b3c4d~1",
     kind=LegKind.PREFILL,
     replica_id="p-1",
-    placement=0,
-    began_at_s=10.0003,
+    route_index=0,
+    started_at_s=10.0003,
     first_output_at_s=10.1,
     last_output_at_s=None,
     ended_at_s=10.1,
@@ -78,22 +78,22 @@ PREFILL = LegStory(
     fetched_tokens=0,
     cached_tokens=3008,
     output_tokens=0,
-    times=LegTimes(0.008, 0.09),
-    end=LegEnd.DONE,
+    engine_times=LegTimes(0.008, 0.09),
+    outcome=LegOutcome.COMPLETED,
 )
 DECODE = evolve(
     PREFILL,
     leg_id="chatcmpl-r-1-1a2b3c4d~2",
     kind=LegKind.DECODE,
     replica_id="d-1",
-    began_at_s=10.1,
+    started_at_s=10.1,
     first_output_at_s=10.2,
     last_output_at_s=11.0,
     ended_at_s=11.0,
     fetched_tokens=3990,
     cached_tokens=3989,
     output_tokens=64,
-    times=LegTimes(0.068, 0.03),
+    engine_times=LegTimes(0.068, 0.03),
 )
 RECORD = RequestRecord(
     request_id="chatcmpl-r-1-1a2b3c4d",
@@ -113,16 +113,16 @@ RECORD = RequestRecord(
     handed_off_blocks=250,
     tenant="acme",
     slo=Slo(name="chat", ttft_s=0.15, tpot_s=0.03),
-    judgement=Judgement(served=True, ttft_met=False, tpot_met=True, itl_met=True),
-    worst_gap_s=0.031,
+    slo_result=SloResult(was_served=True, ttft_met=False, tpot_met=True, itl_met=True),
+    max_itl_s=0.031,
     gpu_s=0.24,
     legs=(PREFILL, DECODE),
 )
 
 
 def shown(*records: RequestRecord) -> str:
-    told = [story(record) for record in records]
-    return "\n".join(readable({"request_id": "r-1", "requests": told}))
+    told = [request_report(record) for record in records]
+    return "\n".join(report_lines({"request_id": "r-1", "requests": told}))
 
 
 def line_with(part: str, *records: RequestRecord) -> str:
@@ -153,7 +153,7 @@ def test_a_route_that_became_quite_another_says_why() -> None:
 
 
 def test_a_request_that_was_placed_again_says_why_and_when() -> None:
-    again = Decision(route=LOCAL, policy="predicted", at_s=10.15)
+    again = PlacementDecision(route=LOCAL, policy="predicted", at_s=10.15)
     resumed = evolve(
         RECORD,
         routes=(REMOTE, LOCAL),
@@ -228,8 +228,8 @@ def test_the_choices_of_a_request_are_one_paragraph_each() -> None:
 
 def test_every_objective_that_was_broken_is_named_with_what_came() -> None:
     slo = Slo(name="chat", ttft_s=0.15, tpot_s=0.01, itl_p99_s=0.05)
-    judgement = Judgement(served=True, ttft_met=False, tpot_met=False, itl_met=False)
-    broken = evolve(RECORD, slo=slo, judgement=judgement, slow_gaps=9, worst_gap_s=0.3)
+    judgement = SloResult(was_served=True, ttft_met=False, tpot_met=False, itl_met=False)
+    broken = evolve(RECORD, slo=slo, slo_result=judgement, itl_violations=9, max_itl_s=0.3)
     assert line_with("class chat", broken) == (
         "class chat of tenant acme: missed: TTFT 200 ms, promised 150 ms;"
         " TPOT 12.7 ms, promised 10 ms; 9 gaps above 50 ms, 0 allowed"
@@ -243,7 +243,7 @@ def test_a_request_that_was_refused_says_that_it_was_not_served() -> None:
         first_token_at_s=None,
         last_token_at_s=None,
         output_tokens=0,
-        judgement=Judgement(served=False, ttft_met=True, tpot_met=True, itl_met=True),
+        slo_result=SloResult(was_served=False, ttft_met=True, tpot_met=True, itl_met=True),
     )
     assert line_with("class chat", refused).endswith("missed: not served")
     assert "TTFT: " not in shown(refused)
@@ -256,23 +256,25 @@ def test_a_client_that_left_in_time_with_nothing_counts_neither_way() -> None:
         first_token_at_s=None,
         last_token_at_s=None,
         output_tokens=0,
-        judgement=Judgement(served=True, ttft_met=True, tpot_met=True, itl_met=True),
+        slo_result=SloResult(was_served=True, ttft_met=True, tpot_met=True, itl_met=True),
     )
     assert line_with("class chat", left).endswith("tenant acme: excused")
 
 
 def test_a_request_that_met_everything_is_called_good() -> None:
-    good = evolve(RECORD, slo=Slo(name="chat", ttft_s=0.5), judgement=ALL_MET)
+    good = evolve(RECORD, slo=Slo(name="chat", ttft_s=0.5), slo_result=ALL_MET)
     assert line_with("class chat", good).endswith("tenant acme: good")
 
 
 def test_time_that_was_lost_on_another_replica_is_a_part_of_its_own() -> None:
     again = evolve(DECISION, at_s=10.15)
-    lost = evolve(PREFILL, ended_at_s=10.15, first_output_at_s=None, end=LegEnd.BROKEN)
+    lost = evolve(PREFILL, ended_at_s=10.15, first_output_at_s=None, outcome=LegOutcome.FAILED)
     legs = (
         lost,
-        evolve(PREFILL, placement=1, began_at_s=10.1503, first_output_at_s=10.18, ended_at_s=10.18),
-        evolve(DECODE, placement=1, began_at_s=10.18),
+        evolve(
+            PREFILL, route_index=1, started_at_s=10.1503, first_output_at_s=10.18, ended_at_s=10.18
+        ),
+        evolve(DECODE, route_index=1, started_at_s=10.18),
     )
     resumed = evolve(
         RECORD, decisions=(DECISION, again), routes=(REMOTE, REMOTE), legs=legs, resumes=1

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from baton.cli.backend import Seam
+from baton.cli.backend import Backend
 from baton.cli.main import build_app
 
 FILES = {"slo.json": b"{}\n", "provisioning/baton.yaml": b"apiVersion: 1\n"}
 
 
 def run(*arguments: str) -> Result:
-    seam = Seam(
+    seam = Backend(
         dashboards=lambda: FILES, rules=lambda base: {"alerts.yaml": (base or "none").encode()}
     )
     return CliRunner().invoke(build_app(), arguments, obj=seam)

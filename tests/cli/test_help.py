@@ -25,10 +25,10 @@ def verbs() -> Iterator[tuple[tuple[str, ...], str]]:
     """Every verb that does something, and where it is."""
     for under_heading in VERBS.values():
         for name, verb in under_heading.items():
-            if isinstance(verb.where, Mapping):
-                yield from (((name, word), where) for word, where in verb.where.items())
+            if isinstance(verb.entry_point, Mapping):
+                yield from (((name, word), where) for word, where in verb.entry_point.items())
             else:
-                yield (name,), verb.where
+                yield (name,), verb.entry_point
 
 
 EVERY = [words for words, _ in verbs()]
@@ -46,7 +46,7 @@ def test_every_verb_stands_under_a_heading_in_one_line() -> None:
     for heading, under in VERBS.items():
         at = lines.index(f"{heading}:")
         told = [tuple(line.split(None, 1)) for line in lines[at + 1 : at + 1 + len(under)]]
-        assert told == [(name, verb.text) for name, verb in under.items()]
+        assert told == [(name, verb.help) for name, verb in under.items()]
 
 
 @pytest.mark.parametrize(("words", "where"), list(verbs()), ids=str)
@@ -57,7 +57,7 @@ def test_what_the_list_says_of_a_verb_is_what_the_verb_says(
     told = inspect.getdoc(getattr(import_module(f"baton.cli.{module}"), function))
     assert told, f"{where} says nothing"
     if len(words) == 1:
-        (text,) = [one[words[0]].text for one in VERBS.values() if words[0] in one]
+        (text,) = [entry[words[0]].help for entry in VERBS.values() if words[0] in entry]
         assert told.partition("\n")[0] == text
 
 
@@ -70,7 +70,7 @@ def test_every_verb_has_help_and_prints_json_when_asked(words: tuple[str, ...]) 
 
 @pytest.mark.parametrize("group", ["config", "keys", "explain", "dashboards", "rules"])
 def test_a_verb_of_verbs_lists_them(group: str) -> None:
-    (words,) = [one[group].where for one in VERBS.values() if group in one]
+    (words,) = [entry[group].entry_point for entry in VERBS.values() if group in entry]
     assert isinstance(words, Mapping)
     told = help_of(group)
     assert all(f"\n  {word} " in told for word in words)

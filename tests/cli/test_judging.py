@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from baton.cli.model.fit_rows import Calibrating, in_short, judged_rows
+from baton.cli.model.fit_rows import CalibrationArgs, evaluate_rows, summarize
 
 HEADER = "backend,backend_version,model_path,system,gemm_quant_mode,isl,osl,tp_size,concurrency,"
 HEADER += "silicon_ttft_ms,silicon_tpot_ms"
@@ -23,8 +23,8 @@ def report(folder: Path, rows: list[str]) -> dict[str, Any]:
     asked.write_text("\n".join([HEADER, *rows]), encoding="utf-8")
     on.write_text("\n".join([HEADER, *FITTED]), encoding="utf-8")
     shares: list[float] = []
-    known = Calibrating(on=on)
-    found = judged_rows(asked, known, skip_bad=False, on_progress=shares.append)
+    known = CalibrationArgs(rows_path=on)
+    found = evaluate_rows(asked, known, ignore_invalid=False, on_progress=shares.append)
     assert shares[-1] == 1.0
     return found
 
@@ -42,16 +42,18 @@ def test_one_reason_for_many_rows_is_said_once(tmp_path: Path) -> None:
 def test_a_mark_of_the_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
     asked = tmp_path / "asked.csv"
     asked.write_text("\n".join([HEADER, POSSIBLE]), encoding="utf-8-sig")
-    found = judged_rows(asked, Calibrating(), skip_bad=False, on_progress=lambda _: None)
+    found = evaluate_rows(
+        asked, CalibrationArgs(), ignore_invalid=False, on_progress=lambda _: None
+    )
     assert found["in_the_means"] == 1
 
 
 def test_in_short_no_row_is_named_that_needs_no_look(tmp_path: Path) -> None:
-    short: dict[str, Any] = in_short(report(tmp_path, [POSSIBLE, *FAR]))
+    short: dict[str, Any] = summarize(report(tmp_path, [POSSIBLE, *FAR]))
     assert "judged" not in short
     assert "rows_that_cannot_be" not in short
     assert list(short["not_judged"][0]) == ["why", "count", "first"]
-    assert "not_judged" not in in_short(report(tmp_path, [POSSIBLE]))
+    assert "not_judged" not in summarize(report(tmp_path, [POSSIBLE]))
 
 
 def test_errors_are_said_with_and_without_rows_that_cannot_be(tmp_path: Path) -> None:
@@ -63,4 +65,4 @@ def test_errors_are_said_with_and_without_rows_that_cannot_be(tmp_path: Path) ->
     assert told["row"].endswith("c5")
     assert "more than its devices can compute" in told["why"]
     assert [name[-2:] for name in found["others_of_the_same_sweeps"]] == ["c6"]
-    assert [one["cannot_be"] is None for one in found["judged"]] == [True, False]
+    assert [item["cannot_be"] is None for item in found["judged"]] == [True, False]

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton.cli.main import build_app
-from baton.runtime.keys.key_files import keys_of, load_ring
+from baton.runtime.keys.key_files import load_ring, read_keys
 
 
 def keys(*arguments: str | Path) -> Result:
@@ -46,7 +46,7 @@ def test_a_new_key_is_alone_on_stdout_and_lets_its_tenant_in(file: Path) -> None
     assert load_ring({"acme": file}).tenant_of(token, now()) == "acme"
     (row,) = listed(file)
     assert (row["tenant"], row["state"], row["label"]) == ("acme", "active", "ci job")
-    lasts = keys_of(file)[0].expires_at
+    lasts = read_keys(file)[0].expires_at
     assert lasts is not None
     assert abs(lasts - now() - timedelta(days=90)) < timedelta(minutes=1)
 
@@ -84,7 +84,7 @@ def test_a_rotated_key_is_good_for_a_while_beside_its_successor(file: Path) -> N
     assert ring.tenant_of(new, later) == "acme"
     first, second = listed(file)
     assert second["label"] == "ci"
-    lasts = keys_of(file)[1].expires_at
+    lasts = read_keys(file)[1].expires_at
     assert lasts is not None
     assert timedelta(days=9) < lasts - now() <= timedelta(days=10)
     assert first["expires"] < second["expires"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.cli.inspect.links import readable
+from baton.cli.inspect.links import text_report
 from baton.cli.output import text_lines
-from baton.policy.links.estimates import LinkBook
+from baton.policy.links.estimates import LinkTable
 from baton.serving.shared.reports import link_report
 
 OK: dict[str, object] = {
@@ -39,7 +39,7 @@ QUARANTINED: dict[str, object] = OK | {"state": "quarantined", "why": "handshake
 
 
 def shown(*rows: Mapping[str, object]) -> list[str]:
-    return list(text_lines(readable({"links": list(rows), "ingresses": 1})))
+    return list(text_lines(text_report({"links": list(rows), "ingresses": 1})))
 
 
 def test_a_pair_is_one_row_with_units() -> None:
@@ -64,10 +64,10 @@ def test_a_fleet_that_hands_nothing_over_is_said_to_have_no_pairs() -> None:
 
 
 def test_what_an_ingress_tells_of_its_links_can_be_shown() -> None:
-    book = LinkBook()
+    book = LinkTable()
     for replica_id in ("p", "d"):
-        book.join(replica_id)
-    book.probe_ok("p", "d", 1.0, took_s=0.5, moved_bytes=1024)
+        book.add_replica(replica_id)
+    book.record_probe_success("p", "d", 1.0, elapsed_s=0.5, moved_bytes=1024)
     (row,) = shown(*link_report(book.rows(3.0)))[3:]
     assert row.split()[:4] == ["p", "d", "ok", "unknown"]
     assert "2 s ago" in row

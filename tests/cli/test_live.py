@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from baton.cli.backend import Joined, Report
+from baton.cli.backend import AttachedDeployment, Report
 from baton.cli.inspect import live_screen as live
-from baton.cli.inspect.live_screen import Asker, repeat
+from baton.cli.inspect.live_screen import Poller, repeat
 from baton.domain.errors import ClusterFailed, DeploymentEnded, NotRunning
 from tests.cli.invoked import invoke
 
@@ -39,20 +39,20 @@ class Script:
 
 
 @pytest.fixture
-def asker() -> Iterator[Callable[[Script], Asker[object]]]:
-    made: list[tuple[Asker[object], Script]] = []
+def asker() -> Iterator[Callable[[Script], Poller[object]]]:
+    made: list[tuple[Poller[object], Script]] = []
 
-    def make(script: Script) -> Asker[object]:
-        made.append((Asker(script, 0.001), script))
+    def make(script: Script) -> Poller[object]:
+        made.append((Poller(script, 0.001), script))
         return made[-1][0]
 
     yield make
-    for one, script in made:
-        one.close()
+    for poller, script in made:
+        poller.close()
         script.gate.set()
 
 
-def test_the_newest_answer_is_what_is_shown(asker: Callable[[Script], Asker[object]]) -> None:
+def test_the_newest_answer_is_what_is_shown(asker: Callable[[Script], Poller[object]]) -> None:
     script = Script("first", "second")
     one = asker(script)
     script.over.wait(WAIT_S)
@@ -62,21 +62,21 @@ def test_the_newest_answer_is_what_is_shown(asker: Callable[[Script], Asker[obje
 
 
 def test_somebody_who_does_not_answer_for_a_moment_leaves_the_old_numbers_and_says_why(
-    asker: Callable[[Script], Asker[object]],
+    asker: Callable[[Script], Poller[object]],
 ) -> None:
     script = Script("first", NotRunning("the controller is replaced", "wait"))
     one = asker(script)
     script.over.wait(WAIT_S)
     seen = one.latest(WAIT_S)
     assert seen is not None
-    assert (seen.value, one.trouble) == ("first", "the controller is replaced")
+    assert (seen.value, one.unavailable_reason) == ("first", "the controller is replaced")
 
 
-def test_trouble_is_over_with_the_next_answer(asker: Callable[[Script], Asker[object]]) -> None:
+def test_trouble_is_over_with_the_next_answer(asker: Callable[[Script], Poller[object]]) -> None:
     script = Script("first", NotRunning("it is replaced", "wait"), "second")
     one = asker(script)
     script.over.wait(WAIT_S)
-    assert one.trouble == ""
+    assert one.unavailable_reason == ""
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_trouble_is_over_with_the_next_answer(asker: Callable[[Script], Asker[ob
     ],
 )
 def test_what_will_not_pass_ends_the_screen(
-    answers: tuple[object, ...], asker: Callable[[Script], Asker[object]]
+    answers: tuple[object, ...], asker: Callable[[Script], Poller[object]]
 ) -> None:
     one, (*_, last) = asker(Script(*answers)), answers
     assert isinstance(last, Exception)
@@ -97,7 +97,7 @@ def test_what_will_not_pass_ends_the_screen(
         all(one.latest(0.1) for _ in range(100))
 
 
-def test_no_answer_yet_is_none(asker: Callable[[Script], Asker[object]]) -> None:
+def test_no_answer_yet_is_none(asker: Callable[[Script], Poller[object]]) -> None:
     one = asker(Script())
     assert one.latest(0.001) is None
 
@@ -119,8 +119,8 @@ class Fleet:
         self.asked = 0
 
     @contextmanager
-    def joined(self, *, address: str | None) -> Iterator[Joined]:
-        yield cast(Joined, self)
+    def attach(self, *, address: str | None) -> Iterator[AttachedDeployment]:
+        yield cast(AttachedDeployment, self)
 
     def status(self) -> Report:
         self.asked += 1
@@ -133,7 +133,7 @@ def test_watching_without_a_terminal_prints_a_report_a_line_until_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert not live.is_terminal()
-    monkeypatch.setattr("baton.cli.inspect.status.interval_of", lambda _text: 0.0)
+    monkeypatch.setattr("baton.cli.inspect.status.parse_interval", lambda _text: 0.0)
     result = invoke(Fleet(), "status", "--watch", "-o", "json")
     assert [json.loads(line)["number"] for line in result.stdout.splitlines()] == [1, 2, 3]
     assert result.exit_code == 3

@@ -8,20 +8,22 @@ from dataclasses import dataclass, field
 
 from typer.testing import Result
 
-from baton.cli.inspect.logs import readable
+from baton.cli.inspect.logs import line_texts
 from baton.domain.errors import NotRunning
-from baton.serving.operator.log_files import LogLine, LogOrder
+from baton.serving.operator.log_files import LogLine, LogQuery
 from tests.cli.invoked import invoke
 
 LINE = LogLine(
-    at="2026-11-22T07:41:07.346+00:00",
+    timestamp="2026-11-22T07:41:07.346+00:00",
     level="warning",
     event="pool_scaled",
     fields={"pool": "decode", "had": 1},
     source="controller-ctl",
     text="",
 )
-OTHER = LogLine(at="", level="", event="", fields={}, source="decode-x", text="Triton is there")
+OTHER = LogLine(
+    timestamp="", level="", event="", fields={}, source="decode-x", text="Triton is there"
+)
 
 
 @dataclass
@@ -29,11 +31,11 @@ class Scripted:
     """Gives some lines; remembers what it was asked."""
 
     lines: list[LogLine | None] = field(default_factory=lambda: [LINE, None, OTHER])
-    asked: list[tuple[LogOrder, bool]] = field(default_factory=list)
+    asked: list[tuple[LogQuery, bool]] = field(default_factory=list)
 
     def logs(
         self,
-        order: LogOrder,
+        order: LogQuery,
         *,
         follow: bool,
         progress: Callable[[str], None],
@@ -64,7 +66,16 @@ def test_json_is_one_object_a_line() -> None:
 def test_an_exception_stands_below_its_event() -> None:
     fields = {"exception": "Traceback\nValueError: no"}
     lines = list(
-        readable(LogLine(at=LINE.at, level="error", event="x", fields=fields, source="s", text=""))
+        line_texts(
+            LogLine(
+                timestamp=LINE.timestamp,
+                level="error",
+                event="x",
+                fields=fields,
+                source="s",
+                text="",
+            )
+        )
     )
     assert [line.strip() for line in lines[1:]] == ["Traceback", "ValueError: no"]
 
@@ -75,12 +86,14 @@ def test_everything_that_is_asked_for_is_passed_on() -> None:
     run("--ingress", "--controller", "-f", "-n", "0", "--all", "--request", "r", scripted=scripted)
     run(scripted=scripted)
     assert scripted.asked == [
-        (LogOrder(replica="d-1", level="warning", events=frozenset("ab")), False),
+        (LogQuery(replica="d-1", level="warning", events=frozenset("ab")), False),
         (
-            LogOrder(ingress=True, controller=True, last=None, others=True, request_id="r"),
+            LogQuery(
+                ingress=True, controller=True, tail_lines=None, include_foreign=True, request_id="r"
+            ),
             True,
         ),
-        (LogOrder(), False),
+        (LogQuery(), False),
     ]
 
 
@@ -94,7 +107,7 @@ def test_without_a_deployment_there_is_a_next_step() -> None:
     class Nothing(Scripted):
         def logs(
             self,
-            order: LogOrder,
+            order: LogQuery,
             *,
             follow: bool,
             progress: Callable[[str], None],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from baton.cli.backend import Seam
+from baton.cli.backend import Backend
 from baton.cli.main import build_app
 from baton.cli.setup.manifests import TARGETS
 from baton.manifests.export import Target
@@ -19,7 +19,7 @@ def export(folder: Path, *more: str, text: str = CONFIG) -> Result:
     path = folder / "config.yaml"
     path.write_text(text)
     words = ["manifests", "export", "-c", str(path), "--out", str(folder / "out"), *more]
-    return CliRunner().invoke(build_app(), words, obj=Seam(environ={}))
+    return CliRunner().invoke(build_app(), words, obj=Backend(environ={}))
 
 
 def test_the_files_are_written_and_named_one_a_line(tmp_path: Path) -> None:

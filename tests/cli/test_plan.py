@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from baton.cli.backend import Seam
+from baton.cli.backend import Backend
 from baton.cli.main import build_app
 
 MODEL = "meta-llama/Llama-3.1-70B"
@@ -16,7 +16,7 @@ CONV = ("--workload", "conv", "--gpus", "8", "--processes", "1")
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(build_app(), ["plan", *arguments], obj=Seam(environ={}))
+    return CliRunner().invoke(build_app(), ["plan", *arguments], obj=Backend(environ={}))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_json_says_the_same_in_plain_values() -> None:
     (bound,) = told["out_of_reach"]
     assert bound["is_physical"]
     assert bound["factor"] == pytest.approx(bound["physical_s"] / 0.002)
-    assert any(one["label"] == "h100_sxm tp1" for one in told["left_out"])
+    assert any(item["label"] == "h100_sxm tp1" for item in told["left_out"])
 
 
 def test_a_trace_with_a_bad_line_is_refused_with_its_place(tmp_path: Path) -> None:

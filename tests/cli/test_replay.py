@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton.cli.main import build_app
-from tests.fakes.completion_server import Asked, CompletionServer
+from tests.fakes.completion_server import CompletionServer, ReceivedRequest
 
 LINE = '{{"timestamp": {at}, "input_length": 40, "output_length": 3, "hash_ids": [{first}]}}\n'
 
@@ -43,8 +43,8 @@ def test_a_trace_is_sent_and_measured(server: CompletionServer, trace: Path) -> 
     assert report["objectives"] == {"ttft_s": 30.0, "tpot_s": 9.0, "e2e_s": None, "target": 0.9}
     (run,) = report["results"]
     assert (run["requests"], run["failed"], run["attainment"]) == (20, 0, 1.0)
-    assert len(server.asked) == 20
-    prompts = [tuple(one.body["prompt"]) for one in server.asked]
+    assert len(server.requests) == 20
+    prompts = [tuple(request.body["prompt"]) for request in server.requests]
     assert len({prompt[:40] for prompt in prompts}) == 10
 
 
@@ -61,9 +61,9 @@ def test_a_table_is_for_people_and_a_page_is_written(
 
 def test_a_trace_is_limited_scaled_and_sped_up(server: CompletionServer, trace: Path) -> None:
     def sent(*options: str) -> int:
-        server.asked.clear()
+        server.requests.clear()
         report_of(str(trace), "--url", server.url, *options)
-        return len(server.asked)
+        return len(server.requests)
 
     assert sent("--limit", "7") == 7
     assert sent("--duration", "100ms") == 10
@@ -75,7 +75,7 @@ def test_a_workload_needs_no_file(server: CompletionServer) -> None:
     options = ("--workload", "sharegpt", "--rate", "200", "--limit", "5", "--seed", "3")
     report = report_of("--url", server.url, *options)
     assert report["results"][0]["requests"] == 5
-    assert len(server.asked) == 5
+    assert len(server.requests) == 5
 
 
 def test_lengths_alone_arrive_at_the_rate(server: CompletionServer, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_lengths_alone_arrive_at_the_rate(server: CompletionServer, tmp_path: Pa
 def test_failures_are_shown_and_when_nothing_succeeds_the_status_says_so(
     server: CompletionServer, trace: Path
 ) -> None:
-    async def busy(_: Asked) -> AsyncIterator[str]:
+    async def busy(_: ReceivedRequest) -> AsyncIterator[str]:
         yield "503 Busy"
         yield '{"error": {"message": "come back later"}}'
 
@@ -118,8 +118,8 @@ def test_a_header_is_sent_and_its_value_is_never_shown(
 ) -> None:
     headers = ("--header", "Authorization: Bearer sk-one", "--header", 'X-Key: it\'s "sk-two"')
     report = report_of(str(trace), "--url", server.url, "--limit", "2", *headers)
-    assert server.asked[0].headers["authorization"].lower() == "bearer sk-one"
-    assert server.asked[0].headers["x-key"] == 'it\'s "sk-two"'
+    assert server.requests[0].headers["authorization"].lower() == "bearer sk-one"
+    assert server.requests[0].headers["x-key"] == 'it\'s "sk-two"'
     assert "--header 'Authorization: ...' --header 'X-Key: ...'" in report["provenance"]["command"]
     assert "sk-" not in json.dumps(report)
 
@@ -131,10 +131,10 @@ def test_the_first_so_much_of_a_trace_counts_from_its_first_arrival(
     line = '{{"at_s": {at}, "input_length": 40, "output_length": 3}}\n'
     file.write_text("".join(line.format(at=3600 + number / 100) for number in range(20)))
     report_of(str(file), "--url", server.url, "--duration", "95ms")
-    assert len(server.asked) == 10
-    server.asked.clear()
+    assert len(server.requests) == 10
+    server.requests.clear()
     report_of(str(file), "--url", server.url, "--speed", "2", "--duration", "48ms")
-    assert len(server.asked) == 10
+    assert len(server.requests) == 10
 
 
 def test_where_nothing_runs_the_status_says_so(trace: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_bad_line_is_named(server: CompletionServer, tmp_path: Path) -> None:
     result = replay(str(file), "--url", server.url)
     assert result.exit_code == 1
     assert f"{file}, line 2: input_length is missing" in result.stderr
-    assert not server.asked
+    assert not server.requests
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import cast
 
 import pytest
 from typer.testing import Result
 
 from baton.cli.backend import Progress, Report
-from baton.cli.inspect.history import readable as history_rows
-from baton.cli.inspect.status import readable as status_of
-from baton.cli.run.upgrade import readable
-from baton.domain.errors import ApplyRefused
+from baton.cli.inspect.history import text_report as history_rows
+from baton.cli.inspect.status import text_report as status_of
+from baton.cli.run.upgrade import report_lines
+from baton.domain.errors import ApplyRejected
 from baton.serving.rollout.ports import ApplyOptions
+from baton.serving.store.config_store import GenerationRecord, GenerationStatus
 from tests.cli.invoked import invoke
 
 DONE: Report = {
@@ -71,7 +72,7 @@ def test_one_goes_back_to_the_last_good_generation_or_to_one_by_its_number() -> 
 
 
 def test_what_is_taken_back_is_a_failure_that_says_why() -> None:
-    refused = ApplyRefused("taken back, generation 2 is as before: it did not start", "look")
+    refused = ApplyRejected("taken back, generation 2 is as before: it did not start", "look")
     for verb in ("rollback", "upgrade"):
         result = run(Scripted(refused), verb)
         assert (result.exit_code, "did not start" in result.stderr) == (1, True)
@@ -95,15 +96,22 @@ def test_a_version_is_rolled_out_with_its_options_and_told_before_and_after() ->
     ],
 )
 def test_what_came_of_an_upgrade_is_said_in_one_line(report: Report, text: str) -> None:
-    (line,) = readable({**DONE, **report})
+    (line,) = report_lines({**DONE, **report})
     assert text in line
 
 
 def test_generations_are_listed_with_their_fate_and_the_one_that_holds_is_marked() -> None:
-    rows = [
-        {"generation": 0, "at_s": None, "by": "up", "fate": "started", "why": ""},
-        {"generation": 1, "at_s": 1e9, "by": "apply", "fate": "taken back", "why": "no such key"},
-    ]
+    first = GenerationRecord(
+        generation=0, at_s=None, operation="up", status=GenerationStatus.STARTED
+    )
+    second = GenerationRecord(
+        generation=1,
+        at_s=1e9,
+        operation="apply",
+        status=GenerationStatus.REVERTED,
+        why="no such key",
+    )
+    rows = [asdict(first), asdict(second)]
     report: Report = {"generation": 1, "baton": "0.1.0", "generations": rows}
     shown = cast("list[dict[str, str]]", history_rows(report)["generations"])
     assert [row["generation"] for row in shown] == ["0", "1 *"]

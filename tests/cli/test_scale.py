@@ -6,9 +6,9 @@ import pytest
 from typer.testing import Result
 
 from baton.cli.backend import Report
-from baton.cli.inspect.usage import readable as usage_readable
-from baton.cli.run.scale import readable
-from baton.domain.errors import ScalingRefused
+from baton.cli.inspect.usage import text_report as usage_readable
+from baton.cli.run.scale import report_line
+from baton.domain.errors import ScalingRejected
 from tests.cli.invoked import invoke
 
 SCALED: Report = {
@@ -74,13 +74,13 @@ def test_what_makes_no_sense_is_a_usage_error(arguments: tuple[str, ...]) -> Non
 
 
 def test_a_refusal_says_why_and_what_to_do() -> None:
-    result, _ = run("decode", "9", answer=ScalingRefused("there are at most 8", "raise it"))
+    result, _ = run("decode", "9", answer=ScalingRejected("there are at most 8", "raise it"))
     assert result.exit_code == 1
     assert result.stderr == "error: there are at most 8\nnext: raise it\n"
 
 
 def test_fewer_replicas_drain_and_the_way_back_is_named() -> None:
-    told = readable({**SCALED, "target": 1, "override": {"replicas": 1, "remaining_s": None}})
+    told = report_line({**SCALED, "target": 1, "override": {"replicas": 1, "remaining_s": None}})
     assert told == (
         "decode: 2 -> 1 replicas, 1 draining before they stop; "
         "stays so until 'baton scale decode --auto'"
@@ -88,7 +88,7 @@ def test_fewer_replicas_drain_and_the_way_back_is_named() -> None:
 
 
 def test_what_is_taken_back_says_who_scales_from_now_on() -> None:
-    told = readable({**SCALED, "target": 2, "override": None})
+    told = report_line({**SCALED, "target": 2, "override": None})
     assert told == "decode: 2 replicas; from now on slo"
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from baton.cli.backend import Seam
+from baton.cli.backend import Backend
 from baton.cli.main import build_app
-from baton.cli.model.simulation import Order, Requests, study_of
+from baton.cli.model.simulation import RequestArgs, SimulateArgs, run_study
 
 ROOT = Path(__file__).parents[2]
 SIM = str(ROOT / "configs" / "sim.yaml")
@@ -23,7 +23,7 @@ LINE = '{{"timestamp": {at}, "input_length": 600, "output_length": 5, "hash_ids"
 
 def simulate(*arguments: str, config: str = SIM) -> Result:
     return CliRunner().invoke(
-        build_app(), ["simulate", "-c", config, *arguments], obj=Seam(environ={})
+        build_app(), ["simulate", "-c", config, *arguments], obj=Backend(environ={})
     )
 
 
@@ -54,7 +54,7 @@ def test_a_trace_is_served_and_every_request_is_judged(trace: Path) -> None:
     assert (run["name"], run["requests"], run["failed"]) == ("predicted", 20, 0)
     assert run["rate_per_s"] == pytest.approx(4.0)
     assert run["attainment"] == 1.0
-    assert run["cached_share"] > 0.3
+    assert run["cached_fraction"] > 0.3
     assert report["objectives"] == {"ttft_s": 2.0, "tpot_s": 0.05, "e2e_s": None, "target": 0.9}
     assert report["device"] == "engine"
 
@@ -79,7 +79,7 @@ def test_engines_of_vllm_are_modelled_without_a_gpu() -> None:
 
 def test_a_plain_policy_is_compared_even_if_the_configuration_leaves_splitting_open() -> None:
     report = report_of(*SMALL, "--compare", "policy=round-robin", config=GPU)
-    assert [one["name"] for one in report["results"]] == ["predicted", "policy=round-robin"]
+    assert [item["name"] for item in report["results"]] == ["predicted", "policy=round-robin"]
     assert report["provenance"]["with policy=round-robin"].count("disaggregate always") == 1
     assert report["results"][1]["counts"]["handoffs"] == 12
 
@@ -144,7 +144,7 @@ def test_a_sweep_leaves_out_objectives_that_cannot_be_configured_and_says_so() -
     assert [scale for scale, _ in curve["scale_and_attainment"]] == [
         *(0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
     ]
-    (note,) = (one for one in swept["notes"] if "sweep" in one)
+    (note,) = (item for item in swept["notes"] if "sweep" in item)
     assert "0.25, 0.5" in note
     assert "at least 1ms, at most" in note
 
@@ -154,7 +154,7 @@ def test_a_sweep_of_objectives_is_a_run_for_each_that_the_policy_knows_of() -> N
     limits = ("--ttft", "60ms", "--tpot", "11ms")
     judged = report_of(*busy, *limits, config=GPU)
     swept = report_of(*busy, *limits, "--slo-scale-sweep", config=GPU)
-    (once,), (each,) = (one["attainment_by_slo_scale"] for one in (judged, swept))
+    (once,), (each,) = (entry["attainment_by_slo_scale"] for entry in (judged, swept))
     assert (once["a_run_for_each"], each["a_run_for_each"]) == (False, True)
     assert len(each["scale_and_attainment"]) == 9
     assert dict(each["scale_and_attainment"])[1.0] == swept["results"][0]["attainment"]
@@ -190,10 +190,10 @@ def test_bad_lines_are_left_out_when_asked_and_counted(trace: Path) -> None:
 
 
 def test_the_timeline_begins_with_the_first_arrival() -> None:
-    rare = Requests(workload="summaries", rate_per_s=0.2, most=4, seed=3)
-    study = study_of(Order(files=[Path(SIM)], environ={}, requests=rare), command="")
+    rare = RequestArgs(workload="summaries", rate_per_s=0.2, max_requests=4, seed=3)
+    study = run_study(SimulateArgs(files=[Path(SIM)], environ={}, requests=rare), command="")
     (run,) = study.results
-    first, second = run.moments[:2]
+    first, second = run.samples[:2]
     assert run.outcomes[0].arrived_at_s > 2 * (second.at_s - first.at_s)
     assert 0 <= first.at_s < second.at_s - first.at_s
     assert first.replicas == {"prefill": 2, "decode": 2}
@@ -327,7 +327,7 @@ def test_requests_are_served_in_the_classes_and_for_the_tenants_that_the_trace_n
     )
     report = report_of("--trace", str(file), *sets)
     (run,) = report["results"]
-    shares = {(one["slo_class"], one["tenant"]): one["attainment"] for one in run["shares"]}
+    shares = {(item["slo_class"], item["tenant"]): item["attainment"] for item in run["shares"]}
     assert shares == {("default", "acme"): 1.0, ("strict", "default"): 0.0}
     assert any("by its own" in note for note in report["notes"])
     text = simulate("--trace", str(file), *sets).stdout
@@ -337,11 +337,11 @@ def test_requests_are_served_in_the_classes_and_for_the_tenants_that_the_trace_n
 def test_a_report_says_whose_limits_refuse_requests() -> None:
     rate = ("--set", "tenants.default.rate={tokens: 1k/min, burst: 1s}")
     limited = report_of(*SMALL, *rate, "--set", "tenants.acme={weight: 2}")
-    (note,) = (one for one in limited["notes"] if one.startswith("Limits hold"))
+    (note,) = (item for item in limited["notes"] if item.startswith("Limits hold"))
     assert "(default)" in note
     assert limited["results"][0]["failed"] > 0
     free = report_of(*SMALL, "--set", "tenants.acme={weight: 2}")
-    assert not any(one.startswith("Limits hold") for one in free["notes"])
+    assert not any(item.startswith("Limits hold") for item in free["notes"])
 
 
 SPECULATES = "models.llama-8b.engine.extra.speculative_config={method: ngram}"
@@ -365,10 +365,10 @@ def test_what_is_not_simulated_is_said_in_every_kind_of_report(tmp_path: Path) -
 def test_what_is_not_simulated_of_a_comparison_alone_is_said_of_it() -> None:
     compared = ("--compare", "disaggregate=never", "--compare", "pools.decode.parallel.ep=true")
     notes = report_of(*SMALL, *compared, config=GPU)["notes"]
-    (note,) = (one for one in notes if "not simulated" in one)
+    (note,) = (other for other in notes if "not simulated" in other)
     assert note.startswith("With pools.decode.parallel.ep=true: Expert parallelism is not")
     notes = report_of(*SMALL, *compared, "--set", SPECULATES, config=GPU)["notes"]
-    assert len([one for one in notes if "not simulated" in one]) == 2
+    assert len([other for other in notes if "not simulated" in other]) == 2
 
 
 def test_a_scaling_policy_that_there_is_not_is_refused() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from baton.cli.backend import Seam
+from baton.cli.backend import Backend
 from baton.cli.main import build_app
 from tests.repo.project import code_blocks
 
@@ -29,6 +29,6 @@ def test_there_are_examples() -> None:
 def test_an_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     _, *arguments = shlex.split(example)
-    result = CliRunner().invoke(build_app(), arguments, obj=Seam(environ={}))
+    result = CliRunner().invoke(build_app(), arguments, obj=Backend(environ={}))
     assert result.exit_code == 0, result.stderr
     assert result.stdout

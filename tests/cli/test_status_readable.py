@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from baton.cli.inspect.status import _screen, readable
+from baton.cli.inspect.status import _render, text_report
 from baton.cli.output import text_lines
 from baton.policy.prefix_cache.replica_record import ReplicaIndexState
 
@@ -42,7 +42,7 @@ def rows(shown: Mapping[str, object], name: str) -> list[dict[str, object]]:
 
 
 def test_a_replica_is_one_row_with_its_state_and_load() -> None:
-    shown = readable(report(VIEW))
+    shown = text_report(report(VIEW))
     assert shown["endpoint"] == "http://x"
     (row,) = rows(shown, "replicas")
     assert (row["replica_id"], row["state"], row["running"], row["pid"]) == (
@@ -54,12 +54,12 @@ def test_a_replica_is_one_row_with_its_state_and_load() -> None:
 
 
 def test_a_member_that_no_ingress_has_reached_is_shown_as_such() -> None:
-    (row,) = rows(readable(report()), "replicas")
+    (row,) = rows(text_report(report()), "replicas")
     assert row["state"] == "not joined"
 
 
 def test_an_ingress_is_one_line() -> None:
-    (row,) = rows(readable(report(VIEW)), "ingresses")
+    (row,) = rows(text_report(report(VIEW)), "ingresses")
     assert (row["in_flight"], row["ended"]) == ("2 decode", "5 finished")
 
 
@@ -75,81 +75,81 @@ def cache(**changes: object) -> dict[str, object]:
         host_blocks=0,
         predicted_blocks=7,
         sequence=3,
-        in_step=True,
-        stale=False,
+        in_sync=True,
+        is_stale=False,
         age_s=0.2,
         gaps=0,
-        unkept_blocks=0,
+        dropped_blocks=0,
     )
     return asdict(state) | changes
 
 
 def test_a_replica_that_only_the_second_ingress_has_reached_is_ready() -> None:
-    (row,) = rows(readable(report_of([], [VIEW])), "replicas")
+    (row,) = rows(text_report(report_of([], [VIEW])), "replicas")
     assert row["state"] == "ready"
 
 
 def test_what_ingresses_differ_in_is_shown_as_the_first_sees_it() -> None:
-    (row,) = rows(readable(report_of([VIEW], [VIEW | {"running_requests": 9}])), "replicas")
+    (row,) = rows(text_report(report_of([VIEW], [VIEW | {"running_requests": 9}])), "replicas")
     assert row["running"] == 2
 
 
 def test_what_the_index_knows_of_a_replica_is_shown_with_its_age() -> None:
-    (row,) = rows(readable(report(VIEW | {"cache": cache()})), "replicas")
+    (row,) = rows(text_report(report(VIEW | {"cache": cache()})), "replicas")
     shown = (row["cached_blocks"], row["sent_blocks"], row["index"])
     assert shown == ("120", 7, "in step, 200 ms old")
 
 
 def test_blocks_in_the_hosts_memory_are_told_apart() -> None:
-    (row,) = rows(readable(report(VIEW | {"cache": cache(host_blocks=30)})), "replicas")
+    (row,) = rows(text_report(report(VIEW | {"cache": cache(host_blocks=30)})), "replicas")
     assert row["cached_blocks"] == "120 + 30 in host"
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"in_step": False}, "out of step, 200 ms old"),
-        ({"in_step": False, "stale": True}, "out of step, 200 ms old"),
-        ({"in_step": False, "stale": True, "age_s": None}, "out of step, never reported"),
-        ({"stale": True, "age_s": 40.0}, "stale, 40 s old"),
-        ({"stale": True, "age_s": None}, "never reported"),
+        ({"in_sync": False}, "out of step, 200 ms old"),
+        ({"in_sync": False, "is_stale": True}, "out of step, 200 ms old"),
+        ({"in_sync": False, "is_stale": True, "age_s": None}, "out of step, never reported"),
+        ({"is_stale": True, "age_s": 40.0}, "stale, 40 s old"),
+        ({"is_stale": True, "age_s": None}, "never reported"),
     ],
 )
 def test_the_index_says_what_is_wrong_with_what_it_knows(
     changes: dict[str, object], text: str
 ) -> None:
-    (row,) = rows(readable(report(VIEW | {"cache": cache(**changes)})), "replicas")
+    (row,) = rows(text_report(report(VIEW | {"cache": cache(**changes)})), "replicas")
     assert row["index"] == text
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
-    [({"in_step": False}, "out of step, 200 ms old"), ({"stale": True}, "stale, 200 ms old")],
+    [({"in_sync": False}, "out of step, 200 ms old"), ({"is_stale": True}, "stale, 200 ms old")],
 )
 def test_an_index_is_as_good_as_that_of_the_ingress_that_knows_least(
     changes: dict[str, object], text: str
 ) -> None:
     good, bad = VIEW | {"cache": cache()}, VIEW | {"cache": cache(**changes)}
     for views in ((good, bad), (bad, good)):
-        (row,) = rows(readable(report_of(*([view] for view in views))), "replicas")
+        (row,) = rows(text_report(report_of(*([view] for view in views))), "replicas")
         assert row["index"] == text
 
 
 def test_the_leases_of_all_ingresses_are_added_up() -> None:
     views = [VIEW | {"leases": 2}], [VIEW | {"leases": 3}]
-    (row,) = rows(readable(report_of(*views)), "replicas")
+    (row,) = rows(text_report(report_of(*views)), "replicas")
     assert row["leases"] == 5
 
 
 def test_what_an_ingress_does_not_tell_is_not_shown() -> None:
-    shown = readable(report(VIEW))
+    shown = text_report(report(VIEW))
     (row,) = rows(shown, "replicas")
     assert not {"cached_blocks", "index", "leases"} & row.keys()
     assert "predictions" not in shown
 
 
 def test_the_table_of_replicas_is_one_line_a_replica_even_with_caches() -> None:
-    lines = list(text_lines(readable(report(VIEW | {"cache": cache(), "leases": 0}))))
+    lines = list(text_lines(text_report(report(VIEW | {"cache": cache(), "leases": 0}))))
     (line,) = [line for line in lines if "decode-1" in line]
     assert line.endswith("120            7            in step, 200 ms old  0")
 
@@ -167,7 +167,7 @@ def test_how_good_predictions_were_is_said_for_each_pool() -> None:
     whole = report(VIEW)
     (ingress,) = rows(whole, "ingresses")
     first, second = ingress | {"timings": [timing, unused]}, ingress | {"timings": [unused]}
-    shown = readable(whole | {"ingresses": [first, second]})
+    shown = text_report(whole | {"ingresses": [first, second]})
     assert rows(shown, "predictions") == [
         {
             "pool": "decode",
@@ -184,21 +184,21 @@ def test_failures_of_a_policy_of_the_users_own_are_shown_and_none_are_not() -> N
     (ingress,) = rows(report(VIEW), "ingresses")
     failing = {"name": "own:choose", "failures": 3, "last_failure": "KeyError: 'x'"}
     well = {"name": "own:choose", "failures": 0, "last_failure": ""}
-    shown = readable(report(VIEW) | {"ingresses": [ingress | {"policy": failing}]})
+    shown = text_report(report(VIEW) | {"ingresses": [ingress | {"policy": failing}]})
     assert shown["placement_failures"] == ["own:choose failed 3 times, the last: KeyError: 'x'"]
-    healthy = readable(report(VIEW) | {"ingresses": [ingress | {"policy": well}]})
+    healthy = text_report(report(VIEW) | {"ingresses": [ingress | {"policy": well}]})
     assert "placement_failures" not in healthy
 
 
 def test_how_long_it_is_up_is_said_in_its_place() -> None:
-    shown = readable(report(VIEW) | {"up_s": 734.0})
+    shown = text_report(report(VIEW) | {"up_s": 734.0})
     assert shown["up"] == "12 min 14 s"
     assert "up_s" not in shown
 
 
 def test_a_screen_has_as_many_lines_as_fit_and_says_what_it_leaves_out() -> None:
     screen = Console(width=40, height=5)
-    text = str(_screen(screen, report(VIEW), "9 s old"))
+    text = str(_render(screen, report(VIEW), "9 s old"))
     lines = text.splitlines()
     assert len(lines) == 5
     assert lines[-1] == "9 s old"
@@ -207,4 +207,4 @@ def test_a_screen_has_as_many_lines_as_fit_and_says_what_it_leaves_out() -> None
 
 
 def test_nothing_that_runs_is_shown_as_nothing() -> None:
-    assert readable({"endpoint": "http://x"})["replicas"] == []
+    assert text_report({"endpoint": "http://x"})["replicas"] == []

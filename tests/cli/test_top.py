@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import Result
 
-from baton.cli.backend import Joined, Report
+from baton.cli.backend import AttachedDeployment, Report
 from baton.cli.inspect.top_report import top_report
-from baton.cli.inspect.top_screen import Frame, History, drawn
+from baton.cli.inspect.top_screen import Frame, History, render
 from baton.domain.errors import NotRunning
 from tests.cli.invoked import invoke
 
@@ -109,7 +109,7 @@ def screen(
 ) -> list[str]:
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
     how = Frame(width=width, height=height, blocks=True, **frame)
-    console.print(drawn(report, History(), how))
+    console.print(render(report, History(), how))
     written = cast("io.StringIO", console.file).getvalue()
     return written.splitlines()
 
@@ -192,14 +192,14 @@ def test_goodput_is_the_first_line_below_the_name() -> None:
 
 
 def test_a_small_screen_holds_everything_of_a_small_deployment() -> None:
-    shown = "\n".join(screen(told(stories=10), foot="Ctrl-C ends it"))
+    shown = "\n".join(screen(told(stories=10), footer="Ctrl-C ends it"))
     for word in ("default", "decode", "prefill-1", "cuda_ipc", "r-1", "missed ttft", "Ctrl-C"):
         assert word in shown
     assert "(+" in shown, "rows were left out, and nothing says so"
 
 
 def test_an_alarm_takes_the_place_of_the_foot() -> None:
-    shown = screen(told(), foot="Ctrl-C ends it", alarm="9 s old: no answer")
+    shown = screen(told(), footer="Ctrl-C ends it", alarm="9 s old: no answer")
     assert shown[-1].rstrip() == "9 s old: no answer"
 
 
@@ -226,7 +226,7 @@ def test_no_deployment_is_too_large_for_a_screen(
         pools=[POOL] * pools,
         autoscaler={"held": "x" * 300},
     )
-    shown = screen(report, width=width, height=height, alarm=alarm, foot="foot")
+    shown = screen(report, width=width, height=height, alarm=alarm, footer="foot")
     assert len(shown) <= height
     assert max(map(len, shown)) <= width
 
@@ -269,7 +269,7 @@ def test_what_moves_now_is_told_from_two_looks_and_never_below_nothing() -> None
     first, second = told(), told(links=[LINK | {"moved_bytes": 3_000_000_000}])
     rates: list[float | None] = []
     for report, at_s in ((first, 10.0), (second, 12.0), (first, 14.0)):
-        history.note(report, at_s)
+        history.add(report, at_s)
         rates.append(history.bytes_per_s)
     assert rates == [None, 1e9, 0]
 
@@ -286,7 +286,7 @@ class Scripted:
     failure: NotRunning | None = None
 
     @contextmanager
-    def joined(self, *, address: str | None) -> Iterator[Joined]:
+    def attach(self, *, address: str | None) -> Iterator[AttachedDeployment]:
         self.joined_times += 1
         self.asked.append(address)
         if self.failure is not None:

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import Result
 
 from baton.cli.backend import Report
-from baton.cli.explain.trace import Order, traced
-from baton.domain.commands import RecordOrder
+from baton.cli.explain.trace import RequestOrder, trace_lines
+from baton.domain.commands import RecordSelection
 from baton.domain.errors import UnknownRequest
 from tests.cli.invoked import invoke
 
@@ -69,7 +69,7 @@ def run(*arguments: str, scripted: Scripted | None = None) -> Result:
 
 
 def lines(**changes: object) -> list[str]:
-    return list(traced([STORY | changes], WIDTH))
+    return list(trace_lines([STORY | changes], WIDTH))
 
 
 def line_with(part: str, **changes: object) -> str:
@@ -143,7 +143,7 @@ def test_legs_are_shown_as_engines_tell_of_them() -> None:
 
 
 def test_several_answers_of_one_request_are_a_paragraph_each() -> None:
-    said = list(traced([STORY, STORY | {"request_id": "1_r-1"}], WIDTH))
+    said = list(trace_lines([STORY, STORY | {"request_id": "1_r-1"}], WIDTH))
     assert said[said.index("1_r-1: finished (stop)") - 1] == ""
 
 
@@ -180,4 +180,4 @@ def test_a_request_that_nobody_remembers_ends_with_a_next_step() -> None:
 
 
 def test_the_orders_to_list_by_are_those_that_ingresses_know() -> None:
-    assert [str(order) for order in Order] == [str(order) for order in RecordOrder]
+    assert [str(order) for order in RequestOrder] == [str(order) for order in RecordSelection]

@@ -12,12 +12,15 @@ from baton.cli.traces import TraceUnusable, load_trace, make_workload
 @pytest.mark.parametrize("name", ["chat", "conv", "agents"])
 def test_a_workload_has_as_many_requests_as_are_asked_for(name: str) -> None:
     for seed in range(5):
-        assert len(make_workload(name, rate_per_s=4, most=40, seed=seed)) == 40
+        assert len(make_workload(name, rate_per_s=4, max_requests=40, seed=seed)) == 40
 
 
 def test_that_is_so_however_rarely_arrivals_happen_to_come() -> None:
-    made = [make_workload("code-bursty", rate_per_s=1, most=30, seed=seed) for seed in (1, 8, 10)]
-    assert {len(one) for one in made} == {30}
+    made = [
+        make_workload("code-bursty", rate_per_s=1, max_requests=30, seed=seed)
+        for seed in (1, 8, 10)
+    ]
+    assert {len(trace) for trace in made} == {30}
 
 
 def test_conversations_come_at_the_rate_that_was_asked_for_from_the_beginning() -> None:
@@ -26,13 +29,13 @@ def test_conversations_come_at_the_rate_that_was_asked_for_from_the_beginning() 
     assert made.requests[0].at_s < 1
     assert made.requests[-1].at_s < seconds
     for start_s in (0.0, 20.0, 40.0):
-        arrived = sum(start_s <= one.at_s < start_s + 20 for one in made.requests)
+        arrived = sum(start_s <= request.at_s < start_s + 20 for request in made.requests)
         assert arrived / 20 == pytest.approx(rate_per_s, rel=0.2)
 
 
 def test_a_workload_ends_where_either_limit_is_reached() -> None:
-    assert len(make_workload("conv", rate_per_s=10, duration_s=60, most=7)) == 7
-    few = make_workload("conv", rate_per_s=10, duration_s=1, most=1000)
+    assert len(make_workload("conv", rate_per_s=10, duration_s=60, max_requests=7)) == 7
+    few = make_workload("conv", rate_per_s=10, duration_s=1, max_requests=1000)
     assert 0 < len(few) < 40
     with pytest.raises(ValueError, match="wanted one"):
         make_workload("conv", rate_per_s=10)

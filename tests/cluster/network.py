@@ -21,7 +21,7 @@ _DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class InterfaceBytes:
     """What has gone through one node's interface so far."""
 
     received_bytes: int
@@ -39,19 +39,19 @@ class NetworkNode:
     """The network that all nodes have their addresses in."""
 
     @property
-    def inside(self) -> tuple[str, ...]:
+    def exec_prefix(self) -> tuple[str, ...]:
         """What to put before a command so that it runs there, as the same process."""
         return ("ip", "netns", "exec", self.namespace)
 
-    def wire(self) -> Wire:
+    def interface_bytes(self) -> InterfaceBytes:
         """Its interface's counters."""
         folder = f"/sys/class/net/{INTERFACE}/statistics"
         files = (f"{folder}/rx_bytes", f"{folder}/tx_bytes")
-        said = _run(*self.inside, "cat", *files).split()
-        return Wire(received_bytes=int(said[0]), sent_bytes=int(said[1]))
+        output = _run(*self.exec_prefix, "cat", *files).split()
+        return InterfaceBytes(received_bytes=int(output[0]), sent_bytes=int(output[1]))
 
 
-def why_not() -> str:
+def unavailable_reason() -> str:
     """Why networks cannot be made here; empty where they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
@@ -63,8 +63,8 @@ def why_not() -> str:
 @contextmanager
 def network(*names: str) -> Iterator[dict[str, NetworkNode]]:
     """Nodes of these names that reach each other and this machine; gone afterwards."""
-    mark = secrets.token_hex(3)
-    bridge, subnet = f"bt-{mark}", f"10.214.{secrets.randbelow(200) + 20}"
+    suffix = secrets.token_hex(3)
+    bridge, subnet = f"bt-{suffix}", f"10.214.{secrets.randbelow(200) + 20}"
     nodes = {
         name: NetworkNode(
             name=name,
@@ -79,7 +79,7 @@ def network(*names: str) -> Iterator[dict[str, NetworkNode]]:
         _run("ip", "addr", "add", f"{subnet}.254/24", "dev", bridge)
         _run("ip", "link", "set", bridge, "up")
         for number, node in enumerate(nodes.values()):
-            _plug_in(node, bridge, f"bt{mark}{number}")
+            _connect_node(node, bridge, f"bt{suffix}{number}")
         yield nodes
     finally:
         for node in nodes.values():
@@ -87,17 +87,28 @@ def network(*names: str) -> Iterator[dict[str, NetworkNode]]:
         _run("ip", "link", "del", bridge)
 
 
-def _plug_in(node: NetworkNode, bridge: str, near: str) -> None:
-    there = ("ip", "-n", node.namespace)
+def _connect_node(node: NetworkNode, bridge: str, host_interface: str) -> None:
+    in_namespace = ("ip", "-n", node.namespace)
     _run("ip", "netns", "add", node.namespace)
-    _run("ip", "link", "add", near, "type", "veth", "peer", INTERFACE, "netns", node.namespace)
-    _run("ip", "link", "set", near, "master", bridge, "up")
-    _run(*there, "addr", "add", f"{node.address}/24", "dev", INTERFACE)
+    _run(
+        "ip",
+        "link",
+        "add",
+        host_interface,
+        "type",
+        "veth",
+        "peer",
+        INTERFACE,
+        "netns",
+        node.namespace,
+    )
+    _run("ip", "link", "set", host_interface, "master", bridge, "up")
+    _run(*in_namespace, "addr", "add", f"{node.address}/24", "dev", INTERFACE)
     for interface in (INTERFACE, "lo"):
-        _run(*there, "link", "set", interface, "up")
+        _run(*in_namespace, "link", "set", interface, "up")
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, timeout=_DEADLINE_S, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.decode().strip()}"
-    return done.stdout.decode()
+    process = subprocess.run(command, capture_output=True, timeout=_DEADLINE_S, check=False)
+    assert process.returncode == 0, f"{' '.join(command)}: {process.stderr.decode().strip()}"
+    return process.stdout.decode()

@@ -25,7 +25,7 @@ import psutil
 
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from tests.cluster.network import NetworkNode, network
-from tests.e2e.deployments import CONFIGS, Deployment, alive, descendants
+from tests.e2e.deployments import CONFIGS, Deployment, descendants, find_alive
 from tests.fakes.scaled_deadline import ScaledDeadline
 
 LABEL = "baton/node"
@@ -56,10 +56,10 @@ class Cluster:
 
 
 @contextmanager
-def cluster(config: str, folder: Path, *, joining: tuple[str, ...]) -> Iterator[Cluster]:
+def running_cluster(config: str, folder: Path, *, joining: tuple[str, ...]) -> Iterator[Cluster]:
     """`baton up` on a node `head`, with further nodes that join it; ended in good order."""
-    with network("head", *joining) as at, ExitStack() as ends:
-        head, log = at["head"], folder / "up.log"
+    with network("head", *joining) as network_nodes, ExitStack() as exit_stack:
+        head, log = network_nodes["head"], folder / "up.log"
         options = ["-c", str(CONFIGS / config)]
         addresses = {
             "cluster.node_address": head.address,
@@ -70,46 +70,57 @@ def cluster(config: str, folder: Path, *, joining: tuple[str, ...]) -> Iterator[
         }
         for name, value in addresses.items():
             options += ["--set", f"{name}={value}"]
-        baton = (*head.inside, sys.executable, "-m", "baton.cli.main")
-        process = _started((*baton, "up", *options), log, dict(os.environ) | {"NO_COLOR": "1"})
-        ends.callback(_end, process)
-        state = _state_of(process, log)
+        baton = (*head.exec_prefix, sys.executable, "-m", "baton.cli.main")
+        process = _start_process(
+            (*baton, "up", *options), log, dict(os.environ) | {"NO_COLOR": "1"}
+        )
+        exit_stack.callback(_stop_process, process)
+        state = _cluster_state(process, log)
         nodes = {}
         for name in joining:
-            told = _told(baton, name)
-            nodes[name] = ends.enter_context(_joined(at[name], state, told, folder))
-        _await(lambda: "Ctrl-C ends it" in _text(log), process, log, within_s=_SERVING_S)
+            environment = _join_environment(baton, name)
+            nodes[name] = exit_stack.enter_context(
+                _join_node(network_nodes[name], state, environment, folder)
+            )
+        _wait_until(lambda: "Ctrl-C ends it" in _text(log), process, log, timeout_s=_SERVING_S)
         deployment = Deployment(
             url=f"http://{head.address}:{_PORT}",
             process=process,
             log=log,
             options=tuple(options),
-            inside=head.inside,
+            exec_prefix=head.exec_prefix,
         )
         yield Cluster(deployment=deployment, head=head, nodes=nodes)
 
 
 @contextmanager
-def _joined(
-    at: NetworkNode, state: ClusterState, environment: dict[str, str], folder: Path
+def _join_node(
+    network_node: NetworkNode, state: ClusterState, environment: dict[str, str], folder: Path
 ) -> Iterator[Node]:
-    log = folder / f"{at.name}.log"
+    log = folder / f"{network_node.name}.log"
     # Its sockets lie below, and a socket's path holds 107 bytes.
-    temp_dir = tempfile.mkdtemp(prefix=f"bt-{at.name[:4]}-", dir="/tmp")
+    temp_dir = tempfile.mkdtemp(prefix=f"bt-{network_node.name[:4]}-", dir="/tmp")
     program = [sys.executable, "-m", "tests.chaos.node_process", state.address, "4"]
-    program += ["--ip", at.address, "--label", f"{LABEL}={at.name}", "--temp-dir", temp_dir]
-    process = _started((*at.inside, *program), log, environment)
+    program += [
+        "--ip",
+        network_node.address,
+        "--label",
+        f"{LABEL}={network_node.name}",
+        "--temp-dir",
+        temp_dir,
+    ]
+    process = _start_process((*network_node.exec_prefix, *program), log, environment)
     try:
-        _await(lambda: _up(log) is not None, process, log, within_s=_START_S)
-        raylet = _up(log)
+        _wait_until(lambda: _raylet_pid(log) is not None, process, log, timeout_s=_START_S)
+        raylet = _raylet_pid(log)
         assert raylet is not None
-        yield Node(network=at, raylet=raylet)
+        yield Node(network=network_node, raylet=raylet)
     finally:
-        _end(process)
+        _stop_process(process)
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
-def _started(
+def _start_process(
     command: tuple[str, ...], log: Path, environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
@@ -127,52 +138,54 @@ def _text(log: Path) -> str:
     return log.read_text(errors="replace")
 
 
-def _up(log: Path) -> int | None:
-    found = re.search(r"^UP (\d+)$", _text(log), re.MULTILINE)
-    return None if found is None else int(found[1])
+def _raylet_pid(log: Path) -> int | None:
+    match = re.search(r"^UP (\d+)$", _text(log), re.MULTILINE)
+    return None if match is None else int(match[1])
 
 
-def _await(
-    holds: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, *, within_s: float
+def _wait_until(
+    predicate: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, *, timeout_s: float
 ) -> None:
-    deadline = ScaledDeadline(within_s)
-    while not holds():
+    deadline = ScaledDeadline(timeout_s)
+    while not predicate():
         assert process.poll() is None, f"it ended:\n{_text(log)}"
-        assert not deadline.passed(), f"not within {within_s:.0f} s:\n{_text(log)}"
+        assert not deadline.is_expired(), f"not within {timeout_s:.0f} s:\n{_text(log)}"
         time.sleep(_POLL_S)
 
 
-def _state_of(process: subprocess.Popen[bytes], log: Path) -> ClusterState:
+def _cluster_state(process: subprocess.Popen[bytes], log: Path) -> ClusterState:
     """How the deployment of this process is found, once its Ray is up."""
-    found: list[ClusterState] = []
+    states: list[ClusterState] = []
 
-    def told() -> bool:
-        found[:] = [one for one in running_clusters(state_folder()) if one.pid == process.pid]
-        return bool(found)
+    def is_found() -> bool:
+        states[:] = [
+            cluster for cluster in running_clusters(state_folder()) if cluster.pid == process.pid
+        ]
+        return bool(states)
 
-    _await(told, process, log, within_s=_START_S)
-    return found[0]
+    _wait_until(is_found, process, log, timeout_s=_START_S)
+    return states[0]
 
 
-def _told(baton: tuple[str, ...], name: str) -> dict[str, str]:
+def _join_environment(baton: tuple[str, ...], name: str) -> dict[str, str]:
     """The environment of a machine that has none of the first one's, with what it is told."""
     command = (*baton, "join", "--label", f"{LABEL}={name}", "-o", "json")
-    done = subprocess.run(command, check=True, capture_output=True, timeout=_START_S, cwd=_ROOT)
-    told: dict[str, str] = json.loads(done.stdout)["environment"]
-    return {name: value for name, value in os.environ.items() if "RAY" not in name} | told
+    process = subprocess.run(command, check=True, capture_output=True, timeout=_START_S, cwd=_ROOT)
+    environment: dict[str, str] = json.loads(process.stdout)["environment"]
+    return {name: value for name, value in os.environ.items() if "RAY" not in name} | environment
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop_process(process: subprocess.Popen[bytes]) -> None:
     """End a process of ours and all that it has started."""
-    family = descendants(process.pid)
+    processes = descendants(process.pid)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(90)
-    left = alive(family)
-    for one in left:
+    survivors = find_alive(processes)
+    for survivor in survivors:
         with suppress(psutil.NoSuchProcess):
-            one.kill()
+            survivor.kill()
     if process.poll() is None:
         process.kill()
     process.wait()

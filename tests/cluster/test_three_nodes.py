@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.chaos import faults
-from tests.cluster.network import Wire, why_not
-from tests.cluster.nodes import Cluster, cluster
+from tests.cluster.network import InterfaceBytes, unavailable_reason
+from tests.cluster.nodes import Cluster, running_cluster
 from tests.e2e.deployments import descendants
 
 pytestmark = [
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.thorough,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason()),
 ]
 STREAMS = 4
 LONG = 160
@@ -32,7 +32,7 @@ LONG = 160
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("three")
-    with cluster("three-nodes.yaml", folder, joining=("prefill", "decode")) as found:
+    with running_cluster("three-nodes.yaml", folder, joining=("prefill", "decode")) as found:
         yield found
 
 
@@ -100,7 +100,7 @@ def test_streams_go_on_elsewhere_when_the_decode_nodes_raylet_is_killed(
         under_way.wait()
         faults.kill(raylet)
         began_s = time.monotonic()
-        told = [one.result(timeout=180) for one in streams]
+        told = [other.result(timeout=180) for other in streams]
     took_s = time.monotonic() - began_s
     _, left = psutil.wait_procs(family, timeout=30)
     with capsys.disabled():
@@ -118,10 +118,10 @@ def test_requests_are_served_without_that_node(three: Cluster) -> None:
 
 def _pulled(three: Cluster) -> dict[str, Any]:
     """The link from prefill to decode, as the ingress knows it."""
-    rows: list[dict[str, Any]] = three.deployment.ask("links")["links"]
+    rows: list[dict[str, Any]] = three.deployment.run_json("links")["links"]
     (link,) = [row for row in rows if row["source_id"].startswith("prefill-")]
     return link
 
 
-def _wires(three: Cluster) -> dict[str, Wire]:
-    return {name: node.network.wire() for name, node in three.nodes.items()}
+def _wires(three: Cluster) -> dict[str, InterfaceBytes]:
+    return {name: node.network.interface_bytes() for name, node in three.nodes.items()}

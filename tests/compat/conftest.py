@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from baton.engine.gpus import compute_on_cpus
+from baton.engine.gpus import use_cpu_without_gpus
 from baton.engine.vllm.frontend.settings import FrontendSettings
 from baton.engine.vllm.gate.limits import FrontendLimits
 from tests.compat.echo_fleet import EchoFleet
@@ -26,7 +26,7 @@ from tests.compat.endpoint import (
 )
 from tests.fakes.tiny_model import tiny_model
 
-compute_on_cpus(os.environ)  # before the first test imports vLLM
+use_cpu_without_gpus(os.environ)  # before the first test imports vLLM
 
 
 @pytest.fixture(scope="session")
@@ -35,11 +35,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def running(model_dir: Path) -> Iterator[tuple[ServerThread, EchoFleet]]:
+def echo_server(model_dir: Path) -> Iterator[tuple[ServerThread, EchoFleet]]:
     echo = EchoFleet()
     settings = FrontendSettings(
         model=str(model_dir),
-        served_name=MODEL,
+        served_model_name=MODEL,
         adapters={ADAPTER: "/adapters/ada"},
         limits=FrontendLimits(max_body_bytes=MAX_BODY_BYTES),
     )
@@ -62,7 +62,7 @@ def server(request: pytest.FixtureRequest) -> Server:
             capabilities=frozenset({"logprobs", "json_schema"})
             - frozenset(os.environ.get("BATON_TEST_LACKS", "").split(",")),
         )
-    thread, _ = request.getfixturevalue("running")
+    thread, _ = request.getfixturevalue("echo_server")
     return Server(
         base_url=thread.base_url,
         model=MODEL,
@@ -80,9 +80,9 @@ def stand_in_only() -> None:
 
 
 @pytest.fixture
-def fleet(running: tuple[ServerThread, EchoFleet]) -> Iterator[EchoFleet]:
+def fleet(echo_server: tuple[ServerThread, EchoFleet]) -> Iterator[EchoFleet]:
     """The stand-in behind the server, for tests that need it to misbehave."""
-    _, echo = running
+    _, echo = echo_server
     echo.reset()
     yield echo
     echo.reset()
@@ -97,7 +97,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture
-def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+def anthropic_client(server: Server) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(
         base_url=server.base_url, api_key="none", max_retries=0, timeout=20
     ) as sdk:
@@ -105,7 +105,7 @@ def claude(server: Server) -> Iterator[anthropic.Anthropic]:
 
 
 @pytest.fixture
-def needs(server: Server) -> Callable[[str], None]:
+def require_capability(server: Server) -> Callable[[str], None]:
     def skip_without(capability: str) -> None:
         if capability not in server.capabilities:
             pytest.skip(f"the engine behind this server has no {capability}")

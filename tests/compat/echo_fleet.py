@@ -31,28 +31,28 @@ class EchoFleet:
         self.frontend: Frontend | None = None
         self.arrived: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self.aborted: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.refusal: BatonError | None = None
-        self.asks_before_refusal = 0
+        self.rejection: BatonError | None = None
+        self.admits_before_rejection = 0
         """How often it is asked in vain before that counts."""
-        self.refused: list[int] = []
+        self.rejected: list[int] = []
         """How many were refused, each time that any were."""
         self.is_healthy = True
-        self.paused = False
-        self.room = 1000
+        self.is_paused = False
+        self.free_slots = 1000
         self.fail_with: BatonError | None = None
         self.fail_after_tokens = 0
         self.fail_only_first = False
-        self.refused_tenants: frozenset[str] = frozenset()
+        self.rejected_tenants: frozenset[str] = frozenset()
         self.longest_step_gap_s = 0.0
         self._streams: dict[str, Stream] = {}
 
     def reset(self) -> None:
-        self.refusal = self.fail_with = None
-        self.asks_before_refusal, self.refused = 0, []
+        self.rejection = self.fail_with = None
+        self.admits_before_rejection, self.rejected = 0, []
         self.fail_only_first = False
-        self.room = 1000
-        self.refused_tenants = frozenset()
-        self.is_healthy, self.paused, self.fail_after_tokens = True, False, 0
+        self.free_slots = 1000
+        self.rejected_tenants = frozenset()
+        self.is_healthy, self.is_paused, self.fail_after_tokens = True, False, 0
         self.arrived = queue.SimpleQueue()
         self.aborted = queue.SimpleQueue()
 
@@ -78,19 +78,19 @@ class EchoFleet:
             self.aborted.put(request_id)
 
     def admit(self, n: int, caller: Caller) -> BatonError | None:
-        error = self._refusal_of(n, caller)
+        error = self._rejection_of(n, caller)
         if error is not None:
-            self.refused.append(n)
+            self.rejected.append(n)
         return error
 
-    def _refusal_of(self, n: int, caller: Caller) -> BatonError | None:
+    def _rejection_of(self, n: int, caller: Caller) -> BatonError | None:
         tenant = caller.tenant
-        if tenant in self.refused_tenants:
+        if tenant in self.rejected_tenants:
             return RateLimited("-", 2.2, f"tenant {tenant} has used up its requests")
-        if n > self.room:
+        if n > self.free_slots:
             return NoCapacity("-", 1.0, f"no room for {n}")
-        self.asks_before_refusal -= 1
-        return None if self.asks_before_refusal >= 0 else self.refusal
+        self.admits_before_rejection -= 1
+        return None if self.admits_before_rejection >= 0 else self.rejection
 
     def healthy(self) -> bool:
         return self.is_healthy
@@ -102,7 +102,7 @@ class EchoFleet:
             now_s = time.monotonic()
             self.longest_step_gap_s = max(self.longest_step_gap_s, now_s - last_s)
             last_s = now_s
-            if self._streams and not self.paused and self.frontend is not None:
+            if self._streams and not self.is_paused and self.frontend is not None:
                 self._step(self.frontend)
 
     def _step(self, frontend: Frontend) -> None:

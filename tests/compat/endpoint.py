@@ -49,7 +49,7 @@ class Server:
         return host, int(port)
 
 
-class _AnnouncedServer(uvicorn.Server):
+class _ReadySignalServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: threading.Event) -> None:
         super().__init__(config)
         self._ready = ready
@@ -118,7 +118,7 @@ class ServerThread:
             assert self.frontend is not None
             self.frontend.set_adapters(adapters)
             if administer is not None:
-                self.frontend.administer_by(administer)
+                self.frontend.set_administer(administer)
 
         asyncio.run_coroutine_threadsafe(switch(), self._loop).result(10)
 
@@ -147,7 +147,7 @@ class ServerThread:
         steps = asyncio.create_task(fleet.run())
         try:
             config = uvicorn.Config(app, log_level="warning", lifespan="on")
-            self._server = _AnnouncedServer(config, self._ready)
+            self._server = _ReadySignalServer(config, self._ready)
             await self._server.serve(sockets=[self._socket])
         finally:
             steps.cancel()

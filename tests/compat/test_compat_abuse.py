@@ -14,14 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.engine.vllm.frontend.settings import Brought
+from baton.engine.vllm.frontend.settings import RequestCapabilities
 from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.gate import ROUTES
 from baton.engine.vllm.gate.limits import MAX_NAME_CHARS, FrontendLimits
 from baton.runtime.keys.api_keys import KeyRing, mint
 from tests.abuse import raw
 from tests.abuse.messages import Message, messages
-from tests.abuse.routes import Shown, what_is_wrong
+from tests.abuse.routes import Credential, check_route
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_BODY_BYTES, Server, ServerThread
 from tests.compat.test_compat_failures import PATHS
@@ -35,11 +35,11 @@ BETA, BETA_KEY = mint("beta", now=NOW)
 OLD, OLD_KEY = mint("acme", now=NOW)
 RING = KeyRing([ACME, BETA, replace(OLD, revoked_at=NOW)])
 TOKENS = {
-    Shown.NONE: None,
-    Shown.WRONG: ACME_KEY[:-1] + ("0" if ACME_KEY[-1] != "0" else "1"),
-    Shown.REVOKED: OLD_KEY,
-    Shown.OTHERS: BETA_KEY,
-    Shown.GOOD: ACME_KEY,
+    Credential.NONE: None,
+    Credential.WRONG: ACME_KEY[:-1] + ("0" if ACME_KEY[-1] != "0" else "1"),
+    Credential.REVOKED: OLD_KEY,
+    Credential.OTHERS: BETA_KEY,
+    Credential.GOOD: ACME_KEY,
 }
 KEYED = Access(
     look_up=lambda token: RING.look_up(token, NOW),
@@ -49,9 +49,9 @@ KEYED = Access(
 
 
 @pytest.fixture
-def keyed(running: tuple[ServerThread, EchoFleet]) -> Iterator[ServerThread]:
+def keyed(echo_server: tuple[ServerThread, EchoFleet]) -> Iterator[ServerThread]:
     """The endpoint, open only to those with a key."""
-    thread, _ = running
+    thread, _ = echo_server
     thread.reconfigure(access=KEYED)
     yield thread
     thread.reconfigure(access=Access(), limits=FrontendLimits(max_body_bytes=MAX_BODY_BYTES))
@@ -67,19 +67,19 @@ def ask(
 
 
 # Of those that do not end a server waits for more, for as long as it may take.
-ENDING = [message for message in messages() if message.ends]
+ENDING = [message for message in messages() if message.is_answered_immediately]
 
 
 @pytest.mark.parametrize("message", ENDING, ids=lambda message: message.name)
 def test_a_message_that_can_be_read_in_two_ways_is_not_served(
     server: Server, fleet: EchoFleet, keyed: ServerThread, message: Message
 ) -> None:
-    data = message.make(ACME_KEY) + raw.last_word()
-    heard = raw.converse(server.address, data, within_s=5)
-    assert heard.closed, heard
-    answers = [answer for answer in heard.answers if not raw.is_last_word(answer)]
+    data = message.make(ACME_KEY) + raw.closing_request()
+    heard = raw.exchange(server.address, data, timeout_s=5)
+    assert heard.is_closed, heard
+    answers = [answer for answer in heard.responses if not raw.is_closing_response(answer)]
     assert {answer.status for answer in answers} <= message.allowed, heard
-    assert len(answers) <= message.most
+    assert len(answers) <= message.max_answers
 
 
 @pytest.mark.usefixtures("stand_in_only")
@@ -98,7 +98,7 @@ def test_every_route_of_vllms_has_a_rule_and_keeps_it(
     assert len(routes) > 30, "vLLM's app has more routes than are opened"
     routes |= {("GET", path) for paths in ROUTES.values() for path in paths}
     with httpx.Client(base_url=server.base_url, timeout=20) as client:
-        asked = [what_is_wrong(client, one, shown) for one in routes for shown in TOKENS.items()]
+        asked = [check_route(client, route, shown) for route in routes for shown in TOKENS.items()]
     wrong = sorted(why for why in asked if why is not None)
     assert wrong == []
 
@@ -205,35 +205,35 @@ def test_a_model_that_sees_is_fed_from_nowhere_but_named_hosts(
     """
     from vllm.multimodal.media import MediaConnector
 
-    from baton.engine.vllm.frontend.llm import server_args
+    from baton.engine.vllm.frontend.llm import parse_server_args
 
     host, asked = bait
 
-    def fetch(brought: Brought, path: str) -> None:
-        args = server_args(["--model", "m", *brought.argv()])
+    def fetch(brought: RequestCapabilities, path: str) -> None:
+        args = parse_server_args(["--model", "m", *brought.argv()])
         connector = MediaConnector(allowed_media_domains=args.allowed_media_domains)
         with pytest.raises(Exception, match=r".") as failed:
             connector.fetch_image(host + path)
         assert not isinstance(failed.value, AssertionError)
 
-    fetch(Brought(), "/inside")
-    fetch(Brought(media_domains=("media.example",)), "/inside")
+    fetch(RequestCapabilities(), "/inside")
+    fetch(RequestCapabilities(media_domains=("media.example",)), "/inside")
     assert asked == []
-    fetch(Brought(media_domains=("127.0.0.1",)), "/elsewhere")
+    fetch(RequestCapabilities(media_domains=("127.0.0.1",)), "/elsewhere")
     assert asked == ["/elsewhere"], "a redirect was followed"
 
 
 def test_what_may_be_brought_along_is_said_to_vllm() -> None:
-    from baton.engine.vllm.frontend.llm import server_args
+    from baton.engine.vllm.frontend.llm import parse_server_args
 
-    nothing = server_args(["--model", "m", *Brought().argv()])
+    nothing = parse_server_args(["--model", "m", *RequestCapabilities().argv()])
     assert not nothing.trust_request_chat_template
     assert not nothing.enable_prompt_embeds
     assert nothing.allowed_media_domains, "no list means any host"
-    everything = Brought(
+    everything = RequestCapabilities(
         chat_templates=True, media_domains=("a.example", "b.example"), prompt_embeds=True
     )
-    args = server_args(["--model", "m", *everything.argv()])
+    args = parse_server_args(["--model", "m", *everything.argv()])
     assert args.trust_request_chat_template
     assert args.enable_prompt_embeds
     assert args.allowed_media_domains == ["a.example", "b.example"]

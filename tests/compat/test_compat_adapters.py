@@ -12,14 +12,14 @@ import pytest
 
 from baton.control.fleet.adapter_registry import RuntimeAdapter
 from baton.engine.vllm.gate.access import Access
-from baton.engine.vllm.gate.adapters import LOAD_PATH, UNLOAD_PATH, AdapterOrder
+from baton.engine.vllm.gate.adapters import LOAD_PATH, UNLOAD_PATH, AdapterRequest
 from baton.engine.vllm.gate.errors import Problem
 from baton.runtime.keys.api_keys import KeyRing, mint
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import ADAPTER, MAX_BODY_BYTES, Server, ServerThread
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
-OPS, OPS_KEY = mint("ops", now=NOW, administers=True)
+OPS, OPS_KEY = mint("ops", now=NOW, is_admin=True)
 USER, USER_KEY = mint("acme", now=NOW)
 KEYED = Access(look_up=lambda token: KeyRing([OPS, USER]).look_up(token, NOW), anonymous=True)
 WANTED = {"lora_name": "sql", "lora_path": "/adapters/sql"}
@@ -41,9 +41,9 @@ def test_an_adapter_is_asked_for_by_its_name_in_place_of_the_model(
 
 @pytest.mark.usefixtures("stand_in_only")
 def test_an_adapter_is_served_on_every_api(
-    claude: anthropic.Anthropic, client: openai.OpenAI, fleet: EchoFleet
+    anthropic_client: anthropic.Anthropic, client: openai.OpenAI, fleet: EchoFleet
 ) -> None:
-    claude.messages.create(
+    anthropic_client.messages.create(
         model=ADAPTER, max_tokens=2, messages=[{"role": "user", "content": "hi"}]
     )
     client.responses.create(model=ADAPTER, input="hi", max_output_tokens=2)
@@ -62,18 +62,18 @@ class Desk:
     """Keeps what it is asked, and answers as it is told to."""
 
     def __init__(self) -> None:
-        self.asked: list[AdapterOrder] = []
+        self.asked: list[AdapterRequest] = []
         self.problem: Problem | None = None
 
-    async def __call__(self, order: AdapterOrder) -> Problem | None:
+    async def __call__(self, order: AdapterRequest) -> Problem | None:
         self.asked.append(order)
         return self.problem
 
 
 @pytest.fixture
-def desk(running: tuple[ServerThread, EchoFleet]) -> Iterator[Desk]:
+def desk(echo_server: tuple[ServerThread, EchoFleet]) -> Iterator[Desk]:
     """The endpoint with keys, and whoever loads adapters behind it."""
-    thread, _ = running
+    thread, _ = echo_server
     found = Desk()
     thread.reconfigure(access=KEYED)
     thread.administer(found)
@@ -102,21 +102,21 @@ def test_vllms_requests_to_load_and_unload_are_taken_and_answered_in_its_words(
         "Success: LoRA adapter 'sql' removed successfully.",
     )
     assert desk.asked == [
-        AdapterOrder(name="sql", path="/adapters/sql", in_place=True, tenant="ops"),
-        AdapterOrder(name="sql", tenant="ops"),
+        AdapterRequest(name="sql", path="/adapters/sql", in_place=True, tenant="ops"),
+        AdapterRequest(name="sql", tenant="ops"),
     ]
 
 
 @pytest.mark.usefixtures("stand_in_only")
 @pytest.mark.parametrize("path", [LOAD_PATH, UNLOAD_PATH])
 def test_only_a_key_that_may_administer_does_so(
-    server: Server, desk: Desk, running: tuple[ServerThread, EchoFleet], path: str
+    server: Server, desk: Desk, echo_server: tuple[ServerThread, EchoFleet], path: str
 ) -> None:
     for key, status in ((None, 401), (USER_KEY, 403), ("bt_x_y", 401), ("any", 401)):
         refused = post(server, path, WANTED, key)
         assert refused.status_code == status, refused.text
         assert refused.json()["error"]["message"]
-    running[0].reconfigure(access=Access())
+    echo_server[0].reconfigure(access=Access())
     refused = post(server, path, WANTED)
     assert (refused.status_code, "keys_file" in refused.text) == (403, True)
     assert desk.asked == []
@@ -181,19 +181,19 @@ def test_why_an_adapter_is_not_loaded_is_said(server: Server, desk: Desk) -> Non
 @pytest.mark.usefixtures("stand_in_only")
 def test_an_adapter_that_was_loaded_is_listed_served_and_gone_again(
     client: openai.OpenAI,
-    claude: anthropic.Anthropic,
+    anthropic_client: anthropic.Anthropic,
     server: Server,
     fleet: EchoFleet,
-    running: tuple[ServerThread, EchoFleet],
+    echo_server: tuple[ServerThread, EchoFleet],
 ) -> None:
-    thread, _ = running
+    thread, _ = echo_server
     thread.administer(None, [SQL])
     rows = {row.id: row.to_dict() for row in client.models.list().data}
     assert set(rows) == {server.model, ADAPTER, "sql"}
     assert (rows["sql"]["parent"], rows["sql"]["root"]) == (server.model, "/adapters/sql")
     answer = client.completions.create(model="sql", prompt="hi", max_tokens=2)
     assert answer.model == "sql"
-    message = claude.messages.create(
+    message = anthropic_client.messages.create(
         model="sql", max_tokens=2, messages=[{"role": "user", "content": "hi"}]
     )
     assert message.model == "sql"
@@ -209,9 +209,9 @@ def test_an_adapter_that_was_loaded_is_listed_served_and_gone_again(
 
 @pytest.mark.usefixtures("stand_in_only")
 def test_an_adapter_of_the_start_keeps_its_name(
-    client: openai.OpenAI, fleet: EchoFleet, running: tuple[ServerThread, EchoFleet]
+    client: openai.OpenAI, fleet: EchoFleet, echo_server: tuple[ServerThread, EchoFleet]
 ) -> None:
-    thread, _ = running
+    thread, _ = echo_server
     other = RuntimeAdapter(name=ADAPTER, model="tiny", source="/x", tenant="ops", number=8)
     thread.administer(None, [other])
     client.completions.create(model=ADAPTER, prompt="hi", max_tokens=2)

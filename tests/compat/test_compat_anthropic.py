@@ -14,8 +14,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 HELLO: list[MessageParam] = [{"role": "user", "content": "hello there"}]
 
 
-def test_a_message_has_text_and_usage(claude: anthropic.Anthropic, server: Server) -> None:
-    message = claude.messages.create(model=server.model, messages=HELLO, max_tokens=8)
+def test_a_message_has_text_and_usage(
+    anthropic_client: anthropic.Anthropic, server: Server
+) -> None:
+    message = anthropic_client.messages.create(model=server.model, messages=HELLO, max_tokens=8)
     (block,) = message.content
     assert block.type == "text"
     assert block.text
@@ -25,9 +27,11 @@ def test_a_message_has_text_and_usage(claude: anthropic.Anthropic, server: Serve
 
 
 def test_a_message_stream_adds_up_to_a_whole_message(
-    claude: anthropic.Anthropic, server: Server
+    anthropic_client: anthropic.Anthropic, server: Server
 ) -> None:
-    with claude.messages.stream(model=server.model, messages=HELLO, max_tokens=8) as stream:
+    with anthropic_client.messages.stream(
+        model=server.model, messages=HELLO, max_tokens=8
+    ) as stream:
         text = "".join(stream.text_stream)
         message = stream.get_final_message()
     (block,) = message.content
@@ -39,20 +43,20 @@ def test_a_message_stream_adds_up_to_a_whole_message(
 
 
 def test_counted_tokens_are_those_that_a_message_uses(
-    claude: anthropic.Anthropic, server: Server
+    anthropic_client: anthropic.Anthropic, server: Server
 ) -> None:
-    counted = claude.messages.count_tokens(model=server.model, messages=HELLO)
-    message = claude.messages.create(model=server.model, messages=HELLO, max_tokens=1)
+    counted = anthropic_client.messages.count_tokens(model=server.model, messages=HELLO)
+    message = anthropic_client.messages.create(model=server.model, messages=HELLO, max_tokens=1)
     assert counted.input_tokens == message.usage.input_tokens
 
 
-def test_an_unknown_model_is_not_found(claude: anthropic.Anthropic) -> None:
+def test_an_unknown_model_is_not_found(anthropic_client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
-        claude.messages.create(model="nosuch", messages=HELLO, max_tokens=8)
+        anthropic_client.messages.create(model="nosuch", messages=HELLO, max_tokens=8)
 
 
 def test_a_message_without_room_for_output_is_a_bad_request(
-    claude: anthropic.Anthropic, server: Server
+    anthropic_client: anthropic.Anthropic, server: Server
 ) -> None:
     with pytest.raises(anthropic.BadRequestError):
-        claude.messages.create(model=server.model, messages=HELLO, max_tokens=0)
+        anthropic_client.messages.create(model=server.model, messages=HELLO, max_tokens=0)

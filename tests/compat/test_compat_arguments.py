@@ -65,7 +65,7 @@ class Marked:
 @pytest.fixture(scope="module")
 def started(model_dir: Path) -> Iterator[tuple[ServerThread, EchoFleet]]:
     fleet = EchoFleet()
-    settings = FrontendSettings(model=str(model_dir), served_name=MODEL, extra=ARGUMENTS)
+    settings = FrontendSettings(model=str(model_dir), served_model_name=MODEL, extra=ARGUMENTS)
     with pytest.MonkeyPatch.context() as patched:
         # As where `vllm serve` has run: keys are the gate's here.
         patched.setenv("VLLM_API_KEY", "a-key-of-vllms")
@@ -100,7 +100,7 @@ def events(text: str) -> list[dict[str, Any]]:
 def test_a_stream_that_waits_is_kept_alive_from_its_first_interval_on(
     http: httpx.Client, fleet: EchoFleet
 ) -> None:
-    fleet.paused = True
+    fleet.is_paused = True
     begun_s = time.monotonic()
     with http.stream("POST", CHAT, json=body(stream=True)) as answer:
         assert answer.status_code == 200
@@ -108,7 +108,7 @@ def test_a_stream_that_waits_is_kept_alive_from_its_first_interval_on(
         assert next(lines) == ": keep-alive"
         assert time.monotonic() - begun_s < 8 * 1.0, "not held back for eight of them"
         assert ": keep-alive" in (next(lines), next(lines))
-        fleet.paused = False
+        fleet.is_paused = False
         rest = "\n".join(lines)
     assert rest.endswith("[DONE]\n")
     assert len(events(rest)) > 2
@@ -117,12 +117,12 @@ def test_a_stream_that_waits_is_kept_alive_from_its_first_interval_on(
 def test_what_fails_after_the_first_keep_alive_is_told_in_the_stream(
     http: httpx.Client, fleet: EchoFleet
 ) -> None:
-    fleet.paused = True
+    fleet.is_paused = True
     with http.stream("POST", CHAT, json=body(stream=True)) as answer:
         lines = answer.iter_lines()
         assert next(lines) == ": keep-alive"
         fleet.fail_with = EngineFailed("r", "replica d-0 died")
-        fleet.paused = False
+        fleet.is_paused = False
         rest = "\n".join(lines)
     (error,) = (event["error"] for event in events(rest))
     assert (error["code"], error["type"]) == (500, "InternalServerError")

@@ -124,7 +124,7 @@ def test_a_bad_request_has_a_status_in_its_apis_shape_and_says_nothing_internal(
 
 def test_a_bad_request_is_refused_with_the_same_words_streamed_or_not(server: Server) -> None:
     for path, changes, _status in BAD:
-        whole, stream = (post(server, path, stream=one, **changes) for one in (False, True))
+        whole, stream = (post(server, path, stream=is_good, **changes) for is_good in (False, True))
         assert whole.json() == stream.json(), (path, changes)
 
 
@@ -175,15 +175,17 @@ def test_a_stream_that_vllms_handler_breaks_off_is_an_error_without_its_reason(
 
 
 def test_the_sdks_find_one_model(
-    client: openai.OpenAI, claude: anthropic.Anthropic, server: Server
+    client: openai.OpenAI, anthropic_client: anthropic.Anthropic, server: Server
 ) -> None:
     for name in (server.model, ADAPTER):
         assert client.models.retrieve(name).id == name
-        assert claude.models.retrieve(name).id == name
-    assert [row.id for row in claude.models.list()] == [row.id for row in client.models.list()]
+        assert anthropic_client.models.retrieve(name).id == name
+    assert [row.id for row in anthropic_client.models.list()] == [
+        row.id for row in client.models.list()
+    ]
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("org/nope")
     with pytest.raises(anthropic.NotFoundError):
-        claude.models.retrieve("nope")
+        anthropic_client.models.retrieve("nope")
     with pytest.raises(anthropic.BadRequestError):
-        claude.messages.create(model=server.model, messages=[], max_tokens=0)
+        anthropic_client.messages.create(model=server.model, messages=[], max_tokens=0)

@@ -73,7 +73,7 @@ def error_of(path: str, body: bytes) -> dict[str, object]:
 def test_no_capacity_is_a_503_with_retry_after_before_anything_else(
     server: Server, fleet: EchoFleet, path: str, *, stream: bool
 ) -> None:
-    fleet.refusal = NoCapacity("-", 2.4, "every replica is gone")
+    fleet.rejection = NoCapacity("-", 2.4, "every replica is gone")
     response = post(server, path, stream=stream)
     assert response.status_code == 503
     assert response.headers["retry-after"] == "3"
@@ -82,40 +82,50 @@ def test_no_capacity_is_a_503_with_retry_after_before_anything_else(
 
 
 def test_the_sdks_see_no_capacity_as_their_typed_errors(
-    client: openai.OpenAI, claude: anthropic.Anthropic, *, server: Server, fleet: EchoFleet
+    client: openai.OpenAI,
+    anthropic_client: anthropic.Anthropic,
+    *,
+    server: Server,
+    fleet: EchoFleet,
 ) -> None:
-    fleet.refusal = QueueFull("-", 1.0, "the queue is full")
+    fleet.rejection = QueueFull("-", 1.0, "the queue is full")
     with pytest.raises(openai.RateLimitError) as refused:
         client.chat.completions.create(model=server.model, messages=HI, stream=True)
     assert refused.value.response.headers["retry-after"] == "1"
     with pytest.raises(anthropic.RateLimitError):
-        claude.messages.create(model=server.model, messages=CLAUDE_HI, max_tokens=4)
-    fleet.refusal = NoCapacity("-", 1.0, "every replica is gone")
+        anthropic_client.messages.create(model=server.model, messages=CLAUDE_HI, max_tokens=4)
+    fleet.rejection = NoCapacity("-", 1.0, "every replica is gone")
     with pytest.raises(openai.InternalServerError) as gone:
         client.chat.completions.create(model=server.model, messages=HI, stream=True)
     assert gone.value.status_code == 503
     with pytest.raises(anthropic.APIStatusError) as overloaded:
-        claude.messages.create(model=server.model, messages=CLAUDE_HI, max_tokens=4)
+        anthropic_client.messages.create(model=server.model, messages=CLAUDE_HI, max_tokens=4)
     assert overloaded.value.status_code == 503
 
 
 def test_what_needs_no_engine_is_answered_without_capacity(
-    client: openai.OpenAI, claude: anthropic.Anthropic, *, server: Server, fleet: EchoFleet
+    client: openai.OpenAI,
+    anthropic_client: anthropic.Anthropic,
+    *,
+    server: Server,
+    fleet: EchoFleet,
 ) -> None:
-    fleet.refusal = NoCapacity("-", 1.0, "every replica is gone")
+    fleet.rejection = NoCapacity("-", 1.0, "every replica is gone")
     assert client.models.list().data
-    assert claude.messages.count_tokens(model=server.model, messages=CLAUDE_HI).input_tokens
+    assert anthropic_client.messages.count_tokens(
+        model=server.model, messages=CLAUDE_HI
+    ).input_tokens
     assert httpx.post(f"{server.base_url}/tokenize", json={"prompt": "x"}).status_code == 200
 
 
 def test_n_choices_ask_for_n_places(server: Server, fleet: EchoFleet) -> None:
-    fleet.room = 2
+    fleet.free_slots = 2
     assert post(server, "/v1/completions", n=2, max_tokens=1).status_code == 200
     for stream in (False, True):
         refused = post(server, "/v1/completions", n=3, max_tokens=1, stream=stream)
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
-    assert fleet.refused == [3, 3]
+    assert fleet.rejected == [3, 3]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -123,12 +133,12 @@ def test_n_choices_ask_for_n_places(server: Server, fleet: EchoFleet) -> None:
 def test_whoever_is_refused_is_refused_once_whenever_that_is(
     server: Server, fleet: EchoFleet, *, path: str, asks: int
 ) -> None:
-    fleet.refusal = QueueFull("-", 1.0, "the queue is full")
-    fleet.asks_before_refusal = asks
+    fleet.rejection = QueueFull("-", 1.0, "the queue is full")
+    fleet.admits_before_rejection = asks
     for stream in (False, True):
-        fleet.refused, fleet.asks_before_refusal = [], asks
+        fleet.rejected, fleet.admits_before_rejection = [], asks
         assert post(server, path, stream=stream).status_code == 429
-        assert fleet.refused == [1]
+        assert fleet.rejected == [1]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -173,7 +183,11 @@ def test_a_failure_after_tokens_is_a_status_when_the_client_does_not_stream(
 
 
 def test_the_sdks_raise_on_a_failure_in_mid_stream(
-    client: openai.OpenAI, claude: anthropic.Anthropic, *, server: Server, fleet: EchoFleet
+    client: openai.OpenAI,
+    anthropic_client: anthropic.Anthropic,
+    *,
+    server: Server,
+    fleet: EchoFleet,
 ) -> None:
     fleet.fail_after_tokens = 5
     fleet.fail_with = EngineFailed("r", "replica d-0 died")
@@ -187,7 +201,7 @@ def test_the_sdks_raise_on_a_failure_in_mid_stream(
     )
     with pytest.raises(openai.APIError, match="d-0"):
         list(response)
-    message = claude.messages.create(
+    message = anthropic_client.messages.create(
         model=server.model, messages=CLAUDE_HI, stream=True, max_tokens=50
     )
     with pytest.raises(anthropic.APIStatusError, match="d-0"):
@@ -212,7 +226,7 @@ def test_when_one_of_n_choices_fails_the_others_are_aborted(
 def test_a_client_that_goes_away_is_aborted_within_a_second(
     server: Server, fleet: EchoFleet, path: str, *, tokens_first: bool, stream: bool
 ) -> None:
-    fleet.paused = not tokens_first
+    fleet.is_paused = not tokens_first
     connection = http.client.HTTPConnection(*server.address)
     body = json.dumps({"model": server.model, **PATHS[path], "stream": stream})
     connection.request("POST", path, body, {"content-type": "application/json"})
@@ -359,10 +373,10 @@ def test_a_long_prompt_is_tokenized_beside_the_streams(server: Server, fleet: Ec
 
 
 def test_nothing_is_left_open(
-    server: Server, running: tuple[ServerThread, EchoFleet], fleet: EchoFleet
+    server: Server, echo_server: tuple[ServerThread, EchoFleet], fleet: EchoFleet
 ) -> None:
     """Runs last in this file: all of the above have ended in the seam too."""
-    frontend = running[0].frontend
+    frontend = echo_server[0].frontend
     assert frontend is not None
     # What happened before is handled once a later request is answered.
     assert post(server, "/v1/completions", max_tokens=1).status_code == 200

@@ -16,13 +16,13 @@ import pytest
 from anthropic.types import MessageParam
 from openai.types.chat import ChatCompletionMessageParam
 
-from baton.domain.errors import NoCapacity, TooLate
+from baton.domain.errors import NoCapacity, SloUnattainable
 from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.adapters import ADAPTER_PATHS
 from baton.engine.vllm.gate.gate import ROUTES
 from baton.engine.vllm.gate.limits import FrontendLimits
-from baton.runtime.keys.api_keys import ApiKey, Known, Unknown, mint
-from baton.runtime.keys.key_files import KeyFiles, editing
+from baton.runtime.keys.api_keys import ApiKey, InvalidKey, ValidKey, mint
+from baton.runtime.keys.key_files import KeyFiles, edit_key_file
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_BODY_BYTES, Server, ServerThread
 from tests.compat.test_compat_failures import PATHS, error_of
@@ -44,7 +44,7 @@ class Keys:
         self.path = folder / "all.keys"
         self.tokens: dict[str, str] = {}
         self._thread = thread
-        with editing(self.path, create=True) as document:
+        with edit_key_file(self.path, create=True) as document:
             for name, key, token in _made():
                 document.add(key)
                 self.tokens[name] = token
@@ -55,11 +55,11 @@ class Keys:
         )
         thread.reconfigure(access=self.access)
 
-    def _look_up(self, token: str) -> Known | Unknown:
+    def _look_up(self, token: str) -> ValidKey | InvalidKey:
         return self.files.ring.look_up(token, NOW)
 
     def revoke(self, name: str) -> None:
-        with editing(self.path) as document:
+        with edit_key_file(self.path) as document:
             document.revoke(self.tokens[name].split("_")[1], NOW)
         self.files.poll()
 
@@ -78,9 +78,9 @@ def _made() -> Iterator[tuple[str, ApiKey, str]]:
 
 @pytest.fixture
 def keys(
-    stand_in_only: None, running: tuple[ServerThread, EchoFleet], tmp_path: Path
+    stand_in_only: None, echo_server: tuple[ServerThread, EchoFleet], tmp_path: Path
 ) -> Iterator[Keys]:
-    thread, _ = running
+    thread, _ = echo_server
     yield Keys(tmp_path, thread)
     thread.reconfigure(access=Access(), limits=FrontendLimits(max_body_bytes=MAX_BODY_BYTES))
 
@@ -173,7 +173,7 @@ def test_a_path_that_is_not_listed_is_not_there_whoever_asks(server: Server, key
 def test_the_limits_of_a_tenant_are_asked_for_before_its_request_is_read(
     server: Server, fleet: EchoFleet, keys: Keys
 ) -> None:
-    fleet.refused_tenants = frozenset({"acme"})
+    fleet.rejected_tenants = frozenset({"acme"})
     for path in GENERATING:
         refused = ask(server, path, keys.tokens["acme"])
         assert refused.status_code == 429
@@ -295,8 +295,8 @@ def test_neither_a_key_nor_a_prompt_is_ever_in_a_log_or_in_an_answer_about_anoth
     small = {"model": server.model, field: said, "max_tokens": 2, "max_output_tokens": 2}
     bodies: list[tuple[object, BaseException | None]] = [
         (small, None),
-        (small, TooLate("r", 1.0, "late")),
-        (small | {"stream": True}, TooLate("r", 1.0, "late")),
+        (small, SloUnattainable("r", 1.0, "late")),
+        (small | {"stream": True}, SloUnattainable("r", 1.0, "late")),
         (small | {"temperature": CANARY}, None),
         (small | {"temperature": 99}, None),
         (small | {field: {"x": CANARY}}, None),
@@ -307,7 +307,7 @@ def test_neither_a_key_nor_a_prompt_is_ever_in_a_log_or_in_an_answer_about_anoth
         (small | {"tool_choice": CANARY}, None),
     ]
     for body, failure in bodies:
-        fleet.fail_with = failure if isinstance(failure, TooLate) else None
+        fleet.fail_with = failure if isinstance(failure, SloUnattainable) else None
         for token in (good, wrong):
             headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
             answer = httpx.post(

@@ -21,7 +21,7 @@ from baton.domain.errors import (
     PromptTooLong,
     QueueFull,
     RateLimited,
-    TooLate,
+    SloUnattainable,
 )
 from baton.engine.vllm.frontend.app import VllmFrontend
 from baton.engine.vllm.gate.limits import FrontendLimits
@@ -36,12 +36,12 @@ HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 CLAUDE_HI: list[MessageParam] = [{"role": "user", "content": "hi"}]
 BODY = FrontendLimits(max_body_bytes=MAX_BODY_BYTES)
 ROOMY = 8 * 1024 * 1024
-Limit = Callable[[FrontendLimits], None]
+SetLimits = Callable[[FrontendLimits], None]
 
 
 @pytest.fixture
-def limit(stand_in_only: None, running: tuple[ServerThread, EchoFleet]) -> Iterator[Limit]:
-    thread, _ = running
+def limit(stand_in_only: None, echo_server: tuple[ServerThread, EchoFleet]) -> Iterator[SetLimits]:
+    thread, _ = echo_server
     yield lambda limits: thread.reconfigure(limits=limits)
     thread.reconfigure(limits=BODY)
 
@@ -53,7 +53,7 @@ def send(server: Server, path: str, body: bytes) -> httpx.Response:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_answers_beyond_the_limit_are_a_bad_request_and_so_are_prompts(
-    server: Server, fleet: EchoFleet, limit: Limit, *, stream: bool
+    server: Server, fleet: EchoFleet, limit: SetLimits, *, stream: bool
 ) -> None:
     limit(FrontendLimits(max_n=2))
     chat, text = "/v1/chat/completions", "/v1/completions"
@@ -67,7 +67,7 @@ def test_answers_beyond_the_limit_are_a_bad_request_and_so_are_prompts(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_where_engines_tell_no_log_probabilities_they_are_refused(
-    server: Server, fleet: EchoFleet, limit: Limit, *, stream: bool
+    server: Server, fleet: EchoFleet, limit: SetLimits, *, stream: bool
 ) -> None:
     limit(FrontendLimits(logprobs=False))
     chat, text = "/v1/chat/completions", "/v1/completions"
@@ -98,7 +98,7 @@ def test_a_number_that_no_engine_can_be_told_is_a_bad_request(
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_more_tokens_than_anybody_may_have_are_a_bad_request(
-    server: Server, fleet: EchoFleet, limit: Limit, *, path: str, stream: bool
+    server: Server, fleet: EchoFleet, limit: SetLimits, *, path: str, stream: bool
 ) -> None:
     limit(FrontendLimits(max_tokens=3))
     key = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
@@ -111,7 +111,7 @@ def test_more_tokens_than_anybody_may_have_are_a_bad_request(
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 def test_who_does_not_say_how_many_tokens_gets_the_default(
-    server: Server, fleet: EchoFleet, limit: Limit, path: str
+    server: Server, fleet: EchoFleet, limit: SetLimits, path: str
 ) -> None:
     def given_tokens() -> int:
         body = {k: v for k, v in PATHS[path].items() if "tokens" not in k}
@@ -130,7 +130,7 @@ def test_who_does_not_say_how_many_tokens_gets_the_default(
 
 
 def test_who_says_how_many_tokens_gets_them_whatever_the_default(
-    server: Server, fleet: EchoFleet, limit: Limit
+    server: Server, fleet: EchoFleet, limit: SetLimits
 ) -> None:
     fleet.fail_with = NoCapacity("r", 1.0, "answered at once: only what arrived counts here")
     limit(FrontendLimits(default_max_tokens=7))
@@ -141,7 +141,7 @@ def test_who_says_how_many_tokens_gets_them_whatever_the_default(
 
 @pytest.mark.parametrize("path", [*PATHS, "/v1/messages/count_tokens", "/tokenize"])
 def test_a_hundred_thousand_messages_are_refused_while_streams_go_on(
-    server: Server, fleet: EchoFleet, limit: Limit, path: str
+    server: Server, fleet: EchoFleet, limit: SetLimits, path: str
 ) -> None:
     """Without the limit, vLLM's handlers hold all streams up for seconds."""
     limit(FrontendLimits(max_body_bytes=ROOMY))
@@ -202,7 +202,7 @@ def test_what_cannot_be_read_is_a_bad_request_in_the_words_of_the_api(
 
 
 REFUSALS: list[tuple[BatonError, int, type[openai.APIStatusError], str]] = [
-    (TooLate("r", 2.2, "late"), 429, openai.RateLimitError, "rate_limit_error"),
+    (SloUnattainable("r", 2.2, "late"), 429, openai.RateLimitError, "rate_limit_error"),
     (RateLimited("r", 2.2, "used up"), 429, openai.RateLimitError, "rate_limit_error"),
     (QueueFull("r", 2.2, "full"), 429, openai.RateLimitError, "rate_limit_error"),
     (Evicted("r", 2.2, "waited"), 503, openai.InternalServerError, "overloaded_error"),
@@ -220,10 +220,10 @@ REFUSALS: list[tuple[BatonError, int, type[openai.APIStatusError], str]] = [
 )
 def test_the_sdks_raise_the_right_error_for_every_refusal(  # noqa: PLR0913 - each is a case
     client: openai.OpenAI,
-    claude: anthropic.Anthropic,
+    anthropic_client: anthropic.Anthropic,
     *,
     server: Server,
-    limit: Limit,
+    limit: SetLimits,
     fleet: EchoFleet,
     error: BatonError,
     status: int,
@@ -235,7 +235,7 @@ def test_the_sdks_raise_the_right_error_for_every_refusal(  # noqa: PLR0913 - ea
     if late:
         fleet.fail_with = error
     else:
-        fleet.refusal = error
+        fleet.rejection = error
 
     def asks() -> Iterator[Callable[[], object]]:
         model = server.model
@@ -250,7 +250,9 @@ def test_the_sdks_raise_the_right_error_for_every_refusal(  # noqa: PLR0913 - ea
             ask()
         check(refused.value, status)
     with pytest.raises(anthropic.APIStatusError) as refused_too:
-        claude.messages.create(model=server.model, messages=CLAUDE_HI, max_tokens=4, stream=stream)
+        anthropic_client.messages.create(
+            model=server.model, messages=CLAUDE_HI, max_tokens=4, stream=stream
+        )
     check(refused_too.value, status)
     own = {503: anthropic.InternalServerError}.get(status, getattr(anthropic, raised.__name__))
     assert isinstance(refused_too.value, own)

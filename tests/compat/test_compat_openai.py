@@ -105,9 +105,9 @@ def test_a_seed_makes_a_sample_repeatable(client: openai.OpenAI, server: Server)
 
 
 def test_logprobs_come_with_every_token(
-    client: openai.OpenAI, server: Server, needs: Callable[[str], None]
+    client: openai.OpenAI, server: Server, require_capability: Callable[[str], None]
 ) -> None:
-    needs("logprobs")
+    require_capability("logprobs")
     answer = client.chat.completions.create(
         model=server.model, messages=HELLO, max_tokens=5, logprobs=True, top_logprobs=2
     )
@@ -119,9 +119,9 @@ def test_logprobs_come_with_every_token(
 
 
 def test_a_json_schema_is_obeyed(
-    client: openai.OpenAI, server: Server, needs: Callable[[str], None]
+    client: openai.OpenAI, server: Server, require_capability: Callable[[str], None]
 ) -> None:
-    needs("json_schema")
+    require_capability("json_schema")
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},

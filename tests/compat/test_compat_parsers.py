@@ -51,7 +51,7 @@ def scripted(model_dir: Path) -> Iterator[tuple[ServerThread, ScriptedFleet]]:
     fleet = ScriptedFleet()
     settings = FrontendSettings(
         model=str(model_dir),
-        served_name=MODEL,
+        served_model_name=MODEL,
         extra={
             "enable_auto_tool_choice": True,
             "tool_call_parser": "hermes",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from baton.bench.client.client import ClientOptions, CompletionClient
-from baton.bench.replay import Replay, Replayed, ReplayOptions
+from baton.bench.replay import Replay, ReplayOptions, ReplayResult
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.compat.endpoint import Server
 
 
-async def replayed(server: Server, trace: Trace) -> Replayed:
-    async with CompletionClient(ClientOptions(url=server.base_url, deadline_s=60)) as client:
-        model = await client.model()
+async def replayed(server: Server, trace: Trace) -> ReplayResult:
+    async with CompletionClient(ClientOptions(url=server.base_url, timeout_s=60)) as client:
+        model = await client.get_model()
         assert (model.name, model.max_tokens) == (server.model, server.max_len_tokens)
         replay = Replay(client, model, trace, options=ReplayOptions())
         return await replay.run(asyncio.Event())
@@ -26,11 +26,14 @@ async def test_a_trace_is_answered_with_the_lengths_that_it_says(server: Server)
     too_long = TraceRequest(0.2, server.max_len_tokens + 7, 4)
     trace = Trace(name="t", requests=(*requests, too_long), block_tokens=16)
     found = await replayed(server, trace)
-    assert (found.failures, found.short_answers, found.clipped_prompts) == ({}, 0, 1)
-    lengths = [(one.prompt_tokens, one.output_tokens) for one in found.outcomes]
-    assert lengths == [*((one[1], one[2]) for one in requests), (server.max_len_tokens - 4, 4)]
-    for one in found.outcomes:
-        assert one.ok
+    assert (found.failures, found.short_answers, found.truncated_prompts) == ({}, 0, 1)
+    lengths = [(outcome.prompt_tokens, outcome.output_tokens) for outcome in found.outcomes]
+    assert lengths == [
+        *((request[1], request[2]) for request in requests),
+        (server.max_len_tokens - 4, 4),
+    ]
+    for outcome in found.outcomes:
+        assert outcome.ok
         # This server answers at once, so that all tokens may come in one piece.
-        assert 0 < one.ttft_s <= one.e2e_s
-        assert one.tpot_s >= 0
+        assert 0 < outcome.ttft_s <= outcome.e2e_s
+        assert outcome.tpot_s >= 0

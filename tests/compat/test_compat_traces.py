@@ -56,13 +56,13 @@ def test_all_answers_of_a_request_are_in_its_trace(server: Server, fleet: EchoFl
 
 
 def test_without_a_caller_that_traces_there_is_no_trace_unless_they_begin_here(
-    server: Server, fleet: EchoFleet, running: tuple[ServerThread, EchoFleet]
+    server: Server, fleet: EchoFleet, echo_server: tuple[ServerThread, EchoFleet]
 ) -> None:
     forged = {"baton_trace": [TRACE_ID, PARENT_ID, True, "", "chat"]}
     (request,) = asked(server, fleet, "/v1/completions", headers={}, vllm_xargs=forged)
     assert request.trace is None
-    thread, _ = running
-    thread.reconfigure(access=Access(begin_share=0.0))
+    thread, _ = echo_server
+    thread.reconfigure(access=Access(trace_sample_fraction=0.0))
     try:
         (request,) = asked(server, fleet, "/v1/completions", headers={}, vllm_xargs=forged)
     finally:

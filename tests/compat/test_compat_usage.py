@@ -21,11 +21,11 @@ from tests.compat.usage_rig import (
     MAX_LEN_TOKENS,
     PREFILL,
     Api,
-    Baton,
-    Way,
-    one_engine,
+    RequestPath,
+    UsageIngress,
+    expected_usage,
+    parse_usage,
     text,
-    used,
 )
 from tests.fakes.fleet_rig import ENGINE
 
@@ -34,13 +34,13 @@ pytestmark = [
     # vLLM warns of its own deprecated fields.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-WAYS = [way for way in Way if way is not Way.FETCHED]
+WAYS = [way for way in RequestPath if way is not RequestPath.FETCHED]
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def baton(model_dir: Path) -> AsyncIterator[Baton]:
-    made = Baton(model_dir, log_stats=True)
+async def baton(model_dir: Path) -> AsyncIterator[UsageIngress]:
+    made = UsageIngress(model_dir, log_stats=True)
     settings = replace(
         ENGINE, block_size_tokens=BLOCK_TOKENS, max_len_tokens=MAX_LEN_TOKENS, kv_blocks=8192
     )
@@ -57,30 +57,34 @@ async def baton(model_dir: Path) -> AsyncIterator[Baton]:
 @pytest.mark.parametrize("api", Api)
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_cold_prompt_is_not_cached_and_a_warm_one_is(
-    baton: Baton, way: Way, api: Api, *, stream: bool
+    baton: UsageIngress, way: RequestPath, api: Api, *, stream: bool
 ) -> None:
     prompt = text(f"{api} {way} {stream}")
     cold, cold_records = await baton.usage(api, prompt, way, stream=stream)
     warm, warm_records = await baton.usage(api, prompt, way, stream=stream)
-    tokens = used(api, cold[-1]).prompt_tokens
-    assert used(api, cold[-1]) == one_engine(api, tokens, held_tokens=0)
-    assert used(api, warm[-1]) == one_engine(api, tokens, held_tokens=tokens)
+    tokens = parse_usage(api, cold[-1]).prompt_tokens
+    assert parse_usage(api, cold[-1]) == expected_usage(api, tokens, cached_tokens=0)
+    assert parse_usage(api, warm[-1]) == expected_usage(api, tokens, cached_tokens=tokens)
     for told, (record,) in ((cold, cold_records), (warm, warm_records)):
-        assert record.cached_tokens == used(api, told[-1]).cached_tokens, "what baton charges by"
+        assert record.cached_tokens == parse_usage(api, told[-1]).cached_tokens, (
+            "what baton charges by"
+        )
 
 
 @STREAMED
 @pytest.mark.parametrize("api", Api)
 async def test_a_prefix_that_another_replica_held_is_cached(
-    baton: Baton, api: Api, *, stream: bool
+    baton: UsageIngress, api: Api, *, stream: bool
 ) -> None:
     prompt = text(f"{api} {stream}")
     await baton.warm(Api.COMPLETIONS if api is Api.COMPLETIONS else Api.CHAT, prompt[:200], PREFILL)
-    told, (record,) = await baton.usage(api, prompt, Way.FETCHED, stream=stream)
+    told, (record,) = await baton.usage(api, prompt, RequestPath.FETCHED, stream=stream)
     front = record.legs[0].prompt_tokens - 1
     assert front % BLOCK_TOKENS == 0
     assert front > 0
-    assert used(api, told[-1]) == one_engine(api, record.prompt_tokens, held_tokens=front)
+    assert parse_usage(api, told[-1]) == expected_usage(
+        api, record.prompt_tokens, cached_tokens=front
+    )
     assert record.cached_tokens == front
 
 
@@ -88,25 +92,25 @@ async def test_a_prefix_that_another_replica_held_is_cached(
 @pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS])
 @pytest.mark.parametrize("where", [(DECODE,), (DECODE, PREFILL)], ids=["together", "apart"])
 async def test_answers_to_one_prompt_are_told_as_of_one_engine_wherever_they_run(
-    baton: Baton, where: tuple[str, ...], api: Api, *, stream: bool
+    baton: UsageIngress, where: tuple[str, ...], api: Api, *, stream: bool
 ) -> None:
     prompt = text(f"{api} {stream} {where}")
-    baton.placer.local = where
+    baton.placer.local_replicas = where
     try:
-        told, records = await baton.usage(api, prompt, Way.LOCAL, stream=stream, n=2)
-        warm, _ = await baton.usage(api, prompt, Way.LOCAL, stream=stream, n=2)
+        told, records = await baton.usage(api, prompt, RequestPath.LOCAL, stream=stream, n=2)
+        warm, _ = await baton.usage(api, prompt, RequestPath.LOCAL, stream=stream, n=2)
     finally:
-        baton.placer.local = (DECODE,)
+        baton.placer.local_replicas = (DECODE,)
     assert {record.legs[0].replica_id for record in records} == set(where)
     tokens = records[0].prompt_tokens
-    new, found = (one_engine(api, tokens, held_tokens=held) for held in (0, tokens))
+    new, found = (expected_usage(api, tokens, cached_tokens=held) for held in (0, tokens))
     # vLLM tells what the first says in a stream, and otherwise what the last to end says: on one
     # engine that is another one, on two it is whoever took longer.
     first = min(records, key=first_token_at_s)
     last = records[-1]
     assert len(where) > 1 or last is not first
-    assert used(api, told[-1]) == (new if stream or last is first else found)
-    assert used(api, warm[-1]) == found
+    assert parse_usage(api, told[-1]) == (new if stream or last is first else found)
+    assert parse_usage(api, warm[-1]) == found
 
 
 def first_token_at_s(record: RequestRecord) -> float:
@@ -115,28 +119,28 @@ def first_token_at_s(record: RequestRecord) -> float:
 
 
 # ---------------------------------------------------------------- vLLM's own series
-async def prompt_series(baton: Baton) -> Counter[str]:
+async def prompt_series(baton: UsageIngress) -> Counter[str]:
     """The series of vLLM's frontend about prompt tokens."""
     told: Counter[str] = Counter()
     for line in (await baton.http.get("/metrics")).text.splitlines():
         if line.startswith(("vllm:prompt_tokens", "vllm:request_prefill_kv_computed_tokens_sum")):
             name, value = line.rsplit(" ", 1)
             labels = name.partition("{")[2]
-            source = [one for one in labels.rstrip("}").split(",") if one.startswith("source=")]
+            source = [part for part in labels.rstrip("}").split(",") if part.startswith("source=")]
             told["".join([name.partition("{")[0], *source])] += int(float(value))
     return told
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_vllms_series_count_each_prompt_token_once_and_by_its_source(
-    baton: Baton, way: Way
+    baton: UsageIngress, way: RequestPath
 ) -> None:
     prompt = text(f"series {way}")
     for warm in (False, True):
         before = await prompt_series(baton)
         _, (record,) = await baton.usage(Api.COMPLETIONS, prompt, way, stream=False)
         tokens = record.prompt_tokens
-        cached = one_engine(Api.CHAT, tokens, held_tokens=tokens * warm).cached_tokens
+        cached = expected_usage(Api.CHAT, tokens, cached_tokens=tokens * warm).cached_tokens
         assert cached is not None
         assert await prompt_series(baton) - before == +Counter(
             {

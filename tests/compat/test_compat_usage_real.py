@@ -28,12 +28,12 @@ from tests.compat.usage_rig import (
     PREFILL,
     WAIT_S,
     Api,
-    Baton,
-    Way,
-    one_engine,
+    RequestPath,
+    UsageIngress,
+    expected_usage,
+    parse_usage,
+    request_usage,
     text,
-    usage,
-    used,
 )
 from tests.engine.vllm_engines import ENVIRONMENT, VllmEngine, engine_settings
 from tests.fakes.free_ports import free_port
@@ -62,7 +62,7 @@ APIS = pytest.mark.parametrize(
     ],
 )
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-LINK = LinkOptions(beat_s=0.1, liveness_s=20.0)
+LINK = LinkOptions(heartbeat_interval_s=0.1, heartbeat_timeout_s=20.0)
 """Engines that start beside the link take its processor away."""
 
 
@@ -125,13 +125,13 @@ class PlainVllm:
 class Both:
     """Baton and plain vLLM, with the same model."""
 
-    baton: Baton
+    baton: UsageIngress
     plain: httpx.AsyncClient
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def both(model_dir: Path) -> AsyncIterator[Both]:
-    baton, plain = Baton(model_dir, link=LINK), PlainVllm(model_dir)
+    baton, plain = UsageIngress(model_dir, link=LINK), PlainVllm(model_dir)
 
     async def add(name: str, role: Role) -> None:
         settings = replace(engine_settings(model_dir, role), replica_id=name, dtype="float32")
@@ -150,10 +150,10 @@ async def both(model_dir: Path) -> AsyncIterator[Both]:
 
 
 async def same(
-    both: Both, api: Api, prompt: str, way: Way, *, stream: bool
+    both: Both, api: Api, prompt: str, way: RequestPath, *, stream: bool
 ) -> list[dict[str, Any]]:
     """Ask both, see that they tell the same, and return what they tell."""
-    wanted = await usage(both.plain, api, prompt, stream=stream)
+    wanted = await request_usage(both.plain, api, prompt, stream=stream)
     told, records = await both.baton.usage(api, prompt, way, stream=stream)
     assert told == wanted, [leg for record in records for leg in record.legs]
     return wanted
@@ -161,16 +161,16 @@ async def same(
 
 @STREAMED
 @APIS
-@pytest.mark.parametrize("way", [way for way in Way if way is not Way.FETCHED])
+@pytest.mark.parametrize("way", [way for way in RequestPath if way is not RequestPath.FETCHED])
 async def test_cold_and_warm_every_field_is_as_plain_vllm_tells_it(
-    both: Both, way: Way, api: Api, *, stream: bool
+    both: Both, way: RequestPath, api: Api, *, stream: bool
 ) -> None:
     prompt = text(f"{api} {way} {stream}")
     cold = await same(both, api, prompt, way, stream=stream)
     warm = await same(both, api, prompt, way, stream=stream)
-    tokens = used(api, cold[-1]).prompt_tokens
-    assert used(api, cold[-1]) == one_engine(api, tokens, held_tokens=0)
-    assert used(api, warm[-1]) == one_engine(api, tokens, held_tokens=tokens)
+    tokens = parse_usage(api, cold[-1]).prompt_tokens
+    assert parse_usage(api, cold[-1]) == expected_usage(api, tokens, cached_tokens=0)
+    assert parse_usage(api, warm[-1]) == expected_usage(api, tokens, cached_tokens=tokens)
 
 
 @STREAMED
@@ -180,11 +180,11 @@ async def test_a_prefix_that_is_fetched_is_told_as_plain_vllm_tells_one_in_its_c
 ) -> None:
     prompt = text(f"{api} fetched {stream}")
     front_api = Api.COMPLETIONS if api is Api.COMPLETIONS else Api.CHAT
-    await usage(both.plain, front_api, prompt[:FRONT], stream=False)
+    await request_usage(both.plain, front_api, prompt[:FRONT], stream=False)
     await both.baton.warm(front_api, prompt[:FRONT], PREFILL)
-    cold = await same(both, api, prompt, Way.FETCHED, stream=stream)
-    assert used(api, cold[-1]).cached_tokens, "nothing was found in a cache"
-    await same(both, api, prompt, Way.FETCHED, stream=stream)
+    cold = await same(both, api, prompt, RequestPath.FETCHED, stream=stream)
+    assert parse_usage(api, cold[-1]).cached_tokens, "nothing was found in a cache"
+    await same(both, api, prompt, RequestPath.FETCHED, stream=stream)
 
 
 @STREAMED
@@ -196,6 +196,6 @@ async def test_two_answers_to_one_prompt_are_told_as_plain_vllm_tells_them(
 ) -> None:
     prompt = text(f"{api} two {stream}")
     for _ in range(2):
-        wanted = await usage(both.plain, api, prompt, stream=stream, n=2)
-        told, _ = await both.baton.usage(api, prompt, Way.LOCAL, stream=stream, n=2)
+        wanted = await request_usage(both.plain, api, prompt, stream=stream, n=2)
+        told, _ = await both.baton.usage(api, prompt, RequestPath.LOCAL, stream=stream, n=2)
         assert told == wanted

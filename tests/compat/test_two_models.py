@@ -59,15 +59,15 @@ async def two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Two]:
     fleets, frontends = {name: EchoFleet() for name in MODELS}, {}
     async with AsyncExitStack() as ends:
         for name, fleet in fleets.items():
-            settings = FrontendSettings(model=str(model), served_name=name)
+            settings = FrontendSettings(model=str(model), served_model_name=name)
             frontend = VllmFrontend(settings, facts, hooks=fleet.hooks(), clock=MonotonicClock())
             ends.push_async_callback(frontend.close)
             await frontend.start()
             fleet.frontend = frontends[name] = frontend
             steps = asyncio.create_task(fleet.run())
             ends.callback(steps.cancel)
-        router = ModelRouter({name: one.api for name, one in frontends.items()})
-        app = frontends["small"].stand_before(router, healthy=lambda: True)
+        router = ModelRouter({name: other.api for name, other in frontends.items()})
+        app = frontends["small"].gate_app(router, healthy=lambda: True)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://baton", timeout=60
@@ -101,7 +101,7 @@ async def test_a_model_that_nobody_has_is_not_found_in_the_words_of_the_api(
 
 
 async def test_a_model_that_is_full_refuses_and_the_other_serves(two: Two) -> None:
-    two.fleets["small"].room = 0
+    two.fleets["small"].free_slots = 0
     try:
         answers = [await two.ask(model, "/v1/completions") for model in MODELS]
     finally:

@@ -17,11 +17,11 @@ from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
 from baton.domain.events import LegFailed
 from baton.domain.fleet import ReplicaView
-from baton.domain.handoff import Decision, HandoffMode, LegFailure, Route, RouteReason
+from baton.domain.handoff import HandoffMode, LegFailure, PlacementDecision, Route, RouteReason
 from baton.domain.request import Phase
 from baton.engine.vllm.frontend.app import VllmFrontend
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
-from baton.policy.placement.port import NoRoute, PlacementQuery, Surroundings
+from baton.policy.placement.port import NoRoute, PlacementContext, PlacementQuery
 from baton.policy.placement.replica_cost import usable_tokens
 from baton.policy.prefix_cache.index import IndexMode, IndexOptions
 from baton.runtime.link.options import LinkOptions
@@ -32,7 +32,7 @@ MODEL = "tiny"
 MAX_LEN_TOKENS = 2048
 BLOCK_TOKENS = 32
 OUTPUT_TOKENS = 8
-CUT = 3
+BREAK_AFTER_TOKENS = 3
 """Tokens after which a stream loses its leg."""
 PREFILL, DECODE = "p0", "d0"
 WAIT_S = 60.0
@@ -47,7 +47,7 @@ class Api(StrEnum):
     MESSAGES = "/v1/messages"
 
 
-class Way(StrEnum):
+class RequestPath(StrEnum):
     """The ways that a request can take through a fleet."""
 
     LOCAL = "local"
@@ -66,23 +66,23 @@ def text(seed: str, words: int = 90) -> str:
 
 def body(api: Api, prompt: str, *, stream: bool, n: int = 1) -> dict[str, Any]:
     """A greedy request of `OUTPUT_TOKENS`; a stream says its usage in the end."""
-    sent: dict[str, Any] = {"model": MODEL, "temperature": 0, "stream": stream}
-    said = [{"role": "user", "content": prompt}]
+    fields: dict[str, Any] = {"model": MODEL, "temperature": 0, "stream": stream}
+    messages = [{"role": "user", "content": prompt}]
     match api:
         case Api.CHAT:
-            sent |= {"messages": said, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+            fields |= {"messages": messages, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
         case Api.COMPLETIONS:
-            sent |= {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+            fields |= {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
         case Api.RESPONSES:
-            return sent | {"input": prompt, "max_output_tokens": OUTPUT_TOKENS}
+            return fields | {"input": prompt, "max_output_tokens": OUTPUT_TOKENS}
         case Api.MESSAGES:
-            return sent | {"messages": said, "max_tokens": OUTPUT_TOKENS}
+            return fields | {"messages": messages, "max_tokens": OUTPUT_TOKENS}
     if n > 1:
-        sent |= {"n": n, "temperature": 1, "seed": 7}  # vLLM has one greedy answer
-    return sent | ({"stream_options": {"include_usage": True}} if stream else {})
+        fields |= {"n": n, "temperature": 1, "seed": 7}  # vLLM has one greedy answer
+    return fields | ({"stream_options": {"include_usage": True}} if stream else {})
 
 
-async def usage(
+async def request_usage(
     http: httpx.AsyncClient, api: Api, prompt: str, *, stream: bool, n: int = 1
 ) -> list[dict[str, Any]]:
     """Each usage that a client of an API is told for a prompt, in order."""
@@ -90,19 +90,19 @@ async def usage(
     assert answer.status_code == 200, answer.text
     if not stream:
         return [answer.json()["usage"]]
-    told = []
+    usages = []
     for line in answer.text.splitlines():
         if not line.startswith("data: {"):
             continue
         event = json.loads(line.removeprefix("data: "))
         assert "error" not in event, event
         places = (event, event.get("response") or {}, event.get("message") or {})
-        told += [place["usage"] for place in places if place.get("usage")]
-    assert told, answer.text
-    return told
+        usages += [place["usage"] for place in places if place.get("usage")]
+    assert usages, answer.text
+    return usages
 
 
-class Used(NamedTuple):
+class PromptUsage(NamedTuple):
     """What a usage says of a prompt; None: nothing."""
 
     prompt_tokens: int
@@ -110,59 +110,63 @@ class Used(NamedTuple):
     created_tokens: int | None
 
 
-def used(api: Api, told: Mapping[str, Any]) -> Used:
+def parse_usage(api: Api, usage: Mapping[str, Any]) -> PromptUsage:
     """What a usage of an API says of its prompt."""
     if api is Api.MESSAGES:
-        read = told.get("cache_read_input_tokens")
-        created = told.get("cache_creation_input_tokens")
-        return Used(told["input_tokens"] + (read or 0) + (created or 0), read, created)
+        cache_read = usage.get("cache_read_input_tokens")
+        created = usage.get("cache_creation_input_tokens")
+        return PromptUsage(
+            usage["input_tokens"] + (cache_read or 0) + (created or 0), cache_read, created
+        )
     if api is Api.RESPONSES:
-        details = told["input_tokens_details"]
+        details = usage["input_tokens_details"]
         cached, created = details["cached_tokens"], details["cache_write_tokens"]
-        return Used(told["input_tokens"], cached, created)
-    details = told["prompt_tokens_details"]
-    return Used(
-        told["prompt_tokens"], details["cached_tokens"], details.get("created_cache_tokens")
+        return PromptUsage(usage["input_tokens"], cached, created)
+    details = usage["prompt_tokens_details"]
+    return PromptUsage(
+        usage["prompt_tokens"], details["cached_tokens"], details.get("created_cache_tokens")
     )
 
 
-def one_engine(api: Api, prompt_tokens: int, *, held_tokens: int) -> Used:
+def expected_usage(api: Api, prompt_tokens: int, *, cached_tokens: int) -> PromptUsage:
     """What is told of a prompt by one engine that holds so many tokens of it."""
-    usable = min(held_tokens, prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-    created = max(0, prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS - usable)
+    hit_tokens = min(cached_tokens, prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    created = max(0, prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS - hit_tokens)
     # vLLM's completions do not say what was created.
-    return Used(prompt_tokens, usable, None if api is Api.COMPLETIONS else created)
+    return PromptUsage(prompt_tokens, hit_tokens, None if api is Api.COMPLETIONS else created)
 
 
-class ChosenWay:
+class FixedPathPlacer:
     """A placer that sends each request the way that a test has set."""
 
     def __init__(self) -> None:
-        self.way = Way.LOCAL
-        self.local: tuple[str, ...] = (DECODE,)
+        self.path = RequestPath.LOCAL
+        self.local_replicas: tuple[str, ...] = (DECODE,)
         """Where those go in turn that stay on one replica."""
         self._placed = 0
 
-    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
-        route = self._route(query, around)
-        return Decision(route=route, policy="chosen", at_s=0.0)
+    def place(
+        self, query: PlacementQuery, context: PlacementContext
+    ) -> PlacementDecision | NoRoute:
+        route = self._route(query, context)
+        return PlacementDecision(route=route, policy="chosen", at_s=0.0)
 
-    def _route(self, query: PlacementQuery, around: Surroundings) -> Route:
-        if query.local_only or query.avoid or self.way in {Way.LOCAL, Way.RESUMED}:
-            here = self.local[self._placed % len(self.local)]
+    def _route(self, query: PlacementQuery, around: PlacementContext) -> Route:
+        if query.local_only or query.avoid or self.path in {RequestPath.LOCAL, RequestPath.RESUMED}:
+            replica_id = self.local_replicas[self._placed % len(self.local_replicas)]
             self._placed += 1
             return Route(
                 mode=HandoffMode.LOCAL,
                 prefill_replica_id=None,
-                decode_replica_id=PREFILL if here in query.avoid else here,
+                decode_replica_id=PREFILL if replica_id in query.avoid else replica_id,
                 reason=RouteReason.LOCAL_ONLY,
             )
         tokens, reason = None, RouteReason.DISAGGREGATED
-        if self.way is Way.FETCHED:
+        if self.path is RequestPath.FETCHED:
             hit, facts = query.hits.of(PREFILL), around.fleet.replicas[PREFILL].facts
-            held = usable_tokens(hit, query.prompt_tokens, facts.block_size_tokens)
-            assert held, "the holder is not known to hold anything"
-            tokens, reason = held + 1, RouteReason.PREFIX_FETCH
+            hit_tokens = usable_tokens(hit, query.prompt_tokens, facts.block_size_tokens)
+            assert hit_tokens, "the holder is not known to hold anything"
+            tokens, reason = hit_tokens + 1, RouteReason.PREFIX_FETCH
         return Route(
             mode=HandoffMode.PULL,
             prefill_replica_id=PREFILL,
@@ -172,7 +176,7 @@ class ChosenWay:
         )
 
     def place_decode(
-        self, query: PlacementQuery, source: ReplicaView, around: Surroundings
+        self, query: PlacementQuery, source: ReplicaView, context: PlacementContext
     ) -> str | None:
         return DECODE
 
@@ -184,9 +188,9 @@ class ApiClients(Clients):
         super().__init__()
         self.frontend: VllmFrontend | None = None
         self.fleet: Fleet | None = None
-        self.breaks: str | None = None
+        self.leg_to_break: str | None = None
         """Which leg of each request, if any."""
-        self._broken: set[str] = set()
+        self._broken_legs: set[str] = set()
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         assert self.frontend is not None
@@ -194,17 +198,17 @@ class ApiClients(Clients):
         self.frontend.deliver(deliveries)
         for delivery in deliveries:
             request_id = delivery.request_id
-            if self.breaks and len(self.tokens[request_id]) >= CUT:
-                self._break(f"{request_id}~{self.breaks}")
+            if self.leg_to_break and len(self.tokens[request_id]) >= BREAK_AFTER_TOKENS:
+                self._break_leg(f"{request_id}~{self.leg_to_break}")
 
-    def _break(self, leg_id: str) -> None:
-        if leg_id in self._broken:
+    def _break_leg(self, leg_id: str) -> None:
+        if leg_id in self._broken_legs:
             return
-        self._broken.add(leg_id)
+        self._broken_legs.add(leg_id)
         assert self.fleet is not None
         failure = LegFailure.ENGINE_ERROR
-        lost = LegFailed(replica_id=DECODE, leg_id=leg_id, failure=failure, why="a test")
-        self.fleet.driver.on_event(lost)
+        event = LegFailed(replica_id=DECODE, leg_id=leg_id, failure=failure, why="a test")
+        self.fleet.driver.on_event(event)
 
     def fail(self, request_id: str, error: BatonError) -> None:
         assert self.frontend is not None
@@ -212,13 +216,13 @@ class ApiClients(Clients):
         self.frontend.fail(request_id, error)
 
 
-class Baton:
+class UsageIngress:
     """An ingress with vLLM's API before a fleet; whoever adds replicas to `fleet` starts them."""
 
     def __init__(
         self, model: Path, *, link: LinkOptions = FAST_LINK, log_stats: bool = False
     ) -> None:
-        self.placer = ChosenWay()
+        self.placer = FixedPathPlacer()
         self.limits = CoordinatorLimits(
             first_token_s=WAIT_S, transfer_s=WAIT_S, stall_s=WAIT_S, early_first_token=False
         )
@@ -243,7 +247,7 @@ class Baton:
         )
         settings = FrontendSettings(
             model=str(model),
-            served_name=MODEL,
+            served_model_name=MODEL,
             log_stats=log_stats,
             extra={"enable-prompt-tokens-details": True},
         )
@@ -264,55 +268,57 @@ class Baton:
         await self.fleet.close()
 
     async def usage(
-        self, api: Api, prompt: str, way: Way, *, stream: bool, n: int = 1
+        self, api: Api, prompt: str, path: RequestPath, *, stream: bool, n: int = 1
     ) -> tuple[list[dict[str, Any]], list[RequestRecord]]:
         """What a client is told of a prompt that goes this way, and its stories as they ended."""
-        self._set_out(way)
-        before = set(self.clients.records)
+        self._set_path(path)
+        earlier_records = set(self.clients.records)
         try:
-            told = await usage(self.http, api, prompt, stream=stream, n=n)
+            usages = await request_usage(self.http, api, prompt, stream=stream, n=n)
         finally:
-            self._set_out(Way.LOCAL)
-        await self.clients.ended(len(before) + n, WAIT_S)
-        new = [record for one, record in self.clients.records.items() if one not in before]
-        for record in new:
+            self._set_path(RequestPath.LOCAL)
+        await self.clients.wait_ended(len(earlier_records) + n, WAIT_S)
+        new_records = [
+            record for name, record in self.clients.records.items() if name not in earlier_records
+        ]
+        for record in new_records:
             assert record.outcome is Phase.FINISHED, record.reason
-            _check_way(record, way)
-        return told, new
+            _check_path(record, path)
+        return usages, new_records
 
     async def warm(self, api: Api, prompt: str, replica_id: str) -> None:
         """Have a replica hold a prompt, and the coordinator know it."""
-        self.placer.local = (replica_id,)
+        self.placer.local_replicas = (replica_id,)
         try:
-            await self.usage(api, prompt, Way.LOCAL, stream=False)
+            await self.usage(api, prompt, RequestPath.LOCAL, stream=False)
         finally:
-            self.placer.local = (DECODE,)
+            self.placer.local_replicas = (DECODE,)
 
-    def _set_out(self, way: Way) -> None:
-        self.placer.way = way
-        self.clients.breaks = {Way.RESUMED: "1", Way.MOVED: "2"}.get(way)
-        early = way is Way.EARLY
+    def _set_path(self, path: RequestPath) -> None:
+        self.placer.path = path
+        self.clients.leg_to_break = {RequestPath.RESUMED: "1", RequestPath.MOVED: "2"}.get(path)
+        is_early = path is RequestPath.EARLY
         limits = CoordinatorLimits(
-            first_token_s=WAIT_S, transfer_s=WAIT_S, stall_s=WAIT_S, early_first_token=early
+            first_token_s=WAIT_S, transfer_s=WAIT_S, stall_s=WAIT_S, early_first_token=is_early
         )
         self.fleet.coordinator.reconfigure(limits=limits)
 
 
-def _check_way(record: RequestRecord, way: Way) -> None:
+def _check_path(record: RequestRecord, path: RequestPath) -> None:
     """A request that took another way proves nothing."""
     kinds = [leg.kind.value for leg in record.legs]
-    match way:
-        case Way.LOCAL:
+    match path:
+        case RequestPath.LOCAL:
             assert kinds == ["local"], record
-        case Way.RESUMED:
+        case RequestPath.RESUMED:
             assert kinds == ["local", "local"], record
-            assert record.legs[0].output_tokens >= CUT
-        case Way.MOVED:
+            assert record.legs[0].output_tokens >= BREAK_AFTER_TOKENS
+        case RequestPath.MOVED:
             assert kinds == ["prefill", "decode", "local"], record
-            assert record.legs[1].output_tokens >= CUT
+            assert record.legs[1].output_tokens >= BREAK_AFTER_TOKENS
         case _:
             assert kinds == ["prefill", "decode"], record
-            assert (record.legs[0].output_tokens > 0) == (way is Way.EARLY)
+            assert (record.legs[0].output_tokens > 0) == (path is RequestPath.EARLY)
             assert record.legs[1].fetched_tokens > 0
-            whole = record.legs[0].prompt_tokens == record.prompt_tokens
-            assert whole == (way is not Way.FETCHED)
+            is_whole_prompt = record.legs[0].prompt_tokens == record.prompt_tokens
+            assert is_whole_prompt == (path is not RequestPath.FETCHED)

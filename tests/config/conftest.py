@@ -11,7 +11,7 @@ import pytest
 from baton.config import LoadedConfig, load_config
 from baton.domain.errors import ConfigInvalid
 
-LEAST = "version: 1\nmodel: {source: tiny, max_len: 4096}\npools: {main: {role: mixed}}\n"
+MINIMAL_CONFIG = "version: 1\nmodel: {source: tiny, max_len: 4096}\npools: {main: {role: mixed}}\n"
 """The least that can be deployed."""
 
 
@@ -24,8 +24,8 @@ class Load(Protocol):
 
 
 @pytest.fixture
-def least() -> str:
-    return LEAST
+def minimal_config() -> str:
+    return MINIMAL_CONFIG
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
 
 @pytest.fixture
-def refuse(load: Load) -> Callable[..., tuple[str, ...]]:
+def load_invalid(load: Load) -> Callable[..., tuple[str, ...]]:
     """Loads what cannot be loaded; returns the findings."""
 
     def _refuse(
@@ -52,6 +52,6 @@ def refuse(load: Load) -> Callable[..., tuple[str, ...]]:
     ) -> tuple[str, ...]:
         with pytest.raises(ConfigInvalid) as error:
             load(*texts, env=env, sets=sets)
-        return error.value.findings
+        return error.value.problems
 
     return _refuse

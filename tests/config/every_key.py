@@ -1,8 +1,8 @@
 """Every key of a configuration, each with another value that it may have.
 
-Whoever says something about all keys tries it on these: `changes` has, for each key of the schema,
-a configuration that can be loaded and one that differs from it in that key. A key that comes new is
-among them by itself, or says here what it may be changed to.
+Whoever says something about all keys tries it on these: `all_changes` has, for each key of the
+schema, a configuration that can be loaded and one that differs from it in that key. A key that
+comes new is among them by itself, or says here what it may be changed to.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import cast
 from baton.config import DeploymentConfig
 from baton.config.diff import diff
 from baton.config.language.fields import (
-    Anything,
-    Environment,
+    EnvVariables,
     Field,
-    Labels,
-    Named,
-    Nested,
+    NamedSections,
+    NestedSection,
+    NodeLabels,
+    RawMapping,
     each,
     fields_of,
 )
 from baton.config.language.scalars import (
+    Boolean,
     Choice,
-    Flag,
+    Float,
+    Integer,
+    ListOf,
     Pluggable,
     Quantity,
-    Real,
-    Several,
-    Whole,
 )
 from baton.config.language.tree import (
     Entry,
     FileOrigin,
-    Listing,
+    ListNode,
     Node,
     Path,
     Scalar,
@@ -46,14 +46,14 @@ from baton.config.language.tree import (
     format_path,
 )
 from baton.config.language.units import format_quantity
-from baton.config.load import _built, load_text
-from baton.config.write.render import plain, plain_value
+from baton.config.load import _build_config, load_text
+from baton.config.write.render import plain_value, to_plain
 from baton.domain.errors import ConfigInvalid
 
 Tree = dict[str, object]
 _ORIGIN = FileOrigin("every_key", 1, 1)
 
-EVERYTHING: Tree = {
+FULL_CONFIG: Tree = {
     "version": 1,
     "models": {
         "m": {
@@ -98,7 +98,7 @@ EVERYTHING: Tree = {
 }
 """Real engines, and every section that may be left out."""
 
-SIMULATED: Tree = {
+SIMULATED_CONFIG: Tree = {
     "version": 1,
     "models": {
         "m": {
@@ -125,7 +125,7 @@ SIMULATED: Tree = {
 }
 """Simulated engines, where keys are about them alone."""
 
-RUST: Tree = {
+RUST_CONFIG: Tree = {
     "version": 1,
     "models": {"m": {"source": "tiny", "max_len": 4096, "engine": {"kind": "sim"}}},
     "pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}},
@@ -134,7 +134,7 @@ RUST: Tree = {
 }
 """vLLM's Rust frontend, which takes other things live than the one in Python does."""
 
-SEVERAL: Tree = {
+TWO_MODELS_CONFIG: Tree = {
     "version": 1,
     "models": {"m": {"source": "tiny", "max_len": 4096}, "n": {"source": "tiny", "max_len": 2048}},
     "pools": {
@@ -148,13 +148,13 @@ SEVERAL: Tree = {
 _SHARED = ("slo", "router", "autoscaler", "tenants", "admission", "transfer", "server")
 _BASES: tuple[tuple[Tree, tuple[str, ...]], ...] = (
     (
-        EVERYTHING,
+        FULL_CONFIG,
         ("version", "models.m", "pools.d", *_SHARED, "cluster", "observability", "security"),
     ),
-    (SIMULATED, ("models.m.engine", "pools.d", "router", "autoscaler", "transfer")),
-    (RUST, ("server", "admission", "slo", "tenants", "router", "observability")),
+    (SIMULATED_CONFIG, ("models.m.engine", "pools.d", "router", "autoscaler", "transfer")),
+    (RUST_CONFIG, ("server", "admission", "slo", "tenants", "router", "observability")),
     (
-        SEVERAL,
+        TWO_MODELS_CONFIG,
         (
             "models.n",
             "pools.p.model",
@@ -166,7 +166,7 @@ _BASES: tuple[tuple[Tree, tuple[str, ...]], ...] = (
 )
 """Each with the keys that are changed in it: not all in each, for it takes a while."""
 
-_SAID: Mapping[str, tuple[object, ...]] = {
+_OTHER_VALUES: Mapping[str, tuple[object, ...]] = {
     "source": ("mistralai/Mistral-7B-v0.3",),
     "revision": ("two",),
     "dtype": ("float32",),
@@ -201,7 +201,7 @@ _SAID: Mapping[str, tuple[object, ...]] = {
 any other value would change anything."""
 
 _NO_CLAIM: Tree = {"size": None, "storage_class": None}
-_WITH: Mapping[Path, Tree] = {
+_COMPANION_CHANGES: Mapping[Path, Tree] = {
     ("models", "*", "engine", "kind"): {"engine": {"sim": {}, "extra": {}}},
     ("pools", "*", "engine", "kind"): {"engine": {"sim": {}, "extra": {}}},
     ("pools", "*", "resources", "gpus"): {"parallel": {"tp": 1}},
@@ -217,7 +217,7 @@ ONE_VALUE = frozenset({("version",), ("transfer", "connector")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class KeyChange:
     """One key, and two configurations that differ in it; in others only where they must."""
 
     path: Path
@@ -230,83 +230,83 @@ class Changed:
 
 
 @cache
-def changes() -> tuple[Changed, ...]:
+def all_changes() -> tuple[KeyChange, ...]:
     """Every key of the schema that can have another value, in each base that has it."""
     return tuple(found for base in _BASES for found in _changes(*base))
 
 
-def together(some: Sequence[Changed]) -> tuple[DeploymentConfig, list[Changed]]:
+def apply_compatible(candidates: Sequence[KeyChange]) -> tuple[DeploymentConfig, list[KeyChange]]:
     """All these changes of one configuration at once, but those that contradict the others."""
-    config, made = some[0].old, list[Changed]()
-    whole = plain(config)
-    for change in some:
-        tree = copy.deepcopy(whole)
-        _at(tree, change.path[:-1])[change.path[-1]] = _at(plain(change.new), change.path[:-1])[
-            change.path[-1]
-        ]
-        if (found := _loaded(tree)) is not None:
-            config, whole = found, tree
-            made.append(change)
-    return config, made
+    config, applied = candidates[0].old, list[KeyChange]()
+    tree = to_plain(config)
+    for change in candidates:
+        candidate_tree = copy.deepcopy(tree)
+        _section_at(candidate_tree, change.path[:-1])[change.path[-1]] = _section_at(
+            to_plain(change.new), change.path[:-1]
+        )[change.path[-1]]
+        if (loaded := _load_or_none(candidate_tree)) is not None:
+            config, tree = loaded, candidate_tree
+            applied.append(change)
+    return config, applied
 
 
-def keys_of_the_schema() -> frozenset[Path]:
+def schema_keys() -> frozenset[Path]:
     """Every key, names that users choose as `*`."""
     return frozenset(_schema_keys(DeploymentConfig, ()))
 
 
-def general(path: Path) -> Path:
+def wildcard_path(path: Path) -> Path:
     """A path with `*` for every name that a user has chosen."""
-    return next(key for key in keys_of_the_schema() if _fits(path, key))
+    return next(key for key in schema_keys() if _matches(path, key))
 
 
-def _fits(path: Path, key: Path) -> bool:
+def _matches(path: Path, key: Path) -> bool:
     return len(path) == len(key) and all(b in (a, "*") for a, b in zip(path, key, strict=True))
 
 
-def _schema_keys(schema: type, at: Path) -> Iterator[Path]:
+def _schema_keys(schema: type, path: Path) -> Iterator[Path]:
     for key, field in fields_of(schema).items():
         match field.kind:
-            case Nested(inner):
-                yield from _schema_keys(inner, (*at, key))
-            case Named(inner):
-                yield from _schema_keys(inner, (*at, key, "*"))
-            case Anything() | Environment() | Labels():
-                yield (*at, key, "*")
+            case NestedSection(inner):
+                yield from _schema_keys(inner, (*path, key))
+            case NamedSections(inner):
+                yield from _schema_keys(inner, (*path, key, "*"))
+            case RawMapping() | EnvVariables() | NodeLabels():
+                yield (*path, key, "*")
             case _:
-                yield (*at, key)
+                yield (*path, key)
 
 
-def _changes(base: Tree, about: Sequence[str]) -> Iterator[Changed]:
+def _changes(base: Tree, sections: Sequence[str]) -> Iterator[KeyChange]:
     old = load_text(json.dumps(base))
-    whole = plain(old)
+    tree = to_plain(old)
     for path, field, had in each(old):
         value = plain_value(field, had)
-        if not any(f"{format_path(path)}.".startswith(f"{one}.") for one in about):
+        if not any(f"{format_path(path)}.".startswith(f"{section}.") for section in sections):
             continue
-        for other in _others(path, field, value):
-            new = None if other == value else _loaded(_with(whole, path, other))
-            if new is not None and any(one.path == path for one in diff(old, new)):
-                yield Changed(path=path, field=field, old=old, new=new)
+        for other in _other_values(path, field, value):
+            new = None if other == value else _load_or_none(_with_value(tree, path, other))
+            if new is not None and any(change.path == path for change in diff(old, new)):
+                yield KeyChange(path=path, field=field, old=old, new=new)
                 break
 
 
-def _others(path: Path, field: Field, value: object) -> Iterator[object]:
+def _other_values(path: Path, field: Field, value: object) -> Iterator[object]:
     """What else may stand there, the likeliest first."""
-    yield from (one for one in _SAID.get(path[-1], ()) if one != value)
+    yield from (each_value for each_value in _OTHER_VALUES.get(path[-1], ()) if each_value != value)
     match field.kind:
-        case Flag():
+        case Boolean():
             yield value is not True
         case Choice(enum) | Pluggable(enum):
-            yield from (str(one) for one in enum if str(one) != value)
-        case Several(Choice()) if isinstance(value, list):
+            yield from (str(other) for other in enum if str(other) != value)
+        case ListOf(Choice()) if isinstance(value, list):
             yield value[:-1]
         case Quantity(unit, bounds, whole):
             for number in _numbers(field, bounds.low, bounds.high):
                 yield format_quantity(int(number) if whole else number, unit)
-        case Whole(bounds):
-            yield from (int(one) for one in _numbers_near(value, bounds.low))
-        case Real(bounds):
+        case Integer(bounds):
+            yield from (int(number) for number in _numbers_near(value, bounds.low))
+        case Float(bounds):
             yield from _numbers_near(value, bounds.low)
         case _:
             pass
@@ -320,23 +320,25 @@ def _numbers(field: Field, low: float | None, high: float | None) -> Iterator[fl
 
 
 def _numbers_near(value: object, low: float | None) -> Iterator[float]:
-    had = value if isinstance(value, int | float) else None
-    if had is not None:
-        yield from (had + 1, had - 1, had * 2, had / 2, had + 0.1, had - 0.1)
+    number = value if isinstance(value, int | float) else None
+    if number is not None:
+        yield from (number + 1, number - 1, number * 2, number / 2, number + 0.1, number - 0.1)
     yield from (low or 1, 2, 9, 90, 1024, 9000, 1.5, 0.3)
 
 
-def _with(whole: Tree, path: Path, value: object) -> Tree:
+def _with_value(base: Tree, path: Path, value: object) -> Tree:
     """The same with another value there, and with what must go with it."""
-    tree = copy.deepcopy(whole)
-    together = next((one for key, one in _WITH.items() if _fits(path, key)), None)
-    if together is not None:
-        _update(_at(tree, path[:2]), together)
-    _at(tree, path[:-1])[path[-1]] = value
+    tree = copy.deepcopy(base)
+    companions = next(
+        (entry for key, entry in _COMPANION_CHANGES.items() if _matches(path, key)), None
+    )
+    if companions is not None:
+        _merge(_section_at(tree, path[:2]), companions)
+    _section_at(tree, path[:-1])[path[-1]] = value
     return tree
 
 
-def _at(tree: Tree, path: Path) -> Tree:
+def _section_at(tree: Tree, path: Path) -> Tree:
     for key in path:
         inner = tree[key]
         assert isinstance(inner, dict)
@@ -344,19 +346,19 @@ def _at(tree: Tree, path: Path) -> Tree:
     return tree
 
 
-def _update(tree: Tree, others: Mapping[str, object]) -> None:
+def _merge(tree: Tree, others: Mapping[str, object]) -> None:
     for key, value in others.items():
         inner = tree[key]
         if isinstance(value, Mapping) and value and isinstance(inner, dict):
-            _update(inner, value)
+            _merge(inner, value)
         else:
             tree[key] = value
 
 
-def _loaded(tree: Tree) -> DeploymentConfig | None:
+def _load_or_none(tree: Tree) -> DeploymentConfig | None:
     """The configuration; None where it contradicts itself."""
     try:
-        return _built(cast(Section, _node(tree)), []).config
+        return _build_config(cast(Section, _node(tree)), []).config
     except ConfigInvalid:
         return None
 
@@ -365,10 +367,10 @@ def _node(value: object) -> Node:
     """As it would be read from a file, which takes five times as long."""
     match value:
         case dict():
-            entries = {key: Entry(_node(one), _ORIGIN) for key, one in value.items()}
+            entries = {key: Entry(_node(other), _ORIGIN) for key, other in value.items()}
             return Section(entries, _ORIGIN)
         case list():
-            return Listing(tuple(map(_node, value)), _ORIGIN)
+            return ListNode(tuple(map(_node, value)), _ORIGIN)
         case _:
             assert value is None or isinstance(value, str | int | float | bool)
             return Scalar(value, _ORIGIN, str(value))

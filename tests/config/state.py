@@ -7,50 +7,52 @@ from collections.abc import Mapping
 from enum import StrEnum
 from random import Random
 
-_MOMENTS = ("_at_s", "_offset_s")
+_TIME_SUFFIXES = ("_at_s", "_offset_s")
 """How attributes end that no two processes have alike."""
 
 
-def state(whole: object) -> dict[str, object]:
+def state(root: object) -> dict[str, object]:
     """Everything that our objects hold, by the attributes that lead to it."""
-    found: dict[str, object] = {}
-    _look(whole, "", found, set())
-    return found
+    values: dict[str, object] = {}
+    _collect(root, "", values, set())
+    return values
 
 
-def _look(value: object, at: str, found: dict[str, object], seen: set[int]) -> None:
+def _collect(value: object, path: str, values: dict[str, object], visited: set[int]) -> None:
     match value:
         case None | bool() | int() | float() | str() | bytes() | StrEnum():
-            found[at] = value
+            values[path] = value
         case Mapping():
-            found[f"{at}.keys"] = sorted(map(str, value))
-            for name, one in value.items():
-                _look(one, f"{at}[{name}]", found, seen)
+            values[f"{path}.keys"] = sorted(map(str, value))
+            for name, other in value.items():
+                _collect(other, f"{path}[{name}]", values, visited)
         case list() | tuple() | set() | frozenset() | deque():
-            found[f"{at}.len"] = len(value)
+            values[f"{path}.len"] = len(value)
             ordered = value if isinstance(value, list | tuple | deque) else sorted(value, key=str)
-            for number, one in enumerate(ordered):
-                _look(one, f"{at}[{number}]", found, seen)
+            for number, other in enumerate(ordered):
+                _collect(other, f"{path}[{number}]", values, visited)
         case Random():
-            found[at] = value.getstate()
-        case _ if type(value).__module__.startswith("baton.") and id(value) not in seen:
+            values[path] = value.getstate()
+        case _ if type(value).__module__.startswith("baton.") and id(value) not in visited:
             if not _is_value(value):  # of values many may have the same one, and then another
-                seen.add(id(value))
-            _look_inside(value, at, found, seen)
+                visited.add(id(value))
+            _collect_attributes(value, path, values, visited)
 
 
-def _look_inside(one: object, at: str, found: dict[str, object], seen: set[int]) -> None:
-    names = {*getattr(one, "__dict__", {}), *_slots(type(one))} - {"_clock"}
+def _collect_attributes(
+    owner: object, path: str, values: dict[str, object], visited: set[int]
+) -> None:
+    names = {*getattr(owner, "__dict__", {}), *_slots(type(owner))} - {"_clock"}
     for name in sorted(names):
-        if hasattr(one, name) and not name.endswith(_MOMENTS):
-            _look(getattr(one, name), f"{at}.{name}", found, seen)
+        if hasattr(owner, name) and not name.endswith(_TIME_SUFFIXES):
+            _collect(getattr(owner, name), f"{path}.{name}", values, visited)
 
 
-def _is_value(one: object) -> bool:
+def _is_value(candidate: object) -> bool:
     """Whether nothing can change in it, so that it cannot lead back to itself."""
-    made = getattr(type(one), "__dataclass_params__", None)
-    return made is not None and bool(made.frozen)
+    dataclass_params = getattr(type(candidate), "__dataclass_params__", None)
+    return dataclass_params is not None and bool(dataclass_params.frozen)
 
 
 def _slots(kind: type) -> set[str]:
-    return {name for one in kind.__mro__ for name in getattr(one, "__slots__", ())}
+    return {name for cls in kind.__mro__ for name in getattr(cls, "__slots__", ())}

@@ -8,10 +8,10 @@ import pytest
 
 from baton.config.derive.options import adapter_rules, adapter_sources, sim_settings
 from baton.config.diff import Reload, reload_class
-from tests.config.conftest import LEAST, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load
 
 Refuse = Callable[..., tuple[str, ...]]
-WITH = LEAST.replace("source: tiny", "source: tiny, adapters: {sql: {source: org/sql}}")
+WITH = MINIMAL_CONFIG.replace("source: tiny", "source: tiny, adapters: {sql: {source: org/sql}}")
 
 
 def with_slots(slots: str) -> str:
@@ -24,7 +24,7 @@ def test_adapters_are_named_with_where_they_are_kept(load: Load) -> None:
 
 
 def test_a_simulated_engine_has_room_for_adapters_only_where_there_are_any(load: Load) -> None:
-    for text, wanted in ((WITH, (7, 3)), (LEAST, (0, 0))):
+    for text, wanted in ((WITH, (7, 3)), (MINIMAL_CONFIG, (0, 0))):
         room = "engine: {adapters: {max_loaded: 7, max_batched: 3}}"
         config = load(text.replace("role: mixed", f"role: mixed, {room}")).config
         (model,), (pool,) = config.models.values(), config.pools.values()
@@ -45,8 +45,10 @@ def test_a_simulated_engine_has_room_for_adapters_only_where_there_are_any(load:
         ),
     ],
 )
-def test_adapters_that_cannot_be_served_are_refused(refuse: Refuse, text: str, wanted: str) -> None:
-    assert any(wanted in finding for finding in refuse(text)), refuse(text)
+def test_adapters_that_cannot_be_served_are_refused(
+    load_invalid: Refuse, text: str, wanted: str
+) -> None:
+    assert any(wanted in finding for finding in load_invalid(text)), load_invalid(text)
 
 
 def test_other_adapters_take_a_restart_and_other_room_does_not() -> None:
@@ -55,7 +57,9 @@ def test_other_adapters_take_a_restart_and_other_room_does_not() -> None:
     assert reload_class(("pools", "p", "engine", "adapters", "max_loaded")) is Reload.ROLLING
 
 
-RUNTIME = LEAST.replace("source: tiny", "source: tiny, runtime_adapters: {max: 2, paths: [/a]}")
+RUNTIME = MINIMAL_CONFIG.replace(
+    "source: tiny", "source: tiny, runtime_adapters: {max: 2, paths: [/a]}"
+)
 
 
 def test_an_engine_has_room_for_adapters_that_come_later(load: Load) -> None:
@@ -63,8 +67,8 @@ def test_an_engine_has_room_for_adapters_that_come_later(load: Load) -> None:
     (model,), (pool,) = config.models.values(), config.pools.values()
     assert sim_settings(pool.engine, model, config.transfer).adapter_slots > 0
     (rules,) = adapter_rules(config).values()
-    assert (rules.limit, rules.places, rules.limit_per_tenant) == (2, ("/a",), None)
-    assert list(adapter_rules(config)) == list(rules.taken)
+    assert (rules.limit, rules.allowed_prefixes, rules.limit_per_tenant) == (2, ("/a",), None)
+    assert list(adapter_rules(config)) == list(rules.reserved_names)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +82,14 @@ def test_an_engine_has_room_for_adapters_that_come_later(load: Load) -> None:
     ],
 )
 def test_adapters_that_come_later_have_bounds_and_places(
-    refuse: Refuse, keys: str, wanted: str
+    load_invalid: Refuse, keys: str, wanted: str
 ) -> None:
-    (finding,) = refuse(LEAST.replace("source: tiny", f"source: tiny, runtime_adapters: {keys}"))
+    (finding,) = load_invalid(
+        MINIMAL_CONFIG.replace("source: tiny", f"source: tiny, runtime_adapters: {keys}")
+    )
     assert wanted in finding
 
 
-def test_the_rust_frontend_takes_none_later(refuse: Refuse) -> None:
-    (finding,) = refuse(RUNTIME + "server: {frontend: rust}\n")
+def test_the_rust_frontend_takes_none_later(load_invalid: Refuse) -> None:
+    (finding,) = load_invalid(RUNTIME + "server: {frontend: rust}\n")
     assert "runtime_adapters.max: the Rust frontend takes no adapters while it serves" in finding

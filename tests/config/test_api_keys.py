@@ -8,11 +8,11 @@ import pytest
 
 from baton.config.derive.options import api_arguments
 from baton.config.diff import Reload, reload_class
-from tests.config.conftest import LEAST, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load
 
 Refuse = Callable[..., tuple[str, ...]]
 PARSERS = "api: {enable_auto_tool_choice: true, tool_call_parser: hermes}"
-WITH = LEAST.replace("source: tiny", f"source: tiny, revision: r1, {PARSERS}")
+WITH = MINIMAL_CONFIG.replace("source: tiny", f"source: tiny, revision: r1, {PARSERS}")
 
 
 def test_a_models_api_server_gets_its_arguments_and_revision(load: Load) -> None:
@@ -24,13 +24,13 @@ def test_a_models_api_server_gets_its_arguments_and_revision(load: Load) -> None
     }
 
 
-def test_an_argument_that_has_a_key_of_its_own_is_not_passed_on(refuse: Refuse) -> None:
-    (finding,) = refuse(WITH.replace(PARSERS, "api: {max_model_len: 5}"))
+def test_an_argument_that_has_a_key_of_its_own_is_not_passed_on(load_invalid: Refuse) -> None:
+    (finding,) = load_invalid(WITH.replace(PARSERS, "api: {max_model_len: 5}"))
     assert finding.endswith("api.max_model_len: cannot be passed on, use 'max_len of the model'")
 
 
 def api(text: str) -> str:
-    return LEAST.replace("source: tiny", f"source: tiny, api: {text}")
+    return MINIMAL_CONFIG.replace("source: tiny", f"source: tiny, api: {text}")
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def api(text: str) -> str:
     ],
 )
 def test_an_argument_that_would_do_nothing_here_is_refused_by_its_name(
-    refuse: Refuse, text: str, said: str
+    load_invalid: Refuse, text: str, said: str
 ) -> None:
-    (finding,) = refuse(api(text))
+    (finding,) = load_invalid(api(text))
     assert said in finding
 
 
@@ -74,12 +74,14 @@ def test_an_argument_that_works_here_is_taken(load: Load, text: str) -> None:
     assert load(api(text)).config.models
 
 
-def test_models_that_share_a_front_say_the_same_of_browsers(refuse: Refuse, load: Load) -> None:
+def test_models_that_share_a_front_say_the_same_of_browsers(
+    load_invalid: Refuse, load: Load
+) -> None:
     one = "{source: tiny, max_len: 64, api: {allowed_origins: ['https://a']}}"
     other = one.replace("https://a", "https://b")
     pools = "pools: {x: {role: mixed, model: a}, y: {role: mixed, model: b}}\n"
     two = "version: 1\nmodels: {a: %s, b: %s}\n" + pools
-    (finding,) = refuse(two % (one, other))
+    (finding,) = load_invalid(two % (one, other))
     assert "answered by one front for all models" in finding
     assert load(two % (one, one)).config.models
 

@@ -10,9 +10,9 @@ import jsonschema  # type: ignore[import-untyped,unused-ignore]  # has no types
 import pytest
 from ruamel.yaml import YAML
 
-from baton.config import DeploymentConfig, load_config, render, schema
-from baton.config.checks.topology import OWN_NAMES
-from baton.config.language.fields import Nested, fields_of, not_yet_of
+from baton.config import DeploymentConfig, json_schema, load_config, render
+from baton.config.checks.topology import RESERVED_POOL_NAMES
+from baton.config.language.fields import NestedSection, fields_of, planned_keys
 from baton.config.schema.deployment import (
     EngineConfig,
     EngineKind,
@@ -32,8 +32,8 @@ FILES = sorted(CONFIGS.rglob("*.yaml"))
 @cache
 def checker() -> jsonschema.Draft202012Validator:
     """The JSON schema, which is a valid one."""
-    jsonschema.Draft202012Validator.check_schema(schema())
-    return jsonschema.Draft202012Validator(schema())
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    return jsonschema.Draft202012Validator(json_schema())
 
 
 def test_there_are_configurations_to_load() -> None:
@@ -131,9 +131,9 @@ def test_every_setting_of_the_simulated_engine_can_be_reached() -> None:
 def test_names_that_two_packages_share_are_the_same_in_both() -> None:
     assert [str(route) for route in Route] == list(ROUTES)
     on_failure = fields_of(DeploymentConfig)["transfer"].kind
-    assert isinstance(on_failure, Nested)
+    assert isinstance(on_failure, NestedSection)
     assert {"recompute", "fail"} == {str(member) for member in OnTransferFailure}
-    assert {INGRESS, CONTROLLER} == OWN_NAMES
+    assert {INGRESS, CONTROLLER} == RESERVED_POOL_NAMES
 
 
 def all_sections(of: type) -> set[type]:
@@ -146,4 +146,4 @@ def test_no_key_is_both_there_and_not_yet() -> None:
     sections = all_sections(DeploymentConfig)
     assert {EngineConfig, ServerConfig, SimTimings} <= sections
     for section in sections:
-        assert not set(fields_of(section)) & set(not_yet_of(section)), section
+        assert not set(fields_of(section)) & set(planned_keys(section)), section

@@ -12,28 +12,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.config import DeploymentConfig, LoadedConfig, load_config, render, schema
+from baton.config import DeploymentConfig, LoadedConfig, json_schema, load_config, render
 from baton.config.language.fields import (
-    Anything,
-    Environment,
+    EnvVariables,
     Field,
-    Labels,
-    Named,
-    Nested,
+    NamedSections,
+    NestedSection,
+    NodeLabels,
+    RawMapping,
     fields_of,
 )
 from baton.config.language.scalars import (
+    Boolean,
     Choice,
     Condition,
-    Flag,
-    Leaf,
+    Float,
+    Integer,
+    ListOf,
     Pluggable,
     Quantity,
-    Real,
+    ScalarType,
     Selector,
-    Several,
     Text,
-    Whole,
 )
 from baton.config.language.tree import format_path
 from baton.config.language.units import Unit, format_quantity
@@ -60,7 +60,7 @@ from baton.config.schema.routing import RouterConfig
 from baton.config.schema.scaling import AutoscalerConfig
 from baton.config.schema.security import SecurityConfig
 from baton.config.schema.service import SloClassConfig, TenantConfig, Timeouts
-from baton.config.write.render import plain
+from baton.config.write.render import to_plain
 from baton.domain.errors import ConfigInvalid
 
 Tree = dict[str, object]
@@ -212,31 +212,31 @@ def values(of: type, field: Field) -> st.SearchStrategy[object]:
     if (of, field.key) in IN_AGREEMENT:
         return IN_AGREEMENT[of, field.key]
     match field.kind:
-        case Nested(nested):
+        case NestedSection(nested):
             return sections(nested)
-        case Named(nested):
+        case NamedSections(nested):
             name = "m.1" if nested is ModelConfig else "a-1"
             one = st.fixed_dictionaries({name: sections(nested)})
             return one if field.required else st.just({}) | one
-        case (Anything() | Environment() | Labels()) as free:
+        case (RawMapping() | EnvVariables() | NodeLabels()) as free:
             return free_values(free)
         case leaf:
             some = leaf_values(leaf)
             return st.none() | some if field.optional else some
 
 
-def free_values(mapping: Anything | Environment | Labels) -> st.SearchStrategy[object]:
+def free_values(mapping: RawMapping | EnvVariables | NodeLabels) -> st.SearchStrategy[object]:
     match mapping:
-        case Anything():
+        case RawMapping():
             return st.dictionaries(NAMES, RAW, max_size=3)
-        case Environment():
+        case EnvVariables():
             secrets = st.fixed_dictionaries({"env": TEXT}) | st.fixed_dictionaries({"file": TEXT})
             return st.dictionaries(NAMES, TEXT | secrets, max_size=3)
-        case Labels():
+        case NodeLabels():
             return st.dictionaries(st.sampled_from(["a", "ray.io/b"]), SELECTORS, max_size=2)
 
 
-def leaf_values(leaf: Leaf) -> st.SearchStrategy[object]:
+def leaf_values(leaf: ScalarType) -> st.SearchStrategy[object]:
     match leaf:
         case Quantity(unit, bounds, whole):
             low, high = bounds.low or 0, bounds.high or 2**50
@@ -246,16 +246,18 @@ def leaf_values(leaf: Leaf) -> st.SearchStrategy[object]:
             return st.sampled_from([str(member) for member in enum])
         case Condition():
             return st.builds("prompt_tokens {} {}".format, COMPARISONS, st.integers(0, 10**8))
-        case Several(Choice() as item):
+        case ListOf(Choice() as item):
             return st.lists(leaf_values(item), min_size=1, unique=True)
-        case Whole(bounds) | Real(bounds):
+        case Integer(bounds) | Float(bounds):
             low, high = bounds.low or 0, bounds.high or 4000
             return (
-                st.floats(low, high) if isinstance(leaf, Real) else st.integers(int(low), int(high))
+                st.floats(low, high)
+                if isinstance(leaf, Float)
+                else st.integers(int(low), int(high))
             )
-        case Text() | Flag():
+        case Text() | Boolean():
             return TEXT if isinstance(leaf, Text) else st.booleans()
-        case Pluggable() | Several() | Selector():
+        case Pluggable() | ListOf() | Selector():
             raise AssertionError("said above: other keys depend on it")
 
 
@@ -299,7 +301,7 @@ def test_a_rendered_configuration_loads_as_an_equal_one(tree: Tree) -> None:
     config = load(tree).config
     again = load_texts(render(config))
     assert again.config == config
-    for path, _value in keys(DeploymentConfig, plain(config)):
+    for path, _value in keys(DeploymentConfig, to_plain(config)):
         assert again.origins.get(format_path(path)) != "default"
 
 
@@ -311,9 +313,9 @@ def keys(of: type, tree: Mapping[str, object], at: Path_ = ()) -> Iterator[tuple
     for key, field in fields_of(of).items():
         value = tree[key]
         match field.kind:
-            case Nested(nested) if isinstance(value, Mapping):
+            case NestedSection(nested) if isinstance(value, Mapping):
                 yield from keys(nested, value, (*at, key))
-            case Named(nested) if isinstance(value, Mapping):
+            case NamedSections(nested) if isinstance(value, Mapping):
                 for name, section in value.items():
                     yield from keys(nested, section, (*at, key, name))
             case _:
@@ -330,7 +332,7 @@ def test_a_key_means_the_same_in_a_file_an_overlay_a_variable_and_an_option(
     tree: Tree, data: st.DataObject
 ) -> None:
     config = load(tree).config
-    said = dict(keys(DeploymentConfig, plain(config)))
+    said = dict(keys(DeploymentConfig, to_plain(config)))
     places = data.draw(
         st.lists(st.sampled_from("fose"), min_size=len(said), max_size=len(said)), label="places"
     )
@@ -371,7 +373,7 @@ def put(tree: Tree, path: Path_, value: object) -> None:
 
 # ------------------------------------------------------------------------------------ unknown keys
 
-WHOLE = plain(
+WHOLE = to_plain(
     load(
         {
             "version": 1,
@@ -393,9 +395,9 @@ def section_paths(
     for key, field in fields_of(of).items():
         value = tree[key]
         match field.kind:
-            case Nested(nested) if isinstance(value, Mapping):
+            case NestedSection(nested) if isinstance(value, Mapping):
                 yield from section_paths(nested, value, (*at, key))
-            case Named(nested) if isinstance(value, Mapping):
+            case NamedSections(nested) if isinstance(value, Mapping):
                 for name, section in value.items():
                     yield from section_paths(nested, section, (*at, key, name))
 
@@ -410,7 +412,7 @@ def findings_of(path: Path_, value: object) -> tuple[str, tuple[str, ...]]:
     text = json.dumps(tree, indent=1)
     with pytest.raises(ConfigInvalid) as error:
         load_texts(text)
-    return text, error.value.findings
+    return text, error.value.problems
 
 
 def test_the_whole_configuration_has_every_section_of_the_schema() -> None:
@@ -458,9 +460,9 @@ def test_the_json_schema_knows_the_same_keys() -> None:
         properties = found["properties"]
         assert set(fields_of(of)) <= set(properties) <= {*fields_of(of), "model"}
         for key, field in fields_of(of).items():
-            if isinstance(field.kind, Nested | Named):
+            if isinstance(field.kind, NestedSection | NamedSections):
                 inner = properties[key]["anyOf"][0]
-                named = isinstance(field.kind, Named)
+                named = isinstance(field.kind, NamedSections)
                 check(field.kind.schema, inner["additionalProperties"] if named else inner)
 
-    check(DeploymentConfig, schema())
+    check(DeploymentConfig, json_schema())

@@ -18,7 +18,7 @@ from baton.config.language.read import (
     read_text,
     resolve,
 )
-from baton.config.language.tree import FileOrigin, Finding, Listing, Node, Scalar, Section
+from baton.config.language.tree import FileOrigin, Finding, ListNode, Node, Scalar, Section
 
 START = FileOrigin("x.yaml", 1, 1)
 
@@ -46,7 +46,7 @@ def plain(node: Node) -> object:
     match node:
         case Scalar(value=value):
             return value
-        case Listing(items=items):
+        case ListNode(items=items):
             return [plain(item) for item in items]
         case Section(entries=entries):
             return {key: plain(entry.node) for key, entry in entries.items()}
@@ -57,7 +57,7 @@ def test_keys_and_values_know_their_places() -> None:
     assert isinstance(node, Section)
     entry = node.entries["a"]
     assert entry.origin == FileOrigin("x.yaml", 1, 1)
-    assert isinstance(entry.node, Listing)
+    assert isinstance(entry.node, ListNode)
     assert entry.node.items[0].origin == FileOrigin("x.yaml", 2, 5)
     inner = entry.node.items[1]
     assert isinstance(inner, Section)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.config.checks.contradictions import contradictions
-from baton.config.derive.options import coordinator_limits, wakes
-from baton.config.derive.per_model import each_model
+from baton.config.derive.options import coordinator_limits, scales_from_zero
+from baton.config.derive.per_model import split_by_model
 from tests.config.conftest import Load
 
 ZERO = """
@@ -79,7 +79,7 @@ pools:
 """
         + SCALES
     ).config
-    assert {name: wakes(part) for name, part in each_model(config).items()} == {
+    assert {name: scales_from_zero(part) for name, part in split_by_model(config).items()} == {
         "a": True,
         "b": False,
     }

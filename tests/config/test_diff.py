@@ -6,18 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.config.derive.api_arguments import READS_MODEL
-from baton.config.diff import _ROWS, Change, Reload, changes_layout, diff, elsewhere, reload_class
-from baton.config.language.tree import Path, format_path, is_raw
-from baton.config.write.render import plain
-from tests.config.conftest import LEAST, Load
-from tests.config.every_key import keys_of_the_schema
+from baton.config.derive.api_arguments import MODEL_LOADING_ARGUMENTS
+from baton.config.diff import (
+    _KEY_RULES,
+    Change,
+    Reload,
+    changes_layout,
+    conditional_reloads,
+    diff,
+    reload_class,
+)
+from baton.config.language.tree import Path, format_path, is_vllm_argument
+from baton.config.write.render import to_plain
+from tests.config.conftest import MINIMAL_CONFIG, Load
+from tests.config.every_key import schema_keys
 from tests.config.test_config_properties import CONFIGS, Tree, load
 
-PD = LEAST.replace("{main: {role: mixed}}", "{p: {role: prefill}, d: {role: decode}}")
+PD = MINIMAL_CONFIG.replace("{main: {role: mixed}}", "{p: {role: prefill}, d: {role: decode}}")
 
 
-PATHS = sorted(keys_of_the_schema())
+PATHS = sorted(schema_keys())
 
 
 @pytest.mark.parametrize("path", PATHS, ids=format_path)
@@ -27,9 +35,13 @@ def test_every_key_of_the_schema_has_a_reload_class(path: Path) -> None:
 
 def test_every_rule_about_reloading_is_about_a_key_that_exists() -> None:
     others = {"pools.*.engine.extra.kv_cache_dtype"}
-    others |= {f"models.*.{at}.{name}" for at in ("api", "engine.extra") for name in READS_MODEL}
-    for row in _ROWS:
-        assert row.pattern in others or any(row.names(path) for path in PATHS), row.pattern
+    others |= {
+        f"models.*.{at}.{name}"
+        for at in ("api", "engine.extra")
+        for name in MODEL_LOADING_ARGUMENTS
+    }
+    for row in _KEY_RULES:
+        assert row.pattern in others or any(row.covers(path) for path in PATHS), row.pattern
 
 
 @pytest.mark.parametrize("place", [("api",), ("engine", "extra")])
@@ -48,11 +60,11 @@ def test_a_key_that_nobody_has_classified_is_an_error() -> None:
 def test_the_old_configuration_with_its_differences_is_the_new_one(old: Tree, new: Tree) -> None:
     before, after = load(old).config, load(new).config
     changes = diff(before, after)
-    tree = plain(before)
+    tree = to_plain(before)
     sets = []
     for change in changes:
         # What is passed on unread is laid over what was there key by key, at any depth.
-        if change.new is None or (change.old is not None and is_raw(change.path)):
+        if change.new is None or (change.old is not None and is_vllm_argument(change.path)):
             remove(tree, change.path)
         if change.new is not None:
             sets.append(f"{format_path(change.path)}={change.new}")
@@ -119,7 +131,7 @@ def test_a_change_says_what_it_takes(load: Load, option: str, reload: Reload, sh
 
 def test_what_pools_take_from_their_model_is_a_change_of_theirs(load: Load) -> None:
     changed = load(PD, sets=["model.engine.block_size=32"]).config
-    classes = {format_path(one.path): one.reload for one in diff(load(PD).config, changed)}
+    classes = {format_path(change.path): change.reload for change in diff(load(PD).config, changed)}
     assert classes == {
         "models.tiny.engine.block_size": Reload.LIVE,
         "pools.p.engine.block_size": Reload.ROLLING,
@@ -151,20 +163,20 @@ def test_a_revision_of_a_model_is_rolled_out_and_another_model_is_not(load: Load
     (revision,) = diff(load(PD).config, load(PD, sets=["model.revision=abc"]).config)
     assert revision.reload is Reload.ROLLING
     other = diff(load(PD).config, load(PD, sets=["model.source=org/x", "model.name=tiny"]).config)
-    assert Reload.RESTART in {one.reload for one in other}
+    assert Reload.RESTART in {change.reload for change in other}
 
 
 def test_a_tenant_that_comes_is_live_and_a_pool_that_comes_is_a_restart(load: Load) -> None:
     changed = load(PD, sets=["tenants.acme={weight: 2}", "pools.e={role: mixed}"]).config
     changes = diff(load(PD).config, changed)
-    kinds = {(one.path[:2], one.reload) for one in changes}
+    kinds = {(change.path[:2], change.reload) for change in changes}
     assert kinds == {(("tenants", "acme"), Reload.LIVE), (("pools", "e"), Reload.RESTART)}
-    assert all(one.old is None for one in changes)
+    assert all(change.old is None for change in changes)
     gone = diff(changed, load(PD).config)
-    assert {(one.path, one.new, one.old) for one in gone} == {
-        (one.path, one.old, one.new) for one in changes
+    assert {(change.path, change.new, change.old) for change in gone} == {
+        (change.path, change.old, change.new) for change in changes
     }
-    assert {one.reload for one in gone if one.path[0] == "pools"} == {Reload.RESTART}
+    assert {change.reload for change in gone if change.path[0] == "pools"} == {Reload.RESTART}
 
 
 CLASSES = "slo.classes={a: {when: prompt_tokens > 9}, b: {when: prompt_tokens > 99}, c: {}}"
@@ -184,7 +196,7 @@ def test_another_order_of_classes_is_a_change_for_the_first_whose_condition_hold
     assert change.reload is Reload.LIVE
     assert diff(old, old) == ()
     more = diff(old, load(PD, sets=[ONE_MORE]).config)
-    assert {one.path[2] for one in more} == {"d"}  # nobody changed places
+    assert {other.path[2] for other in more} == {"d"}  # nobody changed places
 
 
 def test_what_a_change_takes_may_depend_on_what_stands_in_front(load: Load) -> None:
@@ -194,17 +206,17 @@ def test_what_a_change_takes_may_depend_on_what_stands_in_front(load: Load) -> N
     (rolling,) = diff(load(PD, sets=[old, rust]).config, load(PD, sets=[new, rust]).config)
     assert (live.reload, rolling.reload) == (Reload.LIVE, Reload.ROLLING)
     path = ("admission", "max_body")
-    assert elsewhere(path) == {"with `server.frontend: rust`": Reload.ROLLING}
-    assert elsewhere(("admission", "max_n")) == {}
+    assert conditional_reloads(path) == {"with `server.frontend: rust`": Reload.ROLLING}
+    assert conditional_reloads(("admission", "max_n")) == {}
 
 
 def test_a_row_names_who_is_built_from_its_keys_exactly_where_it_is_not_live() -> None:
     live = {Reload.LIVE, Reload.POOL_SIZE}
-    for row in _ROWS:
+    for row in _KEY_RULES:
         if row.reload in live:
-            assert not row.built, row.pattern
+            assert not row.built_into, row.pattern
         if row.reload is Reload.ROLLING:
-            assert row.built, row.pattern
+            assert row.built_into, row.pattern
 
 
 def test_what_looks_secret_is_not_shown_but_the_name_of_a_file_is(load: Load) -> None:
@@ -223,6 +235,6 @@ def test_what_looks_secret_is_not_shown_but_the_name_of_a_file_is(load: Load) ->
 def test_differences_come_in_the_order_of_the_file(load: Load) -> None:
     sets = ["server.port=1", "slo.default.ttft=1s", "pools.d.engine.extra.a=1"]
     sets.append("autoscaler.interval=5s")
-    paths = [one.path for one in diff(load(PD).config, load(PD, sets=sets).config)]
+    paths = [change.path for change in diff(load(PD).config, load(PD, sets=sets).config)]
     firsts = list(dict.fromkeys(path[0] for path in paths))
     assert firsts == ["pools", "slo", "autoscaler", "server"]

@@ -9,31 +9,31 @@ from pathlib import Path
 import pytest
 
 from baton.config import LoadedConfig, load_config
-from baton.config.simulation.to_scenario import simulated
-from baton.config.write.render_plan import accelerator_name, emit
+from baton.config.simulation.to_scenario import to_scenario
+from baton.config.write.render_plan import ray_accelerator_name, render_plan
 from baton.domain.errors import OperatorError
 from baton.domain.fleet import Role
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.hardware.catalogue import accelerator
-from baton.perf.model.known_models import shape_of
-from baton.planner.problem import Offer, Question, SloClass
-from baton.planner.rates.closed_form import Mix
-from baton.planner.rates.measure import Measured
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.known_models import find_shape
+from baton.planner.problem import AcceleratorOffer, PlanningProblem, SloClass
+from baton.planner.rates.closed_form import MeanRequest
+from baton.planner.rates.measure import RateSearchResult
 from baton.planner.result import Candidate, Plan
-from baton.planner.shapes.fleets import Fleet, Kind, Pool
-from baton.planner.shapes.space import instance
+from baton.planner.shapes.fleets import FleetKind, PlannedFleet, PlannedPool
+from baton.planner.shapes.space import build_engine_shape
 from baton.policy.placement.port import Disaggregate
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.presets import synthetic
 
 MODEL = "meta-llama/Llama-3.1-70B"
-QUESTION = Question(
-    model=shape_of(MODEL),
-    offers=(Offer(accelerator=accelerator("H100")),),
+QUESTION = PlanningProblem(
+    model=find_shape(MODEL),
+    offers=(AcceleratorOffer(accelerator=find_accelerator("H100")),),
     traffic=synthetic("conv", rate_per_s=5, duration_s=20),
     classes=(SloClass(objectives=Objectives(ttft_s=0.75, tpot_s=0.03)),),
     gpus=16,
-    weights=Dtype.FP8,
+    weights_dtype=Dtype.FP8,
 )
 
 
@@ -48,26 +48,26 @@ SAME = (
 )
 
 
-def planned(kind: Kind, question: Question = QUESTION) -> tuple[Plan, Candidate]:
+def planned(kind: FleetKind, question: PlanningProblem = QUESTION) -> tuple[Plan, Candidate]:
     offer = question.offers[0]
-    first = instance(question, offer, tp=2, pp=1, chunk_tokens=8192)
-    second = instance(question, offer, tp=4, pp=1, chunk_tokens=1024)
-    pools: tuple[Pool, ...] = (
-        Pool(role=Role.PREFILL, instance=first, replicas=4),
-        Pool(role=Role.DECODE, instance=second, replicas=2),
+    first = build_engine_shape(question, offer, tp=2, pp=1, chunk_tokens=8192)
+    second = build_engine_shape(question, offer, tp=4, pp=1, chunk_tokens=1024)
+    pools: tuple[PlannedPool, ...] = (
+        PlannedPool(role=Role.PREFILL, engine_shape=first, replicas=4),
+        PlannedPool(role=Role.DECODE, engine_shape=second, replicas=2),
     )
-    if kind is Kind.COLOCATED:
-        pools = (Pool(role=Role.MIXED, instance=second, replicas=3),)
-    fleet = Fleet(kind=kind, pools=pools)
+    if kind is FleetKind.COLOCATED:
+        pools = (PlannedPool(role=Role.MIXED, engine_shape=second, replicas=3),)
+    fleet = PlannedFleet(kind=kind, pools=pools)
     chosen = Candidate(
         fleet=fleet,
-        cell=fleet,
-        factor=1.0,
+        simulated_fleet=fleet,
+        scale_factor=1.0,
         estimate_per_s=20.0,
-        measured=Measured(rate_per_s=21.0, trials=()),
+        search_result=RateSearchResult(rate_per_s=21.0, trials=()),
     )
-    mix = Mix(prompt_tokens=1155, output_tokens=211)
-    return Plan(question=question, mix=mix, best=chosen, enough=True, verdict=""), chosen
+    mix = MeanRequest(prompt_tokens=1155, output_tokens=211)
+    return Plan(question=question, mix=mix, best=chosen, meets_rate=True, verdict=""), chosen
 
 
 def loaded(text: str, folder: Path) -> LoadedConfig:
@@ -78,16 +78,16 @@ def loaded(text: str, folder: Path) -> LoadedConfig:
 @pytest.mark.parametrize(
     ("kind", "split"),
     [
-        (Kind.COLOCATED, Disaggregate.NEVER),
-        (Kind.DISAGGREGATED, Disaggregate.ALWAYS),
-        (Kind.HYBRID, Disaggregate.AUTO),
+        (FleetKind.COLOCATED, Disaggregate.NEVER),
+        (FleetKind.DISAGGREGATED, Disaggregate.ALWAYS),
+        (FleetKind.HYBRID, Disaggregate.AUTO),
     ],
 )
 def test_what_was_planned_is_what_is_loaded(
-    kind: Kind, split: Disaggregate, tmp_path: Path
+    kind: FleetKind, split: Disaggregate, tmp_path: Path
 ) -> None:
     plan, chosen = planned(kind)
-    config = loaded(emit(plan, chosen, source=MODEL, stored=None), tmp_path).config
+    config = loaded(render_plan(plan, chosen, source=MODEL, stored_dtype=None), tmp_path).config
 
     assert config.router.disaggregate is split
     assert (config.slo.default.ttft_s, config.slo.default.tpot_s) == (0.75, 0.03)
@@ -96,10 +96,10 @@ def test_what_was_planned_is_what_is_loaded(
         got = config.pools[str(pool.role)]
         assert got.role is pool.role
         assert got.replicas.start == got.replicas.max == pool.replicas
-        assert (got.parallel.tp, got.parallel.pp) == (pool.instance.tp, pool.instance.pp)
-        assert got.resources.gpus == pool.instance.gpus
+        assert (got.parallel.tp, got.parallel.pp) == (pool.engine_shape.tp, pool.engine_shape.pp)
+        assert got.resources.gpus == pool.engine_shape.gpus
         assert got.resources.accelerator == "H100"
-        assert got.engine.max_num_batched_tokens == pool.instance.chunk_tokens
+        assert got.engine.max_num_batched_tokens == pool.engine_shape.chunk_tokens
         assert got.engine.max_num_seqs == QUESTION.space.max_running_requests
 
 
@@ -109,8 +109,8 @@ def test_the_deployment_promises_what_the_plan_was_made_for(tmp_path: Path) -> N
         SloClass(name="batch", objectives=Objectives(ttft_s=10), attainment=0.8),
         SloClass(name="whenever", objectives=Objectives()),
     )
-    plan, chosen = planned(Kind.HYBRID, replace(QUESTION, classes=classes))
-    slo = loaded(emit(plan, chosen, source=MODEL, stored=None), tmp_path).config.slo
+    plan, chosen = planned(FleetKind.HYBRID, replace(QUESTION, classes=classes))
+    slo = loaded(render_plan(plan, chosen, source=MODEL, stored_dtype=None), tmp_path).config.slo
 
     default, batch = slo.default, slo.classes["batch"]
     assert (default.ttft_s, default.tpot_s, default.attainment) == (0.75, 0.03, 0.95)
@@ -120,32 +120,34 @@ def test_the_deployment_promises_what_the_plan_was_made_for(tmp_path: Path) -> N
 
 def test_a_plan_without_promises_makes_none(tmp_path: Path) -> None:
     classes = (SloClass(objectives=Objectives()),)
-    plan, chosen = planned(Kind.COLOCATED, replace(QUESTION, classes=classes))
-    text = emit(plan, chosen, source=MODEL, stored=None)
+    plan, chosen = planned(FleetKind.COLOCATED, replace(QUESTION, classes=classes))
+    text = render_plan(plan, chosen, source=MODEL, stored_dtype=None)
 
     assert "slo:" not in text
     assert loaded(text, tmp_path).config.slo.default.ttft_s is None
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(FleetKind))
 @pytest.mark.parametrize("kv", [Dtype.BF16, Dtype.FP8])
 def test_the_simulator_takes_the_planned_engines_from_it(
-    kind: Kind, kv: Dtype, tmp_path: Path
+    kind: FleetKind, kv: Dtype, tmp_path: Path
 ) -> None:
-    plan, chosen = planned(kind, replace(QUESTION, kv=kv))
-    config = loaded(emit(plan, chosen, source=MODEL, stored=None), tmp_path).config
-    taken = {pool.name: pool.settings for pool in simulated(config).scenario.pools}
+    plan, chosen = planned(kind, replace(QUESTION, kv_dtype=kv))
+    config = loaded(render_plan(plan, chosen, source=MODEL, stored_dtype=None), tmp_path).config
+    taken = {pool.name: pool.settings for pool in to_scenario(config).scenario.pools}
 
     for pool in chosen.fleet.pools:
-        got, wanted = taken[str(pool.role)], pool.instance.settings
+        got, wanted = taken[str(pool.role)], pool.engine_shape.settings
         for field in SAME:
             assert getattr(got, field) == getattr(wanted, field), field
 
 
 def test_weights_that_are_stored_so_are_not_quantized_again(tmp_path: Path) -> None:
-    plan, chosen = planned(Kind.HYBRID)
-    stored = loaded(emit(plan, chosen, source=MODEL, stored=Dtype.FP8), tmp_path).config
-    wide = loaded(emit(plan, chosen, source=MODEL, stored=None), tmp_path).config
+    plan, chosen = planned(FleetKind.HYBRID)
+    stored = loaded(
+        render_plan(plan, chosen, source=MODEL, stored_dtype=Dtype.FP8), tmp_path
+    ).config
+    wide = loaded(render_plan(plan, chosen, source=MODEL, stored_dtype=None), tmp_path).config
 
     assert not stored.pools["decode"].engine.extra
     assert wide.pools["decode"].engine.extra == {"quantization": "fp8"}
@@ -165,9 +167,9 @@ def test_weights_that_are_stored_so_are_not_quantized_again(tmp_path: Path) -> N
 def test_weights_that_vllm_cannot_make_of_those_stored_are_refused(
     weights: Dtype, stored: Dtype | None
 ) -> None:
-    plan, chosen = planned(Kind.HYBRID, replace(QUESTION, weights=weights))
+    plan, chosen = planned(FleetKind.HYBRID, replace(QUESTION, weights_dtype=weights))
     with pytest.raises(OperatorError, match=f"name a model whose weights are stored as {weights}"):
-        emit(plan, chosen, source=MODEL, stored=stored)
+        render_plan(plan, chosen, source=MODEL, stored_dtype=stored)
 
 
 @pytest.mark.parametrize(
@@ -177,16 +179,16 @@ def test_weights_that_vllm_cannot_make_of_those_stored_are_refused(
 def test_weights_that_are_stored_so_or_made_so_are_written(
     weights: Dtype, stored: Dtype, tmp_path: Path
 ) -> None:
-    plan, chosen = planned(Kind.HYBRID, replace(QUESTION, weights=weights))
-    config = loaded(emit(plan, chosen, source=MODEL, stored=stored), tmp_path).config
+    plan, chosen = planned(FleetKind.HYBRID, replace(QUESTION, weights_dtype=weights))
+    config = loaded(render_plan(plan, chosen, source=MODEL, stored_dtype=stored), tmp_path).config
     assert list(config.pools) == ["prefill", "decode"]
 
 
 @pytest.mark.parametrize("kv", [Dtype.INT8, Dtype.FP32])
 def test_a_kv_cache_that_no_configuration_asks_for_is_refused(kv: Dtype) -> None:
-    plan, chosen = planned(Kind.HYBRID, replace(QUESTION, kv=kv))
+    plan, chosen = planned(FleetKind.HYBRID, replace(QUESTION, kv_dtype=kv))
     with pytest.raises(OperatorError, match="plan with --kv-dtype bf16 or fp8"):
-        emit(plan, chosen, source=MODEL, stored=None)
+        render_plan(plan, chosen, source=MODEL, stored_dtype=None)
 
 
 def test_a_model_given_by_its_config_json_is_written_as_its_folder(
@@ -194,8 +196,10 @@ def test_a_model_given_by_its_config_json_is_written_as_its_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("config.json").write_text(json.dumps({"model_type": "llama"}))
-    plan, chosen = planned(Kind.HYBRID)
-    config = loaded(emit(plan, chosen, source="config.json", stored=None), tmp_path).config
+    plan, chosen = planned(FleetKind.HYBRID)
+    config = loaded(
+        render_plan(plan, chosen, source="config.json", stored_dtype=None), tmp_path
+    ).config
 
     assert config.models[config.model_name].source == str(tmp_path)
 
@@ -203,18 +207,18 @@ def test_a_model_given_by_its_config_json_is_written_as_its_folder(
 def test_a_model_given_by_a_file_that_no_folder_is_read_by_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "llama.json"
     file.write_text("{}")
-    plan, chosen = planned(Kind.HYBRID)
+    plan, chosen = planned(FleetKind.HYBRID)
     with pytest.raises(OperatorError, match=r"call the file config\.json"):
-        emit(plan, chosen, source=str(file), stored=None)
+        render_plan(plan, chosen, source=str(file), stored_dtype=None)
 
 
 @pytest.mark.parametrize("name", ["default", "Chat", "two words"])
 def test_a_class_that_no_configuration_may_call_so_is_refused(name: str) -> None:
     named = SloClass(name=name, objectives=Objectives(ttft_s=1))
     question = replace(QUESTION, classes=(*QUESTION.classes, named))
-    plan, chosen = planned(Kind.HYBRID, question)
+    plan, chosen = planned(FleetKind.HYBRID, question)
     with pytest.raises(OperatorError, match=f"a class called '{name}' cannot be written"):
-        emit(plan, chosen, source=MODEL, stored=None)
+        render_plan(plan, chosen, source=MODEL, stored_dtype=None)
 
 
 def test_it_is_said_where_rays_name_is_also_that_of_another_accelerator() -> None:
@@ -222,11 +226,11 @@ def test_it_is_said_where_rays_name_is_also_that_of_another_accelerator() -> Non
     for gpu in ("a100_40gb", "A100"):
         small = replace(
             QUESTION,
-            offers=(Offer(accelerator=accelerator(gpu)),),
-            model=shape_of("meta-llama/Llama-3.1-8B"),
+            offers=(AcceleratorOffer(accelerator=find_accelerator(gpu)),),
+            model=find_shape("meta-llama/Llama-3.1-8B"),
         )
-        plan, chosen = planned(Kind.HYBRID, small)
-        said[gpu] = emit(plan, chosen, source=MODEL, stored=None)
+        plan, chosen = planned(FleetKind.HYBRID, small)
+        said[gpu] = render_plan(plan, chosen, source=MODEL, stored_dtype=None)
 
     assert said["a100_40gb"].count("# Planned for a100_40gb, which Ray calls A100") == 1
     assert "takes it for a100_sxm" in said["a100_40gb"]
@@ -234,12 +238,15 @@ def test_it_is_said_where_rays_name_is_also_that_of_another_accelerator() -> Non
 
 
 def test_a_fleet_on_processors_asks_for_no_gpus(tmp_path: Path) -> None:
-    cpu = Offer(accelerator=accelerator("cpu"))
+    cpu = AcceleratorOffer(accelerator=find_accelerator("cpu"))
     small = replace(
-        QUESTION, offers=(cpu,), weights=Dtype.BF16, model=shape_of("meta-llama/Llama-3.2-1B")
+        QUESTION,
+        offers=(cpu,),
+        weights_dtype=Dtype.BF16,
+        model=find_shape("meta-llama/Llama-3.2-1B"),
     )
-    plan, chosen = planned(Kind.COLOCATED, small)
-    config = loaded(emit(plan, chosen, source="tiny", stored=None), tmp_path).config
+    plan, chosen = planned(FleetKind.COLOCATED, small)
+    config = loaded(render_plan(plan, chosen, source="tiny", stored_dtype=None), tmp_path).config
 
     assert config.pools["mixed"].resources.gpus == 0
     assert config.pools["mixed"].resources.accelerator is None
@@ -249,4 +256,4 @@ def test_a_fleet_on_processors_asks_for_no_gpus(tmp_path: Path) -> None:
     ("name", "wanted"), [("H100", "H100"), ("a100_40gb", "A100"), ("L40S", "L40S"), ("cpu", None)]
 )
 def test_accelerators_are_named_as_ray_does(name: str, wanted: str | None) -> None:
-    assert accelerator_name(accelerator(name)) == wanted
+    assert ray_accelerator_name(find_accelerator(name)) == wanted

@@ -6,35 +6,39 @@ from collections.abc import Mapping
 
 import pytest
 
-from baton.config.derive.effective_options import Taken, taken_by_engines, taken_lines
+from baton.config.derive.effective_options import (
+    EffectiveOption,
+    effective_engine_options,
+    engine_option_comments,
+)
 from baton.config.load import load_text
 
 
 def taken(
     engine: str = "{}", resources: str = "{gpus: 1, accelerator: H100}"
-) -> Mapping[str, Taken]:
+) -> Mapping[str, EffectiveOption]:
     text = (
         "version: 1\nmodel: {source: m}\n"
         f"pools: {{main: {{role: mixed, engine: {engine}, resources: {resources}}}}}\n"
     )
     origins = {"pools.main.engine.max_num_seqs": "file, line 3"}
-    return taken_by_engines(load_text(text), origins)["main"]
+    return effective_engine_options(load_text(text), origins)["main"]
 
 
 def test_on_a_known_gpu_it_is_vllms_default_there() -> None:
     found = taken()
-    assert found["engine.max_num_seqs"] == Taken(1024, "vLLM's default on H100")
-    assert found["engine.max_num_batched_tokens"] == Taken(8192, "vLLM's default on H100")
-    assert found["engine.gpu_memory_utilization"] == Taken(0.92, "vLLM's default")
+    assert found["engine.max_num_seqs"] == EffectiveOption(1024, "vLLM's default on H100")
+    assert found["engine.max_num_batched_tokens"] == EffectiveOption(8192, "vLLM's default on H100")
+    assert found["engine.gpu_memory_utilization"] == EffectiveOption(0.92, "vLLM's default")
     assert found["engine.block_size"].value == 16
-    assert found["engine.extra.attention_backend"] == Taken(
+    assert found["engine.extra.attention_backend"] == EffectiveOption(
         None, "chosen by the engine at its start"
     )
 
 
 def test_what_is_said_wins_and_comes_from_where_it_was_said() -> None:
     found = taken("{max_num_seqs: 7, extra: {attention_backend: FLASHINFER}}")
-    assert found["engine.max_num_seqs"] == Taken(7, "file, line 3", said=True)
+    assert found["engine.max_num_seqs"] == EffectiveOption(7, "file, line 3", is_explicit=True)
     assert found["engine.extra.attention_backend"].value == "FLASHINFER"
 
 
@@ -53,7 +57,7 @@ def test_on_a_gpu_that_is_not_known_it_is_said_to_be_unknown(resources: str, why
 
 def test_without_gpus_it_is_vllms_default_on_cpus() -> None:
     found = taken(resources="{gpus: 0}")
-    assert found["engine.max_num_seqs"] == Taken(128, "vLLM's default on CPUs")
+    assert found["engine.max_num_seqs"] == EffectiveOption(128, "vLLM's default on CPUs")
     assert "engine.gpu_memory_utilization" not in found
 
 
@@ -72,7 +76,7 @@ def test_a_share_of_memory_has_no_say_beside_a_number_of_bytes() -> None:
 
 
 def test_for_a_person_it_is_comments_that_change_nothing() -> None:
-    lines = list(taken_lines({"main": taken()}))
+    lines = list(engine_option_comments({"main": taken()}))
     assert lines[0] == "# pools.main.engine.max_num_seqs: 1024 (vLLM's default on H100)"
     assert all(line.startswith("# ") for line in lines)
     assert [line for line in lines if "not known" in line] == [
@@ -81,7 +85,7 @@ def test_for_a_person_it_is_comments_that_change_nothing() -> None:
 
 
 def test_what_the_file_says_is_not_said_again() -> None:
-    lines = taken_lines({"main": taken("{max_num_seqs: 7}")})
+    lines = engine_option_comments({"main": taken("{max_num_seqs: 7}")})
     assert not [line for line in lines if "max_num_seqs" in line]
 
 
@@ -90,4 +94,4 @@ def test_simulated_engines_take_what_they_are_told() -> None:
         "version: 1\nmodel: {source: m, max_len: 512}\n"
         "pools: {main: {role: mixed, engine: {kind: sim}}}\n"
     )
-    assert taken_by_engines(load_text(text), {}) == {}
+    assert effective_engine_options(load_text(text), {}) == {}

@@ -15,6 +15,7 @@ from ray import cloudpickle
 from baton.config import (
     SecretRef,
     coordinator_limits,
+    emits_cache_events,
     engine_env,
     index_options,
     load_config,
@@ -22,7 +23,6 @@ from baton.config import (
     probe_options,
     render,
     sim_settings,
-    wants_cache_events,
 )
 from baton.config.load import MAX_FINDINGS, load_text
 from baton.config.schema.deployment import EngineKind, SimTimings
@@ -35,23 +35,23 @@ from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions
 from baton.policy.prefix_cache.index import IndexMode, IndexOptions
 from baton.simulator.engine.settings import SimSettings
-from tests.config.conftest import LEAST, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load
 
 Refuse = Callable[..., tuple[str, ...]]
-PD = LEAST.replace("{main: {role: mixed}}", "{p: {role: prefill}, d: {role: decode}}")
+PD = MINIMAL_CONFIG.replace("{main: {role: mixed}}", "{p: {role: prefill}, d: {role: decode}}")
 """A prefill and a decode pool."""
 
 
 def with_key(path: str, value: str) -> str:
     """The least configuration with a top-level section added."""
-    return LEAST + f"{path}: {value}\n"
+    return MINIMAL_CONFIG + f"{path}: {value}\n"
 
 
 # ---------------------------------------------------------------------------------- what is read
 
 
 def test_the_least_configuration_is_completed_with_defaults(load: Load) -> None:
-    config = load(LEAST).config
+    config = load(MINIMAL_CONFIG).config
     assert config.model_name == "tiny"
     pool = config.pools["main"]
     assert (pool.model, pool.role) == ("tiny", Role.MIXED)
@@ -145,7 +145,9 @@ def test_counts_that_are_left_out_follow_the_others(
     load: Load, given: str, counts: tuple[int, int, int]
 ) -> None:
     replicas = (
-        load(LEAST.replace("mixed", f"mixed, replicas: {given}")).config.pools["main"].replicas
+        load(MINIMAL_CONFIG.replace("mixed", f"mixed, replicas: {given}"))
+        .config.pools["main"]
+        .replicas
     )
     assert (replicas.min, replicas.start, replicas.max) == counts
 
@@ -156,7 +158,10 @@ def test_a_pool_may_rest_at_zero_beside_one_that_serves(load: Load) -> None:
 
 
 def test_a_section_with_everything_commented_out_is_its_defaults(load: Load) -> None:
-    assert load(LEAST + "server:\n  # port: 1\nrouter:\n").config == load(LEAST).config
+    assert (
+        load(MINIMAL_CONFIG + "server:\n  # port: 1\nrouter:\n").config
+        == load(MINIMAL_CONFIG).config
+    )
 
 
 def test_environment_variables_keep_their_text_and_their_case(load: Load) -> None:
@@ -181,7 +186,10 @@ def test_where_a_variable_is_to_be_found_is_replaced_as_a_whole(
 
 
 def test_later_layers_win_key_by_key_and_lists_are_replaced(load: Load) -> None:
-    base = LEAST + "server: {host: h, port: 1, routes: [chat, models]}\nadmission: {max_queue: 1}\n"
+    base = (
+        MINIMAL_CONFIG
+        + "server: {host: h, port: 1, routes: [chat, models]}\nadmission: {max_queue: 1}\n"
+    )
     overlay = "server: {port: 2, routes: [health]}\nadmission: {max_queue: 2}\n"
     loaded = load(
         base,
@@ -279,13 +287,13 @@ def test_set_reaches_names_with_dots_in_quotes(load: Load) -> None:
 def test_a_variable_for_one_key_wins_over_one_for_its_section(load: Load) -> None:
     names = {"BATON__SERVER__PORT": "2", "BATON__SERVER": "{port: 1, host: h}"}
     for env in (names, dict(reversed(names.items()))):
-        server = load(LEAST, env=env).config.server
+        server = load(MINIMAL_CONFIG, env=env).config.server
         assert (server.host, server.port) == ("h", 2)
 
 
 def test_the_only_model_is_reached_by_its_short_form_however_the_file_names_it(load: Load) -> None:
     long_form = "version: 1\nmodels: {m: {source: x}}\npools: {p: {role: mixed}}\n"
-    for text in (long_form, LEAST):
+    for text in (long_form, MINIMAL_CONFIG):
         config = load(text, env={"BATON__MODEL__MAX_LEN": "64"}, sets=["model.revision=r"]).config
         (found,) = config.models.values()
         assert (found.max_len_tokens, found.revision) == (64, "r")
@@ -300,9 +308,9 @@ def test_everything_can_be_said_without_a_file() -> None:
 
 
 def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
-    refuse: Refuse,
+    load_invalid: Refuse,
 ) -> None:
-    findings = refuse(
+    findings = load_invalid(
         "version: 1\n"
         "observability: {logs: {prompts: true}}\n"
         "model: {source: tiny, max_len: many}\n"
@@ -330,23 +338,39 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
     ("text", "token", "finding"),
     [
         ("", "", "version: missing, wanted a whole number, exactly 1"),
-        (LEAST.replace("1", "2", 1), "2", "version: got 2, wanted a whole number, exactly 1"),
-        (LEAST + "pools: {}", "pools: {}", "pools: given twice, first at x0.yaml:3:1, keep one"),
         (
-            LEAST + "models: {}",
+            MINIMAL_CONFIG.replace("1", "2", 1),
+            "2",
+            "version: got 2, wanted a whole number, exactly 1",
+        ),
+        (
+            MINIMAL_CONFIG + "pools: {}",
+            "pools: {}",
+            "pools: given twice, first at x0.yaml:3:1, keep one",
+        ),
+        (
+            MINIMAL_CONFIG + "models: {}",
             "model: {",
             "model: both 'model' and 'models' are given, the latter at x0.yaml:4:1, keep one",
         ),
-        (LEAST.replace("{source", "{name: 'a b', source"), "model", "models: got the name 'a b'"),
-        (LEAST.replace("main", "a__b"), "a__b", "pools: got the name 'a__b', wanted lower-case"),
-        (LEAST.replace("tiny", "7"), "7", "model.source: got 7, wanted text (in quotes"),
         (
-            LEAST.replace("mixed", "mixed, model: tinny"),
+            MINIMAL_CONFIG.replace("{source", "{name: 'a b', source"),
+            "model",
+            "models: got the name 'a b'",
+        ),
+        (
+            MINIMAL_CONFIG.replace("main", "a__b"),
+            "a__b",
+            "pools: got the name 'a__b', wanted lower-case",
+        ),
+        (MINIMAL_CONFIG.replace("tiny", "7"), "7", "model.source: got 7, wanted text (in quotes"),
+        (
+            MINIMAL_CONFIG.replace("mixed", "mixed, model: tinny"),
             "tinny",
             "pools.main.model: no model 'tinny', did you mean 'tiny'?",
         ),
         (
-            LEAST.replace("{main: {role: mixed}}", "{}"),
+            MINIMAL_CONFIG.replace("{main: {role: mixed}}", "{}"),
             "pools",
             "pools: empty, wanted at least one",
         ),
@@ -393,21 +417,21 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
             "transfer.env.A: wanted exactly one of 'env' and 'file'",
         ),
         (
-            LEAST.replace("4096", "4096, engine: {extra: {a: 1e999}}"),
+            MINIMAL_CONFIG.replace("4096", "4096, engine: {extra: {a: 1e999}}"),
             "1e999",
             "model.engine.extra.a: got 1e999, wanted a finite number",
         ),
         (
-            LEAST.replace("4096", "4096, engine: {extra: {a-b: 1}}"),
+            MINIMAL_CONFIG.replace("4096", "4096, engine: {extra: {a-b: 1}}"),
             "a-b",
             "model.engine.extra: got the name 'a-b', wanted a vLLM argument with underscores",
         ),
     ],
 )
 def test_a_wrong_value_is_said_with_its_place_and_what_was_wanted(
-    refuse: Refuse, text: str, token: str, *, finding: str
+    load_invalid: Refuse, text: str, token: str, *, finding: str
 ) -> None:
-    assert (token, finding) in started(refuse(text), text, (token, finding))
+    assert (token, finding) in started(load_invalid(text), text, (token, finding))
 
 
 def started(
@@ -423,20 +447,22 @@ def started(
     return found
 
 
-def test_a_file_that_is_no_mapping_is_refused(refuse: Refuse) -> None:
-    assert refuse("- a") == ("x0.yaml:1:1: got a list, wanted a mapping of keys such as 'pools'",)
+def test_a_file_that_is_no_mapping_is_refused(load_invalid: Refuse) -> None:
+    assert load_invalid("- a") == (
+        "x0.yaml:1:1: got a list, wanted a mapping of keys such as 'pools'",
+    )
 
 
 def test_a_file_that_cannot_be_read_keeps_quiet_about_what_it_might_have_said(
-    refuse: Refuse,
+    load_invalid: Refuse,
 ) -> None:
-    findings = refuse("a: [", "pools:\n\tp: 1\n")
+    findings = load_invalid("a: [", "pools:\n\tp: 1\n")
     assert [finding.partition(": ")[0] for finding in findings] == ["x0.yaml:1:5", "x1.yaml:2:1"]
 
 
-def test_thousands_of_findings_are_cut_short(refuse: Refuse) -> None:
-    text = LEAST + "".join(f"zz{number}: 1\n" for number in range(150))
-    findings = refuse(text)
+def test_thousands_of_findings_are_cut_short(load_invalid: Refuse) -> None:
+    text = MINIMAL_CONFIG + "".join(f"zz{number}: 1\n" for number in range(150))
+    findings = load_invalid(text)
     assert len(findings) == MAX_FINDINGS + 1
     assert findings[-1] == "and 50 more"
 
@@ -454,9 +480,9 @@ def test_thousands_of_findings_are_cut_short(refuse: Refuse) -> None:
     ],
 )
 def test_findings_name_the_option_or_variable_that_they_are_about(
-    refuse: Refuse, options: dict[str, object], finding: str
+    load_invalid: Refuse, options: dict[str, object], finding: str
 ) -> None:
-    found = refuse(LEAST + "server: {routes: [chat]}\n", **options)
+    found = load_invalid(MINIMAL_CONFIG + "server: {routes: [chat]}\n", **options)
     assert len(found) == 1
     assert found[0].startswith(finding)
 
@@ -469,28 +495,30 @@ def test_findings_name_the_option_or_variable_that_they_are_about(
     [
         with_key("transfer", "{env: {HF_TOKEN: hunter2}}"),
         with_key("server", "{api_key: hunter2}"),
-        LEAST.replace("4096", "4096, engine: {extra: {api_key: [hunter2, hunter2]}}"),
-        LEAST.replace("4096", "4096, engine: {extra: {hf_token: hunter2}}"),
-        LEAST.replace("4096", "4096, engine: {extra: {hf_overrides: {password: hunter2}}}"),
-        LEAST.replace("4096", "4096, secret: hunter2"),
+        MINIMAL_CONFIG.replace("4096", "4096, engine: {extra: {api_key: [hunter2, hunter2]}}"),
+        MINIMAL_CONFIG.replace("4096", "4096, engine: {extra: {hf_token: hunter2}}"),
+        MINIMAL_CONFIG.replace(
+            "4096", "4096, engine: {extra: {hf_overrides: {password: hunter2}}}"
+        ),
+        MINIMAL_CONFIG.replace("4096", "4096, secret: hunter2"),
         with_key("transfer", "{env: {A_SECRET: [hunter2]}}"),
         with_key("transfer", "{env: {A_SECRET: {env: [hunter2]}}}"),
     ],
 )
-def test_a_secret_in_the_file_is_refused_and_not_repeated(refuse: Refuse, text: str) -> None:
-    findings = refuse(text)
+def test_a_secret_in_the_file_is_refused_and_not_repeated(load_invalid: Refuse, text: str) -> None:
+    findings = load_invalid(text)
     assert findings
     assert "hunter2" not in "\n".join(findings)
 
 
-def test_a_number_where_a_secret_is_referred_to_is_not_repeated(refuse: Refuse) -> None:
-    (finding,) = refuse(with_key("transfer", "{env: {A_KEY: {env: 123456789}}}"))
+def test_a_number_where_a_secret_is_referred_to_is_not_repeated(load_invalid: Refuse) -> None:
+    (finding,) = load_invalid(with_key("transfer", "{env: {A_KEY: {env: 123456789}}}"))
     assert finding.startswith("x0.yaml:4:31: transfer.env.A_KEY.env: got a literal that is not")
     assert "123456789" not in finding
 
 
-def test_a_secret_given_by_option_is_refused_and_not_repeated(refuse: Refuse) -> None:
-    findings = refuse(LEAST, sets=["transfer.env.MY_API_KEY=hunter2"])
+def test_a_secret_given_by_option_is_refused_and_not_repeated(load_invalid: Refuse) -> None:
+    findings = load_invalid(MINIMAL_CONFIG, sets=["transfer.env.MY_API_KEY=hunter2"])
     assert findings == (
         "--set: transfer.env.MY_API_KEY: looks like a secret and is given as a literal, "
         "wanted {env: NAME} or {file: PATH}",
@@ -503,7 +531,7 @@ def test_a_secret_is_looked_up_only_when_an_engine_starts(load: Load) -> None:
     assert "hunter2" not in render(config)
     with pytest.raises(ConfigInvalid) as error:
         engine_env(config, "main", {})
-    assert [finding.split(":")[0] for finding in error.value.findings] == [
+    assert [finding.split(":")[0] for finding in error.value.problems] == [
         "transfer.env.A_KEY",
         "transfer.env.B_KEY",
     ]
@@ -523,7 +551,7 @@ SIM = (
 )
 
 
-def main_pool(rest: str, base: str = LEAST) -> str:
+def main_pool(rest: str, base: str = MINIMAL_CONFIG) -> str:
     """A configuration whose only pool says a bit more."""
     return base.replace("mixed", f"mixed, {rest}")
 
@@ -533,7 +561,7 @@ def decode_pool(rest: str) -> str:
     return PD.replace("role: decode", f"role: decode, {rest}")
 
 
-def model(rest: str, base: str = LEAST) -> str:
+def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
     """A configuration whose model says a bit more."""
     return base.replace("4096", f"4096, {rest}")
 
@@ -566,12 +594,12 @@ def model(rest: str, base: str = LEAST) -> str:
             "pools.d.engine.block_size: got 32, wanted 16 as in pool 'p': they exchange KV blocks",
         ),
         (
-            LEAST.replace("main", "ingress"),
+            MINIMAL_CONFIG.replace("main", "ingress"),
             "ingress",
             "pools.ingress: one of baton's own deployments is called 'ingress', wanted another",
         ),
         (
-            LEAST.replace("main", "controller"),
+            MINIMAL_CONFIG.replace("main", "controller"),
             "controller",
             "pools.controller: one of baton's own deployments is called 'controller', wanted",
         ),
@@ -596,7 +624,7 @@ def model(rest: str, base: str = LEAST) -> str:
             "pools.d.engine.extra.kv_cache_dtype: got fp8, wanted auto as in pool 'p'",
         ),
         (
-            LEAST.replace("mixed", "prefill"),
+            MINIMAL_CONFIG.replace("mixed", "prefill"),
             "model: ",
             "model: only prefill pools, wanted a pool of role 'decode' or 'mixed'",
         ),
@@ -799,9 +827,9 @@ def model(rest: str, base: str = LEAST) -> str:
     ],
 )
 def test_keys_that_contradict_each_other_are_found(
-    refuse: Refuse, text: str, token: str, *, finding: str
+    load_invalid: Refuse, text: str, token: str, *, finding: str
 ) -> None:
-    assert (token, finding) in started(refuse(text), text, (token, finding))
+    assert (token, finding) in started(load_invalid(text), text, (token, finding))
 
 
 @pytest.mark.parametrize(
@@ -815,7 +843,7 @@ def test_keys_that_contradict_each_other_are_found(
         main_pool("resources: {gpus: 4}, parallel: {tp: 2, pp: 2}"),
         main_pool("resources: {gpus: 0.5}, engine: {gpu_memory_utilization: 0.5}"),
         PD.replace("role: prefill", "role: prefill, replicas: {min: 0}"),
-        LEAST.replace("mixed", "decode"),
+        MINIMAL_CONFIG.replace("mixed", "decode"),
         with_key("router", "{policy: own.code:choose, disaggregate: auto}"),
         with_key("router", "{policy: random, disaggregate: never}"),
         main_pool("resources: {gpus: 1}, engine: {offload: {host_memory: 1B}}"),
@@ -829,52 +857,55 @@ def test_what_lies_just_inside_a_bound_is_accepted(load: Load, text: str) -> Non
     load(text)
 
 
-def test_an_inherited_mistake_is_said_once_where_it_was_made(refuse: Refuse) -> None:
-    (finding,) = refuse(PD.replace("4096", "4096, engine: {dtype: int4}"))
+def test_an_inherited_mistake_is_said_once_where_it_was_made(load_invalid: Refuse) -> None:
+    (finding,) = load_invalid(PD.replace("4096", "4096, engine: {dtype: int4}"))
     assert "model.engine.dtype: got 'int4'" in finding
 
 
-def test_the_same_mistake_in_two_places_is_said_twice(refuse: Refuse) -> None:
+def test_the_same_mistake_in_two_places_is_said_twice(load_invalid: Refuse) -> None:
     sets = ["pools.p.engine.dtype=int4", "pools.d.engine.dtype=int4", "a=1", "b=1"]
-    findings = refuse(PD, sets=sets)
+    findings = load_invalid(PD, sets=sets)
     assert len(findings) == 4
     assert len(set(findings)) == 4
 
 
-def test_a_mistake_in_an_option_that_pools_inherit_is_said_once(refuse: Refuse) -> None:
-    (finding,) = refuse(PD, sets=["model.engine.dtype=int4"])
+def test_a_mistake_in_an_option_that_pools_inherit_is_said_once(load_invalid: Refuse) -> None:
+    (finding,) = load_invalid(PD, sets=["model.engine.dtype=int4"])
     assert finding.startswith("--set: model.engine.dtype: got 'int4'")
 
 
-def test_a_simulated_engines_bad_setting_is_said_once_where_it_was_written(refuse: Refuse) -> None:
+def test_a_simulated_engines_bad_setting_is_said_once_where_it_was_written(
+    load_invalid: Refuse,
+) -> None:
     sets = "decode_step_tokens: 5000, max_num_batched_tokens: 4096"
     text = main_pool("engine: {prefix_caching: false}", SIM.replace("sim}", f"sim, {sets}}}"))
-    (finding,) = refuse(text)
+    (finding,) = load_invalid(text)
     assert finding == (
         "x0.yaml:2:78: model.engine.decode_step_tokens: got 5000, wanted from max_num_seqs=256 to "
         "max_num_batched_tokens=4096"
     )
 
 
-def test_what_a_model_lacks_is_said_once_however_many_pools_lack_it(refuse: Refuse) -> None:
+def test_what_a_model_lacks_is_said_once_however_many_pools_lack_it(load_invalid: Refuse) -> None:
     two_pools = SIM.replace("{main: {role: mixed}}", "{a: {role: mixed}, b: {role: mixed}}")
-    assert len(refuse(two_pools.replace(" max_len: 4096,", ""))) == 1
+    assert len(load_invalid(two_pools.replace(" max_len: 4096,", ""))) == 1
 
 
-def test_cross_checks_do_not_judge_what_could_not_be_read(refuse: Refuse) -> None:
-    assert len(refuse(PD.replace("decode", "decoed"))) == 1
+def test_cross_checks_do_not_judge_what_could_not_be_read(load_invalid: Refuse) -> None:
+    assert len(load_invalid(PD.replace("decode", "decoed"))) == 1
 
 
 # --------------------------------------------------------------------------------- what is derived
 
 
 def test_a_configuration_of_defaults_gives_the_coordinator_its_own_defaults(load: Load) -> None:
-    assert coordinator_limits(load(LEAST).config) == CoordinatorLimits()
+    assert coordinator_limits(load(MINIMAL_CONFIG).config) == CoordinatorLimits()
 
 
 def test_the_coordinator_is_bound_by_what_the_configuration_says(load: Load) -> None:
     text = (
-        LEAST + "admission: {max_prompt_tokens: 8, max_queue: 7, max_queue_wait: 1s, timeouts: "
+        MINIMAL_CONFIG
+        + "admission: {max_prompt_tokens: 8, max_queue: 7, max_queue_wait: 1s, timeouts: "
         "{first_token: 2s, stall: 3s, total: 4s, resume: 5s,"
         " drain: 8s}}\ntransfer: {deadline: 6s, lease: 7s}"
     )
@@ -888,7 +919,7 @@ def test_the_coordinator_is_bound_by_what_the_configuration_says(load: Load) -> 
         resume_wait_s=5.0,
         transfer_s=6.0,
         lease_s=7.0,
-        drain_patience_s=8.0,
+        drain_timeout_s=8.0,
     )
 
 
@@ -909,7 +940,7 @@ def test_a_pool_of_simulated_engines_needs_no_timings(load: Load) -> None:
 
 
 def test_requests_are_placed_by_prediction_unless_told(load: Load) -> None:
-    config = load(LEAST).config
+    config = load(MINIMAL_CONFIG).config
     router = config.router
     assert (router.policy, router.index, router.disaggregate, router.seed) == (
         "predicted",
@@ -933,7 +964,10 @@ def test_pairs_are_probed_as_often_and_as_long_as_the_configuration_says(load: L
 
 
 def test_placement_aims_at_the_objectives_of_the_default_class(load: Load) -> None:
-    text = LEAST + "slo: {default: {ttft: 500ms, tpot: 30ms}}\nrouter: {disaggregate: never}\n"
+    text = (
+        MINIMAL_CONFIG
+        + "slo: {default: {ttft: 500ms, tpot: 30ms}}\nrouter: {disaggregate: never}\n"
+    )
     assert predicted_options(load(text).config) == PredictedOptions(
         ttft_slo_s=0.5, tpot_slo_s=0.03, disaggregate=Disaggregate.NEVER
     )
@@ -966,7 +1000,7 @@ def test_engines_say_what_they_cache_where_the_index_wants_it(
     text = main_pool(f"engine: {{prefix_caching: {caching}}}") + f"router: {{index: {index}}}\n"
     config = load(text).config
     assert index_options(config).mode == index
-    assert wants_cache_events(config, "main") is wanted
+    assert emits_cache_events(config, "main") is wanted
 
 
 def test_a_simulated_engine_offloads_as_many_whole_blocks_as_fit(load: Load) -> None:
@@ -987,7 +1021,7 @@ def test_a_simulated_engine_offloads_as_many_whole_blocks_as_fit(load: Load) -> 
     ids=ascii,
 )
 def test_odd_texts_are_rendered_so_that_they_read_back(load: Load, text: str) -> None:
-    config = load(LEAST).config
+    config = load(MINIMAL_CONFIG).config
     extra = {"x": text, "y": {text: [text]}}
     engine = replace(config.models["tiny"].engine, extra=extra)
     model = replace(config.models["tiny"], engine=engine)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.config.derive.options import api_arguments, reading_arguments
+from baton.config.derive.options import api_arguments, model_loading_arguments
 from baton.config.derive.start_deadlines import deployment_deadline_s, start_deadline_s
 from baton.domain.errors import ConfigInvalid
-from baton.domain.names.model_sources import hub_id, in_object_store, is_path, trouble
+from baton.domain.names.model_sources import hub_id, is_in_object_store, is_path, source_error
 from tests.repo.project import ROOT
 
 
@@ -33,7 +33,7 @@ def config(*sets: str) -> DeploymentConfig:
     ],
 )
 def test_a_model_may_be_on_a_hub_in_a_folder_or_in_a_store(source: str) -> None:
-    assert trouble(source) is None
+    assert source_error(source) is None
     (model,) = config(f"model.source={source}").models.values()
     assert model.source == source
 
@@ -53,13 +53,13 @@ def test_what_no_engine_could_load_is_refused_with_the_file(source: str, why: st
 
 
 def test_a_scheme_is_not_taken_for_a_folder() -> None:
-    assert [is_path(one) for one in ("s3://b/m", "a/b", "a/b/c", "~/m")] == [
+    assert [is_path(name) for name in ("s3://b/m", "a/b", "a/b/c", "~/m")] == [
         False,
         False,
         True,
         True,
     ]
-    assert in_object_store("S3://bucket/m")
+    assert is_in_object_store("S3://bucket/m")
     assert hub_id("hf://Qwen/Qwen3-1.7B") == hub_id("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B"
 
 
@@ -99,7 +99,7 @@ def test_how_a_model_is_read_is_said_once_and_both_are_told(under: str) -> None:
     wanted = config(f"model.{under}.trust_remote_code=true", f"model.{under}.tokenizer=/t")
     model = wanted.models[wanted.model_name]
     both = {"trust_remote_code": True, "tokenizer": "/t"}
-    assert reading_arguments(model) == both
+    assert model_loading_arguments(model) == both
     assert api_arguments(model) == both
 
 

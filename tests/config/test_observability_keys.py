@@ -9,9 +9,9 @@ import pytest
 from baton.config import render
 from baton.config.language.addresses import is_host
 from baton.config.language.tree import is_secret_name
-from baton.config.write.render import render_for_all
-from baton.domain.names.addresses import is_any, is_loopback
-from tests.config.conftest import LEAST, Load
+from baton.config.write.render import render_redacted
+from baton.domain.names.addresses import is_any_address, is_loopback
+from tests.config.conftest import MINIMAL_CONFIG, Load
 
 HUSH = "hunter2"
 Refuse = Callable[..., tuple[str, ...]]
@@ -19,18 +19,18 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is to be refused
 
 
 def metrics(what: str, more: str = "") -> str:
-    return f"{LEAST}observability: {{metrics: {{{what}}}{more}}}\n"
+    return f"{MINIMAL_CONFIG}observability: {{metrics: {{{what}}}{more}}}\n"
 
 
 def test_metrics_and_console_are_for_this_machine_unless_told_otherwise(load: Load) -> None:
-    said = load(LEAST).config.observability
+    said = load(MINIMAL_CONFIG).config.observability
     assert (said.metrics.enabled, said.metrics.host, said.metrics.port) == (True, "127.0.0.1", 9400)
     assert (said.console.enabled, said.token_file, said.tracing.otlp) == (True, None, None)
 
 
 @pytest.mark.parametrize("host", [EVERYWHERE, '"::"', "10.0.0.1", "node7.example"])
-def test_others_are_let_in_only_with_a_token(load: Load, refuse: Refuse, host: str) -> None:
-    (finding,) = refuse(metrics(f"host: {host}"))
+def test_others_are_let_in_only_with_a_token(load: Load, load_invalid: Refuse, host: str) -> None:
+    (finding,) = load_invalid(metrics(f"host: {host}"))
     assert "observability.metrics.host: got" in finding
     assert "set observability.token_file" in finding
     assert "or host to 127.0.0.1" in finding
@@ -48,13 +48,13 @@ def test_where_nothing_listens_nobody_is_let_in(load: Load) -> None:
     assert not load(text).config.observability.metrics.enabled
 
 
-def test_a_console_alone_is_guarded_as_well(refuse: Refuse) -> None:
-    (finding,) = refuse(metrics("enabled: false, host: 0.0.0.0"))
+def test_a_console_alone_is_guarded_as_well(load_invalid: Refuse) -> None:
+    (finding,) = load_invalid(metrics("enabled: false, host: 0.0.0.0"))
     assert "observability.token_file" in finding
 
 
-def test_a_host_is_a_name_or_an_address(refuse: Refuse) -> None:
-    (finding,) = refuse(metrics('host: "http://x"'))
+def test_a_host_is_a_name_or_an_address(load_invalid: Refuse) -> None:
+    (finding,) = load_invalid(metrics('host: "http://x"'))
     assert "wanted a host name or an IP address" in finding
 
 
@@ -63,30 +63,30 @@ def test_a_host_is_a_name_or_an_address(refuse: Refuse) -> None:
     [("127.0.0.1", True), ("localhost", True), (EVERYWHERE, True), ("10.0.0.1", False)],
 )
 def test_the_port_is_not_that_of_the_api(
-    load: Load, refuse: Refuse, server: str, *, refused: bool
+    load: Load, load_invalid: Refuse, server: str, *, refused: bool
 ) -> None:
     text = f"{metrics('port: 8000')}server: {{host: {server}, port: 8000}}\n"
     if not refused:
         assert load(text).config.server.port == 8000
         return
-    (finding,) = refuse(text)
+    (finding,) = load_invalid(text)
     assert "observability.metrics.port: got 8000, which is server.port" in finding
 
 
-def test_the_port_is_not_one_that_engines_may_take(load: Load, refuse: Refuse) -> None:
-    base = load(LEAST).config.transfer.side_channel.port_base
-    (finding,) = refuse(metrics(f"port: {base}"))
+def test_the_port_is_not_one_that_engines_may_take(load: Load, load_invalid: Refuse) -> None:
+    base = load(MINIMAL_CONFIG).config.transfer.side_channel.port_base
+    (finding,) = load_invalid(metrics(f"port: {base}"))
     assert f"got {base}, which is one of the side channel's" in finding
     assert load(metrics("port: 0")).config.observability.metrics.port == 0
 
 
 def test_what_may_be_a_secret_is_not_shown_to_viewers(load: Load) -> None:
-    text = LEAST.replace(
+    text = MINIMAL_CONFIG.replace(
         "{main: {role: mixed}}",
         "{main: {role: mixed, engine: {extra: {hf_token: 987654321, seed: 7}}}}",
     )
     config = load(text).config
-    shown = render_for_all(config)
+    shown = render_redacted(config)
     assert "987654321" in render(config)
     assert "987654321" not in shown
     assert 'hf_token: "(not shown)"' in shown
@@ -113,8 +113,8 @@ def test_an_argument_about_the_tokens_of_a_text_is_no_secret(name: str, *, secre
 
 
 def test_what_may_be_a_secret_of_the_api_server_is_not_shown_either(load: Load) -> None:
-    text = LEAST.replace("4096", "4096, api: {hf_overrides: {some_token: 12345678}}")
-    shown = render_for_all(load(text).config)
+    text = MINIMAL_CONFIG.replace("4096", "4096, api: {hf_overrides: {some_token: 12345678}}")
+    shown = render_redacted(load(text).config)
     assert "12345678" not in shown
     assert 'some_token: "(not shown)"' in shown
 
@@ -133,9 +133,9 @@ def test_what_may_be_a_secret_of_the_api_server_is_not_shown_either(load: Load) 
     ],
 )
 def test_a_collector_is_named_by_a_url_that_holds_no_secret(
-    refuse: Refuse, url: str, why: str
+    load_invalid: Refuse, url: str, why: str
 ) -> None:
-    (finding,) = refuse(f"{LEAST}observability: {{tracing: {{otlp: '{url}'}}}}\n")
+    (finding,) = load_invalid(f"{MINIMAL_CONFIG}observability: {{tracing: {{otlp: '{url}'}}}}\n")
     assert "observability.tracing.otlp: " in finding
     assert why in finding
     assert HUSH not in finding
@@ -145,13 +145,13 @@ def test_a_collector_is_named_by_a_url_that_holds_no_secret(
     "url", ["http://collector:4318", "http://otel_collector:4318", "https://[::1]:4318/v1/traces"]
 )
 def test_a_collector_may_be_anywhere(load: Load, url: str) -> None:
-    text = f"{LEAST}observability: {{tracing: {{otlp: '{url}'}}}}\n"
+    text = f"{MINIMAL_CONFIG}observability: {{tracing: {{otlp: '{url}'}}}}\n"
     assert load(text).config.observability.tracing.otlp == url
 
 
 def test_a_configuration_without_secrets_is_shown_as_it_is(load: Load) -> None:
-    config = load(LEAST).config
-    assert render_for_all(config) == render(config)
+    config = load(MINIMAL_CONFIG).config
+    assert render_redacted(config) == render(config)
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_a_configuration_without_secrets_is_shown_as_it_is(load: Load) -> None:
 def test_addresses_are_told_apart(
     host: str, *, loopback: bool, everywhere: bool, valid: bool
 ) -> None:
-    assert (is_loopback(host), is_any(host), is_host(host)) == (loopback, everywhere, valid)
+    assert (is_loopback(host), is_any_address(host), is_host(host)) == (loopback, everywhere, valid)

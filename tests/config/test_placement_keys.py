@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.config import engine_env, render
-from baton.config.derive.selectors import selects
-from tests.config.conftest import LEAST, Load
+from baton.config.derive.selectors import matches_labels
+from tests.config.conftest import MINIMAL_CONFIG, Load
 
 Refuse = Callable[..., tuple[str, ...]]
 LABELS = st.dictionaries(st.sampled_from("pqr"), st.sampled_from("abc"), max_size=3)
 
 
 def main_pool(keys: str) -> str:
-    return LEAST.replace("{role: mixed}", f"{{role: mixed, {keys}}}")
+    return MINIMAL_CONFIG.replace("{role: mixed}", f"{{role: mixed, {keys}}}")
 
 
 @pytest.mark.parametrize("selector", ["h100", "!spot", "in(a, b)", "!in(a,b)", "a.b_c-d"])
@@ -44,22 +44,24 @@ def test_a_label_may_be_chosen_in_each_of_rays_ways(load: Load, selector: str) -
         ),
     ],
 )
-def test_what_no_node_can_be_asked_for_is_refused(refuse: Refuse, keys: str, finding: str) -> None:
-    (found,) = refuse(main_pool(keys))
+def test_what_no_node_can_be_asked_for_is_refused(
+    load_invalid: Refuse, keys: str, finding: str
+) -> None:
+    (found,) = load_invalid(main_pool(keys))
     assert f"pools.main.{finding}" in found
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "here.example", "10.0.0.0/8"])  # noqa: S104
-def test_a_node_is_reached_at_one_address(refuse: Refuse, address: str) -> None:
-    (found,) = refuse(f"{LEAST}cluster: {{node_address: {address}}}\n")
+def test_a_node_is_reached_at_one_address(load_invalid: Refuse, address: str) -> None:
+    (found,) = load_invalid(f"{MINIMAL_CONFIG}cluster: {{node_address: {address}}}\n")
     assert f"cluster.node_address: got {address!r}, wanted one IP address" in found
 
 
 @pytest.mark.parametrize("address", ["::1", "0:0:0:0:0:0:0:1"])
 def test_a_node_that_ray_would_call_by_another_name_is_refused(
-    refuse: Refuse, address: str
+    load_invalid: Refuse, address: str
 ) -> None:
-    (found,) = refuse(f'{LEAST}cluster: {{node_address: "{address}"}}\n')
+    (found,) = load_invalid(f'{MINIMAL_CONFIG}cluster: {{node_address: "{address}"}}\n')
     assert f"cluster.node_address: got {address!r}, which Ray takes for 127.0.0.1" in found
 
 
@@ -74,9 +76,9 @@ def test_a_node_that_ray_would_call_by_another_name_is_refused(
     ],
 )
 def test_models_are_kept_in_one_place_that_all_nodes_find(
-    refuse: Refuse, cache: str, finding: str
+    load_invalid: Refuse, cache: str, finding: str
 ) -> None:
-    (found,) = refuse(f"{LEAST}cluster: {{model_cache: {{{cache}}}}}\n")
+    (found,) = load_invalid(f"{MINIMAL_CONFIG}cluster: {{model_cache: {{{cache}}}}}\n")
     assert finding in found
 
 
@@ -96,23 +98,23 @@ def test_models_are_kept_in_one_place_that_all_nodes_find(
     ],
 )
 def test_what_is_no_address_of_ipv6_by_itself_is_refused(
-    refuse: Refuse, key: str, text: str, why: str
+    load_invalid: Refuse, key: str, text: str, why: str
 ) -> None:
-    (found,) = refuse(f'{LEAST}{key}: "{text}"{"}" * key.count("{")}\n')
+    (found,) = load_invalid(f'{MINIMAL_CONFIG}{key}: "{text}"{"}" * key.count("{")}\n')
     assert why in found
 
 
 @pytest.mark.parametrize("bind", ["fe80::/64", "fe80::/10"])
 def test_side_channels_keep_off_networks_whose_addresses_need_a_zone(
-    refuse: Refuse, bind: str
+    load_invalid: Refuse, bind: str
 ) -> None:
-    (found,) = refuse(f'{LEAST}transfer: {{side_channel: {{bind: "{bind}"}}}}\n')
+    (found,) = load_invalid(f'{MINIMAL_CONFIG}transfer: {{side_channel: {{bind: "{bind}"}}}}\n')
     assert f"got {bind!r}, a link-local address" in found
 
 
 def test_addresses_of_ipv6_are_taken_where_addresses_are(load: Load) -> None:
     text = (
-        f'{LEAST}server: {{host: "::"}}\ncluster: {{node_address: "fd00::2"}}\n'
+        f'{MINIMAL_CONFIG}server: {{host: "::"}}\ncluster: {{node_address: "fd00::2"}}\n'
         'transfer: {side_channel: {bind: "fd00::/64"}}\n'
         'observability: {metrics: {host: "::1"}}\n'
     )
@@ -137,10 +139,12 @@ def test_a_pools_variables_win_over_those_of_all(load: Load) -> None:
 )
 def test_a_selector_chooses_what_ray_would(selector: str, passes: str) -> None:
     labels = {value: {} if value == "-" else {"p": value} for value in "abc-"}
-    assert {v for v, one in labels.items() if selects({"p": selector}, one)} == set(passes)
+    assert {v for v, entry in labels.items() if matches_labels({"p": selector}, entry)} == set(
+        passes
+    )
 
 
 @given(labels=LABELS, wanted=LABELS)
 def test_a_node_must_pass_every_selector(labels: dict[str, str], wanted: dict[str, str]) -> None:
-    each = [selects({name: value}, labels) for name, value in wanted.items()]
-    assert selects(wanted, labels) == all(each)
+    each = [matches_labels({name: value}, labels) for name, value in wanted.items()]
+    assert matches_labels(wanted, labels) == all(each)

@@ -14,12 +14,12 @@ from baton.config.schema import scaling as schema_scaling
 from baton.config.schema.routing import MOVED_POLICIES, Policy
 from baton.domain.errors import ConfigInvalid
 from baton.domain.fleet import Role
-from baton.domain.handoff import Decision, LegKind
+from baton.domain.handoff import LegKind, PlacementDecision
 from baton.policy.placement.chooser import Candidate
 from baton.policy.placement.port import PlacementQuery
 from baton.policy.placement.predicted import NAME
 from baton.policy.placement.simple import POLICIES
-from tests.fakes.timings import replica_view, surroundings
+from tests.fakes.timings import placement_context, replica_view
 
 HERE = __name__
 QUERY = PlacementQuery(prompt_tokens=100)
@@ -73,10 +73,10 @@ def takes_too_little(query: PlacementQuery) -> int:
 NOT_CALLABLE = 7
 
 
-def decided(of: DeploymentConfig) -> Decision:
-    views = [replica_view(one) for one in "abc"]
-    placed = build_placer(of, router_rng(of, "c")).place(QUERY, surroundings(*views))
-    assert isinstance(placed, Decision)
+def decided(of: DeploymentConfig) -> PlacementDecision:
+    views = [replica_view(replica_id) for replica_id in "abc"]
+    placed = build_placer(of, router_rng(of, "c")).place(QUERY, placement_context(*views))
+    assert isinstance(placed, PlacementDecision)
     return placed
 
 
@@ -139,7 +139,7 @@ def test_code_that_cannot_be_used_is_said_before_the_first_request(path: str, wh
     of = config(policy=path)
     with pytest.raises(ConfigInvalid) as error:
         build_placer(of, Random(1))
-    (finding,) = error.value.findings
+    (finding,) = error.value.problems
     assert finding.startswith(f"router.policy: cannot use {path!r}: {why}")
 
 
@@ -167,6 +167,6 @@ def test_the_preference_of_the_configuration_reaches_the_policy() -> None:
     views = [replica_view("p", Role.PREFILL), replica_view("d", Role.DECODE)]
     for policy in ("predicted", "random", f"{HERE}:choose_last"):
         of = config(policy=policy, disaggregate="never")
-        placed = build_placer(of, Random(1)).place(QUERY, surroundings(*views))
-        assert isinstance(placed, Decision)
+        placed = build_placer(of, Random(1)).place(QUERY, placement_context(*views))
+        assert isinstance(placed, PlacementDecision)
         assert placed.route.reason == "disaggregation_off"

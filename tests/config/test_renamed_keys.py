@@ -13,7 +13,7 @@ from baton.config.language.renamed_keys import RENAMED_KEYS, RenamedKey
 from baton.config.language.tree import Node, Scalar
 from baton.config.load import load_text
 from baton.domain.errors import ConfigInvalid
-from tests.config.conftest import LEAST
+from tests.config.conftest import MINIMAL_CONFIG
 
 
 def from_offset(node: Node) -> Node:
@@ -60,7 +60,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
 def refused(read: Read, *texts: str, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
     with pytest.raises(ConfigInvalid) as error:
         read(*texts, env=env)
-    return error.value.findings
+    return error.value.problems
 
 
 def test_no_key_is_deprecated_today() -> None:
@@ -68,19 +68,19 @@ def test_no_key_is_deprecated_today() -> None:
 
 
 def test_a_value_moves_to_the_new_name_with_its_place(read: Read) -> None:
-    loaded = read(LEAST + "limits:\n  queue: 7\n")
+    loaded = read(MINIMAL_CONFIG + "limits:\n  queue: 7\n")
     assert loaded.config.admission.max_queue == 7
     assert loaded.origins["admission.max_queue"] == "x0.yaml:5:10"
     assert loaded.warnings == ("x0.yaml:5:3: limits.queue: deprecated, use admission.max_queue",)
 
 
 def test_new_names_are_no_cause_for_a_warning(read: Read) -> None:
-    text = LEAST + "admission: {max_queue: 7}\nslo: {default: {ttft: 2s}}\n"
+    text = MINIMAL_CONFIG + "admission: {max_queue: 7}\nslo: {default: {ttft: 2s}}\n"
     assert read(text).warnings == ()
 
 
 def test_the_names_that_a_user_chose_stay(read: Read) -> None:
-    loaded = read(LEAST.replace("mixed", "mixed, replicas: {first: 3}"))
+    loaded = read(MINIMAL_CONFIG.replace("mixed", "mixed, replicas: {first: 3}"))
     assert loaded.config.pools["main"].replicas.start == 3
     assert loaded.warnings == (
         "x0.yaml:3:40: pools.main.replicas.first: deprecated, use pools.main.replicas.start",
@@ -88,19 +88,19 @@ def test_the_names_that_a_user_chose_stay(read: Read) -> None:
 
 
 def test_a_value_is_converted_and_the_warning_gives_the_new_one(read: Read) -> None:
-    loaded = read(LEAST + "server: {offset: 80}\n")
+    loaded = read(MINIMAL_CONFIG + "server: {offset: 80}\n")
     assert loaded.config.server.port == 8080
     assert loaded.warnings == ("x0.yaml:4:10: server.offset: deprecated, use server.port: 8080",)
 
 
 def test_what_cannot_be_converted_is_refused_at_its_place(read: Read) -> None:
-    assert refused(read, LEAST + "server: {offset: far}\n") == (
+    assert refused(read, MINIMAL_CONFIG + "server: {offset: far}\n") == (
         "x0.yaml:4:18: server.port: got 'far', wanted a whole number, at least 1, at most 65535",
     )
 
 
 def test_a_section_moves_and_joins_the_keys_that_are_there(read: Read) -> None:
-    text = LEAST + "gateway: {address: h, port: 1}\nserver: {routes: [health]}\n"
+    text = MINIMAL_CONFIG + "gateway: {address: h, port: 1}\nserver: {routes: [health]}\n"
     loaded = read(text + "limits: {times: {stall: 9s}}\nadmission: {timeouts: {total: 90s}}\n")
     server, timeouts = loaded.config.server, loaded.config.admission.timeouts
     assert (server.host, server.port, server.routes) == ("h", 1, ("health",))
@@ -113,13 +113,13 @@ def test_a_section_moves_and_joins_the_keys_that_are_there(read: Read) -> None:
 
 
 def test_a_value_moves_into_a_section_of_the_same_name(read: Read) -> None:
-    loaded = read(LEAST + "slo: 2s\n")
+    loaded = read(MINIMAL_CONFIG + "slo: 2s\n")
     assert loaded.config.slo.default.ttft_s == 2
     assert loaded.warnings == ("x0.yaml:4:1: slo: deprecated, use slo.default.ttft",)
 
 
 def test_both_names_in_one_file_are_refused_with_both_places(read: Read) -> None:
-    text = LEAST + "limits: {queue: 7}\nadmission: {max_queue: 8}\n"
+    text = MINIMAL_CONFIG + "limits: {queue: 7}\nadmission: {max_queue: 8}\n"
     text += "gateway: {port: 1, host: h}\nserver: {port: 2}\n"
     assert refused(read, text) == (
         "x0.yaml:4:10: limits.queue: deprecated, and admission.max_queue is given at"
@@ -130,7 +130,7 @@ def test_both_names_in_one_file_are_refused_with_both_places(read: Read) -> None
 
 
 def test_a_null_counts_as_a_value(read: Read) -> None:
-    first, *_ = refused(read, LEAST + "server: {offset: 1, port: }\n")
+    first, *_ = refused(read, MINIMAL_CONFIG + "server: {offset: 1, port: }\n")
     assert first == (
         "x0.yaml:4:10: server.offset: deprecated, and server.port is given at x0.yaml:4:21,"
         " keep one"
@@ -138,7 +138,7 @@ def test_a_null_counts_as_a_value(read: Read) -> None:
 
 
 def test_a_section_with_everything_commented_out_makes_room(read: Read) -> None:
-    assert read(LEAST + "limits: {queue: 7}\nadmission:\n").config.admission.max_queue == 7
+    assert read(MINIMAL_CONFIG + "limits: {queue: 7}\nadmission:\n").config.admission.max_queue == 7
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_a_section_with_everything_commented_out_makes_room(read: Read) -> None:
     ],
 )
 def test_an_overlay_wins_by_either_name(read: Read, base: str, overlay: str) -> None:
-    loaded = read(LEAST + base, overlay)
+    loaded = read(MINIMAL_CONFIG + base, overlay)
     assert loaded.config.admission.max_queue == 8
     assert len(loaded.warnings) == (base + overlay).count("limits")
 
 
 def test_a_variable_and_an_option_may_use_the_old_name(read: Read) -> None:
-    text = LEAST + "admission: {max_queue: 7}\n"
+    text = MINIMAL_CONFIG + "admission: {max_queue: 7}\n"
     by_variable = read(text, env={"BATON__LIMITS__QUEUE": "8"})
     assert by_variable.config.admission.max_queue == 8
     assert by_variable.origins["admission.max_queue"] == "env BATON__LIMITS__QUEUE"
@@ -174,7 +174,7 @@ def test_a_variable_and_an_option_may_use_the_old_name(read: Read) -> None:
 def test_variables_by_both_names_are_refused(read: Read) -> None:
     env = {"BATON__LIMITS__QUEUE": "8", "BATON__ADMISSION__MAX_QUEUE": "9"}
     for variables in (env, dict(reversed(env.items()))):
-        assert refused(read, LEAST, env=variables) == (
+        assert refused(read, MINIMAL_CONFIG, env=variables) == (
             "env BATON__LIMITS__QUEUE: limits.queue: deprecated, and admission.max_queue is given"
             " at env BATON__ADMISSION__MAX_QUEUE, keep one",
         )
@@ -182,9 +182,9 @@ def test_variables_by_both_names_are_refused(read: Read) -> None:
 
 @pytest.mark.parametrize("sets", [["limits.queue=7", "admission.max_queue=8"]])
 def test_the_last_option_wins_by_either_name(read: Read, sets: list[str]) -> None:
-    assert read(LEAST, sets=sets).config.admission.max_queue == 8
-    assert read(LEAST, sets=sets[::-1]).config.admission.max_queue == 7
+    assert read(MINIMAL_CONFIG, sets=sets).config.admission.max_queue == 8
+    assert read(MINIMAL_CONFIG, sets=sets[::-1]).config.admission.max_queue == 7
 
 
 def test_a_configuration_of_another_version_may_have_old_names() -> None:
-    assert load_text(LEAST + "limits: {queue: 7}\n", TABLE).admission.max_queue == 7
+    assert load_text(MINIMAL_CONFIG + "limits: {queue: 7}\n", TABLE).admission.max_queue == 7

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, coordinator_limits, load_config
-from baton.config.simulation.model_shapes import shape_at
-from baton.config.simulation.sim_step_timing import SimSteps
-from baton.config.simulation.to_scenario import simulated
+from baton.config.simulation.model_shapes import load_shape
+from baton.config.simulation.sim_step_timing import SimStepTiming
+from baton.config.simulation.to_scenario import to_scenario
 from baton.domain.errors import ConfigInvalid, UnknownModel
 from baton.domain.fleet import Role
 from baton.perf.hardware.accelerators import Dtype
@@ -42,7 +42,7 @@ def config(file: Path, *sets: str) -> DeploymentConfig:
 
 
 def settings(file: Path, pool: str, *sets: str) -> V1Settings:
-    made = simulated(config(file, *sets))
+    made = to_scenario(config(file, *sets))
     (plan,) = (plan for plan in made.scenario.pools if plan.name == pool)
     assert isinstance(plan.settings, V1Settings)
     return plan.settings
@@ -53,7 +53,7 @@ def settings(file: Path, pool: str, *sets: str) -> V1Settings:
 
 def test_pools_limits_index_and_objectives_are_the_configurations_own() -> None:
     loaded = config(GPU)
-    made = simulated(loaded, seed=5)
+    made = to_scenario(loaded, seed=5)
     scenario = made.scenario
     assert [(plan.name, plan.role, plan.replicas) for plan in scenario.pools] == [
         ("prefill", Role.PREFILL, 2),
@@ -71,18 +71,18 @@ def test_pools_limits_index_and_objectives_are_the_configurations_own() -> None:
 
 def test_another_policy_places_in_virtual_time_too() -> None:
     sets = ("router.policy=random", "router.disaggregate=never")
-    placer = simulated(config(GPU, *sets)).scenario.placer()
+    placer = to_scenario(config(GPU, *sets)).scenario.placer()
     assert isinstance(placer, ChooserPlacer)
 
 
 def test_what_happens_to_replicas_is_passed_on() -> None:
     kill = Kill(at_s=3.0, replica_id="decode-0")
-    assert simulated(config(SIM), happenings=(kill,)).scenario.happenings == (kill,)
+    assert to_scenario(config(SIM), scheduled_events=(kill,)).scenario.scheduled_events == (kill,)
 
 
 def test_gpus_are_counted_with_all_workers_of_each_replica() -> None:
     sets = ("pools.decode.parallel.tp=2", "pools.decode.resources.gpus=2")
-    assert simulated(config(GPU, *sets)).devices == 2 * 1 + 3 * 2
+    assert to_scenario(config(GPU, *sets)).devices == 2 * 1 + 3 * 2
 
 
 # ------------------------------------------------------------------ engines of vLLM
@@ -153,8 +153,8 @@ def test_a_simulated_engine_is_as_its_configuration_says() -> None:
     made = settings(SIM, "decode")
     assert (made.kv_blocks, made.block_size_tokens, made.max_batched_tokens) == (4096, 16, 2048)
     assert made.transfer_bytes_per_s == 25e9
-    assert simulated(config(SIM)).device == "engine"
-    assert simulated(config(SIM)).devices == 4
+    assert to_scenario(config(SIM)).device == "engine"
+    assert to_scenario(config(SIM)).devices == 4
     # 20k tokens/s, and 1 ms for every step; 8 ms for a decode step, and 50 us a request.
     assert made.timing.step_s(StepBatch(prefill_tokens=200)) == pytest.approx(0.011)
     assert made.timing.step_s(StepBatch(decode_requests=2)) == pytest.approx(0.0091)
@@ -168,7 +168,7 @@ def test_a_faster_clock_makes_everything_of_a_simulated_engine_faster() -> None:
 
 
 def test_the_fill_of_a_simulated_cache_is_what_decodes_attend_to() -> None:
-    timing = SimSteps(SimSettings(decode_kv_s=0.01, kv_blocks=1000, max_len_tokens=2048))
+    timing = SimStepTiming(SimSettings(decode_kv_s=0.01, kv_blocks=1000, max_len_tokens=2048))
     empty = timing.step_s(StepBatch(decode_requests=1))
     half = timing.step_s(StepBatch(decode_requests=1, decode_context_tokens=8000))
     more = timing.step_s(StepBatch(decode_requests=1, decode_context_tokens=90_000))
@@ -181,8 +181,8 @@ def test_the_fill_of_a_simulated_cache_is_what_decodes_attend_to() -> None:
 
 def findings(file: Path, *sets: str, model_config: Path | None = None) -> list[str]:
     with pytest.raises(ConfigInvalid) as caught:
-        simulated(config(file, *sets), model_config=model_config)
-    return list(caught.value.findings)
+        to_scenario(config(file, *sets), model_config=model_config)
+    return list(caught.value.problems)
 
 
 def test_every_pool_without_an_accelerator_is_named_and_what_to_write() -> None:
@@ -254,10 +254,10 @@ def test_a_policy_that_cannot_be_loaded_is_said_before_anything_runs() -> None:
 
 
 def test_what_is_not_simulated_is_said() -> None:
-    limited = simulated(config(GPU, "models.llama-8b.engine.offload.host_memory=64GiB"))
+    limited = to_scenario(config(GPU, "models.llama-8b.engine.offload.host_memory=64GiB"))
     assert any("not simulated" in note for note in limited.notes)
-    assert not any("not simulated" in note for note in simulated(config(GPU)).notes)
-    assert any("no statement about hardware" in note for note in simulated(config(SIM)).notes)
+    assert not any("not simulated" in note for note in to_scenario(config(GPU)).notes)
+    assert any("no statement about hardware" in note for note in to_scenario(config(SIM)).notes)
 
 
 MANY = "models.llama-8b.engine.extra"
@@ -283,14 +283,14 @@ MANY = "models.llama-8b.engine.extra"
     ],
 )
 def test_a_report_names_what_is_set_and_not_simulated(option: str, note: str | None) -> None:
-    plain, notes = simulated(config(GPU)).notes, simulated(config(GPU, option)).notes
-    new = [one for one in notes if one not in plain]
-    assert [one[: len(note or "")] for one in new] == ([] if note is None else [note])
+    plain, notes = to_scenario(config(GPU)).notes, to_scenario(config(GPU, option)).notes
+    new = [other for other in notes if other not in plain]
+    assert [name[: len(note or "")] for name in new] == ([] if note is None else [note])
 
 
 def test_of_many_keys_that_are_not_simulated_some_are_named() -> None:
     sets = [f"pools.decode.env.{name}=1" for name in "abcdef"]
-    (note,) = (one for one in simulated(config(GPU, *sets)).notes if "Environment" in one)
+    (note,) = (other for other in to_scenario(config(GPU, *sets)).notes if "Environment" in other)
     assert note.endswith("pools.decode.env.d and 2 more).")
 
 
@@ -306,10 +306,10 @@ def test_a_kv_cache_may_be_narrower_than_activations(held: str) -> None:
 
 def test_a_folder_with_a_config_and_a_config_of_its_own_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    known = shape_at("meta-llama/Llama-3.1-8B")
-    assert shape_at(str(tmp_path)).shape.parameters == known.shape.parameters
-    assert shape_at("anything", tmp_path / "config.json").weights is Dtype.BF16
-    assert shape_at("anything", tmp_path).shape.name == "anything"
+    known = load_shape("meta-llama/Llama-3.1-8B")
+    assert load_shape(str(tmp_path)).shape.parameters == known.shape.parameters
+    assert load_shape("anything", tmp_path / "config.json").weights is Dtype.BF16
+    assert load_shape("anything", tmp_path).shape.name == "anything"
 
 
 @pytest.mark.parametrize("text", ["[]", "{", None])
@@ -318,4 +318,4 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, text: str | None)
     if text is not None:
         file.write_text(text)
     with pytest.raises(UnknownModel, match=r"config\.json: cannot be read"):
-        shape_at("anything", file)
+        load_shape("anything", file)

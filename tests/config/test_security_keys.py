@@ -7,36 +7,36 @@ from collections.abc import Callable
 import pytest
 
 from baton.config.diff import Reload, reload_class
-from tests.config.conftest import LEAST, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load
 
 Refuse = Callable[..., tuple[str, ...]]
 
 
 def tls(what: str) -> str:
-    return f"{LEAST}security: {{tls: {{{what}}}}}\n"
+    return f"{MINIMAL_CONFIG}security: {{tls: {{{what}}}}}\n"
 
 
 def test_nothing_is_encrypted_for_clients_unless_told(load: Load) -> None:
-    said = load(LEAST).config.security.tls
+    said = load(MINIMAL_CONFIG).config.security.tls
     assert (said.cert_file, said.key_file, said.client_ca_file) == (None, None, None)
     assert not said.required
 
 
-def test_a_certificate_and_its_key_are_said_together(load: Load, refuse: Refuse) -> None:
+def test_a_certificate_and_its_key_are_said_together(load: Load, load_invalid: Refuse) -> None:
     assert load(tls("cert_file: a.pem, key_file: b.pem")).config.security.tls.key_file == "b.pem"
     for lone, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
-        (finding,) = refuse(tls(f"{lone}: a.pem"))
+        (finding,) = load_invalid(tls(f"{lone}: a.pem"))
         assert f"security.tls.{lone}: given without {other}" in finding
 
 
-def test_clients_show_no_certificates_in_clear(refuse: Refuse) -> None:
-    (finding,) = refuse(tls("client_ca_file: ca.pem"))
+def test_clients_show_no_certificates_in_clear(load_invalid: Refuse) -> None:
+    (finding,) = load_invalid(tls("client_ca_file: ca.pem"))
     assert "security.tls.client_ca_file: has no effect without cert_file" in finding
 
 
 @pytest.mark.parametrize("path", ["'a\"b'", '"a\'b"', "'a\\b'", "'a$b'", "'a#b'"])
-def test_a_path_cannot_say_more_to_haproxy_than_a_path(refuse: Refuse, path: str) -> None:
-    (finding,) = refuse(tls(f"cert_file: {path}, key_file: b.pem"))
+def test_a_path_cannot_say_more_to_haproxy_than_a_path(load_invalid: Refuse, path: str) -> None:
+    (finding,) = load_invalid(tls(f"cert_file: {path}, key_file: b.pem"))
     assert "security.tls.cert_file: has a quote" in finding
 
 
@@ -44,6 +44,6 @@ def test_it_is_read_when_the_front_starts() -> None:
     assert reload_class(("security", "tls", "cert_file")) is Reload.RESTART
 
 
-def test_where_tls_was_expected_it_is_said_where_it_is(refuse: Refuse) -> None:
-    (finding,) = refuse(f"{LEAST}server: {{tls: {{cert: a}}}}\n")
+def test_where_tls_was_expected_it_is_said_where_it_is(load_invalid: Refuse) -> None:
+    (finding,) = load_invalid(f"{MINIMAL_CONFIG}server: {{tls: {{cert: a}}}}\n")
     assert "security.tls" in finding

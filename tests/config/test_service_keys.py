@@ -17,7 +17,7 @@ from baton.config import (
     render,
     scaling_policy_name,
     service_rules,
-    slo_book,
+    slo_classes,
     tenants,
 )
 from baton.control.state.service_rules import ServiceRules
@@ -26,10 +26,10 @@ from baton.domain.tenant import CacheSharing, RateLimit, Tenant
 from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
 from baton.policy.admission.slo_classes import Comparison, SloRule
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
-from tests.config.conftest import LEAST, Load
+from tests.config.conftest import MINIMAL_CONFIG, Load
 
 Refuse = Callable[..., tuple[str, ...]]
-PD = LEAST.replace(
+PD = MINIMAL_CONFIG.replace(
     "{main: {role: mixed}}",
     "{p: {role: prefill, replicas: {min: 1, start: 2, max: 4}},"
     " d: {role: decode, replicas: {min: 2, max: 8}}}",
@@ -39,7 +39,7 @@ PD = LEAST.replace(
 def test_nothing_said_means_nothing_promised_nobody_told_apart_and_nothing_scaled(
     load: Load,
 ) -> None:
-    config = load(LEAST).config
+    config = load(MINIMAL_CONFIG).config
     assert service_rules(config) == ServiceRules()
     assert autoscaler_options(config) is None
     assert scaling_policy_name(config) == "static"
@@ -48,9 +48,9 @@ def test_nothing_said_means_nothing_promised_nobody_told_apart_and_nothing_scale
 
 
 def test_a_class_has_what_it_says_and_inherits_nothing(load: Load) -> None:
-    book = slo_book(
+    book = slo_classes(
         load(
-            LEAST
+            MINIMAL_CONFIG
             + "slo:\n"
             + "  default: {ttft: 500ms, tpot: 30ms, attainment: 0.9, window: 1d, priority: 2}\n"
             + "  classes: {batch: {ttft: 10s, itl_p99: 1s, priority: -1}}\n"
@@ -70,14 +70,14 @@ def test_a_class_has_what_it_says_and_inherits_nothing(load: Load) -> None:
 
 
 def test_conditions_become_rules_in_the_order_of_the_file(load: Load) -> None:
-    text = LEAST + (
+    text = MINIMAL_CONFIG + (
         "slo:\n  classes:\n"
         "    huge: {when: ' prompt_tokens>=32000 '}\n"
         "    batch: {ttft: 10s}\n"
         "    long: {when: prompt_tokens > 8000}\n"
     )
     config = load(text).config
-    assert slo_book(config).rules == (
+    assert slo_classes(config).rules == (
         SloRule(slo_class="huge", comparison=Comparison.AT_LEAST, prompt_tokens=32_000),
         SloRule(slo_class="long", comparison=Comparison.ABOVE, prompt_tokens=8_000),
     )
@@ -86,7 +86,7 @@ def test_conditions_become_rules_in_the_order_of_the_file(load: Load) -> None:
 
 def test_a_tenant_has_what_is_said_of_it(load: Load) -> None:
     config = load(
-        LEAST
+        MINIMAL_CONFIG
         + "slo: {classes: {gold: {ttft: 1s}}}\n"
         + "tenants:\n"
         + "  acme:\n"
@@ -120,7 +120,7 @@ def test_a_tenant_has_what_is_said_of_it(load: Load) -> None:
 def test_who_has_keys_has_a_cache_of_its_own_unless_said_otherwise(
     load: Load, tenant: str, cache: CacheSharing
 ) -> None:
-    assert tenants(load(LEAST + f"tenants: {{a: {tenant}}}").config)["a"].cache is cache
+    assert tenants(load(MINIMAL_CONFIG + f"tenants: {{a: {tenant}}}").config)["a"].cache is cache
 
 
 @pytest.mark.parametrize(
@@ -137,23 +137,24 @@ def test_who_has_keys_has_a_cache_of_its_own_unless_said_otherwise(
 def test_callers_without_a_key_are_served_while_nobody_has_keys_or_where_it_is_said(
     load: Load, section: str, *, allowed: bool
 ) -> None:
-    assert allows_anonymous(load(LEAST + f"tenants: {section}").config) is allowed
+    assert allows_anonymous(load(MINIMAL_CONFIG + f"tenants: {section}").config) is allowed
 
 
 def test_admission_is_read(load: Load) -> None:
     config = load(
-        LEAST + "admission: {policy: bounded, engine_queue: 200ms, margin: 0.25, max_n: 8}\n"
+        MINIMAL_CONFIG
+        + "admission: {policy: bounded, engine_queue: 200ms, margin: 0.25, max_n: 8}\n"
     ).config
     assert admission_options(config) == AdmissionOptions(
-        rule=AdmissionRule.BOUNDED, engine_queue_s=0.2, margin_fraction=0.25
+        rule=AdmissionRule.BOUNDED, max_engine_queue_s=0.2, slo_safety_margin_fraction=0.25
     )
     assert (config.admission.max_n, config.admission.max_messages) == (8, None)
 
 
 def test_how_far_pools_do_each_others_work_is_read(load: Load) -> None:
-    config = load(LEAST + "router: {deflect: {streams: 0.5, prompts: 0}}\n").config
+    config = load(MINIMAL_CONFIG + "router: {deflect: {streams: 0.5, prompts: 0}}\n").config
     options = predicted_options(config)
-    assert (options.deflect_streams_fraction, options.deflect_prompt_fraction) == (0.5, 0)
+    assert (options.decode_on_prefill_fraction, options.prefill_on_decode_fraction) == (0.5, 0)
 
 
 def test_the_autoscaler_keeps_within_the_bounds_of_the_pools(load: Load) -> None:
@@ -177,14 +178,14 @@ def test_the_autoscaler_keeps_within_the_bounds_of_the_pools(load: Load) -> None
 
 
 def test_an_empty_autoscaler_section_scales_by_the_defaults_and_null_does_not(load: Load) -> None:
-    scaled = autoscaler_options(load(LEAST + "autoscaler: {}").config)
+    scaled = autoscaler_options(load(MINIMAL_CONFIG + "autoscaler: {}").config)
     assert scaled is not None
     assert scaled == AutoscalerOptions(bounds=scaled.bounds)
-    assert autoscaler_options(load(LEAST + "autoscaler: null").config) is None
+    assert autoscaler_options(load(MINIMAL_CONFIG + "autoscaler: null").config) is None
 
 
 def test_a_scaling_policy_may_be_the_users_own(load: Load) -> None:
-    config = load(LEAST + "autoscaler: {policy: 'own.scaling:make'}").config
+    config = load(MINIMAL_CONFIG + "autoscaler: {policy: 'own.scaling:make'}").config
     assert scaling_policy_name(config) == "own.scaling:make"
     assert autoscaler_options(config) is not None
 
@@ -197,7 +198,10 @@ def test_a_replica_counts_its_gpus_or_its_workers(load: Load) -> None:
     ).config
     options = autoscaler_options(config)
     assert options is not None
-    assert {name: one.gpus_per_replica for name, one in options.bounds.items()} == {"g": 4, "c": 2}
+    assert {name: bounds.gpus_per_replica for name, bounds in options.bounds.items()} == {
+        "g": 4,
+        "c": 2,
+    }
 
 
 @pytest.mark.parametrize(
@@ -213,7 +217,7 @@ def test_a_replica_counts_its_gpus_or_its_workers(load: Load) -> None:
 def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
     load: Load, resources: str, price: float | None
 ) -> None:
-    config = load(LEAST.replace("mixed", f"mixed, resources: {resources}")).config
+    config = load(MINIMAL_CONFIG.replace("mixed", f"mixed, resources: {resources}")).config
     assert price_per_hour(config.pools["main"]) == price
 
 
@@ -278,8 +282,10 @@ def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
         ("admission: {policy: none}", "admission.policy: got 'none', wanted 'predicted' or"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_place(refuse: Refuse, text: str, finding: str) -> None:
-    (found,) = refuse(PD + text)
+def test_what_cannot_be_is_refused_with_its_place(
+    load_invalid: Refuse, text: str, finding: str
+) -> None:
+    (found,) = load_invalid(PD + text)
     assert finding in found
 
 

@@ -8,11 +8,16 @@ import pytest
 
 from baton.config import DeploymentConfig, load_config
 from baton.config.language.tree import format_path, matches
-from baton.config.simulation.simulated_keys import _ROWS, Treatment, row_of, said
-from baton.config.simulation.to_scenario import CannotModel, Simulated, simulated
+from baton.config.simulation.simulated_keys import (
+    _TREATMENTS,
+    Treatment,
+    non_default_keys,
+    treatment_of,
+)
+from baton.config.simulation.to_scenario import CannotModel, SimulatedDeployment, to_scenario
 from baton.perf.step_timing import StepBatch
 from baton.simulator.v1.settings import V1Settings
-from tests.config.every_key import Changed, changes, general, keys_of_the_schema
+from tests.config.every_key import KeyChange, all_changes, schema_keys, wildcard_path
 from tests.config.state import state
 
 GPU = Path(__file__).parents[2] / "configs" / "gpu-example.yaml"
@@ -22,14 +27,14 @@ NOT_ALONE = frozenset(
 """Keys of which another value takes a second model, or another deployment altogether."""
 
 
-def treatment(change: Changed) -> Treatment:
-    values = dict(said(change.new))
-    return row_of(change.path, change.new, values.get(change.path)).treatment
+def treatment(change: KeyChange) -> Treatment:
+    values = dict(non_default_keys(change.new))
+    return treatment_of(change.path, change.new, values.get(change.path)).treatment
 
 
-def makes(config: DeploymentConfig) -> Simulated | None:
+def makes(config: DeploymentConfig) -> SimulatedDeployment | None:
     try:
-        return simulated(config)
+        return to_scenario(config)
     except CannotModel:
         return None
 
@@ -41,50 +46,55 @@ STEPS = (
 )
 SIMULATED = [
     (change, before, after)
-    for change in changes()
+    for change in all_changes()
     if (before := makes(change.old)) is not None and (after := makes(change.new)) is not None
 ]
 
 
-def decides(made: Simulated) -> dict[str, object]:
+def decides(made: SimulatedDeployment) -> dict[str, object]:
     """The scenario, how long its engines' steps take, and the policies that it makes."""
     scenario, scaler = made.scenario, made.scenario.autoscaler
     policies = (scenario.placer(), None if scaler is None else scaler())
     engines = [pool.settings for pool in scenario.pools]
     steps = [
-        one.timing.step_s(step) for one in engines if isinstance(one, V1Settings) for step in STEPS
+        engine.timing.step_s(step)
+        for engine in engines
+        if isinstance(engine, V1Settings)
+        for step in STEPS
     ]
-    plain = {at: one for at, one in state(scenario).items() if ".timing." not in at}
+    plain = {at: value for at, value in state(scenario).items() if ".timing." not in at}
     return plain | state(policies) | {"steps": steps}
 
 
 def test_every_key_of_the_schema_is_looked_at() -> None:
-    looked_at = {general(change.path) for change, _, _ in SIMULATED}
+    looked_at = {wildcard_path(change.path) for change, _, _ in SIMULATED}
     one_value = {("version",), ("transfer", "connector")}
-    assert keys_of_the_schema() - looked_at - one_value <= NOT_ALONE
+    assert schema_keys() - looked_at - one_value <= NOT_ALONE
 
 
-@pytest.mark.parametrize("key", sorted(keys_of_the_schema()), ids=format_path)
+@pytest.mark.parametrize("key", sorted(schema_keys()), ids=format_path)
 def test_it_is_said_of_every_key_what_a_simulation_makes_of_it(key: tuple[str, ...]) -> None:
     config = load_config([GPU], env={}).config
-    row_of(tuple("decode" if one == "*" else one for one in key), config, None)
+    treatment_of(tuple("decode" if name == "*" else name for name in key), config, None)
 
 
 def test_every_row_is_about_a_key_that_exists() -> None:
-    for row in _ROWS:
+    for row in _TREATMENTS:
         extra = row.pattern.startswith("pools.*.engine.extra.")
-        assert extra or any(matches(key, row.pattern) for key in keys_of_the_schema()), row.pattern
+        assert extra or any(matches(key, row.pattern) for key in schema_keys()), row.pattern
 
 
 def test_whatever_is_not_modelled_says_so_or_why_not() -> None:
-    assert all(bool(row.words) != (row.treatment is Treatment.MODELLED) for row in _ROWS)
+    assert all(
+        bool(row.explanation) != (row.treatment is Treatment.MODELLED) for row in _TREATMENTS
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "before", "after"), SIMULATED, ids=[str(c) for c, _, _ in SIMULATED]
 )
 def test_what_is_modelled_reaches_the_scenario_and_what_is_noted_every_report(
-    change: Changed, before: Simulated, after: Simulated
+    change: KeyChange, before: SimulatedDeployment, after: SimulatedDeployment
 ) -> None:
     reaches = decides(before) != decides(after)
     new = [note for note in after.notes if note not in before.notes]
@@ -93,10 +103,10 @@ def test_what_is_modelled_reaches_the_scenario_and_what_is_noted_every_report(
         case Treatment.MODELLED:
             assert reaches
             assert not named
-        case Treatment.NOTED if change.path in dict(said(change.new)):
+        case Treatment.NOT_SIMULATED if change.path in dict(non_default_keys(change.new)):
             assert len(named) == 1
             assert "not simulated" in named[0]
-        case Treatment.NOTED:
+        case Treatment.NOT_SIMULATED:
             assert not named
         case Treatment.IRRELEVANT:
             assert not reaches

@@ -26,7 +26,7 @@ Page = Any
 """Playwright's; it is no dependency, so its types are not known here."""
 
 
-def missing() -> str | None:
+def missing_reason() -> str | None:
     """Why no browser can be driven here; None where one can."""
     if chromium_program() is None:
         return f"chromium is not here: {GET_TOOLS}"
@@ -62,42 +62,42 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
-class Watched:
+class WatchedPage:
     """A page of a context of its own, and everything it did that it should not have."""
 
     def __init__(self, browser: Any, base: str, **context: object) -> None:  # noqa: ANN401 - see Page
         self.base = base
-        self.outside: list[str] = []
+        self.outside_requests: list[str] = []
         self.complaints: list[str] = []
         self._context = browser.new_context(**context)
-        self._context.route("**/*", self._pass)
+        self._context.route("**/*", self._filter_request)
         self.page: Page = self._context.new_page()
         self.page.set_default_timeout(_WAIT_S * 1000)
-        self.page.on("console", self._heard)
+        self.page.on("console", self._on_console_message)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
-    def open(self, where: str = "") -> Page:
-        self.page.goto(self.base + where)
+    def open(self, fragment: str = "") -> Page:
+        self.page.goto(self.base + fragment)
         self.page.locator("#state.ok").wait_for()
         return self.page
 
     def close(self) -> None:
         self._context.close()
 
-    def _pass(self, route: Any) -> None:  # noqa: ANN401 - see Page
+    def _filter_request(self, route: Any) -> None:  # noqa: ANN401 - see Page
         if route.request.url.startswith((self.base, "data:")):
             route.continue_()
             return
-        self.outside.append(route.request.url)
+        self.outside_requests.append(route.request.url)
         route.abort()
 
-    def _heard(self, message: Any) -> None:  # noqa: ANN401 - see Page
+    def _on_console_message(self, message: Any) -> None:  # noqa: ANN401 - see Page
         if message.type in {"error", "warning"}:
             self.complaints.append(message.text)
 
 
 @contextmanager
-def served(feed: Feed) -> Iterator[str]:
+def running_console(feed: Feed) -> Iterator[str]:
     """The console over a feed, at an address of this machine."""
     config = uvicorn.Config(
         console_app(feed), port=0, log_level="warning", timeout_graceful_shutdown=1

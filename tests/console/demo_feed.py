@@ -1,7 +1,8 @@
 """A feed of a fleet that does not exist: scripted, from one seed, and moving like a real one.
 
-What it says has the shape that a deployment's feed has: stories are told by `telemetry.records`,
-of records made here. `python -m tests.console.demo_feed` serves the console over it.
+What it says has the shape that a deployment's feed has: stories are told by
+`telemetry.requests.request_log`, of records made here. `python -m tests.console.demo_feed` serves
+the console over it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.console.feed import Row
-from baton.domain.commands import RecordOrder, RequestRecord
+from baton.domain.commands import RecordSelection, RequestRecord
 from baton.domain.slo import Slo
-from baton.telemetry.requests.error_budget import missed
-from baton.telemetry.requests.request_log import slowness, story
-from tests.console.random_requests import CLASSES, drawn_record
+from baton.telemetry.requests.error_budget import missed_objectives
+from baton.telemetry.requests.request_log import request_report, slowness
+from tests.console.random_requests import CLASSES, random_record
 
 CONFIG = """\
 # resolved: this is what holds
@@ -54,29 +55,29 @@ server:
 
 
 @dataclass
-class LifelikeFeed:
+class DemoFeed:
     """Six prefill and decode replicas under a load that swells and ebbs over two minutes."""
 
     clock: Callable[[], float] = time.monotonic
     prefill: int = 3
     decode: int = 4
     seed: int = 7
-    asked: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     _records: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=400))
-    _until_s: float | None = None
+    _ended_until_s: float | None = None
     _count: int = 0
 
     async def overview(self) -> Row:
-        self.asked.append("overview")
+        self.calls.append("overview")
         now_s = self.clock()
-        self._live_on(now_s)
+        self._advance(now_s)
         load = load_at(now_s)
         return {
             "baton": "0.9.0",
             "model": "qwen-7b",
             "generation": 3,
             "up_s": 8100.0 + now_s % 3600,
-            "members": [self._member(one) for one in self._names()],
+            "members": [self._member(name) for name in self._names()],
             "pools": self._pools(load),
             "classes": [self._class(slo, load) for slo in CLASSES],
             "demand": self._demand(load),
@@ -85,35 +86,40 @@ class LifelikeFeed:
         }
 
     async def links(self) -> Sequence[Row]:
-        self.asked.append("links")
+        self.calls.append("links")
         names = self._names()
-        sources = [one for one in names if "#prefill#" in one]
-        targets = [one for one in names if "#decode#" in one]
+        sources = [name for name in names if "#prefill#" in name]
+        targets = [name for name in names if "#decode#" in name]
         return [self._link(s, t) for s in sources for t in targets]
 
-    async def requests(self, count: int, order: RecordOrder) -> Sequence[Row]:
-        self.asked.append(f"requests {order}")
+    async def requests(self, count: int, order: RecordSelection) -> Sequence[Row]:
+        self.calls.append(f"requests {order}")
         now_s = self.clock()
-        self._live_on(now_s)
+        self._advance(now_s)
         records = list(reversed(self._records))
-        if order is RecordOrder.MISSED:
-            records = [one for one in records if missed(one)]
-        if order is RecordOrder.SLOWEST:
+        if order is RecordSelection.MISSED:
+            records = [record for record in records if missed_objectives(record)]
+        if order is RecordSelection.SLOWEST:
             records.sort(key=slowness, reverse=True)
-        return [story(one) | {"age_s": round(now_s - one.ended_at_s, 3)} for one in records[:count]]
+        return [
+            request_report(record) | {"age_s": round(now_s - record.ended_at_s, 3)}
+            for record in records[:count]
+        ]
 
     async def request(self, request_id: str) -> Sequence[Row]:
-        self.asked.append(f"request {request_id}")
-        return [story(one) for one in self._records if one.request_id == request_id]
+        self.calls.append(f"request {request_id}")
+        return [
+            request_report(record) for record in self._records if record.request_id == request_id
+        ]
 
     async def ticks(self, count: int) -> Sequence[Row]:
-        self.asked.append("ticks")
+        self.calls.append("ticks")
         now_s = self.clock()
         last = math.floor(now_s / 2)
         return [self._tick(at, now_s) for at in range(last - count + 1, last + 1)]
 
     async def config(self) -> str:
-        self.asked.append("config")
+        self.calls.append("config")
         return CONFIG
 
     # ------------------------------------------------------------------------- the fleet
@@ -155,19 +161,19 @@ class LifelikeFeed:
         ]
 
     def _class(self, slo: Slo, load: float) -> Row:
-        asked = (31.0 if slo.name == "interactive" else 9.0) * load
-        strain = max(0.0, load - 0.86) * (0.4 if slo.name == "interactive" else 0.1)
-        kept = round(1.0 - 0.002 - strain, 6)
+        requests_per_s = (31.0 if slo.name == "interactive" else 9.0) * load
+        overload = max(0.0, load - 0.86) * (0.4 if slo.name == "interactive" else 0.1)
+        attainment = round(1.0 - 0.002 - overload, 6)
         return {
             "class": slo.name,
             "ttft_s": slo.ttft_s,
             "tpot_s": slo.tpot_s,
             "target": slo.attainment_target,
-            "attainment": kept,
-            "requests_per_s": round(asked, 3),
-            "goodput_per_s": round(asked * kept, 3),
+            "attainment": attainment,
+            "requests_per_s": round(requests_per_s, 3),
+            "goodput_per_s": round(requests_per_s * attainment, 3),
             "window_attainment": 0.9931 if slo.name == "interactive" else 0.9984,
-            "refused": int(strain * 60),
+            "refused": int(overload * 60),
             "failed": 0,
         }
 
@@ -199,7 +205,7 @@ class LifelikeFeed:
     def _ingress(self, load: float) -> Row:
         return {
             "healthy": True,
-            "replicas": [self._view(one, load) for one in self._names()],
+            "replicas": [self._view(name, load) for name in self._names()],
             "timings": [
                 {
                     "pool": "decode",
@@ -216,7 +222,7 @@ class LifelikeFeed:
         }
 
     def _view(self, replica_id: str, load: float) -> Row:
-        luck = random.Random(replica_id).random()
+        variation = random.Random(replica_id).random()
         is_decode = "#decode#" in replica_id
         return {
             "replica_id": replica_id,
@@ -225,14 +231,14 @@ class LifelikeFeed:
             "engine": "vllm 0.33.0",
             "draining": False,
             "standing": "sound",
-            "running_requests": int((34 if is_decode else 3) * load * (0.8 + 0.4 * luck)),
-            "queued_requests": int(4 * load * luck),
-            "pulling_requests": int(2 * load * luck),
-            "kv_used_fraction": round(min(0.98, (0.55 + 0.4 * luck) * load), 4),
-            "step_s": round(0.021 + 0.012 * load * luck, 6),
+            "running_requests": int((34 if is_decode else 3) * load * (0.8 + 0.4 * variation)),
+            "queued_requests": int(4 * load * variation),
+            "pulling_requests": int(2 * load * variation),
+            "kv_used_fraction": round(min(0.98, (0.55 + 0.4 * variation) * load), 4),
+            "step_s": round(0.021 + 0.012 * load * variation, 6),
             "inflight_legs": int(12 * load),
             "pulls": 31000,
-            "moved_bytes": int(4.1e12 * (0.5 + luck)),
+            "moved_bytes": int(4.1e12 * (0.5 + variation)),
             "transfer_s": 312.0,
             "transfer_failures": 0,
             "expired_leases": 0,
@@ -244,28 +250,28 @@ class LifelikeFeed:
             "kv_blocks": 18_400,
             "kv_block_bytes": 2_097_152,
             "block_size_tokens": 16,
-            "cache": {"gpu_blocks": 18_400, "in_step": True, "stale": False, "age_s": 0.1},
+            "cache": {"gpu_blocks": 18_400, "in_sync": True, "is_stale": False, "age_s": 0.1},
             "leases": 0 if is_decode else 2,
         }
 
     def _link(self, source: str, target: str) -> Row:
-        draw = random.Random(source + target)
-        state = "quarantined" if draw.random() > 0.93 else "ok"
+        rng = random.Random(source + target)
+        state = "quarantined" if rng.random() > 0.93 else "ok"
         return {
             "source_id": source,
             "target_id": target,
             "state": state,
             "why": "side channel: no answer within 2 s" if state != "ok" else "",
             "transport": "rc_mlx5",
-            "bytes_per_s": round(draw.uniform(8e9, 23e9)),
+            "bytes_per_s": round(rng.uniform(8e9, 23e9)),
             "setup_s": 0.0014,
             "p50_s": 0.0061,
             "p99_s": 0.0188,
-            "pulls": draw.randrange(4000, 9000),
-            "moved_bytes": draw.randrange(10**11, 10**12),
+            "pulls": rng.randrange(4000, 9000),
+            "moved_bytes": rng.randrange(10**11, 10**12),
             "failures": 0 if state == "ok" else 3,
             "broken_handoffs": 0 if state == "ok" else 3,
-            "flows": draw.randrange(3),
+            "flows": rng.randrange(3),
             "penalty": 1.0 if state == "ok" else 18.4,
             "probed_age_s": 12.5,
         }
@@ -274,36 +280,36 @@ class LifelikeFeed:
         load = load_at(number * 2.0)
         grows = load_at(number * 2.0 - 2) <= 0.9 < load
         shrinks = load_at(number * 2.0 - 2) > 0.9 >= load
-        want = self.decode + (load > 0.9)
-        moved = ["start 1 of decode"] if grows else ["stop 1 of decode"] if shrinks else []
+        desired = self.decode + (load > 0.9)
+        actions = ["start 1 of decode"] if grows else ["stop 1 of decode"] if shrinks else []
         return {
             "age_s": round(now_s - number * 2.0, 3),
             "policy": "slo",
             "held": "",
             "dry_run": False,
-            "actions": moved,
+            "actions": actions,
             "pools": [
-                _decided("decode", want - grows + shrinks, want, load),
-                _decided("prefill", self.prefill, self.prefill, load),
+                _pool_decision("decode", desired - grows + shrinks, desired, load),
+                _pool_decision("prefill", self.prefill, self.prefill, load),
             ],
         }
 
     # ------------------------------------------------------------------------- its requests
 
-    def _live_on(self, now_s: float) -> None:
+    def _advance(self, now_s: float) -> None:
         """Let requests end until now; the first call begins ten seconds ago."""
-        self._until_s = now_s - 10.0 if self._until_s is None else self._until_s
-        while self._until_s < now_s:
+        self._ended_until_s = now_s - 10.0 if self._ended_until_s is None else self._ended_until_s
+        while self._ended_until_s < now_s:
             self._count += 1
             draw = random.Random(self.seed * 100003 + self._count)
-            self._until_s += draw.expovariate(20.0 * load_at(self._until_s))
-            self._records.append(self._record(draw, self._until_s))
+            self._ended_until_s += draw.expovariate(20.0 * load_at(self._ended_until_s))
+            self._records.append(self._record(draw, self._ended_until_s))
 
-    def _record(self, draw: random.Random, ended_at_s: float) -> RequestRecord:
+    def _record(self, rng: random.Random, ended_at_s: float) -> RequestRecord:
         names = self._names()
-        sources = [one for one in names if "#prefill#" in one]
-        targets = [one for one in names if "#decode#" in one]
-        return drawn_record(draw, ended_at_s, sources, targets)
+        sources = [name for name in names if "#prefill#" in name]
+        targets = [name for name in names if "#decode#" in name]
+        return random_record(rng, ended_at_s, sources, targets)
 
 
 def load_at(at_s: float) -> float:
@@ -311,7 +317,7 @@ def load_at(at_s: float) -> float:
     return 0.78 + 0.17 * math.sin(at_s / 19.0) + 0.03 * math.sin(at_s / 2.3)
 
 
-def _decided(pool: str, have: int, want: int, load: float) -> Row:
+def _pool_decision(pool: str, have: int, want: int, load: float) -> Row:
     need = round(want - 1 + load * 0.8, 3)
     return {
         "pool": pool,
@@ -345,7 +351,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=9401)
     port = parser.parse_args().port
-    config = uvicorn.Config(console_app(LifelikeFeed()), port=port, log_level="warning")
+    config = uvicorn.Config(console_app(DemoFeed()), port=port, log_level="warning")
     asyncio.run(uvicorn.Server(config).serve())
 
 

@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import (
-    Decision,
     HandoffMode,
     HitSource,
     LegKind,
     LegTimes,
-    Option,
+    PlacementDecision,
     Route,
+    RouteOption,
     RouteReason,
 )
-from baton.domain.leg_record import LegEnd, LegStory
+from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.admission.slo_evaluation import judge
+from baton.policy.admission.slo_evaluation import evaluate_slo
 
 CLASSES = (
     Slo(name="interactive", ttft_s=0.5, tpot_s=0.05, attainment_target=0.99),
@@ -42,30 +42,30 @@ class _Seconds(NamedTuple):
     start_s: float
 
 
-def drawn_record(
-    draw: random.Random, ended_at_s: float, sources: Sequence[str], targets: Sequence[str]
+def random_record(
+    rng: random.Random, ended_at_s: float, sources: Sequence[str], targets: Sequence[str]
 ) -> RequestRecord:
     """One that has finished at that time."""
-    prompt, output = int(draw.lognormvariate(6.6, 0.9)), int(draw.lognormvariate(4.9, 0.7)) + 2
-    cached = int(prompt * draw.choice((0.0, 0.0, 0.3, 0.85)))
+    prompt, output = int(rng.lognormvariate(6.6, 0.9)), int(rng.lognormvariate(4.9, 0.7)) + 2
+    cached = int(prompt * rng.choice((0.0, 0.0, 0.3, 0.85)))
     is_local = prompt - cached < _SHORT_TOKENS
-    seconds = _seconds(draw, prompt, cached, is_local=is_local)
-    lasts_s = (output - 1) * draw.gauss(0.026, 0.004)
-    arrived_s = ended_at_s - sum(seconds) - lasts_s
-    route = _route(draw.choice(sources), draw.choice(targets), is_local=is_local)
-    decision = Decision(
+    seconds = _seconds(rng, prompt, cached, is_local=is_local)
+    decode_s = (output - 1) * rng.gauss(0.026, 0.004)
+    arrived_s = ended_at_s - sum(seconds) - decode_s
+    route = _route(rng.choice(sources), rng.choice(targets), is_local=is_local)
+    decision = PlacementDecision(
         route=route,
         policy="predicted",
         at_s=arrived_s + seconds.held_s,
         options=_options(
-            route, seconds._replace(queue_s=seconds.queue_s * draw.uniform(0.5, 1.3)), cached
+            route, seconds._replace(queue_s=seconds.queue_s * rng.uniform(0.5, 1.3)), cached
         ),
-        considered=len(sources) * len(targets),
+        options_considered=len(sources) * len(targets),
     )
     record = RequestRecord(
-        request_id=f"chatcmpl-{draw.randrange(16**8):08x}-{draw.randrange(16**4):04x}",
+        request_id=f"chatcmpl-{rng.randrange(16**8):08x}-{rng.randrange(16**4):04x}",
         outcome=Phase.FINISHED,
-        reason=draw.choice(("stop", "stop", "length")),
+        reason=rng.choice(("stop", "stop", "length")),
         routes=(route,),
         decisions=(decision,),
         prompt_tokens=prompt,
@@ -78,20 +78,20 @@ def drawn_record(
         ended_at_s=ended_at_s,
         prefill_done_at_s=None if is_local else arrived_s + sum(seconds[:3]),
         handed_off_blocks=0 if is_local else prompt // 16,
-        tenant=draw.choice(TENANTS),
-        slo=CLASSES[draw.random() > 0.78],
-        worst_gap_s=0.064,
-        held_s=seconds.held_s,
-        gpu_s=seconds.prefill_s + lasts_s / 30,
+        tenant=rng.choice(TENANTS),
+        slo=CLASSES[rng.random() > 0.78],
+        max_itl_s=0.064,
+        queue_wait_s=seconds.held_s,
+        gpu_s=seconds.prefill_s + decode_s / 30,
     )
-    legs = _legs(record, seconds, says_times=draw.random() > 0.12)
-    return evolve(record, judgement=judge(record, record.slo), legs=legs)
+    legs = _legs(record, seconds, has_times=rng.random() > 0.12)
+    return evolve(record, slo_result=evaluate_slo(record, record.slo), legs=legs)
 
 
-def _seconds(draw: random.Random, prompt: int, cached: int, *, is_local: bool) -> _Seconds:
+def _seconds(rng: random.Random, prompt: int, cached: int, *, is_local: bool) -> _Seconds:
     return _Seconds(
-        held_s=draw.expovariate(4.0) if draw.random() > 0.9 else 0.0004,
-        queue_s=draw.expovariate(30.0) * (9.0 if draw.random() > 0.95 else 1.0),
+        held_s=rng.expovariate(4.0) if rng.random() > 0.9 else 0.0004,
+        queue_s=rng.expovariate(30.0) * (9.0 if rng.random() > 0.95 else 1.0),
         prefill_s=0.012 + (prompt - cached) / 14000,
         moved_s=0.0 if is_local else 0.002 + prompt * 131072 / 14e9,
         start_s=0.0 if is_local else 0.021,
@@ -107,21 +107,21 @@ def _route(source: str, target: str, *, is_local: bool) -> Route:
     )
 
 
-def _legs(record: RequestRecord, seconds: _Seconds, *, says_times: bool) -> tuple[LegStory, ...]:
+def _legs(record: RequestRecord, seconds: _Seconds, *, has_times: bool) -> tuple[LegRecord, ...]:
     """One, or a prefill and a decode leg; not every engine says how long it computed."""
     (route,) = record.routes
     began_s = record.arrived_at_s + seconds.held_s
     prefilled_s = began_s + seconds.queue_s + seconds.prefill_s
     first_s = prefilled_s + seconds.moved_s + seconds.start_s
 
-    def leg(kind: LegKind, where: str, at_s: tuple[float, float, float]) -> LegStory:
+    def leg(kind: LegKind, replica_id: str, at_s: tuple[float, float, float]) -> LegRecord:
         compute_s = seconds.start_s if kind is LegKind.DECODE else seconds.prefill_s
-        return LegStory(
+        return LegRecord(
             leg_id=str(kind),
             kind=kind,
-            replica_id=where,
-            placement=0,
-            began_at_s=at_s[0],
+            replica_id=replica_id,
+            route_index=0,
+            started_at_s=at_s[0],
             first_output_at_s=at_s[1],
             last_output_at_s=at_s[2],
             ended_at_s=at_s[2],
@@ -129,8 +129,8 @@ def _legs(record: RequestRecord, seconds: _Seconds, *, says_times: bool) -> tupl
             fetched_tokens=record.prompt_tokens if kind is LegKind.DECODE else 0,
             cached_tokens=record.cached_tokens,
             output_tokens=0 if kind is LegKind.PREFILL else record.output_tokens,
-            times=LegTimes(0.0, compute_s) if says_times else None,
-            end=LegEnd.DONE,
+            engine_times=LegTimes(0.0, compute_s) if has_times else None,
+            outcome=LegOutcome.COMPLETED,
         )
 
     target, ended_s = route.decode_replica_id, record.ended_at_s
@@ -142,9 +142,9 @@ def _legs(record: RequestRecord, seconds: _Seconds, *, says_times: bool) -> tupl
     )
 
 
-def _options(route: Route, seconds: _Seconds, cached: int) -> tuple[Option, ...]:
+def _options(route: Route, seconds: _Seconds, cached: int) -> tuple[RouteOption, ...]:
     """The chosen one, and the other way to run it, which costs more."""
-    chosen = Option(
+    chosen = RouteOption(
         mode=route.mode,
         prefill_replica_id=route.prefill_replica_id,
         decode_replica_id=route.decode_replica_id,
@@ -155,20 +155,20 @@ def _options(route: Route, seconds: _Seconds, cached: int) -> tuple[Option, ...]
         prefill_s=seconds.prefill_s,
         transfer_s=seconds.moved_s,
         decode_s=seconds.start_s,
-        harm_s=0.004,
+        interference_s=0.004,
     )
     if route.prefill_replica_id is None:
-        return (_costed(chosen),)
+        return (_with_cost(chosen),)
     local = evolve(
         chosen,
         mode=HandoffMode.LOCAL,
         prefill_replica_id=None,
         transfer_s=0.0,
         decode_s=0.0,
-        harm_s=0.19,
+        interference_s=0.19,
     )
-    return (_costed(chosen), _costed(local))
+    return (_with_cost(chosen), _with_cost(local))
 
 
-def _costed(option: Option) -> Option:
-    return evolve(option, cost_s=option.ttft_s + option.harm_s)
+def _with_cost(option: RouteOption) -> RouteOption:
+    return evolve(option, cost_s=option.ttft_s + option.interference_s)

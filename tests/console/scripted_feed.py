@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.console.feed import Row
-from baton.domain.commands import RecordOrder
+from baton.domain.commands import RecordSelection
 
 OVERVIEW: Row = {
     "baton": "1.2.3",
@@ -36,7 +36,7 @@ OVERVIEW: Row = {
                     "draining": True,
                     "leases": 2,
                     "kv_used_fraction": 0.5,
-                    "cache": {"gpu_blocks": 9, "in_step": False, "stale": False},
+                    "cache": {"gpu_blocks": 9, "in_sync": False, "is_stale": False},
                 }
             ],
             "timings": [],
@@ -56,10 +56,10 @@ OVERVIEW: Row = {
 }
 
 
-def told(request_id: str, **more: object) -> Row:
+def request_report(request_id: str, **fields: object) -> Row:
     """The story of one request, as far as a list shows it."""
     bar = {"part": "prefill", "replica": "b#p#1", "from_s": 0.0, "to_s": 0.25, "predicted_s": None}
-    return {"request_id": request_id, "outcome": "finished", "waterfall": [bar], **more}
+    return {"request_id": request_id, "outcome": "finished", "waterfall": [bar], **fields}
 
 
 def tick(age_s: float, want: int = 1, *actions: str) -> Row:
@@ -81,50 +81,50 @@ class ScriptedFeed:
 
     report: Row = field(default_factory=lambda: dict(OVERVIEW))
     pairs: list[Row] = field(default_factory=list)
-    stories: list[Row] = field(default_factory=lambda: [told("a"), told("b")])
+    reports: list[Row] = field(default_factory=lambda: [request_report("a"), request_report("b")])
     history: list[Row] = field(default_factory=lambda: [tick(4.0), tick(2.0)])
     yaml: str = "model: tiny\n"
     errors: dict[str, Exception] = field(default_factory=dict)
     """By method."""
-    stuck: set[str] = field(default_factory=set)
+    hanging: set[str] = field(default_factory=set)
     """Methods that never answer."""
     calls: Counter[str] = field(default_factory=Counter)
-    under_way: int = 0
-    most_under_way: int = 0
+    in_flight: int = 0
+    max_in_flight: int = 0
 
     async def overview(self) -> Row:
-        await self._asked("overview")
+        await self._on_call("overview")
         return self.report
 
     async def links(self) -> Sequence[Row]:
-        await self._asked("links")
+        await self._on_call("links")
         return self.pairs
 
-    async def requests(self, count: int, order: RecordOrder) -> Sequence[Row]:
-        await self._asked(f"requests {order}")
-        return self.stories[:count]
+    async def requests(self, count: int, order: RecordSelection) -> Sequence[Row]:
+        await self._on_call(f"requests {order}")
+        return self.reports[:count]
 
     async def request(self, request_id: str) -> Sequence[Row]:
-        await self._asked("request")
-        return [one for one in self.stories if one["request_id"] == request_id]
+        await self._on_call("request")
+        return [report for report in self.reports if report["request_id"] == request_id]
 
     async def ticks(self, count: int) -> Sequence[Row]:
-        await self._asked("ticks")
+        await self._on_call("ticks")
         return self.history[-count:]
 
     async def config(self) -> str:
-        await self._asked("config")
+        await self._on_call("config")
         return self.yaml
 
-    async def _asked(self, method: str) -> None:
+    async def _on_call(self, method: str) -> None:
         self.calls[method] += 1
         if (error := self.errors.get(method)) is not None:
             raise error
-        self.under_way += 1
-        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
-            if method in self.stuck:
+            if method in self.hanging:
                 await asyncio.Event().wait()
             await asyncio.sleep(0)
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1

@@ -13,18 +13,18 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from baton.console.app import LONGEST_NAME, MOST_QUESTIONS, console_app
-from baton.console.hub import Hub, Pace
+from baton.console.app import MAX_CONCURRENT_QUERIES, MAX_REQUEST_ID_CHARS, console_app
+from baton.console.hub import Hub, PollOptions
 from baton.domain.errors import LinkFailed
-from tests.console.scripted_feed import OVERVIEW, ScriptedFeed, told
-from tests.console.viewers import LONGEST_S, until, watching
+from tests.console.scripted_feed import OVERVIEW, ScriptedFeed, request_report
+from tests.console.viewers import TIMEOUT_S, running_viewer, wait_until
 
 HOSTILE = '"><img src=x onerror=alert(1)>\r\n\r\nevent: hello\ndata: {}\n\n</script>\u2028'
-QUICK = Pace(every_s=0.0, deadline_s=2.0, linger_s=0.0)
+QUICK = PollOptions(interval_s=0.0, deadline_s=2.0, stop_polling_after_s=0.0)
 
 
 def app_of(feed: ScriptedFeed, *, most_viewers: int = 4, deadline_s: float = 2.0) -> Starlette:
-    hub = Hub(feed, pace=QUICK, most_viewers=most_viewers)
+    hub = Hub(feed, poll_options=QUICK, max_viewers=most_viewers)
     return console_app(feed, hub=hub, deadline_s=deadline_s)
 
 
@@ -35,7 +35,9 @@ def client_of(app: Starlette, prefix: str = "") -> httpx.AsyncClient:
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(app_of(ScriptedFeed(stories=[told("a"), told(HOSTILE)]))) as client:
+    async with client_of(
+        app_of(ScriptedFeed(reports=[request_report("a"), request_report(HOSTILE)]))
+    ) as client:
         yield client
 
 
@@ -119,7 +121,7 @@ async def test_every_module_that_a_module_imports_is_there(client: httpx.AsyncCl
         assert answer.status_code == 200, name
         assert answer.headers["content-type"].startswith("text/javascript")
         folder = name.rpartition("/")[0]
-        wanted |= {f"{folder}/{one}" for one in re.findall(r'from "\./([^"]+)"', answer.text)}
+        wanted |= {f"{folder}/{item}" for item in re.findall(r'from "\./([^"]+)"', answer.text)}
         seen.add(name)
     assert len(seen) > 8
 
@@ -158,9 +160,9 @@ async def test_it_works_below_another_path() -> None:
     async with client_of(outer, "/console") as client:
         for name in ["", "api/config", *await files_of_the_page(client)]:
             assert (await client.get(name)).status_code == 200, name
-    async with watching(outer, "latest") as viewer:
+    async with running_viewer(outer, "latest") as viewer:
         viewer._path = "/console/events"
-        await viewer.event("latest")
+        await viewer.next_event("latest")
 
 
 # ------------------------------------------------------------------------------------- answers
@@ -168,7 +170,7 @@ async def test_it_works_below_another_path() -> None:
 
 async def test_the_stories_of_a_request_are_told(client: httpx.AsyncClient) -> None:
     answer = await client.get("api/request", params={"id": "a"})
-    assert [one["request_id"] for one in answer.json()["requests"]] == ["a"]
+    assert [item["request_id"] for item in answer.json()["requests"]] == ["a"]
 
 
 async def test_a_hostile_id_comes_back_as_data_and_as_nothing_else(
@@ -185,13 +187,13 @@ async def test_a_request_that_nobody_remembers_is_said_to_be_so(client: httpx.As
     assert "nobody remembers it" in answer.json()["why"]
 
 
-@pytest.mark.parametrize("request_id", ["", "x" * (LONGEST_NAME + 1)])
+@pytest.mark.parametrize("request_id", ["", "x" * (MAX_REQUEST_ID_CHARS + 1)])
 async def test_an_id_of_no_length_or_too_much_is_refused(
     client: httpx.AsyncClient, request_id: str
 ) -> None:
     answer = await client.get("api/request", params={"id": request_id})
     assert answer.status_code == 400
-    assert str(LONGEST_NAME) in answer.json()["why"]
+    assert str(MAX_REQUEST_ID_CHARS) in answer.json()["why"]
 
 
 async def test_the_configuration_is_sent_once_for_each_content(client: httpx.AsyncClient) -> None:
@@ -204,7 +206,7 @@ async def test_the_configuration_is_sent_once_for_each_content(client: httpx.Asy
 @pytest.mark.parametrize(
     ("feed", "why"),
     [
-        (ScriptedFeed(stuck={"config"}), "no answer within 0.01 s"),
+        (ScriptedFeed(hanging={"config"}), "no answer within 0.01 s"),
         (ScriptedFeed(errors={"config": LinkFailed("controller", "gone")}), "gone"),
         (ScriptedFeed(errors={"config": RuntimeError("a secret")}), "controller's log"),
     ],
@@ -223,16 +225,16 @@ async def test_the_fleet_is_asked_so_many_questions_at_once_and_no_more() -> Non
     async with client_of(app_of(feed)) as client:
         answers = await asyncio.gather(*(client.get("api/config") for _ in range(20)))
     assert {answer.status_code for answer in answers} == {200}
-    assert feed.most_under_way == MOST_QUESTIONS
+    assert feed.max_in_flight == MAX_CONCURRENT_QUERIES
 
 
 # ------------------------------------------------------------------------------------- events
 
 
 async def test_events_are_a_stream_that_nobody_keeps() -> None:
-    async with watching(app_of(ScriptedFeed()), "latest") as viewer:
-        await viewer.event("hello")
-        await viewer.event("latest")
+    async with running_viewer(app_of(ScriptedFeed()), "latest") as viewer:
+        await viewer.next_event("hello")
+        await viewer.next_event("latest")
     assert viewer.status == 200
     assert viewer.headers["content-type"].startswith("text/event-stream")
     assert viewer.headers["cache-control"] == "no-store"
@@ -240,10 +242,10 @@ async def test_events_are_a_stream_that_nobody_keeps() -> None:
 
 
 async def test_a_hostile_id_begins_no_event_of_its_own() -> None:
-    feed = ScriptedFeed(stories=[told(HOSTILE)])
-    async with watching(app_of(feed), "latest") as viewer:
-        await viewer.event("hello")
-        latest = await viewer.event("latest")
+    feed = ScriptedFeed(reports=[request_report(HOSTILE)])
+    async with running_viewer(app_of(feed), "latest") as viewer:
+        await viewer.next_event("hello")
+        latest = await viewer.next_event("latest")
     assert latest["requests"][0]["request_id"] == HOSTILE
     assert viewer.body.count(b"event: hello\n") == 1
 
@@ -256,9 +258,9 @@ async def test_a_topic_that_does_not_exist_is_refused(client: httpx.AsyncClient)
 
 async def test_a_viewer_for_whom_there_is_no_room_is_told_when_to_come_again() -> None:
     app = app_of(ScriptedFeed(), most_viewers=1)
-    async with watching(app) as viewer, client_of(app) as client:
-        await viewer.event("hello")
-        async with asyncio.timeout(LONGEST_S):
+    async with running_viewer(app) as viewer, client_of(app) as client:
+        await viewer.next_event("hello")
+        async with asyncio.timeout(TIMEOUT_S):
             answer = await client.get("events")
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "10"
@@ -268,10 +270,10 @@ async def test_a_viewer_for_whom_there_is_no_room_is_told_when_to_come_again() -
 async def test_a_viewer_that_leaves_makes_room() -> None:
     app = app_of(ScriptedFeed(), most_viewers=1)
     for _ in range(3):
-        async with watching(app) as viewer:
-            await viewer.event("overview")
-        assert app.state.hub.viewers == 0
-    await until(lambda: not app.state.hub.polling)
+        async with running_viewer(app) as viewer:
+            await viewer.next_event("overview")
+        assert app.state.hub.viewer_count == 0
+    await wait_until(lambda: not app.state.hub.is_polling)
 
 
 def is_generation(number: int) -> Callable[[Any], bool]:
@@ -281,34 +283,34 @@ def is_generation(number: int) -> Callable[[Any], bool]:
 async def test_a_viewer_that_reads_slowly_gets_the_newest_and_not_all() -> None:
     feed = ScriptedFeed()
     app = app_of(feed)
-    async with watching(app) as slow, watching(app) as quick:
-        await slow.event("overview")
-        slow.reads.clear()
+    async with running_viewer(app) as slow, running_viewer(app) as quick:
+        await slow.next_event("overview")
+        slow.is_reading.clear()
         for generation in range(100, 200):
             feed.report = {**OVERVIEW, "generation": generation}
-            await quick.event("overview", is_generation(generation))
+            await quick.next_event("overview", is_generation(generation))
         sends = slow.sends
-        slow.reads.set()
-        await slow.event("overview", is_generation(199))
+        slow.is_reading.set()
+        await slow.next_event("overview", is_generation(199))
         assert slow.sends - sends <= 4
 
 
 async def test_closing_the_hub_ends_a_stream_that_nobody_left() -> None:
     app = app_of(ScriptedFeed())
-    async with watching(app) as viewer:
-        await viewer.event("overview")
+    async with running_viewer(app) as viewer:
+        await viewer.next_event("overview")
         await app.state.hub.close()
-        await until(lambda: viewer.body.endswith(b"\n\n") and app.state.hub.viewers == 0)
+        await wait_until(lambda: viewer.body.endswith(b"\n\n") and app.state.hub.viewer_count == 0)
     assert viewer.status == 200
 
 
 async def test_a_quiet_stream_says_that_it_is_still_there() -> None:
     from baton.console.stream import EventStream
 
-    hub = Hub(ScriptedFeed(stuck={"overview"}), pace=QUICK)
-    async with watching(EventStream(hub, frozenset(), quiet_s=0.005)) as viewer:
-        await viewer.event("hello")
-        await until(lambda: viewer.body.count(b": \n\n") >= 2)
+    hub = Hub(ScriptedFeed(hanging={"overview"}), poll_options=QUICK)
+    async with running_viewer(EventStream(hub, frozenset(), keepalive_s=0.005)) as viewer:
+        await viewer.next_event("hello")
+        await wait_until(lambda: viewer.body.count(b": \n\n") >= 2)
     await hub.close()
 
 

@@ -11,19 +11,19 @@ import pytest
 from baton.domain.commands import RequestRecord
 from baton.domain.errors import LinkFailed
 from baton.domain.value import evolve
-from tests.console.browser import Page, Watched, chromium, missing, served
-from tests.console.demo_feed import LifelikeFeed
+from tests.console.browser import Page, WatchedPage, chromium, missing_reason, running_console
+from tests.console.demo_feed import DemoFeed
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.skipif(missing_reason() is not None, reason=str(missing_reason())),
 ]
 HOSTILE = '"><img src=x onerror="document.title=1">{{7*7}}<script>alert(1)</script>'
 SECTIONS = ("overview", "fleet", "requests", "scaling", "config")
 Opened = Callable[..., Page]
 
 
-class SpoiledFeed(LifelikeFeed):
+class SpoiledFeed(DemoFeed):
     """One of a client that wants to be markup, and a controller that may fall silent."""
 
     is_silent = False
@@ -47,7 +47,7 @@ def feed() -> SpoiledFeed:
 
 @pytest.fixture(scope="module")
 def base(feed: SpoiledFeed) -> Iterator[str]:
-    with served(feed) as base:
+    with running_console(feed) as base:
         yield base
 
 
@@ -60,23 +60,23 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def opened(browser: Any, base: str) -> Iterator[Opened]:  # noqa: ANN401 - see Page
     """Opens pages; none may have asked anybody outside, or complained."""
-    watched: list[Watched] = []
+    watched: list[WatchedPage] = []
 
     def go(where: str = "", **context: object) -> Page:
         context.setdefault("viewport", {"width": 1440, "height": 900})
-        watched.append(Watched(browser, base, **context))
+        watched.append(WatchedPage(browser, base, **context))
         return watched[-1].open(where)
 
     yield go
-    for one in watched:
-        one.close()
-    assert [url for one in watched for url in one.outside] == []
-    assert [text for one in watched for text in one.complaints] == []
+    for page in watched:
+        page.close()
+    assert [url for page in watched for url in page.outside_requests] == []
+    assert [text for page in watched for text in page.complaints] == []
 
 
 def seconds(page: Page, selector: str) -> list[float]:
     return [
-        float(one.get_attribute("data-seconds") or "nan") for one in page.locator(selector).all()
+        float(item.get_attribute("data-seconds") or "nan") for item in page.locator(selector).all()
     ]
 
 
@@ -111,7 +111,7 @@ def test_a_waterfall_adds_up_to_the_whole_request(opened: Opened, feed: SpoiledF
     page.locator("[data-test=bar]").first.wait_for()
     whole_s = seconds(page, "[data-test=e2e]")[0]
     name = page.locator(".detail .title").first.inner_text()
-    record = next(one for one in feed._records if one.request_id == name)
+    record = next(other for other in feed._records if other.request_id == name)
     assert whole_s == pytest.approx(record.ended_at_s - record.arrived_at_s, rel=0.05)
     assert sum(seconds(page, "[data-test=bar]")) == pytest.approx(whole_s, rel=0.05)
 

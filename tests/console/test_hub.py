@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from baton.console.hub import Hub, Pace, TooManyViewers
+from baton.console.hub import Hub, PollOptions, TooManyViewers
 from baton.console.topics import Topic
 from baton.domain.errors import LinkFailed
-from tests.console.scripted_feed import OVERVIEW, ScriptedFeed, told
-from tests.console.viewers import LONGEST_S, until
+from tests.console.scripted_feed import OVERVIEW, ScriptedFeed, request_report
+from tests.console.viewers import TIMEOUT_S, wait_until
 
-QUICK = Pace(every_s=0.0, deadline_s=2.0, linger_s=0.0)
-ONCE = Pace(every_s=3600.0, deadline_s=2.0, linger_s=0.0)
+QUICK = PollOptions(interval_s=0.0, deadline_s=2.0, stop_polling_after_s=0.0)
+ONCE = PollOptions(interval_s=3600.0, deadline_s=2.0, stop_polling_after_s=0.0)
 """Reads each source once."""
 
 
 @asynccontextmanager
 async def opened(
-    feed: ScriptedFeed, pace: Pace = QUICK, most_viewers: int = 4
+    feed: ScriptedFeed, pace: PollOptions = QUICK, most_viewers: int = 4
 ) -> AsyncIterator[Hub]:
-    hub = Hub(feed, pace=pace, most_viewers=most_viewers)
+    hub = Hub(feed, poll_options=pace, max_viewers=most_viewers)
     try:
         yield hub
     finally:
@@ -37,28 +37,28 @@ class Reader:
     """Takes events out of a mailbox, one after the other."""
 
     def __init__(self, hub: Hub, *topics: Topic) -> None:
-        self.mailbox = hub.join(frozenset(topics))
+        self.mailbox = hub.subscribe(frozenset(topics))
         self._blocks: list[str] = []
 
     async def event(self, name: str) -> Any:  # noqa: ANN401 - JSON
         """The next event of that name; those before it are passed over."""
-        async with asyncio.timeout(LONGEST_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
-                self._blocks = self._blocks or (await self.mailbox.take()).decode().split("\n\n")
+                self._blocks = self._blocks or (await self.mailbox.drain()).decode().split("\n\n")
                 block = self._blocks.pop(0)
                 if block.startswith(f"event: {name}\n"):
                     return json.loads(block.partition("data: ")[2])
 
     async def rest(self) -> str:
         """Everything that waits now."""
-        return "\n\n".join(self._blocks) + (await self.mailbox.take()).decode()
+        return "\n\n".join(self._blocks) + (await self.mailbox.drain()).decode()
 
 
 async def test_nothing_is_asked_while_nobody_watches() -> None:
     feed = ScriptedFeed()
     async with opened(feed) as hub:
         await asyncio.sleep(0)
-        assert not hub.polling
+        assert not hub.is_polling
     assert not feed.calls
 
 
@@ -77,7 +77,7 @@ async def test_updates_go_on() -> None:
         mailbox = Reader(hub)
         await mailbox.event("overview")
         feed.report = {**OVERVIEW, "generation": 3}
-        async with asyncio.timeout(LONGEST_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while (await mailbox.event("overview"))["overview"]["generation"] != 3:
                 pass
 
@@ -86,7 +86,7 @@ async def test_only_what_somebody_watches_is_asked_for() -> None:
     feed = ScriptedFeed()
     async with opened(feed) as hub:
         Reader(hub, Topic.TICKS)
-        await until(lambda: feed.calls["overview"] > 3 and feed.calls["ticks"] > 3)
+        await wait_until(lambda: feed.calls["overview"] > 3 and feed.calls["ticks"] > 3)
     assert set(feed.calls) == {"overview", "ticks"}
 
 
@@ -117,11 +117,11 @@ async def test_what_nobody_watched_for_a_while_is_read_again_before_it_is_shown(
     async with opened(feed) as hub:
         one, other = Reader(hub, Topic.LATEST), Reader(hub)
         await one.event("latest")
-        hub.leave(one.mailbox)
+        hub.unsubscribe(one.mailbox)
         asked = feed.calls["overview"]
-        await until(lambda: feed.calls["overview"] > asked + 5)
+        await wait_until(lambda: feed.calls["overview"] > asked + 5)
         await other.event("overview")
-        feed.stories = [told("new")]
+        feed.reports = [request_report("new")]
         latest = await Reader(hub, Topic.LATEST).event("latest")
     assert [row["request_id"] for row in latest["requests"]] == ["new"]
 
@@ -142,9 +142,9 @@ async def test_what_has_not_changed_is_not_sent_again() -> None:
         mailbox = Reader(hub, Topic.LATEST)
         await mailbox.event("latest")
         asked = feed.calls["requests latest"]
-        await until(lambda: feed.calls["requests latest"] > asked + 3)
+        await wait_until(lambda: feed.calls["requests latest"] > asked + 3)
         assert "event: latest" not in await mailbox.rest()
-        feed.stories = [told("new")]
+        feed.reports = [request_report("new")]
         assert (await mailbox.event("latest"))["requests"][0]["request_id"] == "new"
 
 
@@ -153,9 +153,9 @@ async def test_a_slow_viewer_loses_updates_and_costs_no_memory() -> None:
     async with opened(feed) as hub:
         slow = Reader(hub, Topic.LATEST)
         for number in range(200):
-            feed.stories = [told(f"r{number}")]
+            feed.reports = [request_report(f"r{number}")]
             asked = feed.calls["requests latest"]
-            await until(lambda asked=asked: feed.calls["requests latest"] > asked + 1)  # type: ignore[misc]
+            await wait_until(lambda asked=asked: feed.calls["requests latest"] > asked + 1)  # type: ignore[misc]
         frames = await slow.rest()
     assert frames.count("event: latest") == 1
     assert "r199" in frames or "r198" in frames
@@ -166,11 +166,11 @@ async def test_the_poll_ends_when_the_last_viewer_has_left() -> None:
     feed = ScriptedFeed()
     async with opened(feed) as hub:
         one, two = Reader(hub), Reader(hub)
-        hub.leave(one.mailbox)
+        hub.unsubscribe(one.mailbox)
         await two.event("overview")
-        assert hub.polling
-        hub.leave(two.mailbox)
-        await until(lambda: not hub.polling)
+        assert hub.is_polling
+        hub.unsubscribe(two.mailbox)
+        await wait_until(lambda: not hub.is_polling)
         asked = feed.calls["overview"]
         for _ in range(20):
             await asyncio.sleep(0)
@@ -179,11 +179,11 @@ async def test_the_poll_ends_when_the_last_viewer_has_left() -> None:
 
 async def test_a_page_that_is_loaded_again_finds_its_history() -> None:
     feed = ScriptedFeed()
-    async with opened(feed, Pace(every_s=0.0, linger_s=3600.0)) as hub:
+    async with opened(feed, PollOptions(interval_s=0.0, stop_polling_after_s=3600.0)) as hub:
         mailbox = Reader(hub)
         await mailbox.event("overview")
-        hub.leave(mailbox.mailbox)
-        assert hub.polling
+        hub.unsubscribe(mailbox.mailbox)
+        assert hub.is_polling
         again = Reader(hub)
         assert (await again.event("hello"))["history"]["offered_per_s"][0] == 5.0
 
@@ -194,9 +194,9 @@ async def test_there_is_room_for_so_many_viewers_and_no_more() -> None:
         Reader(hub)
         with pytest.raises(TooManyViewers, match="2 pages watch already"):
             Reader(hub)
-        hub.leave(first.mailbox)
+        hub.unsubscribe(first.mailbox)
         Reader(hub)
-        assert hub.viewers == 2
+        assert hub.viewer_count == 2
 
 
 async def test_a_viewer_is_told_that_the_controller_does_not_answer_and_since_when() -> None:
@@ -209,14 +209,16 @@ async def test_a_viewer_is_told_that_the_controller_does_not_answer_and_since_wh
 
 
 async def test_a_feed_that_does_not_answer_in_time_is_named() -> None:
-    feed = ScriptedFeed(stuck={"links"})
-    async with opened(feed, Pace(every_s=0.0, deadline_s=0.01, linger_s=0.0)) as hub:
+    feed = ScriptedFeed(hanging={"links"})
+    async with opened(
+        feed, PollOptions(interval_s=0.0, deadline_s=0.01, stop_polling_after_s=0.0)
+    ) as hub:
         trouble = await Reader(hub, Topic.LINKS).event("trouble")
     assert (trouble["source"], trouble["why"]) == ("links", "no answer within 0.01 s")
 
 
 async def test_one_source_that_fails_does_not_hold_up_the_others() -> None:
-    feed = ScriptedFeed(stuck={"overview"}, errors={"links": LinkFailed("ingress", "gone")})
+    feed = ScriptedFeed(hanging={"overview"}, errors={"links": LinkFailed("ingress", "gone")})
     async with opened(feed) as hub:
         mailbox = Reader(hub, Topic.LATEST, Topic.LINKS)
         assert len((await mailbox.event("latest"))["requests"]) == 2
@@ -228,7 +230,7 @@ async def test_when_a_source_answers_again_its_trouble_is_taken_back() -> None:
         mailbox = Reader(hub, Topic.LINKS)
         assert (await mailbox.event("trouble"))["why"] is not None
         feed.errors.clear()
-        async with asyncio.timeout(LONGEST_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while (await mailbox.event("trouble"))["why"] is not None:
                 pass
         newcomer = Reader(hub, Topic.LINKS)
@@ -248,9 +250,9 @@ async def test_a_bug_is_logged_once_and_never_shown(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         async with opened(feed) as hub:
             trouble = await Reader(hub, Topic.TICKS).event("trouble")
-            await until(lambda: feed.calls["ticks"] > 5)
+            await wait_until(lambda: feed.calls["ticks"] > 5)
     assert trouble["why"] == "see the controller's log"
-    assert [one.levelname for one in caplog.records] == ["WARNING"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "secret of the code" in str(caplog.records[0].exc_text)
 
 
@@ -264,10 +266,10 @@ async def test_a_report_without_what_is_expected_is_trouble_and_no_end_of_the_po
 
 
 async def test_large_answers_are_read_less_often() -> None:
-    feed = ScriptedFeed(stories=[told("a", tenant="t" * 8_000_000)])
-    async with opened(feed, Pace(every_s=0.05, linger_s=0.0)) as hub:
+    feed = ScriptedFeed(reports=[request_report("a", tenant="t" * 8_000_000)])
+    async with opened(feed, PollOptions(interval_s=0.05, stop_polling_after_s=0.0)) as hub:
         Reader(hub, Topic.LATEST)
-        await until(lambda: feed.calls["overview"] >= 5)
+        await wait_until(lambda: feed.calls["overview"] >= 5)
     assert feed.calls["requests latest"] == 1
 
 
@@ -277,8 +279,8 @@ async def test_closing_ends_every_stream() -> None:
         mailbox = Reader(hub)
         await mailbox.event("overview")
         await hub.close()
-        async with asyncio.timeout(LONGEST_S):
-            while await mailbox.mailbox.take():
+        async with asyncio.timeout(TIMEOUT_S):
+            while await mailbox.mailbox.drain():
                 pass
-        assert hub.viewers == 0
-        assert not hub.polling
+        assert hub.viewer_count == 0
+        assert not hub.is_polling

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from baton.console.history import History, point_of
+from baton.console.history import History, make_point
 from baton.console.views import (
-    LONGEST_ID,
+    MAX_REQUEST_ID_CHARS,
     fleet_view,
     overview_view,
+    request_row,
     service_view,
-    story_row,
     tick_runs,
 )
-from tests.console.scripted_feed import OVERVIEW, tick, told
+from tests.console.scripted_feed import OVERVIEW, request_report, tick
 
 
 def replicas(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -77,14 +77,14 @@ def test_a_replica_that_no_ingress_has_reached_is_shown_as_such() -> None:
 
 
 def test_a_request_keeps_its_time_as_bars_and_leaves_its_placements_out() -> None:
-    row = story_row(told("a", decisions=[{"policy": "predicted"}], tenant="t"))
+    row = request_row(request_report("a", decisions=[{"policy": "predicted"}], tenant="t"))
     assert row["bars"] == [("prefill", 0.0, 0.25)]
     assert row["tenant"] == "t"
     assert "decisions" not in row
 
 
 def test_an_id_that_is_too_long_is_cut() -> None:
-    assert story_row(told("x" * 5000))["request_id"] == "x" * LONGEST_ID
+    assert request_row(request_report("x" * 5000))["request_id"] == "x" * MAX_REQUEST_ID_CHARS
 
 
 def test_ticks_that_decide_the_same_are_told_once_by_the_newest() -> None:
@@ -96,7 +96,7 @@ def test_ticks_that_decide_the_same_are_told_once_by_the_newest() -> None:
 
 
 def test_a_point_has_rates_and_a_column_for_each_class_and_pool() -> None:
-    point = point_of(OVERVIEW, 12.5)
+    point = make_point(OVERVIEW, 12.5)
     assert point["at_s"] == 12.5
     assert point["offered_per_s"] == 5.0
     assert point["goodput_per_s"] == 3.0
@@ -106,7 +106,7 @@ def test_a_point_has_rates_and_a_column_for_each_class_and_pool() -> None:
 
 
 def test_without_classes_there_is_no_goodput_rather_than_none_of_it() -> None:
-    assert point_of({**OVERVIEW, "classes": []}, 0.0)["goodput_per_s"] is None
+    assert make_point({**OVERVIEW, "classes": []}, 0.0)["goodput_per_s"] is None
 
 
 def test_columns_of_a_history_are_of_one_length() -> None:
@@ -120,7 +120,7 @@ def test_columns_of_a_history_are_of_one_length() -> None:
 
 
 def test_a_history_keeps_so_many_places_and_no_more() -> None:
-    history = History(places=3)
+    history = History(max_points=3)
     for at_s in range(10):
         history.add(OVERVIEW, float(at_s))
     assert history.columns(9.0)["at_s"] == [7.0, 8.0, 9.0]

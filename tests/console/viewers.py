@@ -10,24 +10,24 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-LONGEST_S = 5.0
+TIMEOUT_S = 5.0
 Event = tuple[str, Any]
 
 
 class Viewer:
-    """One GET that goes on; what it is sent is taken only while `reads` is set."""
+    """One GET that goes on; what it is sent is taken only while `is_reading` is set."""
 
     def __init__(self, app: ASGIApp, path: str) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
         self.sends = 0
-        self.reads = asyncio.Event()
-        self.reads.set()
+        self.is_reading = asyncio.Event()
+        self.is_reading.set()
         self._app = app
         self._path, _, self._query = path.partition("?")
-        self._began = False
-        self._left = asyncio.Event()
+        self._has_started = False
+        self._disconnected = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -42,26 +42,28 @@ class Viewer:
         }
         await self._app(scope, self._receive, self._send)
 
-    def leave(self) -> None:
-        self._left.set()
+    def disconnect(self) -> None:
+        self._disconnected.set()
 
-    async def event(self, name: str, where: Callable[[Any], bool] = lambda _data: True) -> Any:  # noqa: ANN401 - JSON
+    async def next_event(
+        self, name: str, predicate: Callable[[Any], bool] = lambda _data: True
+    ) -> Any:  # noqa: ANN401 - JSON
         """The next event of that name, of those that it was sent."""
-        async with asyncio.timeout(LONGEST_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
-                found, data = await self._events.get()
-                if found == name and where(data):
+                event_name, data = await self._events.get()
+                if event_name == name and predicate(data):
                     return data
 
     async def _receive(self) -> Message:
-        if not self._began:
-            self._began = True
+        if not self._has_started:
+            self._has_started = True
             return {"type": "http.request", "body": b"", "more_body": False}
-        await self._left.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        await self.reads.wait()
+        await self.is_reading.wait()
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {k.decode(): v.decode() for k, v in message["headers"]}
@@ -75,21 +77,21 @@ class Viewer:
 
 
 @asynccontextmanager
-async def watching(app: ASGIApp, topics: str = "") -> AsyncIterator[Viewer]:
+async def running_viewer(app: ASGIApp, topics: str = "") -> AsyncIterator[Viewer]:
     """A viewer that leaves at the end; its stream must then end by itself."""
     viewer = Viewer(app, f"/events?topics={topics}")
     task = asyncio.create_task(viewer.run())
     try:
         yield viewer
     finally:
-        viewer.reads.set()
-        viewer.leave()
-        async with asyncio.timeout(LONGEST_S):
+        viewer.is_reading.set()
+        viewer.disconnect()
+        async with asyncio.timeout(TIMEOUT_S):
             await task
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     """Let others run until it holds."""
-    async with asyncio.timeout(LONGEST_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():  # noqa: ASYNC110 - it is others that let it hold, and tell nobody
             await asyncio.sleep(0)

@@ -25,11 +25,11 @@ from baton.control.fleet.cache_feed import CacheFeed
 from baton.domain.cache import unpack_hashes
 from baton.domain.errors import LegInvalid, TransferFailed
 from baton.domain.fleet import LinkTotals, ReplicaFacts
-from baton.domain.handoff import CacheUse, Leg, LegKind, LegOutput, Ticket
+from baton.domain.handoff import CacheUse, KvHandle, Leg, LegKind, LegOutput
 from baton.domain.kv_events import KvEventBatch
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.runtime.ports import Engine
 
 DEADLINE_S = 60.0
@@ -37,7 +37,7 @@ DEADLINE_S = 60.0
 POLL_S = 0.02
 
 
-class Listener:
+class EngineListener:
     """An engine, its facts, and everything that its steps have yielded so far."""
 
     def __init__(self, engine: Engine, facts: ReplicaFacts) -> None:
@@ -62,16 +62,16 @@ class Listener:
         """The tokens that came for a leg so far."""
         return tuple(token for output in self._outputs[leg_id] for token in output.token_ids)
 
-    async def wait(self, holds: Callable[[], bool]) -> None:
-        """Wait for outputs until `holds`."""
+    async def wait(self, predicate: Callable[[], bool]) -> None:
+        """Wait for outputs until `predicate`."""
         async with asyncio.timeout(DEADLINE_S), self._changed:
-            await self._changed.wait_for(holds)
+            await self._changed.wait_for(predicate)
 
-    async def started(self, leg_id: str) -> None:
+    async def wait_started(self, leg_id: str) -> None:
         """Wait for a leg's first output."""
         await self.wait(lambda: bool(self._outputs[leg_id]))
 
-    async def finished(self, leg_id: str) -> LegOutput:
+    async def wait_finished(self, leg_id: str) -> LegOutput:
         """Wait for a leg's last output and return it."""
         outputs = self._outputs[leg_id]
         await self.wait(lambda: bool(outputs) and outputs[-1].finish is not None)
@@ -81,7 +81,7 @@ class Listener:
         """Run a leg to its end and return its tokens."""
         failure = await self.engine.submit(leg)
         assert failure is None, f"leg {leg.leg_id} was not accepted: {failure}"
-        await self.finished(leg.leg_id)
+        await self.wait_finished(leg.leg_id)
         return self.tokens(leg.leg_id)
 
 
@@ -89,15 +89,15 @@ class Listener:
 class RunningPair:
     """A prefill engine and a decode engine, started and listened to."""
 
-    prefill: Listener
-    decode: Listener
+    prefill: EngineListener
+    decode: EngineListener
 
 
 @asynccontextmanager
-async def running(engine: Engine) -> AsyncIterator[Listener]:
+async def running_engine(engine: Engine) -> AsyncIterator[EngineListener]:
     """Start an engine and listen to it; close it at the end."""
     facts = await engine.start()
-    listener = Listener(engine, facts)
+    listener = EngineListener(engine, facts)
     listening = asyncio.create_task(listener.listen())
     try:
         yield listener
@@ -110,7 +110,7 @@ async def running(engine: Engine) -> AsyncIterator[Listener]:
 @asynccontextmanager
 async def running_pair(prefill: Engine, decode: Engine) -> AsyncIterator[RunningPair]:
     """Start a prefill and a decode engine and listen to them; close both at the end."""
-    async with running(prefill) as prefilling, running(decode) as decoding:
+    async with running_engine(prefill) as prefilling, running_engine(decode) as decoding:
         yield RunningPair(prefill=prefilling, decode=decoding)
 
 
@@ -125,7 +125,7 @@ class EngineTests:
         prompt: tuple[int, ...],
         *,
         max_tokens: int,
-        ticket: Ticket | None = None,
+        ticket: KvHandle | None = None,
         resumed_tokens: int = 0,
     ) -> Leg:
         """A greedy leg that ends by length only, under a new id."""
@@ -136,7 +136,7 @@ class EngineTests:
             kind=kind,
             prompt_token_ids=prompt,
             max_tokens=max_tokens,
-            ticket=ticket,
+            kv_handle=ticket,
             resumed_tokens=resumed_tokens,
         )
 
@@ -146,7 +146,7 @@ class EngineTests:
         return f"leg-{EngineTests._ids}"
 
     def make_invalid_leg(
-        self, kind: LegKind, prompt: tuple[int, ...], ticket: Ticket | None
+        self, kind: LegKind, prompt: tuple[int, ...], ticket: KvHandle | None
     ) -> Leg:
         """A leg that is accepted, and that the engine then finds to ask for what it has not."""
         raise NotImplementedError
@@ -157,35 +157,35 @@ class EngineTests:
         rng = random.Random(EngineTests._ids)
         return tuple(rng.randrange(3, 97) for _ in range(tokens))
 
-    async def prefilled(self, pair: RunningPair, prompt: tuple[int, ...]) -> Ticket:
+    async def run_prefill(self, pair: RunningPair, prompt: tuple[int, ...]) -> KvHandle:
         """Run a prefill leg and return its ticket."""
         leg = self.make_leg(LegKind.PREFILL, prompt, max_tokens=1)
         await pair.prefill.run(leg)
-        ticket = pair.prefill.outputs(leg.leg_id)[-1].ticket
+        ticket = pair.prefill.outputs(leg.leg_id)[-1].kv_handle
         assert ticket is not None
         return ticket
 
-    async def nudge(self, listener: Listener) -> None:
+    async def step_once(self, listener: EngineListener) -> None:
         """Make an engine step: it may say what its load is only when it does."""
         await listener.run(self.make_leg(LegKind.LOCAL, self.new_prompt(3), max_tokens=2))
 
-    async def until(self, listener: Listener, holds: Callable[[], bool]) -> None:
+    async def wait_load(self, listener: EngineListener, predicate: Callable[[], bool]) -> None:
         """Wait for something to become true of an engine's load."""
         async with asyncio.timeout(DEADLINE_S):
-            await self.nudge(listener)
-            while not holds():
+            await self.step_once(listener)
+            while not predicate():
                 await asyncio.sleep(POLL_S)
-                await self.nudge(listener)
+                await self.step_once(listener)
 
-    async def kv_used(self, listener: Listener) -> float:
+    async def kv_used(self, listener: EngineListener) -> float:
         """An engine's current share of used blocks."""
-        await self.nudge(listener)
+        await self.step_once(listener)
         return listener.engine.load().kv_used_fraction
 
-    async def freed(self, listener: Listener, before: float) -> None:
+    async def wait_freed(self, listener: EngineListener, before: float) -> None:
         """Wait until an engine uses no more blocks than before."""
         load = listener.engine.load
-        await self.until(listener, lambda: load().kv_used_fraction <= before)
+        await self.wait_load(listener, lambda: load().kv_used_fraction <= before)
 
 
 class EngineContract(EngineTests):
@@ -201,12 +201,12 @@ class EngineContract(EngineTests):
     ) -> None:
         leg = self.make_leg(LegKind.LOCAL, self.new_prompt(40), max_tokens=12)
         tokens = await engine_pair.decode.run(leg)
-        await self.nudge(engine_pair.decode)
+        await self.step_once(engine_pair.decode)
         outputs = engine_pair.decode.outputs(leg.leg_id)
         assert len(tokens) == 12
         assert engine_pair.decode.tokens(leg.leg_id) == tokens
         assert [o.finish for o in outputs if o.finish is not None] == [FinishReason.LENGTH]
-        assert all(output.ticket is None for output in outputs)
+        assert all(output.kv_handle is None for output in outputs)
 
     async def test_a_prompt_seen_before_is_reported_as_cached_with_the_first_output_only(
         self, engine_pair: RunningPair
@@ -219,7 +219,7 @@ class EngineContract(EngineTests):
         assert await decode.run(first) == await decode.run(second)
         assert decode.outputs(first.leg_id)[0].cached_tokens == 0
         assert [o.cached_tokens for o in decode.outputs(second.leg_id)] == [2 * block_tokens, None]
-        created = [o.cache for leg in (first, second) for o in decode.outputs(leg.leg_id)]
+        created = [o.cache_use for leg in (first, second) for o in decode.outputs(leg.leg_id)]
         assert created == [CacheUse(0, 2 * block_tokens), None, CacheUse(0, 0), None]
 
     async def test_a_prefill_leg_tells_what_it_found_and_what_it_keeps(
@@ -228,15 +228,15 @@ class EngineContract(EngineTests):
         prefill = engine_pair.prefill
         block_tokens = prefill.facts.block_size_tokens
         prompt = self.new_prompt(3 * block_tokens + 5)
-        told = []
+        cache_uses = []
         for front in (prompt[: block_tokens + 5], prompt):
             leg = self.make_leg(LegKind.PREFILL, front, max_tokens=4)
             await prefill.run(leg)
             (output,) = prefill.outputs(leg.leg_id)
-            assert output.ticket is not None
-            await engine_pair.decode.engine.release(output.ticket)
-            told.append((output.cached_tokens, output.cache))
-        assert told == [
+            assert output.kv_handle is not None
+            await engine_pair.decode.engine.release(output.kv_handle)
+            cache_uses.append((output.cached_tokens, output.cache_use))
+        assert cache_uses == [
             (0, CacheUse(0, block_tokens)),
             (block_tokens, CacheUse(0, 2 * block_tokens)),
         ]
@@ -265,7 +265,7 @@ class EngineContract(EngineTests):
         leg = self.make_leg(LegKind.LOCAL, self.new_prompt(most + 1), max_tokens=1)
         with pytest.raises(LegInvalid, match=f"has {most + 1} tokens, wanted fewer than {most}"):
             await engine_pair.decode.engine.submit(leg)
-        await self.nudge(engine_pair.decode)
+        await self.step_once(engine_pair.decode)
         assert engine_pair.decode.outputs(leg.leg_id) == ()
 
     @pytest.mark.parametrize("kind", [LegKind.LOCAL, LegKind.DECODE])
@@ -278,15 +278,15 @@ class EngineContract(EngineTests):
         prompt = self.new_prompt(40)
         ticket = None
         if kind is LegKind.DECODE:
-            ticket = await self.prefilled(engine_pair, prompt)
+            ticket = await self.run_prefill(engine_pair, prompt)
         leg = self.make_invalid_leg(kind, prompt, ticket)
         assert await decode.engine.submit(leg) is None
-        (output,) = (await decode.finished(leg.leg_id),)
+        (output,) = (await decode.wait_finished(leg.leg_id),)
         assert (output.finish, output.token_ids) == (FinishReason.INVALID, ())
         assert isinstance(output.stop_reason, str)
         assert output.stop_reason
         assert len(await running) == 12
-        await self.nudge(decode)
+        await self.step_once(decode)
         assert decode.outputs(leg.leg_id) == (output,)
 
     # ------------------------------------------------------------------ handoff
@@ -300,16 +300,16 @@ class EngineContract(EngineTests):
         (output,) = prefill.outputs(leg.leg_id)
         assert len(tokens) == 1
         assert output.finish is FinishReason.LENGTH
-        assert output.ticket is not None
-        assert output.ticket.tokens == len(prompt)
-        assert output.ticket.blocks == 4
-        await engine_pair.decode.engine.release(output.ticket)
+        assert output.kv_handle is not None
+        assert output.kv_handle.tokens == len(prompt)
+        assert output.kv_handle.blocks == 4
+        await engine_pair.decode.engine.release(output.kv_handle)
 
     async def test_a_decode_leg_with_a_ticket_gives_the_tokens_of_a_local_leg(
         self, engine_pair: RunningPair
     ) -> None:
         prompt = self.new_prompt(2 * engine_pair.prefill.facts.block_size_tokens + 7)
-        ticket = await self.prefilled(engine_pair, prompt)
+        ticket = await self.run_prefill(engine_pair, prompt)
         decode = self.make_leg(LegKind.DECODE, prompt, max_tokens=10, ticket=ticket)
         handed_off = await engine_pair.decode.run(decode)
         local = await engine_pair.prefill.run(self.make_leg(LegKind.LOCAL, prompt, max_tokens=10))
@@ -321,9 +321,9 @@ class EngineContract(EngineTests):
     ) -> None:
         block = engine_pair.prefill.facts.block_size_tokens
         prompt = self.new_prompt(2 * block + more)
-        leg = evolve(self.make_leg(LegKind.PREFILL, prompt, max_tokens=10), gives_token=True)
+        leg = evolve(self.make_leg(LegKind.PREFILL, prompt, max_tokens=10), emits_first_token=True)
         first = await engine_pair.prefill.run(leg)
-        ticket = engine_pair.prefill.outputs(leg.leg_id)[-1].ticket
+        ticket = engine_pair.prefill.outputs(leg.leg_id)[-1].kv_handle
         assert ticket is not None
         assert ticket.tokens == len(prompt)
         decode = self.make_leg(
@@ -339,10 +339,10 @@ class EngineContract(EngineTests):
         decode = engine_pair.decode
         before = decode.engine.load().transfers
         prompt = self.new_prompt(3 * decode.facts.block_size_tokens + 1)
-        ticket = await self.prefilled(engine_pair, prompt)
+        ticket = await self.run_prefill(engine_pair, prompt)
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=4, ticket=ticket)
         await decode.run(leg)
-        await self.until(decode, lambda: decode.engine.load().transfers.pulls > before.pulls)
+        await self.wait_load(decode, lambda: decode.engine.load().transfers.pulls > before.pulls)
         after = decode.engine.load().transfers
         assert after.pulls == before.pulls + 1
         assert after.moved_bytes > before.moved_bytes
@@ -350,28 +350,28 @@ class EngineContract(EngineTests):
         output = decode.outputs(leg.leg_id)[0]
         assert output.cached_tokens is not None
         assert output.cached_tokens >= 3 * decode.facts.block_size_tokens
-        assert output.cache is not None
-        assert output.cache.external_tokens == output.cached_tokens, "it held none of it"
+        assert output.cache_use is not None
+        assert output.cache_use.external_tokens == output.cached_tokens, "it held none of it"
 
     async def test_a_finished_pull_frees_the_source(self, engine_pair: RunningPair) -> None:
         before = await self.kv_used(engine_pair.prefill)
         prompt = self.new_prompt(4 * engine_pair.prefill.facts.block_size_tokens)
-        ticket = await self.prefilled(engine_pair, prompt)
+        ticket = await self.run_prefill(engine_pair, prompt)
         assert await self.kv_used(engine_pair.prefill) > before
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=4, ticket=ticket)
         await engine_pair.decode.run(leg)
-        await self.freed(engine_pair.prefill, before)
+        await self.wait_freed(engine_pair.prefill, before)
 
     async def test_releasing_an_unpulled_ticket_frees_the_source(
         self, engine_pair: RunningPair
     ) -> None:
         before = await self.kv_used(engine_pair.prefill)
         prompt = self.new_prompt(4 * engine_pair.prefill.facts.block_size_tokens)
-        ticket = await self.prefilled(engine_pair, prompt)
+        ticket = await self.run_prefill(engine_pair, prompt)
         assert await self.kv_used(engine_pair.prefill) > before
         async with asyncio.timeout(DEADLINE_S):
             await engine_pair.decode.engine.release(ticket)
-        await self.freed(engine_pair.prefill, before)
+        await self.wait_freed(engine_pair.prefill, before)
 
     async def test_a_prefix_fetch_spares_what_its_ticket_covers_and_gives_the_same_tokens(
         self, engine_pair: RunningPair
@@ -379,12 +379,12 @@ class EngineContract(EngineTests):
         decode = engine_pair.decode
         covered = 2 * decode.facts.block_size_tokens
         prompt = self.new_prompt(covered + decode.facts.block_size_tokens + 3)
-        ticket = await self.prefilled(engine_pair, prompt[:covered])
+        ticket = await self.run_prefill(engine_pair, prompt[:covered])
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=6, ticket=ticket)
         fetched = await decode.run(leg)
         output = decode.outputs(leg.leg_id)[0]
         assert output.cached_tokens == covered
-        assert output.cache == CacheUse(covered, decode.facts.block_size_tokens)
+        assert output.cache_use == CacheUse(covered, decode.facts.block_size_tokens)
         local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=6)
         assert fetched == await engine_pair.prefill.run(local)
 
@@ -398,10 +398,10 @@ class EngineContract(EngineTests):
 
         before = link()
         prompt = self.new_prompt(3 * decode.facts.block_size_tokens + 1)
-        ticket = await self.prefilled(engine_pair, prompt)
+        ticket = await self.run_prefill(engine_pair, prompt)
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=2, ticket=ticket)
         await decode.run(evolve(leg, source_id=source_id))
-        await self.until(decode, lambda: link().pulls > before.pulls)
+        await self.wait_load(decode, lambda: link().pulls > before.pulls)
         after = link()
         assert after.pulls == before.pulls + 1
         assert after.moved_bytes > before.moved_bytes
@@ -436,14 +436,16 @@ class EngineContract(EngineTests):
         prompt = self.new_prompt(3 * size + 1)
         await prefill.run(self.make_leg(LegKind.LOCAL, prompt, max_tokens=1))
         root = chain_root(model=facts.model, block_size_tokens=size)
-        wanted = set(chain(root, prompt, size))
+        wanted = set(chain_hashes(root, prompt, size))
         feed = CacheFeed(model=facts.model, block_size_tokens=size, capacity_blocks=facts.kv_blocks)
         batches = cast("AsyncGenerator[KvEventBatch, None]", prefill.engine.kv_events())
         async with asyncio.timeout(DEADLINE_S), aclosing(batches):
             async for batch in batches:
                 feed.apply(batch)
                 told = feed.snapshot().changes
-                if wanted <= {block for change in told for block in unpack_hashes(change.hashes)}:
+                if wanted <= {
+                    block for change in told for block in unpack_hashes(change.packed_hashes)
+                }:
                     break
         assert feed.counters.gaps == 0
 
@@ -456,9 +458,9 @@ class EngineContract(EngineTests):
         prompt = self.new_prompt(2 * decode.facts.block_size_tokens)
         leg = self.make_leg(LegKind.LOCAL, prompt, max_tokens=self._many_tokens(decode, prompt))
         assert await decode.engine.submit(leg) is None
-        await decode.started(leg.leg_id)
-        await self._aborted(decode, leg)
-        await self.freed(decode, before)
+        await decode.wait_started(leg.leg_id)
+        await self._abort_and_check(decode, leg)
+        await self.wait_freed(decode, before)
 
     async def test_an_aborted_prefill_leg_frees_its_blocks_unless_it_gave_a_ticket_first(
         self, engine_pair: RunningPair
@@ -467,11 +469,11 @@ class EngineContract(EngineTests):
         before = await self.kv_used(prefill)
         leg = self.make_leg(LegKind.PREFILL, self._long_prompt(prefill), max_tokens=1)
         assert await prefill.engine.submit(leg) is None
-        await self._aborted(prefill, leg)
+        await self._abort_and_check(prefill, leg)
         for output in prefill.outputs(leg.leg_id):
-            assert output.ticket is not None
-            await engine_pair.decode.engine.release(output.ticket)
-        await self.freed(prefill, before)
+            assert output.kv_handle is not None
+            await engine_pair.decode.engine.release(output.kv_handle)
+        await self.wait_freed(prefill, before)
 
     async def test_a_decode_leg_aborted_before_or_in_its_transfer_frees_both_sides(
         self, engine_pair: RunningPair
@@ -479,14 +481,14 @@ class EngineContract(EngineTests):
         prefill, decode = engine_pair.prefill, engine_pair.decode
         before = await self.kv_used(prefill), await self.kv_used(decode)
         prompt = self._long_prompt(prefill)
-        ticket = await self.prefilled(engine_pair, prompt)
+        ticket = await self.run_prefill(engine_pair, prompt)
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=50, ticket=ticket)
         assert await decode.engine.submit(leg) is None
-        await self._aborted(decode, leg)
+        await self._abort_and_check(decode, leg)
         async with asyncio.timeout(DEADLINE_S):
             await decode.engine.release(ticket)
-        await self.freed(prefill, before[0])
-        await self.freed(decode, before[1])
+        await self.wait_freed(prefill, before[0])
+        await self.wait_freed(decode, before[1])
 
     async def test_a_decode_leg_aborted_in_mid_stream_frees_its_blocks_and_says_no_more(
         self, engine_pair: RunningPair
@@ -494,13 +496,13 @@ class EngineContract(EngineTests):
         decode = engine_pair.decode
         before = await self.kv_used(decode)
         prompt = self.new_prompt(2 * decode.facts.block_size_tokens)
-        ticket = await self.prefilled(engine_pair, prompt)
+        ticket = await self.run_prefill(engine_pair, prompt)
         many = self._many_tokens(decode, prompt)
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=many, ticket=ticket)
         assert await decode.engine.submit(leg) is None
-        await decode.started(leg.leg_id)
-        await self._aborted(decode, leg)
-        await self.freed(decode, before)
+        await decode.wait_started(leg.leg_id)
+        await self._abort_and_check(decode, leg)
+        await self.wait_freed(decode, before)
 
     async def test_aborting_unknown_and_ended_legs_is_ignored(
         self, engine_pair: RunningPair
@@ -509,53 +511,53 @@ class EngineContract(EngineTests):
         await engine_pair.decode.run(leg)
         async with asyncio.timeout(DEADLINE_S):
             await engine_pair.decode.engine.abort([leg.leg_id, "a-leg-that-never-was"])
-        await self.nudge(engine_pair.decode)
+        await self.step_once(engine_pair.decode)
         assert len(engine_pair.decode.tokens(leg.leg_id)) == 2
 
     # ------------------------------------------------------------------ the end
     async def test_closed_engines_end_their_steps_and_leave_nothing_behind(self) -> None:
-        before = _holdings()
+        before = _open_resources()
         listeners = []
         async with asyncio.timeout(4 * DEADLINE_S):
             for engine in (self.new_engine(), self.new_engine()):
-                async with running(engine) as listener:
-                    await self.nudge(listener)
+                async with running_engine(engine) as listener:
+                    await self.step_once(listener)
                     listeners.append(listener)
             for listener in listeners:
                 await listener.engine.close()
-        assert not await _left_behind(before)
+        assert not await _leaked_resources(before)
 
-    async def _aborted(self, listener: Listener, leg: Leg) -> None:
+    async def _abort_and_check(self, listener: EngineListener, leg: Leg) -> None:
         """Abort a leg and make sure that nothing comes for it afterwards."""
         async with asyncio.timeout(DEADLINE_S):
             await listener.engine.abort([leg.leg_id])
-        said = listener.outputs(leg.leg_id)
-        await self.nudge(listener)
-        await self.nudge(listener)
-        assert listener.outputs(leg.leg_id) == said
+        outputs = listener.outputs(leg.leg_id)
+        await self.step_once(listener)
+        await self.step_once(listener)
+        assert listener.outputs(leg.leg_id) == outputs
         if leg.kind is not LegKind.PREFILL:
             assert len(listener.tokens(leg.leg_id)) < leg.max_tokens
 
-    def _many_tokens(self, listener: Listener, prompt: tuple[int, ...]) -> int:
+    def _many_tokens(self, listener: EngineListener, prompt: tuple[int, ...]) -> int:
         """More tokens than an engine generates before it can be told to stop."""
         return listener.facts.max_len_tokens - len(prompt)
 
-    def _long_prompt(self, listener: Listener) -> tuple[int, ...]:
+    def _long_prompt(self, listener: EngineListener) -> tuple[int, ...]:
         """A prompt that takes a while to prefill and to move."""
         return self.new_prompt(listener.facts.max_len_tokens // 2)
 
 
-async def _left_behind(before: frozenset[str]) -> frozenset[str]:
+async def _leaked_resources(before: frozenset[str]) -> frozenset[str]:
     """What is still held that was not before, once it is nothing or its time is up."""
     polls = int(DEADLINE_S / POLL_S)
     for _ in range(polls):  # threads and processes end without an event to wait for
-        if not _holdings() - before:
+        if not _open_resources() - before:
             break
         await asyncio.sleep(POLL_S)
-    return _holdings() - before
+    return _open_resources() - before
 
 
-def _holdings() -> frozenset[str]:
+def _open_resources() -> frozenset[str]:
     """The threads, child processes and listening ports of this process."""
     me = psutil.Process()
     family = [me, *me.children(recursive=True)]

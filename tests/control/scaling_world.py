@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.desired import ScalingReason, Want
-from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
+from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
+from baton.policy.scaling.observation import Demand, Observation, PoolObservation, ServiceLevel
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
 
 
@@ -30,11 +30,11 @@ def pool(
     )
 
 
-def seen(
+def observe(
     at_s: float,
     *pools: PoolObservation,
     demand: Demand | None = None,
-    service: Service | None = None,
+    service: ServiceLevel | None = None,
     missing: tuple[str, ...] = (),
 ) -> Observation:
     """An observation of these pools."""
@@ -42,15 +42,15 @@ def seen(
         at_s=at_s,
         window_s=30.0,
         demand=demand or Demand(),
-        service=service or Service(),
+        service=service or ServiceLevel(),
         pools={each.name: each for each in pools},
         ttft_s=2.0,
         tpot_s=0.05,
-        missing=missing,
+        missing_inputs=missing,
     )
 
 
-class Asks:
+class FixedPolicy:
     """A policy that wants what the test says."""
 
     name = "asks"
@@ -59,16 +59,16 @@ class Asks:
         self.replicas: dict[str, int] = dict(replicas)
         self.flips: dict[str, Mapping[Role, int]] = {}
 
-    def wants(self, seen: Observation) -> Mapping[str, Want]:
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
         return {
-            name: Want(
+            name: DesiredReplicas(
                 replicas=count,
                 reason=ScalingReason.DEMAND,
                 why=f"the test wants {count}",
-                flips=self.flips.get(name, {}),
+                role_flips=self.flips.get(name, {}),
             )
             for name, count in self.replicas.items()
-            if name in seen.pools
+            if name in observation.pools
         }
 
 
@@ -82,9 +82,9 @@ def options(
     dry_run: bool = False,
 ) -> AutoscalerOptions:
     """Bounds of 1 to 10 for `prefill` and `decode`, and nothing that holds a change up."""
-    each = PoolBounds(min=1, start=1, max=10)
+    pool_bounds = PoolBounds(min=1, start=1, max=10)
     return AutoscalerOptions(
-        bounds={"prefill": each, "decode": each} if bounds is None else bounds,
+        bounds={"prefill": pool_bounds, "decode": pool_bounds} if bounds is None else bounds,
         gpu_budget=gpu_budget,
         up=up or StepLimits(cooldown_s=0.0, max_step=100),
         down=down or StepLimits(cooldown_s=0.0, max_step=100),

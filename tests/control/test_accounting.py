@@ -8,24 +8,24 @@ import pytest
 
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.demand import CoordinatorReport
-from baton.domain.events import StepProduced
+from baton.domain.events import StepCompleted
 from baton.domain.fleet import Load, Role, StepTotals
 from baton.domain.handoff import LegFailure, LegOutput
-from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.domain.request import FinishReason, LocalOnlyReason, Phase
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
-from baton.policy.admission.slo_classes import SloBook
-from baton.policy.placement.device_seconds import decode_work_s, prefill_work_s
+from baton.policy.admission.slo_classes import SloClasses
+from baton.policy.placement.device_seconds import decode_device_s, prefill_device_s
 from tests.control.world import LIMITS, World, request
 
 
 def report(world: World) -> CoordinatorReport:
-    return world.machine.report("c", world.now_s)
+    return world.coordinator.report("c", world.now_s)
 
 
 def timing_of(world: World, replica_id: str):  # type: ignore[no-untyped-def]  # noqa: ANN201
-    view = world.machine.fleet(world.now_s).replicas[replica_id]
-    return world.machine.knowledge.timings.of(view)
+    view = world.coordinator.fleet(world.now_s).replicas[replica_id]
+    return world.coordinator.fleet_model.timings.of(view)
 
 
 # ------------------------------------------------------------------------------ device-seconds
@@ -37,19 +37,19 @@ def test_a_local_request_takes_its_prompt_and_its_part_of_the_steps() -> None:
     world.arrive(request("r", prompt_tokens=40, max_tokens=4))
     world.run_to_end()
     timing = timing_of(world, "d0")
-    wanted_s = prefill_work_s(timing, 40) + decode_work_s(timing, 4, running=1)
+    wanted_s = prefill_device_s(timing, 40) + decode_device_s(timing, 4, running=1)
     assert world.records["r"].gpu_s == pytest.approx(wanted_s)
 
 
 def test_what_is_spent_is_booked_on_the_pools_where_it_was() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r", prompt_tokens=40, max_tokens=4))
     world.run_to_end()
     timing = timing_of(world, "p0")
-    spent = {row.pool: row.gpu_s for row in report(world).spent}
-    assert spent["prefill"] == pytest.approx(prefill_work_s(timing, 40))
-    assert spent["decode"] > decode_work_s(timing, 4, running=1) - 1e-9
+    spent = {row.pool: row.gpu_s for row in report(world).gpu_usage}
+    assert spent["prefill"] == pytest.approx(prefill_device_s(timing, 40))
+    assert spent["decode"] > decode_device_s(timing, 4, running=1) - 1e-9
     assert world.records["r"].gpu_s == pytest.approx(sum(spent.values()))
     (row,) = report(world).tallies
     assert (row.pool, row.model, row.gpu_s) == ("decode", "tiny", world.records["r"].gpu_s)
@@ -57,7 +57,7 @@ def test_what_is_spent_is_booked_on_the_pools_where_it_was() -> None:
 
 def test_a_record_names_the_model_and_the_pool_that_its_tally_does() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     world.run_to_end()
     (row,) = report(world).tallies
@@ -68,7 +68,7 @@ def test_a_record_names_the_model_and_the_pool_that_its_tally_does() -> None:
 def test_a_record_of_what_was_never_placed_names_neither() -> None:
     world = World(replace(LIMITS, queue_wait_s=1.0))
     world.arrive(request("r"))
-    world.wait(2.0)
+    world.advance(2.0)
     record = world.records["r"]
     assert (record.outcome, record.model, record.pool) == (Phase.EVICTED, "", "")
 
@@ -91,12 +91,12 @@ def test_what_an_engine_had_cached_costs_nothing() -> None:
         world.arrive(request("r", prompt_tokens=40, max_tokens=2))
         (leg_id,) = world.legs
         first = LegOutput(leg_id, (0,), cached_tokens=tokens)
-        world.tell(StepProduced(replica_id="d0", outputs=(first,)))
-        world.tell(
-            StepProduced(replica_id="d0", outputs=(LegOutput(leg_id, (1,), FinishReason.LENGTH),))
+        world.handle(StepCompleted(replica_id="d0", outputs=(first,)))
+        world.handle(
+            StepCompleted(replica_id="d0", outputs=(LegOutput(leg_id, (1,), FinishReason.LENGTH),))
         )
     timing = timing_of(fresh, "d0")
-    saved_s = prefill_work_s(timing, 40) - prefill_work_s(timing, 8)
+    saved_s = prefill_device_s(timing, 40) - prefill_device_s(timing, 8)
     gpu_s = [world.records["r"].gpu_s for world in (fresh, cached)]
     assert saved_s > 0
     assert gpu_s[0] - gpu_s[1] == pytest.approx(saved_s)
@@ -109,7 +109,7 @@ def test_prompts_are_expected_to_be_cached_like_those_before_them() -> None:
     world.arrive(request("r", prompt_tokens=40, max_tokens=1))
     (leg_id,) = world.legs
     last = LegOutput(leg_id, (0,), FinishReason.LENGTH, cached_tokens=30)
-    world.tell(StepProduced(replica_id="d0", outputs=(last,)))
+    world.handle(StepCompleted(replica_id="d0", outputs=(last,)))
     world.arrive(request("next", prompt_tokens=80, max_tokens=1))
     assert report(world).demand.uncached_tokens == pytest.approx(10.0 + 80 * 0.25)
 
@@ -123,7 +123,7 @@ def test_a_leg_that_brought_nothing_cost_nothing() -> None:
     world.fail_leg(leg_id, LegFailure.UNREACHABLE)
     world.run_to_end()
     timing = timing_of(world, "d0")
-    wanted_s = prefill_work_s(timing, 40) + decode_work_s(timing, 1, running=1)
+    wanted_s = prefill_device_s(timing, 40) + decode_device_s(timing, 1, running=1)
     assert world.records["r"].gpu_s == pytest.approx(wanted_s)
 
 
@@ -140,10 +140,10 @@ def test_work_that_is_done_again_is_paid_again() -> None:
         world.run_to_end()
     assert twice.records["r"].resumes == 1
     timing = timing_of(twice, "d1")
-    streamed_s = decode_work_s(timing, 6, running=1)
-    again_s = prefill_work_s(timing, 40) + prefill_work_s(timing, 41)
+    streamed_s = decode_device_s(timing, 6, running=1)
+    again_s = prefill_device_s(timing, 40) + prefill_device_s(timing, 41)
     assert twice.records["r"].gpu_s == pytest.approx(again_s + streamed_s)
-    assert once.records["r"].gpu_s == pytest.approx(prefill_work_s(timing, 40) + streamed_s)
+    assert once.records["r"].gpu_s == pytest.approx(prefill_device_s(timing, 40) + streamed_s)
 
 
 def test_a_client_that_leaves_has_used_what_was_computed_for_it() -> None:
@@ -154,17 +154,17 @@ def test_a_client_that_leaves_has_used_what_was_computed_for_it() -> None:
     world.step(leg_id)
     world.cancel("r")
     assert world.records["r"].gpu_s > 0
-    assert report(world).spent[0].gpu_s == world.records["r"].gpu_s
+    assert report(world).gpu_usage[0].gpu_s == world.records["r"].gpu_s
 
 
 def test_an_engine_that_breaks_a_prefill_hands_out_nothing_and_charges_nothing() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     (leg_id,) = world.legs
     world.step(leg_id, finish=FinishReason.ERROR)
     world.run_to_end()
-    assert {row.pool for row in report(world).spent} == {"decode"}
+    assert {row.pool for row in report(world).gpu_usage} == {"decode"}
 
 
 # ------------------------------------------------------------------------------ judgement
@@ -172,24 +172,24 @@ def test_an_engine_that_breaks_a_prefill_hands_out_nothing_and_charges_nothing()
 
 def rules(slo: Slo, tenant: Tenant | None = None) -> ServiceRules:
     tenants = {} if tenant is None else {tenant.name: tenant}
-    return ServiceRules(slos=SloBook(classes={"default": slo}), tenants=tenants)
+    return ServiceRules(slos=SloClasses(classes={"default": slo}), tenants=tenants)
 
 
 def test_a_record_carries_its_judgement() -> None:
     world = World()
-    world.machine.reconfigure(rules=rules(Slo(ttft_s=1.0)))
+    world.coordinator.reconfigure(rules=rules(Slo(ttft_s=1.0)))
     world.join("d0", Role.DECODE)
     world.arrive(request("r"))
-    world.wait(1.5)
+    world.advance(1.5)
     world.run_to_end()
-    judgement = world.records["r"].judgement
-    assert (judgement.served, judgement.ttft_met, judgement.good) == (True, False, False)
+    judgement = world.records["r"].slo_result
+    assert (judgement.was_served, judgement.ttft_met, judgement.is_good) == (True, False, False)
 
 
 def test_what_a_tenant_asks_beyond_its_limit_is_no_demand_and_no_miss() -> None:
     world = World()
     limited = Tenant(name="default", rate=RateLimit(requests_per_s=0.1, burst_s=10.0))
-    world.machine.reconfigure(rules=rules(Slo(), limited))
+    world.coordinator.reconfigure(rules=rules(Slo(), limited))
     world.join("d0", Role.DECODE)
     for number in range(3):
         world.arrive(request(f"r{number}"))
@@ -197,8 +197,8 @@ def test_what_a_tenant_asks_beyond_its_limit_is_no_demand_and_no_miss() -> None:
     outcomes = [record.outcome for record in world.records.values()]
     assert outcomes.count(Phase.SHED) == 2
     told = report(world)
-    assert sum(row.barred for row in told.tallies) == 2
-    assert sum(row.judged for row in told.tallies) == 1
+    assert sum(row.client_errors for row in told.tallies) == 2
+    assert sum(row.evaluated for row in told.tallies) == 1
     assert told.demand.requests == 1
 
 
@@ -221,7 +221,7 @@ def test_demand_counts_what_arrives_before_any_of_it_is_done() -> None:
     answered(world, 30, tokens=3)
     before = report(world).demand
     world.arrive(request("r", prompt_tokens=40, max_tokens=8))
-    likely = world.machine.knowledge.timings.expected_output_tokens(8)
+    likely = world.coordinator.fleet_model.timings.expected_output_tokens(8)
     now = report(world).demand
     assert (now.requests, now.prompt_tokens) == (31, before.prompt_tokens + 40)
     assert now.uncached_tokens == before.uncached_tokens + 40
@@ -258,7 +258,7 @@ def test_who_is_refused_for_want_of_a_replica_is_demand() -> None:
     world = World(replace(LIMITS, max_queued=1))
     world.join("d0", Role.DECODE)
     answered(world, 1, tokens=5)
-    world.lose("d0")
+    world.disconnect("d0")
     for number in range(3):
         world.arrive(request(f"r{number}", max_tokens=8))
     assert len(world.records) == 3
@@ -290,8 +290,8 @@ def test_answers_that_end_on_stop_strings_say_what_to_expect_like_those_that_end
         stopped.confirm_aborts()
     for world in (alone, stopped):
         world.arrive(request("r", max_tokens=1000))
-    timings = stopped.machine.knowledge.timings
-    assert timings.knows_outputs(1000)
+    timings = stopped.coordinator.fleet_model.timings
+    assert timings.has_output_estimate(1000)
     assert report(stopped).demand == report(alone).demand
 
 
@@ -309,7 +309,7 @@ def test_an_answer_that_goes_on_beyond_what_was_expected_counts_as_it_is() -> No
     world = World()
     world.join("d0", Role.DECODE)
     answered(world, 1, tokens=2, max_tokens=50)
-    world.arrive(request("r", max_tokens=50, local_only=LocalOnly.FAN_OUT))
+    world.arrive(request("r", max_tokens=50, local_only=LocalOnlyReason.FAN_OUT))
     (leg_id,) = world.legs
     for _ in range(7):
         world.step(leg_id)

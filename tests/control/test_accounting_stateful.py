@@ -16,13 +16,13 @@ from baton.domain.fleet import Load, Role, StepTotals
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
 from baton.domain.value import evolve
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from tests.control.test_coordinator_stateful import CoordinatorMachine
 from tests.control.world import LIMITS, World, request
 
 POOLS = {str(role): PoolState(role=role) for role in Role}
 RULES = ServiceRules(
-    slos=SloBook(
+    slos=SloClasses(
         classes={
             "default": Slo(ttft_s=0.5, tpot_s=0.2),
             "batch": Slo(name="batch", ttft_s=5.0, itl_p99_s=1.0, priority=-1),
@@ -40,8 +40,8 @@ class AccountsMachine(CoordinatorMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(replace(LIMITS, drain_patience_s=1.0))
-        self.world.machine.reconfigure(rules=RULES)
+        self.world = World(replace(LIMITS, drain_timeout_s=1.0))
+        self.world.coordinator.reconfigure(rules=RULES)
         self.observer = Observer(slos=RULES.slos.classes)
         self.steps: dict[str, StepTotals] = {}
         self.busy_s: dict[str, float] = {}
@@ -74,49 +74,49 @@ class AccountsMachine(CoordinatorMachine):
 
     @rule()
     def observe(self) -> None:
-        told = self.world.machine.report("c", self.world.now_s)
+        told = self.world.coordinator.report("c", self.world.now_s)
         seen = self.observer.observe([told], POOLS, self.world.now_s)
         assert seen.service.attainment is None or 0.0 <= seen.service.attainment <= 1.0
 
     @invariant()
     def everyone_is_judged_once(self) -> None:
-        told = self.world.machine.report("c", self.world.now_s)
-        ended = sum(row.judged + row.excused + row.barred for row in told.tallies)
+        told = self.world.coordinator.report("c", self.world.now_s)
+        ended = sum(row.evaluated + row.excluded + row.client_errors for row in told.tallies)
         assert ended == len(self.world.records)
         assert told.in_flight == len(self.world.requests) - ended
 
     @invariant()
     def goodput_is_at_most_throughput_and_that_at_most_what_was_offered(self) -> None:
-        told = self.world.machine.report("c", self.world.now_s)
+        told = self.world.coordinator.report("c", self.world.now_s)
         good = sum(row.good for row in told.tallies)
-        served = sum(row.judged - row.shed - row.evicted - row.failed for row in told.tallies)
-        barred = sum(row.barred for row in told.tallies)
+        served = sum(row.evaluated - row.shed - row.evicted - row.failed for row in told.tallies)
+        barred = sum(row.client_errors for row in told.tallies)
         assert good <= served <= told.demand.requests
         assert told.demand.requests == len(self.world.requests) - barred
         records = self.world.records.values()
-        assert good <= sum(record.judgement.good for record in records)
+        assert good <= sum(record.slo_result.is_good for record in records)
 
     @invariant()
     def what_was_spent_is_that_of_the_requests(self) -> None:
-        told = self.world.machine.report("c", self.world.now_s)
+        told = self.world.coordinator.report("c", self.world.now_s)
         of_ended = sum(record.gpu_s for record in self.world.records.values())
         assert of_ended == pytest.approx(sum(row.gpu_s for row in told.tallies))
-        assert sum(row.gpu_s for row in told.spent) >= of_ended - 1e-9
-        if not self.world.machine.phases():
-            assert sum(row.gpu_s for row in told.spent) == pytest.approx(of_ended)
+        assert sum(row.gpu_s for row in told.gpu_usage) >= of_ended - 1e-9
+        if not self.world.coordinator.phases():
+            assert sum(row.gpu_s for row in told.gpu_usage) == pytest.approx(of_ended)
 
     @invariant()
     def time_in_steps_never_goes_back(self) -> None:
-        told = self.world.machine.report("c", self.world.now_s)
+        told = self.world.coordinator.report("c", self.world.now_s)
         for pool in told.pools:
             assert pool.busy_s >= self.busy_s.get(pool.pool, 0.0) - 1e-9
             self.busy_s[pool.pool] = pool.busy_s
 
     @invariant()
     def work_is_booked_on_pools_that_there_are(self) -> None:
-        told = self.world.machine.report("c", self.world.now_s)
-        assert {row.pool for row in told.spent} <= {str(role) for role in Role}
-        assert min((row.gpu_s for row in told.spent), default=0.0) >= 0.0
+        told = self.world.coordinator.report("c", self.world.now_s)
+        assert {row.pool for row in told.gpu_usage} <= {str(role) for role in Role}
+        assert min((row.gpu_s for row in told.gpu_usage), default=0.0) >= 0.0
 
 
 TestAccountsMachine = AccountsMachine.TestCase

@@ -9,77 +9,82 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.control.fleet.adapter_registry import (
-    AdapterRefusal,
+    AdapterRegistry,
+    AdapterRejection,
     AdapterRules,
-    LoadOrder,
-    Registry,
-    hindrances,
-    loaded,
-    needed,
-    offered,
-    unloaded,
-    without,
+    LoadRequest,
+    load_adapter,
+    remove_drained,
+    replica_adapters,
+    requestable_adapters,
+    unload_adapter,
+    unserved_adapters,
 )
 
 RULES = AdapterRules(
-    limit=3, limit_per_tenant=2, places=("/adapters", "acme/"), taken=frozenset({"tiny", "ada"})
+    limit=3,
+    limit_per_tenant=2,
+    allowed_prefixes=("/adapters", "acme/"),
+    reserved_names=frozenset({"tiny", "ada"}),
 )
 ONE = {"tiny": RULES}
-TWO = {"tiny": RULES, "large": replace(RULES, taken=frozenset({"large"}))}
+TWO = {"tiny": RULES, "large": replace(RULES, reserved_names=frozenset({"large"}))}
 OFF = {"tiny": replace(RULES, limit=0)}
 
 
-def order(name: str = "sql", source: str = "/adapters/sql", **more: object) -> LoadOrder:
-    return LoadOrder(**{"name": name, "source": source, "tenant": "ops"} | more)  # type: ignore[arg-type]
+def order(name: str = "sql", source: str = "/adapters/sql", **more: object) -> LoadRequest:
+    return LoadRequest(**{"name": name, "source": source, "tenant": "ops"} | more)  # type: ignore[arg-type]
 
 
-def added(registry: Registry, what: LoadOrder, rules: dict[str, AdapterRules] = ONE) -> Registry:
-    found = loaded(registry, what, rules)
-    assert isinstance(found, Registry), found
+def added(
+    registry: AdapterRegistry, what: LoadRequest, rules: dict[str, AdapterRules] = ONE
+) -> AdapterRegistry:
+    found = load_adapter(registry, what, rules)
+    assert isinstance(found, AdapterRegistry), found
     return found
 
 
-def removed(registry: Registry, name: str) -> Registry:
-    found = unloaded(registry, name, ONE)
-    assert isinstance(found, Registry), found
+def removed(registry: AdapterRegistry, name: str) -> AdapterRegistry:
+    found = unload_adapter(registry, name, ONE)
+    assert isinstance(found, AdapterRegistry), found
     return found
 
 
 def test_an_adapter_is_offered_under_its_name_and_needed_under_a_key_of_its_own() -> None:
-    registry = added(Registry(), order())
-    assert list(offered(registry, "tiny", ONE)) == ["sql"]
-    assert needed(registry, "tiny", ONE) == {"sql@1": "/adapters/sql"}
+    registry = added(AdapterRegistry(), order())
+    assert list(requestable_adapters(registry, "tiny", ONE)) == ["sql"]
+    assert replica_adapters(registry, "tiny", ONE) == {"sql@1": "/adapters/sql"}
 
 
 def test_one_that_is_unloaded_is_offered_no_more_and_needed_until_it_has_drained() -> None:
-    registry = removed(added(Registry(), order()), "sql")
-    assert offered(registry, "tiny", ONE) == {}
-    assert needed(registry, "tiny", ONE) == {"sql@1": "/adapters/sql"}
-    gone = without(registry, ["sql@1"])
-    assert needed(gone, "tiny", ONE) == {}
+    registry = removed(added(AdapterRegistry(), order()), "sql")
+    assert requestable_adapters(registry, "tiny", ONE) == {}
+    assert replica_adapters(registry, "tiny", ONE) == {"sql@1": "/adapters/sql"}
+    gone = remove_drained(registry, ["sql@1"])
+    assert replica_adapters(gone, "tiny", ONE) == {}
     assert gone.version > registry.version
-    assert without(gone, ["sql@1"]) is gone
+    assert remove_drained(gone, ["sql@1"]) is gone
 
 
 def test_one_that_is_offered_is_never_taken_for_one_that_has_drained() -> None:
-    registry = added(Registry(), order())
-    assert without(registry, ["sql@1"]) is registry
+    registry = added(AdapterRegistry(), order())
+    assert remove_drained(registry, ["sql@1"]) is registry
 
 
 def test_a_name_that_is_loaded_again_never_has_an_old_key() -> None:
-    registry = added(Registry(), order())
-    registry = without(removed(registry, "sql"), ["sql@1"])
+    registry = added(AdapterRegistry(), order())
+    registry = remove_drained(removed(registry, "sql"), ["sql@1"])
     registry = added(registry, order(source="/adapters/other"))
-    (key,) = needed(registry, "tiny", ONE)
+    (key,) = replica_adapters(registry, "tiny", ONE)
     assert key != "sql@1"
 
 
 def test_loading_in_place_drains_the_one_before() -> None:
-    registry = added(Registry(), order())
+    registry = added(AdapterRegistry(), order())
     registry = added(registry, order(source="/adapters/new", in_place=True))
-    assert offered(registry, "tiny", ONE)["sql"].source == "/adapters/new"
-    assert [one.key for one in registry.draining] == ["sql@1"]
-    assert len(needed(registry, "tiny", ONE)) == 2
+    assert requestable_adapters(registry, "tiny", ONE)["sql"].source == "/adapters/new"
+    assert [adapter.key for adapter in registry.draining] == ["sql@1"]
+    assert len(replica_adapters(registry, "tiny", ONE)) == 2
 
 
 @pytest.mark.parametrize(
@@ -105,39 +110,39 @@ def test_loading_in_place_drains_the_one_before() -> None:
     ],
 )
 def test_what_cannot_be_loaded_is_refused_and_says_why(
-    what: LoadOrder, status: int, why: str
+    what: LoadRequest, status: int, why: str
 ) -> None:
-    found = loaded(added(Registry(), order("had", "acme/had")), what, ONE)
-    assert isinstance(found, AdapterRefusal)
+    found = load_adapter(added(AdapterRegistry(), order("had", "acme/had")), what, ONE)
+    assert isinstance(found, AdapterRejection)
     assert found.status == status
     assert why in found.why
 
 
 def test_with_several_models_the_one_that_is_meant_is_named() -> None:
-    refused = loaded(Registry(), order(), TWO)
-    assert isinstance(refused, AdapterRefusal)
+    refused = load_adapter(AdapterRegistry(), order(), TWO)
+    assert isinstance(refused, AdapterRejection)
     assert "base_model_name" in refused.why
-    registry = added(Registry(), order(model="large"), TWO)
-    assert offered(registry, "tiny", TWO) == {}
-    assert list(offered(registry, "large", TWO)) == ["sql"]
-    taken = loaded(registry, order("ada", model="large"), TWO)
-    assert isinstance(taken, AdapterRefusal)
+    registry = added(AdapterRegistry(), order(model="large"), TWO)
+    assert requestable_adapters(registry, "tiny", TWO) == {}
+    assert list(requestable_adapters(registry, "large", TWO)) == ["sql"]
+    taken = load_adapter(registry, order("ada", model="large"), TWO)
+    assert isinstance(taken, AdapterRejection)
 
 
 def test_where_none_may_be_loaded_it_says_what_to_set() -> None:
-    found = loaded(Registry(), order(), OFF)
-    assert isinstance(found, AdapterRefusal)
+    found = load_adapter(AdapterRegistry(), order(), OFF)
+    assert isinstance(found, AdapterRejection)
     assert "models.tiny.runtime_adapters.max" in found.why
 
 
 def test_a_tenant_and_a_model_have_as_many_as_they_may() -> None:
-    registry = added(added(Registry(), order("a")), order("b"))
-    refused = loaded(registry, order("c"), ONE)
-    assert isinstance(refused, AdapterRefusal)
+    registry = added(added(AdapterRegistry(), order("a")), order("b"))
+    refused = load_adapter(registry, order("c"), ONE)
+    assert isinstance(refused, AdapterRejection)
     assert "max_per_tenant" in refused.why
     registry = added(registry, order("c", tenant="other"))
-    refused = loaded(registry, order("d", tenant="third"), ONE)
-    assert isinstance(refused, AdapterRefusal)
+    refused = load_adapter(registry, order("d", tenant="third"), ONE)
+    assert isinstance(refused, AdapterRejection)
     assert "runtime_adapters.max " in refused.why
     # One that drains has given up its place, and one that is replaced needs no other.
     added(removed(registry, "a"), order("d"))
@@ -146,29 +151,29 @@ def test_a_tenant_and_a_model_have_as_many_as_they_may() -> None:
 
 def test_what_is_not_there_cannot_be_unloaded_and_the_files_own_neither() -> None:
     for name, status in (("sql", 404), ("ada", 400)):
-        found = unloaded(Registry(), name, ONE)
-        assert isinstance(found, AdapterRefusal)
+        found = unload_adapter(AdapterRegistry(), name, ONE)
+        assert isinstance(found, AdapterRejection)
         assert found.status == status
 
 
 def test_a_name_that_the_file_has_is_the_files_and_that_is_said() -> None:
-    registry = added(Registry(), order())
-    later = {"tiny": replace(RULES, taken=RULES.taken | {"sql"})}
-    assert offered(registry, "tiny", later) == {}
-    assert [(one.name, "file" in why) for one, why in hindrances(registry, later)] == [
-        ("sql", True)
-    ]
-    assert list(hindrances(registry, ONE)) == []
+    registry = added(AdapterRegistry(), order())
+    later = {"tiny": replace(RULES, reserved_names=RULES.reserved_names | {"sql"})}
+    assert requestable_adapters(registry, "tiny", later) == {}
+    assert [
+        (adapter.name, "file" in why) for adapter, why in unserved_adapters(registry, later)
+    ] == [("sql", True)]
+    assert list(unserved_adapters(registry, ONE)) == []
 
 
 @pytest.mark.parametrize("later", [OFF, {"other": RULES}])
 def test_what_a_model_takes_no_more_is_kept_and_not_served(
     later: dict[str, AdapterRules],
 ) -> None:
-    registry = added(Registry(), order())
-    assert offered(registry, "tiny", later) == {}
-    assert needed(registry, "tiny", later) == {}
-    assert [one.name for one, _ in hindrances(registry, later)] == ["sql"]
+    registry = added(AdapterRegistry(), order())
+    assert requestable_adapters(registry, "tiny", later) == {}
+    assert replica_adapters(registry, "tiny", later) == {}
+    assert [adapter.name for adapter, _ in unserved_adapters(registry, later)] == ["sql"]
 
 
 STEPS = st.lists(
@@ -179,23 +184,27 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_keys_are_never_used_twice_and_quotas_hold(steps: list[tuple[str, str]]) -> None:
-    registry, seen = Registry(), set[str]()
+    registry, seen = AdapterRegistry(), set[str]()
     for what, name in steps:
         before = registry
-        found: Registry | AdapterRefusal
+        found: AdapterRegistry | AdapterRejection
         if what == "unload":
-            found = unloaded(registry, name, ONE)
+            found = unload_adapter(registry, name, ONE)
         elif what == "drained":
-            found = without(registry, [one.key for one in registry.draining if one.name == name])
+            found = remove_drained(
+                registry, [adapter.key for adapter in registry.draining if adapter.name == name]
+            )
         else:
-            found = loaded(registry, order(name, in_place=what == "in place"), ONE)
-        if isinstance(found, AdapterRefusal):
+            found = load_adapter(registry, order(name, in_place=what == "in place"), ONE)
+        if isinstance(found, AdapterRejection):
             continue
         registry = found
-        new = {one.key for one in registry.adapters} - {one.key for one in before.adapters}
+        new = {adapter.key for adapter in registry.adapters} - {
+            adapter.key for adapter in before.adapters
+        }
         assert not new & seen
         seen |= new
         assert registry is before or registry.version == before.version + 1
-        assert len(offered(registry, "tiny", ONE)) <= 2
-        names = [one.name for one in registry.adapters if not one.draining]
+        assert len(requestable_adapters(registry, "tiny", ONE)) <= 2
+        names = [adapter.name for adapter in registry.adapters if not adapter.draining]
         assert len(names) == len(set(names))

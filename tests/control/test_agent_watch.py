@@ -9,13 +9,13 @@ from baton.domain.fleet import Role
 from baton.domain.handoff import LegKind
 from baton.policy.links.estimates import LinkState
 from baton.policy.resilience.failed_agents import AgentRules
-from tests.control.pair_world import Ends, PairWorld
+from tests.control.pair_world import PairWorld, ReplicaPair
 
 RULES = AgentRules()
 ENOUGH_S = 200.0
 """For whole probes of every pair, and for the pauses between those that fail."""
 
-Verdict = Callable[[Ends], bool]
+Verdict = Callable[[ReplicaPair], bool]
 
 
 def live(at: PairWorld, seconds: float, *, arrives: Verdict, answers: Verdict) -> None:
@@ -25,15 +25,15 @@ def live(at: PairWorld, seconds: float, *, arrives: Verdict, answers: Verdict) -
         while at.checks or at.running:
             while at.checks:
                 ends = at.checks[0]
-                at.answer(ok=answers(ends), ends=ends)
+                at.answer_check(ok=answers(ends), pair=ends)
             for leg_id, command in tuple(at.running.items()):
                 is_pull = command.leg.kind is LegKind.DECODE
                 ends = (command.leg.source_id or "", command.replica_id)
                 at.finish(leg_id, cached_tokens=0 if is_pull and not arrives(ends) else 16)
-        at.wait(0.5)
+        at.advance(0.5)
 
 
-def everybody(_: Ends) -> bool:
+def everybody(_: ReplicaPair) -> bool:
     return True
 
 
@@ -43,80 +43,84 @@ def not_into(*targets: str) -> Verdict:
 
 def fleet(prefill: int, decode: int) -> PairWorld:
     at = PairWorld()
-    at.pd(prefill, decode)
-    at.probe_all_well()
-    at.prober.take_notices()
+    at.join_prefill_decode(prefill, decode)
+    at.complete_all_probes()
+    at.prober.pop_notices()
     return at
 
 
 def agents(at: PairWorld) -> list[tuple[PairNoticeKind, str | None]]:
-    kinds = {PairNoticeKind.AGENT_BROKEN, PairNoticeKind.AGENT_WELL}
-    return [(one.kind, one.target_id) for one in at.prober.take_notices() if one.kind in kinds]
+    kinds = {PairNoticeKind.AGENT_FAILED, PairNoticeKind.AGENT_RECOVERED}
+    return [
+        (notice.kind, notice.target_id)
+        for notice in at.prober.pop_notices()
+        if notice.kind in kinds
+    ]
 
 
 def test_a_target_that_pulls_from_nobody_is_told_and_no_other_is() -> None:
     at = fleet(2, 4)
     live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
-    assert set(at.reported) == {"d1"}
-    assert set(at.prober.broken_agents()) == {"d1"}
-    assert agents(at) == [(PairNoticeKind.AGENT_BROKEN, "d1")]
+    assert set(at.reported_agents) == {"d1"}
+    assert set(at.prober.failed_agents()) == {"d1"}
+    assert agents(at) == [(PairNoticeKind.AGENT_FAILED, "d1")]
 
 
 def test_it_is_told_where_it_was_broken_from_its_start() -> None:
     at = PairWorld()
-    at.pd(1, 2)
+    at.join_prefill_decode(1, 2)
     live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
-    assert set(at.reported) == {"d1"}
+    assert set(at.reported_agents) == {"d1"}
 
 
 def test_a_source_that_hands_nothing_out_makes_no_target_a_suspect() -> None:
     at = fleet(3, 3)
     live(at, ENOUGH_S, arrives=lambda ends: ends[0] != "p0", answers=everybody)
-    assert not at.reported
+    assert not at.reported_agents
     assert at.links.state("p0", "d0") is LinkState.QUARANTINED
 
 
 def test_a_target_whose_sources_do_not_answer_it_is_no_suspect() -> None:
     at = fleet(2, 4)
     live(at, ENOUGH_S, arrives=not_into("d1"), answers=not_into("d1"))
-    assert not at.reported
-    assert not at.prober.broken_agents()
+    assert not at.reported_agents
+    assert not at.prober.failed_agents()
 
 
 def test_where_no_target_pulls_none_is_told() -> None:
     at = fleet(2, 4)
     live(at, ENOUGH_S, arrives=lambda _: False, answers=everybody)
-    assert not at.reported
+    assert not at.reported_agents
 
 
 def test_where_half_of_the_targets_pull_from_nobody_they_are_said_and_not_told() -> None:
     at = fleet(2, 4)
     live(at, ENOUGH_S, arrives=not_into("d0"), answers=everybody)
-    at.lose("d0")
-    at.reported.clear()
+    at.disconnect("d0")
+    at.reported_agents.clear()
     at.join("d0", Role.DECODE)
-    live(at, RULES.pause_s, arrives=not_into("d1", "d2"), answers=everybody)
-    assert not at.reported
-    assert set(at.prober.broken_agents()) == {"d1", "d2"}
+    live(at, RULES.replacement_interval_s, arrives=not_into("d1", "d2"), answers=everybody)
+    assert not at.reported_agents
+    assert set(at.prober.failed_agents()) == {"d1", "d2"}
 
 
 def test_one_that_pulls_again_is_no_suspect_any_more() -> None:
     at = fleet(2, 4)
     live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
-    at.prober.take_notices()
+    at.prober.pop_notices()
     live(at, ENOUGH_S, arrives=everybody, answers=everybody)
-    assert not at.prober.broken_agents()
-    assert agents(at) == [(PairNoticeKind.AGENT_WELL, "d1")]
+    assert not at.prober.failed_agents()
+    assert agents(at) == [(PairNoticeKind.AGENT_RECOVERED, "d1")]
 
 
 def test_after_one_was_replaced_the_next_waits_its_turn() -> None:
     at = fleet(2, 8)
     live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
-    at.lose("d1")
-    assert not at.prober.broken_agents()
-    at.reported.clear()
-    live(at, RULES.pause_s / 2, arrives=not_into("d2"), answers=everybody)
-    assert set(at.prober.broken_agents()) == {"d2"}
-    assert not at.reported
-    live(at, RULES.pause_s, arrives=not_into("d2"), answers=everybody)
-    assert set(at.reported) == {"d2"}
+    at.disconnect("d1")
+    assert not at.prober.failed_agents()
+    at.reported_agents.clear()
+    live(at, RULES.replacement_interval_s / 2, arrives=not_into("d2"), answers=everybody)
+    assert set(at.prober.failed_agents()) == {"d2"}
+    assert not at.reported_agents
+    live(at, RULES.replacement_interval_s, arrives=not_into("d2"), answers=everybody)
+    assert set(at.reported_agents) == {"d2"}

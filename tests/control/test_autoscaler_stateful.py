@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.control.autoscaling.autoscaler import Autoscaler, Override
 from baton.domain.fleet import Role
-from baton.policy.scaling.actions import FlipReplicas, StartReplicas, StopReplicas, Tick
+from baton.policy.scaling.actions import AutoscalerTick, FlipReplicas, StartReplicas, StopReplicas
 from baton.policy.scaling.desired import ScalingReason
 from baton.policy.scaling.observation import Observation
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
-from tests.control.scaling_world import Asks, options, pool, seen
+from tests.control.scaling_world import FixedPolicy, observe, options, pool
 
 ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "both": Role.MIXED}
 GPUS = {"prefill": 1.0, "decode": 2.0, "both": 4.0}
@@ -38,7 +38,7 @@ class AutoscalerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy = Asks(**dict.fromkeys(ROLES, 2))
+        self.policy = FixedPolicy(**dict.fromkeys(ROLES, 2))
         self.options = some_options(None, zero=False, step=3)
         self.scaler = Autoscaler(self.policy, self.options)
         self.now_s = 0.0
@@ -46,7 +46,7 @@ class AutoscalerMachine(RuleBasedStateMachine):
         self.starting = dict.fromkeys(ROLES, 0)
         self.draining = dict.fromkeys(ROLES, 0)
         self.gone: set[str] = set()
-        self.last: Tick | None = None
+        self.last: AutoscalerTick | None = None
 
     @rule(name=names, replicas=counts)
     def want(self, name: str, replicas: int) -> None:
@@ -95,7 +95,7 @@ class AutoscalerMachine(RuleBasedStateMachine):
     def tick(self, step_s: int, *, carried_out: bool) -> None:
         self.now_s += step_s
         self.last = tick = self.scaler.tick(self.observation())
-        assert bool(tick.held) == (step_s < 0 and len(self.scaler.history()) > 1)
+        assert bool(tick.paused_reason) == (step_s < 0 and len(self.scaler.history()) > 1)
         self.check(tick)
         if carried_out:
             self.carry_out(tick)
@@ -109,19 +109,19 @@ class AutoscalerMachine(RuleBasedStateMachine):
         field = "starting" if counts else "queued_tokens"
         bad = replace(bad, **{field: value})  # type: ignore[arg-type]  # it is nonsense
         tick = self.scaler.tick(replace(observation, pools={**observation.pools, name: bad}))
-        assert tick.held
+        assert tick.paused_reason
         for action in tick.actions:
             assert action.pool in self.scaler.overrides()
             assert not counts or action.pool != name
 
     @rule()
     def tick_with_something_missing(self) -> None:
-        observation = replace(self.observation(), missing=("reports",))
+        observation = replace(self.observation(), missing_inputs=("reports",))
         tick = self.scaler.tick(observation)
-        assert "reports" in tick.held
+        assert "reports" in tick.paused_reason
         for decision in tick.decisions:
             if decision.reason is not ScalingReason.OVERRIDE:
-                assert decision.want == decision.have
+                assert decision.target_replicas == decision.current_replicas
 
     @invariant()
     def keeps_its_integrity(self) -> None:
@@ -142,28 +142,32 @@ class AutoscalerMachine(RuleBasedStateMachine):
             for name, role in ROLES.items()
             if name not in self.gone
         ]
-        return seen(self.now_s, *pools)
+        return observe(self.now_s, *pools)
 
-    def check(self, tick: Tick) -> None:
+    def check(self, tick: AutoscalerTick) -> None:
         overrides, budget = self.scaler.overrides(), self.options.gpu_budget
         least = 0 if self.options.scale_to_zero else 1
         used = have = leaving = least_gpus = 0.0
         for decision in tick.decisions:
             gpus = GPUS[decision.pool]
-            used += decision.want * gpus
-            have += decision.have * gpus
+            used += decision.target_replicas * gpus
+            have += decision.current_replicas * gpus
             leaving += self.draining[decision.pool] * gpus
-            least_gpus += gpus * (decision.have if tick.held else least)
+            least_gpus += gpus * (decision.current_replicas if tick.paused_reason else least)
             if decision.pool in overrides and budget is None:
-                assert decision.want == overrides[decision.pool].replicas
-            elif not tick.held and decision.pool not in overrides:
-                assert min(least, decision.have) <= decision.want <= max(MOST, 0)
+                assert decision.target_replicas == overrides[decision.pool].replicas
+            elif not tick.paused_reason and decision.pool not in overrides:
+                assert (
+                    min(least, decision.current_replicas)
+                    <= decision.target_replicas
+                    <= max(MOST, 0)
+                )
         if budget is not None:
             assert used <= max(budget, least_gpus, min(have, budget)) + 1e-9
             if any(isinstance(action, StartReplicas) for action in tick.actions):
                 assert used + leaving <= budget + 1e-9
 
-    def carry_out(self, tick: Tick) -> None:
+    def carry_out(self, tick: AutoscalerTick) -> None:
         for action in tick.actions:
             match action:
                 case StartReplicas():

@@ -27,7 +27,7 @@ from baton.domain.kv_events import (
     KvEvent,
     KvEventBatch,
 )
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 
 SIZE = 2
 MODEL = "tiny"
@@ -42,7 +42,7 @@ def name_of(tokens: Tokens, salt: str | None = None) -> bytes:
 
 def hash_of(tokens: Tokens, *, salt: str | None = None, adapter: str | None = None) -> int:
     root = chain_root(model=MODEL, block_size_tokens=SIZE, adapter=adapter, salt=salt)
-    return chain(root, tokens, SIZE)[-1]
+    return chain_hashes(root, tokens, SIZE)[-1]
 
 
 def stored(
@@ -90,7 +90,7 @@ class Script:
 
     def read(self) -> CacheUpdate | None:
         """Take an update as a coordinator does."""
-        update = self.feed.take()
+        update = self.feed.pop_update()
         if update is not None:
             assert update.sequence == self._read + 1
             self._read = update.sequence
@@ -104,15 +104,15 @@ class Script:
 
 def apply(known: dict[CacheTier, set[int]], update: CacheUpdate) -> None:
     """What any reader makes of an update."""
-    if update.snapshot:
+    if update.is_snapshot:
         for blocks in known.values():
             blocks.clear()
     for change in update.changes:
         match change.kind:
             case CacheChangeKind.STORED:
-                known[change.tier] |= set(unpack_hashes(change.hashes))
+                known[change.tier] |= set(unpack_hashes(change.packed_hashes))
             case CacheChangeKind.REMOVED:
-                known[change.tier] -= set(unpack_hashes(change.hashes))
+                known[change.tier] -= set(unpack_hashes(change.packed_hashes))
             case CacheChangeKind.CLEARED:
                 known[change.tier].clear()
 
@@ -128,8 +128,8 @@ def test_stored_blocks_are_told_by_hashes_that_anyone_can_compute_from_the_token
     script = Script()
     script.say(stored(AB))
     root = chain_root(model=MODEL, block_size_tokens=SIZE)
-    change = CacheChange(CacheChangeKind.STORED, pack_hashes(chain(root, AB, SIZE)))
-    assert script.feed.take() == CacheUpdate(1, (change,))
+    change = CacheChange(CacheChangeKind.STORED, pack_hashes(chain_hashes(root, AB, SIZE)))
+    assert script.feed.pop_update() == CacheUpdate(1, (change,))
 
 
 def test_a_block_behind_a_known_one_goes_on_from_its_hash() -> None:
@@ -187,7 +187,7 @@ def test_opaque_blocks_and_those_behind_them_are_left_out() -> None:
         parent_hash=image.parent_hash,
         token_ids=image.token_ids,
         block_size_tokens=SIZE,
-        opaque=True,
+        has_hidden_content=True,
     )
     script.say(stored(A), opaque, stored(ABC, since=2))
     assert script.believed() == blocks(A)
@@ -316,7 +316,7 @@ def test_a_late_or_repeated_batch_is_ignored() -> None:
     for sequence in (5, 5, 4):
         feed.apply(KvEventBatch(replica_id="r", sequence=sequence, events=(stored(A),)))
     feed.apply(KvEventBatch(replica_id="r", sequence=6, events=(removed(A),)))
-    assert feed.take() is None
+    assert feed.pop_update() is None
     assert (feed.counters.late_batches, feed.counters.gaps) == (2, 0)
 
 
@@ -340,9 +340,9 @@ def test_what_is_proven_is_told_parents_first() -> None:
     script.say(stored(AB))
     script.lose()
     script.say(stored(ABC, since=2))
-    update = script.feed.take()
+    update = script.feed.pop_update()
     assert update is not None
-    assert [list(unpack_hashes(c.hashes)) for c in update.changes] == [
+    assert [list(unpack_hashes(c.packed_hashes)) for c in update.changes] == [
         [],
         [hash_of(A), hash_of(AB), hash_of(ABC)],
     ]
@@ -394,7 +394,7 @@ def test_a_snapshot_holds_all_tiers_parents_first_under_the_number_of_the_last_u
             ),
             CacheChange(CacheChangeKind.STORED, pack_hashes([hash_of(A)]), HOST),
         ),
-        snapshot=True,
+        is_snapshot=True,
     )
 
 
@@ -403,11 +403,11 @@ def test_a_snapshot_that_must_be_short_keeps_the_beginnings(limit: int, told: li
     script = Script()
     script.say(stored(AB), stored(AB, tier="cpu"))
     snapshot = script.feed.snapshot(limit)
-    assert [len(unpack_hashes(change.hashes)) for change in snapshot.changes] == told
+    assert [len(unpack_hashes(change.packed_hashes)) for change in snapshot.changes] == told
 
 
 def test_an_empty_cache_has_an_empty_snapshot() -> None:
-    assert Script().feed.snapshot() == CacheUpdate(0, (), snapshot=True)
+    assert Script().feed.snapshot() == CacheUpdate(0, (), is_snapshot=True)
 
 
 # ---------------------------------------------------------------------- bounds

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.autoscaling.cold_starts import ColdStarts
+from baton.control.autoscaling.cold_starts import ColdStartTimer
 
 
-def look(starts: ColdStarts, starting: int, working: int, now_s: float) -> None:
+def look(starts: ColdStartTimer, starting: int, working: int, now_s: float) -> None:
     """All that are up take work."""
-    starts.look(starting=starting, up=working, working=working, now_s=now_s)
+    starts.observe(starting=starting, running=working, serving=working, now_s=now_s)
 
 
 def test_a_start_takes_from_being_asked_for_to_taking_work() -> None:
-    starts = ColdStarts()
+    starts = ColdStartTimer()
     look(starts, 0, 1, 0.0)
     look(starts, 1, 1, 10.0)
     look(starts, 1, 1, 40.0)
@@ -25,7 +25,7 @@ def test_a_start_takes_from_being_asked_for_to_taking_work() -> None:
 
 
 def test_whoever_was_starting_at_the_first_look_is_not_measured() -> None:
-    starts = ColdStarts()
+    starts = ColdStartTimer()
     look(starts, 2, 0, 0.0)
     look(starts, 1, 1, 10.0)
     look(starts, 0, 2, 20.0)
@@ -33,7 +33,7 @@ def test_whoever_was_starting_at_the_first_look_is_not_measured() -> None:
 
 
 def test_starts_end_in_the_order_in_which_they_were_asked_for() -> None:
-    starts = ColdStarts()
+    starts = ColdStartTimer()
     for starting, working, now_s in ((0, 0, 0.0), (1, 0, 10.0), (2, 0, 20.0), (1, 1, 40.0)):
         look(starts, starting, working, now_s)
     assert starts.measured_s == 30.0
@@ -42,7 +42,7 @@ def test_starts_end_in_the_order_in_which_they_were_asked_for() -> None:
 
 
 def test_a_start_that_is_given_up_is_forgotten() -> None:
-    starts = ColdStarts()
+    starts = ColdStartTimer()
     for starting, now_s in ((0, 0.0), (1, 10.0), (2, 20.0), (1, 30.0)):
         look(starts, starting, 1, now_s)
     look(starts, 0, 2, 40.0)
@@ -52,39 +52,39 @@ def test_a_start_that_is_given_up_is_forgotten() -> None:
 
 
 def test_a_replica_that_leaves_is_no_start() -> None:
-    starts = ColdStarts()
+    starts = ColdStartTimer()
     for working, now_s in ((3, 0.0), (2, 10.0), (3, 12.0)):
         look(starts, 0, working, now_s)
     assert starts.measured_s is None
 
 
 def test_a_start_ends_when_it_takes_work_and_not_when_it_is_up() -> None:
-    starts = ColdStarts()
+    starts = ColdStartTimer()
     for starting, up, working, now_s in ((0, 1, 1, 0.0), (1, 1, 1, 10.0), (0, 2, 1, 30.0)):
-        starts.look(starting=starting, up=up, working=working, now_s=now_s)
+        starts.observe(starting=starting, running=up, serving=working, now_s=now_s)
     assert starts.measured_s is None
-    starts.look(starting=0, up=2, working=2, now_s=34.0)
+    starts.observe(starting=0, running=2, serving=2, now_s=34.0)
     assert starts.measured_s == 24.0
 
 
 def test_replicas_that_were_out_of_sight_are_no_starts() -> None:
-    starts = ColdStarts()
+    starts = ColdStartTimer()
     for working, now_s in ((3, 0.0), (0, 2.0), (3, 6.0)):
-        starts.look(starting=0, up=3, working=working, now_s=now_s)
+        starts.observe(starting=0, running=3, serving=working, now_s=now_s)
     assert starts.measured_s is None
 
 
 def test_replicas_that_come_back_into_sight_do_not_end_a_start() -> None:
-    starts = ColdStarts()
+    starts = ColdStartTimer()
     for starting, working, now_s in ((0, 3, 0.0), (1, 3, 10.0), (1, 0, 12.0), (1, 3, 14.0)):
-        starts.look(starting=starting, up=3, working=working, now_s=now_s)
+        starts.observe(starting=starting, running=3, serving=working, now_s=now_s)
     assert starts.measured_s is None
-    starts.look(starting=0, up=4, working=4, now_s=70.0)
+    starts.observe(starting=0, running=4, serving=4, now_s=70.0)
     assert starts.measured_s == 60.0
 
 
 def test_one_slow_start_does_not_count_for_more_than_one() -> None:
-    starts = ColdStarts()
+    starts = ColdStartTimer()
     now_s, working = 0.0, 0
     look(starts, 0, 0, now_s)
     for took_s in (10.0, 11.0, 500.0, 12.0, 10.0):
@@ -100,7 +100,7 @@ def test_one_slow_start_does_not_count_for_more_than_one() -> None:
 def test_whatever_is_counted_no_start_takes_longer_than_was_looked(
     looks: list[tuple[int, int, float]],
 ) -> None:
-    starts, now_s = ColdStarts(), 0.0
+    starts, now_s = ColdStartTimer(), 0.0
     for starting, working, gone_s in looks:
         now_s += gone_s
         look(starts, starting, working, now_s)
@@ -112,7 +112,7 @@ def test_whatever_is_counted_no_start_takes_longer_than_was_looked(
 def test_starts_one_after_the_other_are_measured_to_the_look(
     starts_s: list[tuple[float, float]],
 ) -> None:
-    starts, now_s, took = ColdStarts(), 0.0, []
+    starts, now_s, took = ColdStartTimer(), 0.0, []
     look(starts, 0, 0, now_s)
     for number, (rest_s, took_s) in enumerate(starts_s):
         look(starts, 1, number, now_s + rest_s)

@@ -18,12 +18,12 @@ from baton.domain.errors import (
     NotResumable,
     QueueFull,
 )
-from baton.domain.events import LegsAborted, ReplicaJoined, RequestArrived, StepProduced
+from baton.domain.events import LegsAborted, ReplicaJoined, RequestArrived, StepCompleted
 from baton.domain.fleet import Load, LossReason, Role, StepTotals
 from baton.domain.handoff import HandoffMode, LegFailure, LegKind, LegOutput, RouteReason
-from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.domain.request import FinishReason, LocalOnlyReason, Phase
 from baton.policy.placement.port import Disaggregate
-from tests.control.world import LIMITS, World, request, ticket_of
+from tests.control.world import LIMITS, World, kv_handle_of, request
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer
 
@@ -39,25 +39,25 @@ def kinds(world: World) -> list[LegKind]:
 
 def test_a_request_is_prefilled_handed_off_and_decoded() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r", max_tokens=3))
-    assert world.machine.phases() == {"r": Phase.PREFILL}
+    assert world.coordinator.phases() == {"r": Phase.PREFILL}
     world.step(only_leg(world))
-    assert world.machine.phases() == {"r": Phase.TRANSFER}
+    assert world.coordinator.phases() == {"r": Phase.TRANSFER}
     assert kinds(world) == [LegKind.DECODE]
     world.step(only_leg(world))
-    assert world.machine.phases() == {"r": Phase.DECODE}
+    assert world.coordinator.phases() == {"r": Phase.DECODE}
     world.run_to_end()
     record = world.records["r"]
     assert record.outcome is Phase.FINISHED
     assert world.tokens["r"] == [0, 1, 2]
     assert (record.output_tokens, record.resumes, record.handed_off_blocks) == (3, 0, 3)
-    assert world.pinned == {}
+    assert world.leased == {}
 
 
 def test_the_prefill_leg_delivers_no_token() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     world.step(only_leg(world))
     assert world.tokens["r"] == []
@@ -65,8 +65,8 @@ def test_the_prefill_leg_delivers_no_token() -> None:
 
 def test_a_local_only_request_never_leaves_its_decode_replica() -> None:
     world = World()
-    world.pd()
-    world.arrive(request("r", local_only=LocalOnly.PROMPT_LOGPROBS))
+    world.join_prefill_decode()
+    world.arrive(request("r", local_only=LocalOnlyReason.PROMPT_LOGPROBS))
     world.run_to_end()
     (route,) = world.records["r"].routes
     assert (route.mode, route.decode_replica_id) == (HandoffMode.LOCAL, "d0")
@@ -95,8 +95,8 @@ def test_without_a_decode_replica_a_prefill_replica_runs_both_phases() -> None:
 def test_a_request_waits_for_the_first_replica_to_join() -> None:
     world = World()
     world.arrive(request("r"))
-    assert world.machine.phases() == {"r": Phase.QUEUED}
-    world.pd()
+    assert world.coordinator.phases() == {"r": Phase.QUEUED}
+    world.join_prefill_decode()
     world.run_to_end()
     assert world.records["r"].outcome is Phase.FINISHED
 
@@ -104,7 +104,7 @@ def test_a_request_waits_for_the_first_replica_to_join() -> None:
 def test_a_request_that_nobody_takes_is_evicted_with_a_time_to_come_back() -> None:
     world = World()
     world.arrive(request("r"))
-    world.wait(LIMITS.queue_wait_s)
+    world.advance(LIMITS.queue_wait_s)
     assert world.records["r"].outcome is Phase.EVICTED
     error = world.errors["r"]
     assert isinstance(error, NoCapacity)
@@ -117,77 +117,77 @@ def test_a_request_that_waits_for_a_draining_fleet_is_evicted_too() -> None:
     world.join("d0", Role.DECODE)
     world.drain("d0")
     world.arrive(request("r"))
-    world.wait(LIMITS.queue_wait_s)
+    world.advance(LIMITS.queue_wait_s)
     assert isinstance(world.errors["r"], Evicted)
 
 
 def test_a_full_queue_sheds_the_newcomer_and_keeps_the_others() -> None:
     world = World(replace(LIMITS, max_queued=1))
     world.arrive(request("first"))
-    assert isinstance(world.machine.refusal(), QueueFull)
+    assert isinstance(world.coordinator.rejection(), QueueFull)
     world.arrive(request("second"))
     assert world.records["second"].outcome is Phase.SHED
     assert isinstance(world.errors["second"], QueueFull)
-    assert world.machine.phases() == {"first": Phase.QUEUED}
+    assert world.coordinator.phases() == {"first": Phase.QUEUED}
 
 
 def test_a_batch_larger_than_the_queue_comes_in_while_nobody_waits() -> None:
     world = World(replace(LIMITS, max_queued=2))
     world.join("m0", Role.MIXED)
-    assert world.machine.refusal(requests=5) is None
+    assert world.coordinator.rejection(requests=5) is None
     for number in range(5):
         world.arrive(request(f"r{number}"))
     assert not world.errors
-    world.lose("m0")
+    world.disconnect("m0")
     world.arrive(request("waits"))
-    assert isinstance(world.machine.refusal(requests=5), QueueFull)
+    assert isinstance(world.coordinator.rejection(requests=5), QueueFull)
 
 
 def test_a_batch_that_could_wait_is_refused_once_its_places_are_taken() -> None:
     world = World(replace(LIMITS, max_queued=3))
     world.arrive(request("waits"))
-    assert world.machine.refusal(requests=2) is None
-    assert isinstance(world.machine.refusal(requests=3), QueueFull)
+    assert world.coordinator.rejection(requests=2) is None
+    assert isinstance(world.coordinator.rejection(requests=3), QueueFull)
 
 
 def test_more_requests_than_the_bound_are_shed() -> None:
     world = World(replace(LIMITS, max_requests=1))
-    world.pd()
-    assert world.machine.refusal() is None
+    world.join_prefill_decode()
+    assert world.coordinator.rejection() is None
     world.arrive(request("first"))
-    assert isinstance(world.machine.refusal(), QueueFull)
+    assert isinstance(world.coordinator.rejection(), QueueFull)
     world.arrive(request("second"))
     assert world.records["second"].outcome is Phase.SHED
 
 
 def test_a_prompt_over_the_bound_is_shed_as_a_client_error() -> None:
     world = World(replace(LIMITS, max_prompt_tokens=39))
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r", prompt_tokens=40))
     assert world.records["r"].outcome is Phase.SHED
     assert world.errors["r"].http_status == 400
     world.arrive(request("fits", prompt_tokens=39))
-    assert world.machine.phases() == {"fits": Phase.PREFILL}
+    assert world.coordinator.phases() == {"fits": Phase.PREFILL}
 
 
 def test_a_duplicate_id_does_not_disturb_the_stream_that_has_it() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
-    assert world.tell(RequestArrived(request=request("r"))) == []
+    assert world.handle(RequestArrived(request=request("r"))) == []
     world.run_to_end()
     assert world.tokens["r"] == [0, 1, 2, 3]
 
 
 def test_a_lost_decode_replica_does_not_lose_or_repeat_a_token() -> None:
     world = World()
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     world.arrive(request("r", max_tokens=6))
     world.step(only_leg(world))
     for _ in range(3):
         world.step(only_leg(world))
     ((replica_id, _),) = world.legs.values()
-    world.lose(replica_id)
+    world.disconnect(replica_id)
     ((_, leg),) = world.legs.values()
     assert leg.resumed_tokens == 3
     assert leg.prompt_token_ids[-3:] == (0, 1, 2)
@@ -202,9 +202,9 @@ def test_a_stream_waits_for_its_only_replica_to_come_back() -> None:
     world.join("m0", Role.MIXED)
     world.arrive(request("r"))
     world.step(only_leg(world))
-    world.lose("m0")
-    assert world.machine.phases() == {"r": Phase.QUEUED}
-    world.wait(LIMITS.queue_wait_s * 2)
+    world.disconnect("m0")
+    assert world.coordinator.phases() == {"r": Phase.QUEUED}
+    world.advance(LIMITS.queue_wait_s * 2)
     world.join("m0", Role.MIXED)
     world.run_to_end()
     assert world.tokens["r"] == [0, 1, 2, 3]
@@ -215,38 +215,38 @@ def test_a_stream_whose_replica_never_comes_back_ends_in_an_error() -> None:
     world.join("m0", Role.MIXED)
     world.arrive(request("r"))
     world.step(only_leg(world))
-    world.lose("m0")
-    world.wait(LIMITS.resume_wait_s)
+    world.disconnect("m0")
+    world.advance(LIMITS.resume_wait_s)
     assert world.records["r"].outcome is Phase.FAILED
     assert isinstance(world.errors["r"], EngineFailed)
 
 
 def test_a_stream_that_cannot_be_carried_over_fails_honestly() -> None:
     world = World()
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     world.arrive(request("r", resumable=False))
     world.step(only_leg(world))
     world.step(only_leg(world))
     ((replica_id, _),) = world.legs.values()
-    world.lose(replica_id)
+    world.disconnect(replica_id)
     assert isinstance(world.errors["r"], NotResumable)
 
 
 def test_a_request_that_cannot_be_carried_over_is_placed_again_before_its_first_token() -> None:
     world = World()
-    world.pd(prefill=2)
+    world.join_prefill_decode(prefill=2)
     world.arrive(request("r", resumable=False))
-    world.lose("p0")
+    world.disconnect("p0")
     world.run_to_end()
     assert world.records["r"].outcome is Phase.FINISHED
 
 
 def test_a_lost_prefill_replica_only_delays_the_request() -> None:
     world = World()
-    world.pd(prefill=2)
+    world.join_prefill_decode(prefill=2)
     world.arrive(request("r"))
     ((replica_id, _),) = world.legs.values()
-    world.lose(replica_id)
+    world.disconnect(replica_id)
     ((other, _),) = world.legs.values()
     assert {replica_id, other} == {"p0", "p1"}
     world.run_to_end()
@@ -255,10 +255,10 @@ def test_a_lost_prefill_replica_only_delays_the_request() -> None:
 
 def test_a_handoff_to_a_lost_replica_goes_to_another() -> None:
     world = World()
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     world.arrive(request("r"))
     prefill_leg = only_leg(world)
-    world.lose("d0")
+    world.disconnect("d0")
     world.step(prefill_leg)
     ((replica_id, leg),) = world.legs.values()
     assert (replica_id, leg.kind) == ("d1", LegKind.DECODE)
@@ -266,10 +266,10 @@ def test_a_handoff_to_a_lost_replica_goes_to_another() -> None:
 
 def test_a_handoff_that_finds_no_decode_replica_is_finished_by_the_prefill_replica() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     prefill_leg = only_leg(world)
-    world.lose("d0")
+    world.disconnect("d0")
     world.step(prefill_leg)
     ((replica_id, leg),) = world.legs.values()
     assert (replica_id, leg.kind) == ("p0", LegKind.LOCAL)
@@ -277,11 +277,11 @@ def test_a_handoff_that_finds_no_decode_replica_is_finished_by_the_prefill_repli
 
 def test_a_handoff_goes_to_a_replica_that_failed_before_when_no_other_is_left() -> None:
     world = World()
-    world.pd(prefill=2)
+    world.join_prefill_decode(prefill=2)
     world.arrive(request("r"))
     world.step(only_leg(world))
     world.fail_leg(only_leg(world), LegFailure.OVERLOADED)
-    world.wait(LIMITS.retry_s)
+    world.advance(LIMITS.retry_s)
     world.run_to_end()
     assert world.records["r"].outcome is Phase.FINISHED
 
@@ -291,32 +291,32 @@ def test_many_bytes_have_twice_the_time_that_they_are_predicted_to_take() -> Non
     world.join("p0", Role.PREFILL, kv_block_bytes=10**10)
     world.join("d0", Role.DECODE, kv_block_bytes=10**10)
     world.arrive(request("r", prompt_tokens=48))
-    predicted_s = world.machine.knowledge.links.transfer_s("p0", "d0", 3 * 10**10)
+    predicted_s = world.coordinator.fleet_model.links.transfer_s("p0", "d0", 3 * 10**10)
     assert predicted_s is not None
     assert LIMITS.transfer_s < 2 * predicted_s < LIMITS.first_token_s
     world.step(only_leg(world))
     pulling = only_leg(world)
-    world.wait(2 * predicted_s - 0.1)
+    world.advance(2 * predicted_s - 0.1)
     world.confirm_aborts()
     assert pulling in world.legs
-    world.wait(0.2)
+    world.advance(0.2)
     world.confirm_aborts()
     assert pulling not in world.legs
-    world.wait(LIMITS.retry_s)
+    world.advance(LIMITS.retry_s)
     assert kinds(world) == [LegKind.LOCAL]
 
 
 def test_a_transfer_over_its_deadline_becomes_local() -> None:
     world = World()
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     world.arrive(request("r"))
     world.step(only_leg(world))
     stuck = only_leg(world)
-    world.wait(LIMITS.transfer_s)
+    world.advance(LIMITS.transfer_s)
     world.confirm_aborts()
     assert stuck not in world.legs
     assert kinds(world) == [LegKind.LOCAL]
-    assert world.pinned == {}
+    assert world.leased == {}
     world.run_to_end()
     assert world.tokens["r"] == [0, 1, 2, 3]
 
@@ -328,18 +328,18 @@ def wait_in_queue(world: World, seconds: float, *, steps: bool) -> None:
         done += steps
         queue = Load(queued_requests=3, running_requests=8, steps=StepTotals(steps=done))
         world.load("d0", queue)
-        world.wait(LIMITS.transfer_s / 2)
+        world.advance(LIMITS.transfer_s / 2)
 
 
 def test_a_wait_for_a_place_is_not_taken_for_a_slow_transfer() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     world.step(only_leg(world))
     wait_in_queue(world, 2 * LIMITS.first_token_s, steps=True)
-    assert world.machine.phases() == {"r": Phase.TRANSFER}
+    assert world.coordinator.phases() == {"r": Phase.TRANSFER}
     assert world.aborting == []
-    assert next(iter(world.machine.knowledge.links.rows(world.now_s))).broken_handoffs == 0
+    assert next(iter(world.coordinator.fleet_model.links.rows(world.now_s))).handoff_failures == 0
     world.load("d0", Load(steps=StepTotals(steps=999)))
     world.run_to_end()
     assert world.records["r"].outcome is Phase.FINISHED
@@ -348,63 +348,63 @@ def test_a_wait_for_a_place_is_not_taken_for_a_slow_transfer() -> None:
 
 def test_a_place_in_an_engine_that_does_no_steps_is_not_waited_for() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     world.step(only_leg(world))
     wait_in_queue(world, LIMITS.stall_s + LIMITS.transfer_s, steps=False)
     world.confirm_aborts()
-    assert world.machine.phases() == {"r": Phase.PREFILL}
+    assert world.coordinator.phases() == {"r": Phase.PREFILL}
     world.run_to_end()
     assert world.tokens["r"] == [0, 1, 2, 3]
 
 
 def test_a_transfer_has_its_time_from_when_the_queue_before_it_was_gone() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     world.step(only_leg(world))
     world.load("d0", Load(queued_requests=1))
-    world.wait(LIMITS.transfer_s * 0.9)
+    world.advance(LIMITS.transfer_s * 0.9)
     world.load("d0", Load())
-    world.wait(LIMITS.transfer_s * 0.9)
-    assert world.machine.phases() == {"r": Phase.TRANSFER}
+    world.advance(LIMITS.transfer_s * 0.9)
+    assert world.coordinator.phases() == {"r": Phase.TRANSFER}
     assert world.aborting == []
-    world.wait(LIMITS.transfer_s * 0.2)
+    world.advance(LIMITS.transfer_s * 0.2)
     assert len(world.aborting) == 1
-    assert next(iter(world.machine.knowledge.links.rows(world.now_s))).broken_handoffs == 1
+    assert next(iter(world.coordinator.fleet_model.links.rows(world.now_s))).handoff_failures == 1
 
 
 def test_a_queue_that_was_gone_before_the_handoff_gives_a_transfer_no_more_time() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.load("d0", Load(queued_requests=1))
     world.load("d0", Load())
-    world.wait(LIMITS.transfer_s * 0.5)
+    world.advance(LIMITS.transfer_s * 0.5)
     world.arrive(request("r"))
     world.step(only_leg(world))
-    world.wait(LIMITS.transfer_s)
+    world.advance(LIMITS.transfer_s)
     assert len(world.aborting) == 1
 
 
 def test_a_queue_at_its_replica_does_not_excuse_a_stalled_stream() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     world.step(only_leg(world))
     world.step(only_leg(world))
     world.load("d0", Load(queued_requests=1))
-    world.wait(LIMITS.stall_s)
+    world.advance(LIMITS.stall_s)
     assert len(world.aborting) == 1
 
 
 def test_a_stalled_stream_goes_on_elsewhere() -> None:
     world = World()
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     world.arrive(request("r"))
     world.step(only_leg(world))
     world.step(only_leg(world))
     ((stalled, _),) = world.legs.values()
-    world.wait(LIMITS.stall_s)
+    world.advance(LIMITS.stall_s)
     assert {replica_id for replica_id, _ in world.aborting} == {stalled}
     world.confirm_aborts()
     world.run_to_end()
@@ -414,43 +414,43 @@ def test_a_stalled_stream_goes_on_elsewhere() -> None:
 
 def test_a_stream_that_stalls_is_noticed_long_before_a_first_token_would_be_late() -> None:
     world = World(replace(LIMITS, first_token_s=LIMITS.stall_s * 10))
-    world.pd()
-    world.arrive(request("r", local_only=LocalOnly.FAN_OUT))
+    world.join_prefill_decode()
+    world.arrive(request("r", local_only=LocalOnlyReason.FAN_OUT))
     world.step(only_leg(world))
-    world.wait(LIMITS.stall_s)
+    world.advance(LIMITS.stall_s)
     assert len(world.aborting) == 1
 
 
 def test_progress_postpones_the_stall_deadline() -> None:
     world = World()
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     world.arrive(request("r", max_tokens=10))
     world.step(only_leg(world))
     for _ in range(5):
         world.step(only_leg(world))
-        world.wait(LIMITS.stall_s * 0.9)
-    world.wait(LIMITS.stall_s * 0.09)
+        world.advance(LIMITS.stall_s * 0.9)
+    world.advance(LIMITS.stall_s * 0.09)
     assert world.records == {}
     assert world.aborting == []
-    world.wait(LIMITS.stall_s * 0.02)
+    world.advance(LIMITS.stall_s * 0.02)
     assert len(world.aborting) == 1
 
 
 def test_a_request_over_its_total_deadline_ends() -> None:
     world = World(replace(LIMITS, total_s=5.0))
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
-    world.wait(5.0)
+    world.advance(5.0)
     assert isinstance(world.errors["r"], DeadlineExceeded)
     world.confirm_aborts()
-    assert world.machine.unconfirmed_aborts() == 0
+    assert world.coordinator.unconfirmed_aborts() == 0
 
 
 def test_a_refused_leg_fails_the_request_at_once() -> None:
     world = World()
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     world.arrive(request("r"))
-    world.fail_leg(only_leg(world), LegFailure.REFUSED)
+    world.fail_leg(only_leg(world), LegFailure.REJECTED)
     assert isinstance(world.errors["r"], EngineFailed)
 
 
@@ -459,7 +459,7 @@ def test_a_refused_leg_fails_the_request_at_once() -> None:
 )
 def test_a_failed_leg_is_tried_elsewhere(failure: LegFailure) -> None:
     world = World()
-    world.pd(prefill=2)
+    world.join_prefill_decode(prefill=2)
     world.arrive(request("r"))
     ((first, _),) = world.legs.values()
     world.fail_leg(only_leg(world), failure)
@@ -473,14 +473,14 @@ def test_a_replica_that_refuses_at_once_is_not_hammered() -> None:
     world.arrive(request("r"))
     world.fail_leg(only_leg(world), LegFailure.OVERLOADED)
     assert world.legs == {}
-    world.wait(LIMITS.retry_s)
+    world.advance(LIMITS.retry_s)
     assert len(world.legs) == 1
 
 
 def test_a_request_that_fails_everywhere_is_given_up() -> None:
     world = World(replace(LIMITS, max_failures=2))
-    world.pd(decode=5)
-    world.arrive(request("r", local_only=LocalOnly.FAN_OUT))
+    world.join_prefill_decode(decode=5)
+    world.arrive(request("r", local_only=LocalOnlyReason.FAN_OUT))
     for _ in range(3):
         world.fail_leg(only_leg(world), LegFailure.ENGINE_ERROR)
     assert isinstance(world.errors["r"], EngineFailed)
@@ -489,14 +489,14 @@ def test_a_request_that_fails_everywhere_is_given_up() -> None:
 
 def test_a_broken_transfer_makes_the_request_local() -> None:
     world = World()
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     world.arrive(request("r"))
     world.step(only_leg(world))
     broken = only_leg(world)
     replica_id, _ = world.legs.pop(broken)
     output = LegOutput(broken, (), FinishReason.ERROR)
-    world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
-    assert world.pinned == {}, "the blocks that were not pulled are not needed any more"
+    world.handle(StepCompleted(replica_id=replica_id, outputs=(output,)))
+    assert world.leased == {}, "the blocks that were not pulled are not needed any more"
     assert kinds(world) == [LegKind.LOCAL]
     world.run_to_end()
     assert world.tokens["r"] == [0, 1, 2, 3]
@@ -507,13 +507,13 @@ def test_a_broken_prefill_that_hands_out_a_ticket_has_its_blocks_freed(
     finish: FinishReason,
 ) -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     leg_id = only_leg(world)
     replica_id, leg = world.legs.pop(leg_id)
-    output = LegOutput(leg_id, (), finish, ticket=ticket_of(leg))
-    commands = world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
-    (freed,) = [one.lease for one in commands if isinstance(one, ReleaseLease)]
+    output = LegOutput(leg_id, (), finish, kv_handle=kv_handle_of(leg))
+    commands = world.handle(StepCompleted(replica_id=replica_id, outputs=(output,)))
+    (freed,) = [command.lease for command in commands if isinstance(command, ReleaseLease)]
     assert (freed.leg_id, freed.replica_id) == (leg_id, "p0")
     assert kinds(world) == [LegKind.LOCAL]
     world.run_to_end()
@@ -522,19 +522,19 @@ def test_a_broken_prefill_that_hands_out_a_ticket_has_its_blocks_freed(
 
 def test_a_prefill_without_a_ticket_makes_the_request_local() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     leg_id = only_leg(world)
     world.legs.pop(leg_id)
     output = LegOutput(leg_id, (7,), FinishReason.LENGTH)
-    world.tell(StepProduced(replica_id="p0", outputs=(output,)))
+    world.handle(StepCompleted(replica_id="p0", outputs=(output,)))
     assert kinds(world) == [LegKind.LOCAL]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_a_cancelled_request_frees_both_engines_in_every_phase(steps: int) -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     for _ in range(steps):
         world.step(only_leg(world))
@@ -542,9 +542,9 @@ def test_a_cancelled_request_frees_both_engines_in_every_phase(steps: int) -> No
     assert world.records["r"].outcome is Phase.CANCELLED
     world.confirm_aborts()
     assert world.legs == {}
-    assert world.pinned == {}
-    assert world.machine.unconfirmed_aborts() == 0
-    assert all(v.inflight_legs == 0 for v in world.machine.fleet(0).replicas.values())
+    assert world.leased == {}
+    assert world.coordinator.unconfirmed_aborts() == 0
+    assert all(v.inflight_legs == 0 for v in world.coordinator.fleet(0).replicas.values())
 
 
 def test_cancelling_a_queued_or_unknown_request_is_harmless() -> None:
@@ -557,66 +557,68 @@ def test_cancelling_a_queued_or_unknown_request_is_harmless() -> None:
 
 def test_a_ticket_that_comes_after_the_cancel_is_released() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     leg_id = only_leg(world)
     late = world.output(leg_id)
     world.cancel("r")
-    commands = world.tell(StepProduced(replica_id="p0", outputs=(late,)))
+    commands = world.handle(StepCompleted(replica_id="p0", outputs=(late,)))
     assert [type(command) for command in commands] == [ReleaseLease]
-    assert world.pinned == {}
+    assert world.leased == {}
 
 
 def test_an_output_of_an_unknown_leg_is_ignored_and_counted() -> None:
     world = World()
-    world.pd()
-    world.tell(StepProduced(replica_id="d0", outputs=(LegOutput("ghost", (1,)),)))
-    world.tell(LegsAborted(replica_id="d0", leg_ids=("ghost",)))
-    assert world.machine.ignored_events == 2
+    world.join_prefill_decode()
+    world.handle(StepCompleted(replica_id="d0", outputs=(LegOutput("ghost", (1,)),)))
+    world.handle(LegsAborted(replica_id="d0", leg_ids=("ghost",)))
+    assert world.coordinator.ignored_events == 2
 
 
 def test_an_output_from_the_wrong_replica_is_ignored() -> None:
     world = World()
-    world.pd(decode=2)
-    world.arrive(request("r", local_only=LocalOnly.FAN_OUT))
+    world.join_prefill_decode(decode=2)
+    world.arrive(request("r", local_only=LocalOnlyReason.FAN_OUT))
     leg_id = only_leg(world)
-    assert world.tell(StepProduced(replica_id="d1", outputs=(LegOutput(leg_id, (1,)),))) == []
+    assert world.handle(StepCompleted(replica_id="d1", outputs=(LegOutput(leg_id, (1,)),))) == []
     assert world.tokens["r"] == []
 
 
 def test_an_unconfirmed_abort_is_forgotten_after_its_deadline() -> None:
-    world = World(replace(LIMITS, recovery=RecoveryOptions(silence_s=inf)))  # nobody looks around
-    world.pd()
+    world = World(
+        replace(LIMITS, recovery=RecoveryOptions(heartbeat_timeout_s=inf))
+    )  # nobody looks around
+    world.join_prefill_decode()
     world.arrive(request("r"))
     world.cancel("r")
-    assert world.machine.unconfirmed_aborts() == 1
-    assert world.machine.next_deadline_at_s() is not None
-    world.wait(LIMITS.abort_s / 2)
+    assert world.coordinator.unconfirmed_aborts() == 1
+    assert world.coordinator.next_deadline_at_s() is not None
+    world.advance(LIMITS.abort_s / 2)
     world.arrive(request("later"))  # whose own deadline is not the next one
     begun_at_s = world.now_s - LIMITS.abort_s / 2
-    assert world.machine.next_deadline_at_s() == begun_at_s + LIMITS.abort_s
-    world.wait(LIMITS.abort_s / 2)
-    assert world.machine.unconfirmed_aborts() == 0
+    assert world.coordinator.next_deadline_at_s() == begun_at_s + LIMITS.abort_s
+    world.advance(LIMITS.abort_s / 2)
+    assert world.coordinator.unconfirmed_aborts() == 0
 
 
 def test_the_lease_of_an_aborted_pull_is_released_when_the_puller_dies() -> None:
     world = World()
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     world.arrive(request("r"))
     world.step(only_leg(world))
     ((puller, _),) = world.legs.values()
     world.cancel("r")
-    world.lose(puller)
-    assert world.pinned == {}
+    world.disconnect(puller)
+    assert world.leased == {}
 
 
 def test_a_draining_replica_gets_no_new_work_and_finishes_its_own() -> None:
     world = World()
-    world.pd(decode=2)
-    world.arrive(request("old", local_only=LocalOnly.FAN_OUT))
+    world.join_prefill_decode(decode=2)
+    world.arrive(request("old", local_only=LocalOnlyReason.FAN_OUT))
     ((draining, _),) = world.legs.values()
     world.drain(draining)
-    world.arrive(request("new", local_only=LocalOnly.FAN_OUT))
+    world.arrive(request("new", local_only=LocalOnlyReason.FAN_OUT))
     assert {r for r, leg in world.legs.values() if leg.request_id == "new"} != {draining}
     world.run_to_end()
     assert world.records["old"].routes[-1].decode_replica_id == draining
@@ -629,7 +631,7 @@ def test_a_replica_that_joins_again_has_lost_what_ran_on_it() -> None:
     world.arrive(request("r"))
     world.step(only_leg(world))
     world.legs.clear()
-    world.tell(ReplicaJoined(facts=replica_facts("m0")))
+    world.handle(ReplicaJoined(facts=replica_facts("m0")))
     world.run_to_end()
     assert world.tokens["r"] == [0, 1, 2, 3]
 
@@ -645,7 +647,7 @@ def test_replicas_of_different_layouts_hand_nothing_over() -> None:
 
 def test_disaggregation_can_be_turned_off() -> None:
     world = World(disaggregate=Disaggregate.NEVER)
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     world.run_to_end()
     assert world.records["r"].routes[0].reason is RouteReason.DISAGGREGATION_OFF
@@ -665,7 +667,7 @@ def test_one_step_is_one_delivery_for_all_its_streams() -> None:
     for name in "abc":
         world.arrive(request(name))
     outputs = tuple(world.output(leg_id) for leg_id in tuple(world.legs))
-    commands = world.tell(StepProduced(replica_id="m0", outputs=outputs))
+    commands = world.handle(StepCompleted(replica_id="m0", outputs=outputs))
     assert [type(command) for command in commands] == [Deliver]
 
 
@@ -676,10 +678,10 @@ def test_an_idle_machine_asks_for_no_wake_up() -> None:
 
 def test_a_lost_replica_with_two_streams_resumes_both_and_fails_none() -> None:
     world = World()
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     for name in ("a", "b", "c"):
-        world.arrive(request(name, local_only=LocalOnly.FAN_OUT))
-    world.lose("d0", LossReason.SILENT)
+        world.arrive(request(name, local_only=LocalOnlyReason.FAN_OUT))
+    world.disconnect("d0", LossReason.UNRESPONSIVE)
     world.run_to_end()
     assert world.errors == {}
     assert all(tokens == [0, 1, 2, 3] for tokens in world.tokens.values())
@@ -687,7 +689,7 @@ def test_a_lost_replica_with_two_streams_resumes_both_and_fails_none() -> None:
 
 def test_commands_name_what_they_are_for() -> None:
     world = World()
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     world.cancel("r")
     submits = [c for c in world.commands if isinstance(c, SubmitLeg)]

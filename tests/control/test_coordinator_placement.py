@@ -8,7 +8,7 @@ import pytest
 
 from baton.control.probing.notices import PairNoticeKind
 from baton.control.probing.prober import ProbeOptions
-from baton.control.state.request_state import Entry
+from baton.control.state.request_state import RequestState
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate
 from baton.domain.commands import CheckSideChannel, SubmitLeg, SyncCache
 from baton.domain.events import (
@@ -17,14 +17,21 @@ from baton.domain.events import (
     LinksReported,
     ReplicaJoined,
     SideChannelChecked,
-    StepProduced,
+    StepCompleted,
 )
 from baton.domain.fleet import LinkTotals, Load, Role
-from baton.domain.handoff import Decision, HandoffMode, HitSource, LegFailure, LegKind, RouteReason
+from baton.domain.handoff import (
+    HandoffMode,
+    HitSource,
+    LegFailure,
+    LegKind,
+    PlacementDecision,
+    RouteReason,
+)
 from baton.domain.request import Phase, Request
 from baton.domain.value import evolve
 from baton.policy.links.estimates import LinkState
-from baton.policy.placement.port import Disaggregate, NoRoute, PlacementQuery, Surroundings
+from baton.policy.placement.port import Disaggregate, NoRoute, PlacementContext, PlacementQuery
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
 from tests.fakes.facts import replica_facts
@@ -55,7 +62,7 @@ def where(fleet: World, item: Request) -> str:
 def finish(fleet: World) -> None:
     """Let everything run, also what waits a moment before it is tried again."""
     fleet.run_to_end()
-    fleet.wait(LIMITS.retry_s)
+    fleet.advance(LIMITS.retry_s)
     fleet.run_to_end()
 
 
@@ -65,7 +72,7 @@ def finish(fleet: World) -> None:
 def test_a_prompt_goes_where_its_prefix_is_reported() -> None:
     fleet = mixed(8)
     item = request("a", prompt_tokens=1000)
-    fleet.caches("m5", item)
+    fleet.report_cached("m5", item)
     assert where(fleet, item) == "m5"
 
 
@@ -97,15 +104,15 @@ def test_a_session_was_where_its_last_answer_came_to_a_stop_string_unless_none_b
     for _ in range(tokens):
         fleet.step(leg_id)
     fleet.cancel("a")
-    entry = Entry(request=evolve(request("b"), session_id="chat"))
-    known = fleet.machine.knowledge.query(entry, 0.0).session_replica_id
+    entry = RequestState(request=evolve(request("b"), session_id="chat"))
+    known = fleet.coordinator.fleet_model.placement_query(entry, 0.0).session_replica_id
     assert known == (place if tokens else None)
 
 
 def test_an_answer_up_to_a_stop_string_is_known_to_be_cached() -> None:
     fleet = world()
     fleet.alive["m0"] = Role.MIXED
-    fleet.tell(ReplicaJoined(facts=replica_facts("m0", Role.MIXED, cache_events=False)))
+    fleet.handle(ReplicaJoined(facts=replica_facts("m0", Role.MIXED, cache_events=False)))
     fleet.arrive(request("a", prompt_tokens=16, max_tokens=200))
     (leg_id,) = fleet.legs
     for _ in range(33):
@@ -123,7 +130,7 @@ def test_an_answer_up_to_a_stop_string_is_known_to_be_cached() -> None:
 def test_prompts_of_other_tenants_are_other_prefixes() -> None:
     fleet = mixed(2)
     item = evolve(request("a", prompt_tokens=1000), cache_salt="one")
-    fleet.caches("m1", item)
+    fleet.report_cached("m1", item)
     other = evolve(item, request_id="b", cache_salt="two")
     fleet.arrive(other)
     finish(fleet)
@@ -136,8 +143,8 @@ def test_prompts_of_other_tenants_are_other_prefixes() -> None:
 def test_a_replica_in_a_new_life_holds_nothing() -> None:
     fleet = mixed(2)
     item = request("a", prompt_tokens=1000)
-    fleet.caches("m1", item)
-    fleet.lose("m1")
+    fleet.report_cached("m1", item)
+    fleet.disconnect("m1")
     fleet.join("m1", Role.MIXED)
     fleet.arrive(item)
     finish(fleet)
@@ -146,15 +153,15 @@ def test_a_replica_in_a_new_life_holds_nothing() -> None:
 
 def test_a_missing_update_is_asked_for() -> None:
     fleet = mixed(1)
-    fleet.caches("m0", request("a"), sequence=1)
+    fleet.report_cached("m0", request("a"), sequence=1)
     fleet.commands.clear()
-    fleet.caches("m0", request("b"), sequence=3)
+    fleet.report_cached("m0", request("b"), sequence=3)
     assert fleet.commands == [SyncCache(replica_id="m0")]
 
 
 def test_a_load_report_reveals_that_the_last_update_was_lost() -> None:
     fleet = mixed(1)
-    fleet.caches("m0", request("a"), sequence=1)
+    fleet.report_cached("m0", request("a"), sequence=1)
     fleet.commands.clear()
     fleet.load("m0", Load(cache_sequence=1))
     assert fleet.commands == []
@@ -165,10 +172,10 @@ def test_a_load_report_reveals_that_the_last_update_was_lost() -> None:
 def test_garbage_and_unknown_replicas_in_reports_lose_nothing() -> None:
     fleet = mixed(1)
     garbage = CacheUpdate(1, (CacheChange(CacheChangeKind.STORED, b"not hashes"),))
-    fleet.tell(CacheChanged(replica_id="m0", update=garbage))
-    fleet.caches("nobody", request("a"))
+    fleet.handle(CacheChanged(replica_id="m0", update=garbage))
+    fleet.report_cached("nobody", request("a"))
     fleet.load("nobody", Load())
-    fleet.tell(LinksReported(replica_id="nobody", links=(LinkTotals("ghost", 1, 10, 1.0),)))
+    fleet.handle(LinksReported(replica_id="nobody", links=(LinkTotals("ghost", 1, 10, 1.0),)))
     fleet.arrive(request("a"))
     finish(fleet)
     assert fleet.records["a"].outcome is Phase.FINISHED
@@ -181,16 +188,16 @@ def test_a_burst_between_two_reports_is_spread() -> None:
     fleet = mixed(4)
     for i in range(40):
         fleet.arrive(evolve(request(f"r{i}", prompt_tokens=999), prompt_token_ids=(i + 1,) * 999))
-    views = fleet.machine.fleet(0.0).replicas.values()
+    views = fleet.coordinator.fleet(0.0).replicas.values()
     assert [view.inflight_legs for view in views] == [10] * 4
 
 
 def test_cached_tokens_are_not_charged() -> None:
     fleet = mixed(1)
     item = request("a", prompt_tokens=1000)
-    fleet.caches("m0", item)
+    fleet.report_cached("m0", item)
     fleet.arrive(item)
-    (view,) = fleet.machine.fleet(0.0).replicas.values()
+    (view,) = fleet.coordinator.fleet(0.0).replicas.values()
     assert view.inflight_tokens == 1000 - 62 * 16
 
 
@@ -199,12 +206,14 @@ def test_a_leg_that_could_not_be_sent_is_not_taken_for_one_that_was() -> None:
     fleet.arrive(request("a"))
     (leg_id,) = fleet.legs
     fleet.legs.clear()
-    failed = LegFailed(replica_id="m0", leg_id=leg_id, failure=LegFailure.OVERLOADED, sent=False)
-    fleet.tell(failed)
-    fleet.wait(LIMITS.retry_s)
+    failed = LegFailed(
+        replica_id="m0", leg_id=leg_id, failure=LegFailure.OVERLOADED, was_sent=False
+    )
+    fleet.handle(failed)
+    fleet.advance(LIMITS.retry_s)
     fleet.load("m0", Load(), received_legs=1)
-    (view,) = fleet.machine.fleet(0.0).replicas.values()
-    assert (view.inflight_legs, view.unseen_legs) == (1, 0)
+    (view,) = fleet.coordinator.fleet(0.0).replicas.values()
+    assert (view.inflight_legs, view.unreported_legs) == (1, 0)
 
 
 # ------------------------------------------------------------------ prefix fetch
@@ -215,7 +224,7 @@ def fetched(fleet: World | None = None) -> tuple[World, Request]:
     fleet = mixed(2, fleet)
     item = request("a", prompt_tokens=1000, max_tokens=4)
     prefix = evolve(item, prompt_token_ids=item.prompt_token_ids[:800])
-    fleet.caches("m0", prefix)
+    fleet.report_cached("m0", prefix)
     fleet.load("m0", BUSY)
     fleet.arrive(item)
     return fleet, item
@@ -231,7 +240,7 @@ def test_a_fetched_prefix_is_asked_of_its_holder_and_the_rest_computed_elsewhere
     assert (target, decode.kind) == ("m1", LegKind.DECODE)
     assert decode.prompt_token_ids == item.prompt_token_ids
     assert decode.source_id == "m0"
-    view = fleet.machine.fleet(0.0).replicas["m1"]
+    view = fleet.coordinator.fleet(0.0).replicas["m1"]
     assert view.inflight_tokens == 199
     finish(fleet)
     record = fleet.records["a"]
@@ -250,9 +259,9 @@ def fetched_before_much_else() -> World:
             kv_blocks=9999,
             max_len_tokens=99_999,
             cache_events=True,
-            prefix_fetch=True,
+            supports_prefix_fetch=True,
         )
-        fleet.tell(ReplicaJoined(facts=facts))
+        fleet.handle(ReplicaJoined(facts=facts))
     hand_out_prefix(fleet, "a", first_token_id=0)
     return fleet
 
@@ -260,7 +269,7 @@ def fetched_before_much_else() -> World:
 def hand_out_prefix(fleet: World, name: str, *, first_token_id: int) -> None:
     tokens = tuple(range(first_token_id, first_token_id + 50_000))
     item = evolve(request(name, max_tokens=4), prompt_token_ids=tokens)
-    fleet.caches(
+    fleet.report_cached(
         "m0", evolve(item, prompt_token_ids=tokens[:20_000]), sequence=len(fleet.requests) + 1
     )
     fleet.load("m0", BUSY)
@@ -275,24 +284,24 @@ def beat(fleet: World, until_s: float) -> None:
     while fleet.now_s < until_s:
         fleet.load("m0", BUSY)
         fleet.load("m1", Load(running_requests=1))
-        fleet.wait(0.25)
+        fleet.advance(0.25)
 
 
 def test_what_is_computed_after_a_fetched_prefix_is_not_its_links_time() -> None:
     fleet = fetched_before_much_else()
     beat(fleet, LIMITS.transfer_s + 2.5)
-    assert fleet.machine.phases() == {"a": Phase.TRANSFER}, "3 s are computed there"
+    assert fleet.coordinator.phases() == {"a": Phase.TRANSFER}, "3 s are computed there"
     finish(fleet)
     assert fleet.records["a"].resumes == 0
-    (row,) = fleet.machine.knowledge.links.rows(fleet.now_s)
-    assert row.broken_handoffs == 0
+    (row,) = fleet.coordinator.fleet_model.links.rows(fleet.now_s)
+    assert row.handoff_failures == 0
 
 
 def test_a_fetch_is_given_up_once_blocks_and_the_rest_have_had_their_time() -> None:
     fleet = fetched_before_much_else()
     beat(fleet, LIMITS.transfer_s + 3.5)
-    (row,) = fleet.machine.knowledge.links.rows(fleet.now_s)
-    assert row.broken_handoffs == 1
+    (row,) = fleet.coordinator.fleet_model.links.rows(fleet.now_s)
+    assert row.handoff_failures == 1
     finish(fleet)
     assert fleet.records["a"].resumes == 1
 
@@ -302,9 +311,9 @@ def test_a_fetch_behind_another_has_the_time_that_both_take() -> None:
     fleet.load("m1", Load(running_requests=1), received_legs=1)
     hand_out_prefix(fleet, "b", first_token_id=100_000)
     beat(fleet, LIMITS.transfer_s + 5.5)
-    assert fleet.machine.phases()["b"] is Phase.TRANSFER, "6 s of prompts are computed"
+    assert fleet.coordinator.phases()["b"] is Phase.TRANSFER, "6 s of prompts are computed"
     beat(fleet, LIMITS.transfer_s + 6.5)
-    assert fleet.machine.phases()["b"] is not Phase.TRANSFER
+    assert fleet.coordinator.phases()["b"] is not Phase.TRANSFER
 
 
 # ------------------------------------------------------------------ links
@@ -312,7 +321,7 @@ def test_a_fetch_behind_another_has_the_time_that_both_take() -> None:
 
 def handed_off(limits_of: World | None = None) -> World:
     fleet = limits_of or world(Disaggregate.ALWAYS)
-    fleet.pd()
+    fleet.join_prefill_decode()
     return fleet
 
 
@@ -338,7 +347,7 @@ def test_a_pool_that_is_mostly_rolled_out_computes_no_prompt_in_vain() -> None:
 
 def test_a_failed_transfer_is_recomputed_and_its_link_pays() -> None:
     fleet = handed_off()
-    links = fleet.machine.knowledge.links
+    links = fleet.coordinator.fleet_model.links
     before = links.transfer_s("p0", "d0", 10_000_000)
     break_transfer(fleet, "a")
     finish(fleet)
@@ -355,7 +364,7 @@ def test_a_link_that_fails_in_a_row_is_not_used() -> None:
     for i in range(10):
         break_transfer(fleet, f"r{i}")
         finish(fleet)
-        if fleet.machine.knowledge.links.state("p0", "d0") is LinkState.QUARANTINED:
+        if fleet.coordinator.fleet_model.links.state("p0", "d0") is LinkState.QUARANTINED:
             break
     fleet.arrive(request("last", prompt_tokens=1000))
     finish(fleet)
@@ -367,9 +376,9 @@ def test_a_transfer_over_its_deadline_counts_against_its_link() -> None:
     fleet.arrive(request("a", prompt_tokens=1000))
     (prefill,) = fleet.legs
     fleet.step(prefill)
-    fleet.wait(LIMITS.transfer_s)
-    (row,) = fleet.machine.knowledge.links.rows(fleet.now_s)
-    assert row.broken_handoffs == 1
+    fleet.advance(LIMITS.transfer_s)
+    (row,) = fleet.coordinator.fleet_model.links.rows(fleet.now_s)
+    assert row.handoff_failures == 1
     finish(fleet)
     assert fleet.records["a"].outcome is Phase.FINISHED
 
@@ -381,26 +390,28 @@ def test_an_overloaded_decode_replica_is_not_its_links_fault() -> None:
     fleet.step(prefill)
     (decode,) = fleet.legs
     fleet.fail_leg(decode, LegFailure.OVERLOADED)
-    rows = list(fleet.machine.knowledge.links.rows(fleet.now_s))
-    assert sum(row.broken_handoffs for row in rows) == 0
+    rows = list(fleet.coordinator.fleet_model.links.rows(fleet.now_s))
+    assert sum(row.handoff_failures for row in rows) == 0
 
 
 def probed() -> World:
     """A pair that is probed, and was found in order."""
     fleet = World(policy=PredictedPlacer(), probing=ProbeOptions())
-    fleet.pd()
-    fleet.tell(SideChannelChecked(replica_id="d0", source_id="p0", ok=True, took_s=0.01))
+    fleet.join_prefill_decode()
+    fleet.handle(
+        SideChannelChecked(replica_id="d0", source_id="p0", is_reachable=True, elapsed_s=0.01)
+    )
     fleet.run_to_end()
-    assert fleet.machine.knowledge.links.state("p0", "d0") is LinkState.OK
+    assert fleet.coordinator.fleet_model.links.state("p0", "d0") is LinkState.OK
     fleet.commands.clear()
     return fleet
 
 
 def test_a_pair_is_probed_with_legs_of_its_own_when_it_joins() -> None:
     fleet = probed()
-    assert fleet.pinned == {}
+    assert fleet.leased == {}
     assert fleet.records == {}
-    views = fleet.machine.fleet(0.0).replicas.values()
+    views = fleet.coordinator.fleet(0.0).replicas.values()
     assert [view.inflight_legs for view in views] == [0, 0]
 
 
@@ -409,12 +420,12 @@ def test_a_side_channel_that_does_not_answer_keeps_requests_local() -> None:
         policy=PredictedPlacer(PredictedOptions(disaggregate=Disaggregate.ALWAYS)),
         probing=ProbeOptions(),
     )
-    fleet.pd()
+    fleet.join_prefill_decode()
     gone = SideChannelChecked(
-        replica_id="d0", source_id="p0", ok=False, took_s=2.0, why="nobody listens"
+        replica_id="d0", source_id="p0", is_reachable=False, elapsed_s=2.0, why="nobody listens"
     )
-    fleet.tell(gone)
-    kinds = [notice.kind for notice in fleet.machine.take_notices()]
+    fleet.handle(gone)
+    kinds = [notice.kind for notice in fleet.coordinator.pop_notices()]
     assert PairNoticeKind.QUARANTINED in kinds
     fleet.arrive(request("a", prompt_tokens=1000))
     fleet.run_to_end()
@@ -424,22 +435,22 @@ def test_a_side_channel_that_does_not_answer_keeps_requests_local() -> None:
 def test_a_failed_transfer_has_its_pair_probed_before_the_next_round() -> None:
     fleet = probed()
     fleet.now_s += 2.0  # the next round is at five seconds
-    fleet.machine.knowledge.links.probe_ok("p0", "d0", fleet.now_s)
+    fleet.coordinator.fleet_model.links.record_probe_success("p0", "d0", fleet.now_s)
     fleet.load("d0", BUSY)
     break_transfer(fleet, "a")
-    checks = [one for one in fleet.commands if isinstance(one, CheckSideChannel)]
-    assert [(one.replica_id, one.source_id) for one in checks] == [("d0", "p0")]
+    checks = [command for command in fleet.commands if isinstance(command, CheckSideChannel)]
+    assert [(check.replica_id, check.source_id) for check in checks] == [("d0", "p0")]
 
 
 def test_leases_are_counted_by_the_replica_that_keeps_the_blocks() -> None:
     fleet = handed_off()
     fleet.arrive(request("a", prompt_tokens=1000))
-    assert fleet.machine.leases() == {}
+    assert fleet.coordinator.lease_counts() == {}
     (prefill,) = fleet.legs
     fleet.step(prefill)
-    assert fleet.machine.leases() == {"p0": 1}
+    assert fleet.coordinator.lease_counts() == {"p0": 1}
     finish(fleet)
-    assert fleet.machine.leases() == {}
+    assert fleet.coordinator.lease_counts() == {}
 
 
 # ------------------------------------------------------------------ the story
@@ -462,21 +473,21 @@ def test_predictions_are_compared_with_what_came() -> None:
     fleet.arrive(request("a", prompt_tokens=1000))
     fleet.now_s += 5.0
     finish(fleet)
-    (quality,) = fleet.machine.knowledge.timings.quality()
-    assert quality.ttfts == 1
+    (quality,) = fleet.coordinator.fleet_model.timings.quality()
+    assert quality.ttft_count == 1
     assert quality.ttft_bias == pytest.approx(-1, abs=0.2)
 
 
 def test_what_an_engine_had_cached_is_taken_from_its_own_prefill_only() -> None:
     fleet = world(Disaggregate.ALWAYS)
-    fleet.pd()
+    fleet.join_prefill_decode()
     fleet.arrive(request("a", prompt_tokens=1000))
     (prefill,) = fleet.legs
     output = fleet.output(prefill)._replace(cached_tokens=320)
-    fleet.tell(StepProduced(replica_id="p0", outputs=(output,)))
+    fleet.handle(StepCompleted(replica_id="p0", outputs=(output,)))
     (decode,) = fleet.legs
     output = fleet.output(decode)._replace(cached_tokens=999)
-    fleet.tell(StepProduced(replica_id="d0", outputs=(output,)))
+    fleet.handle(StepCompleted(replica_id="d0", outputs=(output,)))
     finish(fleet)
     assert fleet.records["a"].cached_tokens == 320
 
@@ -484,16 +495,18 @@ def test_what_an_engine_had_cached_is_taken_from_its_own_prefill_only() -> None:
 def test_a_route_that_was_submitted_names_replicas_of_the_fleet() -> None:
     fleet = mixed(3)
     fleet.arrive(request("a"))
-    (submitted,) = [one for one in fleet.commands if isinstance(one, SubmitLeg)]
+    (submitted,) = [command for command in fleet.commands if isinstance(command, SubmitLeg)]
     assert submitted.replica_id in fleet.alive
 
 
 class Unpredicting(PredictedPlacer):
     """Says where, and not why."""
 
-    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
-        decision = super().place(query, around)
-        return evolve(decision, options=()) if isinstance(decision, Decision) else decision
+    def place(
+        self, query: PlacementQuery, context: PlacementContext
+    ) -> PlacementDecision | NoRoute:
+        decision = super().place(query, context)
+        return evolve(decision, options=()) if isinstance(decision, PlacementDecision) else decision
 
 
 @pytest.mark.parametrize("policy", [PredictedPlacer, Unpredicting])
@@ -501,7 +514,7 @@ def test_who_hands_out_a_prefix_gives_no_token(policy: type[PredictedPlacer]) ->
     limits = replace(LIMITS, early_first_token=True)
     fleet, _ = fetched(World(limits, policy=policy()))
     ((_, leg),) = fleet.legs.values()
-    assert (leg.kind, leg.gives_token) == (LegKind.PREFILL, False)
+    assert (leg.kind, leg.emits_first_token) == (LegKind.PREFILL, False)
     fleet.step(leg.leg_id)
     assert fleet.tokens["a"] == []
     finish(fleet)

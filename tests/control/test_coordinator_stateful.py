@@ -15,17 +15,17 @@ from hypothesis.stateful import (
     rule,
 )
 
-from baton.control.request.lifecycle import BROKEN, REFUSALS
+from baton.control.request.lifecycle import FAILED_FINISHES, REJECTED_FINISHES
 from baton.control.state.service_rules import ServiceRules
-from baton.domain.events import QuotasShared
+from baton.domain.events import QuotasAllocated
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import LegFailure
-from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.domain.request import FinishReason, LocalOnlyReason, Phase
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 from baton.domain.value import evolve
 from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
 from tests.fakes.timings import LinearTiming
@@ -58,17 +58,19 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @initialize()
     def one_of_each(self) -> None:
-        self.world.pd()
+        self.world.join_prefill_decode()
 
     def pick(self, data: st.DataObject, items: list[str]) -> str:
         return data.draw(st.sampled_from(sorted(items)))
 
     @rule(
         max_tokens=st.integers(1, 5),
-        local_only=st.sampled_from([None, None, LocalOnly.FAN_OUT]),
+        local_only=st.sampled_from([None, None, LocalOnlyReason.FAN_OUT]),
         resumable=st.sampled_from([True, True, False]),
     )
-    def arrive(self, max_tokens: int, local_only: LocalOnly | None, *, resumable: bool) -> None:
+    def arrive(
+        self, max_tokens: int, local_only: LocalOnlyReason | None, *, resumable: bool
+    ) -> None:
         self.count += 1
         self.world.arrive(
             request(
@@ -85,7 +87,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.world.step(self.pick(data, list(self.world.legs)))
 
     @precondition(lambda self: self.world.legs)
-    @rule(data=st.data(), finish=st.sampled_from(sorted(BROKEN | REFUSALS)))
+    @rule(data=st.data(), finish=st.sampled_from(sorted(FAILED_FINISHES | REJECTED_FINISHES)))
     def break_leg(self, data: st.DataObject, finish: FinishReason) -> None:
         self.world.step(self.pick(data, list(self.world.legs)), finish=finish)
 
@@ -94,10 +96,10 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def fail_leg(self, data: st.DataObject, failure: LegFailure) -> None:
         self.world.fail_leg(self.pick(data, list(self.world.legs)), failure)
 
-    @precondition(lambda self: self.world.machine.phases())
+    @precondition(lambda self: self.world.coordinator.phases())
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.world.cancel(self.pick(data, list(self.world.machine.phases())))
+        self.world.cancel(self.pick(data, list(self.world.coordinator.phases())))
 
     @rule()
     def confirm_aborts(self) -> None:
@@ -111,7 +113,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.alive)
     @rule(data=st.data(), reason=st.sampled_from(LossReason))
     def lose(self, data: st.DataObject, reason: LossReason) -> None:
-        self.world.lose(self.pick(data, list(self.world.alive)), reason)
+        self.world.disconnect(self.pick(data, list(self.world.alive)), reason)
 
     @precondition(lambda self: self.world.alive)
     @rule(data=st.data())
@@ -121,7 +123,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.alive)
     @rule(data=st.data(), role=st.sampled_from(Role))
     def flip(self, data: st.DataObject, role: Role) -> None:
-        self.world.flip(data.draw(st.sampled_from(sorted(self.world.alive))), role)
+        self.world.change_role(data.draw(st.sampled_from(sorted(self.world.alive))), role)
 
     @precondition(lambda self: self.world.alive)
     @rule(data=st.data(), queued=st.integers(0, 3))
@@ -130,11 +132,11 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 2.0, 11.0, 31.0]))
     def wait(self, seconds: float) -> None:
-        self.world.wait(seconds)
+        self.world.advance(seconds)
 
     @invariant()
     def every_request_is_in_flight_or_has_ended_once(self) -> None:
-        in_flight, ended = self.world.machine.phases().keys(), self.world.records.keys()
+        in_flight, ended = self.world.coordinator.phases().keys(), self.world.records.keys()
         assert not in_flight & ended
         assert in_flight | ended == self.world.requests.keys()
 
@@ -158,24 +160,24 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def something_is_always_due_while_requests_are_in_flight(self) -> None:
-        if self.world.machine.phases():
-            assert self.world.machine.next_deadline_at_s() is not None
+        if self.world.coordinator.phases():
+            assert self.world.coordinator.next_deadline_at_s() is not None
 
     def teardown(self) -> None:
         # A healthy fleet and a little time end every request and free every block.
         for replica_id, role in REPLICAS.items():
             if replica_id in self.world.alive:
-                self.world.lose(replica_id)
+                self.world.disconnect(replica_id)
             self.world.join(replica_id, role)
         for _ in range(3):
-            self.world.wait(LIMITS.retry_s)
+            self.world.advance(LIMITS.retry_s)
             self.world.run_to_end()
         self.every_request_is_in_flight_or_has_ended_once()
         self.a_finished_request_has_all_its_tokens()
-        assert self.world.machine.phases() == {}
-        assert self.world.machine.unconfirmed_aborts() == 0
-        assert self.world.pinned == {}, "blocks are pinned for nobody"
-        for view in self.world.machine.fleet(0).replicas.values():
+        assert self.world.coordinator.phases() == {}
+        assert self.world.coordinator.unconfirmed_aborts() == 0
+        assert self.world.leased == {}, "blocks are pinned for nobody"
+        for view in self.world.coordinator.fleet(0).replicas.values():
             assert (view.inflight_legs, view.inflight_tokens) == (0, 0)
 
 
@@ -193,7 +195,7 @@ class PredictedMachine(CoordinatorMachine):
         replica_id = data.draw(st.sampled_from(sorted(self.world.alive)))
         item = self.world.requests[data.draw(st.sampled_from(sorted(self.world.requests)))]
         self.updates[replica_id] += 1 + lost
-        self.world.caches(replica_id, item, sequence=self.updates[replica_id])
+        self.world.report_cached(replica_id, item, sequence=self.updates[replica_id])
 
     @precondition(lambda self: bool(self.world.alive))
     @rule(data=st.data(), running=st.integers(0, 64), received=st.integers(0, 9))
@@ -208,7 +210,7 @@ class NoLeakMachine(CoordinatorMachine):
 
     @initialize()
     def one_of_each(self) -> None:
-        self.world.pd(decode=2)
+        self.world.join_prefill_decode(decode=2)
 
     def pick(self, data: st.DataObject, items: list[str]) -> str:
         mortal = [item for item in items if item != "d1"] or ["p0"]
@@ -217,7 +219,7 @@ class NoLeakMachine(CoordinatorMachine):
     @precondition(lambda self: bool(set(self.world.alive) - {"d1"}))
     @rule(data=st.data(), reason=st.sampled_from(LossReason))
     def lose(self, data: st.DataObject, reason: LossReason) -> None:
-        self.world.lose(self.pick(data, list(self.world.alive)), reason)
+        self.world.disconnect(self.pick(data, list(self.world.alive)), reason)
 
     @precondition(lambda self: bool(set(self.world.alive) - {"d1"}))
     @rule(data=st.data())
@@ -231,9 +233,9 @@ class NoLeakMachine(CoordinatorMachine):
 
     @invariant()
     def blocks_are_pinned_only_for_a_transfer_or_an_unconfirmed_abort(self) -> None:
-        transfers = sum(p is Phase.TRANSFER for p in self.world.machine.phases().values())
-        unconfirmed = self.world.machine.unconfirmed_aborts()
-        assert len(self.world.pinned) <= transfers + unconfirmed
+        transfers = sum(p is Phase.TRANSFER for p in self.world.coordinator.phases().values())
+        unconfirmed = self.world.coordinator.unconfirmed_aborts()
+        assert len(self.world.leased) <= transfers + unconfirmed
 
 
 _EARLY = replace(LIMITS, early_first_token=True)
@@ -261,13 +263,13 @@ _CLASSES = {
     "rush": Slo(name="rush", ttft_s=0.3, priority=1),
     "batch": Slo(name="batch", priority=-1),
 }
-_RULES = ServiceRules(slos=SloBook(classes=_CLASSES), tenants=_TENANTS)
+_RULES = ServiceRules(slos=SloClasses(classes=_CLASSES), tenants=_TENANTS)
 _OTHER_RULES = (
     ServiceRules(),
     ServiceRules(slos=_RULES.slos, tenants={"slow": Tenant(name="slow", max_in_flight=1)}),
     ServiceRules(slos=_RULES.slos, admission=AdmissionOptions(rule=AdmissionRule.BOUNDED)),
 )
-_SLOW = LinearTiming(step=0.01, token=0.004, stream=0.001)
+_SLOW = LinearTiming(per_step_s=0.01, per_token_s=0.004, per_stream_s=0.001)
 """A prompt of 40 tokens takes 0.17 s: a few of them make a queue."""
 
 
@@ -304,17 +306,17 @@ class ServiceMachine(CoordinatorMachine):
 
     @rule(rules=st.sampled_from([_RULES, *_OTHER_RULES]))
     def go_by_other_rules(self, rules: ServiceRules) -> None:
-        self.world.machine.reconfigure(rules=rules)
-        self.world.wait(0.0)
+        self.world.coordinator.reconfigure(rules=rules)
+        self.world.advance(0.0)
 
     @rule(places=st.integers(0, 3))
     def deal_out(self, places: int) -> None:
         share = QuotaShare(requests_per_s=0.5, tokens_per_s=100.0, max_in_flight=places)
-        self.world.tell(QuotasShared(shares={"narrow": share, "slow": share}))
+        self.world.handle(QuotasAllocated(shares={"narrow": share, "slow": share}))
 
     @rule(seconds=st.sampled_from([0.005, 0.02, 0.1]))
     def wait_a_little(self, seconds: float) -> None:
-        self.world.wait(seconds)
+        self.world.advance(seconds)
 
     @invariant()
     def who_was_refused_was_never_sent_anywhere(self) -> None:
@@ -329,7 +331,7 @@ class ServiceMachine(CoordinatorMachine):
         # Streams that lost their replica wait whatever the bound is.
         waiting = sum(
             phase is Phase.QUEUED and not self.world.tokens[request_id]
-            for request_id, phase in self.world.machine.phases().items()
+            for request_id, phase in self.world.coordinator.phases().items()
         )
         assert waiting <= self.world.limits.max_queued
 
@@ -338,9 +340,9 @@ class ServiceMachine(CoordinatorMachine):
             if replica_id not in self.world.alive:
                 self.world.join(replica_id, role)
         for _ in range(400):
-            if not self.world.machine.phases():
+            if not self.world.coordinator.phases():
                 break
-            self.world.wait(0.1)
+            self.world.advance(0.1)
             self.world.run_to_end()
         super().teardown()
 

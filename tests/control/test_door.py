@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from baton.control.state.service_rules import ServiceRules
-from baton.domain.demand import Tally, WayIn
+from baton.domain.demand import AdmissionPath, Tally
 from baton.domain.errors import (
     BatonError,
     Cause,
@@ -18,15 +18,15 @@ from baton.domain.errors import (
     RateLimited,
     Rejected,
 )
-from baton.domain.events import RequestsRefused
+from baton.domain.events import RequestsRejected
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
-from baton.policy.admission.slo_classes import Comparison, SloBook, SloRule
+from baton.policy.admission.slo_classes import Comparison, SloClasses, SloRule
 from tests.control.world import LIMITS, World, request
 
 CHAT = Slo(name="default", ttft_s=1.0, tpot_s=0.1)
-BOOK = SloBook(
+BOOK = SloClasses(
     classes={"default": CHAT, "batch": Slo(name="batch"), "vip": Slo(name="vip", priority=9)},
     rules=(SloRule(slo_class="batch", comparison=Comparison.AT_LEAST, prompt_tokens=1000),),
 )
@@ -47,19 +47,19 @@ def world(*, max_queued: int = 16) -> World:
 def door(at: World) -> dict[tuple[str, str, str], int]:
     return {
         (row.slo_class, str(row.outcome), str(row.reason)): row.requests
-        for row in at.machine.admissions()
+        for row in at.coordinator.admissions()
     }
 
 
 def tallies(at: World) -> dict[tuple[str, str], Tally]:
-    told = at.machine.report("c", at.now_s).tallies
+    told = at.coordinator.report("c", at.now_s).tallies
     return {(tally.slo_class, tally.tenant): tally for tally in told}
 
 
 def refuse(
     at: World, error: Rejected, *, tenant: str = "free", slo: str | None = None, requests: int = 1
 ) -> None:
-    at.tell(RequestsRefused(error=error, requests=requests, tenant=tenant, slo_class=slo))
+    at.handle(RequestsRejected(error=error, requests=requests, tenant=tenant, slo_class=slo))
 
 
 def test_who_is_placed_at_once_and_who_after_a_wait_are_told_apart() -> None:
@@ -76,7 +76,7 @@ def test_who_is_placed_at_once_and_who_after_a_wait_are_told_apart() -> None:
 
 def test_whoever_is_let_in_is_counted_then_and_not_again_when_it_ends_or_is_resumed() -> None:
     at = world()
-    at.pd(prefill=1, decode=2)
+    at.join_prefill_decode(prefill=1, decode=2)
     for name in ("done", "resumed", "left"):
         at.arrive(request(name))
     assert door(at) == {("default", "admitted", "at_once"): 3}
@@ -84,8 +84,8 @@ def test_whoever_is_let_in_is_counted_then_and_not_again_when_it_ends_or_is_resu
     for leg_id, (where, leg) in tuple(at.legs.items()):
         if leg.request_id == "resumed" and where == "p0":
             at.step(leg_id)
-    at.lose("d0")
-    at.lose("d1")
+    at.disconnect("d0")
+    at.disconnect("d1")
     at.run_to_end()
     assert door(at) == {("default", "admitted", "at_once"): 3}
 
@@ -100,7 +100,7 @@ def test_whoever_is_kept_out_is_counted_with_the_reason() -> None:
     at.arrive(request("charged", tenant="slow"))
     at.arrive(request("over its rate", tenant="slow"))
     at.arrive(request("too grand", tenant="free", slo_class="vip"))
-    at.wait(LIMITS.queue_wait_s)
+    at.advance(LIMITS.queue_wait_s)
     assert door(at) == {
         ("batch", "evicted", "no_capacity"): 1,
         ("default", "evicted", "no_capacity"): 1,  # the one that was charged
@@ -111,7 +111,7 @@ def test_whoever_is_kept_out_is_counted_with_the_reason() -> None:
         ("default", "barred", "not_allowed"): 1,
     }
     assert sum(door(at).values()) == len(at.records)
-    barred = {name for name, record in at.records.items() if record.barred}
+    barred = {name for name, record in at.records.items() if record.is_client_error}
     assert barred == {"long", "over its rate", "too grand"}
 
 
@@ -124,7 +124,7 @@ def test_the_door_counts_as_many_as_ended_or_are_under_way() -> None:
         at.arrive(request(f"late {number}", tenant="lab"))
     refuse(at, QueueFull("-", 1.0, "full"), requests=4)
     assert sum(door(at).values()) == 8 + 5 + 4
-    assert len(at.records) + len(at.machine.phases()) == 8 + 5
+    assert len(at.records) + len(at.coordinator.phases()) == 8 + 5
 
 
 # ------------------------------------------------------------------------------- unread
@@ -137,19 +137,22 @@ def test_who_is_refused_unread_is_a_miss_like_one_that_was_read_and_shed() -> No
     read = tallies(at)["default", "free"]
     refuse(at, QueueFull("-", 1.0, "full"))
     both = tallies(at)["default", "free"]
-    for name in ("judged", "good", "shed", "excused", "barred", "ttft_met", "tpot_met", "itl_met"):
+    for name in (
+        *("evaluated", "good", "shed", "excluded", "client_errors"),
+        *("ttft_met", "tpot_met", "itl_met"),
+    ):
         assert getattr(both, name) == 2 * getattr(read, name), name
-    assert (both.judged, both.good) == (2, 0)
+    assert (both.evaluated, both.good) == (2, 0)
     assert door(at) == {("default", "shed", "queue_full"): 2}
 
 
 def test_who_is_refused_unread_for_its_own_doing_is_barred_and_no_demand() -> None:
     at = world()
-    before = at.machine.report("c", 0.0).demand
+    before = at.coordinator.report("c", 0.0).demand
     refuse(at, RateLimited("-", 1.0, "used up"), tenant="slow")
     row = tallies(at)["default", "slow"]
-    assert (row.barred, row.judged, row.shed) == (1, 0, 0)
-    assert at.machine.report("c", 0.0).demand == before
+    assert (row.client_errors, row.evaluated, row.shed) == (1, 0, 0)
+    assert at.coordinator.report("c", 0.0).demand == before
     assert door(at) == {("default", "barred", "rate_limited"): 1}
 
 
@@ -158,9 +161,9 @@ def test_who_is_refused_unread_has_asked_for_as_much_as_others_lately() -> None:
     at.join("m", Role.MIXED)
     at.arrive(request("r", prompt_tokens=40, max_tokens=4))
     at.run_to_end()
-    before = at.machine.report("c", 0.0).demand
+    before = at.coordinator.report("c", 0.0).demand
     refuse(at, QueueFull("-", 1.0, "full"), requests=3)
-    after = at.machine.report("c", 0.0).demand
+    after = at.coordinator.report("c", 0.0).demand
     assert after.requests - before.requests == 3
     assert after.prompt_tokens - before.prompt_tokens == 3 * 40
     assert after.output_tokens - before.output_tokens == 3 * 4
@@ -184,8 +187,8 @@ def test_prompts_that_nobody_read_are_taken_to_be_as_long_as_others_lately() -> 
     at.arrive(request("long", prompt_tokens=1500, tenant="free"))
     at.run_to_end()
     refuse(at, QueueFull("-", 1.0, "full"))
-    told = at.machine.report("c", 0.0).tallies
-    assert [(row.slo_class, row.pool, row.judged) for row in told] == [
+    told = at.coordinator.report("c", 0.0).tallies
+    assert [(row.slo_class, row.pool, row.evaluated) for row in told] == [
         ("batch", "mixed", 1),
         ("batch", "", 1),
     ]
@@ -218,8 +221,8 @@ def test_each_error_of_a_request_has_a_word_of_its_own() -> None:
     words = Counter(kind.cause for kind in kinds if not kind.__name__.startswith("_"))
     assert NotAllowed in kinds
     assert set(words.values()) == {1}
-    assert set(words) == set(Cause) - {Cause.LEFT, Cause.OTHER}
+    assert set(words) == set(Cause) - {Cause.CLIENT_DISCONNECTED, Cause.OTHER}
 
 
 def test_words_for_ways_in_are_none_for_being_kept_out() -> None:
-    assert not {*map(str, WayIn)} & {*map(str, Cause)}
+    assert not {*map(str, AdmissionPath)} & {*map(str, Cause)}

@@ -13,18 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from baton.control.state.limits import CoordinatorLimits, RecoveryOptions
 from baton.domain.fleet import Load, Role
 from baton.domain.handoff import LegFailure, LegKind
-from baton.domain.leg_record import LegEnd
+from baton.domain.leg_record import LegOutcome
 from baton.domain.request import Phase
 from tests.control.world import LIMITS, World, request
 
 PATIENT = replace(
     LIMITS,
-    drain_patience_s=5.0,
-    drain_moves=2,
+    drain_timeout_s=5.0,
+    max_drain_migrations=2,
     stall_s=1e4,
     first_token_s=1e4,
     total_s=1e5,
-    recovery=RecoveryOptions(silence_s=inf),  # replicas say nothing here
+    recovery=RecoveryOptions(heartbeat_timeout_s=inf),  # replicas say nothing here
 )
 
 
@@ -60,37 +60,37 @@ def step_all(world: World, replica_id: str) -> None:
 
 def test_streams_may_end_where_they_are_within_the_patience() -> None:
     world = streams(3, max_tokens=5)
-    world.wait(4.9)
+    world.advance(4.9)
     assert len(on(world, "d0")) == 3
     world.run_to_end()
     assert {record.resumes for record in world.records.values()} == {0}
-    world.wait(100.0)
-    assert world.machine.next_deadline_at_s() is None
+    world.advance(100.0)
+    assert world.coordinator.next_deadline_at_s() is None
 
 
 def test_streams_that_take_longer_are_moved_with_their_tokens() -> None:
     world = streams(2)
-    world.wait(5.0)
+    world.advance(5.0)
     assert (on(world, "d0"), on(world, "d1")) == ([], ["r0", "r1"])
     world.run_to_end()
     assert world.tokens == {"r0": list(range(50)), "r1": list(range(50))}
     for record in world.records.values():
         assert (record.outcome, record.resumes) == (Phase.FINISHED, 1)
         assert record.resume_reasons == ("d0: it drains",)
-        assert [leg.end for leg in record.legs] == [LegEnd.MOVED, LegEnd.DONE]
+        assert [leg.outcome for leg in record.legs] == [LegOutcome.MIGRATED, LegOutcome.COMPLETED]
 
 
 def test_no_more_are_under_way_at_a_time_than_allowed() -> None:
     world = streams(5)
-    world.wait(5.0)
+    world.advance(5.0)
     assert on(world, "d1") == ["r0", "r1"]
-    world.wait(10.0)
+    world.advance(10.0)
     assert on(world, "d1") == ["r0", "r1"], "neither has a token there yet"
     world.step("r0~2")
-    world.wait(0.25)
+    world.advance(0.25)
     assert on(world, "d1") == ["r0", "r1", "r2"]
     world.cancel("r1")
-    world.wait(0.25)
+    world.advance(0.25)
     assert on(world, "d1") == ["r0", "r2", "r3"]
 
 
@@ -101,17 +101,17 @@ def test_the_bound_holds_over_all_replicas_that_drain() -> None:
     step_all(world, "d1")
     step_all(world, "d2")
     world.drain("d1")
-    world.wait(5.0)
+    world.advance(5.0)
     assert len(on(world, "d2")) == 2
 
 
 def test_nobody_is_moved_while_no_other_replica_takes_work() -> None:
     world = streams(1)
-    world.lose("d1")
-    world.wait(60.0)
+    world.disconnect("d1")
+    world.advance(60.0)
     assert on(world, "d0") == ["r0"]
     world.join("d2", Role.DECODE)
-    world.wait(0.25)
+    world.advance(0.25)
     assert on(world, "d2") == ["r0"]
 
 
@@ -126,10 +126,10 @@ def test_nobody_is_moved_while_no_other_replica_takes_work() -> None:
 def test_nobody_is_moved_to_where_there_is_no_room(full: Load) -> None:
     world = streams(1)
     world.load("d1", full)
-    world.wait(10.0)
+    world.advance(10.0)
     assert on(world, "d0") == ["r0"]
     world.load("d1", Load())
-    world.wait(0.25)
+    world.advance(0.25)
     assert on(world, "d1") == ["r0"]
 
 
@@ -138,7 +138,7 @@ def test_what_was_just_sent_there_takes_room_too() -> None:
     world.load("d1", Load(running_requests=63))
     world.arrive(request("x", max_tokens=50))
     assert on(world, "d1") == ["x"]
-    world.wait(10.0)
+    world.advance(10.0)
     assert on(world, "d0") == ["r0"]
 
 
@@ -153,10 +153,10 @@ def test_nobody_is_moved_to_where_it_has_failed_before() -> None:
     assert runs_on != failed_on
     world.step(leg_id)
     world.drain(runs_on)
-    world.wait(10.0)
+    world.advance(10.0)
     assert on(world, runs_on) == ["r"]
     world.join("d2", Role.DECODE)
-    world.wait(0.25)
+    world.advance(0.25)
     assert on(world, "d2") == ["r"]
 
 
@@ -167,7 +167,7 @@ def test_a_stream_that_cannot_be_carried_over_ends_where_it_is() -> None:
     step_all(world, "d0")
     world.join("d1", Role.DECODE)
     world.drain("d0")
-    world.wait(60.0)
+    world.advance(60.0)
     world.run_to_end()
     assert (world.records["r"].outcome, world.records["r"].resumes) == (Phase.FINISHED, 0)
 
@@ -178,57 +178,59 @@ def test_a_prompt_is_computed_where_it_is_and_moved_once_it_streams() -> None:
     world.arrive(request("r", max_tokens=50))
     world.join("d1", Role.DECODE)
     world.drain("d0")
-    world.wait(60.0)
+    world.advance(60.0)
     assert on(world, "d0") == ["r"]
     world.step("r~1")
-    world.wait(0.25)
+    world.advance(0.25)
     assert on(world, "d1") == ["r"]
 
 
 def test_a_prefill_replica_finishes_its_prompts_and_keeps_their_blocks() -> None:
     world = World(PATIENT)
-    world.pd(prefill=2, decode=1)
+    world.join_prefill_decode(prefill=2, decode=1)
     world.arrive(request("r"))
     (leg_id,) = world.legs
     prefiller, _ = world.legs[leg_id]
     world.drain(prefiller)
-    world.wait(20.0)
+    world.advance(20.0)
     world.step(leg_id)
     assert [leg.kind for _, leg in world.legs.values()] == [LegKind.DECODE]
-    assert world.pinned == {leg_id: prefiller}
+    assert world.leased == {leg_id: prefiller}
     world.run_to_end()
     assert world.records["r"].resumes == 0
 
 
 def test_a_patience_begins_once() -> None:
     world = streams(1)
-    world.wait(4.0)
+    world.advance(4.0)
     world.drain("d0")
-    world.wait(1.0)
+    world.advance(1.0)
     assert on(world, "d1") == ["r0"]
 
 
 def test_a_patience_that_is_changed_counts_for_the_next_drain() -> None:
     world = streams(1)
-    world.machine.reconfigure(limits=replace(PATIENT, drain_patience_s=1.0, drain_moves=7))
-    world.wait(1.0)
+    world.coordinator.reconfigure(
+        limits=replace(PATIENT, drain_timeout_s=1.0, max_drain_migrations=7)
+    )
+    world.advance(1.0)
     assert on(world, "d0") == ["r0"]
     world.join("d2", Role.DECODE)
     world.arrive(request("x", max_tokens=50))
     ((where, _),) = [at for at in world.legs.values() if at[1].request_id == "x"]
     step_all(world, where)
     world.drain(where)
-    world.wait(1.0)
+    world.advance(1.0)
     assert "x" not in on(world, where)
 
 
 def test_a_replica_that_is_lost_or_joins_again_drains_no_more() -> None:
     world = streams(1)
-    world.lose("d0")
+    world.disconnect("d0")
     assert on(world, "d1") == ["r0"]
     world.step("r0~2")
     world.join("d0", Role.DECODE)
-    world.wait(60.0)
+    world.advance(60.0)
     assert on(world, "d1") == ["r0"]
 
 
@@ -237,7 +239,7 @@ class DrainMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(replace(PATIENT, drain_patience_s=1.0, max_failures=0))
+        self.world = World(replace(PATIENT, drain_timeout_s=1.0, max_failures=0))
         self.draining: set[str] = set()
         self.count = self.replicas = 0
 
@@ -272,7 +274,7 @@ class DrainMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 0.25, 1.0]))
     def wait(self, seconds: float) -> None:
-        self.world.wait(seconds)
+        self.world.advance(seconds)
 
     @rule()
     def confirm(self) -> None:
@@ -283,7 +285,7 @@ class DrainMachine(RuleBasedStateMachine):
         for replica_id in sorted(self.draining):
             if all(where != replica_id for where, _ in self.world.legs.values()):
                 self.draining.discard(replica_id)
-                self.world.lose(replica_id)
+                self.world.disconnect(replica_id)
 
     @invariant()
     def nothing_fails(self) -> None:
@@ -296,7 +298,7 @@ class DrainMachine(RuleBasedStateMachine):
 
     @invariant()
     def at_most_two_are_being_moved(self) -> None:
-        phases = self.world.machine.phases()
+        phases = self.world.coordinator.phases()
         moving = [
             leg.request_id
             for _, leg in self.world.legs.values()

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.control.fleet.fleet_table import FleetTable
-from baton.domain.fleet import AdapterLoad, Load, ReplicaView, Role
+from baton.domain.fleet import AdapterStatus, Load, ReplicaView, Role
 from tests.fakes.facts import replica_facts
 
 
 def table(*ids: str) -> FleetTable:
     fleet = FleetTable()
-    for one in ids:
-        fleet.join(replica_facts(one), 0.0)
+    for id_ in ids:
+        fleet.add(replica_facts(id_), 0.0)
     return fleet
 
 
@@ -24,32 +24,32 @@ def view(fleet: FleetTable, replica_id: str = "a") -> ReplicaView:
 
 
 def unseen(fleet: FleetTable) -> tuple[int, int]:
-    return view(fleet).unseen_legs, view(fleet).unseen_tokens
+    return view(fleet).unreported_legs, view(fleet).unreported_tokens
 
 
 def test_what_was_sent_is_unseen_until_a_report_knows_of_it() -> None:
     fleet = table("a")
     for number in range(1, 4):
-        fleet.begin("a", f"leg{number}", 100 * number)
+        fleet.on_leg_sent("a", f"leg{number}", 100 * number)
     assert unseen(fleet) == (3, 600)
-    fleet.report("a", Load(queued_tokens=100), 1.0, received_legs=1)
+    fleet.on_load_report("a", Load(queued_tokens=100), 1.0, received_legs=1)
     assert unseen(fleet) == (2, 500)
-    fleet.report("a", Load(), 2.0, received_legs=3)
+    fleet.on_load_report("a", Load(), 2.0, received_legs=3)
     assert unseen(fleet) == (0, 0)
     assert view(fleet).inflight_legs == 3
 
 
 def test_a_replica_that_does_not_count_is_taken_to_know_all() -> None:
     fleet = table("a")
-    fleet.begin("a", "leg", 100)
-    fleet.report("a", Load(), 1.0)
+    fleet.on_leg_sent("a", "leg", 100)
+    fleet.on_load_report("a", Load(), 1.0)
     assert unseen(fleet) == (0, 0)
 
 
 def test_a_leg_that_has_ended_is_not_unseen_any_more() -> None:
     fleet = table("a")
-    fleet.begin("a", "leg", 100)
-    fleet.end("a", "leg", 100)
+    fleet.on_leg_sent("a", "leg", 100)
+    fleet.on_leg_ended("a", "leg", 100)
     assert unseen(fleet) == (0, 0)
     assert view(fleet).inflight_tokens == 0
 
@@ -57,99 +57,99 @@ def test_a_leg_that_has_ended_is_not_unseen_any_more() -> None:
 def test_a_leg_that_never_left_is_not_counted_by_the_replica() -> None:
     fleet = table("a")
     for number in range(1, 4):
-        fleet.begin("a", f"leg{number}", number)
-    fleet.unsent("a", "leg2")
-    fleet.end("a", "leg2", 2)
-    fleet.report("a", Load(), 1.0, received_legs=1)
+        fleet.on_leg_sent("a", f"leg{number}", number)
+    fleet.on_leg_unsent("a", "leg2")
+    fleet.on_leg_ended("a", "leg2", 2)
+    fleet.on_load_report("a", Load(), 1.0, received_legs=1)
     assert unseen(fleet) == (1, 3)
-    fleet.report("a", Load(), 2.0, received_legs=2)
+    fleet.on_load_report("a", Load(), 2.0, received_legs=2)
     assert unseen(fleet) == (0, 0)
 
 
 def test_a_new_life_of_a_replica_counts_from_the_start() -> None:
     fleet = table("a")
-    fleet.begin("a", "old", 100)
-    fleet.lose("a")
-    fleet.join(replica_facts("a"), 1.0)
-    fleet.begin("a", "new", 7)
-    fleet.report("a", Load(), 2.0, received_legs=0)
+    fleet.on_leg_sent("a", "old", 100)
+    fleet.remove("a")
+    fleet.add(replica_facts("a"), 1.0)
+    fleet.on_leg_sent("a", "new", 7)
+    fleet.on_load_report("a", Load(), 2.0, received_legs=0)
     assert unseen(fleet) == (1, 7)
 
 
 def test_a_queue_was_last_seen_when_a_report_said_that_it_is_gone() -> None:
     fleet = table("a", "b")
-    assert fleet.queue_seen_at_s("a", 1.0) is None
-    fleet.report("a", Load(queued_requests=2), 1.0)
-    assert fleet.queue_seen_at_s("a", 5.0) == 5.0
-    fleet.report("a", Load(), 6.0)
-    fleet.report("a", Load(), 7.0)
-    assert fleet.queue_seen_at_s("a", 8.0) == 6.0
-    assert fleet.queue_seen_at_s("b", 8.0) is None
+    assert fleet.last_queued_at_s("a", 1.0) is None
+    fleet.on_load_report("a", Load(queued_requests=2), 1.0)
+    assert fleet.last_queued_at_s("a", 5.0) == 5.0
+    fleet.on_load_report("a", Load(), 6.0)
+    fleet.on_load_report("a", Load(), 7.0)
+    assert fleet.last_queued_at_s("a", 8.0) == 6.0
+    assert fleet.last_queued_at_s("b", 8.0) is None
 
 
 def test_a_new_life_of_a_replica_has_had_no_queue() -> None:
     fleet = table("a")
-    fleet.report("a", Load(queued_requests=2), 1.0)
-    fleet.report("a", Load(), 2.0)
-    fleet.lose("a")
-    assert fleet.queue_seen_at_s("a", 3.0) is None
+    fleet.on_load_report("a", Load(queued_requests=2), 1.0)
+    fleet.on_load_report("a", Load(), 2.0)
+    fleet.remove("a")
+    assert fleet.last_queued_at_s("a", 3.0) is None
     fleet.check_integrity()
-    fleet.join(replica_facts("a"), 3.0)
-    assert fleet.queue_seen_at_s("a", 3.0) is None
+    fleet.add(replica_facts("a"), 3.0)
+    assert fleet.last_queued_at_s("a", 3.0) is None
 
 
 def test_the_roster_follows_membership_and_draining() -> None:
     fleet = FleetTable()
-    for one, role in (("d", Role.DECODE), ("p", Role.PREFILL), ("m", Role.MIXED)):
-        fleet.join(replica_facts(one, role), 0.0)
-    assert fleet.view(0.0).roster == (("p",), ("d", "m"))
-    fleet.drain("d")
-    assert fleet.view(0.0).roster == (("p",), ("m",))
-    fleet.lose("m")
-    assert fleet.view(0.0).roster == (("p",), ())
+    for name, role in (("d", Role.DECODE), ("p", Role.PREFILL), ("m", Role.MIXED)):
+        fleet.add(replica_facts(name, role), 0.0)
+    assert fleet.view(0.0).eligible == (("p",), ("d", "m"))
+    fleet.mark_draining("d")
+    assert fleet.view(0.0).eligible == (("p",), ("m",))
+    fleet.remove("m")
+    assert fleet.view(0.0).eligible == (("p",), ())
 
 
 def test_the_crowd_is_all_reported_legs_for_each_of_ours_among_them() -> None:
     fleet = table("a", "b")
-    assert fleet.view(0.0).crowd == 1
+    assert fleet.view(0.0).peer_load_factor == 1
     for number in range(4):
-        fleet.begin("a", f"leg{number}", 10)
-    fleet.report("a", Load(running_requests=8), 1.0, received_legs=2)
-    fleet.report("b", Load(queued_requests=1, pulling_requests=1), 1.0)
-    assert fleet.view(0.0).crowd == 10 / 2
-    fleet.report("a", Load(running_requests=2), 2.0, received_legs=4)
-    fleet.lose("b")
-    assert fleet.view(0.0).crowd == 1
-    fleet.report("a", Load(running_requests=10_000), 3.0, received_legs=4)
-    assert fleet.view(0.0).crowd == 64
+        fleet.on_leg_sent("a", f"leg{number}", 10)
+    fleet.on_load_report("a", Load(running_requests=8), 1.0, received_legs=2)
+    fleet.on_load_report("b", Load(queued_requests=1, pulling_requests=1), 1.0)
+    assert fleet.view(0.0).peer_load_factor == 10 / 2
+    fleet.on_load_report("a", Load(running_requests=2), 2.0, received_legs=4)
+    fleet.remove("b")
+    assert fleet.view(0.0).peer_load_factor == 1
+    fleet.on_load_report("a", Load(running_requests=10_000), 3.0, received_legs=4)
+    assert fleet.view(0.0).peer_load_factor == 64
 
 
 def test_adapters_of_legs_are_needed_until_their_legs_end() -> None:
     fleet = FleetTable()
-    fleet.join(replica_facts("a", Role.MIXED), 0.0)
-    fleet.begin("a", "leg0", 10, adapter="ada")
-    fleet.begin("a", "leg1", 10, adapter="ada")
-    fleet.report("a", Load(adapters=AdapterLoad(("ada",))), 1.0)
+    fleet.add(replica_facts("a", Role.MIXED), 0.0)
+    fleet.on_leg_sent("a", "leg0", 10, adapter="ada")
+    fleet.on_leg_sent("a", "leg1", 10, adapter="ada")
+    fleet.on_load_report("a", Load(adapters=AdapterStatus(("ada",))), 1.0)
     fleet.check_integrity()
     assert fleet.view(1.0).replicas["a"].inflight_adapters == {"ada"}
-    fleet.end("a", "leg0", 10)
+    fleet.on_leg_ended("a", "leg0", 10)
     assert fleet.view(1.0).replicas["a"].inflight_adapters == {"ada"}
-    fleet.end("a", "leg1", 10)
+    fleet.on_leg_ended("a", "leg1", 10)
     fleet.check_integrity()
     assert not fleet.view(1.0).replicas["a"].inflight_adapters
 
 
 def test_adapters_of_legs_that_a_replica_has_not_reported_count_as_there() -> None:
     fleet = table("a")
-    fleet.begin("a", "leg0", 10, adapter="ada")
-    fleet.begin("a", "leg1", 10, adapter="bob")
-    fleet.begin("a", "leg2", 10)
+    fleet.on_leg_sent("a", "leg0", 10, adapter="ada")
+    fleet.on_leg_sent("a", "leg1", 10, adapter="bob")
+    fleet.on_leg_sent("a", "leg2", 10)
     assert fleet.view(0.0).replicas["a"].has_adapter("ada")
-    fleet.report("a", Load(adapters=AdapterLoad(("cy",))), 1.0, received_legs=1)
+    fleet.on_load_report("a", Load(adapters=AdapterStatus(("cy",))), 1.0, received_legs=1)
     view = fleet.view(1.0).replicas["a"]
-    assert view.unseen_adapters == {"bob"}
-    assert [view.has_adapter(one) for one in ("ada", "bob", "cy")] == [False, True, True]
-    fleet.end("a", "leg1", 10)
+    assert view.unreported_adapters == {"bob"}
+    assert [view.has_adapter(name) for name in ("ada", "bob", "cy")] == [False, True, True]
+    fleet.on_leg_ended("a", "leg1", 10)
     assert not fleet.view(1.0).replicas["a"].has_adapter("bob")
     fleet.check_integrity()
 
@@ -175,16 +175,18 @@ def test_unseen_work_is_what_lives_and_was_sent_after_what_the_report_knew(
             leg_id = f"leg{count}"
             sent.append(leg_id)
             live[leg_id] = number
-            fleet.begin("a", leg_id, number)
+            fleet.on_leg_sent("a", leg_id, number)
         elif move == "report":
             known = max(known, len(sent) - number)
-            fleet.report("a", Load(), float(count), received_legs=max(0, len(sent) - number))
+            fleet.on_load_report(
+                "a", Load(), float(count), received_legs=max(0, len(sent) - number)
+            )
         elif live:
             leg_id = sorted(live)[number % len(live)]
             if move == "unsent" and sent.index(leg_id) >= known:
-                fleet.unsent("a", leg_id)
+                fleet.on_leg_unsent("a", leg_id)
                 sent.remove(leg_id)
-            fleet.end("a", leg_id, live.pop(leg_id))
+            fleet.on_leg_ended("a", leg_id, live.pop(leg_id))
         fleet.check_integrity()
         later = {leg_id: live[leg_id] for leg_id in sent[known:] if leg_id in live}
         assert unseen(fleet) == (len(later), sum(later.values()))
@@ -195,32 +197,32 @@ def test_unseen_work_is_what_lives_and_was_sent_after_what_the_report_knew(
 
 def test_a_leg_that_decodes_is_a_stream_until_it_ends() -> None:
     fleet = table("a")
-    fleet.begin("a", "stream", 100)
-    fleet.begin("a", "prompt", 100, decodes=False)
+    fleet.on_leg_sent("a", "stream", 100)
+    fleet.on_leg_sent("a", "prompt", 100, decodes=False)
     assert (view(fleet).inflight_legs, view(fleet).inflight_streams) == (2, 1)
-    fleet.report("a", Load(), 1.0)
+    fleet.on_load_report("a", Load(), 1.0)
     assert view(fleet).inflight_streams == 1  # though the report knows of it
     fleet.check_integrity()
-    fleet.end("a", "prompt", 100)
+    fleet.on_leg_ended("a", "prompt", 100)
     assert view(fleet).inflight_streams == 1
-    fleet.end("a", "stream", 100)
+    fleet.on_leg_ended("a", "stream", 100)
     assert view(fleet).inflight_streams == 0
     fleet.check_integrity()
 
 
 def test_streams_stay_counted_when_a_replica_is_flipped_or_drains() -> None:
     fleet = table("a")
-    fleet.begin("a", "stream", 100)
+    fleet.on_leg_sent("a", "stream", 100)
     fleet.change_role("a", Role.PREFILL)
-    fleet.drain("a")
+    fleet.mark_draining("a")
     assert view(fleet).inflight_streams == 1
     fleet.check_integrity()
 
 
 def test_a_replica_that_is_back_has_no_streams() -> None:
     fleet = table("a")
-    fleet.begin("a", "stream", 100)
-    fleet.lose("a")
-    fleet.join(replica_facts("a"), 1.0)
+    fleet.on_leg_sent("a", "stream", 100)
+    fleet.remove("a")
+    fleet.add(replica_facts("a"), 1.0)
     assert view(fleet).inflight_streams == 0
     fleet.check_integrity()

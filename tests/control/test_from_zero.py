@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.queue.cold_start_wait import ColdWait
+from baton.control.queue.cold_start_wait import ColdStartWait
 from baton.control.state.limits import CoordinatorLimits
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.demand import ColdStart
@@ -16,7 +16,7 @@ from baton.domain.fleet import Role
 from baton.domain.request import FinishReason, Phase
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import World, request
@@ -25,9 +25,9 @@ from tests.fakes.timings import LinearTiming
 LIMITS = CoordinatorLimits(
     max_requests=64, max_queued=8, queue_wait_s=2.0, cold_start_wait_s=120.0, first_token_s=10.0
 )
-TIMING = LinearTiming(step=0.01, token=0.001, stream=0.0001)
-CHAT = ServiceRules(slos=SloBook(classes={"default": Slo(name="default", ttft_s=1.0)}))
-MEASURED = ColdStart(takes_s=30.0, measured=True)
+TIMING = LinearTiming(per_step_s=0.01, per_token_s=0.001, per_stream_s=0.0001)
+CHAT = ServiceRules(slos=SloClasses(classes={"default": Slo(name="default", ttft_s=1.0)}))
+MEASURED = ColdStart(duration_s=30.0, is_measured=True)
 
 
 def world(limits: CoordinatorLimits = LIMITS, rules: ServiceRules | None = CHAT) -> World:
@@ -43,7 +43,7 @@ def ask(at: World, name: str, tokens: int = 400) -> None:
 
 
 def told(at: World, start: ColdStart) -> None:
-    at.tell(ColdStartReported(start=start))
+    at.handle(ColdStartReported(cold_start=start))
 
 
 def refusal(at: World, name: str) -> Rejected:
@@ -57,12 +57,12 @@ def run(at: World, name: str) -> None:
     for _ in range(2):
         (leg_id,) = (leg_id for leg_id, (_, leg) in at.legs.items() if leg.request_id == name)
         at.step(leg_id)
-    at.wait(0.01)
+    at.advance(0.01)
 
 
 def wait(at: World, seconds: float) -> None:
     for _ in range(round(seconds)):
-        at.wait(1.0)
+        at.advance(1.0)
 
 
 @pytest.mark.parametrize("rules", [None, CHAT])
@@ -82,7 +82,7 @@ def test_a_start_that_was_never_measured_is_waited_for_too() -> None:
     at = world()
     ask(at, "r0")
     wait(at, 100.0)
-    assert at.machine.phases() == {"r0": Phase.QUEUED}
+    assert at.coordinator.phases() == {"r0": Phase.QUEUED}
 
 
 def test_who_waited_for_a_replica_is_served_before_those_that_came_since() -> None:
@@ -115,7 +115,7 @@ def test_a_fleet_that_nobody_wakes_refuses_within_the_queue_wait_as_before() -> 
     ask(at, "r0")
     wait(at, 3.0)
     assert isinstance(at.errors["r0"], NoCapacity)
-    assert not at.machine.can_serve()
+    assert not at.coordinator.can_serve()
 
 
 def test_a_start_that_takes_longer_than_is_waited_ends_with_when_it_is_expected() -> None:
@@ -124,7 +124,7 @@ def test_a_start_that_takes_longer_than_is_waited_ends_with_when_it_is_expected(
     ask(at, "r0")
     wait(at, 119.0)
     assert "r0" not in at.errors
-    told(at, MEASURED._replace(takes_s=200.0, left_s=80.0))
+    told(at, MEASURED._replace(duration_s=200.0, remaining_s=80.0))
     wait(at, 2.0)
     assert isinstance(refusal(at, "r0"), NoCapacity)
     assert refusal(at, "r0").retry_after_s >= 79.0 - 1.0
@@ -132,11 +132,11 @@ def test_a_start_that_takes_longer_than_is_waited_ends_with_when_it_is_expected(
 
 def test_a_start_that_is_known_to_take_longer_than_one_waits_is_said_so_soon() -> None:
     at = world()
-    told(at, ColdStart(takes_s=600.0, measured=True))
+    told(at, ColdStart(duration_s=600.0, is_measured=True))
     ask(at, "r0")
     wait(at, 3.0)
     assert refusal(at, "r0").retry_after_s >= 590.0
-    assert at.machine.can_serve(), "a request that comes has a replica started all the same"
+    assert at.coordinator.can_serve(), "a request that comes has a replica started all the same"
 
 
 def test_where_operators_keep_a_pool_at_zero_nobody_waits_for_it() -> None:
@@ -144,9 +144,9 @@ def test_where_operators_keep_a_pool_at_zero_nobody_waits_for_it() -> None:
     ask(at, "r0")
     wait(at, 5.0)
     told(at, ColdStart(can_start=False))
-    at.wait(0.1)
+    at.advance(0.1)
     assert isinstance(at.errors["r0"], NoCapacity)
-    assert not at.machine.can_serve()
+    assert not at.coordinator.can_serve()
 
 
 def test_where_the_queue_is_full_clients_come_back_when_there_is_a_replica() -> None:
@@ -155,38 +155,38 @@ def test_where_the_queue_is_full_clients_come_back_when_there_is_a_replica() -> 
     for number in range(LIMITS.max_queued):
         ask(at, f"r{number}")
     wait(at, 10.0)
-    told(at, MEASURED._replace(left_s=25.0))
+    told(at, MEASURED._replace(remaining_s=25.0))
     ask(at, "more")
     assert isinstance(at.errors["more"], QueueFull)
     assert refusal(at, "more").retry_after_s >= 25.0
-    before = at.machine.refusal(now_s=at.now_s + 5.0)
+    before = at.coordinator.rejection(now_s=at.now_s + 5.0)
     assert before is not None
     assert 20.0 <= before.retry_after_s < 25.0
 
 
 def test_an_overdue_start_is_not_said_to_be_there_at_once() -> None:
-    wait_for = ColdWait(120.0)
-    wait_for.told(ColdStart(takes_s=30.0, measured=True, left_s=5.0), 0.0)
-    assert wait_for.left_s(1.0) == 4.0
-    assert wait_for.left_s(60.0) == 3.0
+    wait_for = ColdStartWait(120.0)
+    wait_for.on_cold_start(ColdStart(duration_s=30.0, is_measured=True, remaining_s=5.0), 0.0)
+    assert wait_for.remaining_s(1.0) == 4.0
+    assert wait_for.remaining_s(60.0) == 3.0
 
 
 def test_a_start_counts_from_the_first_request_until_it_is_reported() -> None:
-    wait_for = ColdWait(120.0)
-    wait_for.told(MEASURED, 0.0)
-    assert wait_for.left_s(50.0) == 30.0
-    wait_for.asked(50.0)
-    wait_for.asked(60.0)
-    assert wait_for.left_s(60.0) == 20.0
-    wait_for.came()
-    assert wait_for.left_s(99.0) == 30.0
+    wait_for = ColdStartWait(120.0)
+    wait_for.on_cold_start(MEASURED, 0.0)
+    assert wait_for.remaining_s(50.0) == 30.0
+    wait_for.on_request_queued(50.0)
+    wait_for.on_request_queued(60.0)
+    assert wait_for.remaining_s(60.0) == 20.0
+    wait_for.on_replica_ready()
+    assert wait_for.remaining_s(99.0) == 30.0
 
 
 def test_what_was_measured_is_not_replaced_by_a_guess() -> None:
-    wait_for = ColdWait(120.0)
-    wait_for.told(ColdStart(takes_s=100.0, measured=True), 0.0)
-    wait_for.told(ColdStart(takes_s=60.0), 1.0)
-    assert wait_for.left_s(1.0) == 100.0
+    wait_for = ColdStartWait(120.0)
+    wait_for.on_cold_start(ColdStart(duration_s=100.0, is_measured=True), 0.0)
+    wait_for.on_cold_start(ColdStart(duration_s=60.0), 1.0)
+    assert wait_for.remaining_s(1.0) == 100.0
 
 
 def test_a_client_that_leaves_while_it_waits_takes_its_place_along() -> None:
@@ -194,7 +194,7 @@ def test_a_client_that_leaves_while_it_waits_takes_its_place_along() -> None:
     ask(at, "r0")
     wait(at, 10.0)
     at.cancel("r0")
-    at.machine.check_integrity()
+    at.coordinator.check_integrity()
     assert at.records["r0"].outcome is Phase.CANCELLED
     at.join("m0", Role.MIXED)
     assert not at.legs
@@ -204,10 +204,10 @@ def test_a_request_that_comes_while_the_last_replica_drains_waits_for_the_next()
     at = world()
     at.join("m0", Role.MIXED)
     at.drain("m0")
-    assert at.machine.can_serve()
+    assert at.coordinator.can_serve()
     ask(at, "r0")
     wait(at, 20.0)
-    at.lose("m0")
+    at.disconnect("m0")
     wait(at, 20.0)
     at.join("m1", Role.MIXED)
     run(at, "r0")
@@ -224,21 +224,21 @@ def test_with_one_pool_at_zero_the_other_serves_at_once(role: Role) -> None:
 
 def test_a_fleet_at_rest_is_healthy_and_one_that_starts_for_the_first_time_is_not() -> None:
     at = world()
-    assert not at.machine.can_serve()
-    told(at, MEASURED._replace(left_s=20.0))
-    assert not at.machine.can_serve()
+    assert not at.coordinator.can_serve()
+    told(at, MEASURED._replace(remaining_s=20.0))
+    assert not at.coordinator.can_serve()
     at.join("m0", Role.MIXED)
-    assert at.machine.can_serve()
-    at.lose("m0")
-    assert at.machine.can_serve()
-    told(at, MEASURED._replace(left_s=20.0))
-    assert at.machine.can_serve(), "while it wakes, too"
+    assert at.coordinator.can_serve()
+    at.disconnect("m0")
+    assert at.coordinator.can_serve()
+    told(at, MEASURED._replace(remaining_s=20.0))
+    assert at.coordinator.can_serve(), "while it wakes, too"
 
 
 def test_an_ingress_that_begins_while_the_fleet_rests_is_healthy_once_it_is_told() -> None:
     at = world()
     told(at, MEASURED)
-    assert at.machine.can_serve()
+    assert at.coordinator.can_serve()
 
 
 def test_who_waits_for_a_replica_has_a_deadline_all_the_same() -> None:
@@ -267,4 +267,4 @@ def test_a_stream_that_ended_well_leaves_nothing_behind() -> None:
     (leg_id,) = at.legs
     at.step(leg_id, finish=FinishReason.STOP)
     assert at.records["r0"].outcome is Phase.FINISHED
-    at.machine.check_integrity()
+    at.coordinator.check_integrity()

@@ -6,12 +6,12 @@ That it says what vLLM does is held against vLLM's own cache manager in
 
 from __future__ import annotations
 
-from baton.control.fleet.hybrid_feed import HybridFeed
+from baton.control.fleet.hybrid_feed import HybridCacheFeed
 from baton.domain.cache import (
     CacheChangeKind,
     CacheGroup,
     CacheShape,
-    GroupNeeds,
+    PrefixRequirement,
     unpack_hashes,
 )
 from baton.domain.kv_events import (
@@ -21,14 +21,14 @@ from baton.domain.kv_events import (
     KvEvent,
     KvEventBatch,
 )
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 
 SIZE = 2
 MODEL = "tiny"
 FULL, WINDOW, STATE = 0, 1, 2
 Tokens = tuple[int, ...]
-ATTENTION = CacheGroup(GroupNeeds.ALL, SIZE)
-TWO_BLOCKS = CacheGroup(GroupNeeds.LAST, SIZE, span=2)
+ATTENTION = CacheGroup(PrefixRequirement.ALL, SIZE)
+TWO_BLOCKS = CacheGroup(PrefixRequirement.TRAILING_BLOCKS, SIZE, span=2)
 PROMPT = (1, 1, 2, 2, 3, 3, 4, 4)
 
 
@@ -69,7 +69,7 @@ class Script:
     """A feed, the engine that feeds it, and a reader of its updates."""
 
     def __init__(self, *groups: CacheGroup, capacity_blocks: int = 100) -> None:
-        self.feed = HybridFeed(
+        self.feed = HybridCacheFeed(
             model=MODEL,
             block_size_tokens=SIZE,
             capacity_blocks=capacity_blocks,
@@ -88,10 +88,10 @@ class Script:
 
     def told(self, tokens: Tokens = PROMPT) -> list[int]:
         """By how many blocks of a prompt the reusable prefixes go that a reader knows."""
-        update = self.feed.take()
+        update = self.feed.pop_update()
         self.feed.check_integrity()
         for change in () if update is None else update.changes:
-            blocks = set(unpack_hashes(change.hashes))
+            blocks = set(unpack_hashes(change.packed_hashes))
             match change.kind:
                 case CacheChangeKind.STORED:
                     self._told |= blocks
@@ -100,10 +100,14 @@ class Script:
                 case CacheChangeKind.CLEARED:
                     self._told.clear()
         snapshot = self.feed.snapshot()
-        whole = {one for change in snapshot.changes for one in unpack_hashes(change.hashes)}
+        whole = {
+            unpack_hash
+            for change in snapshot.changes
+            for unpack_hash in unpack_hashes(change.packed_hashes)
+        }
         assert whole == self._told
         root = chain_root(model=MODEL, block_size_tokens=SIZE)
-        blocks_of = enumerate(chain(root, tokens, SIZE), start=1)
+        blocks_of = enumerate(chain_hashes(root, tokens, SIZE), start=1)
         return [end for end, block in blocks_of if block in self._told]
 
 
@@ -130,7 +134,7 @@ def test_a_hole_in_full_attention_ends_all_that_lies_behind_it() -> None:
 
 
 def test_a_state_serves_the_prefix_at_whose_end_it_is_and_no_other() -> None:
-    script = Script(ATTENTION, CacheGroup(GroupNeeds.LAST, SIZE, span=1))
+    script = Script(ATTENTION, CacheGroup(PrefixRequirement.TRAILING_BLOCKS, SIZE, span=1))
     script.say(named(PROMPT[:6], group=1), stored(PROMPT))  # in the order of vLLM's groups
     assert script.told() == [3]
 
@@ -153,7 +157,10 @@ def test_a_block_in_the_hosts_memory_is_told_to_nobody() -> None:
 
 
 def test_where_drafts_peek_a_prefix_goes_by_the_block_behind_it() -> None:
-    script = Script(ATTENTION._replace(peeks=True), CacheGroup(GroupNeeds.LAST, SIZE, span=1))
+    script = Script(
+        ATTENTION._replace(needs_next_block=True),
+        CacheGroup(PrefixRequirement.TRAILING_BLOCKS, SIZE, span=1),
+    )
     script.say(stored(PROMPT[:6]), named(PROMPT[:4], group=1))
     assert script.told() == [3]
     script.say(removed(PROMPT[:6]))
@@ -161,7 +168,7 @@ def test_where_drafts_peek_a_prefix_goes_by_the_block_behind_it() -> None:
 
 
 def test_after_lost_events_nothing_is_told_until_it_is_proven() -> None:
-    script = Script(ATTENTION, CacheGroup(GroupNeeds.LAST, SIZE, span=1))
+    script = Script(ATTENTION, CacheGroup(PrefixRequirement.TRAILING_BLOCKS, SIZE, span=1))
     script.say(stored(PROMPT[:6]), named(PROMPT[:6], group=1))
     assert script.told() == [3]
     script.lose()

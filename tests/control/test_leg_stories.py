@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.events import StepProduced
+from baton.domain.events import StepCompleted
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegFailure, LegKind, LegTimes
-from baton.domain.leg_record import LegEnd
+from baton.domain.leg_record import LegOutcome
 from tests.control.world import World, request
 
 TIMES = LegTimes(0.25, 0.5, 1)
@@ -17,7 +17,7 @@ TIMES = LegTimes(0.25, 0.5, 1)
 
 def world_with(prefill: int = 1, decode: int = 1) -> World:
     world = World()
-    world.pd(prefill, decode)
+    world.join_prefill_decode(prefill, decode)
     return world
 
 
@@ -25,7 +25,7 @@ def say(world: World, leg_id: str, times: LegTimes) -> None:
     """One engine step for a leg whose engine says how it spent its time."""
     replica_id, _ = world.legs[leg_id]
     output = world.output(leg_id)._replace(times=times)
-    world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
+    world.handle(StepCompleted(replica_id=replica_id, outputs=(output,)))
 
 
 def test_each_leg_is_told_with_where_it_ran_and_what_its_engine_said() -> None:
@@ -38,11 +38,15 @@ def test_each_leg_is_told_with_where_it_ran_and_what_its_engine_said() -> None:
     world.now_s = 1.75
     world.step("r~2")
     first, second = world.records["r"].legs
-    assert (first.kind, first.replica_id, first.times) == (LegKind.PREFILL, "p0", TIMES)
-    assert (first.began_at_s, first.first_output_at_s, first.ended_at_s) == (0.0, 1.0, 1.0)
+    assert (first.kind, first.replica_id, first.engine_times) == (LegKind.PREFILL, "p0", TIMES)
+    assert (first.started_at_s, first.first_output_at_s, first.ended_at_s) == (0.0, 1.0, 1.0)
     assert (first.output_tokens, first.last_output_at_s, first.fetched_tokens) == (0, None, 0)
-    assert (second.kind, second.replica_id, second.end) == (LegKind.DECODE, "d0", LegEnd.DONE)
-    assert (second.began_at_s, second.first_output_at_s, second.ended_at_s) == (1.0, 1.5, 1.75)
+    assert (second.kind, second.replica_id, second.outcome) == (
+        LegKind.DECODE,
+        "d0",
+        LegOutcome.COMPLETED,
+    )
+    assert (second.started_at_s, second.first_output_at_s, second.ended_at_s) == (1.0, 1.5, 1.75)
     assert (second.output_tokens, second.last_output_at_s, second.fetched_tokens) == (2, 1.75, 40)
 
 
@@ -52,7 +56,7 @@ def test_what_an_engine_says_at_the_end_counts_rather_than_what_it_said_first() 
     world.arrive(request("r", max_tokens=2))
     say(world, "r~1", TIMES)
     say(world, "r~1", TIMES._replace(preemptions=3))
-    assert [leg.times for leg in world.records["r"].legs] == [LegTimes(0.25, 0.5, 3)]
+    assert [leg.engine_times for leg in world.records["r"].legs] == [LegTimes(0.25, 0.5, 3)]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def test_times_that_make_no_sense_were_not_said(times: LegTimes) -> None:
     world.arrive(request("r", max_tokens=1))
     say(world, "r~1", times)
     world.step("r~2")
-    assert [leg.times for leg in world.records["r"].legs] == [None, None]
+    assert [leg.engine_times for leg in world.records["r"].legs] == [None, None]
 
 
 def test_a_leg_that_was_lost_is_told_apart_from_the_one_that_went_on() -> None:
@@ -79,16 +83,17 @@ def test_a_leg_that_was_lost_is_told_apart_from_the_one_that_went_on() -> None:
     world.now_s = 2.0
     world.step("r~2")
     world.now_s = 5.0
-    world.lose(world.legs["r~2"][0])
+    world.disconnect(world.legs["r~2"][0])
     world.run_to_end()
     told = [
-        (leg.placement, leg.kind, leg.end, leg.output_tokens) for leg in world.records["r"].legs
+        (leg.route_index, leg.kind, leg.outcome, leg.output_tokens)
+        for leg in world.records["r"].legs
     ]
     assert told == [
-        (0, LegKind.PREFILL, LegEnd.DONE, 0),
-        (0, LegKind.DECODE, LegEnd.BROKEN, 1),
-        (1, LegKind.PREFILL, LegEnd.DONE, 0),
-        (1, LegKind.DECODE, LegEnd.DONE, 2),
+        (0, LegKind.PREFILL, LegOutcome.COMPLETED, 0),
+        (0, LegKind.DECODE, LegOutcome.FAILED, 1),
+        (1, LegKind.PREFILL, LegOutcome.COMPLETED, 0),
+        (1, LegKind.DECODE, LegOutcome.COMPLETED, 2),
     ]
     assert world.records["r"].legs[1].last_output_at_s == 2.0
 
@@ -97,22 +102,22 @@ def test_a_leg_that_a_client_left_was_cancelled() -> None:
     world = world_with()
     world.arrive(request("r"))
     world.cancel("r")
-    assert [leg.end for leg in world.records["r"].legs] == [LegEnd.CANCELLED]
+    assert [leg.outcome for leg in world.records["r"].legs] == [LegOutcome.CANCELLED]
 
 
 def test_a_leg_that_took_too_long_was_given_up() -> None:
     world = World(replace(World().limits, first_token_s=1.0, max_failures=0))
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
-    world.wait(2.0)
-    assert [leg.end for leg in world.records["r"].legs] == [LegEnd.GIVEN_UP]
+    world.advance(2.0)
+    assert [leg.outcome for leg in world.records["r"].legs] == [LegOutcome.TIMED_OUT]
 
 
 def test_a_leg_that_its_engine_refused_is_broken() -> None:
     world = world_with()
     world.arrive(request("r"))
-    world.fail_leg("r~1", LegFailure.REFUSED)
-    assert [leg.end for leg in world.records["r"].legs] == [LegEnd.BROKEN]
+    world.fail_leg("r~1", LegFailure.REJECTED)
+    assert [leg.outcome for leg in world.records["r"].legs] == [LegOutcome.FAILED]
 
 
 def test_who_was_never_placed_has_no_legs() -> None:

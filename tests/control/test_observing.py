@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from baton.control.autoscaling.latencies import quantile_s
 from baton.control.autoscaling.observer import Observer, ObserverOptions
-from baton.control.autoscaling.preconditions import doubts
+from baton.control.autoscaling.preconditions import unmet_preconditions
 from baton.control.fleet.pool_views import PoolState
 from baton.domain.demand import (
-    EDGES_S,
+    LATENCY_BUCKET_BOUNDS_S,
     CoordinatorReport,
     DemandTotals,
     LatencyTotals,
@@ -45,7 +45,7 @@ def report(name: str, at_s: float, asked: float = 0.0, **changes: object) -> Coo
 
 
 def tally(name: str = "default", *, judged: int, good: int, **more: int) -> Tally:
-    return Tally(name, "t", "m", "p", judged=judged, good=good, **more)
+    return Tally(name, "t", "m", "p", evaluated=judged, good=good, **more)
 
 
 def pool(busy_s: float = 0.0, decode: int = 2, **changes: object) -> PoolReport:
@@ -85,7 +85,7 @@ def test_rates_are_what_was_added_by_each_coordinators_own_clock() -> None:
         mean_uncached_tokens=60.0,
         mean_output_tokens=20.0,
     )
-    assert (seen.window_s, seen.missing) == (4.0, ())
+    assert (seen.window_s, seen.missing_inputs) == (4.0, ())
 
 
 def test_a_rate_is_taken_over_the_window() -> None:
@@ -126,7 +126,7 @@ def test_a_coordinator_that_began_again_counts_as_new(again: CoordinatorReport) 
     watch.see(report("a", 2.0, 200, tallies=(tally(judged=9, good=9),)))
     seen = watch.see(again)
     assert seen.demand == Demand()
-    assert any("no rates yet" in one for one in seen.missing)
+    assert any("no rates yet" in missing_input for missing_input in seen.missing_inputs)
 
 
 def test_a_clock_that_goes_back_alone_says_that_it_is_another_life() -> None:
@@ -134,7 +134,7 @@ def test_a_clock_that_goes_back_alone_says_that_it_is_another_life() -> None:
     watch.see(report("a", 5.0, 100))
     watch.see(report("a", 7.0, 200))
     seen = watch.see(report("a", 6.0, 300))
-    assert any("no rates yet" in one for one in seen.missing)
+    assert any("no rates yet" in missing_input for missing_input in seen.missing_inputs)
 
 
 def test_a_coordinator_that_answers_twice_is_counted_once() -> None:
@@ -149,7 +149,7 @@ def test_totals_that_go_back_a_little_are_no_negative_rate() -> None:
     fewer = DemandTotals(10, 1000, 590.0, 200.0)
     seen = watch.see(report("a", 2.0, demand=fewer))
     assert seen.demand.prompt_tokens_per_s == 0.0
-    assert not any(doubts(seen))
+    assert not any(unmet_preconditions(seen))
 
 
 def test_a_coordinator_that_comes_back_after_a_long_time_counts_as_new() -> None:
@@ -165,7 +165,7 @@ def test_a_coordinator_that_repeats_itself_for_ever_is_missing_for_ever() -> Non
     watch = Watch()
     for _ in range(3):
         seen = watch.see(report("a", 0.0, 0), after_s=200.0)
-    assert any("nothing new" in one for one in seen.missing)
+    assert any("nothing new" in missing_input for missing_input in seen.missing_inputs)
 
 
 def test_a_coordinator_that_is_gone_takes_its_rate_with_it() -> None:
@@ -180,13 +180,15 @@ def test_a_coordinator_that_is_gone_takes_its_rate_with_it() -> None:
 
 
 def test_no_reports_at_all_are_missing() -> None:
-    assert any("no coordinator reports" in one for one in Watch().see().missing)
+    assert any(
+        "no coordinator reports" in missing_input for missing_input in Watch().see().missing_inputs
+    )
 
 
 def test_answers_that_did_not_come_are_passed_on() -> None:
     watch = Watch()
     watch.see(report("a", 0.0))
-    assert watch.see(report("a", 2.0), missing=("ingress b: no answer",)).missing == (
+    assert watch.see(report("a", 2.0), missing=("ingress b: no answer",)).missing_inputs == (
         "ingress b: no answer",
     )
 
@@ -194,10 +196,12 @@ def test_answers_that_did_not_come_are_passed_on() -> None:
 def test_a_coordinator_that_repeats_itself_is_missing_after_a_while() -> None:
     watch = Watch()
     watch.see(report("a", 0.0, 0))
-    assert watch.see(report("a", 2.0, 10)).missing == ()
+    assert watch.see(report("a", 2.0, 10)).missing_inputs == ()
     same = report("a", 2.0, 10)
-    assert watch.see(same, after_s=9.0).missing == ()
-    assert any("nothing new for 11 s" in one for one in watch.see(same).missing)
+    assert watch.see(same, after_s=9.0).missing_inputs == ()
+    assert any(
+        "nothing new for 11 s" in missing_input for missing_input in watch.see(same).missing_inputs
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +214,7 @@ def test_a_coordinator_that_repeats_itself_is_missing_after_a_while() -> None:
         {"in_flight": -3},
         {"ttft": LatencyTotals(1, math.inf, ())},
         {"tpot": LatencyTotals(1, 1.0, (1, 2, 3))},
-        {"ttft": LatencyTotals(1, 1.0, (-1, *(0,) * len(EDGES_S)))},
+        {"ttft": LatencyTotals(1, 1.0, (-1, *(0,) * len(LATENCY_BUCKET_BOUNDS_S)))},
         {"tallies": (tally(judged=-1, good=0),)},
         {"pools": (pool(kv_used_fraction=math.nan),)},
         {"pools": (pool(decode=-1),)},
@@ -223,35 +227,41 @@ def test_nonsense_is_left_out_and_said(changes: dict[str, object]) -> None:
     bad = replace(report("b", 2.0, 50), **made)  # type: ignore[arg-type]  # tests name them right
     seen = watch.see(report("a", 2.0, 10), bad, states=DECODE)
     assert seen.demand.requests_per_s == 5.0
-    (trouble,) = seen.missing
+    (trouble,) = seen.missing_inputs
     assert trouble.startswith("coordinator b: ")
-    assert not [one for one in doubts(seen) if one != trouble]
+    assert not [
+        unmet_precondition
+        for unmet_precondition in unmet_preconditions(seen)
+        if unmet_precondition != trouble
+    ]
 
 
 def test_loads_that_are_too_old_are_missing() -> None:
     watch = Watch()
-    watch.see(report("a", 0.0, pools=(pool(stale_s=1.0),)), states=DECODE)
-    seen = watch.see(report("a", 2.0, pools=(pool(stale_s=11.0),)), states=DECODE)
-    assert seen.missing == ("pool decode: its load reports are 11 s old",)
+    watch.see(report("a", 0.0, pools=(pool(oldest_report_age_s=1.0),)), states=DECODE)
+    seen = watch.see(report("a", 2.0, pools=(pool(oldest_report_age_s=11.0),)), states=DECODE)
+    assert seen.missing_inputs == ("pool decode: its load reports are 11 s old",)
 
 
 def test_a_pool_that_nobody_sees_any_more_is_missing_while_its_replicas_run() -> None:
     watch = Watch()
     states = {"decode": PoolState(role=Role.DECODE, running=2)}
     watch.see(report("a", 0.0), states=states)
-    assert watch.see(report("a", 2.0), states=states).missing == (), "they may be about to join"
+    assert watch.see(report("a", 2.0), states=states).missing_inputs == (), (
+        "they may be about to join"
+    )
     watch.see(report("a", 4.0, pools=(pool(),)), states=states)
     seen = watch.see(report("a", 6.0), states=states)
-    assert seen.missing == ("pool decode: no coordinator sees any of its 2 replicas",)
+    assert seen.missing_inputs == ("pool decode: no coordinator sees any of its 2 replicas",)
 
 
 # ------------------------------------------------------------------------------ what requests got
 
 
 def histogram(*latencies_s: float) -> LatencyTotals:
-    buckets = [0] * (len(EDGES_S) + 1)
+    buckets = [0] * (len(LATENCY_BUCKET_BOUNDS_S) + 1)
     for one_s in latencies_s:
-        buckets[sum(edge < one_s for edge in EDGES_S)] += 1
+        buckets[sum(edge < one_s for edge in LATENCY_BUCKET_BOUNDS_S)] += 1
     return LatencyTotals(len(latencies_s), sum(latencies_s), tuple(buckets))
 
 
@@ -266,7 +276,7 @@ def test_attainment_is_of_those_that_ended_in_the_window_over_all_coordinators()
         report("b", 2.0, tallies=(tally(judged=110, good=104), tally("x", judged=20, good=20))),
     )
     assert seen.service.attainment == pytest.approx((8 + 4 + 20) / 40)
-    assert seen.service.refused_per_s == 1.5
+    assert seen.service.rejected_per_s == 1.5
 
 
 def test_without_an_end_there_is_no_attainment_and_no_latency() -> None:
@@ -287,10 +297,14 @@ def test_latencies_are_those_of_the_window() -> None:
 
 @pytest.mark.parametrize(
     ("q", "wanted_s"),
-    [(0.5, EDGES_S[3]), (0.25, (EDGES_S[2] + EDGES_S[3]) / 2), (1.0, EDGES_S[40])],
+    [
+        (0.5, LATENCY_BUCKET_BOUNDS_S[3]),
+        (0.25, (LATENCY_BUCKET_BOUNDS_S[2] + LATENCY_BUCKET_BOUNDS_S[3]) / 2),
+        (1.0, LATENCY_BUCKET_BOUNDS_S[40]),
+    ],
 )
 def test_a_quantile_lies_within_its_bucket(q: float, wanted_s: float) -> None:
-    latencies = histogram(*[EDGES_S[3]] * 5, *[EDGES_S[40]] * 5)
+    latencies = histogram(*[LATENCY_BUCKET_BOUNDS_S[3]] * 5, *[LATENCY_BUCKET_BOUNDS_S[40]] * 5)
     assert quantile_s(latencies, q) == pytest.approx(wanted_s)
 
 
@@ -308,23 +322,24 @@ def test_latencies_of_another_version_with_more_edges_or_fewer_are_added_up(buck
     first, then = [0] * buckets, [0] * buckets
     first[10], then[10], then[-1] = 1, 11, 1
     watch.see(report("a", 0.0, ttft=LatencyTotals(1, 1.0, tuple(first))), report("b", 0.0))
-    ours = report("b", 2.0, ttft=histogram(*[EDGES_S[10]] * 10))
+    ours = report("b", 2.0, ttft=histogram(*[LATENCY_BUCKET_BOUNDS_S[10]] * 10))
     seen = watch.see(report("a", 2.0, ttft=LatencyTotals(12, 9.0, tuple(then))), ours)
-    assert seen.missing == ()
-    assert seen.service.ttft_p90_s == pytest.approx(EDGES_S[10], rel=0.25)
+    assert seen.missing_inputs == ()
+    assert seen.service.ttft_p90_s == pytest.approx(LATENCY_BUCKET_BOUNDS_S[10], rel=0.25)
 
 
 def test_who_waits_is_added_up_and_the_worst_slack_counts_for_a_while() -> None:
     watch = Watch()
     watch.see(report("a", 0.0))
     seen = watch.see(
-        report("a", 2.0, in_flight=3, held=1, slack_s=-0.5), report("b", 2.0, in_flight=4, held=2)
+        report("a", 2.0, in_flight=3, queued=1, slack_s=-0.5),
+        report("b", 2.0, in_flight=4, queued=2),
     )
-    assert (seen.service.in_flight, seen.service.held) == (7, 3)
-    assert seen.service.slack_s == -0.5
-    assert watch.see(report("a", 4.0, slack_s=0.7)).service.slack_s == -0.5
-    assert watch.see(report("a", 7.0), after_s=3.0).service.slack_s == 0.7
-    assert watch.see(report("a", 12.0), after_s=5.0).service.slack_s is None
+    assert (seen.service.in_flight, seen.service.queued_requests) == (7, 3)
+    assert seen.service.min_ttft_slack_s == -0.5
+    assert watch.see(report("a", 4.0, slack_s=0.7)).service.min_ttft_slack_s == -0.5
+    assert watch.see(report("a", 7.0), after_s=3.0).service.min_ttft_slack_s == 0.7
+    assert watch.see(report("a", 12.0), after_s=5.0).service.min_ttft_slack_s is None
 
 
 def test_the_objectives_are_the_strictest_of_the_classes_in_use() -> None:
@@ -356,15 +371,15 @@ def test_pools_are_seen_once_however_many_coordinators_see_them() -> None:
         report("a", 0.0, pools=(told,)), report("b", 0.0, pools=(told,)), states=DECODE
     )
     one = seen.pools["decode"]
-    assert (one.ready, one.running_requests, one.queued_tokens) == (2, 5.0, 3.0)
+    assert (one.ready_replicas, one.running_requests, one.queued_tokens) == (2, 5.0, 3.0)
     assert one.kv_used_fraction == 0.5
 
 
 def test_whoever_knows_the_pools_replicas_is_believed_and_then_the_freshest() -> None:
     watch = Watch()
-    partial = pool(decode=1, stale_s=0.0, running_requests=1.0)
-    stale = pool(decode=3, stale_s=2.0, running_requests=30.0)
-    fresh = pool(decode=3, stale_s=0.1, running_requests=60.0)
+    partial = pool(decode=1, oldest_report_age_s=0.0, running_requests=1.0)
+    stale = pool(decode=3, oldest_report_age_s=2.0, running_requests=30.0)
+    fresh = pool(decode=3, oldest_report_age_s=0.1, running_requests=60.0)
     told = [report(n, 0.0, pools=(p,)) for n, p in (("a", partial), ("b", stale), ("c", fresh))]
     assert watch.see(*told, states=DECODE).pools["decode"].running_requests == 20.0
     states = {"decode": PoolState(role=Role.DECODE, running=1)}
@@ -375,7 +390,7 @@ def test_replicas_that_run_and_that_nobody_knows_yet_are_starting() -> None:
     watch = Watch()
     states = {"decode": PoolState(role=Role.DECODE, running=3, starting=1, draining=2)}
     one = watch.see(report("a", 0.0, pools=(pool(decode=2),)), states=states).pools["decode"]
-    assert (one.ready, one.starting, one.draining) == (2, 2, 2)
+    assert (one.ready_replicas, one.starting, one.draining) == (2, 2, 2)
 
 
 def test_replicas_that_were_told_to_stop_take_no_work_whatever_coordinators_think() -> None:
@@ -388,14 +403,17 @@ def test_replicas_that_were_told_to_stop_take_no_work_whatever_coordinators_thin
 
 def test_a_pool_without_replicas_is_seen_too() -> None:
     seen = Watch().see(report("a", 0.0), states={"decode": PoolState(role=Role.DECODE, running=0)})
-    assert (seen.pools["decode"].ready, seen.pools["decode"].busy_fraction) == (0, None)
+    assert (seen.pools["decode"].ready_replicas, seen.pools["decode"].utilization_fraction) == (
+        0,
+        None,
+    )
 
 
 def test_the_busy_share_is_of_the_replicas_that_take_work() -> None:
     watch = Watch()
     watch.see(report("a", 0.0, pools=(pool(100.0),)), states=DECODE)
     seen = watch.see(report("a", 4.0, pools=(pool(106.0),)), states=DECODE)
-    assert seen.pools["decode"].busy_fraction == 0.75
+    assert seen.pools["decode"].utilization_fraction == 0.75
 
 
 def test_what_replicas_computed_is_booked_once_whoever_reports_it_and_how_often() -> None:
@@ -403,14 +421,14 @@ def test_what_replicas_computed_is_booked_once_whoever_reports_it_and_how_often(
     for at_s, busy_s in ((0.0, 100.0), (2.0, 101.0), (4.0, 103.5), (4.0, 103.5), (6.0, 104.0)):
         told = [report(name, at_s, pools=(pool(busy_s),)) for name in ("a", "b")]
         watch.see(*told, states={"decode": PoolState(role=Role.DECODE, gpus_per_replica=2.0)})
-    held = watch.observer.ledgers.pools()["decode"]
+    held = watch.observer.cluster_totals.pools()["decode"]
     assert (held.busy_s, held.device_s) == (2 * 4.0, 2 * 2 * 8.0)
 
 
 def test_a_capacity_that_the_believed_one_lacks_is_taken_from_another() -> None:
     watch = Watch()
     known = pool(
-        stale_s=1.0,
+        oldest_report_age_s=1.0,
         prefill_tokens_per_s=10.0,
         decode_tokens_per_s=20.0,
         decode_streams=3.0,
@@ -442,12 +460,16 @@ def test_what_starts_is_seen_with_how_long_ago_it_was_asked_for() -> None:
         told = report("a", at_s, pools=(pool(decode=running),))
         return watch.see(told, states={"decode": state}).pools["decode"]
 
-    assert seen(0.0, 0, 0).starting_for_s is None
-    assert seen(2.0, 1, 0).starting_for_s == 0.0
-    assert seen(4.0, 1, 0).starting_for_s == 2.0
-    assert seen(6.0, 1, 0).starting_for_s == 4.0
+    assert seen(0.0, 0, 0).oldest_start_age_s is None
+    assert seen(2.0, 1, 0).oldest_start_age_s == 0.0
+    assert seen(4.0, 1, 0).oldest_start_age_s == 2.0
+    assert seen(6.0, 1, 0).oldest_start_age_s == 4.0
     came = seen(8.0, 0, 1)
-    assert (came.starting_for_s, came.cold_start_measured, came.cold_start_s) == (None, True, 6.0)
+    assert (came.oldest_start_age_s, came.is_cold_start_measured, came.cold_start_s) == (
+        None,
+        True,
+        6.0,
+    )
 
 
 # ------------------------------------------------------------------------------ in general
@@ -481,12 +503,16 @@ def test_rates_are_those_of_a_twin_that_keeps_everything(
             if not answers[number]:
                 continue
             mine = heard[number]
-            older = [one for one in mine[:-1] if one[0] <= watch.now_s - 30.0]
+            older = [item for item in mine[:-1] if item[0] <= watch.now_s - 30.0]
             base = older[-1] if older else mine[0]
             if mine[-1][1] > base[1]:
                 wanted += (mine[-1][2] - base[2]) / (mine[-1][1] - base[1])
         assert seen.demand.requests_per_s == pytest.approx(wanted)
-        assert not [one for one in doubts(seen) if one not in seen.missing]
+        assert not [
+            unmet_precondition
+            for unmet_precondition in unmet_preconditions(seen)
+            if unmet_precondition not in seen.missing_inputs
+        ]
 
 
 @given(
@@ -504,7 +530,13 @@ def test_the_order_of_reports_does_not_matter(
                     name,
                     2.0 * step,
                     step * (number + 1),
-                    pools=(pool(decode=decode, stale_s=stale_s, running_requests=float(number)),),
+                    pools=(
+                        pool(
+                            decode=decode,
+                            oldest_report_age_s=stale_s,
+                            running_requests=float(number),
+                        ),
+                    ),
                 )
                 for number, (name, (decode, stale_s)) in enumerate(zip("abc", pools, strict=True))
             }

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.probing.replica_sampler import Candidates
+from baton.control.probing.replica_sampler import ReplicaSampler
 from baton.control.probing.schedule import PairSchedule
 from baton.domain.fleet import ReplicaFacts, Role
 from tests.fakes.facts import replica_facts
@@ -22,12 +22,12 @@ def facts(number: int, *, role: Role = Role.MIXED, layout: str = "same") -> Repl
 def fleet(size: int, *, seed: int = 1) -> PairSchedule:
     schedule = PairSchedule(per_s=20.0, burst=8, partners=PARTNERS, rng=Random(seed))
     for number in range(size):
-        schedule.join(facts(number))
+        schedule.add_replica(facts(number))
     return schedule
 
 
 def targets(schedule: PairSchedule, source_id: str) -> set[str]:
-    return {pair.target.replica_id for pair in schedule.from_source(source_id)}
+    return {pair.target.replica_id for pair in schedule.pairs_from(source_id)}
 
 
 @given(leaving=st.permutations(range(24)), count=st.integers(1, 23), seed=st.integers(0, 99))
@@ -36,7 +36,7 @@ def test_those_who_stay_keep_partners_while_there_are_any(
 ) -> None:
     schedule = fleet(24, seed=seed)
     for number in leaving[:count]:
-        schedule.leave(f"m{number}")
+        schedule.remove_replica(f"m{number}")
         schedule.check_integrity(())
     wanted = min(PARTNERS, 24 - count - 1)
     for number in leaving[count:]:
@@ -47,21 +47,21 @@ def test_pairs_become_fewer_as_a_fleet_does() -> None:
     schedule = fleet(60)
     at_first = len(schedule)
     for number in range(30):
-        schedule.leave(f"m{number}")
+        schedule.remove_replica(f"m{number}")
     assert len(schedule) < 0.7 * at_first
 
 
 def test_nobody_is_paired_with_a_replica_that_left_or_has_another_layout() -> None:
     schedule = fleet(12)
-    schedule.join(facts(50, layout="other"))
-    schedule.join(facts(51, role=Role.DECODE))
+    schedule.add_replica(facts(50, layout="other"))
+    schedule.add_replica(facts(51, role=Role.DECODE))
     assert not targets(schedule, "m50"), "nobody has its layout"
     assert not targets(schedule, "m51"), "it only decodes"
-    schedule.leave("m3")
+    schedule.remove_replica("m3")
     for number in range(60, 70):
-        schedule.join(facts(number))
+        schedule.add_replica(facts(number))
     ids = [f"m{number}" for number in (*range(12), *range(60, 70))]
-    everyone = {one for source_id in ids for one in targets(schedule, source_id)}
+    everyone = {target for source_id in ids for target in targets(schedule, source_id)}
     assert "m3" not in everyone
     assert "m50" not in everyone
     assert "m51" in everyone
@@ -75,22 +75,22 @@ def test_nobody_is_paired_with_a_replica_that_left_or_has_another_layout() -> No
 def test_candidates_are_those_who_joined_and_did_not_leave(
     steps: list[tuple[bool, int]], most: int, seed: int
 ) -> None:
-    candidates, there = Candidates(), dict[str, set[str]]()
+    candidates, there = ReplicaSampler(), dict[str, set[str]]()
     for joins, number in steps:
         one = facts(number, layout=f"layout {number % 2}")
         alike = there.setdefault(one.layout, set())
         if joins and one.replica_id not in alike:
-            candidates.join(one)
+            candidates.add(one)
             alike.add(one.replica_id)
         elif not joins:
-            candidates.leave(one)
+            candidates.remove(one)
             alike.discard(one.replica_id)
     rng = Random(seed)
     for layout, alike in there.items():
         for drawn in (
-            candidates.some(layout, most, rng),
-            list(candidates.onwards(layout, most, rng)),
+            candidates.sample(layout, most, rng),
+            list(candidates.from_random_start(layout, most, rng)),
         ):
-            names = {one.replica_id for one in drawn}
+            names = {other.replica_id for other in drawn}
             assert len(names) == len(drawn) == min(most, len(alike))
             assert names <= alike

@@ -13,14 +13,14 @@ from baton.domain.fleet import LinkTotals, Load, Role
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason
 from baton.policy.links.estimates import LinkState
-from tests.control.pair_world import STEADY, PairWorld
+from tests.control.pair_world import NO_RATE_LIMIT, PairWorld
 
 P0D0 = ("p0", "d0")
 
 
-def world(prefill: int = 1, decode: int = 1, options: ProbeOptions = STEADY) -> PairWorld:
+def world(prefill: int = 1, decode: int = 1, options: ProbeOptions = NO_RATE_LIMIT) -> PairWorld:
     made = PairWorld(options)
-    made.pd(prefill, decode)
+    made.join_prefill_decode(prefill, decode)
     return made
 
 
@@ -29,13 +29,13 @@ def state(at: PairWorld, ends: tuple[str, str] = P0D0) -> LinkState:
 
 
 def kinds(at: PairWorld) -> list[PairNoticeKind]:
-    return [notice.kind for notice in at.prober.take_notices()]
+    return [notice.kind for notice in at.prober.pop_notices()]
 
 
 def at_pull(prefill: int = 1, decode: int = 1) -> PairWorld:
     """A first probe whose block is about to be pulled."""
     made = world(prefill, decode)
-    made.answer(ends=P0D0)
+    made.answer_check(pair=P0D0)
     made.finish()
     return made
 
@@ -43,7 +43,7 @@ def at_pull(prefill: int = 1, decode: int = 1) -> PairWorld:
 def steady() -> PairWorld:
     """A pair that was found well."""
     made = world()
-    made.probe_all_well()
+    made.complete_all_probes()
     return made
 
 
@@ -71,8 +71,8 @@ def test_every_pair_of_one_layout_that_may_hand_over_is_checked_at_once() -> Non
 
 def large(prefill: int = 6, decode: int = 6) -> PairWorld:
     """A fleet of more replicas than anyone has partners."""
-    at = PairWorld(ProbeOptions(max_per_s=1000.0, max_running=100, partners=2))
-    at.pd(prefill, decode)
+    at = PairWorld(ProbeOptions(max_per_s=1000.0, max_running=100, max_partners=2))
+    at.join_prefill_decode(prefill, decode)
     return at
 
 
@@ -94,17 +94,17 @@ def test_a_pair_that_nobody_drew_is_watched_from_its_first_failure_until_it_is_w
     )
     at.checks.clear()
     for _ in range(3):
-        at.links.failed(*ends, at.now_s)
-        at.do(at.prober.doubt(*ends, at.now_s))
+        at.links.record_failure(*ends, at.now_s)
+        at.execute(at.prober.suspect(*ends, at.now_s))
     assert at.links.transfer_s(*ends, 1) is None, "quarantined"
     assert at.checks == [ends]
-    at.answer(ok=False, ends=ends)
-    at.wait(1.1)
+    at.answer_check(ok=False, pair=ends)
+    at.advance(1.1)
     assert at.checks == [ends], "as long as it is not well, it is tried again"
-    at.probe_well()
+    at.complete_probe()
     assert at.links.state(*ends) is LinkState.OK
     at.checks.clear()
-    at.wait(60.0)
+    at.advance(60.0)
     assert ends not in at.checks
 
 
@@ -114,27 +114,27 @@ def test_a_pair_from_a_replica_that_only_decodes_is_watched_while_fetches_from_i
         at.join(name, Role.DECODE)
     assert at.checks == [], "it is drawn for nothing"
     for _ in range(3):
-        at.links.failed("d0", "d1", at.now_s)
-        at.do(at.prober.doubt("d0", "d1", at.now_s))
+        at.links.record_failure("d0", "d1", at.now_s)
+        at.execute(at.prober.suspect("d0", "d1", at.now_s))
     assert at.links.transfer_s("d0", "d1", 1) is None, "quarantined"
-    at.probe_well(("d0", "d1"))
+    at.complete_probe(("d0", "d1"))
     assert at.links.state("d0", "d1") is LinkState.OK
-    at.wait(60.0)
+    at.advance(60.0)
     assert at.checks == []
 
 
 def test_a_source_that_does_not_listen_is_not_watched_whatever_fails() -> None:
     at = PairWorld()
-    at.join("d0", Role.DECODE, listens=False)
+    at.join("d0", Role.DECODE, has_side_channel=False)
     at.join("d1", Role.DECODE)
-    at.do(at.prober.doubt("d0", "d1", at.now_s))
+    at.execute(at.prober.suspect("d0", "d1", at.now_s))
     assert at.checks == []
 
 
 def test_a_source_that_hands_nothing_off_is_not_checked() -> None:
     at = PairWorld()
     at.join("d0", Role.DECODE)
-    at.join("p0", Role.PREFILL, listens=False)
+    at.join("p0", Role.PREFILL, has_side_channel=False)
     assert at.checks == []
     assert at.prober.next_deadline_at_s() is None
 
@@ -159,7 +159,7 @@ def test_a_replica_that_joins_again_is_a_new_one() -> None:
 def test_the_first_probe_of_a_pair_asks_prefills_pulls_and_finds_it_well() -> None:
     at = world()
     assert (at.checks, at.running) == ([P0D0], {})
-    at.answer()
+    at.answer_check()
     (prefill,) = at.running.values()
     assert (prefill.replica_id, prefill.leg.kind) == ("p0", LegKind.PREFILL)
     assert len(prefill.leg.prompt_token_ids) == 17
@@ -172,22 +172,22 @@ def test_the_first_probe_of_a_pair_asks_prefills_pulls_and_finds_it_well() -> No
     assert decode.leg.source_id == "p0"
     assert state(at) is LinkState.UNKNOWN
     at.finish()
-    assert (at.running, at.held, at.prober.running()) == ({}, {}, 0)
+    assert (at.running, at.leased, at.prober.running_count()) == ({}, {}, 0)
     assert state(at) is LinkState.OK
 
 
 def test_an_output_that_does_not_finish_a_leg_changes_nothing() -> None:
     at = world()
-    at.answer()
+    at.answer_check()
     (leg_id,) = at.running
-    at.report("p0", LegOutput(leg_id))
+    at.deliver("p0", LegOutput(leg_id))
     assert list(at.running) == [leg_id]
     assert at.prober.owns(leg_id)
 
 
 def test_legs_of_probes_are_charged_to_their_replicas_while_they_run() -> None:
     at = world()
-    at.answer()
+    at.answer_check()
     view = at.fleet.get("p0")
     assert view is not None
     assert (view.inflight_legs, view.inflight_tokens) == (1, 17)
@@ -201,17 +201,17 @@ def test_legs_of_probes_are_charged_to_their_replicas_while_they_run() -> None:
 def test_no_two_probes_have_the_same_prompt_or_leg() -> None:
     at = world(options=ProbeOptions(max_per_s=1000.0, transfer_every_s=1.0))
     for _ in range(20):
-        at.probe_all_well()
-        at.wait(5.6)
+        at.complete_all_probes()
+        at.advance(5.6)
     assert len(at.prompts) == 20
     assert len(set(at.prompts)) == len(at.prompts)
 
 
 def test_what_the_pull_took_is_told_to_the_link_book() -> None:
     at = world(options=ProbeOptions(max_per_s=1000.0, transfer_every_s=1.0))
-    at.probe_all_well()
-    at.wait(5.6)
-    at.answer()
+    at.complete_all_probes()
+    at.advance(5.6)
+    at.answer_check()
     at.now_s += 0.9  # the prefill's
     at.finish()
     at.now_s += 0.25
@@ -226,9 +226,9 @@ def test_what_the_pull_took_is_told_to_the_link_book() -> None:
 def test_a_well_pair_is_asked_every_interval_and_moves_blocks_once_a_minute() -> None:
     at = steady()
     for _ in range(2000):
-        at.wait(0.1)
-        at.probe_all_well()
-    times = [at_s for at_s, _ in at.begun]
+        at.advance(0.1)
+        at.complete_all_probes()
+    times = [at_s for at_s, _ in at.started_checks]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert all(4.5 <= gap <= 5.7 for gap in gaps)
     assert max(gaps) - min(gaps) > 0.3, "coordinators would march in step"
@@ -240,8 +240,8 @@ def test_pairs_that_requests_have_lately_pulled_over_move_no_blocks_for_a_probe(
     for number in range(1, 40):
         totals = LinkTotals("p0", pulls=number, moved_bytes=number * 10**6, busy_s=number * 0.01)
         at.links.observe("d0", totals, at.now_s)
-        at.wait(5.6)
-        at.probe_all_well()
+        at.advance(5.6)
+        at.complete_all_probes()
     assert len(at.prompts) == 1
 
 
@@ -258,8 +258,8 @@ def test_a_pair_whose_pulls_became_slow_moves_blocks_at_every_check_until_it_is_
 
     def check(took_s: float) -> int:
         before = len(at.prompts)
-        at.wait(5.6)
-        at.probe_all_well()
+        at.advance(5.6)
+        at.complete_all_probes()
         if len(at.prompts) > before:
             pull(took_s)
         return len(at.prompts) - before
@@ -276,15 +276,15 @@ def test_a_pair_whose_pulls_became_slow_moves_blocks_at_every_check_until_it_is_
 
 def test_at_most_eight_probes_run_at_once_and_the_next_begins_when_one_ends() -> None:
     at = world(5, 4)
-    assert (len(at.checks), at.prober.running()) == (8, 8)
-    at.wait(0.1)
-    assert at.prober.running() == 8
-    at.probe_well()
-    assert (len(at.checks), at.prober.running()) == (8, 8)
+    assert (len(at.checks), at.prober.running_count()) == (8, 8)
+    at.advance(0.1)
+    assert at.prober.running_count() == 8
+    at.complete_probe()
+    assert (len(at.checks), at.prober.running_count()) == (8, 8)
     while at.checks:
-        at.probe_all_well()
-        at.wait(0.1)
-    assert {ends for _, ends in at.begun} == {
+        at.complete_all_probes()
+        at.advance(0.1)
+    assert {ends for _, ends in at.started_checks} == {
         (f"p{p}", f"d{d}") for p in range(5) for d in range(4)
     }
 
@@ -292,9 +292,9 @@ def test_at_most_eight_probes_run_at_once_and_the_next_begins_when_one_ends() ->
 def test_probes_are_begun_at_the_allowed_rate_after_a_burst() -> None:
     at = world(10, 10, ProbeOptions(max_per_s=10.0, max_running=8))
     for _ in range(900):
-        at.probe_all_well()
-        at.wait(0.01)
-    times = [at_s for at_s, _ in at.begun]
+        at.complete_all_probes()
+        at.advance(0.01)
+    times = [at_s for at_s, _ in at.started_checks]
     assert len(times) > 80
     for first, at_s in enumerate(times):
         for last in range(first, len(times)):
@@ -304,11 +304,11 @@ def test_probes_are_begun_at_the_allowed_rate_after_a_burst() -> None:
 def test_a_fleet_too_large_for_the_rate_is_swept_fairly() -> None:
     """A hundred pairs, ten a second: every pair twice before any a third time (or so)."""
     at = world(10, 10, ProbeOptions(max_per_s=10.0))
-    while len(at.begun) < 500:
-        at.probe_all_well()
-        at.wait(0.1)
-    counts = {ends: 0 for _, ends in at.begun}
-    for _, ends in at.begun:
+    while len(at.started_checks) < 500:
+        at.complete_all_probes()
+        at.advance(0.1)
+    counts = {ends: 0 for _, ends in at.started_checks}
+    for _, ends in at.started_checks:
         counts[ends] += 1
     assert len(counts) == 100
     assert max(counts.values()) - min(counts.values()) <= 2
@@ -319,7 +319,7 @@ def test_a_fleet_too_large_for_the_rate_is_swept_fairly() -> None:
 
 def test_a_side_channel_that_does_not_answer_quarantines_the_pair_and_says_why() -> None:
     at = world(1, 2)
-    at.answer(ok=False, why="no listener at p0:5600", ends=P0D0)
+    at.answer_check(ok=False, why="no listener at p0:5600", pair=P0D0)
     assert state(at) is LinkState.QUARANTINED
     assert at.links.why("p0", "d0") == "side channel: no listener at p0:5600"
     assert at.links.transfer_s("p0", "d0", 1) is None
@@ -328,14 +328,14 @@ def test_a_side_channel_that_does_not_answer_quarantines_the_pair_and_says_why()
 
 
 @pytest.mark.parametrize(
-    "failure", [LegFailure.KV_LOAD_FAILED, LegFailure.ENGINE_ERROR, LegFailure.REFUSED]
+    "failure", [LegFailure.KV_LOAD_FAILED, LegFailure.ENGINE_ERROR, LegFailure.REJECTED]
 )
 def test_a_pull_that_fails_quarantines_the_pair_and_frees_the_blocks(failure: LegFailure) -> None:
     at = at_pull()
     at.fail(failure)
     assert state(at) is LinkState.QUARANTINED
     assert failure in at.links.why("p0", "d0")
-    assert (at.held, at.prober.running()) == ({}, 0)
+    assert (at.leased, at.prober.running_count()) == ({}, 0)
 
 
 @pytest.mark.parametrize(
@@ -347,17 +347,17 @@ def test_a_pull_that_its_target_could_not_take_says_nothing_of_the_pair(
     at = at_pull()
     at.fail(failure)
     assert state(at) is LinkState.UNKNOWN
-    assert (at.held, at.prober.running()) == ({}, 0)
+    assert (at.leased, at.prober.running_count()) == ({}, 0)
 
 
 @pytest.mark.parametrize("failure", list(LegFailure))
 def test_a_prefill_that_fails_says_nothing_of_the_pair(failure: LegFailure) -> None:
     at = world()
-    at.answer()
+    at.answer_check()
     at.fail(failure)
     assert state(at) is LinkState.UNKNOWN
     assert failure in at.links.why("p0", "d0")
-    assert at.prober.running() == 0
+    assert at.prober.running_count() == 0
 
 
 @pytest.mark.parametrize("finish", [FinishReason.ERROR, FinishReason.ABORT])
@@ -367,7 +367,7 @@ def test_a_pull_that_ends_in_error_quarantines_the_pair_and_frees_the_blocks(
     at = at_pull()
     at.finish(finish=finish)
     assert state(at) is LinkState.QUARANTINED
-    assert at.held == {}
+    assert at.leased == {}
 
 
 def test_a_target_that_computed_the_prompt_itself_did_not_get_the_block() -> None:
@@ -375,7 +375,7 @@ def test_a_target_that_computed_the_prompt_itself_did_not_get_the_block() -> Non
     at.finish(cached_tokens=0)
     assert state(at) is LinkState.QUARANTINED
     assert "computed it itself" in at.links.why("p0", "d0")
-    assert at.held == {}
+    assert at.leased == {}
 
 
 def test_a_target_that_does_not_say_what_was_cached_is_believed() -> None:
@@ -386,7 +386,7 @@ def test_a_target_that_does_not_say_what_was_cached_is_believed() -> None:
 
 def test_a_source_that_hands_out_no_ticket_quarantines_the_pair() -> None:
     at = world()
-    at.answer()
+    at.answer_check()
     at.finish(ticket=False)
     assert state(at) is LinkState.QUARANTINED
     assert "without a ticket" in at.links.why("p0", "d0")
@@ -395,10 +395,10 @@ def test_a_source_that_hands_out_no_ticket_quarantines_the_pair() -> None:
 @pytest.mark.parametrize("ticket", [True, False])
 def test_a_source_whose_engine_is_broken_says_nothing_of_the_pair(*, ticket: bool) -> None:
     at = world()
-    at.answer()
+    at.answer_check()
     at.finish(finish=FinishReason.ERROR, ticket=ticket)
     assert state(at) is LinkState.UNKNOWN
-    assert (at.held, at.running) == ({}, {})
+    assert (at.leased, at.running) == ({}, {})
 
 
 # -------------------------------------------------------------------- deadlines
@@ -406,68 +406,68 @@ def test_a_source_whose_engine_is_broken_says_nothing_of_the_pair(*, ticket: boo
 
 def test_a_check_without_any_answer_says_nothing_of_the_pair() -> None:
     at = world()
-    at.wait(3.4)
-    assert at.prober.running() == 1
-    at.wait(0.2)
-    assert at.prober.running() == 0
+    at.advance(3.4)
+    assert at.prober.running_count() == 1
+    at.advance(0.2)
+    assert at.prober.running_count() == 0
     assert state(at) is LinkState.UNKNOWN
     assert at.links.why("p0", "d0") == "side channel: no answer within 3.5 s"
 
 
 def test_a_prefill_over_its_deadline_is_aborted_and_says_nothing_of_the_pair() -> None:
     at = world()
-    at.answer()
-    at.wait(2.1)
+    at.answer_check()
+    at.advance(2.1)
     assert list(at.aborts) == list(at.running)
     assert state(at) is LinkState.UNKNOWN
     at.finish()  # its ticket comes late, and is released like any other
-    assert at.held == {}
+    assert at.leased == {}
 
 
 def test_a_first_pull_has_time_for_the_handshake_and_then_quarantines_the_pair() -> None:
     at = at_pull()
-    at.wait(9.9)
+    at.advance(9.9)
     assert state(at) is LinkState.UNKNOWN
-    at.wait(0.2)
+    at.advance(0.2)
     assert state(at) is LinkState.QUARANTINED
     assert at.links.why("p0", "d0") == "pull: no answer within 10 s"
     assert list(at.aborts) == list(at.running)
     at.confirm_aborts()
-    assert at.held == {}
+    assert at.leased == {}
 
 
 def test_later_pulls_have_no_handshake_to_wait_for() -> None:
     at = steady()
-    at.do(at.prober.doubt("p0", "d0", at.now_s))
-    at.wait(5.6)
-    at.answer()
+    at.execute(at.prober.suspect("p0", "d0", at.now_s))
+    at.advance(5.6)
+    at.answer_check()
     at.finish()
-    at.wait(2.1)
+    at.advance(2.1)
     assert state(at) is LinkState.QUARANTINED
 
 
 def test_an_abort_that_nobody_confirms_frees_the_blocks_all_the_same() -> None:
     at = at_pull()
-    at.wait(10.1)
-    assert at.held != {}
-    at.wait(5.1)
-    assert at.held == {}
+    at.advance(10.1)
+    assert at.leased != {}
+    at.advance(5.1)
+    assert at.leased == {}
 
 
 @pytest.mark.parametrize("load", [Load(queued_requests=1), Load(step_s=0.6)])
 def test_a_pull_that_waits_for_a_busy_target_says_nothing_of_the_pair(load: Load) -> None:
     at = at_pull()
     at.report_load("d0", load)
-    at.wait(10.1)
+    at.advance(10.1)
     assert state(at) is LinkState.UNKNOWN
     at.confirm_aborts()
-    assert at.held == {}
+    assert at.leased == {}
 
 
 def test_a_busy_source_is_no_excuse_for_a_pull() -> None:
     at = at_pull()
     at.report_load("p0", Load(queued_requests=9))
-    at.wait(10.1)
+    at.advance(10.1)
     assert state(at) is LinkState.QUARANTINED
 
 
@@ -476,51 +476,51 @@ def test_a_busy_source_is_no_excuse_for_a_pull() -> None:
 
 def test_a_quarantined_pair_is_probed_after_1_2_4_and_at_most_30_s() -> None:
     at = world(1, 1)
-    at.answer(ok=False)
+    at.answer_check(ok=False)
     for pause_s in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
-        at.wait(pause_s - 0.01)
+        at.advance(pause_s - 0.01)
         assert at.checks == []
-        at.wait(0.02)
+        at.advance(0.02)
         assert at.checks == [P0D0]
-        at.answer(ok=False)
+        at.answer_check(ok=False)
 
 
 def test_only_a_whole_probe_ends_a_quarantine_and_the_next_pause_is_short_again() -> None:
     at = steady()
-    at.wait(5.6)
-    at.answer(ok=False)
-    at.wait(1.1)
-    at.answer()
+    at.advance(5.6)
+    at.answer_check(ok=False)
+    at.advance(1.1)
+    at.answer_check()
     assert state(at) is LinkState.QUARANTINED
     at.finish()
     at.finish()
     assert state(at) is LinkState.OK
-    at.wait(5.6)
-    at.answer(ok=False)
-    at.wait(1.1)
+    at.advance(5.6)
+    at.answer_check(ok=False)
+    at.advance(1.1)
     assert at.checks == [P0D0]
 
 
 def test_a_quarantined_pair_whose_probe_could_not_tell_stays_quarantined() -> None:
     at = world()
-    at.answer(ok=False)
-    at.wait(1.1)
-    at.answer()
+    at.answer_check(ok=False)
+    at.advance(1.1)
+    at.answer_check()
     at.fail(LegFailure.OVERLOADED)
     assert state(at) is LinkState.QUARANTINED
-    at.wait(5.6)
+    at.advance(5.6)
     assert at.checks == [P0D0]
 
 
 def test_a_quarantine_and_its_end_are_said_once_each() -> None:
     at = steady()
     assert kinds(at) == []
-    at.wait(5.6)
-    at.answer(ok=False)
-    at.wait(1.1)
-    at.answer(ok=False)
-    at.wait(2.1)
-    at.probe_all_well()
+    at.advance(5.6)
+    at.answer_check(ok=False)
+    at.advance(1.1)
+    at.answer_check(ok=False)
+    at.advance(2.1)
+    at.complete_all_probes()
     assert [k for k in kinds(at) if not k.startswith("source")] == [
         PairNoticeKind.QUARANTINED,
         PairNoticeKind.RECOVERED,
@@ -530,58 +530,58 @@ def test_a_quarantine_and_its_end_are_said_once_each() -> None:
 
 def test_a_handoff_that_failed_brings_a_whole_probe_at_once() -> None:
     at = steady()
-    at.wait(2.0)
-    at.links.failed("p0", "d0", at.now_s)
-    at.do(at.prober.doubt("p0", "d0", at.now_s))
+    at.advance(2.0)
+    at.links.record_failure("p0", "d0", at.now_s)
+    at.execute(at.prober.suspect("p0", "d0", at.now_s))
     assert at.checks == [P0D0]
-    at.answer()
+    at.answer_check()
     assert len(at.running) == 1
     at.finish()
     at.finish()
-    at.wait(5.6)
-    at.answer()
+    at.advance(5.6)
+    at.answer_check()
     assert at.running == {}
 
 
 def test_doubts_in_quick_succession_bring_no_more_than_a_probe_a_second() -> None:
     at = steady()
-    at.wait(2.0)
-    begun = len(at.begun)
+    at.advance(2.0)
+    begun = len(at.started_checks)
     for _ in range(100):
-        at.do(at.prober.doubt("p0", "d0", at.now_s))
-        at.probe_all_well()
-        at.wait(0.1)
-    assert len(at.begun) - begun <= 11
+        at.execute(at.prober.suspect("p0", "d0", at.now_s))
+        at.complete_all_probes()
+        at.advance(0.1)
+    assert len(at.started_checks) - begun <= 11
 
 
 def test_a_doubt_that_comes_during_a_probe_that_only_asks_brings_another() -> None:
     at = steady()
-    at.wait(5.6)
-    at.do(at.prober.doubt("p0", "d0", at.now_s))
-    at.answer()
+    at.advance(5.6)
+    at.execute(at.prober.suspect("p0", "d0", at.now_s))
+    at.answer_check()
     assert at.running == {}
-    at.wait(1.1)
-    at.answer()
+    at.advance(1.1)
+    at.answer_check()
     assert len(at.running) == 1
 
 
 def test_doubt_of_pairs_that_are_not_watched_is_ignored() -> None:
     at = steady()
-    at.do(at.prober.doubt("d0", "p0", at.now_s))
-    at.do(at.prober.doubt("x", "y", at.now_s))
+    at.execute(at.prober.suspect("d0", "p0", at.now_s))
+    at.execute(at.prober.suspect("x", "y", at.now_s))
     assert at.checks == []
 
 
 def test_a_quarantine_by_failed_handoffs_is_said_and_its_end_too() -> None:
     at = steady()
-    at.wait(2.0)
+    at.advance(2.0)
     for _ in range(3):
-        at.links.failed("p0", "d0", at.now_s, "timed out")
-        at.do(at.prober.doubt("p0", "d0", at.now_s))
-    (notice,) = at.prober.take_notices()
+        at.links.record_failure("p0", "d0", at.now_s, "timed out")
+        at.execute(at.prober.suspect("p0", "d0", at.now_s))
+    (notice,) = at.prober.pop_notices()
     assert notice.kind is PairNoticeKind.QUARANTINED
     assert notice.why == "3 handoffs failed in a row: timed out"
-    at.probe_all_well()
+    at.complete_all_probes()
     assert kinds(at) == [PairNoticeKind.RECOVERED]
 
 
@@ -590,51 +590,51 @@ def test_a_quarantine_by_failed_handoffs_is_said_and_its_end_too() -> None:
 
 def test_a_source_that_no_target_reaches_is_said_once() -> None:
     at = world(1, 3)
-    at.answer(ok=False, ends=("p0", "d0"))
-    at.answer(ok=False, ends=("p0", "d1"))
+    at.answer_check(ok=False, pair=("p0", "d0"))
+    at.answer_check(ok=False, pair=("p0", "d1"))
     assert PairNoticeKind.SOURCE_UNREACHABLE not in kinds(at)
-    at.answer(ok=False, ends=("p0", "d2"))
-    notices = at.prober.take_notices()
+    at.answer_check(ok=False, pair=("p0", "d2"))
+    notices = at.prober.pop_notices()
     (said,) = [n for n in notices if n.kind is PairNoticeKind.SOURCE_UNREACHABLE]
     assert (said.source_id, said.target_id) == ("p0", None)
     assert said.why == "none of 3 replicas reaches it; the last said: side channel: no listener"
-    at.wait(3.1)
+    at.advance(3.1)
     while at.checks:
-        at.answer(ok=False)
+        at.answer_check(ok=False)
     assert kinds(at) == []
 
 
 def test_of_a_new_life_of_a_source_it_is_said_again() -> None:
     at = world(1, 1)
-    at.answer(ok=False)
+    at.answer_check(ok=False)
     assert PairNoticeKind.SOURCE_UNREACHABLE in kinds(at)
-    at.lose("p0")
+    at.disconnect("p0")
     at.join("p0", Role.PREFILL)
-    at.answer(ok=False)
+    at.answer_check(ok=False)
     assert PairNoticeKind.SOURCE_UNREACHABLE in kinds(at)
 
 
 def test_a_source_that_is_reached_again_is_said_once_and_all_its_pairs_are_probed() -> None:
     at = world(1, 3)
     while at.checks:
-        at.answer(ok=False)
-    at.prober.take_notices()
+        at.answer_check(ok=False)
+    at.prober.pop_notices()
     while not at.checks:
-        at.wait(0.1)
-    at.answer()
+        at.advance(0.1)
+    at.answer_check()
     assert kinds(at).count(PairNoticeKind.SOURCE_REACHABLE) == 1
     assert len(at.checks) == 2
-    at.probe_all_well()
+    at.complete_all_probes()
     assert kinds(at).count(PairNoticeKind.SOURCE_REACHABLE) == 0
 
 
 def test_a_source_that_nobody_reaches_is_tried_about_once_a_second_in_all() -> None:
     at = world(1, 60)
     for _ in range(800):
-        at.wait(0.5)
+        at.advance(0.5)
         while at.checks:
-            at.answer(ok=False)
-    lately = [at_s for at_s, _ in at.begun if at_s > 200.0]
+            at.answer_check(ok=False)
+    lately = [at_s for at_s, _ in at.started_checks if at_s > 200.0]
     assert 160 <= len(lately) <= 240
     for began_s in range(200, 390, 10):
         assert sum(began_s < at_s <= began_s + 10 for at_s in lately) <= 25
@@ -642,10 +642,10 @@ def test_a_source_that_nobody_reaches_is_tried_about_once_a_second_in_all() -> N
 
 def test_pairs_of_other_sources_do_not_make_a_source_unreachable() -> None:
     at = world(2, 1)
-    at.answer(ok=False, ends=("p1", "d0"))
-    (notice,) = [n for n in at.prober.take_notices() if n.target_id is None]
+    at.answer_check(ok=False, pair=("p1", "d0"))
+    (notice,) = [n for n in at.prober.pop_notices() if n.target_id is None]
     assert notice.source_id == "p1"
-    at.probe_all_well()
+    at.complete_all_probes()
     assert state(at) is LinkState.OK
 
 
@@ -659,36 +659,38 @@ def test_a_replica_that_goes_ends_its_probes_and_leaves_nothing(
     how: str, replica_id: str, steps: int
 ) -> None:
     at = PairWorld()
-    at.pd(1, 1)
+    at.join_prefill_decode(1, 1)
     if steps >= 1:
-        at.answer()
+        at.answer_check()
     if steps >= 2:
         at.finish()
     if how == "lose":
-        at.lose(replica_id)
+        at.disconnect(replica_id)
     else:
         at.drain(replica_id)
-    assert at.prober.running() == 0
+    assert at.prober.running_count() == 0
     assert not any(at.prober.owns(leg_id) for leg_id in at.running)
     assert set(at.running) <= set(at.aborts)
     at.confirm_aborts()
-    at.wait(60.0)
-    assert (at.running, at.held) == ({}, {})
+    at.advance(60.0)
+    assert (at.running, at.leased) == ({}, {})
     assert at.prober.next_deadline_at_s() is None
 
 
 def test_blocks_for_a_lost_target_are_freed_by_way_of_another() -> None:
     at = at_pull(1, 2)
-    assert at.held != {}
-    at.lose("d0")
-    assert at.held == {}
+    assert at.leased != {}
+    at.disconnect("d0")
+    assert at.leased == {}
 
 
 def test_an_answer_that_nobody_waits_for_is_ignored() -> None:
     at = world()
-    at.answer()
+    at.answer_check()
     for source_id, target_id in (P0D0, ("x", "d0"), ("d0", "p0")):
-        event = SideChannelChecked(replica_id=target_id, source_id=source_id, ok=False, took_s=0.0)
-        at.do(at.prober.checked(event, at.now_s))
+        event = SideChannelChecked(
+            replica_id=target_id, source_id=source_id, is_reachable=False, elapsed_s=0.0
+        )
+        at.execute(at.prober.on_side_channel_checked(event, at.now_s))
     assert at.prober.ignored_events == 3
     assert state(at) is LinkState.UNKNOWN

@@ -31,7 +31,7 @@ class PairMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = PairWorld(
-            ProbeOptions(max_running=RUNNING, max_per_s=5.0, partners=self.partners)
+            ProbeOptions(max_running=RUNNING, max_per_s=5.0, max_partners=self.partners)
         )
         self.alive: set[str] = set()
 
@@ -41,7 +41,7 @@ class PairMachine(RuleBasedStateMachine):
     @rule(replica_id=st.sampled_from(sorted(REPLICAS)))
     def join(self, replica_id: str) -> None:
         if replica_id in self.alive:
-            self.world.lose(replica_id)
+            self.world.disconnect(replica_id)
         self.alive.add(replica_id)
         self.world.join(replica_id, REPLICAS[replica_id])
 
@@ -50,7 +50,7 @@ class PairMachine(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         replica_id = self.pick(data, list(self.alive))
         self.alive.remove(replica_id)
-        self.world.lose(replica_id)
+        self.world.disconnect(replica_id)
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -60,7 +60,7 @@ class PairMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.checks)
     @rule(data=st.data(), ok=st.booleans())
     def answer(self, data: st.DataObject, *, ok: bool) -> None:
-        self.world.answer(ok=ok, ends=data.draw(st.sampled_from(self.world.checks)))
+        self.world.answer_check(ok=ok, pair=data.draw(st.sampled_from(self.world.checks)))
 
     @precondition(lambda self: self.world.running)
     @rule(
@@ -98,17 +98,17 @@ class PairMachine(RuleBasedStateMachine):
     @rule(source_id=st.sampled_from(sorted(REPLICAS)), target_id=st.sampled_from(sorted(REPLICAS)))
     def break_a_handoff(self, source_id: str, target_id: str) -> None:
         world = self.world
-        world.links.failed(source_id, target_id, world.now_s)
-        world.do(world.prober.doubt(source_id, target_id, world.now_s))
+        world.links.record_failure(source_id, target_id, world.now_s)
+        world.execute(world.prober.suspect(source_id, target_id, world.now_s))
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 2.5, 6.0, 11.0, 40.0]))
     def wait(self, seconds: float) -> None:
-        self.world.wait(seconds)
+        self.world.advance(seconds)
 
     @invariant()
     def probes_and_their_rate_are_bounded(self) -> None:
-        assert self.world.prober.running() <= RUNNING
-        times = [at_s for at_s, _ in self.world.begun]
+        assert self.world.prober.running_count() <= RUNNING
+        times = [at_s for at_s, _ in self.world.started_checks]
         for number in range(len(times) - RUNNING):
             # One more than the burst takes at least one spacing.
             assert times[number + RUNNING] - times[number] >= 0.2 - 1e-6
@@ -123,11 +123,11 @@ class PairMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_held_only_for_legs_under_way(self) -> None:
         waited_for = {
-            command.leg.ticket.params.decode()
+            command.leg.kv_handle.params.decode()
             for command in self.world.running.values()
-            if command.leg.ticket is not None
+            if command.leg.kv_handle is not None
         }
-        assert self.world.held.keys() <= waited_for
+        assert self.world.leased.keys() <= waited_for
 
     @invariant()
     def something_is_always_due_while_there_are_pairs(self) -> None:
@@ -147,7 +147,7 @@ class PairMachine(RuleBasedStateMachine):
         world = self.world
         for replica_id in sorted(self.alive):
             if self.drains(replica_id):
-                world.lose(replica_id)
+                world.disconnect(replica_id)
                 world.join(replica_id, REPLICAS[replica_id])
             world.report_load(replica_id, Load())
         for _ in range(120):
@@ -157,8 +157,8 @@ class PairMachine(RuleBasedStateMachine):
             while world.running:
                 world.finish()
             while world.checks:
-                world.probe_well()
-            world.wait(1.0)
+                world.complete_probe()
+            world.advance(1.0)
         for row in world.links.rows(world.now_s):
             pair = (REPLICAS[row.source_id], REPLICAS[row.target_id])
             if (

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.state.prompt_use import PromptUse, SharedPrompts, with_leg
+from baton.control.state.prompt_use import PromptUse, SharedPrompts, use_after_leg
 from baton.domain.commands import Deliver, Delivery
-from baton.domain.events import StepProduced
-from baton.domain.handoff import CacheUse, Leg, LegFailure, LegKind, LegOutput, Ticket
-from baton.domain.request import FinishReason, LocalOnly, Phase, Request
+from baton.domain.events import StepCompleted
+from baton.domain.handoff import CacheUse, KvHandle, Leg, LegFailure, LegKind, LegOutput
+from baton.domain.request import FinishReason, LocalOnlyReason, Phase, Request
 from baton.domain.value import evolve
-from tests.control.world import LIMITS, World, request, ticket_of
+from tests.control.world import LIMITS, World, kv_handle_of, request
 
 BLOCK = 16
-TICKET = Ticket(tokens=1, blocks=1, params=b"")
+TICKET = KvHandle(tokens=1, blocks=1, params=b"")
 
 
 def leg(kind: LegKind, tokens: int, *, resumed_tokens: int = 0) -> Leg:
@@ -26,16 +26,16 @@ def leg(kind: LegKind, tokens: int, *, resumed_tokens: int = 0) -> Leg:
         prompt_token_ids=tuple(range(tokens)),
         resumed_tokens=resumed_tokens,
         max_tokens=4,
-        ticket=TICKET if kind is LegKind.DECODE else None,
+        kv_handle=TICKET if kind is LegKind.DECODE else None,
     )
 
 
 def after(*said: tuple[Leg, int, CacheUse | None], prompt_tokens: int = 582) -> PromptUse | None:
     """What is known once these legs have spoken."""
     known = None
-    for one, cached_tokens, cache in said:
-        known = with_leg(
-            known, one, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, cache=cache
+    for other, cached_tokens, cache in said:
+        known = use_after_leg(
+            known, other, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, cache_use=cache
         )
     return known
 
@@ -128,7 +128,7 @@ def test_every_way_says_what_one_engine_with_both_caches_would(
     full = blocks * BLOCK
 
     def engine(cached: int) -> PromptUse:
-        return PromptUse(cached, CacheUse(0, max(0, full - cached)), settled=True)
+        return PromptUse(cached, CacheUse(0, max(0, full - cached)), is_final=True)
 
     local = leg(LegKind.LOCAL, prompt_tokens), held, CacheUse(0, max(0, full - held))
     assert after(local, prompt_tokens=prompt_tokens) == engine(held)
@@ -149,70 +149,70 @@ def answers(count: int, *, prompt_tokens: int = 582) -> tuple[SharedPrompts, lis
     """So many answers to one prompt, all of them in flight."""
     shared = SharedPrompts()
     asked = [
-        evolve(request(f"{index}_r", prompt_tokens=prompt_tokens), parent_id="r")
+        evolve(request(f"{index}_r", prompt_tokens=prompt_tokens), fan_out_id="r")
         for index in range(count)
     ]
-    for one in asked:
-        shared.began(one)
+    for other in asked:
+        shared.on_arrived(other)
     shared.check_integrity(asked)
     return shared, asked
 
 
 def use(cached_tokens: int, created_tokens: int, *, external_tokens: int = 0) -> PromptUse:
-    return PromptUse(cached_tokens, CacheUse(external_tokens, created_tokens), settled=True)
+    return PromptUse(cached_tokens, CacheUse(external_tokens, created_tokens), is_final=True)
 
 
 def test_the_second_answer_finds_what_the_first_has_computed_though_it_ran_elsewhere() -> None:
     shared, (first, second) = answers(2)
-    assert shared.told(first, use(0, 576), block_size_tokens=BLOCK) == use(0, 576)
-    assert shared.told(second, use(0, 576), block_size_tokens=BLOCK) == use(576, 0)
+    assert shared.client_use(first, use(0, 576), block_size_tokens=BLOCK) == use(0, 576)
+    assert shared.client_use(second, use(0, 576), block_size_tokens=BLOCK) == use(576, 0)
 
 
 def test_an_answer_that_found_more_itself_says_so() -> None:
     shared, (first, second) = answers(2)
-    shared.told(first, use(320, 0), block_size_tokens=BLOCK)
+    shared.client_use(first, use(320, 0), block_size_tokens=BLOCK)
     own = use(576, 0, external_tokens=64)
-    assert shared.told(second, own, block_size_tokens=BLOCK) == own
+    assert shared.client_use(second, own, block_size_tokens=BLOCK) == own
 
 
 def test_a_prompt_of_full_blocks_is_never_found_to_its_last_token() -> None:
     shared, (first, second) = answers(2, prompt_tokens=576)
-    shared.told(first, use(0, 576), block_size_tokens=BLOCK)
-    assert shared.told(second, use(0, 576), block_size_tokens=BLOCK) == use(560, 16)
+    shared.client_use(first, use(0, 576), block_size_tokens=BLOCK)
+    assert shared.client_use(second, use(0, 576), block_size_tokens=BLOCK) == use(560, 16)
 
 
 def test_without_a_prefix_cache_no_answer_finds_anything() -> None:
     shared, (first, second) = answers(2)
-    shared.told(first, use(0, 0), block_size_tokens=BLOCK)
-    assert shared.told(second, use(0, 0), block_size_tokens=BLOCK) == use(0, 0)
+    shared.client_use(first, use(0, 0), block_size_tokens=BLOCK)
+    assert shared.client_use(second, use(0, 0), block_size_tokens=BLOCK) == use(0, 0)
 
 
 def test_answers_that_have_ended_are_forgotten() -> None:
     shared, (first, second) = answers(2)
-    shared.told(first, use(0, 576), block_size_tokens=BLOCK)
-    shared.ended(first)
+    shared.client_use(first, use(0, 576), block_size_tokens=BLOCK)
+    shared.on_ended(first)
     shared.check_integrity([second])
-    shared.ended(second)
+    shared.on_ended(second)
     shared.check_integrity([])
-    shared.began(second)
-    assert shared.told(second, use(0, 576), block_size_tokens=BLOCK) == use(0, 576)
+    shared.on_arrived(second)
+    assert shared.client_use(second, use(0, 576), block_size_tokens=BLOCK) == use(0, 576)
 
 
 def test_requests_of_their_own_share_nothing() -> None:
     shared = SharedPrompts()
-    for one in (request("a"), request("b")):
-        shared.began(one)
-        assert shared.told(one, use(0, 32), block_size_tokens=BLOCK) == use(0, 32)
+    for other in (request("a"), request("b")):
+        shared.on_arrived(other)
+        assert shared.client_use(other, use(0, 32), block_size_tokens=BLOCK) == use(0, 32)
     shared.check_integrity([])
 
 
 # ---------------------------------------------------------------- as clients are told
 def delivered(world: World) -> list[Delivery]:
     return [
-        one
+        delivery
         for command in world.commands
         if isinstance(command, Deliver)
-        for one in command.deliveries
+        for delivery in command.deliveries
     ]
 
 
@@ -229,16 +229,16 @@ def say(
     if finish is not None:
         del world.legs[leg_id]
         if running.kind is LegKind.PREFILL and finish is FinishReason.LENGTH:
-            ticket, world.pinned[leg_id] = ticket_of(running), replica_id
+            ticket, world.leased[leg_id] = kv_handle_of(running), replica_id
     output = LegOutput(
-        leg_id, token_ids, finish, ticket=ticket, cached_tokens=cached_tokens, cache=cache
+        leg_id, token_ids, finish, kv_handle=ticket, cached_tokens=cached_tokens, cache_use=cache
     )
-    world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
+    world.handle(StepCompleted(replica_id=replica_id, outputs=(output,)))
 
 
 def pair() -> World:
     world = World(LIMITS)
-    world.pd(decode=2)
+    world.join_prefill_decode(decode=2)
     return world
 
 
@@ -248,7 +248,10 @@ def test_a_client_whose_prompt_was_handed_off_is_told_what_prefill_found() -> No
     say(world, 0, cached_tokens=0, cache=CacheUse(0, 32), finish=FinishReason.LENGTH)
     say(world, 0, cached_tokens=40, cache=CacheUse(40, 0))
     say(world, 1, cached_tokens=None, finish=FinishReason.LENGTH)
-    told = [(one.token_ids, one.cached_tokens, one.cache) for one in delivered(world)]
+    told = [
+        (delivery.token_ids, delivery.cached_tokens, delivery.cache_use)
+        for delivery in delivered(world)
+    ]
     assert told == [((0,), 0, CacheUse(0, 32)), ((1,), None, None)]
     assert world.records["r"].cached_tokens == 0
 
@@ -259,12 +262,12 @@ def test_a_handoff_that_breaks_does_not_make_a_cold_prompt_a_warm_one() -> None:
     say(world, 0, cached_tokens=0, cache=CacheUse(0, 32), finish=FinishReason.LENGTH)
     ((leg_id, _),) = world.legs.items()
     world.fail_leg(leg_id, LegFailure.KV_LOAD_FAILED)
-    world.wait(LIMITS.retry_s)
+    world.advance(LIMITS.retry_s)
     ((_, (_, again)),) = world.legs.items()
     assert again.kind is LegKind.LOCAL
     say(world, 0, cached_tokens=32, cache=CacheUse(0, 0), finish=FinishReason.LENGTH)
     (told,) = delivered(world)
-    assert (told.cached_tokens, told.cache) == (0, CacheUse(0, 32))
+    assert (told.cached_tokens, told.cache_use) == (0, CacheUse(0, 32))
     assert world.records["r"].cached_tokens == 0
 
 
@@ -272,7 +275,7 @@ def test_what_an_engine_says_of_a_leg_that_it_breaks_off_is_not_told() -> None:
     world = pair()
     world.arrive(request("r", max_tokens=1))
     say(world, cached_tokens=0, cache=CacheUse(), finish=FinishReason.ERROR)
-    world.wait(LIMITS.retry_s)
+    world.advance(LIMITS.retry_s)
     say(world, 0, cached_tokens=32, cache=CacheUse(), finish=FinishReason.LENGTH)
     (told,) = delivered(world)
     assert told.cached_tokens == 32
@@ -286,11 +289,11 @@ def test_a_stream_that_moves_is_told_once() -> None:
     say(world, 0, cached_tokens=40, cache=CacheUse(40, 0))
     ((leg_id, _),) = world.legs.items()
     world.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
-    world.wait(LIMITS.retry_s)
+    world.advance(LIMITS.retry_s)
     for _ in range(2):  # it is handed off again
         if world.legs:
             say(world, 1, cached_tokens=32, cache=CacheUse(), finish=FinishReason.LENGTH)
-    told = [one.cached_tokens for one in delivered(world)]
+    told = [delivery.cached_tokens for delivery in delivered(world)]
     assert told[0] == 16
     assert set(told[1:]) == {None}
     assert world.records["r"].cached_tokens == 16
@@ -299,13 +302,15 @@ def test_a_stream_that_moves_is_told_once() -> None:
 def test_answers_to_one_prompt_are_charged_for_what_each_of_them_computed() -> None:
     world = pair()
     for index in range(2):
-        one = request(f"{index}_r", max_tokens=1, local_only=LocalOnly.FAN_OUT)
-        world.arrive(evolve(one, parent_id="r"))
+        one = request(f"{index}_r", max_tokens=1, local_only=LocalOnlyReason.FAN_OUT)
+        world.arrive(evolve(one, fan_out_id="r"))
     for leg_id, (replica_id, _) in tuple(world.legs.items()):
         del world.legs[leg_id]
-        said = LegOutput(leg_id, (0,), FinishReason.LENGTH, cached_tokens=0, cache=CacheUse(0, 32))
-        world.tell(StepProduced(replica_id=replica_id, outputs=(said,)))
-    told = [(one.cached_tokens, one.cache) for one in delivered(world)]
+        said = LegOutput(
+            leg_id, (0,), FinishReason.LENGTH, cached_tokens=0, cache_use=CacheUse(0, 32)
+        )
+        world.handle(StepCompleted(replica_id=replica_id, outputs=(said,)))
+    told = [(delivery.cached_tokens, delivery.cache_use) for delivery in delivered(world)]
     assert told == [(0, CacheUse(0, 32)), (32, CacheUse(0, 0))]
     assert [record.cached_tokens for record in world.records.values()] == [0, 0]
-    world.machine.check_integrity()
+    world.coordinator.check_integrity()

@@ -6,18 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.fleet.pending_prefills import Prompts
+from baton.control.fleet.pending_prefills import PendingPrefills
 from tests.fakes.timings import LinearTiming
 
-TIMING = LinearTiming(step=0.01, token=0.001)
+TIMING = LinearTiming(per_step_s=0.01, per_token_s=0.001)
 
 
-def sent(here: Prompts, leg_id: str, tokens: int, now_s: float, replica_id: str = "p0") -> None:
-    here.sent(leg_id, replica_id, tokens=tokens, timing=TIMING, now_s=now_s)
+def sent(
+    here: PendingPrefills, leg_id: str, tokens: int, now_s: float, replica_id: str = "p0"
+) -> None:
+    here.add(leg_id, replica_id, tokens=tokens, timing=TIMING, now_s=now_s)
 
 
 def test_prompts_are_taken_to_be_computed_one_after_the_other() -> None:
-    here = Prompts()
+    here = PendingPrefills()
     sent(here, "a", 100, 1.0)
     assert here.due_at_s["p0"] == pytest.approx(1.11)
     sent(here, "b", 201, 1.05)
@@ -27,37 +29,37 @@ def test_prompts_are_taken_to_be_computed_one_after_the_other() -> None:
 
 
 def test_the_load_of_an_adapter_comes_before_its_prompt() -> None:
-    here = Prompts()
-    here.sent("a", "p0", tokens=100, timing=TIMING, now_s=1.0, load_s=0.5)
+    here = PendingPrefills()
+    here.add("a", "p0", tokens=100, timing=TIMING, now_s=1.0, load_s=0.5)
     assert here.due_at_s["p0"] == pytest.approx(1.61)
-    here.sent("b", "p1", tokens=1, timing=TIMING, now_s=1.0, load_s=0.5)
+    here.add("b", "p1", tokens=1, timing=TIMING, now_s=1.0, load_s=0.5)
     assert here.due_at_s["p1"] == pytest.approx(1.5)
-    here.computed("b", 1.2)
+    here.remove("b", 1.2)
     assert "p1" not in here.due_at_s
 
 
 def test_when_one_is_done_the_rest_takes_no_longer_than_what_is_out() -> None:
-    here = Prompts()
+    here = PendingPrefills()
     sent(here, "a", 1000, 0.0)
     sent(here, "b", 101, 0.0)
-    here.computed("a", 0.2)  # far sooner than predicted
+    here.remove("a", 0.2)  # far sooner than predicted
     assert here.due_at_s["p0"] == pytest.approx(0.3)
-    here.computed("b", 0.3)
+    here.remove("b", 0.3)
     assert "p0" not in here.due_at_s
 
 
 def test_one_that_comes_late_begins_when_it_is_sent() -> None:
-    here = Prompts()
+    here = PendingPrefills()
     sent(here, "a", 100, 0.0)
     sent(here, "b", 101, 5.0)
     assert here.due_at_s["p0"] == pytest.approx(5.1)
 
 
 def test_a_single_token_keeps_nobody_waiting_and_unknown_legs_are_ignored() -> None:
-    here = Prompts()
+    here = PendingPrefills()
     sent(here, "a", 1, 0.0)
-    here.computed("a", 0.0)
-    here.computed("b", 0.0)
+    here.remove("a", 0.0)
+    here.remove("b", 0.0)
     assert not here.due_at_s
     here.check_integrity(frozenset())
 
@@ -66,7 +68,7 @@ def test_a_single_token_keeps_nobody_waiting_and_unknown_legs_are_ignored() -> N
 def test_nothing_is_out_when_all_came_back_and_no_time_is_in_the_past_when_told(
     story: list[tuple[bool, int, float]],
 ) -> None:
-    here, now_s = Prompts(), 0.0
+    here, now_s = PendingPrefills(), 0.0
     out: list[str] = []
     for number, (comes, tokens, gap_s) in enumerate(story):
         now_s += gap_s
@@ -75,8 +77,8 @@ def test_nothing_is_out_when_all_came_back_and_no_time_is_in_the_past_when_told(
             sent(here, out[-1], tokens, now_s)
             assert here.due_at_s["p0"] > now_s
         else:
-            here.computed(out.pop(0), now_s)
+            here.remove(out.pop(0), now_s)
         here.check_integrity(frozenset(out))
     for leg_id in out:
-        here.computed(leg_id, now_s)
+        here.remove(leg_id, now_s)
     assert not here.due_at_s

@@ -7,24 +7,24 @@ from dataclasses import replace
 
 from baton.control.state.limits import CoordinatorLimits, RecoveryOptions
 from baton.domain.commands import SubmitLeg
-from baton.domain.errors import EngineFailed, RetriesSpent
-from baton.domain.events import TimePassed
-from baton.domain.fleet import Load, LossReason, Role, Standing, StepTotals
+from baton.domain.errors import EngineFailed, RetryBudgetExhausted
+from baton.domain.events import TimerFired
+from baton.domain.fleet import Health, Load, LossReason, Role, StepTotals
 from baton.domain.handoff import LegFailure
-from baton.domain.leg_record import LegEnd
+from baton.domain.leg_record import LegOutcome
 from baton.domain.request import FinishReason, Phase
-from baton.domain.retry_reasons import Trouble
+from baton.domain.retry_reasons import RetryReason
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.resilience.circuit_breakers import BreakerOptions, Circuit
+from baton.policy.resilience.circuit_breakers import BreakerOptions, CircuitState
 from baton.policy.resilience.hedging import HedgeOptions
-from baton.policy.resilience.liveness import REST_S
+from baton.policy.resilience.liveness import IDLE_GRACE_S
 from baton.policy.resilience.retry_budget import RetryOptions
 from tests.control.world import LIMITS, World, request
 from tests.fakes.timings import LinearTiming
 
 QUICK = replace(LIMITS, stall_s=1e4, first_token_s=1e4, total_s=1e5)
 """Nothing is given up for its own slowness."""
-NO_BUDGET = RecoveryOptions(retries=RetryOptions(fraction=0.0, floor=0))
+NO_BUDGET = RecoveryOptions(retries=RetryOptions(budget_ratio=0.0, min_retries=0))
 
 
 def mixed(count: int, limits: CoordinatorLimits = QUICK) -> World:
@@ -51,17 +51,17 @@ def fail_all(world: World, replica_id: str, failure: LegFailure = LegFailure.ENG
         world.fail_leg(leg_id, failure)
 
 
-def standing(world: World, replica_id: str) -> Standing:
-    return world.machine.fleet(world.now_s).replicas[replica_id].standing
+def standing(world: World, replica_id: str) -> Health:
+    return world.coordinator.fleet(world.now_s).replicas[replica_id].health
 
 
-def tries(world: World, trouble: Trouble) -> int:
-    return dict(world.machine.recoveries().second_tries)[trouble]
+def tries(world: World, trouble: RetryReason) -> int:
+    return dict(world.coordinator.retry_totals().retries)[trouble]
 
 
 def freeze(world: World, replica_id: str) -> None:
     """Nothing comes of what was said to it any more."""
-    world.legs = {one: leg for one, leg in world.legs.items() if leg[0] != replica_id}
+    world.legs = {name: leg for name, leg in world.legs.items() if leg[0] != replica_id}
 
 
 # ---------------------------------------------------------------------- silence
@@ -75,30 +75,30 @@ def test_all_streams_of_a_frozen_replica_are_moved_at_once_and_finish_elsewhere(
     frozen = legs_on(world, "m0")
     assert len(frozen) == 4
     freeze(world, "m0")
-    world.live(1.75, frozen={"m0"})
+    world.advance_with_heartbeats(1.75, frozen={"m0"})
     assert len(legs_on(world, "m1")) == 8
-    assert tries(world, Trouble.SILENT) == 4
+    assert tries(world, RetryReason.UNRESPONSIVE) == 4
     world.run_to_end()
     assert {record.outcome for record in world.records.values()} == {Phase.FINISHED}
     moved = [record for record in world.records.values() if record.resumes]
     assert len(moved) == 4
     for record in moved:
-        assert [leg.end for leg in record.legs] == [LegEnd.GIVEN_UP, LegEnd.DONE]
+        assert [leg.outcome for leg in record.legs] == [LegOutcome.TIMED_OUT, LegOutcome.COMPLETED]
         assert "watchdog: nothing was heard" in record.resume_reasons[0]
 
 
 def test_nobody_is_moved_before_the_silence_is_over() -> None:
     world = mixed(2)
     arrive(world, 2)
-    world.live(1.25, frozen={"m0"})
+    world.advance_with_heartbeats(1.25, frozen={"m0"})
     assert world.aborting == []
-    assert standing(world, "m0") is Standing.SILENT
+    assert standing(world, "m0") is Health.UNRESPONSIVE
 
 
 def test_a_suspect_gets_no_new_work() -> None:
     world = mixed(2)
     arrive(world, 2)
-    world.live(1.0, frozen={"m0"})
+    world.advance_with_heartbeats(1.0, frozen={"m0"})
     arrive(world, 6)
     assert len(legs_on(world, "m0")) == 1
 
@@ -106,35 +106,35 @@ def test_a_suspect_gets_no_new_work() -> None:
 def test_who_has_nothing_to_do_may_say_so_less_often() -> None:
     world = mixed(2)
     arrive(world, 1)
-    idle = next(one for one in ("m0", "m1") if not legs_on(world, one))
+    idle = next(name for name in ("m0", "m1") if not legs_on(world, name))
     for _ in range(4):
         world.load(idle, Load())
-        world.live(0.25 + REST_S, frozen={idle})
-        assert standing(world, idle) is Standing.SOUND
-    world.live(1.0, frozen={idle})
-    assert standing(world, idle) is Standing.SILENT
+        world.advance_with_heartbeats(0.25 + IDLE_GRACE_S, frozen={idle})
+        assert standing(world, idle) is Health.HEALTHY
+    world.advance_with_heartbeats(1.0, frozen={idle})
+    assert standing(world, idle) is Health.UNRESPONSIVE
 
 
 def test_who_rested_and_is_given_work_is_expected_to_speak_from_then_on() -> None:
     world = mixed(2)
     arrive(world, 1)
-    idle = next(one for one in ("m0", "m1") if not legs_on(world, one))
+    idle = next(name for name in ("m0", "m1") if not legs_on(world, name))
     world.load(idle, Load())
     arrive(world, 1)
     assert legs_on(world, idle)
     freeze(world, idle)
-    world.live(1.75, frozen={idle})
+    world.advance_with_heartbeats(1.75, frozen={idle})
     assert legs_on(world, idle) == []
-    assert tries(world, Trouble.SILENT) == 1
+    assert tries(world, RetryReason.UNRESPONSIVE) == 1
 
 
 def test_a_replica_that_talks_again_in_time_keeps_its_streams() -> None:
     world = mixed(2)
     arrive(world, 2)
-    world.live(1.25, frozen={"m0"})
+    world.advance_with_heartbeats(1.25, frozen={"m0"})
     world.load("m0", Load())
-    assert standing(world, "m0") is Standing.SOUND
-    world.live(1.25)
+    assert standing(world, "m0") is Health.HEALTHY
+    world.advance_with_heartbeats(1.25)
     assert world.aborting == []
 
 
@@ -142,17 +142,17 @@ def test_where_nobody_is_heard_of_streams_stay_where_they_are() -> None:
     """It is likelier that this end is cut off; and there is nowhere to go."""
     world = mixed(2)
     arrive(world, 2)
-    world.live(5.0, frozen={"m0", "m1"})
+    world.advance_with_heartbeats(5.0, frozen={"m0", "m1"})
     assert world.aborting == []
 
 
 def test_a_process_that_stood_still_itself_blames_no_replica() -> None:
     world = mixed(2)
     arrive(world, 2)
-    world.live(0.5)
-    world.wait(60.0)
+    world.advance_with_heartbeats(0.5)
+    world.advance(60.0)
     assert world.aborting == []
-    assert standing(world, "m0") is Standing.SOUND
+    assert standing(world, "m0") is Health.HEALTHY
 
 
 def test_a_stream_that_cannot_be_carried_over_waits_for_its_frozen_replica() -> None:
@@ -160,7 +160,7 @@ def test_a_stream_that_cannot_be_carried_over_waits_for_its_frozen_replica() -> 
     arrive(world, 2, resumable=False)
     for leg_id in tuple(world.legs):
         world.step(leg_id)
-    world.live(3.0, frozen={"m0"})
+    world.advance_with_heartbeats(3.0, frozen={"m0"})
     assert world.aborting == []
     world.run_to_end()
     assert {record.outcome for record in world.records.values()} == {Phase.FINISHED}
@@ -170,14 +170,14 @@ def test_a_frozen_replica_that_is_back_is_tried_with_one_request_first() -> None
     world = mixed(2)
     arrive(world, 2)
     freeze(world, "m0")
-    world.live(2.0, frozen={"m0"})
-    world.lose("m0", LossReason.SILENT)
+    world.advance_with_heartbeats(2.0, frozen={"m0"})
+    world.disconnect("m0", LossReason.UNRESPONSIVE)
     world.join("m0", Role.MIXED)
     arrive(world, 3)
     (trial,) = legs_on(world, "m0")
-    assert world.machine.circuits(world.now_s)["m0"] is Circuit.HALF_OPEN
+    assert world.coordinator.circuits(world.now_s)["m0"] is CircuitState.HALF_OPEN
     world.step(trial)
-    assert world.machine.circuits(world.now_s)["m0"] is Circuit.CLOSED
+    assert world.coordinator.circuits(world.now_s)["m0"] is CircuitState.CLOSED
     arrive(world, 3)
     assert len(legs_on(world, "m0")) > 1
 
@@ -191,13 +191,13 @@ def test_an_engine_that_hangs_is_left_by_all_when_one_stream_has_stalled() -> No
     for number in range(17):
         world.load("m0", hanging)
         world.load("m1", Load(running_requests=4, steps=StepTotals(steps=number)))
-        world.wait(0.25)
+        world.advance(0.25)
         for leg_id in legs_on(world, "m1"):
             if len(world.tokens[world.legs[leg_id][1].request_id]) < 3:
                 world.step(leg_id)
-    assert tries(world, Trouble.STILL) == 4
+    assert tries(world, RetryReason.ENGINE_STALLED) == 4
     assert {replica_id for replica_id, _ in world.aborting} == {"m0"}
-    assert world.machine.circuits(world.now_s)["m0"] is Circuit.OPEN
+    assert world.coordinator.circuits(world.now_s)["m0"] is CircuitState.OPEN
 
 
 def test_a_slow_engine_that_still_steps_is_left_by_the_stalled_stream_only() -> None:
@@ -207,9 +207,9 @@ def test_a_slow_engine_that_still_steps_is_left_by_the_stalled_stream_only() -> 
     for number in range(17):
         for replica_id in ("m0", "m1"):
             world.load(replica_id, Load(running_requests=4, steps=StepTotals(steps=number)))
-        world.wait(0.25)
-    assert tries(world, Trouble.STILL) == 0
-    assert tries(world, Trouble.STALLED) == 1
+        world.advance(0.25)
+    assert tries(world, RetryReason.ENGINE_STALLED) == 0
+    assert tries(world, RetryReason.TOKEN_TIMEOUT) == 1
 
 
 # ---------------------------------------------------------------------- circuits
@@ -219,7 +219,7 @@ def test_a_replica_that_fails_request_after_request_gets_no_more() -> None:
     world = mixed(2)
     arrive(world, 6)
     fail_all(world, "m0")
-    assert world.machine.circuits(world.now_s)["m0"] is Circuit.OPEN
+    assert world.coordinator.circuits(world.now_s)["m0"] is CircuitState.OPEN
     arrive(world, 4)
     assert legs_on(world, "m0") == []
 
@@ -228,18 +228,18 @@ def test_after_its_pause_one_request_decides() -> None:
     world = mixed(2)
     arrive(world, 6)
     fail_all(world, "m0")
-    world.live(1.25)
+    world.advance_with_heartbeats(1.25)
     arrive(world, 3)
     (trial,) = legs_on(world, "m0")
     world.fail_leg(trial, LegFailure.ENGINE_ERROR)
-    assert world.machine.circuits(world.now_s)["m0"] is Circuit.OPEN
-    world.live(1.25)
-    assert world.machine.circuits(world.now_s)["m0"] is Circuit.OPEN
-    world.live(1.0)
+    assert world.coordinator.circuits(world.now_s)["m0"] is CircuitState.OPEN
+    world.advance_with_heartbeats(1.25)
+    assert world.coordinator.circuits(world.now_s)["m0"] is CircuitState.OPEN
+    world.advance_with_heartbeats(1.0)
     arrive(world, 1)
     (trial,) = legs_on(world, "m0")
     world.step(trial)
-    assert standing(world, "m0") is Standing.SOUND
+    assert standing(world, "m0") is Health.HEALTHY
 
 
 def test_where_every_circuit_is_open_all_replicas_are_used() -> None:
@@ -247,7 +247,7 @@ def test_where_every_circuit_is_open_all_replicas_are_used() -> None:
     arrive(world, 12)
     fail_all(world, "m0")
     fail_all(world, "m1")
-    assert set(world.machine.circuits(world.now_s).values()) == {Circuit.OPEN}
+    assert set(world.coordinator.circuits(world.now_s).values()) == {CircuitState.OPEN}
     before = len(world.records)
     arrive(world, 2)
     assert len(world.records) == before, "they were let in"
@@ -259,58 +259,58 @@ def test_when_the_first_of_all_is_well_again_all_are_tried() -> None:
     arrive(world, 24)
     for number in range(4):
         fail_all(world, f"m{number}")
-    world.live(0.25)
-    assert set(world.machine.circuits(world.now_s).values()) == {Circuit.OPEN}
+    world.advance_with_heartbeats(0.25)
+    assert set(world.coordinator.circuits(world.now_s).values()) == {CircuitState.OPEN}
     arrive(world, 1)
     world.step(next(reversed(world.legs)))
-    circuits = Counter(world.machine.circuits(world.now_s).values())
-    assert circuits == {Circuit.CLOSED: 1, Circuit.HALF_OPEN: 3}
+    circuits = Counter(world.coordinator.circuits(world.now_s).values())
+    assert circuits == {CircuitState.CLOSED: 1, CircuitState.HALF_OPEN: 3}
 
 
 def test_a_request_that_fails_everywhere_is_blamed_on_no_third_replica() -> None:
     """One poisoned request must not have the whole fleet quarantined."""
-    one_is_enough = RecoveryOptions(breaker=BreakerOptions(failures=1))
+    one_is_enough = RecoveryOptions(breaker=BreakerOptions(failure_threshold=1))
     world = mixed(4, replace(QUICK, recovery=one_is_enough))
     arrive(world, 1)
     for _ in range(4):
         (leg_id,) = world.legs
         world.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
-        world.live(0.25)
-    circuits = world.machine.circuits(world.now_s)
-    assert sum(circuit is not Circuit.CLOSED for circuit in circuits.values()) == 2
+        world.advance_with_heartbeats(0.25)
+    circuits = world.coordinator.circuits(world.now_s)
+    assert sum(circuit is not CircuitState.CLOSED for circuit in circuits.values()) == 2
 
 
 def test_what_is_not_the_replicas_fault_does_not_open_its_circuit() -> None:
-    for failure in (LegFailure.OVERLOADED, LegFailure.DRAINING, LegFailure.REFUSED):
+    for failure in (LegFailure.OVERLOADED, LegFailure.DRAINING, LegFailure.REJECTED):
         world = mixed(2)
         arrive(world, 10)
         fail_all(world, "m0", failure)
-        assert world.machine.circuits(world.now_s)["m0"] is Circuit.CLOSED, failure
+        assert world.coordinator.circuits(world.now_s)["m0"] is CircuitState.CLOSED, failure
 
 
 def test_a_client_that_leaves_is_not_the_replicas_fault() -> None:
     world = mixed(2)
     arrive(world, 10)
-    world.cancel(*world.machine.phases())
+    world.cancel(*world.coordinator.phases())
     world.confirm_aborts()
-    assert set(world.machine.circuits(world.now_s).values()) == {Circuit.CLOSED}
+    assert set(world.coordinator.circuits(world.now_s).values()) == {CircuitState.CLOSED}
 
 
 def test_aborts_that_are_never_confirmed_count_against_a_replica() -> None:
     world = mixed(2)
     arrive(world, 8)
-    world.cancel(*world.machine.phases())
-    world.wait(LIMITS.abort_s)
-    assert world.machine.circuits(world.now_s)["m0"] is Circuit.OPEN
+    world.cancel(*world.coordinator.phases())
+    world.advance(LIMITS.abort_s)
+    assert world.coordinator.circuits(world.now_s)["m0"] is CircuitState.OPEN
 
 
 def test_a_replica_that_left_for_good_is_forgotten() -> None:
     world = mixed(2)
     arrive(world, 6)
     fail_all(world, "m0")
-    world.lose("m0", LossReason.LEFT)
+    world.disconnect("m0", LossReason.LEFT)
     world.join("m0", Role.MIXED)
-    assert world.machine.circuits(world.now_s)["m0"] is Circuit.CLOSED
+    assert world.coordinator.circuits(world.now_s)["m0"] is CircuitState.CLOSED
 
 
 # ---------------------------------------------------------------------- the budget
@@ -321,10 +321,10 @@ def test_the_streams_of_a_lost_replica_are_all_carried_over_without_a_budget() -
     arrive(world, 60)
     for leg_id in tuple(world.legs):
         world.step(leg_id)
-    world.lose("m0")
+    world.disconnect("m0")
     world.run_to_end()
     assert {record.outcome for record in world.records.values()} == {Phase.FINISHED}
-    assert tries(world, Trouble.LOST) == 30
+    assert tries(world, RetryReason.REPLICA_LOST) == 30
 
 
 def test_streams_with_tokens_are_placed_before_those_without() -> None:
@@ -333,8 +333,12 @@ def test_streams_with_tokens_are_placed_before_those_without() -> None:
     streaming = legs_on(world, "m0")[-1]
     world.step(streaming)
     before = len(world.commands)
-    world.lose("m0")
-    sent = [one.leg.request_id for one in world.commands[before:] if isinstance(one, SubmitLeg)]
+    world.disconnect("m0")
+    sent = [
+        command.leg.request_id
+        for command in world.commands[before:]
+        if isinstance(command, SubmitLeg)
+    ]
     assert sent[0] == streaming.rpartition("~")[0]
     assert len(sent) == 3
 
@@ -343,10 +347,10 @@ def test_whoever_loses_a_second_replica_pays() -> None:
     """Or a request that kills its replicas would be carried from one to the next."""
     world = mixed(3, replace(QUICK, recovery=NO_BUDGET))
     arrive(world, 1)
-    world.lose("m0")
+    world.disconnect("m0")
     (replica_id, _) = next(iter(world.legs.values()))
-    world.lose(replica_id)
-    assert isinstance(world.errors["r0"], RetriesSpent)
+    world.disconnect(replica_id)
+    assert isinstance(world.errors["r0"], RetryBudgetExhausted)
 
 
 def test_a_stream_that_got_further_in_between_outlives_a_second_replica_for_nothing() -> None:
@@ -355,10 +359,10 @@ def test_a_stream_that_got_further_in_between_outlives_a_second_replica_for_noth
     for _ in range(2):
         ((leg_id, (replica_id, _)),) = world.legs.items()
         world.step(leg_id)
-        world.lose(replica_id)
+        world.disconnect(replica_id)
     world.run_to_end()
     assert world.records["r0"].outcome is Phase.FINISHED
-    assert tries(world, Trouble.LOST) == 2
+    assert tries(world, RetryReason.REPLICA_LOST) == 2
 
 
 def test_with_the_budget_spent_a_client_without_tokens_is_told_to_come_back() -> None:
@@ -366,9 +370,9 @@ def test_with_the_budget_spent_a_client_without_tokens_is_told_to_come_back() ->
     arrive(world, 2)
     world.fail_leg(legs_on(world, "m0")[0], LegFailure.ENGINE_ERROR)
     error = world.errors["r0"]
-    assert isinstance(error, RetriesSpent)
+    assert isinstance(error, RetryBudgetExhausted)
     assert (error.http_status, error.retry_after_s) == (503, 5.0)
-    assert world.machine.recoveries().refused == 1
+    assert world.coordinator.retry_totals().denied == 1
 
 
 def test_with_the_budget_spent_a_stream_ends_in_an_error() -> None:
@@ -382,7 +386,7 @@ def test_with_the_budget_spent_a_stream_ends_in_an_error() -> None:
 
 def test_those_who_fail_where_others_are_known_to_be_well_go_there_for_nothing() -> None:
     """The first failures pay; when the circuit is open the rest is the same failure again."""
-    three = RecoveryOptions(retries=RetryOptions(fraction=0.0, floor=4))
+    three = RecoveryOptions(retries=RetryOptions(budget_ratio=0.0, min_retries=4))
     world = mixed(2, replace(QUICK, recovery=three))
     arrive(world, 40)
     for leg_id in tuple(world.legs):
@@ -399,36 +403,36 @@ def test_where_everything_fails_second_tries_stay_within_the_budget() -> None:
         for leg_id in tuple(world.legs):
             if leg_id in world.legs:
                 world.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
-        world.live(0.05, beat_s=0.05)
+        world.advance_with_heartbeats(0.05, beat_s=0.05)
     retries = LIMITS.recovery.retries
-    begun = sum(isinstance(one, SubmitLeg) for one in world.commands)
+    begun = sum(isinstance(command, SubmitLeg) for command in world.commands)
     windows = world.now_s / retries.window_s + 1
-    assert begun <= 200 * (1 + retries.fraction) + retries.floor * windows
+    assert begun <= 200 * (1 + retries.budget_ratio) + retries.min_retries * windows
     assert begun > 200, "nobody was tried again"
 
 
 def test_a_handoff_that_fails_costs_no_budget() -> None:
     world = World(replace(QUICK, recovery=NO_BUDGET))
-    world.pd(prefill=1, decode=2)
+    world.join_prefill_decode(prefill=1, decode=2)
     arrive(world, 1)
     world.step(next(iter(world.legs)))
     world.fail_leg(next(iter(world.legs)), LegFailure.KV_LOAD_FAILED)
     world.run_to_end()
     assert world.records["r0"].outcome is Phase.FINISHED
-    assert tries(world, Trouble.HANDOFF) == 1
+    assert tries(world, RetryReason.HANDOFF_FAILED) == 1
 
 
 def test_moves_off_a_draining_replica_cost_no_budget() -> None:
-    limits = replace(QUICK, recovery=NO_BUDGET, drain_patience_s=1.0)
+    limits = replace(QUICK, recovery=NO_BUDGET, drain_timeout_s=1.0)
     world = mixed(2, limits)
     arrive(world, 6)
     for leg_id in tuple(world.legs):
         world.step(leg_id)
     world.drain("m0")
-    world.live(1.5)
+    world.advance_with_heartbeats(1.5)
     world.run_to_end()
     assert world.errors == {}
-    assert tries(world, Trouble.DRAINING) > 0
+    assert tries(world, RetryReason.DRAINING) > 0
 
 
 def test_a_request_at_its_limit_of_failures_goes_on_elsewhere_when_its_replica_drains() -> None:
@@ -447,7 +451,7 @@ def test_a_lone_replica_that_drains_for_ever_is_not_asked_for_ever() -> None:
     for _ in range(4):
         (leg_id,) = world.legs
         world.fail_leg(leg_id, LegFailure.DRAINING)
-        world.wait(QUICK.retry_s)
+        world.advance(QUICK.retry_s)
     (leg_id,) = world.legs
     world.fail_leg(leg_id, LegFailure.DRAINING)
     assert isinstance(world.errors["r0"], EngineFailed)
@@ -455,7 +459,7 @@ def test_a_lone_replica_that_drains_for_ever_is_not_asked_for_ever() -> None:
 
 # ---------------------------------------------------------------------- hedges
 
-_TIMING = LinearTiming(step=0.01, token=0.001, stream=0.001)
+_TIMING = LinearTiming(per_step_s=0.01, per_token_s=0.001, per_stream_s=0.001)
 """A prompt of 40 tokens takes 50 ms: it is suspiciously late after a second."""
 
 
@@ -467,7 +471,7 @@ def predicted(limits: CoordinatorLimits = QUICK, *, seen: bool = True) -> World:
     for number in range(2):
         world.join(f"m{number}", Role.MIXED)
     for _ in range(50 if seen else 0):
-        world.machine.knowledge.overruns.observe(0.01)
+        world.coordinator.fleet_model.ttft_overruns.observe(0.01)
     return world
 
 
@@ -475,31 +479,31 @@ def test_a_first_token_that_is_much_too_late_is_sought_on_an_idle_replica() -> N
     world = predicted()
     arrive(world, 1)
     (silent, _) = next(iter(world.legs.values()))
-    world.live(0.75)
+    world.advance_with_heartbeats(0.75)
     assert world.aborting == []
-    world.live(0.5)
+    world.advance_with_heartbeats(0.5)
     assert [replica_id for replica_id, _ in world.aborting] == [silent]
-    assert tries(world, Trouble.HEDGED) == 1
+    assert tries(world, RetryReason.HEDGED) == 1
     world.run_to_end()
     record = world.records["r0"]
     assert record.outcome is Phase.FINISHED
     assert record.resume_reasons[0].startswith(f"{silent}: hedge: no first token in")
-    assert [leg.end for leg in record.legs] == [LegEnd.GIVEN_UP, LegEnd.DONE]
+    assert [leg.outcome for leg in record.legs] == [LegOutcome.TIMED_OUT, LegOutcome.COMPLETED]
 
 
 def test_only_once() -> None:
     world = predicted()
     world.join("m2", Role.MIXED)
     arrive(world, 1)
-    world.live(10.0)
-    assert tries(world, Trouble.HEDGED) == 1
+    world.advance_with_heartbeats(10.0)
+    assert tries(world, RetryReason.HEDGED) == 1
 
 
 def test_a_request_is_hedged_at_its_limit_of_failures_and_does_not_end_by_it() -> None:
     world = predicted(replace(QUICK, max_failures=0))
     arrive(world, 1)
-    world.live(1.25)
-    assert tries(world, Trouble.HEDGED) == 1
+    world.advance_with_heartbeats(1.25)
+    assert tries(world, RetryReason.HEDGED) == 1
     world.run_to_end()
     assert world.records["r0"].outcome is Phase.FINISHED
 
@@ -508,7 +512,7 @@ def test_tokens_of_the_leg_that_was_given_up_never_reach_the_client() -> None:
     world = predicted()
     arrive(world, 1)
     (late,) = world.legs
-    world.live(1.25)
+    world.advance_with_heartbeats(1.25)
     world.step(late)
     assert world.tokens["r0"] == []
     world.run_to_end()
@@ -518,10 +522,10 @@ def test_tokens_of_the_leg_that_was_given_up_never_reach_the_client() -> None:
 def test_a_stream_that_speaks_in_time_is_left_alone() -> None:
     world = predicted()
     arrive(world, 1)
-    world.live(0.5)
+    world.advance_with_heartbeats(0.5)
     world.step(next(iter(world.legs)))
-    world.live(5.0)
-    assert tries(world, Trouble.HEDGED) == 0
+    world.advance_with_heartbeats(5.0)
+    assert tries(world, RetryReason.HEDGED) == 0
 
 
 def test_where_others_have_queues_a_late_request_waits_on() -> None:
@@ -531,16 +535,16 @@ def test_where_others_have_queues_a_late_request_waits_on() -> None:
     for _ in range(20):
         for replica_id in ("m0", "m1"):
             world.load(replica_id, busy)
-        world.wait(0.25)
-    assert tries(world, Trouble.HEDGED) == 0
+        world.advance(0.25)
+    assert tries(world, RetryReason.HEDGED) == 0
 
 
 def test_hedges_are_paid_from_the_budget() -> None:
     world = predicted(replace(QUICK, recovery=NO_BUDGET))
     arrive(world, 1)
-    world.live(5.0)
-    assert tries(world, Trouble.HEDGED) == 0
-    assert world.machine.recoveries().refused == 1
+    world.advance_with_heartbeats(5.0)
+    assert tries(world, RetryReason.HEDGED) == 0
+    assert world.coordinator.retry_totals().denied == 1
     world.run_to_end()
     assert world.records["r0"].outcome is Phase.FINISHED
 
@@ -549,7 +553,7 @@ def test_a_trial_that_must_be_hedged_has_failed() -> None:
     world = predicted()
     arrive(world, 1)
     (silent, _) = next(iter(world.legs.values()))
-    world.lose(silent)
+    world.disconnect(silent)
     world.join(silent, Role.MIXED)
     world.run_to_end()
     while not (on_trial := legs_on(world, silent)):
@@ -557,41 +561,43 @@ def test_a_trial_that_must_be_hedged_has_failed() -> None:
     assert len(on_trial) == 1
     for leg_id in set(world.legs) - set(on_trial):
         world.step(leg_id)
-    world.live(1.5)
-    assert world.machine.circuits(world.now_s)[silent] is Circuit.OPEN
+    world.advance_with_heartbeats(1.5)
+    assert world.coordinator.circuits(world.now_s)[silent] is CircuitState.OPEN
 
 
 def test_predictions_that_nothing_has_borne_out_yet_are_no_reason() -> None:
     world = predicted(seen=False)
     arrive(world, 1)
-    world.live(10.0)
-    assert tries(world, Trouble.HEDGED) == 0
+    world.advance_with_heartbeats(10.0)
+    assert tries(world, RetryReason.HEDGED) == 0
 
 
 def test_nobody_is_hedged_where_that_is_off() -> None:
-    never = RecoveryOptions(hedge=HedgeOptions(factor=None))
+    never = RecoveryOptions(hedge=HedgeOptions(latency_multiple=None))
     world = predicted(replace(QUICK, recovery=never))
     arrive(world, 1)
-    world.live(10.0)
-    assert tries(world, Trouble.HEDGED) == 0
+    world.advance_with_heartbeats(10.0)
+    assert tries(world, RetryReason.HEDGED) == 0
 
 
 def test_other_rules_hold_for_what_comes() -> None:
     world = mixed(2)
     arrive(world, 2)
-    one_is_enough = RecoveryOptions(silence_s=6.0, breaker=BreakerOptions(failures=1))
-    world.machine.reconfigure(limits=replace(QUICK, recovery=one_is_enough))
-    world.live(2.0, frozen={"m0"})
+    one_is_enough = RecoveryOptions(
+        heartbeat_timeout_s=6.0, breaker=BreakerOptions(failure_threshold=1)
+    )
+    world.coordinator.reconfigure(limits=replace(QUICK, recovery=one_is_enough))
+    world.advance_with_heartbeats(2.0, frozen={"m0"})
     assert world.aborting == []
     fail_all(world, "m1")
-    assert world.machine.circuits(world.now_s)["m1"] is Circuit.OPEN
+    assert world.coordinator.circuits(world.now_s)["m1"] is CircuitState.OPEN
 
 
 def test_a_silence_is_noticed_though_other_options_came_while_all_was_well() -> None:
     world = mixed(2)
     arrive(world, 2)
-    world.live(0.5)
-    world.machine.reconfigure(limits=QUICK)
-    world.tell(TimePassed())  # as whoever reconfigures it does
-    world.live(2.0, frozen={"m0"})
+    world.advance_with_heartbeats(0.5)
+    world.coordinator.reconfigure(limits=QUICK)
+    world.handle(TimerFired())  # as whoever reconfigures it does
+    world.advance_with_heartbeats(2.0, frozen={"m0"})
     assert len(legs_on(world, "m1")) == 2

@@ -9,22 +9,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from baton.control.state.limits import RecoveryOptions
-from baton.domain.errors import EngineFailed, RetriesSpent
-from baton.domain.fleet import Load, Role, Standing, StepTotals
+from baton.domain.errors import EngineFailed, RetryBudgetExhausted
+from baton.domain.fleet import Health, Load, Role, StepTotals
 from baton.domain.handoff import LegFailure
-from baton.domain.retry_reasons import Trouble
+from baton.domain.retry_reasons import RetryReason
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.resilience.circuit_breakers import BreakerOptions, Circuit
+from baton.policy.resilience.circuit_breakers import BreakerOptions, CircuitState
 from baton.policy.resilience.retry_budget import RetryOptions
 from tests.control.test_coordinator_stateful import CoordinatorMachine
 from tests.control.world import LIMITS, World, request
 from tests.fakes.timings import LinearTiming
 
 RECOVERY = RecoveryOptions(
-    breaker=BreakerOptions(failures=2, pause_s=0.5, max_pause_s=4.0),
-    retries=RetryOptions(fraction=0.5, floor=6),
+    breaker=BreakerOptions(failure_threshold=2, open_duration_s=0.5, max_open_duration_s=4.0),
+    retries=RetryOptions(budget_ratio=0.5, min_retries=6),
 )
-_TIMING = LinearTiming(step=0.01, token=0.001, stream=0.001)
+_TIMING = LinearTiming(per_step_s=0.01, per_token_s=0.001, per_stream_s=0.001)
 _BEAT_S = 0.25
 
 
@@ -43,7 +43,7 @@ class RecoveryMachine(CoordinatorMachine):
 
     def moving(self) -> list[str]:
         """Legs whose replicas are not frozen."""
-        return [one for one, (where, _) in self.world.legs.items() if where not in self.frozen]
+        return [name for name, (where, _) in self.world.legs.items() if where not in self.frozen]
 
     # ------------------------------------------------------------ what frozen replicas cannot do
 
@@ -92,7 +92,7 @@ class RecoveryMachine(CoordinatorMachine):
                 self.steps += not hangs
                 load = Load(running_requests=1, steps=StepTotals(steps=self.steps))
                 self.world.load(replica_id, load)
-            self.world.wait(_BEAT_S)
+            self.world.advance(_BEAT_S)
 
     @precondition(lambda self: self.moving())
     @rule(count=st.integers(2, 6))
@@ -109,34 +109,34 @@ class RecoveryMachine(CoordinatorMachine):
 
     @invariant()
     def an_open_circuit_is_no_sound_standing(self) -> None:
-        views = self.world.machine.fleet(self.world.now_s).replicas
-        for replica_id, circuit in self.world.machine.circuits(self.world.now_s).items():
-            if circuit is Circuit.OPEN:
-                assert views[replica_id].standing is not Standing.SOUND, replica_id
+        views = self.world.coordinator.fleet(self.world.now_s).replicas
+        for replica_id, circuit in self.world.coordinator.circuits(self.world.now_s).items():
+            if circuit is CircuitState.OPEN:
+                assert views[replica_id].health is not Health.HEALTHY, replica_id
 
     @invariant()
     def who_is_refused_a_second_try_got_nothing_and_who_got_something_is_told_in_its_stream(
         self,
     ) -> None:
         for request_id, error in self.world.errors.items():
-            if isinstance(error, RetriesSpent):
+            if isinstance(error, RetryBudgetExhausted):
                 assert self.world.tokens[request_id] == [], request_id
             if self.world.tokens[request_id]:
                 assert isinstance(error, EngineFailed) or not error.retryable, error
 
     @invariant()
     def second_tries_are_free_once_or_within_the_budget(self) -> None:
-        tries = dict(self.world.machine.recoveries().second_tries)
+        tries = dict(self.world.coordinator.retry_totals().retries)
         retries, windows = RECOVERY.retries, self.world.now_s // 10.0 + 2
-        paid = retries.floor * windows + retries.fraction * self.count
+        paid = retries.min_retries * windows + retries.budget_ratio * self.count
         # Besides those: one for what is over when a request is elsewhere, and one handoff.
-        free = 2 * self.count + tries.pop(Trouble.DRAINING)
+        free = 2 * self.count + tries.pop(RetryReason.DRAINING)
         assert sum(tries.values()) <= paid + free, tries
 
     def teardown(self) -> None:
         self.frozen.clear()
         super().teardown()
-        for view in self.world.machine.fleet(self.world.now_s).replicas.values():
+        for view in self.world.coordinator.fleet(self.world.now_s).replicas.values():
             assert view.inflight_legs == 0
 
 

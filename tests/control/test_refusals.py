@@ -8,18 +8,19 @@ import pytest
 
 from baton.control.state.limits import RecoveryOptions
 from baton.domain.errors import Cause, EngineFailed, RequestInvalid
-from baton.domain.events import StepProduced
+from baton.domain.events import StepCompleted
 from baton.domain.fleet import LossReason, Role
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
-from baton.domain.leg_record import LegEnd
+from baton.domain.leg_record import LegOutcome
 from baton.domain.request import FinishReason, Phase
-from baton.policy.resilience.circuit_breakers import BreakerOptions, Circuit
+from baton.policy.resilience.circuit_breakers import BreakerOptions, CircuitState
 from baton.policy.resilience.retry_budget import RetryOptions
 from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from tests.control.world import LIMITS, World, request
 
 ONE_FAILURE = RecoveryOptions(
-    breaker=BreakerOptions(failures=1), retries=RetryOptions(fraction=0.0, floor=0)
+    breaker=BreakerOptions(failure_threshold=1),
+    retries=RetryOptions(budget_ratio=0.0, min_retries=0),
 )
 """A circuit opens at once, and no second try can be paid for."""
 STRICT = replace(LIMITS, recovery=ONE_FAILURE, max_failures=8)
@@ -29,14 +30,14 @@ WHY = "the grammar does not compile"
 def refuse(world: World, leg_id: str, finish: FinishReason = FinishReason.INVALID) -> None:
     replica_id, _ = world.legs.pop(leg_id)
     output = LegOutput(leg_id, finish=finish, stop_reason=WHY)
-    world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
+    world.handle(StepCompleted(replica_id=replica_id, outputs=(output,)))
 
 
 def assert_nobody_is_to_blame(world: World) -> None:
-    assert set(world.machine.circuits(world.now_s).values()) <= {Circuit.CLOSED}
-    recoveries = world.machine.recoveries()
-    assert (sum(count for _, count in recoveries.second_tries), recoveries.refused) == (0, 0)
-    assert recoveries.openings == 0
+    assert set(world.coordinator.circuits(world.now_s).values()) <= {CircuitState.CLOSED}
+    recoveries = world.coordinator.retry_totals()
+    assert (sum(count for _, count in recoveries.retries), recoveries.denied) == (0, 0)
+    assert recoveries.circuit_openings == 0
 
 
 @pytest.mark.parametrize("kind", [LegKind.LOCAL, LegKind.PREFILL, LegKind.DECODE])
@@ -46,7 +47,7 @@ def test_a_request_that_its_engine_finds_wrong_is_answered_once(kind: LegKind) -
         world.join("m0", Role.MIXED)
         world.join("m1", Role.MIXED)
     else:
-        world.pd(2, 2)
+        world.join_prefill_decode(2, 2)
     world.arrive(request("r"))
     ((leg_id, (replica_id, leg)),) = world.legs.items()
     if kind is LegKind.DECODE:
@@ -56,18 +57,18 @@ def test_a_request_that_its_engine_finds_wrong_is_answered_once(kind: LegKind) -
     refuse(world, leg_id)
     error = world.errors["r"]
     assert isinstance(error, RequestInvalid)
-    assert (error.http_status, error.retryable, error.cause) == (400, False, Cause.INVALID)
+    assert (error.http_status, error.retryable, error.cause) == (400, False, Cause.INVALID_REQUEST)
     assert WHY in str(error)
     assert replica_id not in str(error), "which replica it was is nothing to a client"
-    assert (world.legs, world.pinned, world.aborting) == ({}, {}, [])
+    assert (world.legs, world.leased, world.aborting) == ({}, {}, [])
     record = world.records["r"]
-    assert (record.outcome, record.legs[-1].end) == (Phase.FAILED, LegEnd.REFUSED)
+    assert (record.outcome, record.legs[-1].outcome) == (Phase.FAILED, LegOutcome.REJECTED)
     assert_nobody_is_to_blame(world)
 
 
 def test_a_leg_that_is_invalid_for_its_engine_is_answered_once_and_as_the_clients_error() -> None:
     world = World(STRICT)
-    world.pd(2, 2)
+    world.join_prefill_decode(2, 2)
     for number in range(20):
         world.arrive(request(f"r{number}", arrived_at_s=world.now_s))
         (leg_id,) = world.legs
@@ -81,17 +82,17 @@ def test_what_an_engine_cannot_run_for_its_own_reasons_is_an_error_of_ours_and_t
     how: str,
 ) -> None:
     world = World(STRICT)
-    world.pd(2, 2)
+    world.join_prefill_decode(2, 2)
     world.arrive(request("r"))
     (leg_id,) = world.legs
     if how == "submit":
-        world.fail_leg(leg_id, LegFailure.REFUSED)
+        world.fail_leg(leg_id, LegFailure.REJECTED)
     else:
-        refuse(world, leg_id, FinishReason.REFUSED)
+        refuse(world, leg_id, FinishReason.REJECTED)
     error = world.errors["r"]
     assert isinstance(error, EngineFailed)
     assert error.http_status == 500
-    assert world.records["r"].legs[-1].end is LegEnd.BROKEN
+    assert world.records["r"].legs[-1].outcome is LegOutcome.FAILED
     assert_nobody_is_to_blame(world)
 
 
@@ -102,30 +103,32 @@ def test_a_request_of_which_an_engine_has_given_tokens_is_not_called_wrong() -> 
     world.arrive(request("r", max_tokens=9))
     ((leg_id, (replica_id, _)),) = world.legs.items()
     world.step(leg_id)
-    world.lose(replica_id)
+    world.disconnect(replica_id)
     (leg_id,) = world.legs
     refuse(world, leg_id)
     assert isinstance(world.errors["r"], EngineFailed)
 
 
 def test_a_refusal_decides_nothing_about_a_replica_on_trial() -> None:
-    world = World(replace(LIMITS, recovery=RecoveryOptions(breaker=BreakerOptions(failures=1))))
+    world = World(
+        replace(LIMITS, recovery=RecoveryOptions(breaker=BreakerOptions(failure_threshold=1)))
+    )
     world.join("m0", Role.MIXED)
     world.join("m1", Role.MIXED)
     world.arrive(request("r0"))
     ((leg_id, (ailing, _)),) = world.legs.items()
     world.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
     world.run_to_end()
-    world.live(1.25)
+    world.advance_with_heartbeats(1.25)
     for number in range(1, 5):
         world.arrive(request(f"r{number}", arrived_at_s=world.now_s))
-    (trial,) = [one for one, (where, _) in world.legs.items() if where == ailing]
+    (trial,) = [name for name, (where, _) in world.legs.items() if where == ailing]
     refuse(world, trial)
-    assert world.machine.circuits(world.now_s)[ailing] is Circuit.HALF_OPEN
+    assert world.coordinator.circuits(world.now_s)[ailing] is CircuitState.HALF_OPEN
     world.arrive(request("r9", arrived_at_s=world.now_s))
-    (trial,) = [one for one, (where, _) in world.legs.items() if where == ailing]
+    (trial,) = [name for name, (where, _) in world.legs.items() if where == ailing]
     world.step(trial)
-    assert world.machine.circuits(world.now_s)[ailing] is Circuit.CLOSED
+    assert world.coordinator.circuits(world.now_s)[ailing] is CircuitState.CLOSED
 
 
 def test_a_refusal_of_a_leg_that_was_given_up_is_no_news() -> None:
@@ -135,15 +138,15 @@ def test_a_refusal_of_a_leg_that_was_given_up_is_no_news() -> None:
     ((leg_id, (replica_id, _)),) = world.legs.items()
     world.cancel("r")
     output = LegOutput(leg_id, finish=FinishReason.INVALID, stop_reason=WHY)
-    world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
-    world.live(30.0)
+    world.handle(StepCompleted(replica_id=replica_id, outputs=(output,)))
+    world.advance_with_heartbeats(30.0)
     assert "r" not in world.errors
     assert_nobody_is_to_blame(world)
 
 
 def test_requests_that_are_wrong_do_not_speak_against_the_generation_that_they_came_to() -> None:
     world = World(STRICT)
-    world.pd()
+    world.join_prefill_decode()
     world.arrive(request("r"))
     (leg_id,) = world.legs
     refuse(world, leg_id)
@@ -164,7 +167,7 @@ def test_a_request_that_kills_its_engines_kills_three_at_most(reason: LossReason
     killed = 0
     while world.legs:
         ((_, (replica_id, _)),) = world.legs.items()
-        world.lose(replica_id, reason)
+        world.disconnect(replica_id, reason)
         killed += 1
     assert killed == 3
     error = world.errors["poison"]
@@ -180,12 +183,14 @@ def test_a_stream_that_gets_on_in_between_outlives_any_number_of_engines() -> No
     for _ in range(6):
         ((leg_id, (replica_id, _)),) = world.legs.items()
         world.step(leg_id)
-        world.lose(replica_id, LossReason.ENGINE_DEAD)
+        world.disconnect(replica_id, LossReason.ENGINE_DEAD)
     world.run_to_end()
     assert world.records["r"].outcome is Phase.FINISHED
 
 
-@pytest.mark.parametrize("reason", [LossReason.LEFT, LossReason.OUT_OF_STEP, LossReason.SILENT])
+@pytest.mark.parametrize(
+    "reason", [LossReason.LEFT, LossReason.OUT_OF_SYNC, LossReason.UNRESPONSIVE]
+)
 def test_replicas_that_go_for_other_reasons_are_not_held_against_a_request(
     reason: LossReason,
 ) -> None:
@@ -195,6 +200,6 @@ def test_replicas_that_go_for_other_reasons_are_not_held_against_a_request(
     world.arrive(request("r"))
     for _ in range(4):
         ((_, (replica_id, _)),) = world.legs.items()
-        world.lose(replica_id, reason)
+        world.disconnect(replica_id, reason)
     world.run_to_end()
     assert world.records["r"].outcome is Phase.FINISHED

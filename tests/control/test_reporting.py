@@ -7,27 +7,27 @@ from dataclasses import replace
 import pytest
 
 from baton.control.accounting.accounts import Accounts
-from baton.control.accounting.reporter import Reporter, least_slack_s
+from baton.control.accounting.reporter import CoordinatorReporter, least_slack_s
 from baton.control.fleet.fleet_table import FleetTable
-from baton.control.state.request_state import Entry
+from baton.control.state.request_state import RequestState
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.demand import CoordinatorReport, PoolReport
 from baton.domain.fleet import Load, LossReason, Role, StepTotals
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
 from baton.perf.capacity.capacity import prefill_tokens_per_s
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
 from tests.fakes.facts import replica_facts
 
 
 def report(world: World) -> CoordinatorReport:
-    return world.machine.report("c", world.now_s)
+    return world.coordinator.report("c", world.now_s)
 
 
 def pool(world: World, name: str = "decode") -> PoolReport:
-    (found,) = [one for one in report(world).pools if one.pool == name]
+    (found,) = [other for other in report(world).pools if other.pool == name]
     return found
 
 
@@ -37,8 +37,8 @@ def busy(busy_s: float, **load: float) -> Load:
 
 
 def promise(world: World, ttft_s: float) -> None:
-    slos = SloBook(classes={"default": Slo(ttft_s=ttft_s)})
-    world.machine.reconfigure(rules=ServiceRules(slos=slos))
+    slos = SloClasses(classes={"default": Slo(ttft_s=ttft_s)})
+    world.coordinator.reconfigure(rules=ServiceRules(slos=slos))
 
 
 # ------------------------------------------------------------------------------ pools
@@ -46,7 +46,7 @@ def promise(world: World, ttft_s: float) -> None:
 
 def test_a_pool_is_told_with_its_replicas_by_present_role() -> None:
     world = World()
-    world.pd(prefill=1, decode=3)
+    world.join_prefill_decode(prefill=1, decode=3)
     world.drain("d2")
     told = pool(world)
     assert (told.prefill, told.decode, told.mixed, told.draining) == (0, 2, 0, 1)
@@ -55,7 +55,7 @@ def test_a_pool_is_told_with_its_replicas_by_present_role() -> None:
 
 def test_loads_are_added_up_over_replicas_that_take_work() -> None:
     world = World()
-    world.pd(prefill=0, decode=3)
+    world.join_prefill_decode(prefill=0, decode=3)
     world.load("d0", busy(1.0, running_requests=3, queued_requests=1, pulling_requests=2))
     world.load("d1", busy(1.0, running_requests=4, queued_tokens=70, kv_used_fraction=0.5))
     world.load("d2", busy(1.0, running_requests=9))
@@ -77,12 +77,12 @@ def test_time_in_steps_is_counted_from_when_a_replica_first_said_it() -> None:
 
 def test_time_in_steps_never_goes_back_when_replicas_leave_or_begin_again() -> None:
     world = World()
-    world.pd(prefill=0, decode=2)
+    world.join_prefill_decode(prefill=0, decode=2)
     for replica_id in ("d0", "d1"):
         world.load(replica_id, busy(10.0))
     report(world)
     world.load("d0", busy(13.0))
-    world.lose("d0", LossReason.SILENT)
+    world.disconnect("d0", LossReason.UNRESPONSIVE)
     assert pool(world).busy_s == 3.0
     world.join("d0", Role.DECODE)
     world.load("d0", busy(1.0))
@@ -108,19 +108,19 @@ def test_a_pool_whose_replicas_are_gone_is_told_still() -> None:
     world.join("d0", Role.DECODE)
     world.load("d0", busy(10.0))
     report(world)
-    world.lose("d0")
-    assert (pool(world).decode, pool(world).stale_s) == (0, 0.0)
+    world.disconnect("d0")
+    assert (pool(world).decode, pool(world).oldest_report_age_s) == (0, 0.0)
 
 
 def test_the_oldest_load_report_that_counts_says_how_stale_a_pool_is() -> None:
     world = World()
-    world.pd(prefill=0, decode=3)
-    world.wait(4.0)
+    world.join_prefill_decode(prefill=0, decode=3)
+    world.advance(4.0)
     world.load("d0", busy(1.0))
-    world.wait(1.0)
+    world.advance(1.0)
     world.load("d1", busy(1.0))
     world.drain("d2")
-    assert pool(world).stale_s == 1.0
+    assert pool(world).oldest_report_age_s == 1.0
 
 
 # ------------------------------------------------------------------------------ capacity
@@ -142,7 +142,7 @@ def served(
             context_tokens=400 * done * decoding,
         )
         world.load("d0", Load(steps=steps))
-        world.wait(0.25)
+        world.advance(0.25)
     if request_at_end:
         world.arrive(request("r", prompt_tokens=40, max_tokens=4))
         world.run_to_end()
@@ -157,8 +157,8 @@ def test_capacities_are_unknown_until_engines_and_requests_are_known() -> None:
     assert pool(world).decode_tokens_per_s is None
     served(world)
     told = pool(world)
-    view = world.machine.fleet(0.0).replicas["d0"]
-    timing = world.machine.knowledge.timings.of(view)
+    view = world.coordinator.fleet(0.0).replicas["d0"]
+    timing = world.coordinator.fleet_model.timings.of(view)
     assert told.prefill_tokens_per_s == pytest.approx(
         prefill_tokens_per_s(timing, mean_uncached_tokens=40)
     )
@@ -198,12 +198,12 @@ def test_what_a_pool_was_never_seen_to_do_is_not_guessed() -> None:
 def test_a_strict_pace_leaves_room_for_fewer_streams() -> None:
     world = World(replace(LIMITS, stall_s=1e6))
     world.join("d0", Role.DECODE)
-    view = world.machine.fleet(0.0).replicas["d0"]
+    view = world.coordinator.fleet(0.0).replicas["d0"]
     served(world)
-    timing = world.machine.knowledge.timings.of(view)
+    timing = world.coordinator.fleet_model.timings.of(view)
     tight_s = timing.step_s(running=5, context_tokens=5 * 42)
-    slos = SloBook(classes={"default": Slo(tpot_s=tight_s)})
-    world.machine.reconfigure(rules=ServiceRules(slos=slos))
+    slos = SloClasses(classes={"default": Slo(tpot_s=tight_s)})
+    world.coordinator.reconfigure(rules=ServiceRules(slos=slos))
     world.arrive(request("again", prompt_tokens=40, max_tokens=4))
     world.run_to_end()
     assert pool(world).decode_streams == 5
@@ -222,11 +222,11 @@ def test_slack_is_what_is_left_of_the_objective_of_whoever_is_worst_off() -> Non
     world = World()
     promise(world, 2.0)
     world.arrive(request("old"))
-    world.wait(0.5)
+    world.advance(0.5)
     world.arrive(evolve(request("new"), arrived_at_s=0.5))
     told = report(world)
-    assert (told.slack_s, told.held, told.in_flight) == (1.5, 2, 2)
-    world.wait(1.0)
+    assert (told.slack_s, told.queued, told.in_flight) == (1.5, 2, 2)
+    world.advance(1.0)
     assert report(world).slack_s == 0.5
 
 
@@ -246,42 +246,46 @@ def test_what_a_placement_has_predicted_is_not_slack_any_more() -> None:
     promise(world, 2.0)
     world.join("d0", Role.DECODE)
     world.arrive(request("r"))
-    view = world.machine.fleet(0.0).replicas["d0"]
-    ttft_s = world.machine.knowledge.timings.of(view).prefill_s(40)
+    view = world.coordinator.fleet(0.0).replicas["d0"]
+    ttft_s = world.coordinator.fleet_model.timings.of(view).prefill_s(40)
     assert report(world).slack_s == pytest.approx(2.0 - ttft_s, abs=1e-6)
-    world.wait(1.0)
+    world.advance(1.0)
     assert report(world).slack_s == pytest.approx(1.0), "what was predicted is over"
 
 
 def test_who_is_held_goes_one_after_the_other() -> None:
     slo = Slo(ttft_s=2.0)
     waiting = [
-        Entry(request=evolve(request(f"r{number}"), arrived_at_s=0.1 * number), slo=slo)
+        RequestState(request=evolve(request(f"r{number}"), arrived_at_s=0.1 * number), slo=slo)
         for number in range(4)
     ]
     ids = [entry.request_id for entry in waiting]
     # At 1 s the first has 1 s left and the last 1.3 s; the last goes after all 2 s.
-    assert least_slack_s(waiting, 1.0, held=ids, drained_s=2.0) == pytest.approx(1.3 - 2.0)
-    assert least_slack_s(waiting, 1.0, held=ids) == pytest.approx(1.0)
-    assert least_slack_s(waiting, 1.0, held=ids[:1], drained_s=0.5) == pytest.approx(0.5)
+    assert least_slack_s(waiting, 1.0, queued_ids=ids, drain_s=2.0) == pytest.approx(1.3 - 2.0)
+    assert least_slack_s(waiting, 1.0, queued_ids=ids) == pytest.approx(1.0)
+    assert least_slack_s(waiting, 1.0, queued_ids=ids[:1], drain_s=0.5) == pytest.approx(0.5)
 
 
 def test_what_waits_is_told_in_device_seconds_of_whoever_prefills() -> None:
     world = World()
-    slos = SloBook(classes={"default": Slo()})
-    world.machine.reconfigure(rules=ServiceRules(slos=slos))
+    slos = SloClasses(classes={"default": Slo()})
+    world.coordinator.reconfigure(rules=ServiceRules(slos=slos))
     world.arrive(request("r", prompt_tokens=40))
-    assert (report(world).held, report(world).held_work_s) == (1, 0.0), "nobody could do it"
-    machine = world.machine
-    reporter = Reporter(FleetTable(), machine.knowledge, Accounts(FleetTable(), machine.knowledge))
-    assert reporter.report("c", 0.0, entries={}, held=()).held_work_s == 0.0
+    assert (report(world).queued, report(world).queued_gpu_s) == (1, 0.0), "nobody could do it"
+    machine = world.coordinator
+    reporter = CoordinatorReporter(
+        FleetTable(), machine.fleet_model, Accounts(FleetTable(), machine.fleet_model)
+    )
+    assert reporter.report("c", 0.0, requests={}, queued_ids=()).queued_gpu_s == 0.0
     fleet = FleetTable()
-    fleet.join(replica_facts("p", Role.PREFILL, devices=2.0), 0.0)
-    reporter = Reporter(fleet, machine.knowledge, Accounts(fleet, machine.knowledge))
-    entries = {one: Entry(request=request(one, prompt_tokens=40)) for one in ("a", "b", "c")}
-    told = reporter.report("c", 0.0, entries=entries, held=("a", "b"))
+    fleet.add(replica_facts("p", Role.PREFILL, devices=2.0), 0.0)
+    reporter = CoordinatorReporter(fleet, machine.fleet_model, Accounts(fleet, machine.fleet_model))
+    entries = {
+        name: RequestState(request=request(name, prompt_tokens=40)) for name in ("a", "b", "c")
+    }
+    told = reporter.report("c", 0.0, requests=entries, queued_ids=("a", "b"))
     view = fleet.get("p")
     assert view is not None
-    alone_s = machine.knowledge.timings.of(view).prefill_s(40)
-    assert told.held == 2
-    assert told.held_work_s == pytest.approx(2 * 2.0 * alone_s)
+    alone_s = machine.fleet_model.timings.of(view).prefill_s(40)
+    assert told.queued == 2
+    assert told.queued_gpu_s == pytest.approx(2 * 2.0 * alone_s)

@@ -11,7 +11,7 @@ from baton.domain.events import (
     ReplicaJoined,
     RequestArrived,
     RoleChanged,
-    StepProduced,
+    StepCompleted,
 )
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegKind, LegOutput
@@ -37,7 +37,11 @@ def with_replicas(made: Coordinator, **roles: Role) -> list[Command]:
 
 
 def submitted(commands: list[Command]) -> list[tuple[str, LegKind]]:
-    return [(one.replica_id, one.leg.kind) for one in commands if isinstance(one, SubmitLeg)]
+    return [
+        (command.replica_id, command.leg.kind)
+        for command in commands
+        if isinstance(command, SubmitLeg)
+    ]
 
 
 def test_a_replica_with_a_new_role_gets_the_work_of_that_role() -> None:
@@ -54,15 +58,15 @@ def test_what_runs_on_a_replica_goes_on_when_its_role_changes() -> None:
     made = coordinator()
     with_replicas(made, a=Role.MIXED)
     (leg,) = [
-        one.leg
-        for one in made.handle(RequestArrived(request=request("r")), 0.0)
-        if isinstance(one, SubmitLeg)
+        other.leg
+        for other in made.handle(RequestArrived(request=request("r")), 0.0)
+        if isinstance(other, SubmitLeg)
     ]
     assert made.handle(RoleChanged(replica_id="a", role=Role.PREFILL), 0.1) == []
     made.check_integrity()
     output = LegOutput(leg.leg_id, (7, 8), FinishReason.LENGTH)
-    said = made.handle(StepProduced(replica_id="a", outputs=(output,)), 0.2)
-    assert [one.deliveries[0].token_ids for one in said if isinstance(one, Deliver)] == [(7, 8)]
+    said = made.handle(StepCompleted(replica_id="a", outputs=(output,)), 0.2)
+    assert [item.deliveries[0].token_ids for item in said if isinstance(item, Deliver)] == [(7, 8)]
     made.check_integrity()
 
 
@@ -70,8 +74,8 @@ def test_the_pairs_of_its_new_role_are_probed() -> None:
     made = coordinator(ProbeOptions())
     with_replicas(made, a=Role.DECODE, b=Role.DECODE)
     said = made.handle(RoleChanged(replica_id="a", role=Role.PREFILL), 0.0)
-    checks = [one for one in said if isinstance(one, CheckSideChannel)]
-    assert [(one.source_id, one.replica_id) for one in checks] == [("a", "b")]
+    checks = [channel for channel in said if isinstance(channel, CheckSideChannel)]
+    assert [(check.source_id, check.replica_id) for check in checks] == [("a", "b")]
     made.check_integrity()
 
 
@@ -82,7 +86,7 @@ def test_a_draining_replica_is_not_probed_nor_used_for_its_new_role() -> None:
     said = made.handle(RoleChanged(replica_id="a", role=Role.PREFILL), 0.0)
     said += made.handle(RequestArrived(request=request("r")), 0.0)
     assert submitted(said) == [("b", LegKind.LOCAL)]
-    assert not [one for one in said if isinstance(one, CheckSideChannel)]
+    assert not [channel for channel in said if isinstance(channel, CheckSideChannel)]
 
 
 def test_a_role_of_a_stranger_changes_nothing() -> None:
@@ -97,4 +101,4 @@ def test_the_fleet_shows_the_role(role: Role) -> None:
     with_replicas(made, a=Role.PREFILL)
     made.handle(RoleChanged(replica_id="a", role=role), 0.0)
     assert made.fleet(0.0).replicas["a"].facts.role is role
-    assert ("a" in made.fleet(0.0).roster.prefill) == (role is Role.PREFILL)
+    assert ("a" in made.fleet(0.0).eligible.prefill) == (role is Role.PREFILL)

@@ -9,13 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from baton.control.autoscaling.rollout import (
+    RolloutAction,
+    RolloutCounts,
     RolloutRules,
-    Step,
-    Tally,
-    Trial,
-    interval,
-    judge,
-    stages,
+    StageObservation,
+    evaluate_stage,
+    replacement_stages,
+    wilson_interval,
 )
 from baton.domain.fleet import Role
 
@@ -24,83 +24,93 @@ COUNTS = st.integers(0, 5000)
 
 
 @st.composite
-def tallies(draw: st.DrawFn) -> Tally:
+def tallies(draw: st.DrawFn) -> RolloutCounts:
     legs, judged = draw(COUNTS), draw(COUNTS)
-    return Tally(legs, draw(st.integers(0, legs)), judged, draw(st.integers(0, judged)))
+    return RolloutCounts(legs, draw(st.integers(0, legs)), judged, draw(st.integers(0, judged)))
 
 
 TRIALS = st.builds(
-    Trial,
+    StageObservation,
     old=tallies(),
     new=tallies(),
-    deaths=st.integers(0, 2),
+    crashes=st.integers(0, 2),
     baked_s=st.none() | st.floats(0, 60),
 )
 
 
-def step(trial: Trial) -> Step:
-    return judge(trial, RULES).step
+def step(trial: StageObservation) -> RolloutAction:
+    return evaluate_stage(trial, RULES).action
 
 
 def test_new_replicas_that_do_as_well_go_on_when_they_were_watched_long_enough() -> None:
-    well = Tally(500, 1, 500, 490)
-    assert step(Trial(old=well, new=well)) is Step.HOLD
-    assert step(Trial(old=well, new=well, baked_s=9.9)) is Step.HOLD
-    assert step(Trial(old=well, new=well, baked_s=10)) is Step.GO_ON
+    well = RolloutCounts(500, 1, 500, 490)
+    assert step(StageObservation(old=well, new=well)) is RolloutAction.HOLD
+    assert step(StageObservation(old=well, new=well, baked_s=9.9)) is RolloutAction.HOLD
+    assert step(StageObservation(old=well, new=well, baked_s=10)) is RolloutAction.PROCEED
 
 
 @pytest.mark.parametrize(
     ("new", "why"),
     [
-        (Tally(60, 12, 60, 60), "20% of 60 legs broke on new replicas, 0% on old ones"),
-        (Tally(200, 0, 200, 120), "40% of 200 requests missed"),
+        (RolloutCounts(60, 12, 60, 60), "20% of 60 legs broke on new replicas, 0% on old ones"),
+        (RolloutCounts(200, 0, 200, 120), "40% of 200 requests missed"),
     ],
 )
 def test_new_replicas_that_do_worse_are_taken_back_before_all_are_replaced(
-    new: Tally, why: str
+    new: RolloutCounts, why: str
 ) -> None:
-    verdict = judge(Trial(old=Tally(1000, 2, 1000, 990), new=new), RULES)
-    assert verdict.step is Step.ROLL_BACK
+    verdict = evaluate_stage(
+        StageObservation(old=RolloutCounts(1000, 2, 1000, 990), new=new), RULES
+    )
+    assert verdict.action is RolloutAction.ROLL_BACK
     assert why in verdict.why
 
 
 def test_one_that_ends_by_itself_is_one_too_many() -> None:
-    assert step(Trial(deaths=1, new=Tally(900, 0, 900, 900), baked_s=60)) is Step.ROLL_BACK
+    assert (
+        step(StageObservation(crashes=1, new=RolloutCounts(900, 0, 900, 900), baked_s=60))
+        is RolloutAction.ROLL_BACK
+    )
 
 
 def test_with_nothing_to_compare_with_only_hopeless_ones_are_taken_back() -> None:
-    assert step(Trial(new=Tally(40, 39))) is Step.ROLL_BACK
-    assert step(Trial(new=Tally(40, 20), baked_s=10)) is Step.GO_ON
+    assert step(StageObservation(new=RolloutCounts(40, 39))) is RolloutAction.ROLL_BACK
+    assert step(StageObservation(new=RolloutCounts(40, 20), baked_s=10)) is RolloutAction.PROCEED
 
 
 def test_a_roll_forward_out_of_trouble_is_not_taken_back() -> None:
-    assert step(Trial(old=Tally(300, 290), new=Tally(300, 200), baked_s=10)) is Step.GO_ON
+    assert (
+        step(StageObservation(old=RolloutCounts(300, 290), new=RolloutCounts(300, 200), baked_s=10))
+        is RolloutAction.PROCEED
+    )
 
 
 def test_a_verdict_on_few_legs_says_so() -> None:
-    verdict = judge(Trial(new=Tally(3, 0), baked_s=10), RULES)
-    assert (verdict.step, "too few" in verdict.why) == (Step.GO_ON, True)
+    verdict = evaluate_stage(StageObservation(new=RolloutCounts(3, 0), baked_s=10), RULES)
+    assert (verdict.action, "too few" in verdict.why) == (RolloutAction.PROCEED, True)
 
 
 @given(TRIALS)
-def test_it_holds_only_while_it_is_watched(trial: Trial) -> None:
+def test_it_holds_only_while_it_is_watched(trial: StageObservation) -> None:
     over = trial.baked_s is not None and trial.baked_s >= RULES.bake_s
-    assert (step(trial) is Step.HOLD) <= (not over)
+    assert (step(trial) is RolloutAction.HOLD) <= (not over)
 
 
 @given(TRIALS, st.integers(1, 100))
-def test_more_broken_legs_never_make_it_better(trial: Trial, more: int) -> None:
-    assume(step(trial) is Step.ROLL_BACK)
+def test_more_broken_legs_never_make_it_better(trial: StageObservation, more: int) -> None:
+    assume(step(trial) is RolloutAction.ROLL_BACK)
     new = trial.new
-    worse = new._replace(broken=min(new.legs, new.broken + more))
-    again = Trial(old=trial.old, new=worse, deaths=trial.deaths, baked_s=trial.baked_s)
-    assert step(again) is Step.ROLL_BACK
+    worse = new._replace(failed_legs=min(new.legs, new.failed_legs + more))
+    again = StageObservation(old=trial.old, new=worse, crashes=trial.crashes, baked_s=trial.baked_s)
+    assert step(again) is RolloutAction.ROLL_BACK
 
 
 @given(tallies(), st.none() | st.floats(0, 60))
-def test_the_same_figures_are_never_taken_back(both: Tally, baked_s: float | None) -> None:
+def test_the_same_figures_are_never_taken_back(both: RolloutCounts, baked_s: float | None) -> None:
     assume(both.legs)
-    assert step(Trial(old=both, new=both, baked_s=baked_s)) is not Step.ROLL_BACK
+    assert (
+        step(StageObservation(old=both, new=both, baked_s=baked_s)) is not RolloutAction.ROLL_BACK
+    )
 
 
 @given(COUNTS, st.integers(1, 5000), st.floats(0.1, 5))
@@ -108,7 +118,7 @@ def test_the_interval_holds_what_was_seen_and_solves_its_own_equation(
     hits: int, of: int, z: float
 ) -> None:
     hits = min(hits, of)
-    low, high = interval(hits, of, z)
+    low, high = wilson_interval(hits, of, z)
     assert 0 <= low <= hits / of + 1e-12
     assert hits / of - 1e-12 <= high <= 1
     for end in (low, high):  # |seen - p| = z sqrt(p (1 - p) / n): the oracle
@@ -119,17 +129,17 @@ def test_the_interval_holds_what_was_seen_and_solves_its_own_equation(
 
 
 def test_nothing_seen_says_nothing() -> None:
-    assert interval(0, 0, 3.0) == (0.0, 1.0)
+    assert wilson_interval(0, 0, 3.0) == (0.0, 1.0)
 
 
 POOLS = {"a": Role.PREFILL, "b": Role.DECODE, "c": Role.MIXED}
 
 
 def test_who_decodes_is_replaced_first_one_pool_at_a_time() -> None:
-    assert stages(POOLS, together=False) == (("b",), ("c",), ("a",))
-    assert stages({}, together=False) == ()
+    assert replacement_stages(POOLS, together=False) == (("b",), ("c",), ("a",))
+    assert replacement_stages({}, together=False) == ()
 
 
 def test_pools_whose_generations_cannot_exchange_blocks_change_together() -> None:
-    assert stages(POOLS, together=True) == (("a", "b", "c"),)
-    assert stages({}, together=True) == ()
+    assert replacement_stages(POOLS, together=True) == (("a", "b", "c"),)
+    assert replacement_stages({}, together=True) == ()

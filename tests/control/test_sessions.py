@@ -15,26 +15,30 @@ STEPS = st.lists(
 
 def test_a_session_was_last_where_it_was_last_said_to_be() -> None:
     sessions = Sessions()
-    sessions.ended("acme", "chat", "d0")
-    sessions.ended("acme", "chat", "d1")
-    assert sessions.last("acme", "chat") == "d1"
-    assert sessions.last("beta", "chat") is None
-    assert sessions.last("acme", None) is None
+    sessions.record("acme", "chat", "d0")
+    sessions.record("acme", "chat", "d1")
+    assert sessions.last_replica("acme", "chat") == "d1"
+    assert sessions.last_replica("beta", "chat") is None
+    assert sessions.last_replica("acme", None) is None
 
 
 def test_the_longest_idle_session_is_forgotten_first() -> None:
-    sessions = Sessions(most=2)
+    sessions = Sessions(max_sessions=2)
     for name in ("one", "two", "one", "three"):
-        sessions.ended("acme", name, "d0")
-    assert [sessions.last("acme", name) for name in ("one", "two", "three")] == ["d0", None, "d0"]
+        sessions.record("acme", name, "d0")
+    assert [sessions.last_replica("acme", name) for name in ("one", "two", "three")] == [
+        "d0",
+        None,
+        "d0",
+    ]
 
 
 def test_a_tenant_with_many_sessions_forgets_its_own_and_not_those_of_others() -> None:
-    sessions = Sessions(most=100)
-    sessions.ended("acme", "chat", "d0")
+    sessions = Sessions(max_sessions=100)
+    sessions.record("acme", "chat", "d0")
     for number in range(1000):
-        sessions.ended("flood", str(number), "d1")
-    assert sessions.last("acme", "chat") == "d0"
+        sessions.record("flood", str(number), "d1")
+    assert sessions.last_replica("acme", "chat") == "d0"
     assert len(sessions) == 100
     sessions.check_integrity()
 
@@ -43,8 +47,8 @@ def test_a_tenant_with_many_sessions_forgets_its_own_and_not_those_of_others() -
 def test_there_are_never_more_than_there_is_room_for(
     steps: list[tuple[str, str, str]], most: int
 ) -> None:
-    sessions = Sessions(most=most)
+    sessions = Sessions(max_sessions=most)
     for tenant, session, replica in steps:
-        sessions.ended(tenant, session, replica)
+        sessions.record(tenant, session, replica)
         sessions.check_integrity()
-        assert sessions.last(tenant, session) in {replica, None}
+        assert sessions.last_replica(tenant, session) in {replica, None}

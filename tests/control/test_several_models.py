@@ -11,7 +11,7 @@ from baton.domain.demand import CoordinatorReport, DemandTotals, PoolReport
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import StartReplicas, StopReplicas
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
-from baton.policy.scaling.pools.per_model import PerModel
+from baton.policy.scaling.pools.per_model import PerModelPolicy
 from benchmarks.policies.hpa import Hpa
 
 TOKENS_PER_S = 1_000.0
@@ -30,7 +30,7 @@ class Shared:
             up=limits,
             down=limits,
         )
-        self.machine = Autoscaler(PerModel(lambda: Hpa(options)), options)
+        self.machine = Autoscaler(PerModelPolicy(lambda: Hpa(options)), options)
         self.observer = Observer(ObserverOptions(window_s=30.0))
         self.replicas = {"a": 1, "b": 1}
         self.busy_s = dict.fromkeys("ab", 0.0)
@@ -96,8 +96,8 @@ def test_each_model_is_seen_with_its_own_requests_and_pools() -> None:
     assert seen.models["a"].demand.requests_per_s == pytest.approx(3.0)
     assert seen.models["b"].demand.requests_per_s == pytest.approx(6.0)
     assert seen.demand.requests_per_s == pytest.approx(9.0)
-    assert seen.models["a"].service.slack_s == 0.5
-    assert seen.models["b"].service.slack_s == seen.service.slack_s == 0.1
+    assert seen.models["a"].service.min_ttft_slack_s == 0.5
+    assert seen.models["b"].service.min_ttft_slack_s == seen.service.min_ttft_slack_s == 0.1
 
 
 def test_with_one_model_nothing_is_told_apart() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.accounting.cluster_totals import Held, Ledgers
+from baton.control.accounting.cluster_totals import ClusterTotals, PoolCapacity
 from baton.control.accounting.usage import IDLE, OVERHEAD, usage_rows
-from baton.domain.demand import CoordinatorReport, Spent, Tally
+from baton.domain.demand import CoordinatorReport, GpuUsage, Tally
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.policy.scaling.observation import PoolObservation
@@ -25,14 +25,14 @@ def tally(tenant: str = "acme", name: str = "chat", **figures: int) -> Tally:
 
 
 def report(
-    name: str, at_s: float, *rows: Tally, spent: tuple[Spent, ...] = ()
+    name: str, at_s: float, *rows: Tally, spent: tuple[GpuUsage, ...] = ()
 ) -> CoordinatorReport:
-    return CoordinatorReport(coordinator_id=name, at_s=at_s, tallies=rows, spent=spent)
+    return CoordinatorReport(coordinator_id=name, at_s=at_s, tallies=rows, gpu_usage=spent)
 
 
-def begun() -> Ledgers:
-    ledgers = Ledgers()
-    ledgers.take(report("first", 0.0), 0.0)
+def begun() -> ClusterTotals:
+    ledgers = ClusterTotals()
+    ledgers.ingest(report("first", 0.0), 0.0)
     return ledgers
 
 
@@ -41,45 +41,51 @@ def begun() -> Ledgers:
 
 def test_everything_is_the_sum_over_coordinators_of_what_they_said_last() -> None:
     ledgers = begun()
-    ledgers.take(report("a", 1.0, tally(judged=3, good=2)), LATER_S)
-    ledgers.take(report("a", 2.0, tally(judged=5, good=3)), LATER_S + 1)
-    ledgers.take(report("b", 1.0, tally(judged=10, good=10), tally("zeta", judged=1)), LATER_S + 1)
+    ledgers.ingest(report("a", 1.0, tally(evaluated=3, good=2)), LATER_S)
+    ledgers.ingest(report("a", 2.0, tally(evaluated=5, good=3)), LATER_S + 1)
+    ledgers.ingest(
+        report("b", 1.0, tally(evaluated=10, good=10), tally("zeta", evaluated=1)), LATER_S + 1
+    )
     rows = {row.tenant: row for row in ledgers.tallies()}
-    assert (rows["acme"].judged, rows["acme"].good, rows["zeta"].judged) == (15, 13, 1)
+    assert (rows["acme"].evaluated, rows["acme"].good, rows["zeta"].evaluated) == (15, 13, 1)
 
 
 def test_what_a_coordinator_did_before_it_began_again_is_not_lost() -> None:
     ledgers = begun()
-    ledgers.take(report("a", 9.0, tally(judged=7), spent=(Spent("acme", "d", 7.0),)), LATER_S)
-    ledgers.take(report("a", 1.0, tally(judged=2), spent=(Spent("acme", "d", 2.0),)), LATER_S + 1)
-    assert [row.judged for row in ledgers.tallies()] == [9]
-    assert ledgers.spent() == (Spent("acme", "d", 9.0),)
+    ledgers.ingest(
+        report("a", 9.0, tally(evaluated=7), spent=(GpuUsage("acme", "d", 7.0),)), LATER_S
+    )
+    ledgers.ingest(
+        report("a", 1.0, tally(evaluated=2), spent=(GpuUsage("acme", "d", 2.0),)), LATER_S + 1
+    )
+    assert [row.evaluated for row in ledgers.tallies()] == [9]
+    assert ledgers.gpu_usage() == (GpuUsage("acme", "d", 9.0),)
 
 
 def test_counts_that_go_back_alone_say_that_it_is_another_life() -> None:
     ledgers = begun()
-    ledgers.take(report("a", 5.0, tally(judged=7)), LATER_S)
-    ledgers.take(report("a", 9.0, tally(judged=2)), LATER_S + 1)
-    assert [row.judged for row in ledgers.tallies()] == [9]
+    ledgers.ingest(report("a", 5.0, tally(evaluated=7)), LATER_S)
+    ledgers.ingest(report("a", 9.0, tally(evaluated=2)), LATER_S + 1)
+    assert [row.evaluated for row in ledgers.tallies()] == [9]
 
 
 def test_coordinators_that_are_older_than_the_ledgers_count_from_their_first_report() -> None:
-    ledgers = Ledgers()
-    old = report("a", 500.0, tally(judged=100), spent=(Spent("acme", "d", 50.0),))
-    ledgers.take(old, 0.0)
-    later = report("a", 600.0, tally(judged=104), spent=(Spent("acme", "d", 51.0),))
-    ledgers.take(later, LATER_S)
-    assert [row.judged for row in ledgers.tallies()] == [4]
-    assert ledgers.spent() == (Spent("acme", "d", 1.0),)
-    ledgers.take(report("a", 1.0, tally(judged=1)), LATER_S + 1)
-    assert [row.judged for row in ledgers.tallies()] == [5]
+    ledgers = ClusterTotals()
+    old = report("a", 500.0, tally(evaluated=100), spent=(GpuUsage("acme", "d", 50.0),))
+    ledgers.ingest(old, 0.0)
+    later = report("a", 600.0, tally(evaluated=104), spent=(GpuUsage("acme", "d", 51.0),))
+    ledgers.ingest(later, LATER_S)
+    assert [row.evaluated for row in ledgers.tallies()] == [4]
+    assert ledgers.gpu_usage() == (GpuUsage("acme", "d", 1.0),)
+    ledgers.ingest(report("a", 1.0, tally(evaluated=1)), LATER_S + 1)
+    assert [row.evaluated for row in ledgers.tallies()] == [5]
 
 
 def test_many_coordinators_that_came_and_went_are_all_counted() -> None:
     ledgers = begun()
     for number in range(600):
-        ledgers.take(report(f"c{number}", 1.0, tally(judged=1)), LATER_S + number)
-    assert [row.judged for row in ledgers.tallies()] == [600]
+        ledgers.ingest(report(f"c{number}", 1.0, tally(evaluated=1)), LATER_S + number)
+    assert [row.evaluated for row in ledgers.tallies()] == [600]
 
 
 # ------------------------------------------------------------------------------ classes
@@ -87,24 +93,27 @@ def test_many_coordinators_that_came_and_went_are_all_counted() -> None:
 
 def test_a_class_is_judged_over_the_window_of_its_own_target() -> None:
     ledgers = begun()
-    ledgers.remember_for(10 * 3600.0)
+    ledgers.set_max_window(10 * 3600.0)
     judged = good = 0
     for hour in range(1, 9):
         judged, good = judged + 10, good + (10 if hour > 4 else 0)
-        row = tally(judged=judged, good=good)
-        ledgers.take(report("a", hour * 3600.0, row), hour * 3600.0 + 1800)
+        row = tally(evaluated=judged, good=good)
+        ledgers.ingest(report("a", hour * 3600.0, row), hour * 3600.0 + 1800)
     now_s = 8 * 3600.0 + 1800
-    assert ledgers.attained(Slo(name="chat", window_s=10 * 3600.0), now_s).attainment == 40 / 70
-    assert ledgers.attained(Slo(name="chat", window_s=3 * 3600.0), now_s).attainment == 1.0
-    assert ledgers.attained(Slo(name="none"), now_s).attainment is None
+    assert (
+        ledgers.counts_in_window(Slo(name="chat", window_s=10 * 3600.0), now_s).attainment
+        == 40 / 70
+    )
+    assert ledgers.counts_in_window(Slo(name="chat", window_s=3 * 3600.0), now_s).attainment == 1.0
+    assert ledgers.counts_in_window(Slo(name="none"), now_s).attainment is None
 
 
 def test_hours_that_no_target_looks_at_are_forgotten() -> None:
     ledgers = begun()
-    ledgers.remember_for(2 * 3600.0)
+    ledgers.set_max_window(2 * 3600.0)
     for hour in range(1, 100):
-        ledgers.take(report("a", hour * 3600.0, tally(judged=hour)), hour * 3600.0)
-    assert ledgers.attained(Slo(name="chat", window_s=1e9), 99 * 3600.0).judged <= 4
+        ledgers.ingest(report("a", hour * 3600.0, tally(evaluated=hour)), hour * 3600.0)
+    assert ledgers.counts_in_window(Slo(name="chat", window_s=1e9), 99 * 3600.0).evaluated <= 4
 
 
 # ------------------------------------------------------------------------------ device-seconds
@@ -116,33 +125,33 @@ def pool(name: str = "decode", **changes: object) -> PoolObservation:
 
 
 def test_replicas_cost_from_being_asked_for_to_being_gone() -> None:
-    ledgers = Ledgers()
-    ledgers.held([pool()], {}, 10.0)
-    ledgers.held([pool(starting=1, draining=2)], {"decode": 7.0}, 20.0)
-    assert ledgers.pools()["decode"] == Held(device_s=5 * 4 * 10.0, busy_s=4 * 7.0)
+    ledgers = ClusterTotals()
+    ledgers.record_capacity([pool()], {}, 10.0)
+    ledgers.record_capacity([pool(starting=1, draining=2)], {"decode": 7.0}, 20.0)
+    assert ledgers.pools()["decode"] == PoolCapacity(device_s=5 * 4 * 10.0, busy_s=4 * 7.0)
 
 
 def test_a_clock_that_goes_back_costs_nothing() -> None:
-    ledgers = Ledgers()
-    ledgers.held([pool()], {}, 10.0)
-    ledgers.held([pool()], {}, 5.0)
+    ledgers = ClusterTotals()
+    ledgers.record_capacity([pool()], {}, 10.0)
+    ledgers.record_capacity([pool()], {}, 5.0)
     assert ledgers.pools()["decode"].device_s == 0.0
 
 
 # ------------------------------------------------------------------------------ usage
 
 POOLS = {
-    "prefill": Held(device_s=100.0, busy_s=50.0),
-    "decode": Held(device_s=300.0, busy_s=200.0),
+    "prefill": PoolCapacity(device_s=100.0, busy_s=50.0),
+    "decode": PoolCapacity(device_s=300.0, busy_s=200.0),
 }
 PRICES = {"prefill": 3.6, "decode": 7.2}
 
 
 def test_usage_rows_add_up_to_what_replicas_cost() -> None:
     spent = (
-        Spent("acme", "prefill", 20.0),
-        Spent("acme", "decode", 40.0),
-        Spent("z", "decode", 60.0),
+        GpuUsage("acme", "prefill", 20.0),
+        GpuUsage("acme", "decode", 40.0),
+        GpuUsage("z", "decode", 60.0),
     )
     rows = {row.tenant: row for row in usage_rows((), spent, POOLS, PRICES)}
     assert rows["acme"].device_s == pytest.approx(60.0)
@@ -155,7 +164,7 @@ def test_usage_rows_add_up_to_what_replicas_cost() -> None:
 
 
 def test_nobody_is_charged_for_more_than_replicas_have_computed() -> None:
-    spent = (Spent("acme", "decode", 300.0), Spent("zeta", "decode", 100.0))
+    spent = (GpuUsage("acme", "decode", 300.0), GpuUsage("zeta", "decode", 100.0))
     rows = {row.tenant: row.device_s for row in usage_rows((), spent, POOLS, {})}
     assert [rows["acme"], rows["zeta"]] == pytest.approx([150.0, 50.0])
     assert rows[OVERHEAD] == pytest.approx(50.0), "all of it the prefill pool's"
@@ -166,27 +175,27 @@ def test_without_prices_there_is_no_money() -> None:
 
 
 def test_a_tenant_that_was_only_refused_is_told_too() -> None:
-    refused = tally("poor", judged=2, shed=2)._replace(barred=3)
+    refused = tally("poor", evaluated=2, shed=2)._replace(client_errors=3)
     (row,) = [row for row in usage_rows((refused,), (), POOLS, {}) if row.tenant == "poor"]
     assert (row.requests, row.good, row.device_s) == (5, 0, 0.0)
 
 
 SPENT = st.builds(
-    Spent,
+    GpuUsage,
     tenant=st.sampled_from(["a", "b", "c"]),
     pool=st.sampled_from(["prefill", "decode", "gone"]),
     gpu_s=st.floats(0.0, 1e4),
 )
 HELD = st.floats(0.0, 1e4).flatmap(
     lambda device_s: st.builds(
-        Held, device_s=st.just(device_s), busy_s=st.floats(0.0, device_s * 1.5 + 1)
+        PoolCapacity, device_s=st.just(device_s), busy_s=st.floats(0.0, device_s * 1.5 + 1)
     )
 )
 
 
 @given(st.lists(SPENT, max_size=8, unique_by=lambda s: s[:2]), HELD, HELD)
 def test_whatever_was_predicted_rows_add_up_and_nothing_is_negative(
-    spent: list[Spent], prefill: Held, decode: Held
+    spent: list[GpuUsage], prefill: PoolCapacity, decode: PoolCapacity
 ) -> None:
     pools = {"prefill": prefill, "decode": decode}
     rows = usage_rows((), spent, pools, PRICES)
@@ -214,5 +223,5 @@ def test_totals_are_those_of_a_twin_that_adds_up_every_single_request(
         totals[name] += served
         clocks[name] += 1.0
         wanted += served
-        ledgers.take(report(name, clocks[name], tally(judged=totals[name])), LATER_S + number)
-    assert sum(row.judged for row in ledgers.tallies()) == wanted
+        ledgers.ingest(report(name, clocks[name], tally(evaluated=totals[name])), LATER_S + number)
+    assert sum(row.evaluated for row in ledgers.tallies()) == wanted

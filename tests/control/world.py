@@ -14,9 +14,9 @@ from baton.domain.commands import (
     Command,
     Deliver,
     FailRequest,
-    RecordRequest,
     ReleaseLease,
     RequestRecord,
+    StoreRequestRecord,
     SubmitLeg,
 )
 from baton.domain.errors import BatonError
@@ -32,21 +32,21 @@ from baton.domain.events import (
     RequestArrived,
     RequestsCancelled,
     RoleChanged,
-    StepProduced,
-    TimePassed,
+    StepCompleted,
+    TimerFired,
 )
-from baton.domain.fleet import Load, LossReason, ReplicaView, Role, Standing
-from baton.domain.handoff import Decision, Leg, LegFailure, LegKind, LegOutput, Ticket
-from baton.domain.request import FinishReason, LocalOnly, Request
+from baton.domain.fleet import Health, Load, LossReason, ReplicaView, Role
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind, LegOutput, PlacementDecision
+from baton.domain.request import FinishReason, LocalOnlyReason, Request
 from baton.perf.timing import EngineTiming
 from baton.policy.placement.port import (
     Disaggregate,
     NoRoute,
+    PlacementContext,
     PlacementQuery,
     Placer,
-    Surroundings,
 )
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.telemetry.requests.waterfall import waterfall
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer
@@ -59,7 +59,7 @@ def request(  # noqa: PLR0913 - whatever a test cares about
     *,
     prompt_tokens: int = 40,
     max_tokens: int = 4,
-    local_only: LocalOnly | None = None,
+    local_only: LocalOnlyReason | None = None,
     resumable: bool = True,
     tenant: str = "default",
     slo_class: str | None = None,
@@ -77,35 +77,37 @@ def request(  # noqa: PLR0913 - whatever a test cares about
     )
 
 
-class OnlyCountedOn:
+class HealthCheckingPlacer:
     """A placer whose answers are checked: nobody but those of the best standing gets work."""
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
 
-    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
-        decision = self._placer.place(query, around)
-        if isinstance(decision, Decision):
+    def place(
+        self, query: PlacementQuery, context: PlacementContext
+    ) -> PlacementDecision | NoRoute:
+        decision = self._placer.place(query, context)
+        if isinstance(decision, PlacementDecision):
             route = decision.route
-            self._check({route.decode_replica_id, route.prefill_replica_id} - {None}, around)
+            self._check({route.decode_replica_id, route.prefill_replica_id} - {None}, context)
         return decision
 
     def place_decode(
-        self, query: PlacementQuery, source: ReplicaView, around: Surroundings
+        self, query: PlacementQuery, source: ReplicaView, context: PlacementContext
     ) -> str | None:
-        target = self._placer.place_decode(query, source, around)
-        self._check({target} - {None}, around)
+        target = self._placer.place_decode(query, source, context)
+        self._check({target} - {None}, context)
         return target
 
-    def _check(self, chosen: set[str | None], around: Surroundings) -> None:
+    def _check(self, chosen: set[str | None], around: PlacementContext) -> None:
         ranks = {
-            one: list(Standing).index(view.standing)
-            for one, view in around.fleet.replicas.items()
+            name: list(Health).index(view.health)
+            for name, view in around.fleet.replicas.items()
             if not view.draining
         }
-        for one in chosen:
-            assert one in ranks, f"{one} drains"
-            assert ranks[one] == min(ranks.values()), f"{one} is chosen, others are sound"
+        for item in chosen:
+            assert item in ranks, f"{item} drains"
+            assert ranks[item] == min(ranks.values()), f"{item} is chosen, others are sound"
 
 
 class World:
@@ -122,9 +124,9 @@ class World:
         priors: Mapping[str, EngineTiming] | None = None,
     ) -> None:
         self.limits = limits
-        self.machine = Coordinator(
+        self.coordinator = Coordinator(
             limits=limits,
-            placer=OnlyCountedOn(policy or placer(disaggregate)),
+            placer=HealthCheckingPlacer(policy or placer(disaggregate)),
             probing=probing,
             rules=rules,
             priors=priors,
@@ -133,24 +135,24 @@ class World:
         self.requests: dict[str, Request] = {}
         self.alive: dict[str, Role] = {}
         self.legs: dict[str, tuple[str, Leg]] = {}
-        self.pinned: dict[str, str] = {}
+        self.leased: dict[str, str] = {}
         """Blocks that wait to be pulled: prefill leg id → the replica that keeps them."""
         self.tokens: dict[str, list[int]] = {}
         self.records: dict[str, RequestRecord] = {}
         self.errors: dict[str, BatonError] = {}
         self.aborting: list[tuple[str, str]] = []
         self._produced: dict[str, int] = {}
-        self._pinned_at_s: dict[str, float] = {}
+        self._leased_at_s: dict[str, float] = {}
         self.commands: list[Command] = []
 
     # ------------------------------------------------------------ facts told to the machine
 
-    def tell(self, event: Event) -> list[Command]:
-        commands = self.machine.handle(event, self.now_s)
+    def handle(self, event: Event) -> list[Command]:
+        commands = self.coordinator.handle(event, self.now_s)
         self.commands.extend(commands)
         for command in commands:
-            self._carry_out(command)
-        self.machine.check_integrity()
+            self._execute(command)
+        self.coordinator.check_integrity()
         return commands
 
     def join(
@@ -163,12 +165,12 @@ class World:
             layout=layout,
             kv_block_bytes=kv_block_bytes,
             cache_events=True,
-            prefix_fetch=True,
+            supports_prefix_fetch=True,
             side_channel=f"{replica_id}:1",
         )
-        self.tell(ReplicaJoined(facts=facts))
+        self.handle(ReplicaJoined(facts=facts))
 
-    def pd(self, prefill: int = 1, decode: int = 1) -> None:
+    def join_prefill_decode(self, prefill: int = 1, decode: int = 1) -> None:
         for i in range(prefill):
             self.join(f"p{i}", Role.PREFILL)
         for i in range(decode):
@@ -177,54 +179,56 @@ class World:
     def arrive(self, item: Request) -> None:
         self.requests[item.request_id] = item
         self.tokens[item.request_id] = []
-        self.tell(RequestArrived(request=item))
+        self.handle(RequestArrived(request=item))
 
     def cancel(self, *request_ids: str) -> None:
-        self.tell(RequestsCancelled(request_ids=request_ids))
+        self.handle(RequestsCancelled(request_ids=request_ids))
 
-    def lose(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
+    def disconnect(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
         self.alive.pop(replica_id, None)
         self.legs = {k: v for k, v in self.legs.items() if v[0] != replica_id}
-        self.pinned = {k: v for k, v in self.pinned.items() if v != replica_id}
+        self.leased = {k: v for k, v in self.leased.items() if v != replica_id}
         self.aborting = [a for a in self.aborting if a[0] != replica_id]
-        self.tell(ReplicaLost(replica_id=replica_id, reason=reason))
+        self.handle(ReplicaLost(replica_id=replica_id, reason=reason))
 
     def drain(self, replica_id: str) -> None:
-        self.tell(ReplicaDraining(replica_id=replica_id))
+        self.handle(ReplicaDraining(replica_id=replica_id))
 
-    def flip(self, replica_id: str, role: Role) -> None:
+    def change_role(self, replica_id: str, role: Role) -> None:
         self.alive[replica_id] = role
-        self.tell(RoleChanged(replica_id=replica_id, role=role))
+        self.handle(RoleChanged(replica_id=replica_id, role=role))
 
     def load(self, replica_id: str, load: Load, *, received_legs: int | None = None) -> None:
-        self.tell(LoadReported(replica_id=replica_id, load=load, received_legs=received_legs))
+        self.handle(LoadReported(replica_id=replica_id, load=load, received_legs=received_legs))
 
-    def caches(self, replica_id: str, item: Request, *, sequence: int = 1) -> None:
+    def report_cached(self, replica_id: str, item: Request, *, sequence: int = 1) -> None:
         """The replica says that it holds the full blocks of a prompt."""
         root = chain_root(model="tiny", block_size_tokens=16, salt=item.cache_salt)
-        hashes = pack_hashes(chain(root, item.prompt_token_ids, 16))
+        hashes = pack_hashes(chain_hashes(root, item.prompt_token_ids, 16))
         change = CacheChange(CacheChangeKind.STORED, hashes)
         update = CacheUpdate(sequence, (change,))
-        self.tell(CacheChanged(replica_id=replica_id, update=update))
+        self.handle(CacheChanged(replica_id=replica_id, update=update))
 
     def fail_leg(self, leg_id: str, failure: LegFailure) -> None:
         replica_id, _ = self.legs.pop(leg_id)
-        self.tell(LegFailed(replica_id=replica_id, leg_id=leg_id, failure=failure))
+        self.handle(LegFailed(replica_id=replica_id, leg_id=leg_id, failure=failure))
 
-    def wait(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.now_s += seconds
-        for leg_id, at_s in self._pinned_at_s.items():
+        for leg_id, at_s in self._leased_at_s.items():
             if self.now_s >= at_s + self.limits.lease_s:
-                self.pinned.pop(leg_id, None)
-        self.tell(TimePassed())
+                self.leased.pop(leg_id, None)
+        self.handle(TimerFired())
 
-    def live(self, seconds: float, *, frozen: Container[str] = (), beat_s: float = 0.25) -> None:
+    def advance_with_heartbeats(
+        self, seconds: float, *, frozen: Container[str] = (), beat_s: float = 0.25
+    ) -> None:
         """Let time pass while all but the frozen say how they are, with nothing to do."""
         for _ in range(round(seconds / beat_s)):
             for replica_id in tuple(self.alive):
                 if replica_id not in frozen:
                     self.load(replica_id, Load())
-            self.wait(beat_s)
+            self.advance(beat_s)
 
     def confirm_aborts(self, *, frozen: Container[str] = ()) -> None:
         pending, self.aborting = self.aborting, []
@@ -239,20 +243,20 @@ class World:
     def step(self, leg_id: str, *, finish: FinishReason | None = None) -> None:
         """One engine step for one leg: its ticket, or its next token."""
         replica_id, _ = self.legs[leg_id]
-        self.tell(StepProduced(replica_id=replica_id, outputs=(self.output(leg_id, finish),)))
+        self.handle(StepCompleted(replica_id=replica_id, outputs=(self.output(leg_id, finish),)))
 
     def output(self, leg_id: str, finish: FinishReason | None = None) -> LegOutput:
         replica_id, leg = self.legs[leg_id]
         if leg.kind is LegKind.PREFILL:
             del self.legs[leg_id]
-            token = leg.resumed_tokens if leg.gives_token else 7
+            token = leg.resumed_tokens if leg.emits_first_token else 7
             if finish is not None:
                 return LegOutput(leg_id, (token,) if finish is FinishReason.STOP else (), finish)
-            self.pinned[leg_id] = replica_id
-            self._pinned_at_s[leg_id] = self.now_s
-            return LegOutput(leg_id, (token,), FinishReason.LENGTH, ticket=ticket_of(leg))
-        if leg.ticket is not None:
-            self.pinned.pop(leg.ticket.params.decode(), None)
+            self.leased[leg_id] = replica_id
+            self._leased_at_s[leg_id] = self.now_s
+            return LegOutput(leg_id, (token,), FinishReason.LENGTH, kv_handle=kv_handle_of(leg))
+        if leg.kv_handle is not None:
+            self.leased.pop(leg.kv_handle.params.decode(), None)
         if leg.request_id not in self.requests:  # a probe's
             del self.legs[leg_id]
             return LegOutput(leg_id, (7,), FinishReason.LENGTH)
@@ -275,11 +279,11 @@ class World:
             if not self.legs:
                 return
             self.step(next(iter(self.legs)))
-        raise AssertionError(f"still running after {rounds} steps: {self.machine.phases()}")
+        raise AssertionError(f"still running after {rounds} steps: {self.coordinator.phases()}")
 
     # ------------------------------------------------------------ carrying out commands
 
-    def _carry_out(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case SubmitLeg():
                 assert command.replica_id in self.alive, f"sent to a dead replica: {command}"
@@ -288,36 +292,36 @@ class World:
                 self.aborting.extend((command.replica_id, leg_id) for leg_id in command.leg_ids)
             case ReleaseLease():
                 assert command.via_replica_id in self.alive, f"released via the dead: {command}"
-                self.pinned.pop(command.lease.leg_id, None)
+                self.leased.pop(command.lease.leg_id, None)
             case Deliver():
                 for delivery in command.deliveries:
                     self.tokens[delivery.request_id].extend(delivery.token_ids)
             case FailRequest():
                 assert command.request_id not in self.errors, f"failed twice: {command}"
                 self.errors[command.request_id] = command.error
-            case RecordRequest():
+            case StoreRequestRecord():
                 record = command.record
                 assert record.request_id not in self.records, f"ended twice: {record}"
-                check_story(record)
+                check_record(record)
                 self.records[record.request_id] = record
 
     def _abort_now(self, replica_id: str, leg_id: str) -> None:
         if replica_id not in self.alive:
             return
         _, leg = self.legs.pop(leg_id, (replica_id, None))
-        if leg is not None and leg.ticket is not None:
-            self.pinned.pop(leg.ticket.params.decode(), None)
-        self.tell(LegsAborted(replica_id=replica_id, leg_ids=(leg_id,)))
+        if leg is not None and leg.kv_handle is not None:
+            self.leased.pop(leg.kv_handle.params.decode(), None)
+        self.handle(LegsAborted(replica_id=replica_id, leg_ids=(leg_id,)))
 
 
-def check_story(record: RequestRecord) -> None:
+def check_record(record: RequestRecord) -> None:
     """Legs follow each other, and the waterfall has no gap from arrival to end."""
     at_s = record.arrived_at_s
     for leg in record.legs:
         first_s = leg.ended_at_s if leg.first_output_at_s is None else leg.first_output_at_s
-        assert at_s <= leg.began_at_s <= first_s <= leg.ended_at_s <= record.ended_at_s, leg
+        assert at_s <= leg.started_at_s <= first_s <= leg.ended_at_s <= record.ended_at_s, leg
         at_s = leg.ended_at_s
-    assert {leg.placement for leg in record.legs} == set(range(len(record.routes)))
+    assert {leg.route_index for leg in record.legs} == set(range(len(record.routes)))
     assert sum(leg.output_tokens for leg in record.legs) == record.output_tokens
     ends_s = 0.0
     for bar in waterfall(record):
@@ -326,7 +330,7 @@ def check_story(record: RequestRecord) -> None:
     assert ends_s == record.ended_at_s - record.arrived_at_s
 
 
-def ticket_of(leg: Leg) -> Ticket:
+def kv_handle_of(leg: Leg) -> KvHandle:
     """A ticket that names the prefill leg it came from."""
     blocks = -(-len(leg.prompt_token_ids) // 16)
-    return Ticket(tokens=len(leg.prompt_token_ids), blocks=blocks, params=leg.leg_id.encode())
+    return KvHandle(tokens=len(leg.prompt_token_ids), blocks=blocks, params=leg.leg_id.encode())

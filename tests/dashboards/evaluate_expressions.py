@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from baton.telemetry.catalogue import BY_NAME
 from tests.dashboards.pages import FOLDER, Page, panels_of, substituted
-from tests.dashboards.prometheus import Found, Prometheus
+from tests.dashboards.prometheus import Prometheus, Series
 from tests.dashboards.promtool import EVERYTHING
 
 _METRIC = re.compile(r"\bbaton_\w+")
@@ -20,7 +20,7 @@ _PART = re.compile(r"_(bucket|sum|count)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class QueryRange:
     """Over which time is asked."""
 
     from_s: float
@@ -31,22 +31,22 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Expression:
     """One expression."""
 
-    where: str
+    location: str
     """Dashboard, panel and query; or file and rule."""
     expr: str
-    alert: bool = False
+    is_alert: bool = False
     """Empty unless something is wrong; then its metrics are looked for one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Result:
     """What came back."""
 
-    question: Question
-    series: tuple[Found, ...]
+    expression: Expression
+    series: tuple[Series, ...]
     steps: int
     """At how many times there could be a value."""
 
@@ -62,71 +62,79 @@ class Answer:
         return len(times) >= self.steps
 
 
-def questions(pages: Iterable[Page], span: Span) -> Iterator[Question]:
+def expressions(pages: Iterable[Page], span: QueryRange) -> Iterator[Expression]:
     """Of every panel and of every rule."""
     for page in pages:
         for panel in panels_of(page):
             for target in panel["targets"]:
-                where = f"{page['title']}: {panel['title']}: {target['refId']}"
-                expr = substituted(target["expr"], values_of(page, span))
-                yield Question(where=where, expr=expr)
+                location = f"{page['title']}: {panel['title']}: {target['refId']}"
+                expr = substituted(target["expr"], variable_values(page, span))
+                yield Expression(location=location, expr=expr)
     for file in sorted((FOLDER / "rules").glob("*.yaml")):
-        yield from _of_rules(file)
+        yield from _rule_expressions(file)
 
 
-def values_of(page: Page, span: Span) -> Mapping[str, str]:
+def variable_values(page: Page, span: QueryRange) -> Mapping[str, str]:
     """What to fill in for the variables: everything there is, over this span."""
-    names = [one["name"] for one in page["templating"]["list"] if one["type"] == "query"]
+    names = [item["name"] for item in page["templating"]["list"] if item["type"] == "query"]
     whole = f"{max(1, round(span.to_s - span.from_s))}s"
     windows = {"__rate_interval": span.window, "__interval": span.window, "__range": whole}
     return dict.fromkeys(names, EVERYTHING) | windows
 
 
-def answers(server: Prometheus, asked: Iterable[Question], span: Span) -> Iterator[Answer]:
+def evaluate(
+    server: Prometheus, expressions: Iterable[Expression], span: QueryRange
+) -> Iterator[Result]:
     """What the server says to each."""
     steps = int((span.to_s - span.from_s) / span.step_s) + 1
-    for question in asked:
-        series = server.over(question.expr, from_s=span.from_s, to_s=span.to_s, step_s=span.step_s)
-        yield Answer(question=question, series=series, steps=steps)
+    for question in expressions:
+        series = server.query_range(
+            question.expr, from_s=span.from_s, to_s=span.to_s, step_s=span.step_s
+        )
+        yield Result(expression=question, series=series, steps=steps)
 
 
-def verdicts(
-    given: Iterable[Answer], expected_empty: Mapping[str, str], has_metric: Callable[[str], bool]
+def find_problems(
+    results: Iterable[Result], expected_empty: Mapping[str, str], has_metric: Callable[[str], bool]
 ) -> list[str]:
     """What is wrong: no data where some was expected, or the list of the expected is wrong.
 
     Alerts are empty while all is well: it is enough that somebody has each metric that they name.
     """
-    given = list(given)
-    wrong = []
-    for answer in given:
-        question = answer.question
-        if question.alert:
-            wrong += [f"{question.where}: {what}" for what in _unheard_of(question, has_metric)]
-        elif question.where in expected_empty:
+    results = list(results)
+    problems = []
+    for answer in results:
+        question = answer.expression
+        if question.is_alert:
+            problems += [
+                f"{question.location}: {what}" for what in _missing_metrics(question, has_metric)
+            ]
+        elif question.location in expected_empty:
             if answer.always_has_data:
-                wrong.append(f"{question.where}: is listed as empty and never was: take it off")
+                problems.append(
+                    f"{question.location}: is listed as empty and never was: take it off"
+                )
         elif not answer.has_data:
-            wrong.append(f"{question.where}: no finite data ({question.expr})")
-    known = {answer.question.where for answer in given}
-    wrong += [
-        f"{name}: is listed as empty, there is none" for name in expected_empty.keys() - known
+            problems.append(f"{question.location}: no finite data ({question.expr})")
+    locations = {answer.expression.location for answer in results}
+    problems += [
+        f"{name}: is listed as empty, there is none" for name in expected_empty.keys() - locations
     ]
-    return wrong
+    return problems
 
 
-def _of_rules(file: Path) -> Iterator[Question]:
+def _rule_expressions(file: Path) -> Iterator[Expression]:
     groups: list[dict[str, Any]] = YAML(typ="safe").load(file)["groups"]
     for group in groups:
         for rule in group["rules"]:
             name = rule.get("record") or rule["alert"]
             labels = rule.get("labels", {}) if "alert" in rule else {}
             severity = f" ({labels['severity']})" if "severity" in labels else ""
-            where = f"{file.name}: {name}{severity}"
-            yield Question(where=where, expr=rule["expr"], alert="alert" in rule)
+            location = f"{file.name}: {name}{severity}"
+            yield Expression(location=location, expr=rule["expr"], is_alert="alert" in rule)
 
 
-def _unheard_of(question: Question, has_metric: Callable[[str], bool]) -> Iterator[str]:
+def _missing_metrics(question: Expression, has_metric: Callable[[str], bool]) -> Iterator[str]:
     """Metrics that an alert names and that nobody has."""
     for name in sorted(set(_METRIC.findall(question.expr))):
         if _PART.sub("", name) not in BY_NAME and name not in BY_NAME:

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import httpx
 
-from tests.dashboards.evaluate_expressions import Span, answers, questions, verdicts
+from tests.dashboards.evaluate_expressions import QueryRange, evaluate, expressions, find_problems
 from tests.dashboards.expected_empty import EXPECTED_EMPTY
 from tests.dashboards.load import Load
 from tests.dashboards.pages import pages
-from tests.dashboards.prometheus import SCRAPE_S, Prometheus, prometheus
-from tests.e2e.deployments import running
+from tests.dashboards.prometheus import SCRAPE_S, Prometheus, running_prometheus
+from tests.e2e.deployments import running_deployment
 from tests.fakes.free_ports import free_port
 
 _TENANTS = ("acme", "lab")
@@ -48,61 +48,64 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=90.0, help="of load")
     parser.add_argument("--show", action="store_true", help="say what each expression answered")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bd") as name, _baton(Path(name)) as (load, server):
+    with (
+        tempfile.TemporaryDirectory(prefix="bd") as name,
+        _running_deployment(Path(name)) as (load, server),
+    ):
         started_s = server.clock_s()
-        asyncio.run(_loaded(load, options.seconds))
-        span = Span(
+        asyncio.run(_run_load(load, options.seconds))
+        span = QueryRange(
             from_s=started_s + _WARM_UP_S,
             to_s=server.clock_s(),
             step_s=2.0 * SCRAPE_S,
             window=f"{8 * SCRAPE_S}s",
         )
-        given = list(answers(server, questions(pages(), span), span))
+        results = list(evaluate(server, expressions(pages(), span), span))
         names = server.metrics_since(started_s)
-        wrong = verdicts(given, EXPECTED_EMPTY, names.__contains__)
+        problems = find_problems(results, EXPECTED_EMPTY, names.__contains__)
     if options.show:
-        for answer in given:
+        for answer in results:
             mark = "data" if answer.has_data else "EMPTY"
-            sys.stderr.write(f"{mark:6}{len(answer.series):4} {answer.question.where}\n")
-    for line in wrong:
+            sys.stderr.write(f"{mark:6}{len(answer.series):4} {answer.expression.location}\n")
+    for line in problems:
         sys.stderr.write(f"live: {line}\n")
     report = {
-        "expressions": len(given),
-        "with_data": sum(answer.has_data for answer in given),
-        "alerts": sum(answer.question.alert for answer in given),
+        "expressions": len(results),
+        "with_data": sum(answer.has_data for answer in results),
+        "alerts": sum(answer.expression.is_alert for answer in results),
         "expected_empty": len(EXPECTED_EMPTY),
-        "wrong": len(wrong),
-        "requests": dict(load.ends),
+        "wrong": len(problems),
+        "requests": dict(load.outcomes),
     }
     sys.stdout.write(json.dumps(report) + "\n")
-    return 1 if wrong else 0
+    return 1 if problems else 0
 
 
-async def _loaded(load: Load, seconds: float) -> None:
+async def _run_load(load: Load, seconds: float) -> None:
     """The load; halfway an operator takes a replica away for a while, so that pools change."""
     async with asyncio.TaskGroup() as group:
         group.create_task(load.run(seconds))
         await asyncio.sleep(seconds / 3)
-        await asyncio.to_thread(_ask_baton, "scale", "decode", "1", "--for", f"{seconds / 4:.0f}s")
+        await asyncio.to_thread(_run_baton, "scale", "decode", "1", "--for", f"{seconds / 4:.0f}s")
 
 
-def _ask_baton(*command: str) -> bytes:
+def _run_baton(*command: str) -> bytes:
     """What a command of baton answers in JSON."""
-    whole = [sys.executable, "-m", "baton.cli.main", *command, "-o", "json"]
-    return subprocess.run(whole, capture_output=True, timeout=60, check=True).stdout
+    command_line = [sys.executable, "-m", "baton.cli.main", *command, "-o", "json"]
+    return subprocess.run(command_line, capture_output=True, timeout=60, check=True).stdout
 
 
 @contextmanager
-def _baton(folder: Path) -> Iterator[tuple[Load, Prometheus]]:
+def _running_deployment(folder: Path) -> Iterator[tuple[Load, Prometheus]]:
     """A deployment and its Prometheus, once that has reached every process."""
     keys = {tenant: _key(tenant, folder) for tenant in _TENANTS}
     port = free_port()
     settings = _SETTINGS | {"observability.metrics.port": port}
     settings |= {f"tenants.{tenant}.keys_file": _keys_file(tenant, folder) for tenant in _TENANTS}
-    with running("tenants-example.yaml", folder, **settings) as deployment:
-        observatory = f"http://127.0.0.1:{port}"
-        with prometheus(observatory, folder, port=free_port()) as server:
-            _await_targets(observatory, server)
+    with running_deployment("tenants-example.yaml", folder, **settings) as deployment:
+        controller_url = f"http://127.0.0.1:{port}"
+        with running_prometheus(controller_url, folder, port=free_port()) as server:
+            _await_targets(controller_url, server)
             yield Load(url=deployment.url, keys=keys), server
 
 
@@ -112,7 +115,7 @@ def _keys_file(tenant: str, folder: Path) -> Path:
 
 def _key(tenant: str, folder: Path) -> str:
     file = str(_keys_file(tenant, folder))
-    key: str = json.loads(_ask_baton("keys", "create", "--tenant", tenant, "--file", file))["key"]
+    key: str = json.loads(_run_baton("keys", "create", "--tenant", tenant, "--file", file))["key"]
     return key
 
 
@@ -121,12 +124,12 @@ def _await_targets(observatory: str, server: Prometheus) -> None:
     until_s = time.monotonic() + 60
     while True:
         groups = httpx.get(f"{observatory}/sd", timeout=5).json()
-        named = {target for group in groups for target in group["targets"]}
-        up = {one["discoveredLabels"]["__address__"] for one in server.targets()
-              if one["health"] == "up"}  # fmt: skip
-        if len(named) > 1 and named <= up:
+        listed = {target for group in groups for target in group["targets"]}
+        up = {target["discoveredLabels"]["__address__"] for target in server.targets()
+              if target["health"] == "up"}  # fmt: skip
+        if len(listed) > 1 and listed <= up:
             return
-        assert time.monotonic() < until_s, f"not scraped: {named - up or named}"
+        assert time.monotonic() < until_s, f"not scraped: {listed - up or listed}"
         time.sleep(0.2)
 
 

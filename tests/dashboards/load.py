@@ -21,8 +21,8 @@ class Load:
     url: str
     keys: Mapping[str, str]
     """Tenants' keys."""
-    per_s: float = 6.0
-    ends: Counter[str] = field(default_factory=Counter)
+    requests_per_s: float = 6.0
+    outcomes: Counter[str] = field(default_factory=Counter)
     """How requests ended, by status."""
     random: random.Random = field(default_factory=lambda: random.Random(7))
 
@@ -36,10 +36,10 @@ class Load:
             asyncio.TaskGroup() as group,
         ):
             while loop.time() < until_s:
-                group.create_task(self._one(client))
-                await asyncio.sleep(self.random.expovariate(self.per_s))
+                group.create_task(self._send_request(client))
+                await asyncio.sleep(self.random.expovariate(self.requests_per_s))
 
-    async def _one(self, client: httpx.AsyncClient) -> None:
+    async def _send_request(self, client: httpx.AsyncClient) -> None:
         tenant = self.random.choice([*self.keys, *self.keys, ""])
         headers = {"Authorization": f"Bearer {self.keys[tenant]}"} if tenant else {}
         if tenant and self.random.random() < 0.3:
@@ -52,18 +52,18 @@ class Load:
             "stream": True,
             "ignore_eos": True,
         }
-        patience_s = 0.15 if self.random.random() < 0.05 else _ANSWER_S
+        timeout_s = 0.15 if self.random.random() < 0.05 else _ANSWER_S
         try:
-            async with asyncio.timeout(patience_s):
-                status = await _streamed(client, body, headers)
+            async with asyncio.timeout(timeout_s):
+                status = await _stream(client, body, headers)
         except TimeoutError:
             status = "gave up"
         except httpx.HTTPError as error:
             status = type(error).__name__
-        self.ends[status] += 1
+        self.outcomes[status] += 1
 
 
-async def _streamed(
+async def _stream(
     client: httpx.AsyncClient, body: Mapping[str, object], headers: Mapping[str, str]
 ) -> str:
     request = client.build_request("POST", "/v1/completions", json=dict(body), headers=headers)

@@ -21,19 +21,19 @@ def pages() -> list[Page]:
 
 
 def page(name: str) -> Page:
-    found: Page = json.loads((FOLDER / f"{name}.json").read_bytes())
-    return found
+    loaded: Page = json.loads((FOLDER / f"{name}.json").read_bytes())
+    return loaded
 
 
 def with_query(title: str, expr: str, name: str = "goodput") -> Page:
     """A dashboard in which the first query of one panel is another one."""
     broken = page(name)
-    panel_called(broken, title)["targets"][0]["expr"] = expr
+    find_panel(broken, title)["targets"][0]["expr"] = expr
     return broken
 
 
-def panel_called(of: Page, title: str) -> Page:
-    return next(panel for panel in panels_of(of) if panel["title"] == title)
+def find_panel(dashboard: Page, title: str) -> Page:
+    return next(panel for panel in panels_of(dashboard) if panel["title"] == title)
 
 
 def panels_of(of: Page) -> Iterator[Page]:

@@ -24,7 +24,7 @@ _ANSWER_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Series:
     """One series: the labels, and values by time."""
 
     labels: Mapping[str, str]
@@ -42,37 +42,39 @@ class Prometheus:
 
     client: httpx.Client
 
-    def now(self, expr: str, *, at_s: float | None = None) -> tuple[Found, ...]:
+    def query(self, expr: str, *, at_s: float | None = None) -> tuple[Series, ...]:
         """What an expression is at one time."""
         params: dict[str, Any] = {"query": expr} | ({} if at_s is None else {"time": at_s})
-        rows = self._ask("/api/v1/query", params)["data"]["result"]
+        rows = self._get("/api/v1/query", params)["data"]["result"]
         if rows and not isinstance(rows[0], dict):  # a scalar
-            return (Found(labels={}, points=(_point(rows),)),)
-        return tuple(Found(labels=row["metric"], points=(_point(row["value"]),)) for row in rows)
+            return (Series(labels={}, points=(_point(rows),)),)
+        return tuple(Series(labels=row["metric"], points=(_point(row["value"]),)) for row in rows)
 
-    def over(self, expr: str, *, from_s: float, to_s: float, step_s: float) -> tuple[Found, ...]:
+    def query_range(
+        self, expr: str, *, from_s: float, to_s: float, step_s: float
+    ) -> tuple[Series, ...]:
         """What an expression was over a time."""
         params = {"query": expr, "start": from_s, "end": to_s, "step": step_s}
-        rows = self._ask("/api/v1/query_range", params)["data"]["result"]
+        rows = self._get("/api/v1/query_range", params)["data"]["result"]
         return tuple(
-            Found(labels=row["metric"], points=tuple(map(_point, row["values"]))) for row in rows
+            Series(labels=row["metric"], points=tuple(map(_point, row["values"]))) for row in rows
         )
 
     def targets(self) -> list[dict[str, Any]]:
         """Whom it asks, and how that goes."""
-        found: list[dict[str, Any]] = self._ask("/api/v1/targets", {})["data"]["activeTargets"]
-        return found
+        targets: list[dict[str, Any]] = self._get("/api/v1/targets", {})["data"]["activeTargets"]
+        return targets
 
     def metrics_since(self, from_s: float) -> frozenset[str]:
         """Names of all series that had a value since then."""
-        found = self._ask("/api/v1/label/__name__/values", {"start": from_s})
-        return frozenset(found["data"])
+        body = self._get("/api/v1/label/__name__/values", {"start": from_s})
+        return frozenset(body["data"])
 
     def clock_s(self) -> float:
         """What time it is for it."""
-        return self.now("time()")[0].points[0][1]
+        return self.query("time()")[0].points[0][1]
 
-    def _ask(self, path: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    def _get(self, path: str, params: Mapping[str, Any]) -> dict[str, Any]:
         answer = self.client.get(path, params=dict(params))
         body: dict[str, Any] = answer.json()
         if body["status"] != "success":
@@ -85,11 +87,11 @@ def _point(pair: list[Any]) -> tuple[float, float]:
 
 
 @contextmanager
-def prometheus(observatory: str, folder: Path, *, port: int) -> Iterator[Prometheus]:
+def running_prometheus(controller_url: str, folder: Path, *, port: int) -> Iterator[Prometheus]:
     """One with the configuration that baton ships, at its quickest; ended afterwards."""
     if not PROMETHEUS.exists():
         raise RuntimeError(f"prometheus is not here: {GET_TOOLS} prometheus")
-    config = _config(observatory, folder)
+    config = _config(controller_url, folder)
     command = [
         str(PROMETHEUS), f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}",
         f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
@@ -98,10 +100,10 @@ def prometheus(observatory: str, folder: Path, *, port: int) -> Iterator[Prometh
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     # One client: making one takes longer than most answers.
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=_ANSWER_S, trust_env=False)
-    one = Prometheus(client=client)
+    server = Prometheus(client=client)
     try:
-        _await_ready(one, process, folder / "prometheus.log")
-        yield one
+        _await_ready(server, process, folder / "prometheus.log")
+        yield server
     finally:
         client.close()
         process.terminate()
@@ -111,28 +113,28 @@ def prometheus(observatory: str, folder: Path, *, port: int) -> Iterator[Prometh
             process.kill()
 
 
-def _config(observatory: str, folder: Path) -> Path:
+def _config(controller_url: str, folder: Path) -> Path:
     """The shipped file, asking this observatory, and as often as a short run needs."""
     config = YAML(typ="safe").load(FOLDER / "prometheus.yml")
     interval = f"{SCRAPE_S}s"
     config["global"] |= {"scrape_interval": interval, "evaluation_interval": interval}
     config["rule_files"] = [str(FOLDER / "rules" / "*.yaml")]
     (job,) = config["scrape_configs"]
-    job["http_sd_configs"] = [{"url": f"{observatory}/sd", "refresh_interval": interval}]
+    job["http_sd_configs"] = [{"url": f"{controller_url}/sd", "refresh_interval": interval}]
     path = folder / "prometheus.json"
     path.write_text(json.dumps(config))
     return path
 
 
-def _await_ready(one: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
+def _await_ready(server: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
     until_s = time.monotonic() + _READY_S
     while True:
         try:
-            if one.client.get("/-/ready").is_success:
+            if server.client.get("/-/ready").is_success:
                 return
         except httpx.TransportError:
             pass
-        said = log.read_text(errors="replace")
-        assert process.poll() is None, f"prometheus ended:\n{said}"
-        assert time.monotonic() < until_s, f"prometheus is not ready:\n{said}"
+        output = log.read_text(errors="replace")
+        assert process.poll() is None, f"prometheus ended:\n{output}"
+        assert time.monotonic() < until_s, f"prometheus is not ready:\n{output}"
         time.sleep(0.1)

@@ -16,7 +16,7 @@ from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode
 from baton.domain.request import Phase
 from baton.policy.links.estimates import LinkState
-from baton.policy.resilience.circuit_breakers import Circuit
+from baton.policy.resilience.circuit_breakers import CircuitState
 from baton.telemetry.catalogue import (
     CATALOGUE,
     Component,
@@ -28,12 +28,12 @@ from baton.telemetry.catalogue import (
 )
 from baton.telemetry.label_values import (
     EnginePhase,
-    EngineRequest,
-    Frame,
+    EngineRequestState,
+    FrameOutcome,
     PoolBound,
     PoolCount,
-    ScalingAct,
-    TurnOutcome,
+    ScalingAction,
+    TickOutcome,
     Window,
 )
 from baton.telemetry.requests.waterfall import Part
@@ -44,15 +44,17 @@ _OF_TARGETS: Final = frozenset({"job", "instance", "component", "replica", "node
 """Labels that a scrape adds to each series."""
 _OF_ALERTS: Final = frozenset({"alertname", "alertstate", "severity", "pool", "slo_class"})
 _VALUES: Final[Mapping[str, frozenset[str]]] = {
-    Label.ACTION: frozenset(ScalingAct),
+    Label.ACTION: frozenset(ScalingAction),
     Label.BOUND: frozenset(PoolBound),
     Label.MODE: frozenset(HandoffMode),
     Label.OBJECTIVE: frozenset(Objective),
-    Label.OUTCOME: frozenset({*Phase, *AdmissionOutcome, *TurnOutcome, "barred"}),
+    Label.OUTCOME: frozenset({*Phase, *AdmissionOutcome, *TickOutcome, "barred"}),
     Label.PART: frozenset(Part),
     Label.PHASE: frozenset({*Phase, *EnginePhase}),
     Label.ROLE: frozenset(Role),
-    Label.STATE: frozenset({*PoolCount, *EngineRequest, *Frame, *LinkState, *Circuit}),
+    Label.STATE: frozenset(
+        {*PoolCount, *EngineRequestState, *FrameOutcome, *LinkState, *CircuitState}
+    ),
     Label.TOKENS: frozenset(TokenKind),
     Label.WINDOW: frozenset(Window),
 }

@@ -21,7 +21,7 @@ _GROUPED = re.compile(r"sum by \((?P<by>[\w, ]+)\)")
 
 
 @dataclass
-class Scraped:
+class ScrapedSeries:
     """Samples by series, in order of their times."""
 
     series: dict[Labels, list[tuple[float, float]]] = field(
@@ -44,12 +44,14 @@ def grouped_by(expr: str) -> tuple[str, ...]:
 
 
 def quantiles(
-    scraped: Scraped, fraction: float, *by: str, at_s: float, window_s: float
+    scraped: ScrapedSeries, fraction: float, *by: str, at_s: float, window_s: float
 ) -> Mapping[tuple[str, ...], float]:
     """`histogram_quantile(fraction, sum by (le, ...) (rate(...[window])))`; no NaN is told."""
     groups: dict[tuple[str, ...], dict[float, float]] = defaultdict(lambda: defaultdict(float))
     for labels, samples in scraped.series.items():
-        grown = rate([one for one in samples if at_s - window_s <= one[0] <= at_s], at_s, window_s)
+        grown = rate(
+            [sample for sample in samples if at_s - window_s <= sample[0] <= at_s], at_s, window_s
+        )
         if grown is not None:
             of = dict(labels)
             groups[tuple(of[label] for label in by)][float(of["le"])] += grown
@@ -65,14 +67,17 @@ def rate(samples: list[tuple[float, float]], at_s: float, window_s: float) -> fl
     if len(samples) < 2:
         return None
     (first_s, first), (last_s, last) = samples[0], samples[-1]
-    grown = last - first + sum(a for (_, a), (_, b) in pairwise(samples) if b < a)
+    increase = last - first + sum(a for (_, a), (_, b) in pairwise(samples) if b < a)
     sampled_s = last_s - first_s
-    usual_s = sampled_s / (len(samples) - 1)
+    mean_interval_s = sampled_s / (len(samples) - 1)
     to_start_s, to_end_s = first_s - (at_s - window_s), at_s - last_s
-    if grown > 0 and first >= 0:
-        to_start_s = min(to_start_s, sampled_s * first / grown)  # a counter was not below zero
-    reach_s = [gap_s if gap_s < 1.1 * usual_s else usual_s / 2 for gap_s in (to_start_s, to_end_s)]
-    return grown * (sampled_s + sum(reach_s)) / sampled_s / window_s
+    if increase > 0 and first >= 0:
+        to_start_s = min(to_start_s, sampled_s * first / increase)  # a counter was not below zero
+    extrapolated_s = [
+        gap_s if gap_s < 1.1 * mean_interval_s else mean_interval_s / 2
+        for gap_s in (to_start_s, to_end_s)
+    ]
+    return increase * (sampled_s + sum(extrapolated_s)) / sampled_s / window_s
 
 
 def quantile(fraction: float, buckets: Mapping[float, float]) -> float:
@@ -85,14 +90,16 @@ def quantile(fraction: float, buckets: Mapping[float, float]) -> float:
     if edges[-1] != math.inf or len(edges) < 2 or not counts[-1]:
         return math.nan
     rank = fraction * counts[-1]
-    place = next(i for i, count in enumerate(counts) if count >= rank)
-    if place == len(edges) - 1:
+    index = next(i for i, count in enumerate(counts) if count >= rank)
+    if index == len(edges) - 1:
         return edges[-2]
-    low, below = (edges[place - 1], counts[place - 1]) if place else (0.0, 0.0)
-    return low + (edges[place] - low) * (rank - below) / (counts[place] - below)
+    lower_edge, lower_count = (edges[index - 1], counts[index - 1]) if index else (0.0, 0.0)
+    return lower_edge + (edges[index] - lower_edge) * (rank - lower_count) / (
+        counts[index] - lower_count
+    )
 
 
 def bucket_of(value: float, edges: Iterable[float]) -> tuple[float, float]:
     """The two edges that a value lies between."""
-    known = [0.0, *sorted(edges), math.inf]
-    return next((low, high) for low, high in pairwise(known) if value <= high)
+    all_edges = [0.0, *sorted(edges), math.inf]
+    return next((low, high) for low, high in pairwise(all_edges) if value <= high)

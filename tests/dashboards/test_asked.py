@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from tests.dashboards.evaluate_expressions import (
-    Answer,
-    Question,
-    Span,
-    questions,
-    values_of,
-    verdicts,
+    Expression,
+    QueryRange,
+    Result,
+    expressions,
+    find_problems,
+    variable_values,
 )
 from tests.dashboards.pages import page, pages
-from tests.dashboards.prometheus import Found
+from tests.dashboards.prometheus import Series
 
-SPAN = Span(from_s=0.0, to_s=4.0, step_s=2.0, window="16s")
-QUESTION = Question(where="here", expr="sum(baton_leases)")
-ALERT = Question(where="alert", expr="sum(baton_leases) > 3", alert=True)
+SPAN = QueryRange(from_s=0.0, to_s=4.0, step_s=2.0, window="16s")
+QUESTION = Expression(location="here", expr="sum(baton_leases)")
+ALERT = Expression(location="alert", expr="sum(baton_leases) > 3", is_alert=True)
 
 
-def answer(*values: float, question: Question = QUESTION) -> Answer:
+def answer(*values: float, question: Expression = QUESTION) -> Result:
     points = tuple((2.0 * n, value) for n, value in enumerate(values))
-    return Answer(question=question, series=(Found(labels={}, points=points),), steps=3)
+    return Result(expression=question, series=(Series(labels={}, points=points),), steps=3)
 
 
 def everything(_name: str) -> bool:
@@ -28,52 +28,58 @@ def everything(_name: str) -> bool:
 
 
 def test_a_number_anywhere_is_data() -> None:
-    assert verdicts([answer(float("nan"), 2.0)], {}, everything) == []
+    assert find_problems([answer(float("nan"), 2.0)], {}, everything) == []
 
 
 def test_an_expression_without_a_number_is_named() -> None:
-    nothing = Answer(question=QUESTION, series=(), steps=3)
+    nothing = Result(expression=QUESTION, series=(), steps=3)
 
     for empty in (nothing, answer(float("nan"), float("inf"))):
-        assert verdicts([empty], {}, everything) == ["here: no finite data (sum(baton_leases))"]
+        assert find_problems([empty], {}, everything) == [
+            "here: no finite data (sum(baton_leases))"
+        ]
 
 
 def test_what_is_expected_to_be_empty_may_be_so() -> None:
-    nothing = Answer(question=QUESTION, series=(), steps=3)
+    nothing = Result(expression=QUESTION, series=(), steps=3)
 
-    assert verdicts([nothing], {"here": "because"}, everything) == []
-    assert verdicts([answer(1.0)], {"here": "because"}, everything) == []
+    assert find_problems([nothing], {"here": "because"}, everything) == []
+    assert find_problems([answer(1.0)], {"here": "because"}, everything) == []
 
 
 def test_what_is_never_empty_is_not_to_be_listed_as_empty() -> None:
-    (wrong,) = verdicts([answer(1.0, 2.0, 3.0)], {"here": "because"}, everything)
+    (wrong,) = find_problems([answer(1.0, 2.0, 3.0)], {"here": "because"}, everything)
 
     assert wrong == "here: is listed as empty and never was: take it off"
 
 
 def test_a_reason_needs_an_expression() -> None:
-    assert verdicts([answer(1.0)], {"there": "because"}, everything) == [
+    assert find_problems([answer(1.0)], {"there": "because"}, everything) == [
         "there: is listed as empty, there is none"
     ]
 
 
 def test_an_alert_may_be_empty_when_somebody_has_what_it_names() -> None:
-    quiet = Answer(question=ALERT, series=(), steps=3)
+    quiet = Result(expression=ALERT, series=(), steps=3)
 
-    assert verdicts([quiet], {}, everything) == []
-    assert verdicts([quiet], {}, lambda _: False) == ["alert: nobody has the metric baton_leases"]
+    assert find_problems([quiet], {}, everything) == []
+    assert find_problems([quiet], {}, lambda _: False) == [
+        "alert: nobody has the metric baton_leases"
+    ]
 
 
 def test_an_alert_that_names_no_metric_of_the_catalogue_is_named() -> None:
-    quiet = Answer(
-        question=Question(where="alert", expr="baton_rents > 1", alert=True), series=(), steps=3
+    quiet = Result(
+        expression=Expression(location="alert", expr="baton_rents > 1", is_alert=True),
+        series=(),
+        steps=3,
     )
 
-    assert verdicts([quiet], {}, everything) == ["alert: baton_rents is not in the catalogue"]
+    assert find_problems([quiet], {}, everything) == ["alert: baton_rents is not in the catalogue"]
 
 
 def test_every_variable_is_filled_in() -> None:
-    for one in questions(pages(), SPAN):
-        if one.where.startswith("baton / "):
-            assert "$" not in one.expr, one.where
-    assert values_of(page("goodput"), SPAN)["class"] == ".*"
+    for expression in expressions(pages(), SPAN):
+        if expression.location.startswith("baton / "):
+            assert "$" not in expression.expr, expression.location
+    assert variable_values(page("goodput"), SPAN)["class"] == ".*"

@@ -7,9 +7,9 @@ import pytest
 from tests.dashboards.checks import problems
 from tests.dashboards.pages import (
     Page,
+    find_panel,
     page,
     pages,
-    panel_called,
     panels_of,
     substituted,
     with_query,
@@ -77,7 +77,7 @@ def test_every_metric_that_is_renamed_is_noticed() -> None:
 )
 def test_a_wrong_expression_is_named_with_its_panel(expr: str, complaint: str) -> None:
     broken = with_query(TITLE, expr)
-    panel_called(broken, TITLE)["targets"][0]["legendFormat"] = "__auto"
+    find_panel(broken, TITLE)["targets"][0]["legendFormat"] = "__auto"
 
     problem = only_problem(broken)
 
@@ -113,7 +113,7 @@ def test_the_labels_of_a_result_are_known(expr: str, labels: set[str]) -> None:
 )
 def test_a_wrong_query_is_named_with_its_panel(target: Page, complaint: str) -> None:
     broken = page("goodput")
-    panel_called(broken, TITLE)["targets"][0].update(target)
+    find_panel(broken, TITLE)["targets"][0].update(target)
 
     assert only_problem(broken).startswith(f"{WHERE}: {complaint}")
 
@@ -141,14 +141,14 @@ def test_a_variable_that_is_not_declared_is_noticed() -> None:
 )
 def test_a_wrong_panel_is_noticed(change: Page, complaint: str) -> None:
     broken = page("goodput")
-    panel_called(broken, TITLE).update(change)
+    find_panel(broken, TITLE).update(change)
 
     assert complaint in "\n".join(problems([broken]))
 
 
 def test_a_matrix_has_the_labels_of_its_result_as_rows_and_columns() -> None:
     broken = page("pools")
-    panel = panel_called(broken, "What the last decision was made from")
+    panel = find_panel(broken, "What the last decision was made from")
     panel["transformations"][0]["options"]["rowField"] = "reason"
 
     assert "is a matrix of ['pool', 'reason'], its result has ['input'" in only_problem(broken)

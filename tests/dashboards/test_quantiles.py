@@ -18,15 +18,21 @@ from baton.telemetry.edges import digest
 from baton.telemetry.histograms import Histogram
 from tests.dashboards.pages import (
     GET_TOOLS,
+    find_panel,
     page,
     pages,
-    panel_called,
     queries_of,
     substituted,
 )
 from tests.dashboards.promtool import EVERYTHING, PROMTOOL
 from tests.dashboards.queries import asked
-from tests.dashboards.reference_promql import SCRAPE_S, Scraped, bucket_of, grouped_by, quantiles
+from tests.dashboards.reference_promql import (
+    SCRAPE_S,
+    ScrapedSeries,
+    bucket_of,
+    grouped_by,
+    quantiles,
+)
 
 CHAT = ("chat", "tiny", "decode")
 P99 = next(
@@ -47,7 +53,7 @@ AT_S = SCRAPES * SCRAPE_S - 1
 class Process:
     """One ingress' histogram, and what was observed in it between its scrapes, by set of edges."""
 
-    def __init__(self, name: str, scraped: Scraped, objective_s: float) -> None:
+    def __init__(self, name: str, scraped: ScrapedSeries, objective_s: float) -> None:
         self.name = name
         self._scraped = scraped
         self._own_s = objective_s
@@ -61,7 +67,7 @@ class Process:
 
     def apply(self, objective_s: float) -> None:
         self._own_s = objective_s
-        self._histogram.fit([objective_s])
+        self._histogram.set_edges([objective_s])
 
     def observe(self, *values_s: float) -> None:
         self.observed.setdefault(digest(self.edges), []).extend(values_s)
@@ -88,7 +94,7 @@ def test_every_percentile_of_a_histogram_whose_edges_change_is_taken_by_set_of_e
     taken = 0
     for dashboard in pages():
         for title, _, expr in queries_of(dashboard):
-            metric = next((one for one in c.CATALOGUE if f"{one.name}_bucket" in expr), None)
+            metric = next((other for other in c.CATALOGUE if f"{other.name}_bucket" in expr), None)
             if metric is None or c.Label.EDGES not in metric.labels:
                 continue
             taken += 1
@@ -103,7 +109,7 @@ def test_every_percentile_of_a_histogram_whose_edges_change_is_taken_by_set_of_e
 
 def test_latencies_of_two_models_are_told_apart_and_can_be_narrowed_to_a_pool() -> None:
     for title in ("Time to first token", "Time per output token", "From arrival to the end"):
-        for target in panel_called(page("goodput"), title)["targets"]:
+        for target in find_panel(page("goodput"), title)["targets"]:
             if not target["legendFormat"].endswith("promised"):
                 assert {"model", "pool"} <= {*grouped_by(target["expr"])}, title
                 assert ("model", "=~", "$model") in matchers(target["expr"])
@@ -124,7 +130,7 @@ def test_a_ratio_has_edges_that_stay_and_is_added_up_without_them() -> None:
 
 
 def test_a_percentile_is_not_pinned_at_an_edge_below_what_a_timeout_permits() -> None:
-    scraped = Scraped()
+    scraped = ScrapedSeries()
     process = Process("a", scraped, 0.3)
     process.observe(0.1)
     for number in range(SCRAPES):
@@ -134,9 +140,9 @@ def test_a_percentile_is_not_pinned_at_an_edge_below_what_a_timeout_permits() ->
     assert 20.0 < p99_s <= 30.0
 
 
-def idle_then_applied() -> Scraped:
+def idle_then_applied() -> ScrapedSeries:
     """Little to do; 0.35 s is applied instead of 0.3 s; then a fifth of the requests is slow."""
-    scraped = Scraped()
+    scraped = ScrapedSeries()
     process = Process("a", scraped, 0.3)
     process.observe(0.28)
     for number in range(SCRAPES - 2):
@@ -155,7 +161,7 @@ def test_an_apply_does_not_hide_that_requests_are_slow() -> None:
 
 
 def test_without_the_label_a_percentile_would_lie_where_no_request_does() -> None:
-    scraped = Scraped()
+    scraped = ScrapedSeries()
     process = Process("a", scraped, 0.3)
     process.observe(0.28)
     for number in range(SCRAPES):
@@ -188,7 +194,7 @@ def lives(draw: st.DrawFn) -> list[tuple[str, int, tuple[float, ...]]]:
 def test_a_percentile_lies_in_a_bucket_of_its_set_in_which_a_request_lies(
     life: list[tuple[str, int, tuple[float, ...]]], fraction: float, late_s: float
 ) -> None:
-    scraped, at_s = Scraped(), 0.0
+    scraped, at_s = ScrapedSeries(), 0.0
     processes = [Process("a", scraped, 0.3), Process("b", scraped, 0.3)]
     for what, which, values in [*life, ("scrape", 0, ()), ("scrape", 0, ())]:
         if what == "observe":
@@ -212,7 +218,7 @@ def test_a_percentile_lies_in_a_bucket_of_its_set_in_which_a_request_lies(
 # --------------------------------------------------------------------------- Prometheus' own word
 
 
-def as_series(scraped: Scraped, at_s: float) -> Iterator[Mapping[str, str]]:
+def as_series(scraped: ScrapedSeries, at_s: float) -> Iterator[Mapping[str, str]]:
     """What was scraped, as promtool writes it."""
     for labels, samples in scraped.series.items():
         known = {round(time_s / SCRAPE_S): value for time_s, value in samples}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.dashboards.pages import GET_TOOLS, page, pages, panel_called, with_query
-from tests.dashboards.promtool import PROMTOOL, unparsable
+from tests.dashboards.pages import GET_TOOLS, find_panel, page, pages, with_query
+from tests.dashboards.promtool import PROMTOOL, find_unparsable
 from tests.dashboards.typecheck import TSC, mismatches
 
 needs_promtool = pytest.mark.skipif(
@@ -18,12 +18,12 @@ needs_schema = pytest.mark.skipif(
 
 @needs_promtool
 def test_prometheus_parses_every_expression() -> None:
-    assert unparsable(pages()) == []
+    assert find_unparsable(pages()) == []
 
 
 @needs_promtool
 def test_what_prometheus_does_not_parse_is_named_with_its_panel() -> None:
-    (found,) = unparsable([with_query("Attainment", "sum by (rate(x[5m]))")])
+    (found,) = find_unparsable([with_query("Attainment", "sum by (rate(x[5m]))")])
 
     assert found.startswith("baton / Goodput & SLO: panel 'Attainment': query A: ")
 
@@ -33,7 +33,7 @@ def test_what_prometheus_does_not_parse_is_named_with_its_panel() -> None:
 def test_what_does_not_fit_grafanas_schema_is_named_with_its_panel() -> None:
     broken = page("goodput")
     broken["refreshes"] = "10s"
-    attainment = panel_called(broken, "Attainment")
+    attainment = find_panel(broken, "Attainment")
     attainment["options"]["tooltip"]["mode"] = "several"
     attainment["fieldConfig"]["defaults"]["custom"]["lineWidht"] = 1
     attainment["targets"][0]["hide"] = "no"
@@ -41,7 +41,7 @@ def test_what_does_not_fit_grafanas_schema_is_named_with_its_panel() -> None:
     found = mismatches([broken])
 
     where = "baton / Goodput & SLO"
-    assert [one.split(": TS")[0] for one in found] == [
+    assert [name.split(": TS")[0] for name in found] == [
         where,
         f"{where}: panel 'Attainment': options",
         f"{where}: panel 'Attainment': fields",

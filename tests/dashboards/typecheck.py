@@ -53,32 +53,32 @@ def main() -> int:
     if not TSC.exists():
         sys.stderr.write(f"typecheck: no TypeScript compiler in .tools, {GET_TOOLS}\n")
         return 2
-    found = mismatches(pages())
-    for mismatch in found:
+    errors = mismatches(pages())
+    for mismatch in errors:
         sys.stderr.write(f"{mismatch}\n")
     checked = sum(1 for page in pages() for _ in page["panels"])
-    sys.stderr.write(f"typecheck: {checked} panels and rows, {len(found)} errors\n")
-    return 1 if found else 0
+    sys.stderr.write(f"typecheck: {checked} panels and rows, {len(errors)} errors\n")
+    return 1 if errors else 0
 
 
-def mismatches(of: Iterable[Page]) -> list[str]:
+def mismatches(dashboards: Iterable[Page]) -> list[str]:
     """What does not fit the schema, with the dashboard and the panel."""
     head = _HEAD + "".join(_imports())
     first = head.count("\n") + 1
-    claims = [claim for page in of for claim in _claims(page)]
+    claims = [claim for page in dashboards for claim in _declarations(page)]
     text = head + "".join(f"export const c{n}: {code};\n" for n, (_, code) in enumerate(claims))
-    found = []
+    errors = []
     for line in _compile(text).splitlines():
         match = _ERROR.match(line)
         if match is None:
             if line.startswith((" ", "\t")):
                 continue  # what follows explains the line before
-            found.append(line)
+            errors.append(line)
             continue
-        at = int(match["line"]) - first
-        where = claims[at][0] if 0 <= at < len(claims) else "the check itself"
-        found.append(f"{where}: {match['text']}")
-    return found
+        index = int(match["line"]) - first
+        location = claims[index][0] if 0 <= index < len(claims) else "the check itself"
+        errors.append(f"{location}: {match['text']}")
+    return errors
 
 
 def _imports() -> Iterator[str]:
@@ -90,28 +90,28 @@ def _imports() -> Iterator[str]:
         yield f'import type {{ {names} }} from "{path}";\n'
 
 
-def _claims(page: Page) -> Iterator[tuple[str, str]]:
+def _declarations(page: Page) -> Iterator[tuple[str, str]]:
     """Where it is, and a TypeScript declaration without its name."""
     title = page["title"]
-    yield title, _claim("Json<Dashboard>", {**page, "panels": []})
+    yield title, _declaration("Json<Dashboard>", {**page, "panels": []})
     for panel in page["panels"]:
-        where = f"{title}: panel {panel['title']!r}"
+        location = f"{title}: panel {panel['title']!r}"
         if panel["type"] == "row":
-            yield where, _claim("Json<RowPanel>", panel)
+            yield location, _declaration("Json<RowPanel>", panel)
             continue
-        yield where, _claim("Json<Panel>", {**panel, "targets": []})
+        yield location, _declaration("Json<Panel>", {**panel, "targets": []})
         kind = panel["type"]
-        yield f"{where}: options", _claim(f"Part<{kind}Options>", panel.get("options", {}))
+        yield f"{location}: options", _declaration(f"Part<{kind}Options>", panel.get("options", {}))
         fields = panel["fieldConfig"]["defaults"].get("custom", {})
         if kind in _WITHOUT_FIELDS:
-            yield f"{where}: fields", _claim("Record<string, never>", fields)
+            yield f"{location}: fields", _declaration("Record<string, never>", fields)
         else:
-            yield f"{where}: fields", _claim(f"Part<{kind}Fields>", fields)
+            yield f"{location}: fields", _declaration(f"Part<{kind}Fields>", fields)
         for target in panel["targets"]:
-            yield f"{where}: query {target['refId']}", _claim("Query", target)
+            yield f"{location}: query {target['refId']}", _declaration("Query", target)
 
 
-def _claim(kind: str, value: object) -> str:
+def _declaration(kind: str, value: object) -> str:
     return f"{kind} = {json.dumps(value)}"
 
 
@@ -124,10 +124,10 @@ def _compile(text: str) -> str:
             str(TSC), "--noEmit", "--strict", "--skipLibCheck", "--target", "es2022",
             "--module", "esnext", "--moduleResolution", "bundler", "--pretty", "false", "check.ts",
         ]  # fmt: skip
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
         )
-    return done.stdout + done.stderr
+    return process.stdout + process.stderr
 
 
 if __name__ == "__main__":

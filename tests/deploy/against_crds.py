@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from tests.deploy.python_checks import documents, objects, of_schema
+from tests.deploy.python_checks import documents, objects, schema_errors
 
 Schema = dict[str, object]
 
 
 def schemas(folder: Path) -> dict[tuple[str, str], Schema]:
     """Schemas by API version and kind, without room for fields that they do not name."""
-    found: dict[tuple[str, str], Schema] = {}
+    schemas_by_kind: dict[tuple[str, str], Schema] = {}
     for path in sorted(folder.glob("*.yaml")):
         for document in documents(path):
             if document.get("kind") != "CustomResourceDefinition":
@@ -26,36 +26,43 @@ def schemas(folder: Path) -> dict[tuple[str, str], Schema]:
             kind = cast("dict[str, str]", spec["names"])["kind"]
             for version in cast("list[dict[str, object]]", spec["versions"]):
                 schema = cast("dict[str, Schema]", version["schema"])["openAPIV3Schema"]
-                of = f"{spec['group']}/{version['name']}", kind
-                found[of] = cast("Schema", closed(schema))
-    return found
+                version_and_kind = f"{spec['group']}/{version['name']}", kind
+                schemas_by_kind[version_and_kind] = cast("Schema", close_schema(schema))
+    return schemas_by_kind
 
 
-def closed(schema: object) -> object:
+def close_schema(schema: object) -> object:
     """The same, but fields that are not named are errors; object metadata is left as it is."""
     if isinstance(schema, list):
-        return [closed(one) for one in schema]
+        return [close_schema(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    made = {key: closed(value) for key, value in schema.items()}
+    closed = {key: close_schema(value) for key, value in schema.items()}
     if schema.get("x-kubernetes-int-or-string"):
-        made.pop("anyOf", None)
-        made["type"] = ["integer", "string"]
+        closed.pop("anyOf", None)
+        closed["type"] = ["integer", "string"]
     names = schema.get("properties")
-    keeps = schema.get("x-kubernetes-preserve-unknown-fields")
-    if isinstance(names, Mapping) and names and not keeps and schema.get("type") == "object":
-        made.setdefault("additionalProperties", False)
-    return made
+    keeps_unknown = schema.get("x-kubernetes-preserve-unknown-fields")
+    if (
+        isinstance(names, Mapping)
+        and names
+        and not keeps_unknown
+        and schema.get("type") == "object"
+    ):
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
-def findings(known: Mapping[tuple[str, str], Schema], folder: Path) -> list[str]:
+def find_mismatches(schemas_by_kind: Mapping[tuple[str, str], Schema], folder: Path) -> list[str]:
     """What of a folder's objects does not fit the schema of its kind, where there is one."""
-    found = []
-    for one in objects(folder):
-        schema = known.get((str(one["apiVersion"]), str(one["kind"])))
+    mismatches = []
+    for object_ in objects(folder):
+        schema = schemas_by_kind.get((str(object_["apiVersion"]), str(object_["kind"])))
         if schema is not None:
-            found += [f"{folder}: {one['kind']}: {line}" for line in of_schema(one, schema)]
-    return found
+            mismatches += [
+                f"{folder}: {object_['kind']}: {line}" for line in schema_errors(object_, schema)
+            ]
+    return mismatches
 
 
 def main() -> int:
@@ -63,13 +70,15 @@ def main() -> int:
     if len(sys.argv) < 3:
         sys.stderr.write("usage: python -m tests.deploy.against_crds CRDS FOLDER...\n")
         return 2
-    known = schemas(Path(sys.argv[1]))
-    kinds = ", ".join(sorted(kind for _, kind in known)) or "none"
+    schemas_by_kind = schemas(Path(sys.argv[1]))
+    kinds = ", ".join(sorted(kind for _, kind in schemas_by_kind)) or "none"
     sys.stderr.write(f"against CRDs of: {kinds}\n")
-    found = [line for name in sys.argv[2:] for line in findings(known, Path(name))]
-    for line in found:
+    mismatches = [
+        line for name in sys.argv[2:] for line in find_mismatches(schemas_by_kind, Path(name))
+    ]
+    for line in mismatches:
         sys.stderr.write(f"{line}\n")
-    return 1 if found or not known else 0
+    return 1 if mismatches or not schemas_by_kind else 0
 
 
 if __name__ == "__main__":

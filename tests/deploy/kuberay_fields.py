@@ -11,10 +11,10 @@ from typing import Final
 
 Schema = dict[str, object]
 
-_TEXT: Final[Schema] = {"type": "string"}
-_TEXTS: Final[Schema] = {"type": "object", "additionalProperties": _TEXT}
+_STRING: Final[Schema] = {"type": "string"}
+_STRING_MAP: Final[Schema] = {"type": "object", "additionalProperties": _STRING}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
-_FLAG: Final[Schema] = {"type": "boolean"}
+_BOOLEAN: Final[Schema] = {"type": "boolean"}
 _ANYTHING: Final[Schema] = {"type": "object"}
 
 
@@ -28,16 +28,16 @@ def _closed(properties: dict[str, Schema], *required: str) -> Schema:
 
 
 _GROUP: Final[dict[str, Schema]] = {
-    "rayStartParams": _TEXTS,
-    "resources": _TEXTS,
-    "labels": _TEXTS,
+    "rayStartParams": _STRING_MAP,
+    "resources": _STRING_MAP,
+    "labels": _STRING_MAP,
     "template": _ANYTHING,
 }
 _HEAD: Final = _closed(
     _GROUP
     | {
         "headService": _ANYTHING,
-        "enableIngress": _FLAG,
+        "enableIngress": _BOOLEAN,
         "serviceType": {"enum": ["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"]},
     },
     "template",
@@ -45,8 +45,8 @@ _HEAD: Final = _closed(
 _WORKERS: Final = _closed(
     _GROUP
     | {
-        "suspend": _FLAG,
-        "groupName": _TEXT,
+        "suspend": _BOOLEAN,
+        "groupName": _STRING,
         "replicas": _COUNT,
         "minReplicas": _COUNT,
         "maxReplicas": _COUNT,
@@ -61,8 +61,10 @@ _WORKERS: Final = _closed(
 )
 _AUTOSCALER: Final = _closed(
     {
-        "resources": _closed({"requests": _TEXTS, "limits": _TEXTS, "claims": {"type": "array"}}),
-        "image": _TEXT,
+        "resources": _closed(
+            {"requests": _STRING_MAP, "limits": _STRING_MAP, "claims": {"type": "array"}}
+        ),
+        "image": _STRING,
         "imagePullPolicy": {"enum": ["Always", "Never", "IfNotPresent"]},
         "securityContext": _ANYTHING,
         "idleTimeoutSeconds": _COUNT,
@@ -75,23 +77,23 @@ _AUTOSCALER: Final = _closed(
 )
 _CLUSTER: Final = _closed(
     {
-        "suspend": _FLAG,
-        "managedBy": _TEXT,
+        "suspend": _BOOLEAN,
+        "managedBy": _STRING,
         "authOptions": _closed({"mode": {"enum": ["token", "disabled"]}}, "mode"),
         "autoscalerOptions": _AUTOSCALER,
-        "headServiceAnnotations": _TEXTS,
-        "enableInTreeAutoscaling": _FLAG,
+        "headServiceAnnotations": _STRING_MAP,
+        "enableInTreeAutoscaling": _BOOLEAN,
         "gcsFaultToleranceOptions": _closed(
             {
                 "redisUsername": _ANYTHING,
                 "redisPassword": _ANYTHING,
-                "externalStorageNamespace": _TEXT,
-                "redisAddress": _TEXT,
+                "externalStorageNamespace": _STRING,
+                "redisAddress": _STRING,
             },
             "redisAddress",
         ),
         "headGroupSpec": _HEAD,
-        "rayVersion": _TEXT,
+        "rayVersion": _STRING,
         "workerGroupSpecs": {"type": "array", "items": _WORKERS, "minItems": 1},
     },
     "headGroupSpec",
@@ -101,15 +103,21 @@ RAY_SERVICE: Final = _closed(
         "apiVersion": {"const": "ray.io/v1"},
         "kind": {"const": "RayService"},
         "metadata": _closed(
-            {"name": _TEXT, "namespace": _TEXT, "labels": _TEXTS, "annotations": _TEXTS}, "name"
+            {
+                "name": _STRING,
+                "namespace": _STRING,
+                "labels": _STRING_MAP,
+                "annotations": _STRING_MAP,
+            },
+            "name",
         ),
         "spec": _closed(
             {
                 "serveService": _ANYTHING,
                 "upgradeStrategy": _ANYTHING,
-                "serveConfigV2": _TEXT,
+                "serveConfigV2": _STRING,
                 "rayClusterConfig": _CLUSTER,
-                "excludeHeadPodFromServeSvc": _FLAG,
+                "excludeHeadPodFromServeSvc": _BOOLEAN,
             },
             "serveConfigV2",
             "rayClusterConfig",

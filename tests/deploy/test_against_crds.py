@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.against_crds import findings, schemas
+from tests.deploy.against_crds import find_mismatches, schemas
 
 CRD = """
 apiVersion: apiextensions.k8s.io/v1
@@ -43,7 +43,7 @@ def found(folder: Path, **spec: object) -> list[str]:
     made = {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": {"name": "x"}}
     (folder / "manifests").mkdir()
     (folder / "manifests" / "one.yaml").write_text(yaml.safe_dump({**made, "spec": spec}))
-    return findings(schemas(folder / "crds"), folder / "manifests")
+    return find_mismatches(schemas(folder / "crds"), folder / "manifests")
 
 
 @pytest.mark.parametrize(

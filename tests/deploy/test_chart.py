@@ -36,9 +36,9 @@ def rendered(example: Path, config: Object, **values: object) -> list[Object]:
 
 
 def group(made: list[Object], name: str) -> Object:
-    (service,) = (one for one in made if one["kind"] == "RayService")
+    (service,) = (object_ for object_ in made if object_["kind"] == "RayService")
     cluster = cast("dict[str, dict[str, list[Object]]]", service["spec"])["rayClusterConfig"]
-    (found,) = (one for one in cluster["workerGroupSpecs"] if one["groupName"] == name)
+    (found,) = (entry for entry in cluster["workerGroupSpecs"] if entry["groupName"] == name)
     return found
 
 
@@ -50,16 +50,18 @@ def of_kuberay(*sets: str) -> Mapping[str, str]:
 
 def test_every_object_has_the_ports_of_the_values(example: Path, tmp_path: Path) -> None:
     config = {"server": {"port": 9000}, "observability": {"metrics": {"port": 9500}}}
-    ours = [one for one in rendered(example, config) if one["kind"] != "RayService"]
+    ours = [entry for entry in rendered(example, config) if entry["kind"] != "RayService"]
     for name, text in of_kuberay("server.port=9000", "observability.metrics.port=9500").items():
         (tmp_path / name).write_text(text)
-    theirs = [one for one in python_checks.objects(tmp_path) if one["kind"] != "RayService"]
+    theirs = [
+        object_ for object_ in python_checks.objects(tmp_path) if object_["kind"] != "RayService"
+    ]
     assert _sorted(ours) == _sorted(theirs)
     assert "9400" not in json.dumps(ours)
 
 
 def _sorted(objects: list[Object]) -> list[str]:
-    return sorted(json.dumps(one, sort_keys=True) for one in objects)
+    return sorted(json.dumps(object_, sort_keys=True) for object_ in objects)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,8 @@ def test_pods_keep_models_where_the_values_say(
     for name in ("ingress", "prefill", "decode"):
         assert group(ours, name)["template"] == group(theirs, name)["template"]
     claims = [
-        [one for one in made if one["kind"] == "PersistentVolumeClaim"] for made in (ours, theirs)
+        [entry for entry in made if entry["kind"] == "PersistentVolumeClaim"]
+        for made in (ours, theirs)
     ]
     assert claims[0] == claims[1]
     assert bool(claims[0]) == ("size" in cache)

@@ -33,8 +33,8 @@ def models_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 def folder_of(pod: dict[str, Any]) -> str:
     (container,) = pod["containers"]
-    (mount,) = (one for one in container["volumeMounts"] if one["name"] == "models")
-    (home,) = (one["value"] for one in container["env"] if one["name"] == "HF_HOME")
+    (mount,) = (item for item in container["volumeMounts"] if item["name"] == "models")
+    (home,) = (item["value"] for item in container["env"] if item["name"] == "HF_HOME")
     assert mount["mountPath"] == home
     return str(home)
 
@@ -121,7 +121,7 @@ def test_pods_take_tokens_mirrors_and_proxies_from_secrets_alone() -> None:
         assert container["envFrom"] == [
             {"secretRef": {"name": "baton-environment", "optional": True}}
         ]
-        (token,) = (one for one in container["env"] if one["name"] == "HF_TOKEN")
+        (token,) = (item for item in container["env"] if item["name"] == "HF_TOKEN")
         assert token["valueFrom"]["secretKeyRef"]["name"] == "baton-hub"
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from baton.manifests.export import Target
-from baton.manifests.machines.ray_up import MACHINES
+from baton.manifests.machines.ray_up import INSTANCE_TYPES
 from baton.manifests.settings import CannotExport
 from tests.deploy.test_rendered import config, export_of
 
@@ -40,7 +40,7 @@ def test_a_node_declares_what_its_machine_has_whatever_a_replica_takes(
     tmp_path: Path, gpus: int
 ) -> None:
     resources = node(tmp_path, gpus=gpus)["resources"]
-    assert (resources["GPU"], resources["CPU"]) == (8, MACHINES["H100"].cpus)
+    assert (resources["GPU"], resources["CPU"]) == (8, INSTANCE_TYPES["H100"].cpus)
 
 
 def test_replicas_of_one_gpu_share_machines(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_pools_that_differ_may_have_a_machine_for_each_replica(tmp_path: Path) -
 def test_there_may_be_as_many_machines_as_all_kinds_together(tmp_path: Path) -> None:
     found = cluster(tmp_path, replicas(9, 17))
     kinds = cast("dict[str, dict[str, int]]", found["available_node_types"])
-    assert found["max_workers"] == sum(one.get("max_workers", 0) for one in kinds.values())
+    assert found["max_workers"] == sum(kind.get("max_workers", 0) for kind in kinds.values())
 
 
 def test_a_share_of_a_replica_that_no_machine_has_is_refused(tmp_path: Path) -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from baton.config.derive.selectors import selects
+from baton.config.derive.selectors import matches_labels
 from baton.config.language.units import PATTERNS, Unit, parse_quantity
 from baton.config.load import load_config, load_text
-from baton.manifests.cluster_deployment import adapted
+from baton.manifests.cluster_deployment import adapt_to_cluster
 from baton.manifests.environment import ray_variables
 from baton.manifests.export import Target, manifest_files
 from baton.manifests.kubernetes.kuberay import RAY_VERSION, ray_service
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import CannotExport, ManifestSettings
 from tests.deploy.python_checks import objects
-from tests.deploy.rendered import EXAMPLES, FOLDER, export, kept, stray
+from tests.deploy.rendered import EXAMPLES, FOLDER, export, render_committed, stray_files
 from tests.repo.project import ROOT
 
 AGAIN = "render them again: python -m tests.deploy.rendered --write"
@@ -49,9 +49,11 @@ def export_of(
 
 def workers(path: Path, group: str, **settings: object) -> dict[str, object]:
     given = ManifestSettings(**settings)  # type: ignore[arg-type]  # as the test has it
-    service = json.loads(json.dumps(ray_service(adapted(load_config([path])), given, rdma=False)))
+    service = json.loads(
+        json.dumps(ray_service(adapt_to_cluster(load_config([path])), given, rdma=False))
+    )
     groups = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    (found,) = (one for one in groups if one["groupName"] == group)
+    (found,) = (other for other in groups if other["groupName"] == group)
     assert isinstance(found, dict)
     return found
 
@@ -63,7 +65,7 @@ def test_nodes_are_labelled_with_values_that_the_selectors_of_their_pool_choose(
     path = config(tmp_path, placement=json.dumps({"labels": selectors}))
     labels = workers(path, "decode")["labels"]
     assert labels == {"zone": "a", "rack": "r7"}
-    assert selects(selectors, labels)
+    assert matches_labels(selectors, labels)
     assert "--labels=zone=a,rack=r7" in export_of(path, Target.SYSTEMD)["nodes/decode.env"]
 
 
@@ -78,7 +80,7 @@ def test_the_chart_knows_every_unit_of_a_size() -> None:
 
 
 def test_what_is_kept_is_what_is_rendered() -> None:
-    wanted = kept()
+    wanted = render_committed()
     differ = [
         name
         for name, content in wanted.items()
@@ -88,7 +90,7 @@ def test_what_is_kept_is_what_is_rendered() -> None:
 
 
 def test_nothing_else_is_kept() -> None:
-    assert stray() == [], AGAIN
+    assert stray_files() == [], AGAIN
 
 
 def test_every_example_is_kept() -> None:
@@ -97,8 +99,8 @@ def test_every_example_is_kept() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_application_gets_the_configuration_that_was_given(path: Path) -> None:
-    deployment = adapted(load_config([path]))
-    assert load_text(json.dumps(deployment.written)) == deployment.config
+    deployment = adapt_to_cluster(load_config([path]))
+    assert load_text(json.dumps(deployment.explicit_values)) == deployment.config
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -220,7 +222,7 @@ def test_where_ingresses_are_the_front_serve_keeps_to_the_head_and_to_itself(
 ) -> None:
     path = config(tmp_path, "server: {frontend: rust, front: gate, port: 8443}")
     loaded = load_config([path])
-    told = serve_config(adapted(loaded))
+    told = serve_config(adapt_to_cluster(loaded))
     assert told["proxy_location"] == "HeadOnly"
     assert told["http_options"] == {"host": "127.0.0.1", "port": 21002}
     variables = ray_variables(loaded.config)
@@ -240,7 +242,7 @@ def test_who_serves_at_ipv6_serves_at_both_versions_in_a_cluster(
 ) -> None:
     seen = f'observability: {{metrics: {{host: "{host}"}}, token_file: /t}}'
     path = config(tmp_path, f'server: {{host: "{host}"}}\n{seen}')
-    there = adapted(load_config([path]))
+    there = adapt_to_cluster(load_config([path]))
     assert serve_config(there)["http_options"] == {"host": told, "port": 8000}
     assert there.config.observability.metrics.host == metrics
 
@@ -248,7 +250,7 @@ def test_who_serves_at_ipv6_serves_at_both_versions_in_a_cluster(
 def test_the_chart_tells_serve_the_same(tmp_path: Path) -> None:
     path = config(tmp_path, "server: {frontend: rust, front: gate}")
     files = export_of(path, Target.HELM)
-    told = serve_config(adapted(load_config([path])))["http_options"]
+    told = serve_config(adapt_to_cluster(load_config([path])))["http_options"]
     assert told == {"host": "127.0.0.1", "port": 21002}
     assert "  host: 127.0.0.1\n  port: 21002\n" in files["templates/_helpers.tpl"]
     assert 'RAY_SERVE_ENABLE_HA_PROXY: "0"' in files["values.yaml"]
@@ -265,8 +267,8 @@ def test_everything_belongs_to_one_namespace_and_carries_the_name(tmp_path: Path
     ).items():
         (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "out" / name).write_bytes(content)
-    for one in objects(tmp_path / "out"):
-        metadata = one["metadata"]
+    for object_ in objects(tmp_path / "out"):
+        metadata = object_["metadata"]
         assert isinstance(metadata, dict)
         assert metadata["namespace"] == "theirs"
         assert metadata["name"].startswith("mine")

@@ -12,10 +12,10 @@ from tests.deploy.typos import Typo
 
 Check = Callable[[Path], list[str]]
 CHECKS: Mapping[str, Check] = {
-    "kuberay": checks.ray_service,
-    "ray": checks.ray_cluster,
-    "helm": checks.values_of_chart,
-    "kustomize": checks.kustomization,
+    "kuberay": checks.check_ray_service,
+    "ray": checks.check_ray_cluster,
+    "helm": checks.check_chart_values,
+    "kustomize": checks.check_kustomizations,
 }
 TYPOS = [
     Typo("kuberay", "rayservice.yaml", "workerGroupSpecs:", "workerGroupSpec:"),
@@ -39,4 +39,4 @@ def test_what_is_rendered_fits(example: Path, target: str) -> None:
 
 @pytest.mark.parametrize("typo", TYPOS, ids=str)
 def test_a_typo_is_found(example: Path, tmp_path: Path, typo: Typo) -> None:
-    assert CHECKS[typo.target](typo.planted(example, tmp_path)) != []
+    assert CHECKS[typo.target](typo.plant(example, tmp_path)) != []

@@ -41,7 +41,7 @@ def of_objects(objects: list[Object], folder: Path) -> list[str]:
     made = folder / "made"
     made.mkdir(exist_ok=True)
     (made / "all.yaml").write_text(yaml.safe_dump_all(objects))
-    return [*python_checks.ray_service(made), *tool_checks.core_kinds(made)]
+    return [*python_checks.check_ray_service(made), *tool_checks.check_core_kinds(made)]
 
 
 def chart(folder: Path) -> list[str]:
@@ -51,20 +51,20 @@ def chart(folder: Path) -> list[str]:
 
 
 CHECKS: Mapping[str, tuple[str, Check]] = {
-    "serve's schema": ("kuberay", python_checks.served),
-    "kubernetes-validate --strict": ("kuberay", tool_checks.core_kinds),
-    "prometheus operator's types": ("kuberay", tool_checks.prometheus_operator),
+    "serve's schema": ("kuberay", python_checks.check_serve_configs),
+    "kubernetes-validate --strict": ("kuberay", tool_checks.check_core_kinds),
+    "prometheus operator's types": ("kuberay", tool_checks.check_prometheus_operator),
     "promtool check rules": ("kuberay", tool_checks.promtool),
     "helm lint, helm template": ("helm", chart),
     "kustomize": ("kustomize", built),
     "promtool check config": ("compose", tool_checks.scraping),
     "compose specification": ("compose", tool_checks.compose),
-    "hadolint": ("docker", tool_checks.dockerfiles),
-    "systemd-analyze verify": ("systemd", tool_checks.units),
+    "hadolint": ("docker", tool_checks.check_dockerfiles),
+    "systemd-analyze verify": ("systemd", tool_checks.check_units),
 }
 TYPOS = [
     ("serve's schema", Typo("kuberay", "rayservice.yaml", "route_prefix:", "route_prefx:")),
-    ("serve's schema", Typo("kuberay", "rayservice.yaml", "declared:app", "declard:app")),
+    ("serve's schema", Typo("kuberay", "rayservice.yaml", "app_builder:app", "app_bilder:app")),
     ("serve's schema", Typo("kuberay", "rayservice.yaml", "- name: ingress", "- name: ingres")),
     ("serve's schema", Typo("kuberay", "rayservice.yaml", "role: prefill", "roles: prefill")),
     (
@@ -127,7 +127,7 @@ def test_what_is_rendered_passes(example: Path, tool: str) -> None:
 @pytest.mark.parametrize(("tool", "typo"), TYPOS, ids=str)
 def test_a_typo_is_found(example: Path, tmp_path: Path, tool: str, typo: Typo) -> None:
     _, check = CHECKS[tool]
-    assert check(typo.planted(example, tmp_path)) != []
+    assert check(typo.plant(example, tmp_path)) != []
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -163,9 +163,9 @@ def test_the_chart_follows_its_values(tmp_path: Path) -> None:
     values = {"config": {"pools": {"wide": pool}}, "rdma": {"enabled": True}}
     found, made = tool_checks.helm(folder, values)
     assert found == []
-    (service,) = (one for one in made if one["kind"] == "RayService")
+    (service,) = (entry for entry in made if entry["kind"] == "RayService")
     groups = cast("dict[str, dict[str, list[Object]]]", service["spec"])["rayClusterConfig"]
-    (wide,) = (one for one in groups["workerGroupSpecs"] if one["groupName"] == "wide")
+    (wide,) = (group for group in groups["workerGroupSpecs"] if group["groupName"] == "wide")
     assert wide["numOfHosts"] == 2
     container = cast("dict[str, dict[str, list[Object]]]", wide["template"])["spec"]["containers"][
         0
@@ -200,9 +200,9 @@ def limit_of(folder: Path, size: str) -> int:
     pool = {"model": "llama-8b", "role": "decode", "resources": {"memory": size}}
     found, made = tool_checks.helm(folder, {"config": {"pools": {"wide": pool}}})
     assert found == []
-    (service,) = (one for one in made if one["kind"] == "RayService")
+    (service,) = (entry for entry in made if entry["kind"] == "RayService")
     groups = cast("dict[str, dict[str, list[Object]]]", service["spec"])["rayClusterConfig"]
-    (wide,) = (one for one in groups["workerGroupSpecs"] if one["groupName"] == "wide")
+    (wide,) = (group for group in groups["workerGroupSpecs"] if group["groupName"] == "wide")
     pod = cast("dict[str, dict[str, list[Object]]]", wide["template"])["spec"]
     limits = cast("dict[str, dict[str, str]]", pod["containers"][0]["resources"])["limits"]
     return int(limits["memory"].removesuffix("Mi"))
@@ -218,13 +218,13 @@ def test_the_chart_refuses_a_configuration_that_baton_would_refuse(tmp_path: Pat
 def comparable(objects: list[Object]) -> dict[tuple[str, str], object]:
     """Objects by kind and name, with what may be written in two ways made the same."""
     found: dict[tuple[str, str], object] = {}
-    for one in json.loads(json.dumps(objects)):
-        if one["kind"] == "RayService":
-            spec = one["spec"]
+    for load in json.loads(json.dumps(objects)):
+        if load["kind"] == "RayService":
+            spec = load["spec"]
             spec["rayClusterConfig"]["workerGroupSpecs"].sort(key=lambda group: group["groupName"])
             served = yaml.safe_load(spec["serveConfigV2"])
             arguments = served["applications"][0]["args"]
             arguments["config"] = load_text(json.dumps(arguments["config"]))
             spec["serveConfigV2"] = served
-        found[one["kind"], one["metadata"]["name"]] = one
+        found[load["kind"], load["metadata"]["name"]] = load
     return found

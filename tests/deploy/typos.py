@@ -18,7 +18,7 @@ class Typo(NamedTuple):
     def __str__(self) -> str:
         return f"{self.target}/{self.file}: {self.wrong}"
 
-    def planted(self, example: Path, folder: Path) -> Path:
+    def plant(self, example: Path, folder: Path) -> Path:
         """A copy of this form's artefacts with the typo in it, once."""
         copy = folder / self.target
         shutil.copytree(example / self.target, copy)

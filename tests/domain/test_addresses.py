@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from baton.domain.names.addresses import (
     Address,
-    address_text,
-    endpoint,
-    everywhere,
-    host_in,
+    any_address,
+    connectable_host,
+    format_address,
+    format_endpoint,
     is_ipv6,
     is_loopback_address,
-    loopback,
     parse_address,
+    parse_host_header,
     same_host,
 )
 
@@ -25,21 +25,21 @@ IPV4_EVERYWHERE = "0.0.0.0"  # noqa: S104 - a value of a configuration
 HOSTS = st.one_of(
     st.ip_addresses().map(str),
     st.from_regex(r"[a-z]([a-z0-9-]{0,9}[a-z0-9])?(\.[a-z]{1,4})?", fullmatch=True),
-    st.ip_addresses(v=4).map(lambda one: f"::ffff:{one}"),
+    st.ip_addresses(v=4).map(lambda address: f"::ffff:{address}"),
 )
 PORTS = st.integers(0, 65_535)
 
 
 @given(host=HOSTS, port=PORTS)
 def test_what_is_made_of_a_host_and_a_port_is_taken_apart_into_both(host: str, port: int) -> None:
-    assert parse_address(address_text(host, port)) == Address(host, port)
-    assert parse_address(endpoint("tcp", host, port)) == Address(host, port)
-    assert parse_address(endpoint("http", host, port) + "/") == Address(host, port)
+    assert parse_address(format_address(host, port)) == Address(host, port)
+    assert parse_address(format_endpoint("tcp", host, port)) == Address(host, port)
+    assert parse_address(format_endpoint("http", host, port) + "/") == Address(host, port)
 
 
 @given(host=HOSTS, port=PORTS)
 def test_a_host_is_found_in_the_header_that_names_it(host: str, port: int) -> None:
-    assert host_in(address_text(host, port)) == host
+    assert parse_host_header(format_address(host, port)) == host
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_host_is_found_in_the_header_that_names_it(host: str, port: int) -> No
     ],
 )
 def test_only_addresses_of_ipv6_stand_in_brackets(host: str, text: str) -> None:
-    assert address_text(host, 80) == text
+    assert format_address(host, 80) == text
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_loopback_addresses_are_told_from_others(address: str, *, expected: bool
     ],
 )
 def test_a_server_is_asked_from_its_own_machine_where_it_listens(host: str, shown: str) -> None:
-    assert loopback(host) == shown
+    assert connectable_host(host) == shown
 
 
 def test_all_addresses_are_meant_in_the_version_that_was_used() -> None:
-    assert (everywhere("127.0.0.1"), everywhere("localhost")) == (IPV4_EVERYWHERE,) * 2
-    assert (everywhere("::1"), everywhere("::")) == ("::", "::")
+    assert (any_address("127.0.0.1"), any_address("localhost")) == (IPV4_EVERYWHERE,) * 2
+    assert (any_address("::1"), any_address("::")) == ("::", "::")
 
 
 def test_one_address_is_known_again_however_it_is_written() -> None:
@@ -125,7 +125,7 @@ def test_one_address_is_known_again_however_it_is_written() -> None:
 
 @pytest.mark.parametrize("header", ["[::1", "[x]:80", "[::1]x", "[]", "", ":80", "::1"])
 def test_a_header_that_names_no_host_names_none(header: str) -> None:
-    assert host_in(header) == ""
+    assert parse_host_header(header) == ""
 
 
 @given(st.ip_addresses(v=6))

@@ -13,7 +13,7 @@ HASHES = st.lists(st.integers(min_value=0, max_value=(1 << 63) - 1), max_size=20
 def test_hashes_come_back_as_they_were_packed(hashes: list[int]) -> None:
     packed = pack_hashes(hashes)
     assert list(unpack_hashes(packed)) == hashes
-    assert packed == b"".join(one.to_bytes(8, "little") for one in hashes)
+    assert packed == b"".join(hash_.to_bytes(8, "little") for hash_ in hashes)
 
 
 def test_hashes_that_do_not_fit_are_not_packed() -> None:

@@ -14,18 +14,18 @@ from baton.domain.errors import BatonError, OperatorError, Rejected
 ARGUMENTS: dict[str, object] = {
     "request_id": "r-1",
     "replica_id": "d-1",
-    "part": "controller",
+    "component": "controller",
     "leg_id": "r-1.0",
     "retry_after_s": 2.0,
     "why": "it broke",
     "remedy": "mend it",
-    "findings": ("one", "two"),
+    "problems": ("one", "two"),
     "name": "conv.csv",
     "line": 7,
-    "what": "no such column",
+    "problem": "no such column",
     "term": "weights",
-    "over_bytes": 2e9,
-    "smallest": (4, 1),
+    "excess_bytes": 2e9,
+    "min_parallelism": (4, 1),
 }
 
 

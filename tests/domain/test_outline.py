@@ -4,48 +4,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.hashed_prompt import Outline
-from baton.policy.prefix_cache.block_hash import chain
+from baton.domain.hashed_prompt import HashedPrompt
+from baton.policy.prefix_cache.block_hash import chain_hashes
 
 ids = st.lists(st.integers(0, 5), max_size=6).map(tuple)
 sizes = st.sampled_from([1, 2, 3, 4, 6, 8])
 
 
 @st.composite
-def outlines(draw: st.DrawFn) -> Outline:
-    return Outline(
-        draw(ids), draw(st.integers(0, 40)), block_tokens=draw(sizes), own=draw(st.integers(0, 3))
+def outlines(draw: st.DrawFn) -> HashedPrompt:
+    return HashedPrompt(
+        draw(ids),
+        draw(st.integers(0, 40)),
+        block_tokens=draw(sizes),
+        tail_id=draw(st.integers(0, 3)),
     )
 
 
-def chained(outline: Outline, size: int) -> list[int]:
-    return chain(7, outline, size)
+def chained(outline: HashedPrompt, size: int) -> list[int]:
+    return chain_hashes(7, outline, size)
 
 
 @given(outlines(), outlines(), sizes)
 def test_blocks_share_hashes_as_far_as_their_tokens_are_equal(
-    one: Outline, other: Outline, size: int
+    one: HashedPrompt, other: HashedPrompt, size: int
 ) -> None:
     if one.block_tokens != other.block_tokens:
         return
     by_tokens = [
         hash_one == hash_other
         for hash_one, hash_other in zip(
-            chain(7, tuple(one), size), chain(7, tuple(other), size), strict=False
+            chain_hashes(7, tuple(one), size), chain_hashes(7, tuple(other), size), strict=False
         )
     ]
     by_blocks = [a == b for a, b in zip(chained(one, size), chained(other, size), strict=False)]
     # Tokens that iteration makes up may be equal by chance; blocks that are named alike are not.
     for tokens_equal, blocks_equal in zip(by_tokens, by_blocks, strict=True):
         assert tokens_equal or not blocks_equal
-    if one.block_tokens == size and one.own == other.own:
-        named = max(len(one.ids), len(other.ids))
+    if one.block_tokens == size and one.tail_id == other.tail_id:
+        named = max(len(one.block_ids), len(other.block_ids))
         assert by_blocks[:named] == by_tokens[:named]
 
 
 @given(outlines(), st.integers(0, 40), sizes)
 def test_a_beginning_has_the_beginning_of_the_hashes(
-    outline: Outline, tokens: int, size: int
+    outline: HashedPrompt, tokens: int, size: int
 ) -> None:
     beginning = outline[:tokens]
 
@@ -55,7 +58,7 @@ def test_a_beginning_has_the_beginning_of_the_hashes(
 
 @given(outlines(), st.integers(0, 40), sizes)
 def test_what_is_generated_goes_on_where_the_prompt_ended(
-    outline: Outline, tokens: int, size: int
+    outline: HashedPrompt, tokens: int, size: int
 ) -> None:
     longer = outline.extended(tokens)
 
@@ -65,44 +68,47 @@ def test_what_is_generated_goes_on_where_the_prompt_ended(
 
 
 @given(outlines(), sizes, st.integers(0, 10))
-def test_a_chain_can_be_gone_on_with(outline: Outline, size: int, first: int) -> None:
+def test_a_chain_can_be_gone_on_with(outline: HashedPrompt, size: int, first: int) -> None:
     whole = chained(outline, size)
     first = min(first, len(whole))
     previous = whole[first - 1] if first else 7
 
-    assert outline.chain(previous, size, first_block=first) == whole[first:]
+    assert outline.chain_hashes(previous, size, first_block=first) == whole[first:]
 
 
 @given(outlines(), st.lists(st.tuples(st.integers(0, 2), sizes), max_size=4))
 def test_what_it_was_asked_before_changes_no_chain(
-    outline: Outline, asked: list[tuple[int, int]]
+    outline: HashedPrompt, asked: list[tuple[int, int]]
 ) -> None:
     fresh = [
-        Outline(
-            outline.ids, len(outline), block_tokens=outline.block_tokens, own=outline.own
-        ).chain(previous, size)
+        HashedPrompt(
+            outline.block_ids,
+            len(outline),
+            block_tokens=outline.block_tokens,
+            tail_id=outline.tail_id,
+        ).chain_hashes(previous, size)
         for previous, size in asked
     ]
 
-    assert [outline.chain(previous, size) for previous, size in asked] == fresh
+    assert [outline.chain_hashes(previous, size) for previous, size in asked] == fresh
 
 
 def test_a_session_finds_its_last_answer_in_its_next_prompt() -> None:
-    turn = Outline((1, 2, 3, 4), 8, block_tokens=4, own=1)
-    next_turn = Outline((1, 2, 3, 4, 5), 20, block_tokens=4, own=2)
+    turn = HashedPrompt((1, 2, 3, 4), 8, block_tokens=4, tail_id=1)
+    next_turn = HashedPrompt((1, 2, 3, 4, 5), 20, block_tokens=4, tail_id=2)
 
     assert chained(turn.extended(8), 4) == chained(next_turn, 4)[:4]
 
 
 def test_prompts_without_names_share_nothing() -> None:
-    one, other = (Outline((), 32, block_tokens=8, own=own) for own in (1, 2))
+    one, other = (HashedPrompt((), 32, block_tokens=8, tail_id=own) for own in (1, 2))
 
     assert not set(chained(one, 8)) & set(chained(other, 8))
-    assert chained(one, 8) == chained(Outline((), 40, block_tokens=8, own=1), 8)[:4]
+    assert chained(one, 8) == chained(HashedPrompt((), 40, block_tokens=8, tail_id=1), 8)[:4]
 
 
 def test_equal_ids_are_equal_tokens() -> None:
-    outline = Outline((9, 9), 8, block_tokens=4)
+    outline = HashedPrompt((9, 9), 8, block_tokens=4)
 
     tokens = tuple(outline)
 
@@ -113,20 +119,20 @@ def test_equal_ids_are_equal_tokens() -> None:
 
 def test_only_beginnings_can_be_cut_off() -> None:
     with pytest.raises(ValueError, match="only a beginning"):
-        Outline((1, 2), 8, block_tokens=4)[2:5]
+        HashedPrompt((1, 2), 8, block_tokens=4)[2:5]
     with pytest.raises(IndexError, match="token 8"):
-        Outline((1, 2), 8, block_tokens=4)[8]
+        HashedPrompt((1, 2), 8, block_tokens=4)[8]
 
 
 def test_an_outline_has_blocks_of_some_size() -> None:
     with pytest.raises(ValueError, match="blocks of 0"):
-        Outline((), 3, block_tokens=0)
+        HashedPrompt((), 3, block_tokens=0)
 
 
 def test_outlines_are_values() -> None:
-    one, other = (Outline((1,), 3, block_tokens=4, own=own) for own in (1, 2))
+    one, other = (HashedPrompt((1,), 3, block_tokens=4, tail_id=own) for own in (1, 2))
 
-    assert one == Outline((1,), 3, block_tokens=4, own=1)
+    assert one == HashedPrompt((1,), 3, block_tokens=4, tail_id=1)
     assert one != other
     assert len({one, other, one[:3]}) == 2
     assert "3 tokens" in repr(one)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.errors import QueueFull, RateLimited, Rejected
-from baton.domain.names.retry_after import MOST_S, retry_in, whole_seconds
+from baton.domain.names.retry_after import MAX_RETRY_AFTER_S, retry_after_seconds, retry_after_text
 from baton.engine.vllm.gate.errors import Dialect, Problem
 from baton.serving.front.gate_maps import shed_entries
 
@@ -31,18 +31,18 @@ def header_of(problem: Problem) -> str:
 
 @given(WAITS)
 def test_the_number_is_whole_and_within_bounds(wait_s: float) -> None:
-    assert 1 <= whole_seconds(wait_s) <= MOST_S
+    assert 1 <= retry_after_seconds(wait_s) <= MAX_RETRY_AFTER_S
 
 
-@given(st.floats(min_value=-10, max_value=MOST_S))
+@given(st.floats(min_value=-10, max_value=MAX_RETRY_AFTER_S))
 def test_nobody_is_asked_to_come_back_too_early_nor_a_second_late(wait_s: float) -> None:
-    assert max(wait_s, 1) <= whole_seconds(wait_s) < max(wait_s, 1) + 1
+    assert max(wait_s, 1) <= retry_after_seconds(wait_s) < max(wait_s, 1) + 1
 
 
 @given(WAITS, WAITS)
 def test_a_longer_wait_is_never_told_as_a_shorter_one(one_s: float, other_s: float) -> None:
     if one_s <= other_s:
-        assert whole_seconds(one_s) <= whole_seconds(other_s)
+        assert retry_after_seconds(one_s) <= retry_after_seconds(other_s)
 
 
 @given(WAITS, st.sampled_from(KINDS), st.text(string.printable))
@@ -50,10 +50,10 @@ def test_header_text_and_gate_say_the_same_number(
     wait_s: float, kind: type[Rejected], why: str
 ) -> None:
     error = kind("r-1", wait_s, why)
-    problem = Problem.of(error)
+    problem = Problem.from_error(error)
     told = header_of(problem)
     assert said_in(str(error)[len(why) :]) == told
-    assert retry_in(wait_s) == f"retry in {told} s"
+    assert retry_after_text(wait_s) == f"retry in {told} s"
     assert shed_entries({("h", None): error.retry_after_s}) == {"h": told}
 
 
@@ -61,7 +61,7 @@ def test_header_text_and_gate_say_the_same_number(
 def test_it_is_the_same_number_after_a_problem_rode_on_an_output(
     wait_s: float, dialect: Dialect
 ) -> None:
-    packed = Problem.unpack(Problem.of(QueueFull("r-1", wait_s, "full")).pack())
+    packed = Problem.unpack(Problem.from_error(QueueFull("r-1", wait_s, "full")).pack())
     assert said_in(packed.body(dialect).decode()) == header_of(packed)
 
 
@@ -72,7 +72,7 @@ def test_it_is_the_same_number_after_a_problem_rode_on_an_output(
 def test_it_is_rounded_up(wait_s: float, told: str) -> None:
     error = RateLimited("r-1", wait_s, "tenant 'a' has used up its requests per second")
     assert str(error).endswith(f"; retry in {told} s")
-    assert header_of(Problem.of(error)) == told
+    assert header_of(Problem.from_error(error)) == told
 
 
 def test_a_refusal_that_ends_the_connection_says_when_to_come_back_as_well() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.domain.names.trace_context import (
     MAX_STATE_CHARS,
     TraceContext,
-    in_share,
+    is_in_sample,
     parse_traceparent,
     span_id,
     trace_headers,
@@ -78,8 +78,8 @@ def test_a_span_has_one_id_wherever_it_is_asked_for() -> None:
 
 def test_a_share_of_traces_is_about_that_many_and_larger_shares_keep_what_smaller_keep() -> None:
     ids = [span_id(str(number), "t") + span_id(str(number), "u") for number in range(2000)]
-    tenth = {one for one in ids if in_share(one, 0.1)}
+    tenth = {id_ for id_ in ids if is_in_sample(id_, 0.1)}
     assert 140 < len(tenth) < 260
-    assert tenth < {one for one in ids if in_share(one, 0.5)}
-    assert not any(in_share(one, 0.0) for one in ids)
-    assert all(in_share(one, 1.0) for one in ids)
+    assert tenth < {id_ for id_ in ids if is_in_sample(id_, 0.5)}
+    assert not any(is_in_sample(id_, 0.0) for id_ in ids)
+    assert all(is_in_sample(id_, 1.0) for id_ in ids)

@@ -11,24 +11,28 @@ import pytest
 
 from baton.domain.commands import FailRequest
 from baton.domain.errors import BatonError
-from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegKind
 from baton.domain.value import Value, evolve
 
 WHERE = (
     *("domain.commands", "domain.events", "domain.fleet", "domain.request"),
-    *("policy.judging", "policy.placement", "policy.ways", "control.legs"),
-    *("simulator.engine.orders", "simulator.v1.core"),
+    *("policy.admission.slo_evaluation", "policy.placement.port"),
+    *("policy.placement.candidates", "control.fleet.leg_table"),
+    *("simulator.engine.commands", "simulator.v1.core"),
 )
-IN_ORDER = {"Counts", "Delivery", "Done", "Forgone", "Got", "Option", "StepBatch", "Way"}
+IN_ORDER = {
+    *("Delivery", "FinishedSteps", "PlacementOption", "QueueCounts", "ReplicationCredit"),
+    *("RouteOption", "Served", "StepBatch"),
+}
 """Those that are made with their fields in order, too."""
-TICKET = Ticket(tokens=32, blocks=2, params=b"ticket")
+TICKET = KvHandle(tokens=32, blocks=2, params=b"ticket")
 LEG = Leg(
     leg_id="a#1",
     request_id="a",
     kind=LegKind.DECODE,
     prompt_token_ids=(1, 2),
     max_tokens=3,
-    ticket=TICKET,
+    kv_handle=TICKET,
 )
 
 
@@ -42,12 +46,14 @@ def test_every_value_is_frozen_and_made_with_names() -> None:
     for module in WHERE:
         import_module(f"baton.{module}")
     found = set(kinds())
-    assert {"ReplicaView", "RequestArrived", "PlacedLeg"} <= {kind.__name__ for kind in found}
+    assert {"ReplicaView", "RequestArrived", "DispatchedLeg"} <= {kind.__name__ for kind in found}
     for kind in found:
         in_order = kind.__name__ in IN_ORDER
         named = Parameter.POSITIONAL_OR_KEYWORD if in_order else Parameter.KEYWORD_ONLY
         assert kind.__struct_config__.frozen, kind
-        assert {one.kind for one in signature(kind).parameters.values()} <= {named}, kind
+        assert {parameter.kind for parameter in signature(kind).parameters.values()} <= {named}, (
+            kind
+        )
 
 
 def test_a_value_cannot_be_changed() -> None:
@@ -63,12 +69,12 @@ def test_values_are_equal_and_hashed_by_what_is_in_them() -> None:
 
 
 def test_a_value_reads_as_it_is_made() -> None:
-    assert repr(TICKET) == "Ticket(tokens=32, blocks=2, params=b'ticket')"
+    assert repr(TICKET) == "KvHandle(tokens=32, blocks=2, params=b'ticket')"
 
 
 def test_what_is_evolved_is_checked_like_what_is_made() -> None:
     with pytest.raises(ValueError, match="carries a ticket"):
-        evolve(LEG, ticket=None)
+        evolve(LEG, kv_handle=None)
 
 
 def test_there_is_no_evolving_what_a_value_does_not_have() -> None:

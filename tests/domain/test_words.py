@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.domain.words import few
+from baton.domain.names.words import few
 
 
 def test_a_long_list_is_cut_and_counted() -> None:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from baton.domain.errors import EngineStartFailed
-from baton.domain.names.addresses import endpoint, loopback
+from baton.domain.names.addresses import connectable_host, format_endpoint
 from baton.engine.vllm.frontend.rust_binary import find_rust_frontend
 from baton.serving.front.data_path import DataPath, choose_data_path
 from tests.fakes.free_ports import free_port
@@ -33,7 +33,7 @@ _START_S = 240.0
 POLL_S = 1.0
 """Between two questions of a test that waits: each takes a core for a second, and what it waits for
 may need that core."""
-_SURE = ("endpoint", "pairs", "replicas joined", "reports")
+_ALWAYS_PASSING = ("endpoint", "pairs", "replicas joined", "reports")
 """Checks of `baton doctor` that a deployment passes from the moment that its pairs are probed."""
 
 
@@ -41,10 +41,10 @@ def skip_without_rust() -> None:
     """Skip what needs vLLM's Rust frontend and a HAProxy in front of it, and say which is away."""
     try:
         find_rust_frontend(os.environ)
-    except EngineStartFailed as missing:
-        pytest.skip(str(missing))
+    except EngineStartFailed as error:
+        pytest.skip(str(error))
     choice = choose_data_path(os.environ)
-    if choice.data_path is not DataPath.HAPROXY:
+    if choice.data_path is not DataPath.SERVE_HAPROXY:
         pytest.skip(choice.warning or "no HAProxy")
 
 
@@ -58,47 +58,55 @@ class Deployment:
     options: tuple[str, ...] = ()
     """Of the command line that say by which configuration it was started."""
     model: str = "tiny"
-    inside: tuple[str, ...] = ()
+    exec_prefix: tuple[str, ...] = ()
     """What to put before a command so that it runs on the deployment's node."""
 
-    def ask(self, *command: str, within_s: float = 60, by: str = sys.executable) -> dict[str, Any]:
+    def run_json(
+        self, *command: str, timeout_s: float = 60, interpreter: str = sys.executable
+    ) -> dict[str, Any]:
         """What a command of `baton`, that of an interpreter, answers in JSON."""
-        done = self._answer(*command, within_s=within_s, by=by)
-        assert done.returncode == 0, done.stderr.decode()
-        answer: dict[str, Any] = json.loads(done.stdout)
+        process = self._run_command(*command, timeout_s=timeout_s, interpreter=interpreter)
+        assert process.returncode == 0, process.stderr.decode()
+        answer: dict[str, Any] = json.loads(process.stdout)
         return answer
 
     def assert_hands_off(self) -> None:
         """A stream is prefilled and decoded apart, and found by the name its client gave it."""
         assert len(self.stream("pass the baton on", request_id="why-there")) > 0
-        (story,) = self.ask("explain", "route", "why-there")["requests"]
-        assert (story["outcome"], story["mode"]) == ("finished", "pull")
-        assert story["output_tokens"] == MAX_TOKENS
+        (report,) = self.run_json("explain", "route", "why-there")["requests"]
+        assert (report["outcome"], report["mode"]) == ("finished", "pull")
+        assert report["output_tokens"] == MAX_TOKENS
 
-    def assert_well(self, *, pairs: int) -> None:
+    def assert_healthy(self, *, pairs: int) -> None:
         """`baton doctor` finds nothing wrong, once so many pairs of replicas have been probed."""
-        self.wait_for(lambda answer: _proven(answer["links"]) == pairs, 60, "links")
-        checks = self.ask("doctor", *self.options, within_s=170)["checks"]
-        of_it = {check["name"]: check for check in checks if check["area"] == "deployment"}
-        failed = [check for check in checks if check["verdict"] == "FAIL"]
-        unwell = [of_it[name] for name in _SURE if of_it[name]["verdict"] != "PASS"]
-        assert not failed + unwell, f"not well: {failed + unwell}"
+        self.wait_for(lambda answer: _count_ok(answer["links"]) == pairs, 60, "links")
+        checks = self.run_json("doctor", *self.options, timeout_s=170)["checks"]
+        deployment_checks = {
+            check["name"]: check for check in checks if check["area"] == "deployment"
+        }
+        failed = [check for check in checks if check["status"] == "FAIL"]
+        not_passed = [
+            deployment_checks[name]
+            for name in _ALWAYS_PASSING
+            if deployment_checks[name]["status"] != "PASS"
+        ]
+        assert not failed + not_passed, f"not well: {failed + not_passed}"
 
-    def _answer(
-        self, *command: str, within_s: float = 60, by: str = sys.executable
+    def _run_command(
+        self, *command: str, timeout_s: float = 60, interpreter: str = sys.executable
     ) -> subprocess.CompletedProcess[bytes]:
-        command = (*self.inside, by, *_BATON[1:], *command, "-o", "json")
-        return subprocess.run(command, capture_output=True, timeout=within_s, check=False)
+        command = (*self.exec_prefix, interpreter, *_BATON[1:], *command, "-o", "json")
+        return subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
 
-    def fails(self, *command: str) -> str:
+    def run_failing(self, *command: str) -> str:
         """What a command of `baton` that fails complains of."""
-        done = subprocess.run([*_BATON, *command], capture_output=True, timeout=60, check=False)
-        assert done.returncode != 0, done.stdout.decode()
-        return done.stderr.decode()
+        process = subprocess.run([*_BATON, *command], capture_output=True, timeout=60, check=False)
+        assert process.returncode != 0, process.stdout.decode()
+        return process.stderr.decode()
 
     def status(self) -> dict[str, Any]:
         """What `baton status` says."""
-        return self.ask("status")
+        return self.run_json("status")
 
     def replicas(self) -> list[dict[str, Any]]:
         """The replicas as the ingress sees them."""
@@ -110,7 +118,7 @@ class Deployment:
         return {row["replica_id"]: row["pid"] for row in self.status()["members"]}
 
     def wait_for(
-        self, holds: Callable[[dict[str, Any]], bool], timeout_s: float, command: str = "status"
+        self, predicate: Callable[[dict[str, Any]], bool], timeout_s: float, command: str = "status"
     ) -> dict[str, Any]:
         """Wait until the status, or what another command answers, is as wanted.
 
@@ -119,15 +127,17 @@ class Deployment:
         """
         deadline = ScaledDeadline(timeout_s)
         while True:
-            answer = self._answer(command)
+            answer = self._run_command(command)
             # One that lost its own node of Ray on the way says nothing, and ends well.
-            said = answer.stdout if answer.returncode == 0 else b""
-            assert not said or said.lstrip().startswith(b"{"), f"{command} said no JSON: {said!r}"
-            found: dict[str, Any] = json.loads(said) if said else {}
-            if found and "unanswered" not in found and holds(found):
-                return found
-            shown = (answer.stdout + answer.stderr).decode()
-            assert not deadline.passed(), f"not so within {timeout_s} s: {shown}"
+            stdout = answer.stdout if answer.returncode == 0 else b""
+            assert not stdout or stdout.lstrip().startswith(b"{"), (
+                f"{command} said no JSON: {stdout!r}"
+            )
+            answer_json: dict[str, Any] = json.loads(stdout) if stdout else {}
+            if answer_json and "unanswered" not in answer_json and predicate(answer_json):
+                return answer_json
+            output = (answer.stdout + answer.stderr).decode()
+            assert not deadline.is_expired(), f"not so within {timeout_s} s: {output}"
             time.sleep(POLL_S)
 
     def stream(
@@ -168,12 +178,12 @@ class Deployment:
         raise AssertionError(f"the stream was cut after {text!r}")
 
 
-def _proven(links: list[dict[str, Any]]) -> int:
+def _count_ok(links: list[dict[str, Any]]) -> int:
     return sum(row["state"] == "ok" for row in links)
 
 
 @contextmanager
-def running(config: str, folder: Path, **settings: object) -> Iterator[Deployment]:
+def running_deployment(config: str, folder: Path, **settings: object) -> Iterator[Deployment]:
     """`baton up` with a file of `configs/`, on a port of its own; ended in good order."""
     port = free_port()
     log = folder / "up.log"
@@ -189,10 +199,12 @@ def running(config: str, folder: Path, **settings: object) -> Iterator[Deploymen
         )
     try:
         _await_serving(process, log, deadline=ScaledDeadline(_START_S))
-        url = endpoint("http", loopback(str(sets.get("server.host", "127.0.0.1"))), port)
+        url = format_endpoint(
+            "http", connectable_host(str(sets.get("server.host", "127.0.0.1"))), port
+        )
         yield Deployment(url=url, process=process, log=log, options=tuple(options))
     finally:
-        _end(process)
+        _stop_process(process)
 
 
 def _environment() -> Mapping[str, str]:
@@ -202,22 +214,22 @@ def _environment() -> Mapping[str, str]:
 def _await_serving(process: subprocess.Popen[bytes], log: Path, deadline: ScaledDeadline) -> None:
     while "Ctrl-C ends it" not in log.read_text(errors="replace"):
         assert process.poll() is None, f"baton up ended:\n{log.read_text(errors='replace')}"
-        assert not deadline.passed(), f"not serving:\n{log.read_text(errors='replace')}"
+        assert not deadline.is_expired(), f"not serving:\n{log.read_text(errors='replace')}"
         time.sleep(0.2)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    family = descendants(process.pid)
+def _stop_process(process: subprocess.Popen[bytes]) -> None:
+    processes = descendants(process.pid)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(90)
-    left = alive(family)
+    survivors = find_alive(processes)
     process.kill()
-    for one in left:
+    for survivor in survivors:
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    assert not left, f"processes were left behind: {left}"
+            survivor.kill()
+    assert not survivors, f"processes were left behind: {survivors}"
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -228,7 +240,11 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def alive(processes: list[psutil.Process], within_s: float = 5.0) -> list[psutil.Process]:
+def find_alive(processes: list[psutil.Process], timeout_s: float = 5.0) -> list[psutil.Process]:
     """Those that still run after a moment; a zombie is not running."""
-    _, left = psutil.wait_procs(processes, timeout=within_s)
-    return [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    _, survivors = psutil.wait_procs(processes, timeout=timeout_s)
+    return [
+        survivor
+        for survivor in survivors
+        if survivor.is_running() and survivor.status() != psutil.STATUS_ZOMBIE
+    ]

@@ -20,7 +20,7 @@ from types import MappingProxyType
 import psutil
 
 from baton.domain.names.addresses import is_loopback
-from tests.e2e.deployments import alive, descendants
+from tests.e2e.deployments import descendants, find_alive
 from tests.fakes.free_ports import free_port
 from tests.fakes.scaled_deadline import ScaledDeadline
 
@@ -33,7 +33,7 @@ _FAKE_HEAD = "f" * 51 + "00000"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
+class RayCluster:
     """A cluster that runs."""
 
     address: str
@@ -44,50 +44,54 @@ class Nodes:
     processes: tuple[psutil.Process, ...]
     """Of all nodes, as they were at the start."""
 
-    def all_run(self) -> bool:
+    def are_all_running(self) -> bool:
         """Whether none of the nodes' own processes has ended."""
-        return all(one.is_running() for one in self.processes)
+        return all(process.is_running() for process in self.processes)
 
 
 @contextlib.contextmanager
-def two_nodes() -> Iterator[Nodes]:
+def two_nodes() -> Iterator[RayCluster]:
     """A head without CPUs and a worker, which ask for a token."""
-    with _cluster(HEAD, "0", WORKER, token=True) as found:
-        yield found
+    with _cluster(HEAD, "0", WORKER, token=True) as cluster:
+        yield cluster
 
 
 @contextlib.contextmanager
-def three_nodes(*, gpus: int, path: Path) -> Iterator[Nodes]:
+def three_nodes(*, gpus: int, path: Path) -> Iterator[RayCluster]:
     """A head and two workers that say to have GPUs, with a folder to import from."""
-    own = {"PYTHONPATH": os.pathsep.join((str(path), str(_REPOSITORY)))}
+    variables = {"PYTHONPATH": os.pathsep.join((str(path), str(_REPOSITORY)))}
     # Asked for CPUs, vLLM would look at no other platform; where no GPU is, baton asks for them.
-    own["VLLM_TARGET_DEVICE"] = "cuda"
-    with _cluster(HEAD, "4", WORKER, THIRD, token=True, gpus=gpus, own=own) as found:
-        yield found
+    variables["VLLM_TARGET_DEVICE"] = "cuda"
+    with _cluster(HEAD, "4", WORKER, THIRD, token=True, gpus=gpus, variables=variables) as cluster:
+        yield cluster
 
 
 @contextlib.contextmanager
-def open_node() -> Iterator[Nodes]:
+def open_node() -> Iterator[RayCluster]:
     """One node that others could reach, and that asks nobody for a token."""
-    with _cluster(_reachable_address(), "4", token=False) as found:
-        yield found
+    with _cluster(_reachable_address(), "4", token=False) as cluster:
+        yield cluster
 
 
 @contextlib.contextmanager
-def growing_node(types: Mapping[str, Mapping[str, object]], *, v2: bool) -> Iterator[Nodes]:
+def autoscaling_node(
+    types: Mapping[str, Mapping[str, object]], *, v2: bool
+) -> Iterator[RayCluster]:
     """A head without CPUs whose autoscaler starts nodes of these types, on this machine.
 
     Not `ray.cluster_utils.AutoscalingCluster`: that begins with `ray stop --force`.
     """
-    own = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+    variables = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
     if v2:
-        own |= {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": _FAKE_HEAD}
-        own |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": _FAKE_HEAD}
-    with _cluster(_reachable_address(), "0", token=True, types=types, own=own) as found:
-        yield found
+        variables |= {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": _FAKE_HEAD}
+        variables |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": _FAKE_HEAD}
+    with _cluster(
+        _reachable_address(), "0", token=True, types=types, variables=variables
+    ) as cluster:
+        yield cluster
 
 
-def _autoscaling(types: Mapping[str, Mapping[str, object]], head: str) -> dict[str, object]:
+def _autoscaler_config(types: Mapping[str, Mapping[str, object]], head: str) -> dict[str, object]:
     """The configuration of an autoscaler with Ray's own provider for tests."""
     commands = ("setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
     return {
@@ -124,8 +128,8 @@ def _autoscaling(types: Mapping[str, Mapping[str, object]], head: str) -> dict[s
 
 def _reachable_address() -> str:
     rows = [row for rows in psutil.net_if_addrs().values() for row in rows]
-    ours = [row.address for row in rows if row.family is socket.AF_INET]
-    return next(one for one in ours if not is_loopback(one))
+    addresses = [row.address for row in rows if row.family is socket.AF_INET]
+    return next(address for address in addresses if not is_loopback(address))
 
 
 @contextlib.contextmanager
@@ -135,48 +139,54 @@ def _cluster(
     *workers: str,
     token: bool,
     gpus: int = 0,
-    own: Mapping[str, str] = MappingProxyType({}),
+    variables: Mapping[str, str] = MappingProxyType({}),
     types: Mapping[str, Mapping[str, object]] | None = None,
-) -> Iterator[Nodes]:
+) -> Iterator[RayCluster]:
     """Nodes that are ended, with what they started, at the end."""
     with (
         # Sockets lie below it: a short path.
         tempfile.TemporaryDirectory(prefix="bt-", dir="/tmp") as name,
-        contextlib.ExitStack() as ends,
+        contextlib.ExitStack() as exit_stack,
     ):
-        folder, address, rest = Path(name), f"{head}:{free_port()}", free_port()
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "BATON_"))}
-        environment = {**kept, "RAY_USAGE_STATS_ENABLED": "0", "NO_COLOR": "1", **own}
+        folder, address, dashboard_port = Path(name), f"{head}:{free_port()}", free_port()
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "BATON_"))}
+        environment = {**inherited, "RAY_USAGE_STATS_ENABLED": "0", "NO_COLOR": "1", **variables}
         environment |= _token(folder / "token") if token else {"RAY_AUTH_MODE": "disabled"}
         commands: list[tuple[str, ...]] = [
             (
                 *("--head", "--port", address.rpartition(":")[2], "--num-cpus", head_cpus),
                 *("--node-ip-address", head, "--ray-client-server-port", str(free_port())),
-                *("--dashboard-port", str(rest), "--temp-dir", str(folder / "r")),
+                *("--dashboard-port", str(dashboard_port), "--temp-dir", str(folder / "r")),
             )
         ]
         if types is not None:
             file = folder / "autoscaling.yaml"
-            file.write_text(json.dumps(_autoscaling(types, address)))
+            file.write_text(json.dumps(_autoscaler_config(types, address)))
             commands[0] += ("--autoscaling-config", str(file))
         for worker in workers:
-            here = ("--node-ip-address", worker, "--num-cpus", "4")
+            node_options = ("--node-ip-address", worker, "--num-cpus", "4")
             # Logs of its own, as another machine would have.
-            apart = ("--temp-dir", str(folder / str(len(commands))))
-            commands.append(("--address", address, *here, *apart))
-        started: list[subprocess.Popen[bytes]] = []
+            temp_options = ("--temp-dir", str(folder / str(len(commands))))
+            commands.append(("--address", address, *node_options, *temp_options))
+        processes: list[subprocess.Popen[bytes]] = []
         for words in commands:
-            log = folder / f"{len(started)}.log"
-            process = _started((*words, "--num-gpus", str(gpus)), log, environment)
-            ends.callback(_ended, process)
+            log = folder / f"{len(processes)}.log"
+            process = _start_node((*words, "--num-gpus", str(gpus)), log, environment)
+            exit_stack.callback(_stop_process, process)
             _await_runtime(process, log)
-            started.append(process)
-        below = [one for process in started for one in descendants(process.pid)]
+            processes.append(process)
+        descendants_of_all = [
+            descendant for process in processes for descendant in descendants(process.pid)
+        ]
         # Agents and workers come and go; these are what a node is.
-        nodes = tuple(one for one in below if one.name() in {"raylet", "gcs_server"})
-        yield Nodes(
+        nodes = tuple(
+            descendant
+            for descendant in descendants_of_all
+            if descendant.name() in {"raylet", "gcs_server"}
+        )
+        yield RayCluster(
             address=address,
-            dashboard=f"http://127.0.0.1:{rest}",
+            dashboard=f"http://127.0.0.1:{dashboard_port}",
             environment=environment,
             processes=nodes,
         )
@@ -188,7 +198,7 @@ def _token(file: Path) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
 
 
-def _started(
+def _start_node(
     words: tuple[str, ...], log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     command = [str(_RAY), "start", "--block", "--object-store-memory", "100000000", *words]
@@ -203,19 +213,19 @@ def _started(
 
 def _await_runtime(process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = ScaledDeadline(_UP_S)
-    while "Ray runtime started" not in (said := log.read_text(errors="replace")):
-        assert process.poll() is None, f"ray start ended:\n{said}"
-        assert not deadline.passed(), f"no node yet:\n{said}"
+    while "Ray runtime started" not in (output := log.read_text(errors="replace")):
+        assert process.poll() is None, f"ray start ended:\n{output}"
+        assert not deadline.is_expired(), f"no node yet:\n{output}"
         time.sleep(0.2)
 
 
-def _ended(process: subprocess.Popen[bytes]) -> None:
-    family = descendants(process.pid)
+def _stop_process(process: subprocess.Popen[bytes]) -> None:
+    processes = descendants(process.pid)
     process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(30)
-    for one in alive(family):
+    for other in find_alive(processes):
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
+            other.kill()
     process.kill()
     process.wait()

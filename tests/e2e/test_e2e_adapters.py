@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from baton.runtime.keys.api_keys import mint
-from tests.e2e.deployments import Deployment, descendants, running
+from tests.e2e.deployments import Deployment, descendants, running_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 INGRESSES = 2
@@ -68,13 +68,14 @@ class World:
         """End the processes of a deployment as a crash would; of the ingresses, one."""
         name = f"ray::ServeReplica:baton:{deployment}"
         found = [
-            one
-            for one in descendants(self.baton.process.pid)
-            if one.status() != psutil.STATUS_ZOMBIE and " ".join(one.cmdline()).startswith(name)
+            descendant
+            for descendant in descendants(self.baton.process.pid)
+            if descendant.status() != psutil.STATUS_ZOMBIE
+            and " ".join(descendant.cmdline()).startswith(name)
         ]
         assert found, f"no process {name}"
-        for one in found[:1] if deployment == "ingress" else found:
-            os.kill(one.pid, signal.SIGKILL)
+        for process in found[:1] if deployment == "ingress" else found:
+            os.kill(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +85,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         write_adapter(folder / name, rank)
     keys, lines = {}, []
     for name in ("ops", "user"):
-        key, keys[name] = mint("ops", now=datetime.now(UTC), administers=name == "ops")
-        lines.append(key.line() + "\n")
+        key, keys[name] = mint("ops", now=datetime.now(UTC), is_admin=name == "ops")
+        lines.append(key.format_line() + "\n")
     file = tmp_path_factory.mktemp("keys") / "ops.keys"
     file.write_text("".join(lines))
     file.chmod(0o600)
@@ -96,7 +97,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "tenants.default.anonymous": "true",
         "server.replicas.min": INGRESSES,
     }
-    with running("sim.yaml", tmp_path_factory.mktemp("up"), **settings) as baton:
+    with running_deployment("sim.yaml", tmp_path_factory.mktemp("up"), **settings) as baton:
         yield World(baton, folder, keys)
 
 
@@ -149,7 +150,7 @@ def test_an_adapter_is_served_by_all_survives_and_drains(world: World) -> None:
     until(lambda: world.listed() == [{"tiny", "sql"}] * 12, 60, world.baton)
 
     options = [*world.baton.options, "--set", "admission.max_queue=77"]
-    world.baton.ask("apply", *options, within_s=120)
+    world.baton.run_json("apply", *options, timeout_s=120)
     assert world.text("sql") == said
     until(lambda: world.load("chat", "chat").status_code in {200, 400}, 60, world.baton)
     assert world.text("chat") not in {said, world.text("tiny")}

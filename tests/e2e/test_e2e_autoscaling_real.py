@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.deployments import Deployment, running
-from tests.fakes.scaled_deadline import slowness
+from tests.e2e.deployments import Deployment, running_deployment
+from tests.fakes.scaled_deadline import slowdown
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 CLIENTS = 12
@@ -37,7 +37,7 @@ def decode(status: dict[str, Any]) -> dict[str, Any]:
 def test_a_replica_comes_under_load_serves_and_goes_again_when_there_is_none(
     tmp_path: Path,
 ) -> None:
-    with running("quickstart.yaml", tmp_path, **SETS) as baton:
+    with running_deployment("quickstart.yaml", tmp_path, **SETS) as baton:
         over = threading.Event()
         with ThreadPoolExecutor(CLIENTS) as pool:
             streaming = [pool.submit(keep_streaming, baton, n, over) for n in range(CLIENTS)]
@@ -48,7 +48,7 @@ def test_a_replica_comes_under_load_serves_and_goes_again_when_there_is_none(
                 baton.wait_for(lambda status: len(busy(status)) == 2, 120)
             finally:
                 over.set()
-            assert all(one.result(240 * slowness()) > 0 for one in streaming)
+            assert all(future.result(240 * slowdown()) > 0 for future in streaming)
         shrunk = baton.wait_for(lambda status: decode(status)["ready"] == 1, 300)
         assert decode(shrunk)["want"] == 1
         assert len(baton.stream("and one more")) > 0

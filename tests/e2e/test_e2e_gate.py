@@ -13,7 +13,13 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import CONFIGS, Deployment, descendants, running, skip_without_rust
+from tests.e2e.deployments import (
+    CONFIGS,
+    Deployment,
+    descendants,
+    running_deployment,
+    skip_without_rust,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 INGRESSES = 2
@@ -27,7 +33,7 @@ def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         "server.front": "gate",
         "server.replicas.min": INGRESSES,
     }
-    with running("sim.yaml", tmp_path_factory.mktemp("gate"), **sets) as deployment:
+    with running_deployment("sim.yaml", tmp_path_factory.mktemp("gate"), **sets) as deployment:
         yield deployment
 
 
@@ -38,9 +44,9 @@ def gates(baton: Deployment) -> dict[int, set[int]]:
         try:
             if process.name() == "haproxy":
                 found[process.pid] = {
-                    one.laddr[1]
-                    for one in process.net_connections(kind="tcp")
-                    if one.status == psutil.CONN_LISTEN
+                    net_connection.laddr[1]
+                    for net_connection in process.net_connections(kind="tcp")
+                    if net_connection.status == psutil.CONN_LISTEN
                 }
         except psutil.Error:
             continue
@@ -75,12 +81,12 @@ def test_the_gates_are_all_the_haproxies_there_are_and_share_the_public_port(
 
 
 def test_a_deployment_that_is_well_has_a_clean_bill_of_health(baton: Deployment) -> None:
-    baton.assert_well(pairs=4)
+    baton.assert_healthy(pairs=4)
 
 
 @pytest.mark.parametrize("front", ["gate", "serve"])
 def test_a_second_deployment_is_told_that_the_port_is_in_use(baton: Deployment, front: str) -> None:
-    said = baton.fails(
+    said = baton.run_failing(
         "up",
         *("-c", str(CONFIGS / "sim.yaml")),
         *("--set", "server.frontend=rust"),
@@ -106,7 +112,7 @@ def test_ingresses_are_replaced_while_streams_flow_and_none_is_lost(baton: Deplo
         try:
             assert flows.wait(60)
             options = (*baton.options, "--set", "model.revision=two", "--bake", "1s")
-            baton.ask("apply", *options, within_s=300)
+            baton.run_json("apply", *options, timeout_s=300)
             baton.wait_for(
                 lambda _: len(at_front(baton)) == INGRESSES and not at_front(baton) & before, 120
             )

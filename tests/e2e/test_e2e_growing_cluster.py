@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.operators import UP_S, Operator
-from tests.e2e.ray_nodes import Nodes, growing_node
-from tests.fakes.scaled_deadline import ScaledDeadline, slowness
+from tests.e2e.operators import UP_TIMEOUT_S, Operator
+from tests.e2e.ray_nodes import RayCluster, autoscaling_node
+from tests.fakes.scaled_deadline import ScaledDeadline, slowdown
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 _TYPES = {
@@ -18,19 +18,19 @@ _TYPES = {
 _ROOM = tuple(
     word
     for pool in ("prefill", "decode")
-    for one in ("resources.cpus=1", "replicas.start=1", "replicas.min=1", "replicas.max=4")
-    for word in ("--set", f"pools.{pool}.{one}")
+    for name in ("resources.cpus=1", "replicas.start=1", "replicas.min=1", "replicas.max=4")
+    for word in ("--set", f"pools.{pool}.{name}")
 )
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["v2", "v1"])
-def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    with growing_node(_TYPES, v2=bool(request.param)) as found:
+def nodes(request: pytest.FixtureRequest) -> Iterator[RayCluster]:
+    with autoscaling_node(_TYPES, v2=bool(request.param)) as found:
         yield found
 
 
 def test_nodes_come_for_replicas_and_what_no_node_can_run_is_refused_at_once(
-    nodes: Nodes,
+    nodes: RayCluster,
 ) -> None:
     operator = Operator(nodes)
     for sets, said in (
@@ -39,22 +39,22 @@ def test_nodes_come_for_replicas_and_what_no_node_can_run_is_refused_at_once(
         ("pools.decode.replicas.start=6", "has 6 with all the nodes that its autoscaler may start"),
     ):
         asked = ("--set", "pools.decode.replicas.max=6", "--set", sets)
-        assert said in operator.fails("up", *operator.options, *_ROOM, *asked)
-    done = operator.says("up", *operator.options, *_ROOM, within_s=UP_S)
+        assert said in operator.run_failing("up", *operator.options, *_ROOM, *asked)
+    done = operator.run("up", *operator.options, *_ROOM, timeout_s=UP_TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     assert "waiting for nodes: " in done.stderr
     assert "replica of decode wants 1 CPU" in done.stderr
     assert operator.stream() == 8
     # One more has no room on what came.
-    operator.asks("scale", "decode", "3")
-    deadline = ScaledDeadline(UP_S)
+    operator.run_json("scale", "decode", "3")
+    deadline = ScaledDeadline(UP_TIMEOUT_S)
     while _ready(operator) < 3:
-        assert not deadline.passed(), operator.says("status").stdout
-        time.sleep(1.0 * slowness())
-    operator.asks("down", "--timeout", "90s")
-    assert nodes.all_run()
+        assert not deadline.is_expired(), operator.run("status").stdout
+        time.sleep(1.0 * slowdown())
+    operator.run_json("down", "--timeout", "90s")
+    assert nodes.are_all_running()
 
 
 def _ready(operator: Operator) -> int:
-    rows = operator.asks("status")["pools"]
+    rows = operator.run_json("status")["pools"]
     return next(int(row["ready"]) for row in rows if row["pool"] == "decode")

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from baton.engine.tiny_model import write_tiny_model
-from tests.e2e.deployments import CONFIGS, running
+from tests.e2e.deployments import CONFIGS, running_deployment
 from tests.e2e.ray_nodes import two_nodes
 from tests.fakes.free_ports import free_port
-from tests.fakes.hub import REPOSITORY, TOKEN, Hub, Manners, folder_files, hub_of
-from tests.fakes.scaled_deadline import slowness
+from tests.fakes.hub import REPOSITORY, TOKEN, Hub, HubBehavior, folder_files, serve_hub
+from tests.fakes.scaled_deadline import slowdown
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 _WEIGHTS = "model.safetensors"
@@ -37,8 +37,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @contextmanager
 def gated(files: dict[str, bytes], folder: Path, token: str | None) -> Iterator[Hub]:
     """A hub that wants a token, of which a shell knows; nothing is on this machine yet."""
-    with hub_of(files) as hub, pytest.MonkeyPatch.context() as shell:
-        hub.manners = Manners(gated=True)
+    with serve_hub(files) as hub, pytest.MonkeyPatch.context() as shell:
+        hub.behavior = HubBehavior(gated=True)
         shell.setenv("HF_ENDPOINT", hub.url)
         shell.setenv("HF_HOME", str(folder / "models"))
         if token is None:
@@ -52,10 +52,10 @@ def gated(files: dict[str, bytes], folder: Path, token: str | None) -> Iterator[
 def test_real_engines_read_a_model_that_came_once(files: dict[str, bytes], tmp_path: Path) -> None:
     with (
         gated(files, tmp_path, TOKEN) as hub,
-        running("quickstart.yaml", tmp_path, **{"model.source": REPOSITORY}) as baton,
+        running_deployment("quickstart.yaml", tmp_path, **{"model.source": REPOSITORY}) as baton,
     ):
         baton.stream("pass the baton on", model="small")
-        assert hub.fetched[_WEIGHTS] == 1
+        assert hub.downloads[_WEIGHTS] == 1
         assert "Traceback" not in baton.log.read_text()
 
 
@@ -80,7 +80,7 @@ def test_nodes_of_another_cluster_have_the_token_and_show_it_nowhere(
         kept = f"cluster.model_cache.path={tmp_path / 'on every node'}"
         done = _up(shell, "--set", f"server.port={free_port()}", "--set", kept)
         assert done.returncode == 0, done.stderr
-        assert hub.fetched["config.json"] == 1
+        assert hub.downloads["config.json"] == 1
         assert TOKEN in hub.tokens
         shown = [
             _says(shell, sys.executable, "-m", "baton.cli.main", "status", "-o", "json"),
@@ -116,7 +116,7 @@ def _up(environment: dict[str, str], *more: str) -> subprocess.CompletedProcess[
         env=environment | {"NO_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=400 * slowness(),
+        timeout=400 * slowdown(),
         check=False,
     )
 

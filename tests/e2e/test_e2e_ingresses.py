@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.deployments import Deployment, running
-from tests.fakes.scaled_deadline import slowness
+from tests.e2e.deployments import Deployment, running_deployment
+from tests.fakes.scaled_deadline import slowdown
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 CLIENTS = 4
@@ -24,7 +24,7 @@ SETS = {
 
 
 def test_a_second_ingress_comes_when_the_first_has_no_processor_time_left(tmp_path: Path) -> None:
-    with running("sim.yaml", tmp_path, **SETS) as baton:
+    with running_deployment("sim.yaml", tmp_path, **SETS) as baton:
         assert len(baton.status()["ingresses"]) == 1
         over = threading.Event()
         with ThreadPoolExecutor(CLIENTS) as pool:
@@ -36,7 +36,7 @@ def test_a_second_ingress_comes_when_the_first_has_no_processor_time_left(tmp_pa
                 )
             finally:
                 over.set()
-            assert all(one.result(120 * slowness()) > 0 for one in asking)
+            assert all(future.result(120 * slowdown()) > 0 for future in asking)
         assert len(baton.stream("and a stream")) > 0
 
 
@@ -44,7 +44,7 @@ def keep_asking(baton: Deployment, over: threading.Event) -> int:
     """How many texts were made into tokens."""
     body = {"model": baton.model, "prompt": "the words of a text " * (WORDS // 5)}
     asked = 0
-    with httpx.Client(base_url=baton.url, timeout=60 * slowness()) as client:
+    with httpx.Client(base_url=baton.url, timeout=60 * slowdown()) as client:
         while not over.is_set():
             answer = client.post("/tokenize", json=body)
             assert answer.status_code == 200, answer.text

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from baton.domain.names.addresses import endpoint, parse_address
-from tests.e2e.deployments import Deployment, running
-from tests.fakes.machine import ipv6_address_of_this_machine, need_ipv6
+from baton.domain.names.addresses import format_endpoint, parse_address
+from tests.e2e.deployments import Deployment, running_deployment
+from tests.fakes.machine import ipv6_address_of_this_machine, require_ipv6
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
 def node() -> str:
-    need_ipv6()
+    require_ipv6()
     return ipv6_address_of_this_machine()
 
 
@@ -27,7 +27,7 @@ def baton(tmp_path_factory: pytest.TempPathFactory, node: str) -> Iterator[Deplo
         "cluster.node_address": node,
         "observability.metrics.host": "::1",
     }
-    with running("sim.yaml", tmp_path_factory.mktemp("ipv6"), **settings) as deployment:
+    with running_deployment("sim.yaml", tmp_path_factory.mktemp("ipv6"), **settings) as deployment:
         yield deployment
 
 
@@ -46,12 +46,12 @@ def test_its_metrics_are_found_and_scraped_over_ipv6(baton: Deployment, node: st
     assert {parse_address(target).host for target in targets} == {"::1", node}
     for target in targets:
         at = parse_address(target)
-        answer = httpx.get(endpoint("http", at.host, at.port) + "/metrics", timeout=10)
+        answer = httpx.get(format_endpoint("http", at.host, at.port) + "/metrics", timeout=10)
         assert answer.status_code == 200, target
 
 
 def test_doctor_finds_nothing_wrong_with_its_addresses(baton: Deployment) -> None:
     options = baton.options
-    done = baton._answer("doctor", *options)
+    done = baton._run_command("doctor", *options)
     assert b"[::1]" in done.stdout, done.stderr.decode()
     assert b"ValueError" not in done.stdout

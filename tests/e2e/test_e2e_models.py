@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import Deployment, running
+from tests.e2e.deployments import Deployment, running_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
 PROMPT = list(range(300, 900))
@@ -17,7 +17,7 @@ PROMPT = list(range(300, 900))
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running("models-example.yaml", tmp_path_factory.mktemp("models")) as deployment:
+    with running_deployment("models-example.yaml", tmp_path_factory.mktemp("models")) as deployment:
         yield deployment
 
 
@@ -54,7 +54,7 @@ def test_a_request_runs_in_the_pools_of_its_model(
     two: Deployment, model: str, prefilled: str, decoded: str
 ) -> None:
     two.stream(PROMPT, model=model, max_tokens=4, request_id=f"of-{model}")
-    (story,) = two.ask("explain", "route", f"of-{model}")["requests"]
+    (story,) = two.run_json("explain", "route", f"of-{model}")["requests"]
     pools = [story[f"{leg}_replica"].rpartition("-")[0] for leg in ("prefill", "decode")]
     assert pools == [prefilled, decoded]
 
@@ -88,7 +88,7 @@ def test_a_model_without_replicas_refuses_and_the_other_serves_on(two: Deploymen
 
 
 def test_pools_of_each_model_are_scaled_by_hand(two: Deployment) -> None:
-    two.ask("scale", "small", "2")
+    two.run_json("scale", "small", "2")
     two.wait_for(
         lambda status: (
             sum(

@@ -21,8 +21,8 @@ import pytest
 
 from baton.engine.tiny_model import write_tiny_model
 from baton.serving.replica.engines import tiny_model_folder
-from tests.e2e.deployments import Deployment, alive, descendants, running
-from tests.fakes.otlp_receiver import OtlpReceiver, receiver, tree
+from tests.e2e.deployments import Deployment, descendants, find_alive, running_deployment
+from tests.fakes.otlp_receiver import OtlpReceiver, running_receiver, span_paths
 from tests.fakes.scaled_deadline import ScaledDeadline
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -58,7 +58,7 @@ class PlainEngine:
         """Until it has answered: what is tested then has the machine for itself."""
         deadline = ScaledDeadline(240)
         while self.process.poll() is None:
-            assert not deadline.passed(), self.log.read_text()
+            assert not deadline.is_expired(), self.log.read_text()
             time.sleep(0.2)
         assert self.process.returncode == 0, self.log.read_text()
 
@@ -82,7 +82,7 @@ def plain_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainEngi
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[OtlpReceiver]:
-    with receiver() as found:
+    with running_receiver() as found:
         yield found
 
 
@@ -93,7 +93,7 @@ def baton(
     """Starts beside the plain engine: either alone would leave a core idle for a minute."""
     folder = tmp_path_factory.mktemp("real")
     settings = {"pools.decode.replicas.max": 2, "observability.tracing.otlp": collector.url}
-    with running("quickstart.yaml", folder, **settings) as deployment:
+    with running_deployment("quickstart.yaml", folder, **settings) as deployment:
         plain_engine.wait()
         yield deployment
 
@@ -164,7 +164,7 @@ def test_a_callers_trace_has_the_spans_of_both_engines_and_they_fill_its_time(
     trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     ask(baton, prompts()[14], traceparent=f"00-{trace_id}-{parent_id}-01", tracestate="v=1")
     spans = collector.trace(trace_id, bool)
-    root, rest = spans[0], sorted(tree(spans)[1:])
+    root, rest = spans[0], sorted(span_paths(spans)[1:])
     assert rest == [
         "text_completion tiny/admission",
         "text_completion tiny/leg decode",
@@ -189,7 +189,7 @@ def test_a_callers_trace_has_the_spans_of_both_engines_and_they_fill_its_time(
     (admission,) = [span for span in spans if span.name == "admission"]
     filled_ns = sum(span.end_ns - span.start_ns for span in [admission, *engines])
     assert filled_ns == pytest.approx(root.end_ns - root.start_ns, rel=0.01)
-    (story,) = baton.ask("explain", "route", root.attributes["baton.request_id"])["requests"]
+    (story,) = baton.run_json("explain", "route", root.attributes["baton.request_id"])["requests"]
     assert story["trace_id"] == trace_id
     assert [leg["kind"] for leg in story["legs"]] == ["prefill", "decode"]
     assert all(leg["engine_compute_s"] > 0 for leg in story["legs"])
@@ -209,7 +209,7 @@ def test_a_killed_decode_replica_leaves_no_orphan_and_its_stream_goes_on(
             os.kill(victim, signal.SIGKILL)
 
     assert baton.stream(prompt, max_tokens=400, on_chunk=kill) == undisturbed
-    assert alive(family) == []
+    assert find_alive(family) == []
     status = baton.status()["ingresses"][0]
     assert status["ended"]["resumes"] >= 1
     assert status["in_flight"] == {}
@@ -234,7 +234,7 @@ def test_a_killed_prefill_replica_fails_nothing(baton: Deployment) -> None:
     prompt = prompts()[12]
     os.kill(victim, signal.SIGKILL)
     assert len(ask(baton, prompt)) == MAX_TOKENS
-    assert alive(family) == []
+    assert find_alive(family) == []
     baton.wait_for(
         lambda s: {row["role"] for row in s["ingresses"][0]["replicas"]} == {"prefill", "decode"},
         120,
@@ -254,9 +254,9 @@ def test_scaling_decode_under_load_fails_nothing_and_changes_no_token(baton: Dep
     with ThreadPoolExecutor(len(asked)) as pool:
         asking = [pool.submit(keep_asking, number) for number in range(len(asked))]
         try:
-            baton.ask("scale", "decode", "2")
+            baton.run_json("scale", "decode", "2")
             grown = baton.wait_for(lambda status: len(used(status)) == 2, 180)
-            told = baton.ask("scale", "decode", "1")
+            told = baton.run_json("scale", "decode", "1")
             baton.wait_for(lambda status: len(decoding(status)) == 1, 180)
         finally:
             over.set()

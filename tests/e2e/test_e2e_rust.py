@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import Deployment, descendants, running, skip_without_rust
+from tests.e2e.deployments import Deployment, descendants, running_deployment, skip_without_rust
 from tests.fakes.scaled_deadline import ScaledDeadline
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -21,12 +21,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     skip_without_rust()
     folder = tmp_path_factory.mktemp("rust")
-    with running("sim.yaml", folder, **{"server.frontend": "rust"}) as deployment:
+    with running_deployment("sim.yaml", folder, **{"server.frontend": "rust"}) as deployment:
         yield deployment
 
 
 def programs(baton: Deployment) -> list[psutil.Process]:
-    return [one for one in descendants(baton.process.pid) if one.name() == "vllm-rs"]
+    return [
+        descendant
+        for descendant in descendants(baton.process.pid)
+        if descendant.name() == "vllm-rs"
+    ]
 
 
 def test_a_stream_is_prefilled_and_decoded_apart_and_found_by_its_clients_name(
@@ -49,13 +53,13 @@ def test_an_ingress_whose_program_died_is_replaced(baton: Deployment) -> None:
         lambda status: (
             # Alone: while the old one is still asked, too, a client may hear its 503.
             [row["healthy"] for row in status["ingresses"]] == [True]
-            and [one.pid != program.pid for one in programs(baton)] == [True]
+            and [other.pid != program.pid for other in programs(baton)] == [True]
         ),
         120,
     )
     # Until HAProxy has found the new one it sends clients by Serve's proxy, where nobody serves.
     deadline = ScaledDeadline(60)
     while not httpx.get(f"{baton.url}/health", timeout=20).is_success:
-        assert not deadline.passed()
+        assert not deadline.is_expired()
         time.sleep(0.2)
     assert len(baton.stream("once more")) > 0

@@ -26,7 +26,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.deployments import MAX_TOKENS, Deployment, descendants, running
+from tests.e2e.deployments import MAX_TOKENS, Deployment, descendants, running_deployment
 from tests.fakes.free_ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -47,7 +47,7 @@ def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def baton(tmp_path_factory: pytest.TempPathFactory, token_file: Path) -> Iterator[Deployment]:
     settings = {"observability.token_file": token_file}
-    with running("sim.yaml", tmp_path_factory.mktemp("sim"), **settings) as deployment:
+    with running_deployment("sim.yaml", tmp_path_factory.mktemp("sim"), **settings) as deployment:
         yield deployment
 
 
@@ -67,7 +67,7 @@ def test_a_stream_is_prefilled_and_decoded_apart(baton: Deployment) -> None:
 
 def test_a_request_is_explained_by_the_name_that_its_client_gave_it(baton: Deployment) -> None:
     baton.stream(prompt(1), request_id="why-there")
-    (story,) = baton.ask("explain", "route", "why-there")["requests"]
+    (story,) = baton.run_json("explain", "route", "why-there")["requests"]
     assert (story["outcome"], story["mode"]) == ("finished", "pull")
     assert story["output_tokens"] == MAX_TOKENS
     (decision,) = story["decisions"]
@@ -92,31 +92,31 @@ def test_every_pair_of_replicas_is_found_to_work(baton: Deployment) -> None:
 
 def test_an_operator_can_look_at_it_from_a_terminal(baton: Deployment) -> None:
     baton.stream(prompt(2), request_id="looked-at")
-    top = baton.ask("top", "--once")
+    top = baton.run_json("top", "--once")
     assert (top["links"]["pairs"], {row["pool"] for row in top["pools"]}) == (
         4,
         {"prefill", "decode"},
     )
     assert "looked-at" in " ".join(row["request_id"] for row in top["slowest"])
-    (story,) = baton.ask("trace", "looked-at")["requests"]
+    (story,) = baton.run_json("trace", "looked-at")["requests"]
     bars_s = sum(bar["to_s"] - bar["from_s"] for bar in story["waterfall"])
     assert bars_s == pytest.approx(story["ended_s"], rel=0.05)
-    ended = baton.ask("logs", "--event", "request_ended", "--request", "looked-at")
+    ended = baton.run_json("logs", "--event", "request_ended", "--request", "looked-at")
     assert ended["source"].startswith("ingress-")
     assert ended["decode_replica"] == story["decode_replica"]
 
 
 @pytest.mark.thorough
 def test_a_deployment_that_is_well_has_a_clean_bill_of_health(baton: Deployment) -> None:
-    baton.assert_well(pairs=4)
+    baton.assert_healthy(pairs=4)
 
 
 def test_a_long_prompt_that_comes_again_is_not_computed_again(baton: Deployment) -> None:
     long = "as it was said before, " * 200
     texts = [baton.stream(long, max_tokens=4, request_id=name) for name in ("once", "again")]
     assert texts[0] == texts[1]
-    (once,) = baton.ask("explain", "route", "once")["requests"]
-    (again,) = baton.ask("explain", "route", "again")["requests"]
+    (once,) = baton.run_json("explain", "route", "once")["requests"]
+    (again,) = baton.run_json("explain", "route", "again")["requests"]
     assert once["prompt_tokens"] == again["prompt_tokens"] > 1000
     assert once["cached_tokens"] < 16
     assert again["cached_tokens"] > 0.9 * again["prompt_tokens"]
@@ -132,7 +132,7 @@ def test_prometheus_finds_every_process_at_one_address_and_nobody_else_reads_the
     assert [httpx.get(url + path).status_code for path in ("/", "/sd", "/metrics")] == [401] * 3
     reader = httpx.Client(auth=("prometheus", token_file.read_text().strip()), timeout=10)
     with reader:
-        targets = {one["targets"][0]: one["labels"] for one in reader.get(f"{url}/sd").json()}
+        targets = {item["targets"][0]: item["labels"] for item in reader.get(f"{url}/sd").json()}
         kinds = Counter((of["component"], of.get("pool")) for of in targets.values())
         own = {("controller", None): 1, ("ingress", None): 1}
         assert kinds == own | {("replica", "prefill"): 2, ("replica", "decode"): 2}
@@ -230,15 +230,17 @@ def test_a_configuration_is_applied_while_streams_flow_and_a_bad_one_changes_not
         asking = [pool.submit(keep_asking, number) for number in range(4)]
         try:
             assert flows.wait(60)
-            applied = baton.ask("apply", *file, "-c", str(live))
-            again = baton.ask("apply", *file, "-c", str(live))
-            assert "bad.yaml:2:19: slo.default.ttft: got 'soon'" in baton.fails(
+            applied = baton.run_json("apply", *file, "-c", str(live))
+            again = baton.run_json("apply", *file, "-c", str(live))
+            assert "bad.yaml:2:19: slo.default.ttft: got 'soon'" in baton.run_failing(
                 "apply", *file, "-c", str(bad)
             )
-            assert "no_such_module" in baton.fails("apply", *file, "-c", str(unloadable))
-            assert "transfer.lease" in baton.fails("apply", *file, "--set", "transfer.lease=2m")
+            assert "no_such_module" in baton.run_failing("apply", *file, "-c", str(unloadable))
+            assert "transfer.lease" in baton.run_failing(
+                "apply", *file, "--set", "transfer.lease=2m"
+            )
             grown = baton.wait_for(lambda status: decoding(status) == 3, 30)
-            back = baton.ask("apply", *file)
+            back = baton.run_json("apply", *file)
         finally:
             over.set()
         assert all(stream.result(timeout=90) for stream in asking)
@@ -255,14 +257,14 @@ def test_an_applied_timeout_is_an_edge_of_new_series_and_the_old_ones_stay_as_th
     baton.stream(prompt(3))
     before = worst_gaps(baton, token_file)
     sets = ("--set", "admission.timeouts.stall=11s")
-    shown = baton.ask("apply", *baton.options, *sets, "--diff")["histograms"]
-    assert baton.ask("apply", *baton.options, *sets)["histograms"] == shown
+    shown = baton.run_json("apply", *baton.options, *sets, "--diff")["histograms"]
+    assert baton.run_json("apply", *baton.options, *sets)["histograms"] == shown
     try:
         assert "baton_worst_token_gap_seconds: +11 s" in shown
         baton.stream(prompt(3))
         after = worst_gaps(baton, token_file)
     finally:
-        baton.ask("apply", *baton.options)
+        baton.run_json("apply", *baton.options)
     (new,) = after.keys() - before.keys()
     assert before.items() <= after.items()
     assert after[new]["11.0"] == after[new]["600.0"] == after[new]["+Inf"] == 1
@@ -299,19 +301,19 @@ def test_a_pool_is_scaled_by_hand_for_a_while_and_a_new_controller_keeps_to_it(
 ) -> None:
     undisturbed = [baton.stream(prompt(number), max_tokens=60) for number in range(4)]
     with flowing(baton, 4, max_tokens=60) as streams:
-        told = baton.ask("scale", "decode", "3", "--for", "5m")
+        told = baton.run_json("scale", "decode", "3", "--for", "5m")
         grown = baton.wait_for(lambda status: decoding(status) == 3, 30)
         assert (told["had"], told["target"], told["override"]["replicas"]) == (2, 3, 3)
         os.kill(pid_of_controller(baton), signal.SIGKILL)
         again = baton.wait_for(lambda status: is_told_anew(status, grown), 40)
         assert again["autoscaler"]["overrides"][0]["remaining_s"] < 300
-        baton.ask("scale", "decode", "3", "--for", "2s")
+        baton.run_json("scale", "decode", "3", "--for", "2s")
         baton.wait_for(lambda status: decoding(status) == 2, 40)
     assert {text for text, _ in streams} == set(undisturbed)
     (row,) = [row for row in baton.status()["pools"] if row["pool"] == "decode"]
     assert (row["want"], row["draining"]) == (2, 0)
-    assert "wanted 0 to 8" in baton.fails("scale", "decode", "99")
-    assert "pool 'nobody'" in baton.fails("scale", "nobody", "1")
+    assert "wanted 0 to 8" in baton.run_failing("scale", "decode", "99")
+    assert "pool 'nobody'" in baton.run_failing("scale", "nobody", "1")
 
 
 @pytest.mark.thorough
@@ -323,7 +325,7 @@ def test_pools_follow_a_load_that_rises_and_falls(baton: Deployment, tmp_path: P
         "autoscaler: {interval: 500ms, down: {cooldown: 2s, max_step: 4}}\n"
         "pools: {prefill: {replicas: {start: 1}}, decode: {replicas: {start: 1}}}\n"
     )
-    assert baton.ask("apply", *file, "-c", str(scaled))["changes"]
+    assert baton.run_json("apply", *file, "-c", str(scaled))["changes"]
     chance, over = random.Random(5), threading.Event()
     outcomes: Counter[int] = Counter()
 
@@ -348,12 +350,12 @@ def test_pools_follow_a_load_that_rises_and_falls(baton: Deployment, tmp_path: P
             load.join()
     assert outcomes.keys() <= {200, 429, 503}, "somebody failed who was let in"
     assert served["autoscaler"]["last_action"] is not None
-    ticks = baton.ask("explain", "scale", "-n", "300")["ticks"]
-    grew = [one for tick in ticks for one in tick["actions"] if one.startswith("start")]
+    ticks = baton.run_json("explain", "scale", "-n", "300")["ticks"]
+    grew = [item for tick in ticks for item in tick["actions"] if item.startswith("start")]
     assert grew, "nothing says why there are more"
     baton.wait_for(lambda status: prefilling(status) == 1, 90)
     assert baton.stream(prompt(5))
-    usage = {row["tenant"]: row for row in baton.ask("usage")["tenants"]}
+    usage = {row["tenant"]: row for row in baton.run_json("usage")["tenants"]}
     assert usage["default"]["requests"] > 0
     assert usage["(idle)"]["device_s"] > 0
 
@@ -383,9 +385,9 @@ def attains(status: dict[str, Any], share: float) -> bool:
 def pid_of_controller(baton: Deployment) -> int:
     """The process of baton's own controller; Ray names it after the deployment."""
     (found,) = [
-        one.pid
-        for one in descendants(baton.process.pid)
-        if " ".join(one.cmdline()).startswith("ray::ServeReplica:baton:controller")
+        descendant.pid
+        for descendant in descendants(baton.process.pid)
+        if " ".join(descendant.cmdline()).startswith("ray::ServeReplica:baton:controller")
     ]
     return found
 
@@ -471,7 +473,7 @@ def test_an_ingress_is_replaced_while_streams_flow_and_none_is_lost(baton: Deplo
         try:
             assert flows.wait(60)
             options = (*baton.options, "--set", "model.revision=two", "--bake", "1s")
-            baton.ask("apply", *options, within_s=300)
+            baton.run_json("apply", *options, timeout_s=300)
             baton.wait_for(lambda _: bool(now := ingresses(baton)) and not now & before, 120)
         finally:
             over.set()

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.serving.code_version import code_name, content
-from tests.chaos.other_version import other_baton
-from tests.e2e.deployments import Deployment, descendants, running
-from tests.fakes.scaled_deadline import slowness
+from baton.serving.code_version import code_version, content_hash
+from tests.chaos.other_version import copy_version
+from tests.e2e.deployments import Deployment, descendants, running_deployment
+from tests.fakes.scaled_deadline import slowdown
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 _OTHER_CODE = {"serving/shared/names.py": ('APP = "baton"\n', 'APP = "baton"\nOTHER = APP\n')}
@@ -34,13 +34,13 @@ def replicas(baton: Deployment) -> dict[int, str]:
 def test_other_code_of_the_same_version_replaces_every_process_and_no_stream_fails(
     tmp_path: Path,
 ) -> None:
-    other = other_baton(tmp_path / "other", edits=_OTHER_CODE)
+    other = copy_version(tmp_path / "other", edits=_OTHER_CODE)
     python = str(other.python(tmp_path / "env"))
     one = {"pools.prefill.replicas.start": 1, "pools.decode.replicas.start": 1}
     drain = {"admission.timeouts.drain": "4s"}
-    with running("sim.yaml", tmp_path, **one, **drain) as baton:
-        assert baton.status()["baton"] == code_name()
-        assert baton.ask("upgrade", within_s=60 * slowness())["code"] is None
+    with running_deployment("sim.yaml", tmp_path, **one, **drain) as baton:
+        assert baton.status()["baton"] == code_version()
+        assert baton.run_json("upgrade", timeout_s=60 * slowdown())["code"] is None
         before, over = replicas(baton), threading.Event()
 
         def keep_asking(number: int) -> int:
@@ -53,12 +53,14 @@ def test_other_code_of_the_same_version_replaces_every_process_and_no_stream_fai
         with ThreadPoolExecutor(2) as pool:
             asking = [pool.submit(keep_asking, number) for number in range(2)]
             try:
-                told = baton.ask("upgrade", "--bake", "2s", within_s=400 * slowness(), by=python)
+                told = baton.run_json(
+                    "upgrade", "--bake", "2s", timeout_s=400 * slowdown(), interpreter=python
+                )
             finally:
                 over.set()
-            assert all(one.result(120 * slowness()) > 0 for one in asking)
-        new = f"{other.version}+{content(other.source / 'baton')}"
-        assert [one.partition(" ")[0] for one in told["code"]] == [code_name(), new]
+            assert all(future.result(120 * slowdown()) > 0 for future in asking)
+        new = f"{other.version}+{content_hash(other.source / 'baton')}"
+        assert [item.partition(" ")[0] for item in told["code"]] == [code_version(), new]
         after = replicas(baton)
         assert not before.keys() & after.keys()
         assert sorted(before.values()) == sorted(after.values())

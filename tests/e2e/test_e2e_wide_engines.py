@@ -12,11 +12,11 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import POLL_S, alive
+from tests.e2e.deployments import POLL_S, find_alive
 from tests.e2e.operators import Operator
-from tests.e2e.ray_nodes import Nodes, three_nodes
-from tests.fakes.cpu_platform import announce
-from tests.fakes.scaled_deadline import ScaledDeadline, slowness
+from tests.e2e.ray_nodes import RayCluster, three_nodes
+from tests.fakes.cpu_platform import register
+from tests.fakes.scaled_deadline import ScaledDeadline, slowdown
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 _CONFIG = """
@@ -49,19 +49,19 @@ _PROMPT = "Tell me of the two nodes that had one engine between them. " * 4
 @pytest.fixture(scope="module")
 def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     folder = tmp_path_factory.mktemp("wide")
-    announce(folder)
+    register(folder)
     (folder / "wide.yaml").write_text(_CONFIG)
     with three_nodes(gpus=1, path=folder) as nodes:
         operator = Operator(nodes)
         operator.options = ("-c", str(folder / "wide.yaml"), *operator.options[2:])
-        operator.asks("up", *operator.options, "--timeout", "600s", within_s=700)
+        operator.run_json("up", *operator.options, "--timeout", "600s", timeout_s=700)
         yield operator
-        operator.asks("down", "--timeout", "90s")
+        operator.run_json("down", "--timeout", "90s")
         deadline = ScaledDeadline(60)
         while _workers(nodes):
-            assert not deadline.passed()
+            assert not deadline.is_expired()
             time.sleep(POLL_S)
-        assert nodes.all_run()
+        assert nodes.are_all_running()
 
 
 def test_each_worker_is_on_its_node_and_pulls_its_part(operator: Operator) -> None:
@@ -70,7 +70,7 @@ def test_each_worker_is_on_its_node_and_pulls_its_part(operator: Operator) -> No
     assert _text(operator, 8)
     deadline = ScaledDeadline(60)
     while (after := _decode(operator))["pulls"] == before["pulls"]:  # it tells now and then
-        assert not deadline.passed(), operator.asks("explain", "route")
+        assert not deadline.is_expired(), operator.run_json("explain", "route")
         time.sleep(POLL_S)
     assert after["pulls"] - before["pulls"] == 2
     assert after["moved_bytes"] > before["moved_bytes"]
@@ -81,32 +81,34 @@ def test_a_worker_that_is_killed_ends_its_engine_and_streams_go_on(operator: Ope
     began, texts = threading.Event(), []
     asking = threading.Thread(target=lambda: texts.append(_text(operator, 600, began)))
     asking.start()
-    assert began.wait(120 * slowness())
+    assert began.wait(120 * slowdown())
     (doomed,), (other,) = _workers(operator.nodes)
     doomed.kill()
-    asking.join(300 * slowness())
+    asking.join(300 * slowdown())
     assert texts == [undisturbed], "the other pool's engine has one worker"
-    assert not alive([other], 60 * slowness())
+    assert not find_alive([other], 60 * slowdown())
     deadline = ScaledDeadline(300)
     while _decode(operator).get("replica_id", gone) == gone:
-        assert not deadline.passed()
+        assert not deadline.is_expired()
         time.sleep(POLL_S)
     assert len(_workers(operator.nodes)) == 2
     assert _text(operator, 8)
 
 
-def _workers(nodes: Nodes) -> list[list[psutil.Process]]:
+def _workers(nodes: RayCluster) -> list[list[psutil.Process]]:
     """The engines' workers, by the node that they are on."""
     found = []
     for node in nodes.processes:
         below = node.children(recursive=True) if node.name() == "raylet" else []
-        found.append([one for one in below if "RayWorkerProc" in " ".join(one.cmdline())])
+        found.append(
+            [process for process in below if "RayWorkerProc" in " ".join(process.cmdline())]
+        )
     return [on_node for on_node in found if on_node]
 
 
 def _decode(operator: Operator) -> dict[str, Any]:
     """The replica that decodes, as the ingress sees it; empty while there is none."""
-    rows = operator.asks("status")["ingresses"][0]["replicas"]
+    rows = operator.run_json("status")["ingresses"][0]["replicas"]
     found: dict[str, Any] = next((row for row in rows if row["pool"] == "decode"), {})
     return found
 
@@ -115,7 +117,7 @@ def _text(operator: Operator, max_tokens: int, began: threading.Event | None = N
     body = {"model": "tiny", "prompt": _PROMPT, "max_tokens": max_tokens, "stream": True}
     body |= {"temperature": 0, "ignore_eos": True}
     url, text, last = f"http://127.0.0.1:{operator.port}/v1/completions", "", ""
-    with httpx.stream("POST", url, json=body, timeout=120.0 * slowness()) as answer:
+    with httpx.stream("POST", url, json=body, timeout=120.0 * slowdown()) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line.startswith("data: {"):

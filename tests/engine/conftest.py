@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from baton.engine.gpus import compute_on_cpus
+from baton.engine.gpus import use_cpu_without_gpus
 from tests.fakes.tiny_model import tiny_model
 
-compute_on_cpus(os.environ)  # before the first test imports vLLM
+use_cpu_without_gpus(os.environ)  # before the first test imports vLLM
 
 
 @pytest.fixture(scope="session")

@@ -14,15 +14,15 @@ from baton.control.probing.prober import ProbeOptions
 from baton.control.state.limits import CoordinatorLimits
 from baton.domain.fleet import LinkTotals, Role
 from baton.engine.vllm.core.settings import VllmEngineSettings
-from baton.perf.hardware.catalogue import accelerator
-from baton.perf.model.known_models import shape_of
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.known_models import find_shape
 from baton.perf.steps.modelled import ModelledTiming
 from baton.perf.steps.roofline import Roofline
 from baton.policy.admission.slo_evaluation import tpot_s, ttft_s
 from baton.policy.links.estimates import LinkState
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
-from tests.engine.vllm_engines import engine_settings, peering_engine
+from tests.engine.vllm_engines import engine_settings, engine_with_peers
 from tests.engine.vllm_fleet import RealFleet
 from tests.fakes.tiny_model import tiny_model
 
@@ -35,7 +35,7 @@ _FLIPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Setup:
     """What it is measured on, and how far."""
 
     device: str
@@ -50,15 +50,15 @@ class Site:
         """What the performance model says of one of the two engines."""
         if self.device == "cpu":
             return None
-        steps = Roofline(shape_of(SHAPE), accelerator(self.device))
+        steps = Roofline(find_shape(SHAPE), find_accelerator(self.device))
         return ModelledTiming(
             steps=steps, max_batched_tokens=self.max_batched_tokens, host_block_s=0.0
         )
 
 
-def on_cpu(folder: Path) -> Site:
+def on_cpu(folder: Path) -> Setup:
     """The tiny model: shows that the measurement works, and nothing else."""
-    return Site(
+    return Setup(
         device="cpu",
         settings=engine_settings(tiny_model(folder), Role.PREFILL),
         max_batched_tokens=2048,
@@ -67,7 +67,7 @@ def on_cpu(folder: Path) -> Site:
     )
 
 
-def on_gpu(folder: Path, device: str) -> Site:
+def on_gpu(folder: Path, device: str) -> Setup:
     """An 8B model without weights of its own: dummies take as long to multiply."""
     plain = engine_settings(dummy_llama(folder), Role.PREFILL)
     settings = replace(
@@ -85,7 +85,7 @@ def on_gpu(folder: Path, device: str) -> Site:
         env={"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"},
         extra={"load_format": "dummy"},
     )
-    return Site(
+    return Setup(
         device=device,
         settings=settings,
         max_batched_tokens=8192,
@@ -97,7 +97,7 @@ def on_gpu(folder: Path, device: str) -> Site:
 def dummy_llama(folder: Path) -> Path:
     """The tiny model's tokenizer beside the configuration of an 8B Llama."""
     model = tiny_model(folder)
-    said = json.loads((model / "config.json").read_text())
+    model_config = json.loads((model / "config.json").read_text())
     shape = {
         "hidden_size": 4096,
         "intermediate_size": 14_336,
@@ -110,18 +110,18 @@ def dummy_llama(folder: Path) -> Path:
         "tie_word_embeddings": False,
         "layer_types": None,
     }
-    (model / "config.json").write_text(json.dumps(said | shape))
+    (model / "config.json").write_text(json.dumps(model_config | shape))
     return model
 
 
-async def measured(site: Site) -> dict[str, object]:
+async def measure(site: Setup) -> dict[str, object]:
     """All of it, on engines that are started and ended here."""
     coordinator = Coordinator(
         limits=CoordinatorLimits(transfer_s=60.0, stall_s=60.0, first_token_s=120.0),
         placer=PredictedPlacer(PredictedOptions(disaggregate=Disaggregate.ALWAYS)),
         probing=ProbeOptions(interval_s=1.0, deadline_s=20.0, first_transfer_s=60.0),
     )
-    real = RealFleet("one-gpu", {}, coordinator)
+    fleet = RealFleet("one-gpu", {}, coordinator)
     try:
         for name, role in ((PREFILL, Role.PREFILL), (DECODE, Role.DECODE)):
             # One after the other: each measures how much of the device is free.
@@ -135,61 +135,61 @@ async def measured(site: Site) -> dict[str, object]:
                 role=role,
                 nixl=nixl,
             )
-            real.engines[name] = peering_engine(settings)
-            await real.fleet.host(name, real.engines[name])
-        links = coordinator.knowledge.links
-        await real.until(lambda: links.state(PREFILL, DECODE) is LinkState.OK)
-        await real.run(real.prompt(32), max_tokens=4)
+            fleet.engines[name] = engine_with_peers(settings)
+            await fleet.fleet.host(name, fleet.engines[name])
+        links = coordinator.fleet_model.links
+        await fleet.wait_until(lambda: links.state(PREFILL, DECODE) is LinkState.OK)
+        await fleet.run(fleet.prompt(32), max_tokens=4)
         return {
             "device": site.device,
-            "ttft": [await _ttft(real, site, tokens) for tokens in site.prompts_tokens],
-            "tpot": [await _tpot(real, site, streams) for streams in site.streams],
-            "transfer": await _transfer(real, max(site.prompts_tokens)),
-            "role_flip_s": await _flips(real),
+            "ttft": [await _ttft(fleet, site, tokens) for tokens in site.prompts_tokens],
+            "tpot": [await _tpot(fleet, site, streams) for streams in site.streams],
+            "transfer": await _transfer(fleet, max(site.prompts_tokens)),
+            "role_flip_s": await _role_change_times_s(fleet),
         }
     finally:
-        await real.fleet.close()
+        await fleet.fleet.close()
 
 
-async def _ttft(real: RealFleet, site: Site, tokens: int) -> dict[str, object]:
+async def _ttft(fleet: RealFleet, site: Setup, tokens: int) -> dict[str, object]:
     """Of prompts of one length, one at a time, handed over before their first token counts."""
-    records = [(await real.run(real.prompt(tokens), max_tokens=2))[1] for _ in range(_ROUNDS)]
+    records = [(await fleet.run(fleet.prompt(tokens), max_tokens=2))[1] for _ in range(_ROUNDS)]
     timing = site.predicted
     return {
         "prompt_tokens": tokens,
         "handed_off": sum(record.prefill_done_at_s is not None for record in records),
-        "ttft_p50_s": median(took for one in records if (took := ttft_s(one)) is not None),
+        "ttft_p50_s": median(took for record in records if (took := ttft_s(record)) is not None),
         "prefill_p50_s": median(
-            one.prefill_done_at_s - one.arrived_at_s
-            for one in records
-            if one.prefill_done_at_s is not None
+            record.prefill_done_at_s - record.arrived_at_s
+            for record in records
+            if record.prefill_done_at_s is not None
         ),
         "predicted_prefill_s": None if timing is None else timing.prefill_s(tokens),
     }
 
 
-async def _tpot(real: RealFleet, site: Site, streams: int) -> dict[str, object]:
+async def _tpot(fleet: RealFleet, site: Setup, streams: int) -> dict[str, object]:
     """Of so many streams at once."""
-    prompts = [real.prompt(_STREAM_PROMPT_TOKENS) for _ in range(streams)]
-    sent = [real.send(prompt, max_tokens=_STREAM_TOKENS) for prompt in prompts]
-    records = await real.ended(*sent)
+    prompts = [fleet.prompt(_STREAM_PROMPT_TOKENS) for _ in range(streams)]
+    request_ids = [fleet.send(prompt, max_tokens=_STREAM_TOKENS) for prompt in prompts]
+    records = await fleet.wait_ended(*request_ids)
     timing = site.predicted
     context_tokens = streams * (_STREAM_PROMPT_TOKENS + _STREAM_TOKENS // 2)
     return {
         "streams": streams,
-        "tpot_p50_s": median(took for one in records if (took := tpot_s(one)) is not None),
+        "tpot_p50_s": median(took for record in records if (took := tpot_s(record)) is not None),
         "predicted_step_s": None
         if timing is None
         else timing.step_s(running=streams, context_tokens=context_tokens),
     }
 
 
-async def _transfer(real: RealFleet, tokens: int) -> dict[str, object]:
+async def _transfer(fleet: RealFleet, tokens: int) -> dict[str, object]:
     """What the decode engine says of its pulls of the longest prompts."""
-    before = _pulled(real.engines[DECODE].links())
+    before = _pulls_from_prefill(fleet.engines[DECODE].links())
     for _ in range(_ROUNDS):
-        await real.run(real.prompt(tokens), max_tokens=2)
-    after = _pulled(real.engines[DECODE].links())
+        await fleet.run(fleet.prompt(tokens), max_tokens=2)
+    after = _pulls_from_prefill(fleet.engines[DECODE].links())
     moved_bytes, busy_s = after.moved_bytes - before.moved_bytes, after.busy_s - before.busy_s
     return {
         "prompt_tokens": tokens,
@@ -201,23 +201,23 @@ async def _transfer(real: RealFleet, tokens: int) -> dict[str, object]:
     }
 
 
-def _pulled(totals: Sequence[LinkTotals]) -> LinkTotals:
-    return next(one for one in totals if one.source_id == PREFILL)
+def _pulls_from_prefill(totals: Sequence[LinkTotals]) -> LinkTotals:
+    return next(total for total in totals if total.source_id == PREFILL)
 
 
-async def _flips(real: RealFleet) -> list[float]:
+async def _role_change_times_s(fleet: RealFleet) -> list[float]:
     """From the word that a replica is meant for something else until the coordinator goes by it."""
-    took: list[float] = []
+    durations_s: list[float] = []
     clock = asyncio.get_running_loop().time
     roles: Mapping[Role, Role] = {Role.DECODE: Role.MIXED, Role.MIXED: Role.DECODE}
     for _ in range(_FLIPS):
-        role = roles[real.fleet.driver.fleet().replicas[DECODE].facts.role]
-        began_s = clock()
-        assert real.fleet.hosts[DECODE].set_role(role)
-        await real.until(lambda wanted=role: _role(real) is wanted)  # type: ignore[misc]
-        took.append(clock() - began_s)
-    return took
+        role = roles[fleet.fleet.driver.fleet().replicas[DECODE].facts.role]
+        started_s = clock()
+        assert fleet.fleet.hosts[DECODE].set_role(role)
+        await fleet.wait_until(lambda wanted=role: _role(fleet) is wanted)  # type: ignore[misc]
+        durations_s.append(clock() - started_s)
+    return durations_s
 
 
-def _role(real: RealFleet) -> Role:
-    return real.fleet.driver.fleet().replicas[DECODE].facts.role
+def _role(fleet: RealFleet) -> Role:
+    return fleet.fleet.driver.fleet().replicas[DECODE].facts.role

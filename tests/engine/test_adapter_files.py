@@ -24,7 +24,7 @@ def write(folder: Path, config: object, weights: str | None = "adapter_model.saf
 def test_an_adapter_that_fits_is_taken(tmp_path: Path, weights: str) -> None:
     config = {"r": 8, "bias": "none", "rank_pattern": {"q_proj": 16}, "use_dora": False}
     folder = write(tmp_path / "a", config, weights)
-    assert adapter_refusal(str(folder), max_rank=16, places=[str(tmp_path)]) is None
+    assert adapter_refusal(str(folder), max_rank=16, allowed_roots=[str(tmp_path)]) is None
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,6 @@ def test_a_link_leads_nowhere_else_than_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "allowed").mkdir()
     link = tmp_path / "allowed" / "link"
     link.symlink_to(outside)
-    refused = adapter_refusal(str(link), max_rank=16, places=[str(tmp_path / "allowed")])
+    refused = adapter_refusal(str(link), max_rank=16, allowed_roots=[str(tmp_path / "allowed")])
     assert refused is not None
     assert refused.status == 403

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from baton.config.derive.api_arguments import (
-    OWN_KEYS,
-    PASSED_ON,
-    REFUSED,
-    SINCE,
-    Argument,
+    ALLOWED_ARGUMENTS,
+    CONFIG_KEYS,
+    MIN_VLLM_VERSIONS,
+    REJECTED_ARGUMENTS,
+    ArgumentType,
     problem_with,
 )
 from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.frontend.rust_arguments import KNOWN
-from baton.engine.vllm.frontend.settings import CROSS_ORIGIN, FrontendSettings
+from baton.engine.vllm.frontend.rust_arguments import SUPPORTED_ARGUMENTS
+from baton.engine.vllm.frontend.settings import CORS_ARGUMENTS, FrontendSettings
 from baton.serving.versions import is_before
 
 with warnings.catch_warnings():
@@ -30,10 +30,10 @@ with warnings.catch_warnings():
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from baton.engine.vllm.cli_args import FrontendArgs, make_arg_parser
-    from baton.engine.vllm.frontend.llm import server_args
+    from baton.engine.vllm.frontend.llm import parse_server_args
 
 FRONTENDS = {field.name for field in dataclasses.fields(FrontendArgs)}
-LATER = {name for name, since in SINCE.items() if is_before(vllm.__version__, since)}
+LATER = {name for name, since in MIN_VLLM_VERSIONS.items() if is_before(vllm.__version__, since)}
 OF_THE_COMMAND = {"headless", "api_server_count", "config", "grpc", "model_tag"}
 
 
@@ -43,38 +43,40 @@ def actions() -> dict[str, Action]:
 
 
 def test_every_argument_of_vllms_api_server_is_passed_on_has_a_key_or_is_refused() -> None:
-    listed = [*PASSED_ON, *OWN_KEYS, *REFUSED]
+    listed = [*ALLOWED_ARGUMENTS, *CONFIG_KEYS, *REJECTED_ARGUMENTS]
     assert len(listed) == len(set(listed)), "one answer to each"
     assert sorted((FRONTENDS | OF_THE_COMMAND) - set(listed)) == []
 
 
 def test_what_is_listed_is_an_argument_of_vllms_or_of_a_later_one() -> None:
-    assert sorted({*PASSED_ON, *OWN_KEYS, *REFUSED} - set(actions())) == sorted(LATER)
+    assert sorted(
+        {*ALLOWED_ARGUMENTS, *CONFIG_KEYS, *REJECTED_ARGUMENTS} - set(actions())
+    ) == sorted(LATER)
 
 
 def test_arguments_of_engines_are_refused_with_the_place_for_them() -> None:
-    engines = set(actions()) - {*PASSED_ON, *OWN_KEYS, *REFUSED, "help"}
+    engines = set(actions()) - {*ALLOWED_ARGUMENTS, *CONFIG_KEYS, *REJECTED_ARGUMENTS, "help"}
     assert len(engines) > 150
     for name in engines:
         assert "engine.extra" in (problem_with(name, "x") or ""), name
 
 
 def test_every_refusal_says_what_to_do() -> None:
-    for name in {*OWN_KEYS, *REFUSED}:
+    for name in {*CONFIG_KEYS, *REJECTED_ARGUMENTS}:
         assert len((problem_with(name, "x") or "").split()) > 4, name
 
 
 def test_the_rust_frontend_heeds_nothing_that_is_refused_here() -> None:
-    assert sorted(KNOWN - set(PASSED_ON) - {"revision"}) == []
+    assert sorted(SUPPORTED_ARGUMENTS - set(ALLOWED_ARGUMENTS) - {"revision"}) == []
 
 
 def test_browsers_are_answered_by_the_arguments_that_models_must_share() -> None:
     from baton.config.derive import api_arguments
 
-    assert set(CROSS_ORIGIN) == set(api_arguments.CROSS_ORIGIN)
+    assert set(CORS_ARGUMENTS) == set(api_arguments.CORS_ARGUMENTS)
 
 
-def sample(name: str, argument: Argument) -> object:
+def sample(name: str, argument: ArgumentType) -> object:
     """A value that an argument takes."""
     special: dict[str, object] = {
         "structured_outputs_config": {"backend": "auto"},
@@ -99,11 +101,11 @@ def sample(name: str, argument: Argument) -> object:
     return {} if kind not in {str, list} else ["x", "y"] if kind is list else "x"
 
 
-@pytest.mark.parametrize("name", sorted(set(PASSED_ON) - set(CROSS_ORIGIN) - LATER))
+@pytest.mark.parametrize("name", sorted(set(ALLOWED_ARGUMENTS) - set(CORS_ARGUMENTS) - LATER))
 def test_every_argument_that_is_passed_on_is_understood_by_vllm(name: str) -> None:
-    value = sample(name, PASSED_ON[name])
+    value = sample(name, ALLOWED_ARGUMENTS[name])
     assert problem_with(name, value) is None
-    settings = FrontendSettings(model="m", served_name="m", extra={name: value})
+    settings = FrontendSettings(model="m", served_model_name="m", extra={name: value})
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(settings.argv(max_len_tokens=9))
     got = getattr(args, name)
     if dataclasses.is_dataclass(got):
@@ -111,18 +113,18 @@ def test_every_argument_that_is_passed_on_is_understood_by_vllm(name: str) -> No
     assert got == value
 
 
-@pytest.mark.parametrize("name", sorted(PASSED_ON))
+@pytest.mark.parametrize("name", sorted(ALLOWED_ARGUMENTS))
 def test_a_value_of_another_type_is_refused(name: str) -> None:
-    argument = PASSED_ON[name]
+    argument = ALLOWED_ARGUMENTS[name]
     wrong: object = 5 if int not in argument.types else "five"
     told = problem_with(name, wrong) or ""
     assert told.startswith("got ")
-    assert argument.wanted in told
+    assert argument.expected in told
 
 
 def test_the_choices_are_vllms() -> None:
     known = actions()
-    for name, argument in PASSED_ON.items():
+    for name, argument in ALLOWED_ARGUMENTS.items():
         if argument.choices:
             choices = known[name].choices
             assert set(argument.choices) == (
@@ -143,9 +145,9 @@ def test_the_choices_are_vllms() -> None:
 def test_what_contradicts_itself_ends_the_start_with_a_reason(
     extra: dict[str, object], said: str
 ) -> None:
-    argv = FrontendSettings(model="m", served_name="m", extra=extra).argv(max_len_tokens=9)
+    argv = FrontendSettings(model="m", served_model_name="m", extra=extra).argv(max_len_tokens=9)
     with pytest.raises(EngineStartFailed, match=said):
-        server_args(argv)
+        parse_server_args(argv)
 
 
 PLUGIN = """
@@ -165,20 +167,20 @@ def test_a_parser_of_ones_own_is_loaded_from_its_plugin(tmp_path: Path) -> None:
         "tool_call_parser": "own_tools",
         "enable_auto_tool_choice": True,
     }
-    argv = FrontendSettings(model="m", served_name="m", extra=extra).argv(max_len_tokens=9)
-    assert server_args(argv).tool_call_parser == "own_tools"
+    argv = FrontendSettings(model="m", served_model_name="m", extra=extra).argv(max_len_tokens=9)
+    assert parse_server_args(argv).tool_call_parser == "own_tools"
 
 
 def test_what_browsers_may_do_is_no_argument_of_the_app_behind() -> None:
     extra = {"allowed_origins": ["https://a.example"], "allow_credentials": True}
-    settings = FrontendSettings(model="m", served_name="m", extra=extra)
+    settings = FrontendSettings(model="m", served_model_name="m", extra=extra)
     assert not [
         word for word in settings.argv(max_len_tokens=9) if "allow" in word and "origin" in word
     ]
-    assert settings.cross_origin == {
+    assert settings.cors_options == {
         "allow_origins": ["https://a.example"],
         "allow_credentials": True,
         "allow_methods": ["*"],
         "allow_headers": ["*"],
     }
-    assert json.dumps(FrontendSettings(model="m", served_name="m").cross_origin) == "{}"
+    assert json.dumps(FrontendSettings(model="m", served_model_name="m").cors_options) == "{}"

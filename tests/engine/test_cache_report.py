@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.domain.cache import CacheGroup, CacheShape, GroupNeeds
+from baton.domain.cache import CacheGroup, CacheShape, PrefixRequirement
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -30,7 +30,7 @@ with warnings.catch_warnings():
     )
 
     from baton.engine.vllm.patches import cache_report
-    from baton.engine.vllm.patches.cache_report import CACHE_CALL, CacheReport, ask_for_cache
+    from baton.engine.vllm.patches.cache_report import CACHE_CALL, CacheReport, request_cache_report
 
 HEADS: dict[str, Any] = {"num_kv_heads": 2, "head_size": 8, "dtype": torch.bfloat16}
 FULL = FullAttentionSpec(block_size=16, **HEADS)
@@ -84,24 +84,24 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_plain_attention_has_no_shape() -> None:
-    assert await ask_for_cache(Core(core_with(FULL))) == CacheReport(
-        tells=True, block_bytes=2 * PAGE
+    assert await request_cache_report(Core(core_with(FULL))) == CacheReport(
+        events_understood=True, block_bytes=2 * PAGE
     )
 
 
 async def test_a_block_has_the_bytes_of_all_layers_and_ranks_but_no_states() -> None:
-    report = await ask_for_cache(Core(core_with(FULL, WINDOW, STATE, ranks=4)))
+    report = await request_cache_report(Core(core_with(FULL, WINDOW, STATE, ranks=4)))
     assert report.block_bytes == 4 * 4 * PAGE
 
 
 async def test_a_hybrid_cache_says_what_each_group_needs() -> None:
-    report = await ask_for_cache(Core(core_with(FULL, WINDOW, STATE)))
-    assert report.tells
+    report = await request_cache_report(Core(core_with(FULL, WINDOW, STATE)))
+    assert report.events_understood
     assert report.shape == CacheShape(
         (
-            CacheGroup(GroupNeeds.ALL, 16),
-            CacheGroup(GroupNeeds.LAST, 16, span=3),
-            CacheGroup(GroupNeeds.LAST, 16, span=1),
+            CacheGroup(PrefixRequirement.ALL, 16),
+            CacheGroup(PrefixRequirement.TRAILING_BLOCKS, 16, span=3),
+            CacheGroup(PrefixRequirement.TRAILING_BLOCKS, 16, span=1),
         ),
         alignment_tokens=16,
     )
@@ -114,15 +114,15 @@ async def test_a_group_of_layers_that_is_not_known_has_the_engine_not_be_listene
     coordinator = core.scheduler.kv_cache_manager.coordinator
     coordinator.single_type_managers = (SimpleNamespace(kv_cache_spec=FULL, block_size=16),)
     with caplog.at_level(logging.WARNING):
-        report = await ask_for_cache(Core(core))
-    assert report == CacheReport(tells=False, block_bytes=2 * PAGE)
+        report = await request_cache_report(Core(core))
+    assert report == CacheReport(events_understood=False, block_bytes=2 * PAGE)
     (record,) = caplog.records
     assert "SimpleNamespace" in str(record.__dict__)
 
 
 @pytest.mark.parametrize("failure", [Exception("no such call"), TypeError("x")])
 async def test_an_engine_that_does_not_answer_is_not_listened_to(failure: Exception) -> None:
-    assert await ask_for_cache(Core(failure=failure)) == CacheReport(tells=False)
+    assert await request_cache_report(Core(failure=failure)) == CacheReport(events_understood=False)
 
 
 async def test_an_answer_of_another_shape_is_none() -> None:
@@ -130,9 +130,9 @@ async def test_an_answer_of_another_shape_is_none() -> None:
         async def call_utility_async(self, method: str, *args: object) -> object:
             return {"shape": {"groups": [["some", 1]]}}
 
-    assert await ask_for_cache(Strange()) == CacheReport(tells=False)
+    assert await request_cache_report(Strange()) == CacheReport(events_understood=False)
 
 
 async def test_an_engine_that_is_dead_is_said_to_be() -> None:
     with pytest.raises(EngineDeadError):
-        await ask_for_cache(Core(failure=EngineDeadError()))
+        await request_cache_report(Core(failure=EngineDeadError()))

@@ -54,7 +54,7 @@ class Ends:
 
     async def take(self) -> int:
         async with asyncio.timeout(PATIENCE_S):
-            step = await self.outputs.take()
+            step = await self.outputs.get()
         return int(step.outputs[0].request_id)
 
 

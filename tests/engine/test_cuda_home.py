@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.cuda_home import CannotCompileError, check_compilers, lay_out
+from baton.engine.cuda_home import CannotCompileError, check_compilers, create_toolkit
 
 
 def program(path: Path) -> Path:
@@ -39,7 +39,7 @@ def test_a_toolkit_has_names_to_link_against_and_a_driver_to_find_later(
     kit: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "deep" / "cuda"
-    lay_out(kit, home, compilers())
+    create_toolkit(kit, home, compilers())
     assert (home / "bin" / "nvcc").resolve() == kit / "bin" / "nvcc"
     assert (home / "include").is_dir()
     assert (home / "lib64" / "libcudart.so").resolve() == kit / "lib" / "libcudart.so.13"
@@ -47,7 +47,7 @@ def test_a_toolkit_has_names_to_link_against_and_a_driver_to_find_later(
     assert (home / "lib64" / "stubs" / "libcuda.so").stat().st_size > 0
     assert check_compilers({**compilers(), "CUDA_HOME": str(home)}) == home / "bin" / "nvcc"
     with pytest.raises(FileExistsError):
-        lay_out(kit, home, compilers())
+        create_toolkit(kit, home, compilers())
 
 
 def test_nvcc_is_looked_for_as_flashinfer_does(tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_what_is_missing_is_said_with_the_command_that_mends_it(tmp_path: Path) 
     with pytest.raises(CannotCompileError, match=r"no nvcc.*baton\.engine\.cuda_home ~/cuda"):
         check_compilers({"PATH": str(tmp_path)}, tmp_path)
     with pytest.raises(CannotCompileError, match=r"no g\+\+"):
-        lay_out(tmp_path, tmp_path / "cuda", {"PATH": str(tmp_path / "none")})
+        create_toolkit(tmp_path, tmp_path / "cuda", {"PATH": str(tmp_path / "none")})

@@ -9,11 +9,11 @@ import pytest
 
 from baton.perf.hardware.data_sheets import CATALOGUE
 from baton.perf.model.engine_defaults import (
-    BLOCK_TOKENS,
-    MEMORY_SHARE,
+    BLOCK_SIZE_TOKENS,
+    GPU_MEMORY_UTILIZATION,
     BatchDefaults,
-    batch_defaults,
-    batch_defaults_on_cpus,
+    cpu_batch_defaults,
+    gpu_batch_defaults,
 )
 
 pytest.importorskip("vllm")
@@ -48,7 +48,7 @@ def test_batches_are_as_large_as_vllm_makes_them_on_that_gpu(
         get_device_total_memory=lambda: device.memory_bytes,
         get_device_name=lambda: device.name,
     )
-    assert batch_defaults(device) == found
+    assert gpu_batch_defaults(device) == found
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -61,9 +61,9 @@ def test_batches_are_as_large_as_vllm_makes_them_on_cpus(
     )
     tokens, requests = arg_utils.EngineArgs.get_batch_defaults(workers)
     context = UsageContext.OPENAI_API_SERVER
-    assert batch_defaults_on_cpus(workers) == (requests[context], tokens[context])
+    assert cpu_batch_defaults(workers) == (requests[context], tokens[context])
 
 
 def test_the_share_of_memory_and_the_size_of_blocks_are_vllms() -> None:
-    assert CacheConfig().gpu_memory_utilization == MEMORY_SHARE
-    assert CacheConfig.DEFAULT_BLOCK_SIZE == BLOCK_TOKENS
+    assert CacheConfig().gpu_memory_utilization == GPU_MEMORY_UTILIZATION
+    assert CacheConfig.DEFAULT_BLOCK_SIZE == BLOCK_SIZE_TOKENS

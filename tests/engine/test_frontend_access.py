@@ -11,11 +11,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.engine.vllm.gate.access import Access, passed_on
+from baton.engine.vllm.gate.access import Access, forwarded_headers
 from baton.engine.vllm.gate.errors import Dialect, Problem
-from baton.engine.vllm.wire.identity import CALLER_ARG, Caller, caller_of, session_of, with_caller
+from baton.engine.vllm.wire.identity import (
+    CALLER_ARG,
+    Caller,
+    caller_of,
+    tenant_session_id,
+    with_caller,
+)
 from baton.engine.vllm.wire.salts import scoped_salt
-from baton.runtime.keys.api_keys import KeyRing, Known, Unknown, mint
+from baton.runtime.keys.api_keys import InvalidKey, KeyRing, ValidKey, mint
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 ACME, ACME_KEY = mint("acme", now=NOW)
@@ -26,7 +32,7 @@ RING = KeyRing([ACME, BETA, OLD])
 Headers = list[tuple[bytes, bytes]]
 
 
-def look_up(token: str) -> Known | Unknown:
+def look_up(token: str) -> ValidKey | InvalidKey:
     return RING.look_up(token, NOW)
 
 
@@ -44,9 +50,11 @@ def api_key(token: str) -> Headers:
 
 @pytest.mark.parametrize("shown", [bearer, api_key])
 def test_a_good_key_says_whose_it_is_in_either_header(shown: Callable[[str], Headers]) -> None:
-    assert STRICT.caller(shown(ACME_KEY)) == Caller("acme", None, "acme")
-    assert STRICT.caller(shown(BETA_KEY)) == Caller("beta", None, None)
-    assert STRICT.caller([*bearer(ACME_KEY), *api_key(ACME_KEY)]) == Caller("acme", None, "acme")
+    assert STRICT.identify_caller(shown(ACME_KEY)) == Caller("acme", None, "acme")
+    assert STRICT.identify_caller(shown(BETA_KEY)) == Caller("beta", None, None)
+    assert STRICT.identify_caller([*bearer(ACME_KEY), *api_key(ACME_KEY)]) == Caller(
+        "acme", None, "acme"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +76,7 @@ def test_a_good_key_says_whose_it_is_in_either_header(shown: Callable[[str], Hea
     ],
 )
 def test_where_keys_are_needed_nothing_else_lets_anybody_in(headers: Headers, why: str) -> None:
-    refused = STRICT.caller(headers)
+    refused = STRICT.identify_caller(headers)
     assert isinstance(refused, Problem)
     assert refused.status == 401
     assert why in refused.message
@@ -81,33 +89,33 @@ def test_where_keys_are_needed_nothing_else_lets_anybody_in(headers: Headers, wh
 
 def test_where_there_are_no_keys_any_word_that_a_client_sends_is_ignored() -> None:
     for headers in ([], bearer("none"), api_key(ACME_KEY)):
-        assert Access().caller(headers) == Caller()
+        assert Access().identify_caller(headers) == Caller()
 
 
 def test_where_nobody_has_a_key_and_nobody_is_let_in_without_one_nobody_is() -> None:
-    refused = Access(anonymous=False).caller(bearer("x"))
+    refused = Access(anonymous=False).identify_caller(bearer("x"))
     assert isinstance(refused, Problem)
     assert refused.status == 401
 
 
 def test_beside_callers_without_a_key_a_bad_key_of_ours_is_still_refused() -> None:
     for headers in ([], bearer("none"), api_key("EMPTY")):
-        assert OPEN_TOO.caller(headers) == Caller(DEFAULT_TENANT)
-    assert OPEN_TOO.caller(bearer(ACME_KEY)) == Caller("acme")
-    assert OPEN_TOO.caller([*bearer(ACME_KEY), *api_key("none")]) == Caller("acme")
+        assert OPEN_TOO.identify_caller(headers) == Caller(DEFAULT_TENANT)
+    assert OPEN_TOO.identify_caller(bearer(ACME_KEY)) == Caller("acme")
+    assert OPEN_TOO.identify_caller([*bearer(ACME_KEY), *api_key("none")]) == Caller("acme")
     for token in (OLD_KEY, ACME_KEY + "x", "bt_"):
-        assert isinstance(OPEN_TOO.caller(bearer(token)), Problem)
+        assert isinstance(OPEN_TOO.identify_caller(bearer(token)), Problem)
 
 
 @pytest.mark.parametrize("value", [b"batch", b"premium-2", b"a.b_C", b"x" * 64])
 def test_a_class_is_asked_for_by_its_name(value: bytes) -> None:
-    asked = Access().caller([(b"X-SLO-Class", b" " + value + b" ")])
+    asked = Access().identify_caller([(b"X-SLO-Class", b" " + value + b" ")])
     assert asked == Caller(slo_class=value.decode())
 
 
 @pytest.mark.parametrize("value", [b"x" * 65, b"a b", b"-a", b"a\x00", b"\xff", b"a,b"])
 def test_what_is_no_name_of_a_class_is_a_bad_request(value: bytes) -> None:
-    refused = Access().caller([(b"x-slo-class", value)])
+    refused = Access().identify_caller([(b"x-slo-class", value)])
     assert isinstance(refused, Problem)
     assert refused.status == 400
     assert "x-slo-class" in refused.message
@@ -115,9 +123,9 @@ def test_what_is_no_name_of_a_class_is_a_bad_request(value: bytes) -> None:
 
 def test_one_class_is_asked_for_at_most() -> None:
     twice = [(b"x-slo-class", b"a"), (b"x-slo-class", b"a")]
-    assert Access().caller(twice) == Caller(slo_class="a")
-    assert isinstance(Access().caller([*twice, (b"x-slo-class", b"b")]), Problem)
-    assert Access().caller([(b"x-slo-class", b"")]) == Caller()
+    assert Access().identify_caller(twice) == Caller(slo_class="a")
+    assert isinstance(Access().identify_caller([*twice, (b"x-slo-class", b"b")]), Problem)
+    assert Access().identify_caller([(b"x-slo-class", b"")]) == Caller()
 
 
 def test_vllm_sees_no_credentials_and_nothing_that_is_ours_to_say() -> None:
@@ -142,12 +150,12 @@ def test_vllm_sees_no_credentials_and_nothing_that_is_ours_to_say() -> None:
         (b"X-Vllm-Priority", b"-9"),
         (b"X-data-parallel-rank", b"7"),
     ]
-    assert passed_on([*dropped, *kept]) == kept
+    assert forwarded_headers([*dropped, *kept]) == kept
 
 
 @pytest.mark.parametrize("value", [b"a", b"x" * 128, b"6f1c-9.A_b:c/d=e@f+g"])
 def test_a_client_may_name_its_request(value: bytes) -> None:
-    assert passed_on([(b"X-Request-Id", value)]) == [(b"X-Request-Id", value)]
+    assert forwarded_headers([(b"X-Request-Id", value)]) == [(b"X-Request-Id", value)]
 
 
 @pytest.mark.parametrize(
@@ -155,19 +163,19 @@ def test_a_client_may_name_its_request(value: bytes) -> None:
     [[b""], [b"x" * 129], [b"a b"], [b"a\tb"], [b"\xff"], [b"a", b"a"], [b'a"b'], [b"%0a"]],
 )
 def test_what_is_not_one_short_word_is_no_name_of_a_request(values: list[bytes]) -> None:
-    assert passed_on([(b"x-request-id", value) for value in values]) == []
+    assert forwarded_headers([(b"x-request-id", value) for value in values]) == []
 
 
 def test_a_session_is_its_tenant_s_own_and_short() -> None:
     acme, beta = Caller("acme"), Caller("beta")
-    assert session_of(acme, None) is session_of(acme, "") is None
-    assert session_of(acme, "s") == "acme/s"
-    assert session_of(acme, "s") != session_of(beta, "s")
-    long = session_of(acme, "s" * 4_000_000)
+    assert tenant_session_id(acme, None) is tenant_session_id(acme, "") is None
+    assert tenant_session_id(acme, "s") == "acme/s"
+    assert tenant_session_id(acme, "s") != tenant_session_id(beta, "s")
+    long = tenant_session_id(acme, "s" * 4_000_000)
     assert long is not None
     assert len(long) < 100
-    assert long != session_of(acme, "s" * 3_999_999)
-    assert session_of(acme, "s" * 128) == "acme/" + "s" * 128
+    assert long != tenant_session_id(acme, "s" * 3_999_999)
+    assert tenant_session_id(acme, "s" * 128) == "acme/" + "s" * 128
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 408, 429, 431, 503, 504])
@@ -236,19 +244,19 @@ def test_nothing_rides_along_for_nobody_in_particular() -> None:
 
 
 def test_who_may_administer_is_said_by_the_key_alone() -> None:
-    ops = Known(key_id="k1", tenant="ops", administers=True)
-    known = {"bt_ops": ops, "bt_user": Known(key_id="k2", tenant="acme")}
-    access = Access(look_up=lambda token: known.get(token, Unknown()), anonymous=True)
-    assert access.administrator([(b"x-api-key", b"bt_ops")]) == ops
+    ops = ValidKey(key_id="k1", tenant="ops", is_admin=True)
+    known = {"bt_ops": ops, "bt_user": ValidKey(key_id="k2", tenant="acme")}
+    access = Access(look_up=lambda token: known.get(token, InvalidKey()), anonymous=True)
+    assert access.identify_administrator([(b"x-api-key", b"bt_ops")]) == ops
     for headers, status in (
         ([], 401),
         ([(b"x-api-key", b"bt_user")], 403),
         ([(b"x-api-key", b"none")], 401),
         ([(b"x-api-key", b"bt_user"), (b"authorization", b"Bearer bt_ops")], 401),
     ):
-        refused = access.administrator(headers)
+        refused = access.identify_administrator(headers)
         assert isinstance(refused, Problem)
         assert refused.status == status
-    nobody = Access(anonymous=True).administrator([(b"x-api-key", b"bt_ops")])
+    nobody = Access(anonymous=True).identify_administrator([(b"x-api-key", b"bt_ops")])
     assert isinstance(nobody, Problem)
     assert nobody.status == 403

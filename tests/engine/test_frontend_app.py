@@ -15,7 +15,7 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed, LinkFailed
 from baton.domain.fleet import ReplicaFacts, Role
-from baton.engine.vllm.fast_path.fast_tokenizer import QuickEncoder
+from baton.engine.vllm.fast_path.fast_tokenizer import FastEncoder
 from baton.engine.vllm.frontend.app import VllmFrontend
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
@@ -48,7 +48,7 @@ def fleet() -> EchoFleet:
 def thread(model_dir: Path, fleet: EchoFleet) -> Iterator[ServerThread]:
     settings = FrontendSettings(
         model=str(model_dir),
-        served_name=MODEL,
+        served_model_name=MODEL,
         log_stats=True,
         routes=("completions", "metrics", "health"),
         extra={"return_tokens_as_token_ids": True, "override-generation-config": {"top_k": 3}},
@@ -68,7 +68,7 @@ async def test_whoever_else_logs_in_the_process_goes_on(
     monkeypatch.setattr("vllm.logger._last_configured_logging_config", None)
     target = logging.FileHandler(tmp_path / "ingress.log")
     serves = MemoryHandler(10, target=target)
-    started = frontend(fleet, FrontendSettings(model=str(model_dir), served_name=MODEL))
+    started = frontend(fleet, FrontendSettings(model=str(model_dir), served_model_name=MODEL))
     await started.start()
     kept = serves.target
     await started.close()
@@ -82,10 +82,10 @@ def test_what_was_said_before_is_not_tokenized_again(
 ) -> None:
     """Nor is anything remembered of who names a salt; in any way the prompt is the same."""
     asked: list[str] = []
-    encode = QuickEncoder.__call__
+    encode = FastEncoder.__call__
 
     def spy(
-        self: QuickEncoder,
+        self: FastEncoder,
         texts: list[str],
         *,
         add_special_tokens: bool = False,
@@ -93,9 +93,9 @@ def test_what_was_said_before_is_not_tokenized_again(
         asked.extend(texts)
         return encode(self, texts, add_special_tokens=add_special_tokens)
 
-    monkeypatch.setattr(QuickEncoder, "__call__", spy)
+    monkeypatch.setattr(FastEncoder, "__call__", spy)
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "oh"}]
-    settings = FrontendSettings(model=str(model_dir), served_name=MODEL, routes=("chat",))
+    settings = FrontendSettings(model=str(model_dir), served_model_name=MODEL, routes=("chat",))
     prompts = []
     with serve(settings, fleet) as running, httpx.Client(base_url=running.base_url) as client:
         for more in ({"cache_salt": "mine"}, {}, {}):
@@ -122,7 +122,7 @@ def test_open_streams_end_with_an_error_when_the_frontend_closes(
     assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"} 3.0' in metrics
     assert httpx.get(f"{thread.base_url}/v1/models").status_code == 404
 
-    fleet.paused = True
+    fleet.is_paused = True
     answers: list[httpx.Response] = []
     waiting = threading.Thread(
         target=lambda: answers.append(
@@ -141,7 +141,7 @@ def test_open_streams_end_with_an_error_when_the_frontend_closes(
 
 
 async def test_a_missing_model_is_one_clear_line(fleet: EchoFleet) -> None:
-    wanted = FrontendSettings(model="/nonexistent/model", served_name="x")
+    wanted = FrontendSettings(model="/nonexistent/model", served_model_name="x")
     started_s = time.monotonic()
     with pytest.raises(EngineStartFailed, match="/nonexistent/model") as failure:
         await frontend(fleet, wanted).start()
@@ -152,13 +152,15 @@ async def test_a_missing_model_is_one_clear_line(fleet: EchoFleet) -> None:
 async def test_an_argument_that_vllm_does_not_know_is_refused(
     fleet: EchoFleet, model_dir: Path
 ) -> None:
-    wanted = FrontendSettings(model=str(model_dir), served_name="x", extra={"no-such-thing": 1})
+    wanted = FrontendSettings(
+        model=str(model_dir), served_model_name="x", extra={"no-such-thing": 1}
+    )
     with pytest.raises(EngineStartFailed, match="no-such-thing"):
         await frontend(fleet, wanted).start()
 
 
 async def test_a_frontend_that_is_not_started_refuses_deliveries(fleet: EchoFleet) -> None:
-    idle = frontend(fleet, FrontendSettings(model="m", served_name="x"))
+    idle = frontend(fleet, FrontendSettings(model="m", served_model_name="x"))
     assert not idle.healthy()
     assert idle.open_requests == 0
     with pytest.raises(LinkFailed, match="not running"):
@@ -168,13 +170,13 @@ async def test_a_frontend_that_is_not_started_refuses_deliveries(fleet: EchoFlee
 
 def test_unknown_routes_are_refused() -> None:
     with pytest.raises(ValueError, match="embeddings"):
-        FrontendSettings(model="m", served_name="x", routes=("chat", "embeddings"))
+        FrontendSettings(model="m", served_model_name="x", routes=("chat", "embeddings"))
 
 
 def test_extra_arguments_become_flags() -> None:
     settings = FrontendSettings(
         model="m",
-        served_name="x",
+        served_model_name="x",
         extra={
             "tool_call_parser": "hermes",
             "enable-auto-tool-choice": True,
@@ -192,7 +194,7 @@ def test_extra_arguments_become_flags() -> None:
 
 def test_images_travel_whole_with_every_request() -> None:
     # A cache of what was sent would be right for one engine, and there are several.
-    argv = FrontendSettings(model="m", served_name="x").argv(max_len_tokens=128)
+    argv = FrontendSettings(model="m", served_model_name="x").argv(max_len_tokens=128)
     assert argv[argv.index("--mm-processor-cache-gb") + 1] == "0"
 
 
@@ -214,6 +216,8 @@ def test_the_facts_of_a_fleet_are_what_all_replicas_can_do() -> None:
             layout="x",
         )
 
-    facts = FleetFacts.of([replica("a", max_len_tokens=512), replica("b", max_len_tokens=256)])
+    facts = FleetFacts.from_replicas(
+        [replica("a", max_len_tokens=512), replica("b", max_len_tokens=256)]
+    )
     assert facts.max_len_tokens == 256
     assert facts.kv_blocks == 200

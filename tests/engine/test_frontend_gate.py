@@ -20,7 +20,7 @@ from baton.engine.vllm.gate.errors import Dialect, Problem, error_type
 from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE, AsgiApp, Gate, Message, Scope
 from baton.engine.vllm.gate.limits import FrontendLimits
 from baton.engine.vllm.wire.identity import Caller
-from baton.runtime.keys.api_keys import Known, Unknown
+from baton.runtime.keys.api_keys import InvalidKey, ValidKey
 
 with warnings.catch_warnings():
     # The vendors' modules warn while they are imported.
@@ -160,7 +160,7 @@ async def test_nothing_is_sent_before_the_first_token_and_everything_at_once_aft
         await send(START)
         await send(chunk(b"created"))
         held.append(len(client.said))
-        current().flowing = True
+        current().has_output = True
         await send(chunk(b"token"))
         held.append(len(client.said))
         await send(chunk(b"token"))
@@ -222,7 +222,7 @@ async def test_what_is_no_stream_is_not_kept_waiting_by_a_colon() -> None:
 @pytest.mark.parametrize("flowing", [False, True])
 async def test_an_error_of_the_handlers_own_is_told_without_what_it_says(*, flowing: bool) -> None:
     async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
-        current().flowing = flowing
+        current().has_output = flowing
         await send(START)
         await send(chunk(b"event: message_start\ndata: {}\n\n"))
         await send(chunk(b'event: error\ndata: {"error": "2 validation errors for Chunk"}\n\n'))
@@ -384,10 +384,10 @@ async def test_a_problem_replaces_whatever_the_app_says_before_tokens_flow() -> 
 @pytest.mark.parametrize("raises", [False, True])
 async def test_a_problem_in_mid_stream_is_one_last_event(*, raises: bool) -> None:
     async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
-        current().flowing = True
+        current().has_output = True
         await send(START)
         await send(chunk(b"data: 1\n\n"))
-        current().problem = Problem.of(EngineFailed("r", "died"))
+        current().problem = Problem.from_error(EngineFailed("r", "died"))
         if raises:
             raise RuntimeError("a handler that stumbles")
         await send(chunk(b"data: its own error\n\n"))
@@ -438,7 +438,7 @@ async def test_what_is_found_wrong_once_a_stream_has_begun_is_still_the_clients_
     ):
 
         async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
-            current().asked = True
+            current().submitted = True
             await send(START)
             raise RuntimeError("response already started") from error  # noqa: B023 - called here
 
@@ -450,7 +450,7 @@ async def test_what_is_found_wrong_once_a_stream_has_begun_is_still_the_clients_
 
 async def test_once_the_fleet_was_asked_whatever_breaks_is_our_own_error() -> None:
     async def app(_scope: Scope, _receive: object, _send: object) -> None:
-        current().asked = True
+        current().submitted = True
         raise TypeError("ours")
 
     client = Client()
@@ -594,7 +594,7 @@ async def test_requests_do_not_see_each_others_exchange() -> None:
 
 
 def test_a_problem_survives_the_ride_on_an_output() -> None:
-    problem = Problem.of(NoCapacity("r", 2.5, 'quoted "why"'))
+    problem = Problem.from_error(NoCapacity("r", 2.5, 'quoted "why"'))
     assert Problem.unpack(problem.pack()) == problem
     assert Problem.unpack(None).status == 500
 
@@ -606,8 +606,8 @@ def test_an_error_event_is_one_event(dialect: Dialect) -> None:
     assert event.count(b"\n\n") == 1
 
 
-def look_up(shown: str) -> Known | Unknown:
-    return Known(key_id="k", tenant="acme") if shown == "good" else Unknown()
+def look_up(shown: str) -> ValidKey | InvalidKey:
+    return ValidKey(key_id="k", tenant="acme") if shown == "good" else InvalidKey()
 
 
 KEYED = Access(look_up=look_up, anonymous=False, isolated=frozenset({"acme"}))
@@ -670,13 +670,13 @@ async def test_a_request_belongs_to_its_callers_trace_even_where_none_is_begun()
 
 
 async def test_a_trace_begins_at_the_gate_where_no_caller_says_one() -> None:
-    begins = Access(begin_share=0.0)
+    begins = Access(trace_sample_fraction=0.0)
     first = await traced_as("/v1/chat/completions", [], begins)
     twice = [(b"traceparent", PARENT), (b"traceparent", PARENT)]
     second = await traced_as("/v1/chat/completions", twice, begins)
     assert first.trace_id != second.trace_id
     assert first[1:] == second[1:] == ("", False, "", "chat")
-    assert (await traced_as("/v1/chat/completions", [], Access(begin_share=1.0))).sampled
+    assert (await traced_as("/v1/chat/completions", [], Access(trace_sample_fraction=1.0))).sampled
 
 
 async def test_access_and_limits_may_be_replaced_while_requests_come() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.vllm.gate.http import MAX_HEAD_BYTES, MAX_HEADERS, broken_head
+from baton.engine.vllm.gate.http import MAX_HEAD_BYTES, MAX_HEADERS, check_head
 
 Headers = list[tuple[bytes, bytes]]
 HOST = (b"host", b"front.example:8000")
 
 
 def why(headers: Headers, *, version: str = "1.1") -> str | None:
-    problem = broken_head({"headers": headers, "http_version": version})
+    problem = check_head({"headers": headers, "http_version": version})
     if problem is None:
         return None
     assert problem.status in {400, 431, 505}

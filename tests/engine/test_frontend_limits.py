@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.engine.vllm.gate import limits as frontend_limits
-from baton.engine.vllm.gate.limits import MOST_MESSAGES, FrontendLimits, too_many_words
+from baton.engine.vllm.gate.limits import DEFAULT_MAX_MESSAGES, FrontendLimits, too_many_bad_words
 
 CHAT = "/v1/chat/completions"
 PATHS = {
@@ -24,7 +24,7 @@ THREE = FrontendLimits(max_messages=3)
 
 
 def why(limits: FrontendLimits, path: str, body: bytes) -> str | None:
-    problem = limits.broken_by(path, body)
+    problem = limits.check_body(path, body)
     if problem is None:
         return None
     assert problem.status == 400
@@ -42,7 +42,7 @@ def test_more_messages_than_are_taken_are_refused(path: str, key: str) -> None:
 
 
 def test_where_no_limit_is_set_there_is_one_far_above_any_conversation() -> None:
-    assert why(FrontendLimits(), CHAT, conversation(MOST_MESSAGES)) is None
+    assert why(FrontendLimits(), CHAT, conversation(DEFAULT_MAX_MESSAGES)) is None
     assert why(FrontendLimits(), CHAT, conversation(100_000)) is not None
 
 
@@ -163,8 +163,8 @@ def test_text_without_a_doubt_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_so_many_words_are_kept_out_of_an_answer_and_no_more() -> None:
-    assert too_many_words(None) is too_many_words(["a"] * 128) is None
-    assert too_many_words(["a"] * 129) is not None
+    assert too_many_bad_words(None) is too_many_bad_words(["a"] * 128) is None
+    assert too_many_bad_words(["a"] * 129) is not None
 
 
 def test_answers_and_tokens_are_counted_up_to_their_limits() -> None:
@@ -185,7 +185,7 @@ def test_who_does_not_say_gets_the_default_or_as_much_as_anybody_may_have(
     default: int | None, most: int | None, given_tokens: int | None
 ) -> None:
     limits = FrontendLimits(default_max_tokens=default, max_tokens=most)
-    assert limits.tokens_unless_said == given_tokens
+    assert limits.default_output_tokens == given_tokens
 
 
 @pytest.mark.parametrize("name", ["max_body_bytes", "max_n", "max_tokens", "max_messages"])

@@ -53,7 +53,7 @@ async def client(apis: dict[str, Api]) -> AsyncIterator[httpx.AsyncClient]:
         limits=FrontendLimits(max_body_bytes=2000),
     )
     router = ModelRouter({**apis, "adapted": apis["large"]})
-    gate.stand_before(router, healthy=lambda: True)
+    gate.replace_app(router, healthy=lambda: True)
     transport = httpx.ASGITransport(gate)
     async with httpx.AsyncClient(transport=transport, base_url="http://baton") as found:
         yield found
@@ -128,7 +128,7 @@ async def test_adapters_that_came_later_go_to_their_model_until_they_are_gone() 
             asked = {"model": model, "prompt": "x"}
             return (await client.post("/v1/completions", json=asked)).json()["served_by"]
 
-        router.add_names({"sql": "small", "large": "small"})
+        router.set_adapters({"sql": "small", "large": "small"})
         assert [await served_by("sql"), await served_by("large")] == ["small", "large"]
-        router.add_names({})
+        router.set_adapters({})
         assert await served_by("sql") == "large", "who says that it does not exist"

@@ -38,7 +38,7 @@ with warnings.catch_warnings():
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     from baton.engine.vllm.frontend import engine_server as seam_module
-    from baton.engine.vllm.frontend.engine_server import Seam
+    from baton.engine.vllm.frontend.engine_server import FleetEngineServer
     from baton.engine.vllm.wire.codec import pack_frames
 
 FACTS = FleetFacts(
@@ -193,22 +193,22 @@ async def frontend(
 
 
 @pytest.fixture
-async def seam(frontend: Frontend, told: Told) -> AsyncIterator[Seam]:
+async def seam(frontend: Frontend, told: Told) -> AsyncIterator[FleetEngineServer]:
     # Bound after the seam has connected, as it happens in a frontend that starts.
-    seam = Seam(FACTS, told.hooks(), FixedClock())
+    seam = FleetEngineServer(FACTS, told.hooks(), FixedClock())
     await seam.start(*frontend.addresses)
     frontend.bind()
     response = await frontend.ready()
     assert (response.max_model_len, response.num_gpu_blocks) == (512, 64)
     if frontend.meets:
-        seam.meet(frontend)
+        seam.attach_inprocess(frontend)
     yield seam
     await seam.close()
-    assert not seam.alive
+    assert not seam.is_running
 
 
 async def test_an_added_request_reaches_the_hook(
-    seam: Seam, frontend: Frontend, told: Told
+    seam: FleetEngineServer, frontend: Frontend, told: Told
 ) -> None:
     await frontend.add("a")
     assert await frontend.nothing_more()
@@ -223,7 +223,7 @@ async def test_an_added_request_reaches_the_hook(
 async def test_adapters_are_taken_in_without_a_word_to_any_engine(
     frontend: Frontend, told: Told
 ) -> None:
-    seam = Seam(replace(FACTS, adapters=2), told.hooks(), FixedClock())
+    seam = FleetEngineServer(replace(FACTS, adapters=2), told.hooks(), FixedClock())
     await seam.start(*frontend.addresses)
     frontend.bind()
     response = await frontend.ready()
@@ -233,7 +233,9 @@ async def test_adapters_are_taken_in_without_a_word_to_any_engine(
     await seam.close()
 
 
-async def test_deliveries_of_one_step_are_one_message(seam: Seam, frontend: Frontend) -> None:
+async def test_deliveries_of_one_step_are_one_message(
+    seam: FleetEngineServer, frontend: Frontend
+) -> None:
     await frontend.add("a")
     await frontend.add("b")
     assert await frontend.nothing_more()
@@ -253,7 +255,7 @@ async def test_deliveries_of_one_step_are_one_message(seam: Seam, frontend: Fron
 
 
 async def test_an_output_that_cannot_be_read_ends_its_own_request_only(
-    seam: Seam, frontend: Frontend, told: Told
+    seam: FleetEngineServer, frontend: Frontend, told: Told
 ) -> None:
     """An engine of another vLLM has written it, as in the midst of an upgrade."""
     for request_id in "abc":
@@ -263,13 +265,13 @@ async def test_an_output_that_cannot_be_read_ends_its_own_request_only(
     seam.deliver(
         [
             Delivery("a", (5,)),
-            Delivery("b", (6,), detail=unreadable),
+            Delivery("b", (6,), engine_payload=unreadable),
             Delivery("c", (7,), FinishReason.STOP),
         ]
     )
-    outputs = {one.request_id: one for one in (await frontend.receive()).outputs}
+    outputs = {output.request_id: output for output in (await frontend.receive()).outputs}
     if "b" not in outputs:  # behind sockets it comes in a message of its own
-        outputs |= {one.request_id: one for one in (await frontend.receive()).outputs}
+        outputs |= {output.request_id: output for output in (await frontend.receive()).outputs}
     assert (outputs["a"].new_token_ids, outputs["c"].new_token_ids) == ([5], [7])
     assert outputs["c"].finish_reason == EngineFinishReason.STOP
     assert outputs["b"].finish_reason == EngineFinishReason.ERROR
@@ -277,7 +279,9 @@ async def test_an_output_that_cannot_be_read_ends_its_own_request_only(
     assert seam.open_requests == 1
 
 
-async def test_a_failure_rides_on_the_last_output(seam: Seam, frontend: Frontend) -> None:
+async def test_a_failure_rides_on_the_last_output(
+    seam: FleetEngineServer, frontend: Frontend
+) -> None:
     await frontend.add("a")
     assert await frontend.nothing_more()
     error = NoCapacity("a", 2.0, "no replica")
@@ -286,13 +290,13 @@ async def test_a_failure_rides_on_the_last_output(seam: Seam, frontend: Frontend
     seam.deliver([Delivery("a", (5,))])
     (output,) = (await frontend.receive()).outputs
     assert output.finish_reason == EngineFinishReason.ERROR
-    assert Problem.unpack(output.stop_reason) == Problem.of(error)
+    assert Problem.unpack(output.stop_reason) == Problem.from_error(error)
     assert await frontend.nothing_more()
     assert seam.open_requests == 0
 
 
 async def test_an_abort_tells_the_hook_once_and_ends_the_stream(
-    seam: Seam, frontend: Frontend, told: Told
+    seam: FleetEngineServer, frontend: Frontend, told: Told
 ) -> None:
     await frontend.add("a")
     await frontend.abort("a", "never-heard-of")
@@ -305,9 +309,9 @@ async def test_an_abort_tells_the_hook_once_and_ends_the_stream(
 
 
 async def test_questions_are_answered_and_unknown_ones_refused(
-    seam: Seam, frontend: Frontend
+    seam: FleetEngineServer, frontend: Frontend
 ) -> None:
-    assert seam.alive
+    assert seam.is_running
     assert (await frontend.utility("get_supported_tasks")).result.result == ["generate"]
     assert (await frontend.utility("reset_prefix_cache")).result.result is False
     refused = await frontend.utility("self_destruct")
@@ -317,7 +321,7 @@ async def test_questions_are_answered_and_unknown_ones_refused(
 
 @pytest.mark.parametrize("changes", [{"sampling_params": None}, {"resumable": True}])
 async def test_a_request_that_cannot_be_run_is_answered_with_an_error(
-    seam: Seam, frontend: Frontend, told: Told, *, changes: dict[str, object]
+    seam: FleetEngineServer, frontend: Frontend, told: Told, *, changes: dict[str, object]
 ) -> None:
     await frontend.add("a", **changes)
     (output,) = (await frontend.receive()).outputs
@@ -328,7 +332,7 @@ async def test_a_request_that_cannot_be_run_is_answered_with_an_error(
 
 @ONLY_SOCKETS
 async def test_a_request_that_cannot_be_read_is_answered_with_an_error(
-    seam: Seam, frontend: Frontend
+    seam: FleetEngineServer, frontend: Frontend
 ) -> None:
     await frontend.send(EngineCoreRequestType.ADD, ["a", "not a prompt"])
     (output,) = (await frontend.receive()).outputs
@@ -339,7 +343,7 @@ async def test_a_request_that_cannot_be_read_is_answered_with_an_error(
 
 
 async def test_a_request_that_the_hook_chokes_on_is_answered_with_an_error(
-    seam: Seam, frontend: Frontend, told: Told
+    seam: FleetEngineServer, frontend: Frontend, told: Told
 ) -> None:
     def choke(_request: Request) -> None:
         raise RuntimeError("full")
@@ -351,15 +355,15 @@ async def test_a_request_that_the_hook_chokes_on_is_answered_with_an_error(
     assert seam.open_requests == 0
 
 
-async def test_noise_does_not_stop_the_reading(seam: Seam, frontend: Frontend) -> None:
+async def test_noise_does_not_stop_the_reading(seam: FleetEngineServer, frontend: Frontend) -> None:
     await frontend.send(EngineCoreRequestType.UTILITY, "not a call")
     await frontend.send(EngineCoreRequestType.START_DP_WAVE, (0, 0))
     assert await frontend.nothing_more()
-    assert seam.alive
+    assert seam.is_running
 
 
 async def test_steps_that_arrive_together_are_one_message_and_a_requests_own_stay_apart(
-    seam: Seam, frontend: Frontend
+    seam: FleetEngineServer, frontend: Frontend
 ) -> None:
     for name in "abc":
         await frontend.add(name)
@@ -376,7 +380,9 @@ async def test_steps_that_arrive_together_are_one_message_and_a_requests_own_sta
     assert await frontend.nothing_more()
 
 
-async def test_a_failure_comes_after_the_tokens_before_it(seam: Seam, frontend: Frontend) -> None:
+async def test_a_failure_comes_after_the_tokens_before_it(
+    seam: FleetEngineServer, frontend: Frontend
+) -> None:
     await frontend.add("a")
     assert await frontend.nothing_more()
     seam.deliver([Delivery("a", (5,))])
@@ -393,7 +399,7 @@ async def test_a_frontend_that_stops_reading_is_not_buffered_for_without_end(
 ) -> None:
     monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
     folder = tmp_path_factory.mktemp("z")
-    seam = Seam(FACTS, told.hooks(), FixedClock())
+    seam = FleetEngineServer(FACTS, told.hooks(), FixedClock())
     await seam.start(f"ipc://{folder}/i", f"ipc://{folder}/o")
     seam._prompt_tokens["a"] = 3
 
@@ -412,7 +418,7 @@ async def test_after_what_a_frontend_has_missed_it_is_told_nothing_and_is_broken
     """A stream that goes on after a hole would end as if it were whole."""
     monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
     slow = Frontend(tmp_path_factory.mktemp("z"))
-    seam = Seam(FACTS, told.hooks(), FixedClock())
+    seam = FleetEngineServer(FACTS, told.hooks(), FixedClock())
     await seam.start(*slow.addresses)
     slow.bind()
     await slow.ready()
@@ -425,7 +431,7 @@ async def test_after_what_a_frontend_has_missed_it_is_told_nothing_and_is_broken
 
     with pytest.raises(LinkFailed):
         deliver_without_end()  # nobody reads meanwhile
-    assert not seam.alive
+    assert not seam.is_running
     assert sorted(told.aborts) == [("a", "b")]
     assert seam.open_requests == 0
     with pytest.raises(LinkFailed):
@@ -443,7 +449,7 @@ async def test_what_a_frontend_was_too_slow_for_is_sent_in_order_once_it_reads(
 ) -> None:
     monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
     slow = Frontend(tmp_path_factory.mktemp("z"))
-    seam = Seam(FACTS, told.hooks(), FixedClock())
+    seam = FleetEngineServer(FACTS, told.hooks(), FixedClock())
     await seam.start(*slow.addresses)
     seam._prompt_tokens["a"] = 3
     for number in range(8):
@@ -458,7 +464,7 @@ async def test_what_a_frontend_was_too_slow_for_is_sent_in_order_once_it_reads(
 
 @ONLY_MET
 async def test_the_request_of_a_client_that_is_met_stays_as_it_was(
-    seam: Seam, frontend: MetFrontend, told: Told
+    seam: FleetEngineServer, frontend: MetFrontend, told: Told
 ) -> None:
     own = engine_request(
         "a",
@@ -474,7 +480,7 @@ async def test_the_request_of_a_client_that_is_met_stays_as_it_was(
 
 @ONLY_MET
 async def test_a_request_of_a_client_that_is_met_which_no_message_can_carry_is_refused_to_it(
-    seam: Seam, frontend: MetFrontend, told: Told
+    seam: FleetEngineServer, frontend: MetFrontend, told: Told
 ) -> None:
     with pytest.raises(OverflowError):
         await frontend.add("a", sampling_params=SamplingParams(seed=2**70))
@@ -486,7 +492,7 @@ async def test_a_request_of_a_client_that_is_met_which_no_message_can_carry_is_r
 
 @ONLY_MET
 async def test_a_client_that_is_met_and_stops_reading_is_not_buffered_for_without_end(
-    seam: Seam, frontend: MetFrontend, monkeypatch: pytest.MonkeyPatch
+    seam: FleetEngineServer, frontend: MetFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
     await frontend.add("a")
@@ -498,7 +504,7 @@ async def test_a_client_that_is_met_and_stops_reading_is_not_buffered_for_withou
 
     with pytest.raises(LinkFailed, match="left 4 messages unread"):
         deliver_without_end()
-    assert not seam.alive
+    assert not seam.is_running
     assert seam.open_requests == 0
     with pytest.raises(EngineDeadError):
         await frontend.add("b")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.vllm.wire.identity import MAX_SESSION_CHARS, Caller, session_of
+from baton.engine.vllm.wire.identity import MAX_SESSION_CHARS, Caller, tenant_session_id
 from baton.engine.vllm.wire.sessions import (
     SESSION_HEADERS,
     session_in_body,
@@ -70,23 +70,23 @@ def test_whatever_is_sent_is_a_name_or_passed_over(
 
 @given(st.text(min_size=1, max_size=400), st.text(min_size=1, max_size=400))
 def test_no_sessions_of_two_tenants_are_the_same_and_none_is_long(one: str, other: str) -> None:
-    mine, theirs = session_of(ACME, one), session_of(BETA, other)
+    mine, theirs = tenant_session_id(ACME, one), tenant_session_id(BETA, other)
     assert mine is None or mine != theirs
     assert len(mine or "") <= len("acme/") + MAX_SESSION_CHARS
 
 
 def test_a_long_name_is_kept_as_its_digest_and_no_two_are_the_same() -> None:
     longest = "x" * MAX_SESSION_CHARS
-    assert session_of(ACME, longest) == f"acme/{longest}"
-    digests = {session_of(ACME, longest + more) for more in ("a", "b", "c" * 10**6)}
+    assert tenant_session_id(ACME, longest) == f"acme/{longest}"
+    digests = {tenant_session_id(ACME, longest + more) for more in ("a", "b", "c" * 10**6)}
     assert len(digests) == 3
     assert all(len(digest or "") <= len("acme/") + MAX_SESSION_CHARS for digest in digests)
 
 
 def test_the_same_name_of_two_tenants_is_two_sessions() -> None:
-    assert session_of(ACME, "s") != session_of(BETA, "s")
+    assert tenant_session_id(ACME, "s") != tenant_session_id(BETA, "s")
 
 
 def test_the_first_name_that_is_one_counts() -> None:
-    assert session_of(ACME, None, "", "a\nb", "s", "t") == "acme/s"
-    assert session_of(ACME, None, "") is None
+    assert tenant_session_id(ACME, None, "", "a\nb", "s", "t") == "acme/s"
+    assert tenant_session_id(ACME, None, "") is None

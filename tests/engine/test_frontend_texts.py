@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from baton.engine.vllm.gate.error_texts import of_fields, plain, without_classes
-from baton.engine.vllm.gate.errors import INTERNAL, told_by_vllm
+from baton.engine.vllm.gate.error_texts import describe_field_errors, sanitize, strip_class_names
+from baton.engine.vllm.gate.errors import INTERNAL, problem_from_vllm
 
 
 class Part(BaseModel):
@@ -25,11 +25,11 @@ def why(**body: object) -> str:
 
 
 def test_pydantics_text_becomes_a_sentence_about_fields() -> None:
-    assert plain(why()) == "'messages' is required"
-    assert plain(why(messages=[{"text": 5}])) == "'messages.0.text' should be a valid string"
-    said = plain(why(messages=[], stop=5))
+    assert sanitize(why()) == "'messages' is required"
+    assert sanitize(why(messages=[{"text": 5}])) == "'messages.0.text' should be a valid string"
+    said = sanitize(why(messages=[], stop=5))
     assert said == "'stop' should be a valid list; 'stop' should be a valid string"
-    assert plain(f"Invalid request: {why(messages=3)}") == "'messages' should be a valid list"
+    assert sanitize(f"Invalid request: {why(messages=3)}") == "'messages' should be a valid list"
 
 
 def test_other_texts_stay_as_they_are() -> None:
@@ -40,7 +40,7 @@ def test_other_texts_stay_as_they_are() -> None:
         "GET /v1/models lists those that do",
         "a regex: /home|/usr/",
     ):
-        assert plain(text) == text
+        assert sanitize(text) == text
 
 
 def test_files_of_the_server_and_addresses_are_not_told() -> None:
@@ -50,7 +50,7 @@ def test_files_of_the_server_and_addresses_are_not_told() -> None:
         "boom in /app/baton/x.py",
         "<object at 0x7f3a>",
     ):
-        said = plain(text)
+        said = sanitize(text)
         assert "/" not in said
         assert ".py" not in said
         assert "0x" not in said
@@ -78,20 +78,20 @@ def test_files_of_the_server_and_addresses_are_not_told() -> None:
     ],
 )
 def test_an_error_of_a_framework_names_the_field(error: object, said: str) -> None:
-    assert of_fields([error]) == said
+    assert describe_field_errors([error]) == said
 
 
 def test_many_errors_are_not_all_told_and_none_twice() -> None:
     errors = [{"loc": ("body", "input", n), "msg": "Field required"} for n in range(12_000)]
-    said = of_fields(errors * 2)
+    said = describe_field_errors(errors * 2)
     assert said.endswith("; and 11990 more")
     assert len(said) < 1000
 
 
 def test_a_location_names_no_classes() -> None:
-    assert without_classes("body.messages.0.ChatCompletionParam.text") == "body.messages.0.text"
+    assert strip_class_names("body.messages.0.ChatCompletionParam.text") == "body.messages.0.text"
 
 
 def test_what_was_raised_in_a_server_is_not_told() -> None:
     body = b'{"error": {"message": "KeyError: /usr/lib/x.py", "code": 500}}'
-    assert told_by_vllm(500, body) == INTERNAL
+    assert problem_from_vllm(500, body) == INTERNAL

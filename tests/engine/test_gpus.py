@@ -11,12 +11,12 @@ from types import ModuleType
 import pytest
 
 from baton.engine.gpus import (
-    compute_on_cpus,
     count_gpus,
-    old_driver,
-    present_gpus,
-    slices,
-    turn_on_gpu,
+    count_present_gpus,
+    driver_problem,
+    gpu_start_lock,
+    mig_devices,
+    use_cpu_without_gpus,
 )
 
 
@@ -43,20 +43,20 @@ def test_gpus_that_are_hidden_or_not_there_are_not_counted(visible: str | None, 
 
 
 def test_without_nvidias_library_the_kernel_is_asked(tmp_path: Path) -> None:
-    assert present_gpus(tmp_path / "no-driver") == 0
+    assert count_present_gpus(tmp_path / "no-driver") == 0
 
 
 def test_vllm_computes_on_cpus_where_there_is_no_gpu_and_only_there() -> None:
     environ: dict[str, str] = {}
-    compute_on_cpus(environ, lambda: 1)
+    use_cpu_without_gpus(environ, lambda: 1)
     assert environ == {}
-    compute_on_cpus(environ, lambda: 0)
+    use_cpu_without_gpus(environ, lambda: 0)
     assert environ == {"VLLM_TARGET_DEVICE": "cpu"}
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
-    compute_on_cpus(hidden, lambda: 8)
+    use_cpu_without_gpus(hidden, lambda: 8)
     assert hidden["VLLM_TARGET_DEVICE"] == "cpu"
     chosen = {"VLLM_TARGET_DEVICE": "rocm"}
-    compute_on_cpus(chosen, lambda: 0)
+    use_cpu_without_gpus(chosen, lambda: 0)
     assert chosen == {"VLLM_TARGET_DEVICE": "rocm"}
 
 
@@ -69,14 +69,14 @@ def test_engines_on_one_gpu_start_one_after_the_other(tmp_path: Path) -> None:
         return False
 
     def start() -> None:
-        with turn_on_gpu(first, given_up, tmp_path):
+        with gpu_start_lock(first, given_up, tmp_path):
             entered.set()
 
     starting = threading.Thread(target=start, daemon=True)
-    with turn_on_gpu(first, lambda: False, tmp_path):
+    with gpu_start_lock(first, lambda: False, tmp_path):
         starting.start()
         assert asked.wait(60), "it does not wait"
-        with turn_on_gpu(second, lambda: False, tmp_path):
+        with gpu_start_lock(second, lambda: False, tmp_path):
             pass  # another GPU is another matter
         assert not entered.is_set()
     assert entered.wait(60)
@@ -84,7 +84,7 @@ def test_engines_on_one_gpu_start_one_after_the_other(tmp_path: Path) -> None:
 
 
 def test_who_has_given_up_waits_for_no_turn(tmp_path: Path) -> None:
-    with turn_on_gpu({}, lambda: True, tmp_path), turn_on_gpu({}, lambda: True, tmp_path):
+    with gpu_start_lock({}, lambda: True, tmp_path), gpu_start_lock({}, lambda: True, tmp_path):
         pass
 
 
@@ -103,7 +103,7 @@ def test_who_has_given_up_waits_for_no_turn(tmp_path: Path) -> None:
 def test_a_driver_is_too_old_where_its_cuda_is_of_an_earlier_major_version(
     torch: str | None, driver: tuple[int, int] | None, *, old: bool
 ) -> None:
-    assert (old_driver(torch, driver) is not None) is old
+    assert (driver_problem(torch, driver) is not None) is old
 
 
 class Nvml(ModuleType):
@@ -161,8 +161,8 @@ def test_slices_of_a_gpu_are_counted_and_named_for_ray(
     monkeypatch: pytest.MonkeyPatch, gpus: tuple[int | None], count: int, named: tuple[str, ...]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(*gpus))
-    assert present_gpus() == count
+    assert count_present_gpus() == count
     assert count_gpus({}) == count
-    assert slices({}) == named
-    assert slices({"CUDA_VISIBLE_DEVICES": "0"}) == ()
-    assert slices({"CUDA_VISIBLE_DEVICES": "MIG-0-1, MIG-0-2"}) == ("MIG-0-1", "MIG-0-2")
+    assert mig_devices({}) == named
+    assert mig_devices({"CUDA_VISIBLE_DEVICES": "0"}) == ()
+    assert mig_devices({"CUDA_VISIBLE_DEVICES": "MIG-0-1, MIG-0-2"}) == ("MIG-0-1", "MIG-0-2")

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.hub_fetch import Order, here_bytes
-from tests.fakes.hub import REPOSITORY, SHA, TOKEN, Hub, Manners, hub_of
+from baton.engine.hub_fetch import FetchRequest, downloaded_bytes
+from tests.fakes.hub import COMMIT_SHA, REPOSITORY, TOKEN, Hub, HubBehavior, serve_hub
 from tests.fakes.scaled_deadline import ScaledDeadline
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ _READ = set(FILES) - {"README.md", "other.bin"}
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with hub_of(FILES) as found:
+    with serve_hub(FILES) as found:
         yield found
 
 
@@ -48,14 +48,14 @@ class Node:
     def __init__(self, hub: Hub, folder: Path) -> None:
         self.hub = hub
         self.folder = folder
-        self.snapshot = folder / "hub" / "models--org--small" / "snapshots" / SHA
+        self.snapshot = folder / "hub" / "models--org--small" / "snapshots" / COMMIT_SHA
         self.report = folder / "report"
 
     @contextmanager
     def runs(
         self, environment: Mapping[str, str] | None = None, **order: object
     ) -> Iterator[subprocess.Popen[bytes]]:
-        told: Any = {"repository": REPOSITORY, "revision": None, "weights": True, **order}
+        told: Any = {"repository": REPOSITORY, "revision": None, "needs_weights": True, **order}
         seen = {
             "HF_HOME": str(self.folder),
             "HF_ENDPOINT": self.hub.url,
@@ -64,7 +64,8 @@ class Node:
         }
         words = [sys.executable, "-m", "baton.engine.hub_fetch"]
         with subprocess.Popen(
-            [*words, Order(**told, report=str(self.report)).text()], env={**os.environ, **seen}
+            [*words, FetchRequest(**told, report_file=str(self.report)).to_json()],
+            env={**os.environ, **seen},
         ) as process:
             try:
                 yield process
@@ -89,14 +90,14 @@ def test_what_vllm_reads_comes_once_and_is_there_without_a_hub(node: Node) -> No
     assert node.fetches() == []
     assert {path.name for path in node.snapshot.iterdir()} == _READ
     assert node.fetches() == []
-    assert set(node.hub.fetched.values()) == {1}
+    assert set(node.hub.downloads.values()) == {1}
     assert node.fetches({"HF_HUB_OFFLINE": "1"}) == []
-    node.hub.manners = Manners(status=503)
+    node.hub.behavior = HubBehavior(status=503)
     assert node.fetches() == []
 
 
 def test_an_api_server_gets_no_weights(node: Node) -> None:
-    assert node.fetches(weights=False) == []
+    assert node.fetches(needs_weights=False) == []
     assert {path.name for path in node.snapshot.iterdir()} == _READ - set(_SHARDS)
 
 
@@ -107,14 +108,14 @@ def test_weights_go_where_the_engine_looks_for_them(node: Node) -> None:
 
 
 def test_a_download_that_is_cut_goes_on(node: Node) -> None:
-    node.hub.manners = Manners(cut_once=frozenset(_SHARDS[:1]))
+    node.hub.behavior = HubBehavior(truncated_once=frozenset(_SHARDS[:1]))
     assert node.fetches() == []
     assert (node.snapshot / _SHARDS[0]).read_bytes() == FILES[_SHARDS[0]]
-    assert node.hub.fetched[_SHARDS[0]] == 2
+    assert node.hub.downloads[_SHARDS[0]] == 2
 
 
 def test_a_gated_model_comes_by_the_token_alone(node: Node) -> None:
-    node.hub.manners = Manners(gated=True)
+    node.hub.behavior = HubBehavior(gated=True)
     why, remedy = node.fetches()
     assert why == f"model org/small is gated: {node.hub.url} answered 401"
     assert remedy.startswith(f"accept its licence at {node.hub.url}/org/small and set HF_TOKEN")
@@ -128,9 +129,9 @@ def test_what_is_not_there_is_said_in_one_line(node: Node) -> None:
     why, remedy = node.fetches(repository="org/none")
     assert why == f"{node.hub.url} shows no model org/none: it answered 404"
     assert remedy == "correct models.*.source, or set HF_TOKEN where it is private"
-    node.hub.manners = Manners(private=True)
+    node.hub.behavior = HubBehavior(private=True)
     assert node.fetches()[0] == f"{node.hub.url} shows no model org/small: it answered 401"
-    node.hub.manners = Manners()
+    node.hub.behavior = HubBehavior()
     assert node.fetches(revision="v9") == [
         f"model org/small has no revision 'v9' on {node.hub.url}",
         "correct models.*.revision",
@@ -156,11 +157,11 @@ def test_what_a_mirror_asks_for_is_not_shown(node: Node) -> None:
 def test_a_model_goes_through_a_proxy_that_is_named(node: Node) -> None:
     # The hub of this machine stands in for a proxy before another one, of which only it knows.
     assert node.fetches({"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": node.hub.url}) == []
-    assert node.hub.fetched[_SHARDS[0]] == 1
+    assert node.hub.downloads[_SHARDS[0]] == 1
 
 
 def test_it_says_how_far_it_is_and_what_is_half_there_goes_with_it(node: Node) -> None:
-    node.hub.manners = Manners(held={_SHARDS[1]: Event()})
+    node.hub.behavior = HubBehavior(stalled={_SHARDS[1]: Event()})
     blobs = node.snapshot.parents[1] / "blobs"
     total = sum(len(FILES[name]) for name in _SHARDS)
     blobs.mkdir(parents=True)
@@ -169,7 +170,7 @@ def test_it_says_how_far_it_is_and_what_is_half_there_goes_with_it(node: Node) -
     with node.runs() as process:
         deadline = ScaledDeadline(60)
         while _said(node.report).get("done", 0) <= len(FILES[_SHARDS[0]]):
-            assert not deadline.passed(), _said(node.report)
+            assert not deadline.is_expired(), _said(node.report)
             time.sleep(0.05)
         said = _said(node.report)
         assert said["total"] == total
@@ -185,12 +186,12 @@ def test_files_that_are_whole_and_files_on_their_way_are_counted(tmp_path: Path)
     snapshot.mkdir()
     blobs.mkdir()
     sizes = {"a": 8192, "b": 16384}
-    assert here_bytes(snapshot, blobs, sizes) == 0
+    assert downloaded_bytes(snapshot, blobs, sizes) == 0
     (snapshot / "a").write_bytes(bytes(8192))
     (blobs / "b.1.incomplete").write_bytes(b"x" * 4096)
-    assert here_bytes(snapshot, blobs, sizes) == 8192 + 4096
+    assert downloaded_bytes(snapshot, blobs, sizes) == 8192 + 4096
     os.utime(blobs / "b.1.incomplete", (0, 0))  # of a program that was killed
-    assert here_bytes(snapshot, blobs, sizes) == 8192
+    assert downloaded_bytes(snapshot, blobs, sizes) == 8192
 
 
 def _said(report: Path) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.engine.hub_files import Asked, trouble, weight_files
+from baton.engine.hub_files import HubModel, explain_failure, weight_files
 
 SHARDS = ("model-1.safetensors", "model-2.safetensors")
-ASKED = Asked(
+ASKED = HubModel(
     repository="org/m",
     revision="v2",
     hub="https://hub.example",
@@ -60,20 +60,20 @@ class TransportError(Exception):
 
 
 def test_a_gated_model_wants_its_licence_accepted_and_a_token() -> None:
-    found = trouble(GatedRepoError(401), ASKED)
+    found = explain_failure(GatedRepoError(401), ASKED)
     assert found.why == "model org/m is gated: https://hub.example answered 401"
     assert found.remedy == (
         "accept its licence at https://hub.example/org/m and set HF_TOKEN to a token of that"
         " account"
     )
-    with_token = trouble(GatedRepoError(403), ASKED._replace(has_token=True))
+    with_token = explain_failure(GatedRepoError(403), ASKED._replace(has_token=True))
     assert "with the account of HF_TOKEN" in with_token.remedy
 
 
 def test_what_it_was_at_first_is_said_of_a_hub_that_cannot_be_reached() -> None:
     error = FileNotFoundError("cannot find the snapshot\nGot: ...")
     error.__cause__ = TransportError("no route to host")
-    found = trouble(error, ASKED)
+    found = explain_failure(error, ASKED)
     assert found.why == (
         "https://hub.example cannot be reached for model org/m: TransportError: no route to host"
     )
@@ -83,16 +83,16 @@ def test_what_it_was_at_first_is_said_of_a_hub_that_cannot_be_reached() -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_said_with_its_folder(number: int) -> None:
-    found = trouble(OSError(number, "no space"), ASKED)
+    found = explain_failure(OSError(number, "no space"), ASKED)
     assert found.why == "no room for model org/m in /models/hub: the disk is full"
     assert "cluster.model_cache.path" in found.remedy
 
 
 def test_a_folder_that_cannot_be_written_is_said() -> None:
-    found = trouble(PermissionError(errno.EACCES, "Permission denied"), ASKED)
+    found = explain_failure(PermissionError(errno.EACCES, "Permission denied"), ASKED)
     assert found.why == "models cannot be kept in /models/hub: Permission denied"
 
 
 def test_whatever_else_there_is_has_one_line() -> None:
-    found = trouble(ValueError("first\nsecond"), ASKED)
+    found = explain_failure(ValueError("first\nsecond"), ASKED)
     assert found.why == "model org/m does not come from https://hub.example: ValueError: first"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.control.fleet.hybrid_feed import HybridFeed
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.control.fleet.hybrid_feed import HybridCacheFeed
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.policy.prefix_cache.index import PrefixIndex
 
 pytest.importorskip("vllm")
@@ -143,11 +143,13 @@ class Body:
         self._hasher = kv_cache_utils.get_request_block_hasher(hash_size, sha256)
         shape = shape_of(self.manager.coordinator)
         assert shape is not None
-        self.feed = HybridFeed(
+        self.feed = HybridCacheFeed(
             model=MODEL, block_size_tokens=self.size, capacity_blocks=blocks, shape=shape
         )
         self.index = PrefixIndex()
-        self.index.join("r", capacity_blocks=blocks, peek_blocks=shape.peek_tokens // self.size)
+        self.index.add_replica(
+            "r", capacity_blocks=blocks, lookahead_blocks=shape.lookahead_tokens // self.size
+        )
         self._names = itertools.count()
         self._batches = itertools.count()
         self.live: list[Request] = []
@@ -211,10 +213,10 @@ class Body:
         batch = msgspec.msgpack.encode(KVEventBatch(ts=0.0, events=events))
         self.feed.apply(decode_batch([b"", number.to_bytes(8, "big"), batch], "r"))
         self.feed.check_integrity()
-        update = self.feed.take()
+        update = self.feed.pop_update()
         self.feed.check_integrity()
         if update is not None:
-            assert not self.index.apply("r", update, 0.0)
+            assert not self.index.apply_update("r", update, 0.0)
 
     def lose(self) -> None:
         """What happened since reaches nobody."""
@@ -225,7 +227,7 @@ class Body:
         """The tokens of a prompt that the index says can be reused."""
         root = chain_root(model=MODEL, block_size_tokens=self.size)
         most = max(0, len(tokens) - 1) // self.size
-        hits = self.index.look_up(chain(root, tokens, self.size), 0.0, most_blocks=most)
+        hits = self.index.look_up(chain_hashes(root, tokens, self.size), 0.0, max_blocks=most)
         return hits.of("r").blocks * self.size
 
     def found(self, tokens: Sequence[int]) -> int:

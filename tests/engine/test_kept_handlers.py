@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.log_handlers import kept_handlers
+from baton.engine.log_handlers import preserve_log_handlers
 
 LOGGER = logging.getLogger("tests.kept_handlers")
 VLLMS: dict[str, object] = {"version": 1, "disable_existing_loggers": False}
@@ -33,7 +33,7 @@ def serves(tmp_path: Path) -> Iterator[MemoryHandler]:
 
 
 def test_a_handler_goes_on_that_was_there_before(serves: MemoryHandler) -> None:
-    with kept_handlers():
+    with preserve_log_handlers():
         logging.config.dictConfig(VLLMS)
     assert isinstance(serves.target, logging.FileHandler), "Serve asks it for the name of its file"
     serves.handle(logging.makeLogRecord({"msg": "still here", "levelno": logging.WARNING}))
@@ -49,7 +49,7 @@ def test_python_closes_it_otherwise(serves: MemoryHandler) -> None:
 
 def test_a_handler_that_was_made_meanwhile_is_known_as_well(tmp_path: Path) -> None:
     with only():
-        with kept_handlers():
+        with preserve_log_handlers():
             made = logging.FileHandler(tmp_path / "own.log")
         logging.config.dictConfig(VLLMS)
     assert made.stream is None, "it was not closed"
@@ -58,7 +58,7 @@ def test_a_handler_that_was_made_meanwhile_is_known_as_well(tmp_path: Path) -> N
 @contextmanager
 def only(*handlers: logging.Handler) -> Iterator[None]:
     """Python's list of handlers holds these: those of other tests go on."""
-    with kept_handlers():
+    with preserve_log_handlers():
         listed: list[object] = logging._handlerList  # type: ignore[attr-defined]
         listed.extend(weakref.ref(handler) for handler in handlers)
         yield

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.model.known_models import shape_of
+from baton.perf.model.known_models import find_shape
 from baton.perf.model.shape import ModelShape
 
 pytest.importorskip("vllm")
@@ -82,16 +82,16 @@ def of_vllm(shape: ModelShape, said: str) -> int:
     ],
 )
 def test_a_token_takes_what_vllms_layers_say(model: str, said: str, dtype: Dtype) -> None:
-    shape = shape_of(model)
+    shape = find_shape(model)
     assert shape.kv_bytes(BLOCK, dtype) == of_vllm(shape, said)
 
 
 def test_four_bits_by_floating_point_have_their_scales() -> None:
-    shape = shape_of("meta-llama/Llama-3.1-8B")
+    shape = find_shape("meta-llama/Llama-3.1-8B")
     # Source: FlashInferBackend.customize_spec, which is not to be had on a CPU.
     side = nvfp4_kv_cache_full_dim(shape.head_dim)
     assert shape.kv_layer_bytes(Dtype.FP4) == 2 * shape.kv_heads * side
 
 
 def test_deepseek_v32_takes_656_bytes_and_132_for_its_indexer() -> None:
-    assert shape_of("deepseek-ai/DeepSeek-V3.2").kv_layer_bytes(Dtype.FP8) == 656 + 132
+    assert find_shape("deepseek-ai/DeepSeek-V3.2").kv_layer_bytes(Dtype.FP8) == 656 + 132

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import zmq
 
-from baton.engine.vllm.patches.lease_checks import KeptLeases, LeaseQuestions, Read, answer
-from tests.fakes.lease_source import METADATA, free_address, serving
+from baton.engine.vllm.patches.lease_checks import CompletedRead, KeptLeases, LeaseQueries, reply_to
+from tests.fakes.lease_source import METADATA, free_address, serve_leases
 
 DEADLINE_S = 30.0
 DEADLINE_MS = 30_000
@@ -26,8 +26,8 @@ class Clock:
 
 
 @contextmanager
-def asking(clock: Callable[[], float] | None = None) -> Iterator[LeaseQuestions]:
-    questions = LeaseQuestions(deadline_s=5.0, clock=clock or Clock())
+def asking(clock: Callable[[], float] | None = None) -> Iterator[LeaseQueries]:
+    questions = LeaseQueries(deadline_s=5.0, clock=clock or Clock())
     try:
         yield questions
     finally:
@@ -50,28 +50,28 @@ def asked(address: str, *parts: bytes) -> list[bytes]:
 
 # ---------------------------------------------------------------------- the answers
 def test_blocks_are_kept_from_when_their_leg_ends_until_they_are_freed() -> None:
-    with serving() as source, asking() as questions:
-        source.leases.keep("p1")
-        source.leases.keep("p2")
-        source.leases.free(["p2", "never-was"])
+    with serve_leases() as source, asking() as questions:
+        source.leases.add("p1")
+        source.leases.add("p2")
+        source.leases.remove(["p2", "never-was"])
         for request_id, leg_id in (("a", "p1"), ("b", "p2"), ("c", "p3")):
-            questions.ask(source.address, Read(request_id, leg_id))
+            questions.query(source.address, CompletedRead(request_id, leg_id))
         assert "a" in questions
-        assert questions.take_answers(wait_s=DEADLINE_S) == {"a": True, "b": False, "c": False}
+        assert questions.poll_replies(wait_s=DEADLINE_S) == {"a": True, "b": False, "c": False}
         assert "a" not in questions
-        source.leases.free(["p1"])
-        questions.ask(source.address, Read("a", "p1"))
-        assert questions.take_answers(wait_s=DEADLINE_S) == {"a": False}
+        source.leases.remove(["p1"])
+        questions.query(source.address, CompletedRead("a", "p1"))
+        assert questions.poll_replies(wait_s=DEADLINE_S) == {"a": False}
 
 
 def test_each_source_answers_for_itself() -> None:
-    with serving() as one, serving() as other, asking() as questions:
-        one.leases.keep("p1")
-        questions.ask(one.address, Read("a", "p1"))
-        questions.ask(other.address, Read("b", "p1"))
+    with serve_leases() as one, serve_leases() as other, asking() as questions:
+        one.leases.add("p1")
+        questions.query(one.address, CompletedRead("a", "p1"))
+        questions.query(other.address, CompletedRead("b", "p1"))
         found: dict[str, bool] = {}
         while len(found) < 2:
-            newly = questions.take_answers(wait_s=DEADLINE_S)
+            newly = questions.poll_replies(wait_s=DEADLINE_S)
             assert newly
             found |= newly
         assert found == {"a": True, "b": False}
@@ -80,29 +80,29 @@ def test_each_source_answers_for_itself() -> None:
 def test_a_source_that_says_nothing_in_time_has_kept_nothing() -> None:
     clock = Clock()
     with asking(clock) as questions:
-        questions.ask(free_address(), Read("a", "p1"))
-        assert questions.take_answers(wait_s=0.0) == {}
+        questions.query(free_address(), CompletedRead("a", "p1"))
+        assert questions.poll_replies(wait_s=0.0) == {}
         clock.now_s = 4.9
-        assert questions.take_answers(wait_s=0.0) == {}
+        assert questions.poll_replies(wait_s=0.0) == {}
         clock.now_s = 5.0
-        assert questions.take_answers(wait_s=0.0) == {"a": False}
+        assert questions.poll_replies(wait_s=0.0) == {"a": False}
         assert "a" not in questions
 
 
 def test_an_answer_that_comes_too_late_changes_nothing() -> None:
     clock, address = Clock(), free_address()
     with asking(clock) as questions:
-        questions.ask(address, Read("a", "p1"))
-        assert questions.take_answers(wait_s=0.0) == {}
+        questions.query(address, CompletedRead("a", "p1"))
+        assert questions.poll_replies(wait_s=0.0) == {}
         clock.now_s = 5.0
-        assert questions.take_answers(wait_s=0.0) == {"a": False}
-        with serving(address) as source:  # the question has waited for it
-            source.leases.keep("p1")
-            source.leases.keep("p2")
-            questions.ask(address, Read("b", "p2"))
+        assert questions.poll_replies(wait_s=0.0) == {"a": False}
+        with serve_leases(address) as source:  # the question has waited for it
+            source.leases.add("p1")
+            source.leases.add("p2")
+            questions.query(address, CompletedRead("b", "p2"))
             found: dict[str, bool] = {}
             while "b" not in found:
-                found |= questions.take_answers(wait_s=DEADLINE_S)
+                found |= questions.poll_replies(wait_s=DEADLINE_S)
             assert found == {"b": True}
 
 
@@ -112,21 +112,21 @@ def test_a_source_of_another_baton_survives_the_question_and_is_not_believed() -
     with zmq.Context() as context, context.socket(zmq.ROUTER) as old, asking(clock) as questions:
         old.setsockopt(zmq.LINGER, 0)
         port = old.bind_to_random_port("tcp://127.0.0.1")
-        questions.ask(f"tcp://127.0.0.1:{port}", Read("a", "p1"))
-        assert questions.take_answers(wait_s=0.0) == {}
+        questions.query(f"tcp://127.0.0.1:{port}", CompletedRead("a", "p1"))
+        assert questions.poll_replies(wait_s=0.0) == {}
         assert old.poll(DEADLINE_MS)
         identity, _, message = old.recv_multipart()
         _, pipeline_rank, rank = msgspec.msgpack.decode(message)
         assert (pipeline_rank, rank) in METADATA
         old.send_multipart((identity, b"", METADATA[(pipeline_rank, rank)], b"\x00"))
-        assert questions.take_answers(wait_s=DEADLINE_S) == {}
+        assert questions.poll_replies(wait_s=DEADLINE_S) == {}
         clock.now_s = 5.0
-        assert questions.take_answers(wait_s=0.0) == {"a": False}
+        assert questions.poll_replies(wait_s=0.0) == {"a": False}
 
 
 # ---------------------------------------------------------------------- the side channel
 def test_metadata_is_told_by_rank_with_the_listeners_clock_as_vllm_wants_it() -> None:
-    with serving() as source:
+    with serve_leases() as source:
         empty, metadata, clock = asked(source.address, b"", request(rank=1))
         assert (empty, metadata) == (b"", b"metadata of rank 1")
         assert isinstance(msgspec.msgpack.decode(clock), float)
@@ -150,7 +150,7 @@ def test_metadata_is_told_by_rank_with_the_listeners_clock_as_vllm_wants_it() ->
 def test_what_cannot_be_read_is_ignored_and_the_next_request_answered(
     parts: tuple[bytes, ...],
 ) -> None:
-    with serving() as source, zmq.Context() as context, context.socket(zmq.DEALER) as client:
+    with serve_leases() as source, zmq.Context() as context, context.socket(zmq.DEALER) as client:
         client.setsockopt(zmq.LINGER, 1000)
         client.connect(source.address)
         client.send_multipart(parts)
@@ -161,6 +161,6 @@ def test_what_cannot_be_read_is_ignored_and_the_next_request_answered(
 
 def test_a_message_that_nobody_would_send_has_no_answer() -> None:
     leases = KeptLeases()
-    assert answer(b"", metadata=METADATA, leases=leases) is None
-    assert answer(request(pipeline_rank=3), metadata=METADATA, leases=leases) is None
-    assert answer(request(), metadata=METADATA, leases=leases) == METADATA[(0, 0)]
+    assert reply_to(b"", metadata=METADATA, leases=leases) is None
+    assert reply_to(request(pipeline_rank=3), metadata=METADATA, leases=leases) is None
+    assert reply_to(request(), metadata=METADATA, leases=leases) == METADATA[(0, 0)]

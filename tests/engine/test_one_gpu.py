@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from baton.domain.errors import BatonError
-from baton.perf.hardware.catalogue import accelerator
-from tests.engine.one_gpu import Site, measured, on_cpu, on_gpu
+from baton.perf.hardware.catalogue import find_accelerator
+from tests.engine.one_gpu import Setup, measure, on_cpu, on_gpu
 
 pytestmark = [
     pytest.mark.real,
@@ -30,13 +30,13 @@ def device_here() -> str:
     named = torch.cuda.get_device_name()
     for word in reversed(named.replace("-", " ").split()):
         try:
-            return accelerator(word).name
+            return find_accelerator(word).name
         except BatonError:
             continue
     pytest.skip(f"no data sheet of {named}: nothing could be predicted of it")
 
 
-def is_whole(found: dict[str, Any], site: Site) -> None:
+def is_whole(found: dict[str, Any], site: Setup) -> None:
     """Everything was handed over, measured and counted."""
     assert [row["handed_off"] for row in found["ttft"]] == [5] * len(site.prompts_tokens)
     assert all(row["ttft_p50_s"] >= row["prefill_p50_s"] > 0 for row in found["ttft"])
@@ -49,7 +49,7 @@ def is_whole(found: dict[str, Any], site: Site) -> None:
 async def test_two_engines_on_the_cpu_are_measured_like_two_on_a_gpu(tmp_path: Path) -> None:
     """So that it is known to work before a GPU is there."""
     site = on_cpu(tmp_path)
-    found = await measured(site)
+    found = await measure(site)
     is_whole(found, site)
     print(json.dumps(found))  # noqa: T201 - figures, for who asks for them
 
@@ -57,7 +57,7 @@ async def test_two_engines_on_the_cpu_are_measured_like_two_on_a_gpu(tmp_path: P
 async def test_an_8b_model_on_one_gpu_is_as_fast_as_predicted(tmp_path: Path) -> None:
     """Writes what it measured, whatever comes of it."""
     site = on_gpu(tmp_path, device_here())
-    found = await measured(site)
+    found = await measure(site)
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     is_whole(found, site)
     assert "cuda" in str(found["transfer"]["transport"])  # type: ignore[index]

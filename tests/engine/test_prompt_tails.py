@@ -19,7 +19,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from baton.engine.vllm.prompt_tails import begin_at_tail, decode_tails_only
+from baton.engine.vllm.fast_path.detokenizer_tail import install_tail_decoding, start_at_tail
 
 Theirs: TypeAlias = Any
 """What vLLM and transformers make, which is not followed."""
@@ -82,7 +82,7 @@ def texts(
     asked = request(prompt, skips=skips)
     theirs = FastIncrementalDetokenizer(tokenizer, asked)
     ours = FastIncrementalDetokenizer(tokenizer, asked)
-    begin_at_tail(ours, prompt)
+    start_at_tail(ours, prompt)
     return [[each.decode_next(token) for token in tokens] for each in (theirs, ours)]
 
 
@@ -137,7 +137,7 @@ def test_vllm_is_made_to_decode_the_end_of_a_long_prompt_only(
     tiny_tokenizer: Theirs, begun_with: list[int]
 ) -> None:
     processor = OutputProcessor(tiny_tokenizer, log_stats=False)
-    decode_tails_only(processor)
+    install_tail_decoding(processor)
     prompt = tiny_tokenizer.encode("once more, " * 5000)
     processor.add_request(request(prompt), None)
     assert begun_with == [len(prompt), 64]
@@ -146,7 +146,7 @@ def test_vllm_is_made_to_decode_the_end_of_a_long_prompt_only(
 
 def test_a_short_prompt_is_left_alone(tiny_tokenizer: Theirs, begun_with: list[int]) -> None:
     processor = OutputProcessor(tiny_tokenizer, log_stats=False)
-    decode_tails_only(processor)
+    install_tail_decoding(processor)
     processor.add_request(request([5] * 100), None)
     assert begun_with == [100]
 
@@ -156,12 +156,12 @@ def test_what_is_no_text_at_its_end_is_left_to_vllm(begun_with: list[int]) -> No
     for last in (special, half_a_character):
         tokenizer = llama_like()
         detokenizer = FastIncrementalDetokenizer(tokenizer, request([1] * 400 + [last] * 100))
-        begin_at_tail(detokenizer, [1] * 400 + [last] * 100)
+        start_at_tail(detokenizer, [1] * 400 + [last] * 100)
     assert begun_with == [500, 500]
 
 
 def test_who_wants_no_text_gets_none() -> None:
     processor = OutputProcessor(None, log_stats=False)
-    decode_tails_only(processor)
+    install_tail_decoding(processor)
     processor.add_request(request([5] * 5000), None)
     assert processor.has_request("r")

@@ -19,7 +19,7 @@ from vllm.entrypoints.openai.completion import protocol as completion_protocol
 from vllm.entrypoints.openai.completion import serving as completions
 from vllm.entrypoints.serve.utils import tool_calls_utils
 
-from baton.engine.vllm.fast_path.fast_chunks import QuickChunk, quick, write_chunks_quickly
+from baton.engine.vllm.fast_path.fast_chunks import FastChunk, install_fast_chunks, make_fast_class
 
 Maker = Any  # a model of vLLM's, or what stands for it
 
@@ -111,7 +111,7 @@ KINDS = {
 
 def written(response: Maker, choice: Maker, said: Any, **how: bool) -> str:  # noqa: ANN401 - drawn
     head, choices, later = said
-    chunk = response(**head, choices=[choice(**one) for one in choices])
+    chunk = response(**head, choices=[choice(**other) for other in choices])
     for name, value in later.items():
         setattr(chunk, name, value)
     return str(chunk.model_dump_json(**how))
@@ -128,7 +128,7 @@ def test_it_writes_what_vllms_model_writes(
     said = data.draw(st.tuples(heads, choices, LATER))
     how = {"exclude_unset": True, "exclude_none": none_left_out}
     theirs = written(response, choice, said, **how)
-    assert written(quick(response), quick(choice), said, **how) == theirs
+    assert written(make_fast_class(response), make_fast_class(choice), said, **how) == theirs
 
 
 def test_what_was_left_unsaid_is_written_where_that_is_wanted() -> None:
@@ -137,13 +137,16 @@ def test_what_was_left_unsaid_is_written_where_that_is_wanted() -> None:
     said = (head, [{"index": 0, "text": "t"}], {"system_fingerprint": "f"})
     theirs = written(response, choice, said, exclude_unset=False)
     assert '"finish_reason":null' in theirs
-    assert written(quick(response), quick(choice), said, exclude_unset=False) == theirs
+    assert (
+        written(make_fast_class(response), make_fast_class(choice), said, exclude_unset=False)
+        == theirs
+    )
 
 
 def test_what_json_has_not_is_refused() -> None:
     response, *_ = KINDS["completion"]
     with pytest.raises(TypeError, match="a chunk holds a object, wanted what JSON has"):
-        quick(response)(choices=[object()]).model_dump_json(exclude_unset=True)
+        make_fast_class(response)(choices=[object()]).model_dump_json(exclude_unset=True)
 
 
 @pytest.fixture
@@ -156,16 +159,18 @@ def quick_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
         (tool_calls_utils, "ChatCompletionResponseStreamChoice"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
-    write_chunks_quickly()
-    write_chunks_quickly()  # as the second model of a deployment does
+    install_fast_chunks()
+    install_fast_chunks()  # as the second model of a deployment does
 
 
 @pytest.mark.usefixtures("quick_handlers")
 def test_handlers_make_quick_chunks_and_models_of_the_same_name_stay_theirs() -> None:
     made = chat.ChatCompletionStreamResponse(id="a", choices=[])
-    assert isinstance(made, QuickChunk)
-    assert made.vllms is chat_protocol.ChatCompletionStreamResponse
-    assert completions.CompletionStreamResponse.vllms.__module__ == completion_protocol.__name__
+    assert isinstance(made, FastChunk)
+    assert made.vllm_model is chat_protocol.ChatCompletionStreamResponse
+    assert (
+        completions.CompletionStreamResponse.vllm_model.__module__ == completion_protocol.__name__
+    )
 
 
 @pytest.mark.usefixtures("quick_handlers")

@@ -17,9 +17,9 @@ from vllm.tokenizers.hf import get_cached_tokenizer, maybe_make_thread_pool
 
 from baton.engine.vllm.fast_path.fast_tokenizer import (
     SHORT_CHARS,
-    quick_encoder,
-    short_here,
-    tokenize_quickly,
+    inline_if_short,
+    install_fast_tokenizer,
+    make_fast_encoder,
 )
 
 Theirs: TypeAlias = Any
@@ -58,7 +58,7 @@ TEXTS = st.lists(
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3), added=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_ids_are_the_tokenizers(tokenizer: Theirs, texts: list[str], added: bool) -> None:  # noqa: FBT001 - drawn
-    encode = quick_encoder(tokenizer)
+    encode = make_fast_encoder(tokenizer)
     assert encode is not None
     theirs = tokenizer(texts, add_special_tokens=added)["input_ids"]
     assert encode(texts, add_special_tokens=added) == theirs
@@ -67,7 +67,7 @@ def test_the_ids_are_the_tokenizers(tokenizer: Theirs, texts: list[str], added: 
 def test_what_others_set_of_the_tokenizer_does_not_cut_anything_off() -> None:
     tokenizer = made(pad_token="</s>")  # noqa: S106 - a token of text
     tokenizer("cut", truncation=True, max_length=2, padding="max_length")
-    encode = quick_encoder(tokenizer)
+    encode = make_fast_encoder(tokenizer)
     tokenizer("cut", truncation=True, max_length=2)
     assert encode is not None
     assert encode(["a long text"]) == [tokenizer("a long text", add_special_tokens=False).input_ids]
@@ -75,9 +75,9 @@ def test_what_others_set_of_the_tokenizer_does_not_cut_anything_off() -> None:
 
 def test_it_is_made_for_what_vllm_makes_of_a_tokenizer(tiny_tokenizer: Theirs) -> None:
     cached = get_cached_tokenizer(tiny_tokenizer)
-    assert quick_encoder(cached) is not None
+    assert make_fast_encoder(cached) is not None
     maybe_make_thread_pool(cached, 2)
-    assert quick_encoder(cached) is not None
+    assert make_fast_encoder(cached) is not None
 
 
 class Politely(PreTrainedTokenizerFast):  # type: ignore[misc]  # transformers is not followed
@@ -101,14 +101,14 @@ class Foreign:
 
 
 def test_one_that_does_something_of_its_own_to_a_text_is_left_alone() -> None:
-    assert quick_encoder(made(Politely)) is None
-    assert quick_encoder(made(Differently)) is None
-    assert quick_encoder(Foreign()) is None
+    assert make_fast_encoder(made(Politely)) is None
+    assert make_fast_encoder(made(Differently)) is None
+    assert make_fast_encoder(Foreign()) is None
 
 
 def test_one_whose_ids_turn_out_to_be_others_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = made()
-    assert quick_encoder(tokenizer) is not None
+    assert make_fast_encoder(tokenizer) is not None
     convert = tokenizer._convert_encoding
 
     def changed(*arguments: Theirs, **wanted: Theirs) -> Theirs:
@@ -117,7 +117,7 @@ def test_one_whose_ids_turn_out_to_be_others_is_left_alone(monkeypatch: pytest.M
         return said, encodings
 
     monkeypatch.setattr(tokenizer, "_convert_encoding", changed)
-    assert quick_encoder(tokenizer) is None
+    assert make_fast_encoder(tokenizer) is None
 
 
 class Renderer:
@@ -152,7 +152,7 @@ class Renderer:
 def test_vllm_is_left_what_wants_places_and_what_is_too_long() -> None:
     tokenizer = made()
     renderer = Renderer(tokenizer)
-    assert tokenize_quickly(renderer) is not None
+    assert install_fast_tokenizer(renderer) is not None
     assert renderer.ask("a text") == tokenizer("a text").input_ids
     bare = tokenizer("a text", add_special_tokens=False).input_ids
     assert renderer.ask("a text", add_special_tokens=False) == bare
@@ -172,7 +172,7 @@ async def test_only_a_long_text_is_tokenized_in_another_thread() -> None:
         return prompt
 
     with ThreadPoolExecutor(1) as executor:
-        called = short_here(tokenize, executor)
+        called = inline_if_short(tokenize, executor)
         for length in (SHORT_CHARS, SHORT_CHARS + 1):
             assert await called({"prompt": "a" * length}, "more") == {"prompt": "a" * length}
     assert seen == [(SHORT_CHARS, "more", True), (SHORT_CHARS + 1, "more", False)]
@@ -180,5 +180,5 @@ async def test_only_a_long_text_is_tokenized_in_another_thread() -> None:
 
 def test_a_renderer_whose_tokenizer_is_not_for_it_stays_as_it_is() -> None:
     renderer = Renderer(Foreign())
-    assert tokenize_quickly(renderer) is None
+    assert install_fast_tokenizer(renderer) is None
     assert vars(renderer).keys() == {"tokenizer", "_executor", "plainly"}

@@ -10,14 +10,14 @@ import pytest
 
 from baton.engine.vllm.patches.rank_reports import (
     TRANSPORTS_CALL,
-    ask_ranks,
-    heard,
     install,
-    said_of,
+    parse_rank_reports,
+    query_ranks,
+    read_rank_report,
 )
-from baton.runtime.rank_transports import RankTransports, Reach
+from baton.runtime.rank_transports import Locality, RankTransports
 from baton.transfer.transport import transport_environment
-from tests.fakes.ucx_lines import choice, logged, zero_copy
+from tests.fakes.ucx_lines import transport_choice, write_log, zero_copy
 
 
 class Core:
@@ -40,18 +40,18 @@ def test_a_worker_says_its_rank_its_node_and_what_its_own_log_says(
 ) -> None:
     for name, value in transport_environment(tmp_path).items():
         monkeypatch.setenv(name, value)
-    logged(tmp_path, choice(zero_copy("cma/memory")), f"ucx.h.{os.getpid()}")
-    rank, node, found = said_of(3)
+    write_log(tmp_path, transport_choice(zero_copy("cma/memory")), f"ucx.h.{os.getpid()}")
+    rank, node, found = read_rank_report(3)
     assert (rank, found) == (3, {"intra-node": ["cma"]})
     assert node
     monkeypatch.delenv("UCX_LOG_FILE")
-    assert said_of(3)[2] is None
+    assert read_rank_report(3)[2] is None
 
 
 def test_what_workers_say_comes_through() -> None:
-    assert heard([[0, "a", {"inter-node": ["tcp"]}], [1, "b", None]]) == (
-        RankTransports(rank=0, node="a", found={Reach.OTHER_NODE: frozenset({"tcp"})}),
-        RankTransports(rank=1, node="b", found=None),
+    assert parse_rank_reports([[0, "a", {"inter-node": ["tcp"]}], [1, "b", None]]) == (
+        RankTransports(rank=0, node="a", transports={Locality.OTHER_NODE: frozenset({"tcp"})}),
+        RankTransports(rank=1, node="b", transports=None),
     )
 
 
@@ -60,7 +60,7 @@ def test_what_workers_say_comes_through() -> None:
 )
 async def test_what_is_no_answer_is_none(answer: object) -> None:
     core = Core(answer)
-    assert await ask_ranks(core) == ()
+    assert await query_ranks(core) == ()
     assert core.called == [TRANSPORTS_CALL]
 
 
@@ -84,7 +84,7 @@ def test_a_worker_of_rays_chooses_the_card_of_its_gpu_as_vllms_own_do(
     asked: list[int] = []
     monkeypatch.setattr(connector, "get_world_group", lambda: SimpleNamespace(local_rank=3))
     monkeypatch.setattr(connector, "set_worker_net_device", lambda rank, _: asked.append(rank))
-    connector.choose_own_card(worker_config(backend))
+    connector.set_worker_nic(worker_config(backend))
     assert asked == chosen
 
 

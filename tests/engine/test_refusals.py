@@ -20,14 +20,14 @@ with warnings.catch_warnings():
     from vllm.v1.engine.core import EngineCoreProc
 
     from baton.engine.vllm.patches import refusals
-    from baton.engine.vllm.wire.codec import EngineWire
+    from baton.engine.vllm.wire.codec import EngineCodec
 
 
 def finish_of(error: BaseException, *, compiling: bool = False) -> tuple[FinishReason, str] | None:
     """What a leg's last output says once the adapter has read what the engine said."""
     reason = refusals.reason_of(error, compiling=compiling)
     said = EngineCoreOutput("l", [], finish_reason=EngineFinishReason.ERROR, stop_reason=reason)
-    output = EngineWire().to_output(said, prompt_tokens=3)
+    output = EngineCodec().decode_output(said, prompt_tokens=3)
     if output.finish is FinishReason.ERROR:
         return None
     assert output.finish is not None
@@ -40,9 +40,9 @@ def finish_of(error: BaseException, *, compiling: bool = False) -> tuple[FinishR
         (ValueError("no such backend"), FinishReason.INVALID),
         (VLLMValidationError("too many"), FinishReason.INVALID),
         (OverflowError("too large"), FinishReason.INVALID),
-        (ImportError("no module outlines"), FinishReason.REFUSED),
-        (RuntimeError("a bug"), FinishReason.REFUSED),
-        (AssertionError(), FinishReason.REFUSED),
+        (ImportError("no module outlines"), FinishReason.REJECTED),
+        (RuntimeError("a bug"), FinishReason.REJECTED),
+        (AssertionError(), FinishReason.REJECTED),
         (MemoryError(), None),
         (OSError("disk full"), None),
     ],
@@ -69,17 +69,17 @@ def test_only_one_line_is_said_and_not_too_much_of_it() -> None:
 @pytest.mark.parametrize("said", [None, 7, "stop", "ERROR"])
 def test_an_engines_own_failure_stays_one(said: int | str | None) -> None:
     output = EngineCoreOutput("l", [], finish_reason=EngineFinishReason.ERROR, stop_reason=said)
-    assert EngineWire().to_output(output, prompt_tokens=3).finish is FinishReason.ERROR
+    assert EngineCodec().decode_output(output, prompt_tokens=3).finish is FinishReason.ERROR
 
 
 def test_a_stop_string_is_not_taken_for_a_refusal() -> None:
     said = "baton-invalid: x"
     output = EngineCoreOutput("l", [7], finish_reason=EngineFinishReason.STOP, stop_reason=said)
-    assert EngineWire().to_output(output, prompt_tokens=3).finish is FinishReason.STOP
+    assert EngineCodec().decode_output(output, prompt_tokens=3).finish is FinishReason.STOP
 
 
 def test_the_installed_engine_can_say_it() -> None:
-    assert refusals.misfit(EngineCoreProc, Scheduler) is None
+    assert refusals.find_incompatibility(EngineCoreProc, Scheduler) is None
 
 
 def test_an_engine_that_works_in_another_way_is_let_be() -> None:
@@ -87,8 +87,8 @@ def test_an_engine_that_works_in_another_way_is_let_be() -> None:
         def _handle_request_preproc_error(self, request: object) -> None:
             """In another way."""
 
-    assert "does not use" in str(refusals.misfit(Core, Scheduler))
-    assert "has no update_from_output" in str(refusals.misfit(EngineCoreProc, object))
+    assert "does not use" in str(refusals.find_incompatibility(Core, Scheduler))
+    assert "has no update_from_output" in str(refusals.find_incompatibility(EngineCoreProc, object))
 
 
 # ---------------------------------------------------------------------- in an engine process
@@ -106,7 +106,7 @@ def prepare(engine: SimpleNamespace, error: Exception) -> None:
     def vllms_own(engine: SimpleNamespace, request: SimpleNamespace) -> None:
         engine.sent.append(request.request_id)
 
-    told = refusals.telling_preparation(vllms_own, ended)
+    told = refusals.wrap_preprocess_error(vllms_own, ended)
     try:
         raise error
     except type(error):
@@ -140,11 +140,11 @@ def test_of_those_whose_grammars_do_not_compile_it_is_said_and_of_no_others() ->
         grammar_compile_error_reqs={"a", "c"},
         requests={"a": asked(RuntimeError("no rule root")), "b": asked(None), "c": asked(None)},
     )
-    told = refusals.telling_grammars(vllms_own)(scheduler)
+    told = refusals.wrap_grammar_errors(vllms_own)(scheduler)
     said = {output.request_id: output.stop_reason for output in told[0].outputs}
     assert said == {"a": "baton-invalid: no rule root", "b": None, "c": None}
 
 
 def test_a_step_without_any_is_vllms_own() -> None:
     scheduler = SimpleNamespace(grammar_compile_error_reqs=set(), requests=None)
-    assert refusals.telling_grammars(lambda _scheduler: "as ever")(scheduler) == "as ever"
+    assert refusals.wrap_grammar_errors(lambda _scheduler: "as ever")(scheduler) == "as ever"

@@ -24,8 +24,8 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return name
 
     monkeypatch.setattr(routing, "get_route_name", noted)
-    route_names.remember_route_names()
-    route_names.remember_route_names()  # as the second model of a deployment does
+    route_names.install_route_name_cache()
+    route_names.install_route_name_cache()  # as the second model of a deployment does
     return seen
 
 
@@ -62,7 +62,7 @@ ASKED = (
 def test_requests_are_counted_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     before = counted(*ASKED)
     monkeypatch.setattr(routing, "get_route_name", routing.get_route_name)
-    route_names.remember_route_names()
+    route_names.install_route_name_cache()
     assert counted(*ASKED) == before
     assert ("GET", "/one/{name}", 2.0) in before, "or this compares nothing"
 
@@ -75,6 +75,6 @@ def test_a_path_is_looked_up_once_for_each_method(looked_up: list[str]) -> None:
 def test_of_too_many_paths_the_oldest_is_looked_up_again(
     looked_up: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route_names, "_MOST", 2)
+    monkeypatch.setattr(route_names, "_MAX_ENTRIES", 2)
     counted(*(("GET", f"/one/{name}") for name in "abcbca"))
     assert [path[-1] for path in looked_up] == ["a", "b", "c", "a"]

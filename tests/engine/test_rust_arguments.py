@@ -7,23 +7,27 @@ import json
 import pytest
 
 from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.frontend.rust_arguments import SERVED, not_served, rust_arguments
-from baton.engine.vllm.frontend.settings import Brought, FrontendSettings
+from baton.engine.vllm.frontend.rust_arguments import (
+    SUPPORTED_ROUTES,
+    build_rust_arguments,
+    unsupported_settings,
+)
+from baton.engine.vllm.frontend.settings import FrontendSettings, RequestCapabilities
 from baton.engine.vllm.gate.limits import FrontendLimits
 
 
 def settings(**changes: object) -> FrontendSettings:
     fields: dict[str, object] = {
         "model": "/models/m",
-        "served_name": "m",
-        "routes": tuple(sorted(SERVED)),
+        "served_model_name": "m",
+        "routes": tuple(sorted(SUPPORTED_ROUTES)),
     }
     return FrontendSettings(**(fields | changes))  # type: ignore[arg-type]  # tests know the names
 
 
 def told(**changes: object) -> dict[str, object]:
     document: dict[str, object] = json.loads(
-        rust_arguments(settings(**changes), max_len_tokens=512)
+        build_rust_arguments(settings(**changes), max_len_tokens=512)
     )
     return document
 
@@ -56,8 +60,11 @@ def test_adapters_are_told_with_their_paths() -> None:
     [
         ({"routes": ("chat", "messages", "responses")}, "has no messages, responses"),
         ({"limits": FrontendLimits(max_messages=8)}, "admission.max_messages"),
-        ({"allow": Brought(media_domains=("a.example",))}, "server.allow.media_domains"),
-        ({"allow": Brought(prompt_embeds=True)}, "server.allow.prompt_embeds"),
+        (
+            {"capabilities": RequestCapabilities(media_domains=("a.example",))},
+            "server.allow.media_domains",
+        ),
+        ({"capabilities": RequestCapabilities(prompt_embeds=True)}, "server.allow.prompt_embeds"),
         ({"extra": {"api-key": "k", "host": "h"}}, "pass over api_key, host"),
     ],
 )
@@ -67,7 +74,7 @@ def test_what_cannot_be_had_is_refused(changes: dict[str, object], said: str) ->
 
 
 def test_all_that_cannot_be_had_is_said_at_once() -> None:
-    problems = not_served(routes=("responses",), max_messages=8, prompt_embeds=True)
+    problems = unsupported_settings(routes=("responses",), max_messages=8, prompt_embeds=True)
     assert list(problems) == [
         "server.routes",
         "admission.max_messages",

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from baton.engine.vllm.gate.limits import MOST_BAD_WORDS, FrontendLimits
+from baton.engine.vllm.gate.limits import MAX_BAD_WORDS, FrontendLimits
 from baton.engine.vllm.wire.identity import CALLER_ARG, Caller
 
 with warnings.catch_warnings():
@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from vllm.v1.serial_utils import MsgpackEncoder
 
     from baton.engine.vllm.frontend.rust_identity import RustCallers
-    from baton.engine.vllm.wire.codec import FrontendWire, UnsupportedRequest
+    from baton.engine.vllm.wire.codec import FrontendCodec, UnsupportedRequest
 
 
 def callers(**limits: int) -> RustCallers:
@@ -49,14 +49,14 @@ def request(external_id: str | None, **changes: object) -> EngineCoreRequest:
 
 def test_a_tenant_keeps_its_handle_and_two_tenants_have_two() -> None:
     door = callers()
-    assert door.handle("acme") == door.handle("acme") != door.handle("other")
+    assert door.tenant_handle("acme") == door.tenant_handle("acme") != door.tenant_handle("other")
 
 
 def test_handles_say_nothing_of_a_tenant_and_cannot_be_guessed() -> None:
     door = RustCallers(limits=FrontendLimits(), max_len_tokens=512)
     first, second = (
-        door.handle("acme"),
-        RustCallers(limits=FrontendLimits(), max_len_tokens=512).handle("acme"),
+        door.tenant_handle("acme"),
+        RustCallers(limits=FrontendLimits(), max_len_tokens=512).tenant_handle("acme"),
     )
     assert first != second
     assert len(first) == 18
@@ -68,9 +68,9 @@ def test_handles_say_nothing_of_a_tenant_and_cannot_be_guessed() -> None:
 )
 def test_tenant_and_class_are_the_last_two_words_of_the_id(said: str, slo_class: str) -> None:
     door = callers()
-    door.handle("acme")
-    door.handle("other")
-    assert door.introduce(request(f"chatcmpl-{said}")) == (Caller("acme", slo_class), None)
+    door.tenant_handle("acme")
+    door.tenant_handle("other")
+    assert door.identify(request(f"chatcmpl-{said}")) == (Caller("acme", slo_class), None)
 
 
 @pytest.mark.parametrize(
@@ -86,43 +86,45 @@ def test_a_session_is_behind_the_class_and_its_tenants_own(
     said: str, slo_class: str | None, session_id: str | None
 ) -> None:
     door = callers()
-    door.handle("acme")
+    door.tenant_handle("acme")
     asked = request(f"chatcmpl-{said}")
-    assert door.introduce(asked) == (Caller("acme", slo_class), None)
+    assert door.identify(asked) == (Caller("acme", slo_class), None)
     assert asked.session_id == session_id
 
 
 def test_a_tenant_with_a_cache_of_its_own_has_its_scope() -> None:
     door = callers()
-    door.handle("secret")
-    caller, _ = door.introduce(request("cmpl-a~h0~"))
+    door.tenant_handle("secret")
+    caller, _ = door.identify(request("cmpl-a~h0~"))
     assert caller == Caller("secret", None, "secret")
 
 
 @pytest.mark.parametrize("said", [None, "", "cmpl-a", "cmpl-a~h9~", "cmpl-a~h0", "cmpl-h0~x"])
 def test_a_request_that_did_not_come_through_the_gate_is_not_run(said: str | None) -> None:
     door = callers()
-    door.handle("acme")
+    door.tenant_handle("acme")
     with pytest.raises(UnsupportedRequest, match="did not come through the gate"):
-        door.introduce(request(said))
+        door.identify(request(said))
 
 
 def test_what_a_client_may_not_say_is_taken_off_or_made_its_own() -> None:
     door = callers()
-    door.handle("acme")
+    door.tenant_handle("acme")
     params = SamplingParams(max_tokens=9, extra_args={CALLER_ARG: ["other", None, None], "b": 2})
     asked = request("cmpl-a~h0~", priority=-9, session_id="s", sampling_params=params)
-    wire = FrontendWire(max_len_tokens=512, introduce=door.introduce)
-    taken = wire.split(wire.read(MsgpackEncoder().encode(asked)), now_s=0.0)
+    wire = FrontendCodec(max_len_tokens=512, identify=door.identify)
+    taken = wire.decode_request(
+        wire.decode_engine_request(MsgpackEncoder().encode(asked)), now_s=0.0
+    )
     assert (taken.tenant, taken.priority, taken.session_id) == ("acme", 0, "acme/s")
     assert b"other" not in taken.payload
 
 
 def test_more_tokens_than_allowed_are_cut() -> None:
     door = callers(max_tokens=4)
-    door.handle("acme")
+    door.tenant_handle("acme")
     asked = request("cmpl-a~h0~", sampling_params=SamplingParams(max_tokens=9, min_tokens=8))
-    door.introduce(asked)
+    door.identify(asked)
     assert (asked.sampling_params.max_tokens, asked.sampling_params.min_tokens) == (4, 4)
 
 
@@ -131,16 +133,16 @@ def test_who_asks_for_all_that_is_left_is_taken_for_who_does_not_say(
     asked: int, given: int
 ) -> None:
     door = callers(default_max_tokens=7)
-    door.handle("acme")
+    door.tenant_handle("acme")
     request_ = request("cmpl-a~h0~", sampling_params=SamplingParams(max_tokens=asked))
-    door.introduce(request_)
+    door.identify(request_)
     assert request_.sampling_params.max_tokens == given
 
 
 def test_too_many_bad_words_are_refused() -> None:
     door = callers()
-    door.handle("acme")
+    door.tenant_handle("acme")
     params = SamplingParams(max_tokens=9)
-    params._bad_words_token_ids = [[1]] * (MOST_BAD_WORDS + 1)
+    params._bad_words_token_ids = [[1]] * (MAX_BAD_WORDS + 1)
     with pytest.raises(UnsupportedRequest, match="bad words"):
-        door.introduce(request("cmpl-a~h0~", sampling_params=params))
+        door.identify(request("cmpl-a~h0~", sampling_params=params))

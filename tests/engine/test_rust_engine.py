@@ -18,7 +18,7 @@ from baton.domain.handoff import Leg, LegKind
 from baton.domain.request import Request
 from baton.engine.vllm.frontend.rust_binary import find_rust_frontend
 from baton.engine.vllm.frontend.rust_frontend import RustFrontend
-from tests.contracts.engine_contract import Listener, running
+from tests.contracts.engine_contract import EngineListener, running_engine
 from tests.engine.test_rust_frontend import Fleet, ask, client, frontend, settings
 from tests.engine.vllm_engines import VllmEngine, engine_settings
 
@@ -32,17 +32,17 @@ pytestmark = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(model: Path) -> AsyncIterator[Listener]:
+async def engine(model: Path) -> AsyncIterator[EngineListener]:
     try:
         find_rust_frontend(os.environ)
     except EngineStartFailed as missing:
         pytest.skip(str(missing))
-    async with running(VllmEngine(engine_settings(model, Role.MIXED))) as made:
+    async with running_engine(VllmEngine(engine_settings(model, Role.MIXED))) as made:
         yield made
 
 
 async def answered(
-    rust: RustFrontend, fleet: Fleet, engine: Listener, asked: asyncio.Task[httpx.Response]
+    rust: RustFrontend, fleet: Fleet, engine: EngineListener, asked: asyncio.Task[httpx.Response]
 ) -> httpx.Response:
     """Have the engine run what comes, and the frontend told what it gave."""
     request: Request = await fleet.next_request()
@@ -69,12 +69,12 @@ async def answered(
     ],
 )
 async def test_an_answer_keeps_to_what_was_asked_for(
-    model: Path, engine: Listener, constraint: dict[str, object], answers: set[str]
+    model: Path, engine: EngineListener, constraint: dict[str, object], answers: set[str]
 ) -> None:
     fleet = Fleet()
     rust = frontend(fleet, settings(str(model)))
     async with client(await rust.start()) as http:
-        name = f"x~{rust.handle('acme')}~"
+        name = f"x~{rust.tenant_handle('acme')}~"
         asked = ask(http, name, structured_outputs=constraint, max_tokens=8, temperature=0)
         answer = await answered(rust, fleet, engine, asked)
     await rust.close()

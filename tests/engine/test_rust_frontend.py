@@ -20,7 +20,7 @@ from baton.domain.commands import Delivery
 from baton.domain.errors import EngineFailed, EngineStartFailed, LinkFailed
 from baton.domain.handoff import CacheUse
 from baton.domain.request import FinishReason, Request
-from baton.engine.vllm.frontend.rust_arguments import SERVED
+from baton.engine.vllm.frontend.rust_arguments import SUPPORTED_ROUTES
 from baton.engine.vllm.frontend.rust_binary import PATH_VARIABLE, find_rust_frontend
 from baton.engine.vllm.frontend.rust_frontend import RustFrontend
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
@@ -80,8 +80,8 @@ class Fleet:
 def settings(model: str = "m", **changes: object) -> FrontendSettings:
     fields: dict[str, object] = {
         "model": model,
-        "served_name": "tiny",
-        "routes": tuple(sorted(SERVED)),
+        "served_model_name": "tiny",
+        "routes": tuple(sorted(SUPPORTED_ROUTES)),
         "start_timeout_s": 60.0,
     }
     return FrontendSettings(**(fields | changes))  # type: ignore[arg-type]  # tests know the names
@@ -148,7 +148,7 @@ async def test_a_request_reaches_the_fleet_under_its_tenant_and_is_answered(
 ) -> None:
     rust = frontend(fleet, settings())
     async with client(await rust.start()) as http:
-        write_request(tmp_path, f"x~{rust.handle('acme')}~gold")
+        write_request(tmp_path, f"x~{rust.tenant_handle('acme')}~gold")
         await http.get("/ask")
         request = await fleet.next_request()
         assert (request.tenant, request.slo_class) == ("acme", "gold")
@@ -176,14 +176,14 @@ async def test_a_request_past_the_gate_is_answered_with_an_error(
 async def test_when_it_dies_all_is_aborted_and_it_is_broken(fleet: Fleet, tmp_path: Path) -> None:
     rust = frontend(fleet, settings())
     async with client(await rust.start()) as http:
-        write_request(tmp_path, f"x~{rust.handle('acme')}~")
+        write_request(tmp_path, f"x~{rust.tenant_handle('acme')}~")
         await http.get("/ask")
         request = await fleet.next_request()
         assert rust.healthy()
         with pytest.raises(httpx.TransportError):
             await http.get("/die")
     assert await fleet.next_abort() == (request.request_id,)
-    assert rust.broken
+    assert rust.has_failed
     assert not rust.healthy()
     assert rust.open_requests == 0
     await rust.close()
@@ -211,7 +211,7 @@ async def test_it_is_unhealthy_while_the_fleet_is_and_not_broken(fleet: Fleet) -
     await rust.start()
     fleet.healthy = False
     assert not rust.healthy()
-    assert not rust.broken
+    assert not rust.has_failed
     await rust.close()
 
 
@@ -257,7 +257,7 @@ Real = tuple[RustFrontend, httpx.AsyncClient]
 
 async def test_a_completion_is_made_of_the_fleets_tokens(real: Real, fleet: Fleet) -> None:
     rust, http = real
-    asked = ask(http, f"x~{rust.handle('acme')}~gold", min_tokens=2)
+    asked = ask(http, f"x~{rust.tenant_handle('acme')}~gold", min_tokens=2)
     request = await fleet.next_request()
     assert request.request_id.startswith("cmpl-x~")
     assert (request.tenant, request.slo_class, request.max_tokens) == ("acme", "gold", 2)
@@ -278,9 +278,13 @@ async def test_what_was_cached_is_told_as_the_fleet_says_it(model: Path, fleet: 
     async with client(await rust.start()) as http:
         for stream in (False, True):
             options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-            asked = ask(http, f"x{stream}~{rust.handle('acme')}~", prompt="def " * 40, **options)
+            asked = ask(
+                http, f"x{stream}~{rust.tenant_handle('acme')}~", prompt="def " * 40, **options
+            )
             request = await fleet.next_request()
-            first = Delivery(request.request_id, (300,), cached_tokens=16, cache=CacheUse(0, 16))
+            first = Delivery(
+                request.request_id, (300,), cached_tokens=16, cache_use=CacheUse(0, 16)
+            )
             rust.deliver([first])
             rust.deliver([Delivery(request.request_id, (301,), FinishReason.LENGTH)])
             text = (await asked).text
@@ -293,8 +297,8 @@ async def test_what_was_cached_is_told_as_the_fleet_says_it(model: Path, fleet: 
 
 async def test_the_gates_id_counts_before_the_one_in_a_body(real: Real, fleet: Fleet) -> None:
     rust, http = real
-    other = rust.handle("other")
-    asked = ask(http, f"x~{rust.handle('acme')}~", request_id=f"y~{other}~")
+    other = rust.tenant_handle("other")
+    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", request_id=f"y~{other}~")
     request = await fleet.next_request()
     assert request.tenant == "acme"
     rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
@@ -305,7 +309,7 @@ async def test_arguments_of_a_client_are_none_of_ours(real: Real, fleet: Fleet) 
     rust, http = real
     asked = ask(
         http,
-        f"x~{rust.handle('acme')}~",
+        f"x~{rust.tenant_handle('acme')}~",
         priority=-9,
         vllm_xargs={"baton_caller": ["other", "x", "y"]},
         kv_transfer_params={"do_remote_prefill": True},
@@ -319,7 +323,7 @@ async def test_arguments_of_a_client_are_none_of_ours(real: Real, fleet: Fleet) 
 
 async def test_a_client_that_leaves_is_aborted(real: Real, fleet: Fleet) -> None:
     rust, http = real
-    asked = ask(http, f"x~{rust.handle('acme')}~", stream=True)
+    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", stream=True)
     request = await fleet.next_request()
     asked.cancel()
     assert await fleet.next_abort() == (request.request_id,)
@@ -330,7 +334,7 @@ async def test_a_failure_before_the_first_token_is_a_500_without_a_reason(
     real: Real, fleet: Fleet
 ) -> None:
     rust, http = real
-    asked = ask(http, f"x~{rust.handle('acme')}~")
+    asked = ask(http, f"x~{rust.tenant_handle('acme')}~")
     request = await fleet.next_request()
     rust.fail(request.request_id, EngineFailed(request.request_id, "the engine died"))
     answer = await asked
@@ -340,7 +344,9 @@ async def test_a_failure_before_the_first_token_is_a_500_without_a_reason(
 
 async def test_choices_reach_the_fleet_as_a_grammar(real: Real, fleet: Fleet) -> None:
     rust, http = real
-    asked = ask(http, f"x~{rust.handle('acme')}~", structured_outputs={"choice": ["yes", "no"]})
+    asked = ask(
+        http, f"x~{rust.tenant_handle('acme')}~", structured_outputs={"choice": ["yes", "no"]}
+    )
     request = await fleet.next_request()
     sent = MsgpackDecoder(EngineCoreRequest).decode(unpack_frames(request.payload))
     told = sent.sampling_params.structured_outputs
@@ -361,7 +367,7 @@ async def test_what_no_answer_can_keep_to_is_answered_without_asking_an_engine(
     real: Real, fleet: Fleet, body: dict[str, object]
 ) -> None:
     rust, http = real
-    answer = await ask(http, f"x~{rust.handle('acme')}~", **body)
+    answer = await ask(http, f"x~{rust.tenant_handle('acme')}~", **body)
     assert answer.status_code == 500, "the program has no other status for what an engine says"
     assert fleet.requests.empty()
 
@@ -384,7 +390,7 @@ async def test_the_program_checks_all_other_fields_itself_and_names_them(
     real: Real, fleet: Fleet, body: dict[str, object], field: str
 ) -> None:
     rust, http = real
-    answer = await ask(http, f"x~{rust.handle('acme')}~", **body)
+    answer = await ask(http, f"x~{rust.tenant_handle('acme')}~", **body)
     assert answer.status_code == 400
     assert field in answer.json()["error"]["message"]
     assert fleet.requests.empty()
@@ -398,7 +404,7 @@ async def test_a_request_without_the_gates_id_is_not_run(real: Real, fleet: Flee
 
 async def test_an_adapter_is_named_to_the_fleet(real: Real, fleet: Fleet) -> None:
     rust, http = real
-    asked = ask(http, f"x~{rust.handle('acme')}~", model="ada")
+    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", model="ada")
     request = await fleet.next_request()
     assert request.adapter == "ada"
     rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
@@ -423,7 +429,7 @@ async def test_several_answers_or_prompts_are_refused(
     real: Real, fleet: Fleet, body: dict[str, object]
 ) -> None:
     rust, http = real
-    answer = await ask(http, f"x~{rust.handle('acme')}~", **body)
+    answer = await ask(http, f"x~{rust.tenant_handle('acme')}~", **body)
     assert answer.status_code == 400
     assert fleet.requests.empty()
 
@@ -441,7 +447,7 @@ async def test_openais_responses_are_not_there(real: Real) -> None:
 
 async def test_more_tokens_than_the_context_holds_are_cut(real: Real, fleet: Fleet) -> None:
     rust, http = real
-    asked = ask(http, f"x~{rust.handle('acme')}~", max_tokens=10_000)
+    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", max_tokens=10_000)
     request = await fleet.next_request()
     assert request.max_tokens == FACTS.max_len_tokens - len(request.prompt_token_ids)
     rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
@@ -452,7 +458,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_and_done(
     real: Real, fleet: Fleet
 ) -> None:
     rust, http = real
-    asked = ask(http, f"x~{rust.handle('acme')}~", stream=True)
+    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", stream=True)
     request = await fleet.next_request()
     rust.deliver([Delivery(request.request_id, (300,))])
     rust.fail(request.request_id, EngineFailed(request.request_id, "the engine died"))
@@ -465,7 +471,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_and_done(
 
 async def test_a_chunk_before_the_last_has_no_finish_reason(real: Real, fleet: Fleet) -> None:
     rust, http = real
-    asked = ask(http, f"x~{rust.handle('acme')}~", stream=True)
+    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", stream=True)
     request = await fleet.next_request()
     rust.deliver([Delivery(request.request_id, (300,))])
     rust.deliver([Delivery(request.request_id, (301,), FinishReason.LENGTH)])
@@ -487,7 +493,7 @@ async def test_media_are_refused_and_not_fetched(real: Real) -> None:
     rust, http = real
     image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
     body = {"model": "tiny", "messages": [{"role": "user", "content": [image]}]}
-    headers = {"x-request-id": f"x~{rust.handle('acme')}~"}
+    headers = {"x-request-id": f"x~{rust.tenant_handle('acme')}~"}
     answer = await http.post("/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 400
     assert "unsupported multimodal content" in answer.json()["error"]["message"]
@@ -495,7 +501,7 @@ async def test_media_are_refused_and_not_fetched(real: Real) -> None:
 
 async def test_what_it_writes_names_no_prompt(real: Real, fleet: Fleet) -> None:
     rust, http = real
-    asked = ask(http, f"x~{rust.handle('acme')}~", prompt="SECRETWORD")
+    asked = ask(http, f"x~{rust.tenant_handle('acme')}~", prompt="SECRETWORD")
     request = await fleet.next_request()
     rust.fail(request.request_id, EngineFailed(request.request_id, "the engine died"))
     await asked

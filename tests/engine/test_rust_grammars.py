@@ -29,7 +29,7 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm.frontend import engine_server as seam
     from baton.engine.vllm.frontend import rust_grammars
-    from baton.engine.vllm.frontend.engine_server import Prepare, Seam
+    from baton.engine.vllm.frontend.engine_server import FleetEngineServer, Prepare
     from baton.engine.vllm.frontend.rust_grammars import RustGrammars
     from baton.engine.vllm.wire.codec import UnsupportedRequest, unpack_frames
     from tests.engine.test_frontend_seam import FACTS, FixedClock, Frontend, Told, engine_request
@@ -39,7 +39,7 @@ WORD = "fourscore"
 
 @pytest.fixture(scope="module")
 def grammars(model: Path) -> RustGrammars:
-    return RustGrammars(FrontendSettings(model=str(model), served_name="tiny"))
+    return RustGrammars(FrontendSettings(model=str(model), served_model_name="tiny"))
 
 
 def asked(**constraint: object) -> SamplingParams:
@@ -110,16 +110,16 @@ def test_what_no_engine_could_keep_to_is_refused_by_the_name_of_its_field(
 
 def test_another_backend_is_used_where_the_model_is_configured_so(model: Path) -> None:
     extra = {"structured-outputs-config": {"backend": "guidance"}}
-    told = RustGrammars(FrontendSettings(model=str(model), served_name="tiny", extra=extra))
+    told = RustGrammars(FrontendSettings(model=str(model), served_model_name="tiny", extra=extra))
     assert prepared(told, regex="a+")._backend == "guidance"
 
 
 def test_a_vllm_that_checks_in_another_way_is_said_at_the_start(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rust_grammars, "_CHECK", "verify")
+    monkeypatch.setattr(rust_grammars, "_CHECK_METHOD", "verify")
     with pytest.raises(EngineStartFailed, match=r"install the vLLM that this release names"):
-        RustGrammars(FrontendSettings(model=str(model), served_name="tiny"))
+        RustGrammars(FrontendSettings(model=str(model), served_model_name="tiny"))
 
 
 # ---------------------------------------------------------------------- at the seam
@@ -128,9 +128,9 @@ def test_a_vllm_that_checks_in_another_way_is_said_at_the_start(
 @asynccontextmanager
 async def seamed(
     folder: Path, told: Told, prepare: Prepare
-) -> AsyncIterator[tuple[Seam, Frontend]]:
+) -> AsyncIterator[tuple[FleetEngineServer, Frontend]]:
     frontend = Frontend(folder)
-    made = Seam(FACTS, told.hooks(), FixedClock(), prepare=prepare)
+    made = FleetEngineServer(FACTS, told.hooks(), FixedClock(), prepare=prepare)
     await made.start(*frontend.addresses)
     frontend.bind()
     await frontend.ready()
@@ -189,8 +189,8 @@ async def test_what_is_wrong_is_answered_at_once_and_no_word_of_it_is_written_do
         assert made.open_requests == 0
     assert told.requests == []
     written = [str(vars(record)) for record in caplog.records]
-    assert any("structured_outputs or response_format" in one for one in written)
-    assert not any(WORD in one for one in written)
+    assert any("structured_outputs or response_format" in name for name in written)
+    assert not any(WORD in name for name in written)
 
 
 async def test_others_go_on_while_a_grammar_is_looked_at(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ async def test_others_go_on_while_a_grammar_is_looked_at(tmp_path: Path) -> None
         await until(slow.begun)
         await frontend.add("quick")
         assert await frontend.nothing_more()
-        assert [one.request_id for one in told.requests] == ["quick"]
+        assert [request.request_id for request in told.requests] == ["quick"]
         assert made.open_requests == 2
         slow.go_on.set()
 
@@ -234,7 +234,7 @@ async def test_no_grammar_is_looked_at_for_ever(
 async def test_only_so_many_wait_to_be_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seam, "_MOST_PREPARING", 2)
+    monkeypatch.setattr(seam, "_MAX_PREPARING", 2)
     told, slow = Told(), Slow()
     async with seamed(tmp_path, told, slow.prepare) as (_, frontend):
         for name in ("a", "b", "c"):

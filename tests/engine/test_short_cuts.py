@@ -31,7 +31,13 @@ with warnings.catch_warnings():
     from vllm.v1.engine.exceptions import EngineGenerateError
 
     from baton.engine.vllm.fast_path import request_bypass as straight_requests
-    from baton.engine.vllm.fast_path.stream_bypass import Form, Said, ShortCut, form_of, is_plain
+    from baton.engine.vllm.fast_path.stream_bypass import (
+        Chunk,
+        ChunkTemplate,
+        StreamBypass,
+        find_template,
+        is_bypassable,
+    )
     from tests.compat.echo_fleet import EchoFleet
     from tests.compat.endpoint import MODEL, ServerThread, serve
 
@@ -53,27 +59,27 @@ PATHS = {"chat/completions": CHAT, "completions": PROMPT}
 def test_two_chunks_tell_what_the_third_looks_like(
     before: bytes, after: bytes, one: str, other: str, third: str
 ) -> None:
-    form = Form(before, after)
-    found = form_of(Said(one, form.of(one)), Said(other, form.of(other)))
+    form = ChunkTemplate(before, after)
+    found = find_template(Chunk(one, form.render(one)), Chunk(other, form.render(other)))
     if one == other:
         assert found is None
     else:
         assert found is not None
-        assert found.of(third) == before + msgspec.json.encode(third) + after
+        assert found.render(third) == before + msgspec.json.encode(third) + after
 
 
 @given(AROUND, AROUND, AROUND, TEXT, TEXT)
 def test_chunks_that_differ_in_more_than_their_text_have_no_form(
     before: bytes, after: bytes, other_after: bytes, one: str, other: str
 ) -> None:
-    said = Said(other, Form(before, after + b"1" + other_after).of(other))
-    assert form_of(Said(one, Form(before, after).of(one)), said) is None
+    said = Chunk(other, ChunkTemplate(before, after + b"1" + other_after).render(other))
+    assert find_template(Chunk(one, ChunkTemplate(before, after).render(one)), said) is None
 
 
 def test_a_text_that_could_be_in_two_places_has_no_form() -> None:
-    assert form_of(Said("a", b'"a" "a"'), Said("b", b'"a" "b"')) is not None
-    assert form_of(Said("a", b'"a" "a"'), Said("a", b'"a" "a"')) is None
-    assert form_of(Said("x", b'{"id":"y"}'), Said("y", b'{"id":"y"}')) is None
+    assert find_template(Chunk("a", b'"a" "a"'), Chunk("b", b'"a" "b"')) is not None
+    assert find_template(Chunk("a", b'"a" "a"'), Chunk("a", b'"a" "a"')) is None
+    assert find_template(Chunk("x", b'{"id":"y"}'), Chunk("y", b'{"id":"y"}')) is None
 
 
 # ------------------------------------------------------------------ beside vLLM's own way
@@ -86,7 +92,7 @@ def fleet() -> EchoFleet:
 
 @pytest.fixture(scope="module")
 def server(model: Path, fleet: EchoFleet) -> Iterator[ServerThread]:
-    settings = FrontendSettings(model=str(model), served_name=MODEL, routes=tuple(ROUTES))
+    settings = FrontendSettings(model=str(model), served_model_name=MODEL, routes=tuple(ROUTES))
     with serve(settings, fleet) as running:
         yield running
 
@@ -95,13 +101,13 @@ def server(model: Path, fleet: EchoFleet) -> Iterator[ServerThread]:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that go by a short cut."""
     texts: list[str] = []
-    send = ShortCut._send
+    send = StreamBypass._send
 
-    def spy(self: ShortCut, text: str) -> None:
+    def spy(self: StreamBypass, text: str) -> None:
         texts.append(text)
         send(self, text)
 
-    monkeypatch.setattr(ShortCut, "_send", spy)
+    monkeypatch.setattr(StreamBypass, "_send", spy)
     return texts
 
 
@@ -118,7 +124,7 @@ def by_vllms_way(
     server: ServerThread, path: str, body: Mapping[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> str:
     with monkeypatch.context() as patch:
-        patch.setattr(straight_requests, "is_plain", lambda _request, _app: False)
+        patch.setattr(straight_requests, "is_bypassable", lambda _request, _app: False)
         return ask(server, path, body)
 
 
@@ -203,7 +209,7 @@ def test_what_a_handler_has_to_do_with_texts_decides(
     if handler.parser_cls is KeyError:
         del handler.parser_cls
     app = SimpleNamespace(openai_serving_chat=handler, args=SimpleNamespace(**args))
-    assert is_plain(ChatCompletionRequest(model=MODEL, stream=True, **CHAT), app) is plain
+    assert is_bypassable(ChatCompletionRequest(model=MODEL, stream=True, **CHAT), app) is plain
 
 
 def test_a_prompt_of_ids_is_one_prompt_and_lists_of_prompts_are_several() -> None:
@@ -211,9 +217,9 @@ def test_a_prompt_of_ids_is_one_prompt_and_lists_of_prompts_are_several() -> Non
     app = SimpleNamespace(openai_serving_completion=handler)
     for prompt, plain in (([1, 2], True), ("a", True), (["a", "b"], False), ([[1], [2]], False)):
         request = CompletionRequest(model=MODEL, stream=True, prompt=prompt)
-        assert is_plain(request, app) is plain
-        assert not is_plain(CompletionRequest(model=MODEL, prompt=prompt), app)
-        assert not is_plain(request, SimpleNamespace())
+        assert is_bypassable(request, app) is plain
+        assert not is_bypassable(CompletionRequest(model=MODEL, prompt=prompt), app)
+        assert not is_bypassable(request, SimpleNamespace())
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -274,7 +280,9 @@ def said(told: str) -> list[str]:
         if not line.startswith("data: {") or '"choices"' not in line:
             continue
         choices = json.loads(line.removeprefix("data: "))["choices"]
-        texts += [one["text"] if "text" in one else one["delta"]["content"] for one in choices]
+        texts += [
+            choice["text"] if "text" in choice else choice["delta"]["content"] for choice in choices
+        ]
     return texts
 
 
@@ -343,8 +351,8 @@ class Stream:
     def __init__(self, client: Client) -> None:
         self.client, self.state = client, State()
         self.exchange = Exchange(Dialect.OPENAI, client.send, generates=True)
-        self.exchange.flowing = True
-        self.cut = ShortCut(self.exchange)
+        self.exchange.has_output = True
+        self.cut = StreamBypass(self.exchange)
         self.cut.attach(self.state)
 
     async def begin(self) -> Stream:
@@ -366,16 +374,16 @@ class Stream:
         assert output is not None
         assert self.state.queue.output is output
         self.state.queue.output = None
-        self.cut.passes(output)
+        self.cut.on_output(output)
         if self.cut.unsent is not None:
             await self.cut.unsent
         if also:
-            self.cut.saw(also)
+            self.cut.on_chunk(also)
         chunk = b"<%s>" % msgspec.json.encode(output.outputs[0].text)
-        self.cut.saw(chunk)
+        self.cut.on_chunk(chunk)
         body = {"type": "http.response.body", "body": chunk, "more_body": True}
         await self.exchange.send(body)
-        self.cut.rests()
+        self.cut.on_idle()
 
     @property
     def told(self) -> bytes:
@@ -395,7 +403,7 @@ async def test_tokens_that_were_sent_are_counted_with_the_next_output() -> None:
 
 async def test_what_comes_while_the_task_is_busy_waits_for_it() -> None:
     stream = await Stream(Client()).begin()
-    stream.cut.passes(stream.state.make_request_output([1], None, "stop", None))
+    stream.cut.on_output(stream.state.make_request_output([1], None, "stop", None))
     assert stream.produce("c") is not None
 
 
@@ -469,7 +477,7 @@ async def test_an_output_without_a_chunk_does_not_open_it_before_all_was_sent() 
     stream = await Stream(Client()).begin()
     stream.client.reads.clear()
     assert stream.produce("c") is None
-    stream.cut.rests()
+    stream.cut.on_idle()
     assert stream.produce("d") is not None
     stream.cut.close()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.fleet import Role
-from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegKind
 from baton.engine.sim import SimEngine, SimSettings
 from baton.runtime.ports import Engine
 from tests.contracts.engine_contract import EngineContract, RunningPair, running_pair
@@ -39,7 +39,7 @@ class TestSimEngine(EngineContract):
             yield pair
 
     def make_invalid_leg(
-        self, kind: LegKind, prompt: tuple[int, ...], ticket: Ticket | None
+        self, kind: LegKind, prompt: tuple[int, ...], ticket: KvHandle | None
     ) -> Leg:
         return self.make_leg(kind, (*prompt, INVALID), max_tokens=3, ticket=ticket)
 

@@ -14,14 +14,14 @@ import pytest
 
 from baton.domain.errors import EngineDied, EngineStartFailed, TransferFailed
 from baton.domain.fleet import Role
-from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind
 from baton.domain.kv_events import BlocksCleared, BlocksStored, KvEventBatch
 from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimEngine, SimSettings, expected_tokens
-from baton.engine.sim.inbound_link import Wire
+from baton.engine.sim.inbound_link import InboundLink
 from baton.engine.sim.outbox import KvEventFeed
 from tests.contracts import step_budgets as two_budgets
-from tests.contracts.engine_contract import DEADLINE_S, Listener, running
+from tests.contracts.engine_contract import DEADLINE_S, EngineListener, running_engine
 
 SETTINGS = SimSettings(max_len_tokens=1024, kv_blocks=512, max_waiting_requests=8, speed=10.0)
 SLOW = 1e6
@@ -33,7 +33,7 @@ def new_engine(settings: SimSettings = SETTINGS, replica_id: str = "e0") -> SimE
     return SimEngine(settings, replica_id=replica_id, pool="test", role=Role.MIXED, model="tiny")
 
 
-def engine_of(listener: Listener) -> SimEngine:
+def engine_of(listener: EngineListener) -> SimEngine:
     assert isinstance(listener.engine, SimEngine)
     return listener.engine
 
@@ -41,10 +41,10 @@ def engine_of(listener: Listener) -> SimEngine:
 @asynccontextmanager
 async def running_two(
     source: SimSettings = SETTINGS, target: SimSettings = SETTINGS
-) -> AsyncIterator[tuple[Listener, Listener]]:
+) -> AsyncIterator[tuple[EngineListener, EngineListener]]:
     async with (
-        running(new_engine(source, "p0")) as prefill,
-        running(new_engine(target, "d0")) as decode,
+        running_engine(new_engine(source, "p0")) as prefill,
+        running_engine(new_engine(target, "d0")) as decode,
     ):
         yield prefill, decode
 
@@ -55,7 +55,7 @@ def leg(
     *,
     prompt: tuple[int, ...] = PROMPT,
     max_tokens: int = 5,
-    ticket: Ticket | None = None,
+    ticket: KvHandle | None = None,
 ) -> Leg:
     return Leg(
         leg_id=leg_id,
@@ -63,7 +63,7 @@ def leg(
         kind=kind,
         prompt_token_ids=prompt,
         max_tokens=max_tokens,
-        ticket=ticket,
+        kv_handle=ticket,
     )
 
 
@@ -71,9 +71,9 @@ def wanted(count: int = 5, prompt: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
     return expected_tokens(prompt, count, model="tiny", settings=SETTINGS)
 
 
-async def prefilled(listener: Listener) -> Ticket:
+async def prefilled(listener: EngineListener) -> KvHandle:
     await listener.run(leg("p", LegKind.PREFILL))
-    ticket = listener.outputs("p")[-1].ticket
+    ticket = listener.outputs("p")[-1].kv_handle
     assert ticket is not None
     return ticket
 
@@ -87,12 +87,12 @@ async def eventually(holds: Callable[[], bool]) -> None:
     pytest.fail("did not become true in time")
 
 
-async def until_free(listener: Listener) -> None:
+async def until_free(listener: EngineListener) -> None:
     """Wait until an engine holds no block."""
     await eventually(lambda: listener.engine.load().kv_used_fraction == 0)
 
 
-async def until_transferring(listener: Listener) -> None:
+async def until_transferring(listener: EngineListener) -> None:
     """Wait until an idle engine's new leg has left the queue for its transfer."""
     await eventually(lambda: listener.engine.load().kv_used_fraction > 0)
 
@@ -111,7 +111,7 @@ async def test_every_way_through_the_fleet_gives_the_expected_tokens() -> None:
 
 async def test_a_step_takes_its_time() -> None:
     settings = replace(SETTINGS, speed=1.0, decode_step_s=0.004, step_overhead_s=0.001)
-    async with running(new_engine(settings)) as listener:
+    async with running_engine(new_engine(settings)) as listener:
         begun_at_s = time.monotonic()
         await listener.run(leg("a", max_tokens=21))
         # 20 of the 21 tokens are decode steps; a timer may be early by its resolution.
@@ -126,8 +126,8 @@ async def test_a_prompt_beside_a_stream_is_computed_in_smaller_pieces() -> None:
         max_batched_tokens=two_budgets.MAX_BATCHED_TOKENS,
         decode_step_tokens=two_budgets.DECODE_STEP_TOKENS,
     )
-    async with running(new_engine(settings)) as listener:
-        await two_budgets.prompts_come_in_smaller_pieces_beside_streams(
+    async with running_engine(new_engine(settings)) as listener:
+        await two_budgets.check_smaller_chunks_beside_streams(
             listener, lambda name, prompt, tokens: leg(name, prompt=prompt, max_tokens=tokens)
         )
 
@@ -145,19 +145,23 @@ async def test_a_transfer_takes_the_time_of_its_bytes_and_counts_them() -> None:
 
 
 async def test_pulls_at_the_same_time_share_the_bandwidth() -> None:
-    wire = Wire(replace(SETTINGS, speed=1.0, transfer_setup_s=0.0, transfer_bytes_per_s=2000.0))
+    wire = InboundLink(
+        replace(SETTINGS, speed=1.0, transfer_setup_s=0.0, transfer_bytes_per_s=2000.0)
+    )
     begun_at_s = time.monotonic()
     async with asyncio.timeout(DEADLINE_S), AsyncExitStack() as stack:
-        pulls = [await stack.enter_async_context(wire.moving(100, slowdown=1.0)) for _ in "ab"]
+        pulls = [await stack.enter_async_context(wire.transfer(100, slowdown=1.0)) for _ in "ab"]
         for arrived in pulls:
             await arrived.wait()
     assert time.monotonic() - begun_at_s > 2 * 100 / 2000 * 0.95
 
 
 async def test_a_pull_that_is_given_up_leaves_its_bandwidth_to_the_others() -> None:
-    wire = Wire(replace(SETTINGS, speed=1.0, transfer_setup_s=0.0, transfer_bytes_per_s=2000.0))
-    async with asyncio.timeout(DEADLINE_S), wire.moving(20, slowdown=1.0) as arrived:
-        async with wire.moving(10**9, slowdown=1.0):
+    wire = InboundLink(
+        replace(SETTINGS, speed=1.0, transfer_setup_s=0.0, transfer_bytes_per_s=2000.0)
+    )
+    async with asyncio.timeout(DEADLINE_S), wire.transfer(20, slowdown=1.0) as arrived:
+        async with wire.transfer(10**9, slowdown=1.0):
             pass
         await arrived.wait()
     assert len(wire._network) == 0
@@ -196,19 +200,19 @@ def test_it_runs_on_uvloop() -> None:
 
 # ---------------------------------------------------------------------- refusals
 async def test_a_leg_too_many_and_a_leg_twice_are_turned_away() -> None:
-    async with running(new_engine()) as listener:
+    async with running_engine(new_engine()) as listener:
         engine = engine_of(listener)
         engine.freeze()
         assert await engine.submit(leg("0")) is None
-        assert await engine.submit(leg("0")) is LegFailure.REFUSED
+        assert await engine.submit(leg("0")) is LegFailure.REJECTED
         failures = [await engine.submit(leg(str(n))) for n in range(1, 9)]
         assert failures == [None] * 7 + [LegFailure.OVERLOADED]
         engine.thaw()
 
 
 async def test_a_foreign_ticket_fails_to_load_and_releasing_it_is_harmless() -> None:
-    foreign = Ticket(tokens=4, blocks=1, params=b"\x81\xa1a\x01")
-    async with running(new_engine()) as listener:
+    foreign = KvHandle(tokens=4, blocks=1, params=b"\x81\xa1a\x01")
+    async with running_engine(new_engine()) as listener:
         decode = leg("d", LegKind.DECODE, ticket=foreign)
         assert await listener.engine.submit(decode) is LegFailure.KV_LOAD_FAILED
         await listener.engine.release(foreign)
@@ -239,7 +243,7 @@ async def test_aborting_a_leg_in_its_transfer_frees_both_engines() -> None:
 
 
 async def test_aborting_a_waiting_leg_lets_it_never_start() -> None:
-    async with running(new_engine()) as listener:
+    async with running_engine(new_engine()) as listener:
         engine = engine_of(listener)
         engine.freeze()
         await engine.submit(leg("a"))
@@ -261,7 +265,7 @@ async def test_an_output_under_way_is_yielded_before_abort_returns() -> None:
             await asyncio.sleep(0)
             assert not aborting.done()
             (output,) = await anext(steps)
-            assert output.ticket is not None
+            assert output.kv_handle is not None
             await aborting
         assert engine.load().kv_used_fraction > 0
     finally:
@@ -294,7 +298,7 @@ async def test_an_engine_stops_when_nobody_takes_its_steps_and_loses_nothing(
     try:
         assert await engine.submit(leg("a", max_tokens=30)) is None
         await eventually(lambda: len(engine._outbox._steps) == 4)
-        async with running(new_engine()) as other:
+        async with running_engine(new_engine()) as other:
             await other.run(leg("b", max_tokens=30))
         assert len(engine._outbox._steps) == 4
         async with asyncio.timeout(DEADLINE_S):
@@ -318,7 +322,7 @@ async def test_a_lease_ends_by_itself_and_what_is_read_after_it_is_computed_agai
         assert await decode.run(leg("d", LegKind.DECODE, ticket=ticket)) == wanted()
         assert decode.outputs("d")[0].cached_tokens == 0
         totals = decode.engine.load().transfers
-        assert (totals.pulls, totals.void_pulls, totals.failures) == (1, 1, 0)
+        assert (totals.pulls, totals.invalidated_pulls, totals.failures) == (1, 1, 0)
 
 
 async def test_what_is_read_while_a_lease_ends_is_computed_again() -> None:
@@ -327,7 +331,7 @@ async def test_what_is_read_while_a_lease_ends_is_computed_again() -> None:
         ticket = await prefilled(prefill)
         engine_of(decode).transfer_slowdown(0.2 / SETTINGS.transfer_s(6 * 2 * 1024 * 1024))
         assert await decode.run(leg("d", LegKind.DECODE, ticket=ticket)) == wanted()
-        assert decode.engine.load().transfers.void_pulls == 1
+        assert decode.engine.load().transfers.invalidated_pulls == 1
 
 
 async def test_a_released_lease_lets_a_waiting_leg_start() -> None:
@@ -337,7 +341,7 @@ async def test_a_released_lease_lets_a_waiting_leg_start() -> None:
         waiting = leg("w", prompt=PROMPT[::-1])
         assert await prefill.engine.submit(waiting) is None
         await decode.engine.release(ticket)
-        await prefill.finished("w")
+        await prefill.wait_finished("w")
         assert prefill.tokens("w") == wanted(prompt=PROMPT[::-1])
 
 
@@ -365,16 +369,16 @@ async def test_a_source_that_dies_during_the_transfer_means_recomputing_at_once(
     source = new_engine(replica_id="p0")
     await source.start()
     steps = source.steps()
-    async with running(new_engine()) as decode:
+    async with running_engine(new_engine()) as decode:
         assert await source.submit(leg("p", LegKind.PREFILL)) is None
         async with asyncio.timeout(DEADLINE_S):
             (output,) = await anext(steps)
         engine_of(decode).transfer_slowdown(SLOW)
-        handoff = leg("d", LegKind.DECODE, ticket=output.ticket)
+        handoff = leg("d", LegKind.DECODE, ticket=output.kv_handle)
         assert await decode.engine.submit(handoff) is None
         await until_transferring(decode)
         source.die()
-        await decode.finished("d")
+        await decode.wait_finished("d")
         assert decode.tokens("d") == wanted()
         assert decode.engine.load().transfers.failures == 1
     await source.close()
@@ -416,7 +420,7 @@ async def main():
         assert await engine.submit(leg) is None
     tickets = []
     async for outputs in engine.steps():
-        tickets += [output.ticket.params.hex() for output in outputs]
+        tickets += [output.kv_handle.params.hex() for output in outputs]
         if len(tickets) == 2:
             print(*tickets, flush=True)
             await asyncio.sleep(60)
@@ -434,17 +438,17 @@ async def test_blocks_are_pulled_from_another_process_until_it_is_killed() -> No
         async with asyncio.timeout(DEADLINE_S):
             line = await process.stdout.readline()
         first, second = (
-            Ticket(tokens=87, blocks=6, params=bytes.fromhex(text))
+            KvHandle(tokens=87, blocks=6, params=bytes.fromhex(text))
             for text in line.decode().split()
         )
-        async with running(new_engine()) as one, running(new_engine()) as two:
+        async with running_engine(new_engine()) as one, running_engine(new_engine()) as two:
             assert await one.run(leg("d", LegKind.DECODE, ticket=first)) == wanted()
             assert one.engine.load().transfers.pulls == 1
             engine_of(two).transfer_slowdown(SLOW)
             await two.engine.submit(leg("d", LegKind.DECODE, ticket=second))
             await until_transferring(two)
             os.kill(process.pid, signal.SIGKILL)
-            await two.finished("d")
+            await two.wait_finished("d")
             assert two.tokens("d") == wanted()
             assert two.engine.load().transfers.failures == 1
     finally:
@@ -477,16 +481,16 @@ async def test_garbage_on_the_side_channel_hurts_nobody_else(
 
 # ---------------------------------------------------------------------- freezing and dying
 async def test_a_frozen_engine_says_nothing_and_goes_on_when_thawed() -> None:
-    async with running(new_engine()) as listener, running(new_engine()) as other:
+    async with running_engine(new_engine()) as listener, running_engine(new_engine()) as other:
         assert await listener.engine.submit(leg("a", max_tokens=60)) is None
-        await listener.started("a")
+        await listener.wait_started("a")
         engine_of(listener).freeze()
         said = listener.outputs("a")
         await other.run(leg("b", max_tokens=60))
         assert len(listener.outputs("a")) <= len(said) + 1  # one may have been on its way
         assert listener.outputs("a")[-1].finish is None
         engine_of(listener).thaw()
-        await listener.finished("a")
+        await listener.wait_finished("a")
         assert listener.tokens("a") == wanted(60)
 
 
@@ -567,7 +571,7 @@ async def test_a_feed_ends_when_the_engine_closes() -> None:
 
 
 async def test_a_reader_that_comes_late_misses_nothing() -> None:
-    async with running(new_engine()) as listener:
+    async with running_engine(new_engine()) as listener:
         await listener.run(leg("a"))
         feed = engine_of(listener).kv_events()
         assert (await anext(feed)).sequence == 0
@@ -607,7 +611,7 @@ async def test_a_reset_cache_is_told_and_refused_while_blocks_are_in_use() -> No
 
 async def test_blocks_come_back_from_the_hosts_memory_and_delay_only_their_own_leg() -> None:
     room = replace(SETTINGS, max_len_tokens=128, kv_blocks=8, host_blocks=64)
-    async with running(new_engine(room)) as listener:
+    async with running_engine(new_engine(room)) as listener:
         await listener.run(leg("a"))
         await listener.run(leg("other", prompt=PROMPT[::-1]))  # evicts the first one's blocks
         assert await listener.run(leg("b")) == wanted()
@@ -616,7 +620,7 @@ async def test_blocks_come_back_from_the_hosts_memory_and_delay_only_their_own_l
 
 async def test_a_slow_load_from_the_host_can_be_aborted() -> None:
     room = replace(SETTINGS, max_len_tokens=128, kv_blocks=8, host_blocks=64, host_bytes_per_s=1.0)
-    async with running(new_engine(room)) as listener:
+    async with running_engine(new_engine(room)) as listener:
         await listener.run(leg("a"))
         await listener.run(leg("other", prompt=PROMPT[::-1]))
         assert await listener.engine.submit(leg("b")) is None
@@ -667,7 +671,7 @@ async def test_a_check_of_a_side_channel_that_answers_garbage_fails() -> None:
 
     async with asyncio.timeout(DEADLINE_S):
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server, running(new_engine()) as listener:
+    async with server, running_engine(new_engine()) as listener:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(TransferFailed):
             await listener.engine.check_side_channel("p0", f"127.0.0.1:{port}", DEADLINE_S)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.engine.vllm.patches.step_budget import (
-    budgeted,
+    find_incompatibility,
     install,
-    misfit,
-    obstacle,
-    refused,
-    streams,
+    is_streaming,
+    limits_problem,
+    scheduler_problem,
+    with_decode_budget,
 )
 
 pytest.importorskip("vllm")
@@ -43,18 +43,18 @@ class Choosing:
 
 
 def test_a_step_has_the_smaller_budget_while_anybody_streams() -> None:
-    schedule = budgeted(Choosing.schedule, 10)
+    schedule = with_decode_budget(Choosing.schedule, 10)
     assert schedule(Choosing()) == 100
     assert schedule(Choosing([Leg(is_prefill_chunk=True), Leg(max_tokens=1)])) == 100
     assert schedule(Choosing([Leg(is_prefill_chunk=True), Leg()])) == 10
 
 
 def test_the_smaller_budget_is_never_the_larger_one() -> None:
-    assert budgeted(Choosing.schedule, 200)(Choosing([Leg()])) == 100
+    assert with_decode_budget(Choosing.schedule, 200)(Choosing([Leg()])) == 100
 
 
 def test_the_whole_budget_is_back_after_a_step_also_after_one_that_failed() -> None:
-    schedule, scheduler = budgeted(Choosing.schedule, 10), Choosing([Leg()])
+    schedule, scheduler = with_decode_budget(Choosing.schedule, 10), Choosing([Leg()])
     schedule(scheduler)
     assert scheduler.max_num_scheduled_tokens == 100
     with pytest.raises(KeyError):
@@ -63,15 +63,15 @@ def test_the_whole_budget_is_back_after_a_step_also_after_one_that_failed() -> N
 
 
 def test_nobody_waits_for_who_computes_a_prompt_or_ends_with_its_first_token() -> None:
-    assert streams(Leg())
-    assert not streams(Leg(is_prefill_chunk=True))
-    assert not streams(Leg(max_tokens=1))
+    assert is_streaming(Leg())
+    assert not is_streaming(Leg(is_prefill_chunk=True))
+    assert not is_streaming(Leg(max_tokens=1))
 
 
 def test_the_installed_vllm_can_have_two_budgets_and_gets_them_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert misfit(Scheduler, Request) is None
+    assert find_incompatibility(Scheduler, Request) is None
     monkeypatch.setattr(Scheduler, "schedule", Scheduler.schedule)
     own = Scheduler.schedule
     install(64)
@@ -99,11 +99,11 @@ class Renamed:
 
 
 def test_a_scheduler_that_has_its_budget_from_elsewhere_is_refused() -> None:
-    assert misfit(Elsewhere, Request) == (
+    assert find_incompatibility(Elsewhere, Request) == (
         "Elsewhere.schedule does not use max_num_scheduled_tokens"
     )
-    assert misfit(Renamed, Request) == "Renamed has no schedule"
-    assert misfit(Scheduler, Choosing) == (
+    assert find_incompatibility(Renamed, Request) == "Renamed has no schedule"
+    assert find_incompatibility(Scheduler, Choosing) == (
         "Choosing.__init__ does not use max_tokens, is_prefill_chunk"
     )
 
@@ -117,13 +117,13 @@ class Limits:
 
 
 def test_a_budget_has_room_for_a_step_of_every_stream_and_is_not_the_larger_one() -> None:
-    assert obstacle(32, Limits()) is None
-    assert obstacle(512, Limits()) is None
-    assert obstacle(32, Limits(), tokens_each=4) == (
+    assert limits_problem(32, Limits()) is None
+    assert limits_problem(512, Limits()) is None
+    assert limits_problem(32, Limits(), tokens_per_stream=4) == (
         "decode_step_tokens is 32, wanted at least 128, 4 for each of max_num_seqs=32 streams:"
         " raise it or lower max_num_seqs"
     )
-    assert obstacle(513, Limits()) == (
+    assert limits_problem(513, Limits()) == (
         "decode_step_tokens is 513, wanted at most max_num_batched_tokens, 512: lower it or raise"
         " that"
     )
@@ -131,11 +131,11 @@ def test_a_budget_has_room_for_a_step_of_every_stream_and_is_not_the_larger_one(
 
 def test_prompts_that_may_not_be_cut_or_leave_a_step_unfilled_are_not_beside_two_budgets() -> None:
     # The former would wait for the last stream; behind the latter streams would get nothing.
-    assert obstacle(64, Limits(enable_chunked_prefill=False)) == (
+    assert limits_problem(64, Limits(enable_chunked_prefill=False)) == (
         "decode_step_tokens is 64, and enable_chunked_prefill is false: remove one of them from"
         " the engine"
     )
-    assert obstacle(64, Limits(long_prefill_token_threshold=256)) == (
+    assert limits_problem(64, Limits(long_prefill_token_threshold=256)) == (
         "decode_step_tokens is 64, and long_prefill_token_threshold 256: remove one of them"
     )
 
@@ -144,8 +144,8 @@ def test_an_engine_whose_scheduler_would_not_keep_to_it_is_refused_before_it_sta
     def own(_scheduler: object) -> None:
         """Chooses in a way of its own."""
 
-    assert refused(64, type("Derived", (Scheduler,), {})) is None
-    assert refused(64, type("Own", (Scheduler,), {"schedule": own})) == (
+    assert scheduler_problem(64, type("Derived", (Scheduler,), {})) is None
+    assert scheduler_problem(64, type("Own", (Scheduler,), {"schedule": own})) == (
         "decode_step_tokens=64 cannot be kept with this vLLM: Own chooses steps in its own way;"
         " remove it from the engine, or install the vLLM that this release names"
     )

@@ -23,7 +23,11 @@ with warnings.catch_warnings():
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from baton.engine.vllm.cli_args import make_arg_parser
-    from baton.engine.vllm.fast_path.request_bypass import PATHS, StraightRoute, go_straight
+    from baton.engine.vllm.fast_path.request_bypass import (
+        PATHS,
+        BypassRoute,
+        install_request_bypass,
+    )
 
 JSON = b"application/json"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -71,7 +75,7 @@ def vllms_app(handler: Handler, *, straight: bool) -> FastAPI:
     app.state.server = SimpleNamespace(should_exit=False)
     app.state.engine_client = SimpleNamespace(errored=False, dead_error=None)
     if straight:
-        assert set(go_straight(app)) == set(PATHS)
+        assert set(install_request_bypass(app)) == set(PATHS)
     return app
 
 
@@ -139,7 +143,7 @@ async def ask(
         raised = repr(error)
     start = sent[0] if sent else {}
     body = b"".join(message.get("body", b"") for message in sent[1:])
-    heads = sorted(one for one in start.get("headers", ()) if one[0] != b"content-length")
+    heads = sorted(item for item in start.get("headers", ()) if item[0] != b"content-length")
     return raised, start.get("status"), heads, without_ids(body)
 
 
@@ -304,7 +308,7 @@ def test_any_body_is_answered_as_it_was(path: str, body: dict[str, Any], *, whol
 
 def test_these_routes_are_the_first_that_are_tried() -> None:
     first, second, *others = STRAIGHT.router.routes
-    assert {getattr(one, "path", None) for one in (first, second)} == set(PATHS)
+    assert {getattr(route, "path", None) for route in (first, second)} == set(PATHS)
     assert {*map(id, others)}.isdisjoint({id(first), id(second)})
     assert len(STRAIGHT.router.routes) == len(FASTAPI.router.routes)
 
@@ -319,7 +323,7 @@ async def test_routes_of_another_form_are_left_to_fastapi() -> None:
     async def chat(request: dict[str, str]) -> dict[str, str]:
         return request
 
-    assert go_straight(app) == ()
-    assert not any(isinstance(getattr(one, "app", None), StraightRoute) for one in app.routes)
+    assert install_request_bypass(app) == ()
+    assert not any(isinstance(getattr(route, "app", None), BypassRoute) for route in app.routes)
     _, status, _, text = await ask(app, CHAT, [b'{"a": "b"}'])
     assert (status, text) == (200, '{"a":"b"}')

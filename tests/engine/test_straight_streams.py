@@ -62,10 +62,10 @@ async def streamed(*, middleware: bool, gate: bool = True) -> tuple[list[str], l
     got: list[str] = []
     app = fastapi.FastAPI()
     app.add_middleware(Layer, seen=seen)
-    straight_streams.stream_straight(app, middleware=middleware)
+    straight_streams.install_response_bypass(app, middleware=middleware)
 
     async def stream() -> Any:  # noqa: ANN401 - vllm is not followed
-        return straight_streams.StraightStream(words())
+        return straight_streams.BypassStreamingResponse(words())
 
     app.add_api_route("/", stream)
 
@@ -73,7 +73,7 @@ async def streamed(*, middleware: bool, gate: bool = True) -> tuple[list[str], l
         got.append(told(message))
 
     exchange = Exchange(Dialect.OPENAI, send, generates=True)
-    exchange.flowing = True
+    exchange.has_output = True
     token = CURRENT_EXCHANGE.set(exchange if gate else None)
     try:
         await app(scope(), never, exchange.send)
@@ -124,8 +124,8 @@ async def test_a_client_that_leaves_while_others_of_its_tokens_are_sent_ends_the
 
     exchange = Exchange(Dialect.OPENAI, send, generates=True)
     never_sent = asyncio.get_running_loop().create_future()
-    exchange.short_cut = SimpleNamespace(unsent=never_sent)  # type: ignore[assignment]
-    stream = straight_streams.StraightStream(handler())
+    exchange.bypass = SimpleNamespace(unsent=never_sent)  # type: ignore[assignment]
+    stream = straight_streams.BypassStreamingResponse(handler())
     app = SimpleNamespace(state=SimpleNamespace(streams_straight=True))
     token = CURRENT_EXCHANGE.set(exchange)
     gc.disable()
@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_while_others_of_its_tokens_are_sent_ends_the
 
 
 def test_every_route_of_vllms_that_streams_does_it_so() -> None:
-    straight_streams.stream_straight(fastapi.FastAPI(), middleware=False)
+    straight_streams.install_response_bypass(fastapi.FastAPI(), middleware=False)
     for router in straight_streams._ROUTERS:
-        assert router.StreamingResponse is straight_streams.StraightStream
+        assert router.StreamingResponse is straight_streams.BypassStreamingResponse
         assert "StreamingResponse(" in inspect.getsource(router)

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.engine.vllm.fast_path.tokenization_cache import (
-    TokenMemory,
-    cuts_of,
-    encoder,
-    remember_tokens,
+    TokenizationCache,
+    find_boundaries,
+    install_tokenization_cache,
+    make_encoder,
 )
 
 Theirs: TypeAlias = Any
@@ -33,7 +33,7 @@ class Counting:
     """Encodes, and keeps what it was asked for."""
 
     def __init__(self, tokenizer: Theirs) -> None:
-        self._encode = encoder(tokenizer)
+        self._encode = make_encoder(tokenizer)
         self.asked: list[str] = []
 
     def __call__(self, texts: list[str]) -> Iterable[Sequence[int]]:
@@ -41,10 +41,10 @@ class Counting:
         return self._encode(texts)
 
 
-def memory_for(tokenizer: Theirs, **settings: int) -> TokenMemory:
-    cuts = cuts_of(tokenizer)
+def memory_for(tokenizer: Theirs, **settings: int) -> TokenizationCache:
+    cuts = find_boundaries(tokenizer)
     assert cuts is not None
-    return TokenMemory(cuts, **settings)
+    return TokenizationCache(cuts, **settings)
 
 
 def plain(tokenizer: Theirs, text: str) -> list[int]:
@@ -62,8 +62,8 @@ def test_whatever_is_remembered_a_text_has_the_tokens_it_would_have(
 ) -> None:
     memory = memory_for(tokenizer, capacity_bytes=capacity)
     for text in (*prompts, *prompts):
-        assert memory.tokenize(text, encoder(tokenizer), scope=None) == plain(tokenizer, text)
-        assert 0 <= memory.held_bytes <= capacity
+        assert memory.tokenize(text, make_encoder(tokenizer), scope=None) == plain(tokenizer, text)
+        assert 0 <= memory.cached_bytes <= capacity
 
 
 def chat(tokenizer: Theirs, *said: str) -> str:
@@ -147,8 +147,8 @@ class Counted:
 
 
 def test_a_tokenizer_whose_pieces_are_not_independent_is_left_alone() -> None:
-    assert cuts_of(Counted()) is None
-    assert cuts_of(made_of(words=[added("<|x|>")])) is not None
+    assert find_boundaries(Counted()) is None
+    assert find_boundaries(made_of(words=[added("<|x|>")])) is not None
 
 
 def test_one_that_begins_texts_in_its_own_way_does_so_before_the_first_cut_alone() -> None:
@@ -157,12 +157,12 @@ def test_one_that_begins_texts_in_its_own_way_does_so_before_the_first_cut_alone
     tokenizer = made_of(pre_tokenizers.Metaspace(prepend_scheme="first"), words=[added("<|x|>")])
     memory = memory_for(tokenizer)
     for text in ("a<|x|>a", "<|x|>a<|x|>a", "<|x|>a", "a a"):
-        assert memory.tokenize(text, encoder(tokenizer), scope=None) == plain(tokenizer, text)
+        assert memory.tokenize(text, make_encoder(tokenizer), scope=None) == plain(tokenizer, text)
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
 def test_neither_is_one_is_trusted_whose_tokens_take_of_their_neighbours(flag: str) -> None:
-    assert cuts_of(made_of(words=[added("<|x|>", **{flag: True})])) is None
+    assert find_boundaries(made_of(words=[added("<|x|>", **{flag: True})])) is None
 
 
 def test_of_two_tokens_that_begin_alike_the_longer_is_one() -> None:
@@ -175,8 +175,8 @@ def test_of_two_tokens_that_begin_alike_the_longer_is_one() -> None:
 
 
 def test_a_tokenizer_without_tokens_of_its_own_is_left_alone() -> None:
-    assert cuts_of(made_of(words=[])) is None
-    assert cuts_of(SimpleNamespace()) is None
+    assert find_boundaries(made_of(words=[])) is None
+    assert find_boundaries(SimpleNamespace()) is None
 
 
 # ------------------------------------------------------------------------------------- in vLLM
@@ -206,11 +206,11 @@ class Renderer:
 
 def test_vllm_tokenizes_itself_what_is_not_a_rendered_chat(tokenizer: Theirs) -> None:
     renderer = Renderer(tokenizer)
-    memory = remember_tokens(renderer, lambda: None)
+    memory = install_tokenization_cache(renderer, lambda: None)
     assert memory is not None
     assert renderer.ask("<|user|>hi") == plain(tokenizer, "<|user|>hi")
     assert renderer.plainly == []
-    assert memory.held_bytes > 0
+    assert memory.cached_bytes > 0
     renderer.ask("a completion", add_special_tokens=True)
     renderer.ask("one <|end|> too long", max_length=2)
     assert renderer.plainly == ["a completion", "one <|end|> too long"]
@@ -218,7 +218,7 @@ def test_vllm_tokenizes_itself_what_is_not_a_rendered_chat(tokenizer: Theirs) ->
 
 def test_who_names_a_salt_leaves_nothing_behind(tokenizer: Theirs) -> None:
     renderer = Renderer(tokenizer)
-    memory = remember_tokens(renderer, lambda: False)
+    memory = install_tokenization_cache(renderer, lambda: False)
     assert memory is not None
     assert renderer.ask("<|user|>hi") == plain(tokenizer, "<|user|>hi")
-    assert memory.held_bytes == 0
+    assert memory.cached_bytes == 0

@@ -20,7 +20,7 @@ from prometheus_client import REGISTRY
 
 from baton.domain.errors import EngineDied, EngineStartFailed
 from baton.domain.fleet import Load, Role
-from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind
 from baton.domain.kv_events import BlocksStored
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
@@ -30,18 +30,18 @@ from tests.contracts import step_budgets as two_budgets
 from tests.contracts.engine_contract import (
     DEADLINE_S,
     EngineContract,
-    Listener,
+    EngineListener,
     RunningPair,
-    running,
+    running_engine,
     running_pair,
 )
 from tests.engine.vllm_engines import (
     VllmEngine,
     VllmLegs,
     VllmSeries,
-    checking_engine,
     engine_settings,
-    not_compiling,
+    engine_with_checks,
+    uncompilable_outputs,
     with_payload,
 )
 from tests.fakes.free_ports import free_port
@@ -61,7 +61,7 @@ IDLE_WINDOWS = 10
 
 def stray_sockets() -> set[Path]:
     """Sockets right among the temporary files, where vLLM has them unless it is told otherwise."""
-    return {one for one in Path(tempfile.gettempdir()).iterdir() if one.is_socket()}
+    return {path for path in Path(tempfile.gettempdir()).iterdir() if path.is_socket()}
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -76,8 +76,8 @@ class TestVllmEngine(VllmLegs, EngineContract):
     @pytest_asyncio.fixture(scope="class", loop_scope="module")
     async def engine_pair(self, model: Path) -> AsyncIterator[RunningPair]:
         prefill_series, decode_series = self.series
-        prefill = checking_engine(engine_settings(model, Role.PREFILL), series=prefill_series)
-        decode = checking_engine(engine_settings(model, Role.DECODE), series=decode_series)
+        prefill = engine_with_checks(engine_settings(model, Role.PREFILL), series=prefill_series)
+        decode = engine_with_checks(engine_settings(model, Role.DECODE), series=decode_series)
         async with running_pair(prefill, decode) as pair:
             yield pair
 
@@ -89,22 +89,22 @@ class TestVllmEngine(VllmLegs, EngineContract):
         return VllmEngine(engine_settings(self.model, Role.MIXED))
 
     def make_invalid_leg(
-        self, kind: LegKind, prompt: tuple[int, ...], ticket: Ticket | None
+        self, kind: LegKind, prompt: tuple[int, ...], ticket: KvHandle | None
     ) -> Leg:
         leg = super().make_leg(kind, prompt, max_tokens=3, ticket=ticket)
-        return with_payload(leg, structured_outputs=not_compiling())
+        return with_payload(leg, structured_outputs=uncompilable_outputs())
 
     @pytest.mark.parametrize("backend", [None, "xgrammar"])
     async def test_prepared_or_compiled_what_is_wrong_with_a_request_is_told(
         self, engine_pair: RunningPair, backend: str | None
     ) -> None:
         leg = super().make_leg(LegKind.LOCAL, self.new_prompt(9), max_tokens=3)
-        asked = not_compiling(backend)
+        asked = uncompilable_outputs(backend)
         assert (
             await engine_pair.decode.engine.submit(with_payload(leg, structured_outputs=asked))
             is None
         )
-        output = await engine_pair.decode.finished(leg.leg_id)
+        output = await engine_pair.decode.wait_finished(leg.leg_id)
         assert output.finish is FinishReason.INVALID
         # The first request of an engine chooses its backend: only that one's is looked for.
         assert "grammar" in str(output.stop_reason) or "backend" in str(output.stop_reason)
@@ -133,13 +133,15 @@ class TestVllmEngine(VllmLegs, EngineContract):
         blocks = 0
         for tokens in (31, 64, 200, 777):
             prompt = self.new_prompt(tokens)
-            ticket = await self.prefilled(engine_pair, prompt)
+            ticket = await self.run_prefill(engine_pair, prompt)
             blocks += ticket.blocks
             leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=16, ticket=ticket)
             handed_off = await decode.run(leg)
             local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=16)
             assert handed_off == await prefill.run(local)
-        await self.until(decode, lambda: decode.engine.load().transfers.pulls >= before.pulls + 4)
+        await self.wait_load(
+            decode, lambda: decode.engine.load().transfers.pulls >= before.pulls + 4
+        )
         moved = decode.engine.load().transfers.moved_bytes - before.moved_bytes
         assert moved == blocks * decode.facts.kv_block_bytes
 
@@ -150,19 +152,19 @@ class TestVllmEngine(VllmLegs, EngineContract):
         swapped = RunningPair(prefill=engine_pair.decode, decode=engine_pair.prefill)
         before = swapped.decode.engine.load().transfers
         prompt = self.new_prompt(100)
-        ticket = await self.prefilled(swapped, prompt)
+        ticket = await self.run_prefill(swapped, prompt)
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=8, ticket=ticket)
         handed_off = await swapped.decode.run(leg)
         local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=8)
         assert handed_off == await swapped.prefill.run(local)
         load = swapped.decode.engine.load
-        await self.until(swapped.decode, lambda: load().transfers.pulls > before.pulls)
+        await self.wait_load(swapped.decode, lambda: load().transfers.pulls > before.pulls)
 
     async def test_a_prompt_whose_blocks_cannot_be_fetched_is_recomputed(
         self, engine_pair: RunningPair
     ) -> None:
         prompt = self.new_prompt(70)
-        ticket = await self.prefilled(engine_pair, prompt)
+        ticket = await self.run_prefill(engine_pair, prompt)
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=6, ticket=_to_nowhere(ticket))
         recomputed = await engine_pair.decode.run(leg)
         local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=6)
@@ -173,7 +175,7 @@ class TestVllmEngine(VllmLegs, EngineContract):
     async def test_logprobs_come_as_detail(self, engine_pair: RunningPair) -> None:
         leg = self.make_leg(LegKind.LOCAL, self.new_prompt(10), max_tokens=3)
         await engine_pair.decode.run(with_payload(leg, logprobs=2))
-        details = [output.detail for output in engine_pair.decode.outputs(leg.leg_id)]
+        details = [output.engine_payload for output in engine_pair.decode.outputs(leg.leg_id)]
         assert len(details) == 3
         assert all(details)
 
@@ -182,7 +184,7 @@ class TestVllmEngine(VllmLegs, EngineContract):
         leg = self.make_leg(LegKind.LOCAL, self.new_prompt(10), max_tokens=200)
         assert await decode.engine.submit(leg) is None
         assert await decode.engine.submit(leg) is not None
-        await decode.finished(leg.leg_id)
+        await decode.wait_finished(leg.leg_id)
         assert len(decode.tokens(leg.leg_id)) == 200
 
     async def test_the_load_counts_legs_tokens_and_step_time(
@@ -193,17 +195,17 @@ class TestVllmEngine(VllmLegs, EngineContract):
         assert await decode.engine.submit(leg) is None
         assert decode.engine.load().queued_tokens == 300
         assert decode.engine.load().queued_requests == 1
-        await decode.started(leg.leg_id)
+        await decode.wait_started(leg.leg_id)
         running_load = decode.engine.load()
         assert (running_load.queued_tokens, running_load.running_requests) == (0, 1)
         assert running_load.kv_used_fraction > 0
         assert 0 < running_load.step_s < DEADLINE_S
-        await self._aborted(decode, leg)
+        await self._abort_and_check(decode, leg)
         assert decode.engine.load().running_requests == 0
 
     async def test_the_load_adds_up_what_was_computed(self, engine_pair: RunningPair) -> None:
         decode = engine_pair.decode
-        await self.nudge(decode)
+        await self.step_once(decode)
         before = decode.engine.load().steps
         await decode.run(self.make_leg(LegKind.LOCAL, self.new_prompt(300), max_tokens=10))
         after = decode.engine.load().steps
@@ -218,12 +220,12 @@ class TestVllmEngine(VllmLegs, EngineContract):
     ) -> None:
         prefill, decode = engine_pair.prefill, engine_pair.decode
         for listener in (prefill, decode):
-            await self.nudge(listener)
+            await self.step_once(listener)
         of_prefill, of_decode = self.series
         before = told(of_prefill), told(of_decode)
         pulls = decode.engine.load().transfers.pulls
         prompt = self.new_prompt(320)
-        ticket = await self.prefilled(engine_pair, prompt)
+        ticket = await self.run_prefill(engine_pair, prompt)
         await decode.run(self.make_leg(LegKind.DECODE, prompt, max_tokens=16, ticket=ticket))
         prefilled, decoded = more(of_prefill, before[0]), more(of_decode, before[1])
         assert prefilled["vllm:prompt_tokens_total"] == 320
@@ -231,7 +233,7 @@ class TestVllmEngine(VllmLegs, EngineContract):
         assert prefilled["vllm:request_success_total length"] == 1
         assert decoded["vllm:generation_tokens_total"] == 16
         assert decoded["vllm:prompt_tokens_by_source_total external_kv_transfer"] >= 288
-        await self.until(decode, lambda: decode.engine.load().transfers.pulls > pulls)
+        await self.wait_load(decode, lambda: decode.engine.load().transfers.pulls > pulls)
         moved = more(of_decode, before[1])["vllm:nixl_bytes_transferred_sum"]
         assert moved == 10 * decode.facts.kv_block_bytes
         assert "vllm:time_to_first_token_seconds_sum" not in decoded, "nobody feeds it"
@@ -244,7 +246,7 @@ class TestVllmEngine(VllmLegs, EngineContract):
         addresses = set()
         for facts in (engine_pair.prefill.facts, engine_pair.decode.facts):
             assert facts.cache_events
-            assert facts.prefix_fetch
+            assert facts.supports_prefix_fetch
             host, _, port = facts.side_channel.partition(":")
             _, writer = await asyncio.open_connection(host, int(port))
             writer.close()
@@ -275,7 +277,11 @@ class TestVllmEngine(VllmLegs, EngineContract):
         assert told[salted].cache_salt == "tenant-1"
         for stored in (told[plain[:64]], told[salted]):
             assert (stored.block_size_tokens, len(stored.block_hashes)) == (32, 2)
-            assert (stored.tier, stored.opaque, stored.parent_hash) == ("gpu", False, None)
+            assert (stored.tier, stored.has_hidden_content, stored.parent_hash) == (
+                "gpu",
+                False,
+                None,
+            )
 
     async def test_a_ticket_for_the_front_of_a_prompt_is_fetched_and_the_rest_computed(
         self, engine_pair: RunningPair
@@ -284,7 +290,7 @@ class TestVllmEngine(VllmLegs, EngineContract):
         for tokens in (64, 65):  # whole blocks, and one that is not full
             prompt = self.new_prompt(150)
             free = await self.kv_used(prefill)
-            ticket = await self.prefilled(engine_pair, prompt[:tokens])
+            ticket = await self.run_prefill(engine_pair, prompt[:tokens])
             before = decode.engine.load()
             leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=8, ticket=ticket)
             fetched = await decode.run(leg)
@@ -294,7 +300,7 @@ class TestVllmEngine(VllmLegs, EngineContract):
             after = decode.engine.load()
             assert after.steps.prefill_tokens - before.steps.prefill_tokens == 150 - tokens
             assert self._pulled_blocks(decode, before) == ticket.blocks
-            await self.freed(prefill, free)
+            await self.wait_freed(prefill, free)
 
     async def test_only_missing_blocks_are_pulled(self, engine_pair: RunningPair) -> None:
         prefill, decode = engine_pair.prefill, engine_pair.decode
@@ -302,7 +308,7 @@ class TestVllmEngine(VllmLegs, EngineContract):
         await decode.run(self.make_leg(LegKind.LOCAL, prompt[:97], max_tokens=1))
         free = await self.kv_used(prefill)
         for tokens, missing_blocks in ((64, 0), (150, 2)):
-            ticket = await self.prefilled(engine_pair, prompt[:tokens])
+            ticket = await self.run_prefill(engine_pair, prompt[:tokens])
             before = decode.engine.load()
             leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=8, ticket=ticket)
             fetched = await decode.run(leg)
@@ -310,7 +316,7 @@ class TestVllmEngine(VllmLegs, EngineContract):
             assert self._pulled_blocks(decode, before) == missing_blocks
             local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=8)
             assert fetched == await prefill.run(local)
-            await self.freed(prefill, free)
+            await self.wait_freed(prefill, free)
             # What it has computed meanwhile would be found in the next round.
             prompt = prompt[:96] + self.new_prompt(54)
 
@@ -319,12 +325,12 @@ class TestVllmEngine(VllmLegs, EngineContract):
     ) -> None:
         decode = engine_pair.decode
         prompts = [self.new_prompt(70) for _ in range(4)]
-        tickets = [await self.prefilled(engine_pair, prompt) for prompt in prompts]
+        tickets = [await self.run_prefill(engine_pair, prompt) for prompt in prompts]
         source_ids = ("here", "nowhere", "here", "here")
         legs = [
             evolve(
                 self.make_leg(LegKind.DECODE, prompt, max_tokens=2, ticket=ticket),
-                ticket=_to_nowhere(ticket) if source_id == "nowhere" else ticket,
+                kv_handle=_to_nowhere(ticket) if source_id == "nowhere" else ticket,
                 source_id=source_id,
             )
             for prompt, ticket, source_id in zip(prompts, tickets, source_ids, strict=True)
@@ -347,14 +353,14 @@ class TestVllmEngine(VllmLegs, EngineContract):
         wanted = await prefill.run(local)
         first = self._bare(self.make_leg(LegKind.PREFILL, prompt, max_tokens=1))
         await prefill.run(first)
-        ticket = prefill.outputs(first.leg_id)[-1].ticket
+        ticket = prefill.outputs(first.leg_id)[-1].kv_handle
         second = self._bare(self.make_leg(LegKind.DECODE, prompt, max_tokens=6, ticket=ticket))
         assert await decode.run(second) == wanted
 
     def _bare(self, leg: Leg) -> Leg:
         return evolve(leg, payload=b"")
 
-    def _pulled_blocks(self, listener: Listener, before: Load) -> float:
+    def _pulled_blocks(self, listener: EngineListener, before: Load) -> float:
         moved = listener.engine.load().transfers.moved_bytes - before.transfers.moved_bytes
         return moved / listener.facts.kv_block_bytes
 
@@ -362,11 +368,11 @@ class TestVllmEngine(VllmLegs, EngineContract):
         self, engine_pair: RunningPair
     ) -> None:
         prompt = self.new_prompt(100)
-        ticket = await self.prefilled(engine_pair, prompt)
+        ticket = await self.run_prefill(engine_pair, prompt)
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=4, ticket=ticket)
         await engine_pair.decode.run(leg)
         for listener in (engine_pair.prefill, engine_pair.decode):
-            await self.nudge(listener)
+            await self.step_once(listener)
         members = [
             psutil.Process(pid)
             for listener in (engine_pair.prefill, engine_pair.decode)
@@ -389,15 +395,15 @@ class TestVllmEngine(VllmLegs, EngineContract):
 async def test_an_engine_whose_process_is_killed_fails_its_steps_and_its_legs(model: Path) -> None:
     settings = engine_settings(model, Role.DECODE, on_load_failure=OnLoadFailure.FAIL)
     engine = VllmEngine(settings)
-    listener = Listener(engine, await engine.start())
+    listener = EngineListener(engine, await engine.start())
     listening = asyncio.create_task(listener.listen())
     try:
         leg = _leg(LegKind.LOCAL, "alive", (5, 6, 7), max_tokens=2)
         await listener.run(leg)
         doomed = _leg(LegKind.LOCAL, "doomed", (5, 6, 7), max_tokens=2000)
         assert await engine.submit(doomed) is None
-        await listener.started(doomed.leg_id)
-        os.kill(engine.processes()[0], signal.SIGKILL)
+        await listener.wait_started(doomed.leg_id)
+        os.kill(engine.process_ids()[0], signal.SIGKILL)
         with pytest.raises(EngineDied, match="died"):
             async with asyncio.timeout(5):
                 await listening
@@ -407,7 +413,7 @@ async def test_an_engine_whose_process_is_killed_fails_its_steps_and_its_legs(mo
             await engine.abort([doomed.leg_id])
     finally:
         await engine.close()
-    assert engine.processes() == ()
+    assert engine.process_ids() == ()
 
 
 @pytest.mark.thorough
@@ -419,8 +425,8 @@ async def test_a_prompt_beside_a_stream_is_computed_in_smaller_pieces(model: Pat
         max_batched_tokens=two_budgets.MAX_BATCHED_TOKENS,
         decode_step_tokens=two_budgets.DECODE_STEP_TOKENS,
     )
-    async with running(VllmEngine(settings)) as listener:
-        await two_budgets.prompts_come_in_smaller_pieces_beside_streams(
+    async with running_engine(VllmEngine(settings)) as listener:
+        await two_budgets.check_smaller_chunks_beside_streams(
             listener,
             lambda name, prompt, tokens: _leg(LegKind.LOCAL, name, prompt, max_tokens=tokens),
         )
@@ -432,16 +438,16 @@ async def test_a_leg_whose_blocks_cannot_be_fetched_ends_in_error_where_that_is_
     model: Path,
 ) -> None:
     settings = engine_settings(model, Role.MIXED, on_load_failure=OnLoadFailure.FAIL)
-    async with running(VllmEngine(settings)) as listener:
+    async with running_engine(VllmEngine(settings)) as listener:
         prompt = tuple(range(5, 75))
         prefill = _leg(LegKind.PREFILL, "prefill", prompt, max_tokens=1)
         await listener.run(prefill)
-        ticket = listener.outputs(prefill.leg_id)[-1].ticket
+        ticket = listener.outputs(prefill.leg_id)[-1].kv_handle
         assert ticket is not None
         other = tuple(range(6, 76))
         decode = _leg(LegKind.DECODE, "decode", other, max_tokens=4, ticket=_to_nowhere(ticket))
         assert await listener.engine.submit(decode) is None
-        assert (await listener.finished(decode.leg_id)).finish is FinishReason.ERROR
+        assert (await listener.wait_finished(decode.leg_id)).finish is FinishReason.ERROR
 
 
 # vLLM leaves the ZMQ context of a client whose construction failed to the garbage collector.
@@ -452,7 +458,7 @@ async def test_a_start_that_takes_too_long_is_given_up_and_leaves_no_process(mod
     engine = VllmEngine(settings)
     with pytest.raises(EngineStartFailed, match="not ready within 3 s"):
         await engine.start()
-    assert engine.processes() == ()
+    assert engine.process_ids() == ()
 
 
 def _leg(
@@ -461,7 +467,7 @@ def _leg(
     prompt: tuple[int, ...],
     *,
     max_tokens: int,
-    ticket: Ticket | None = None,
+    ticket: KvHandle | None = None,
 ) -> Leg:
     return with_payload(
         Leg(
@@ -470,21 +476,23 @@ def _leg(
             kind=kind,
             prompt_token_ids=prompt,
             max_tokens=max_tokens,
-            ticket=ticket,
+            kv_handle=ticket,
         )
     )
 
 
-def _to_nowhere(ticket: Ticket) -> Ticket:
+def _to_nowhere(ticket: KvHandle) -> KvHandle:
     """The ticket, but issued by an engine that is not there."""
     params = msgspec.msgpack.decode(ticket.params)
     params |= {"remote_engine_id": "nobody", "remote_port": free_port()}
-    return Ticket(tokens=ticket.tokens, blocks=ticket.blocks, params=msgspec.msgpack.encode(params))
+    return KvHandle(
+        tokens=ticket.tokens, blocks=ticket.blocks, params=msgspec.msgpack.encode(params)
+    )
 
 
-def _processes(listener: Listener) -> tuple[int, ...]:
+def _processes(listener: EngineListener) -> tuple[int, ...]:
     assert isinstance(listener.engine, VllmEngine)
-    return listener.engine.processes()
+    return listener.engine.process_ids()
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -501,7 +509,7 @@ def told(series: VllmSeries) -> dict[str, float]:
     """Samples by name, and by source or reason where they have one."""
     found: dict[str, float] = {}
     for family in series.collect():
-        for one in family.samples:
-            which = one.labels.get("source") or one.labels.get("finished_reason")
-            found[f"{one.name} {which}" if which else one.name] = one.value
+        for sample in family.samples:
+            which = sample.labels.get("source") or sample.labels.get("finished_reason")
+            found[f"{sample.name} {which}" if which else sample.name] = sample.value
     return found

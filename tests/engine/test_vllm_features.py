@@ -21,7 +21,7 @@ from baton.engine.vllm.core.settings import Json
 from tests.contracts.engine_contract import running_pair
 from tests.engine.tiny_int8 import write_tiny_int8
 from tests.engine.tiny_moe import write_tiny_moe
-from tests.engine.vllm_engines import checking_engine, engine_settings, with_payload
+from tests.engine.vllm_engines import engine_settings, engine_with_checks, with_payload
 from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
@@ -54,7 +54,7 @@ class Feature:
 
 def _filled(value: Json, model: Path) -> Json:
     if isinstance(value, dict):
-        return {name: _filled(one, model) for name, one in value.items()}
+        return {name: _filled(other, model) for name, other in value.items()}
     return str(model) if value == MODEL else value
 
 
@@ -96,7 +96,7 @@ def feature(request: pytest.FixtureRequest) -> Feature:
 async def test_a_handoff_gives_what_one_engine_gives(feature: Feature, tmp_path: Path) -> None:
     model = feature.model(tmp_path)
     prefill, decode = (
-        checking_engine(
+        engine_with_checks(
             replace(
                 engine_settings(model, role),
                 dtype=feature.dtype,
@@ -111,8 +111,8 @@ async def test_a_handoff_gives_what_one_engine_gives(feature: Feature, tmp_path:
     async with running_pair(prefill, decode) as pair:
         alone = await pair.decode.run(leg("alone"))
         await pair.prefill.run(evolve(leg("handed"), leg_id="p", kind=LegKind.PREFILL))
-        ticket = pair.prefill.outputs("p")[-1].ticket
-        handed = evolve(leg("handed"), kind=LegKind.DECODE, ticket=ticket)
+        ticket = pair.prefill.outputs("p")[-1].kv_handle
+        handed = evolve(leg("handed"), kind=LegKind.DECODE, kv_handle=ticket)
         assert await pair.decode.run(handed) == alone
         size = pair.decode.facts.block_size_tokens
         moved = len(leg("handed").prompt_token_ids) // size * size

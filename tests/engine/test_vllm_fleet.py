@@ -26,7 +26,7 @@ from baton.domain.request import Phase
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.prefix_cache.index import IndexMode, IndexOptions
-from tests.engine.vllm_fleet import DECODERS, STREAMS, RealFleet, send_garbage
+from tests.engine.vllm_fleet import DECODE_REPLICAS, STREAMS, RealFleet, send_garbage
 from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
@@ -63,7 +63,7 @@ async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RealF
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(real.start("p0", Role.PREFILL, model))
-            for name in DECODERS:
+            for name in DECODE_REPLICAS:
                 group.create_task(real.start(name, Role.DECODE, model))
         yield real
     finally:
@@ -73,7 +73,7 @@ async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RealF
 @pytest.fixture(autouse=True)
 def _books(real: RealFleet) -> Iterator[None]:
     yield
-    real.check()
+    real.check_idle()
 
 
 def route_of(record: RequestRecord) -> Route:
@@ -85,8 +85,8 @@ def route_of(record: RequestRecord) -> Route:
 
 # ------------------------------------------------------------------ all is well
 async def test_every_pair_is_proven_by_a_transfer_before_any_request(real: RealFleet) -> None:
-    await real.proven()
-    assert real.pairs().keys() == {("p0", name) for name in DECODERS}
+    await real.wait_links_ok()
+    assert real.pairs().keys() == {("p0", name) for name in DECODE_REPLICAS}
     for row in real.pairs().values():
         assert (row.pulls, row.failures, row.why) == (1, 0, "")
         assert row.moved_bytes >= real.facts("p0").kv_block_bytes
@@ -100,7 +100,7 @@ async def test_a_second_turn_is_prefilled_where_its_prefix_is(real: RealFleet) -
     shared = first + answer
     # The last token was sampled, and never computed.
     blocks = (len(shared) - 1) // real.facts(home).block_size_tokens
-    await real.until(lambda: real.held_blocks(home, shared) == blocks)
+    await real.wait_until(lambda: real.cached_blocks(home, shared) == blocks)
 
     before = real.computed_tokens(home)
     second = shared + real.prompt(25)
@@ -112,14 +112,14 @@ async def test_a_second_turn_is_prefilled_where_its_prefix_is(real: RealFleet) -
     assert real.computed_tokens(home) - before == len(second) - cached
     for state in real.index_states().values():
         assert state is not None
-        assert (state.in_step, state.stale, state.gaps) == (True, False, 0)
-    assert real.coordinator.knowledge.index.counters.contradictions == 0
+        assert (state.in_sync, state.is_stale, state.gaps) == (True, False, 0)
+    assert real.coordinator.fleet_model.index.counters.contradictions == 0
 
 
 # What is fastest is predicted from measured steps, which on a busy machine may say otherwise.
 @pytest.mark.thorough
 async def test_a_short_prompt_is_served_by_one_replica_and_moves_nothing(real: RealFleet) -> None:
-    await real.proven()
+    await real.wait_links_ok()
     before = real.links()
     tokens, record = await real.run(real.prompt(10), max_tokens=8)
     route = route_of(record)
@@ -132,7 +132,7 @@ async def test_a_short_prompt_is_served_by_one_replica_and_moves_nothing(real: R
 async def test_a_long_prompt_that_would_hold_up_streams_is_prefilled_elsewhere_and_pulled(
     real: RealFleet,
 ) -> None:
-    await real.proven()
+    await real.wait_links_ok()
     prompt = real.prompt(LONG_TOKENS)
     async with real.streams(max_tokens=1500):
         before = real.pairs()
@@ -141,19 +141,23 @@ async def test_a_long_prompt_that_would_hold_up_streams_is_prefilled_elsewhere_a
     assert (route.mode, route.prefill_replica_id) == (HandoffMode.PULL, "p0")
     assert route.reason is RouteReason.DISAGGREGATED
     chosen, *others = record.decisions[0].options
-    assert any(other.harm_s > chosen.harm_s for other in others if other.mode is HandoffMode.LOCAL)
+    assert any(
+        other.interference_s > chosen.interference_s
+        for other in others
+        if other.mode is HandoffMode.LOCAL
+    )
     pair = ("p0", route.decode_replica_id)
-    await real.until(lambda: real.pairs()[pair].pulls > before[pair].pulls)
+    await real.wait_until(lambda: real.pairs()[pair].pulls > before[pair].pulls)
     facts = real.facts(route.decode_replica_id)
     moved = real.pairs()[pair].moved_bytes - before[pair].moved_bytes
     assert moved == LONG_TOKENS // facts.block_size_tokens * facts.kv_block_bytes
     assert real.pairs()[pair].failures == 0
-    assert [tokens] == await real.run_apart(prompt, max_tokens=16)
+    assert [tokens] == await real.run_uncached(prompt, max_tokens=16)
 
 
 async def test_replicas_change_roles_alive_and_serve_the_other_way_round(real: RealFleet) -> None:
-    await real.proven()
-    processes = {name: engine.processes() for name, engine in real.engines.items()}
+    await real.wait_links_ok()
+    processes = {name: engine.process_ids() for name, engine in real.engines.items()}
     prompt = real.prompt(LONG_TOKENS)
     async with real.streams(max_tokens=400):
         await flip(real, p0=Role.DECODE, d0=Role.PREFILL, d1=Role.PREFILL)
@@ -161,34 +165,36 @@ async def test_replicas_change_roles_alive_and_serve_the_other_way_round(real: R
             tokens, record = await other.run(prompt, max_tokens=16)
         route = route_of(record)
         assert (route.mode, route.decode_replica_id) == (HandoffMode.PULL, "p0")
-        assert route.prefill_replica_id in DECODERS
+        assert route.prefill_replica_id in DECODE_REPLICAS
     await flip(real, p0=Role.PREFILL, d0=Role.DECODE, d1=Role.DECODE)
-    assert {name: engine.processes() for name, engine in real.engines.items()} == processes
-    assert [tokens] == await real.run_apart(prompt, max_tokens=16)
-    await real.proven()
+    assert {name: engine.process_ids() for name, engine in real.engines.items()} == processes
+    assert [tokens] == await real.run_uncached(prompt, max_tokens=16)
+    await real.wait_links_ok()
 
 
 async def flip(real: RealFleet, **roles: Role) -> None:
     """Tell replicas what they are meant for, and wait until an ingress has heard of it."""
     for name, role in roles.items():
         assert real.fleet.hosts[name].set_role(role)
-    await real.until(lambda: all(real.facts(one).role is role for one, role in roles.items()))
+    await real.wait_until(
+        lambda: all(real.facts(name).role is role for name, role in roles.items())
+    )
 
 
 # ------------------------------------------------------------------ all is not
 async def test_malformed_packets_on_a_side_channel_cost_no_pair_and_no_handoff(
     real: RealFleet,
 ) -> None:
-    await real.proven()
-    real.coordinator.take_notices()
+    await real.wait_links_ok()
+    real.coordinator.pop_notices()
     await asyncio.to_thread(send_garbage, real.facts("p0").side_channel)
     before = real.links()
     tokens, record = await real.run(real.prompt(LONG_TOKENS), max_tokens=16)
     assert route_of(record).mode is HandoffMode.PULL
     assert len(tokens) == 16
     assert real.links() != before
-    await real.proven()
-    assert not of_kind(real.coordinator.take_notices(), PairNoticeKind.QUARANTINED)
+    await real.wait_links_ok()
+    assert not of_kind(real.coordinator.pop_notices(), PairNoticeKind.QUARANTINED)
 
 
 async def test_killing_the_prefill_replica_under_load_fails_nothing(real: RealFleet) -> None:
@@ -199,19 +205,23 @@ async def test_killing_the_prefill_replica_under_load_fails_nothing(real: RealFl
         engine = real.engines["p0"]
         async with other.streams(max_tokens=STREAM_TOKENS) as streams:
             long = [other.send(prompt, max_tokens=60) for prompt in prompts]
-            await other.until(lambda: engine.load().queued_tokens > 0)
+            await other.wait_until(lambda: engine.load().queued_tokens > 0)
             assert not other.records
-            for pid in engine.processes():
+            for pid in engine.process_ids():
                 os.kill(pid, signal.SIGKILL)
-            records = await other.ended(*streams, *long)
+            records = await other.wait_ended(*streams, *long)
         assert {record.outcome for record in records} == {Phase.FINISHED}
         assert {record.routes[0].prefill_replica_id for record in records} == {"p0"}
-        assert [len(other.tokens(one)) for one in streams] == [STREAM_TOKENS] * STREAMS
+        assert [len(other.tokens(stream)) for stream in streams] == [STREAM_TOKENS] * STREAMS
         assert any(record.resumes for record in records), "the kill has hit nobody"
-        assert [other.tokens(one) for one in long] == await real.run_apart(*prompts, max_tokens=60)
+        assert [other.tokens(name) for name in long] == await real.run_uncached(
+            *prompts, max_tokens=60
+        )
         for ingress in (real, other):
-            await ingress.until(lambda one=ingress: lost(one) == [("p0", LossReason.ENGINE_DEAD)])  # type: ignore[misc]
-            assert ingress.fleet.driver.fleet().replicas.keys() == set(DECODERS)
+            await ingress.wait_until(
+                lambda ingress_=ingress: lost(ingress_) == [("p0", LossReason.ENGINE_DEAD)]  # type: ignore[misc]
+            )
+            assert ingress.fleet.driver.fleet().replicas.keys() == set(DECODE_REPLICAS)
 
 
 @asynccontextmanager
@@ -223,7 +233,7 @@ async def unprobing_ingress(real: RealFleet) -> AsyncIterator[RealFleet]:
         for name, host in real.fleet.hosts.items():
             await other.fleet.join(name, host)
         yield other
-        other.check()
+        other.check_idle()
     finally:
         await other.fleet.close()
 

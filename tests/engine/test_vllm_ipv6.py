@@ -13,8 +13,8 @@ from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.names.addresses import parse_address
 from tests.contracts.engine_contract import RunningPair, running_pair
-from tests.engine.vllm_engines import VllmEngine, checking_engine, engine_settings, with_payload
-from tests.fakes.machine import need_ipv6
+from tests.engine.vllm_engines import VllmEngine, engine_settings, engine_with_checks, with_payload
+from tests.fakes.machine import require_ipv6
 from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
@@ -30,12 +30,12 @@ HOST = "::1"
 def engine(model: Path, role: Role) -> VllmEngine:
     settings = engine_settings(model, role)
     assert settings.nixl is not None
-    return checking_engine(replace(settings, nixl=replace(settings.nixl, host=HOST)))
+    return engine_with_checks(replace(settings, nixl=replace(settings.nixl, host=HOST)))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningPair]:
-    need_ipv6()
+    require_ipv6()
     model = tiny_model(tmp_path_factory.mktemp("models"))
     async with running_pair(engine(model, Role.PREFILL), engine(model, Role.DECODE)) as made:
         yield made
@@ -61,9 +61,9 @@ async def test_blocks_are_pulled_over_a_side_channel_at_an_address_of_ipv6(
         return with_payload(made)
 
     await pair.prefill.run(leg("p", LegKind.PREFILL))
-    ticket = pair.prefill.outputs("p")[-1].ticket
+    ticket = pair.prefill.outputs("p")[-1].kv_handle
     assert ticket is not None
-    handed_off = await pair.decode.run(leg("d", LegKind.DECODE, ticket=ticket))
+    handed_off = await pair.decode.run(leg("d", LegKind.DECODE, kv_handle=ticket))
     assert handed_off == await pair.prefill.run(leg("l", LegKind.LOCAL))
     await pair.decode.run(leg("n", LegKind.LOCAL))  # after a step it says what it has pulled
     assert pair.decode.engine.load().transfers.pulls == 1

@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm.core import kv_events
     from baton.engine.vllm.core.kv_events import decode_batch, subscribe
-    from baton.engine.vllm.wire.salts import known_salt
+    from baton.engine.vllm.wire.salts import salt_name
 
 DEADLINE_S = 10.0
 END = ZmqEventPublisher.END_SEQ
@@ -120,7 +120,7 @@ def test_adapter_and_salt_are_told_apart() -> None:
     theirs = stored([1, 2], lora_name="ada", extra_keys=to_event_extra_keys(keys))
     (event,) = decode_batch(message(0, theirs), "p0").events
     assert isinstance(event, BlocksStored)
-    assert (event.adapter, event.cache_salt, event.opaque) == ("ada", "tenant-1", False)
+    assert (event.adapter, event.cache_salt, event.has_hidden_content) == ("ada", "tenant-1", False)
 
 
 def test_a_salt_without_an_adapter_is_a_salt_and_none_is_none() -> None:
@@ -136,7 +136,7 @@ def test_a_long_salt_has_the_name_by_which_requests_with_it_are_known() -> None:
     salted = stored([1], extra_keys=to_event_extra_keys([[("cache_salt", long)]]))
     (event,) = decode_batch(message(0, salted), "p0").events
     assert isinstance(event, BlocksStored)
-    assert event.cache_salt == known_salt(long) != long
+    assert event.cache_salt == salt_name(long) != long
 
 
 @pytest.mark.parametrize("key", [("mm", "image-1", -1), ("prompt_embeds", b"digest")])
@@ -161,7 +161,7 @@ def test_blocks_are_opaque_from_the_first_that_tokens_alone_do_not_name(
         block_size_tokens=2,
         tier="gpu",
         cache_salt="s",
-        opaque=True,
+        has_hidden_content=True,
     )
 
 
@@ -170,7 +170,7 @@ def test_a_prompt_that_begins_with_an_image_is_opaque_as_a_whole() -> None:
     theirs = stored([1, 2], lora_name="ada", extra_keys=keys)
     (event,) = decode_batch(message(0, theirs), "p0").events
     assert isinstance(event, BlocksStored)
-    assert event.opaque
+    assert event.has_hidden_content
     assert event.block_hashes == (name(1), name(2))
 
 
@@ -233,7 +233,7 @@ class Publisher:
 @pytest.fixture(autouse=True)
 def _asks_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
     # So that a slow machine puts no question in between.
-    monkeypatch.setattr(kv_events, "_ASK_S", 3600.0)
+    monkeypatch.setattr(kv_events, "_REPLAY_INTERVAL_S", 3600.0)
 
 
 @pytest_asyncio.fixture
@@ -279,7 +279,7 @@ async def test_what_was_published_before_anybody_listened_comes_first(publisher:
 async def test_until_the_subscription_has_brought_something_the_reader_keeps_asking(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_events, "_ASK_S", 0.02)
+    monkeypatch.setattr(kv_events, "_REPLAY_INTERVAL_S", 0.02)
     reader = reading(publisher)
     taken = asyncio.create_task(reader.take(2))
     assert await publisher.asked(answer=[]) == 0
@@ -327,7 +327,7 @@ async def test_what_nobody_keeps_any_more_is_a_gap_in_the_numbers(publisher: Pub
 async def test_a_question_without_an_answer_holds_nothing_up(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_events, "_ANSWER_S", 0.02)
+    monkeypatch.setattr(kv_events, "_REPLAY_TIMEOUT_S", 0.02)
     reader = reading(publisher)
     taken = asyncio.create_task(reader.take(1))
     await publisher.subscribed()
@@ -359,7 +359,7 @@ async def test_a_reader_that_listens_ends_with_its_engine(publisher: Publisher) 
 async def test_a_reader_that_waits_for_an_answer_ends_with_its_engine(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_events, "_ANSWER_S", 3600.0)
+    monkeypatch.setattr(kv_events, "_REPLAY_TIMEOUT_S", 3600.0)
     assert await reading(publisher).ended() == []
 
 

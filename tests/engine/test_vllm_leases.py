@@ -60,9 +60,9 @@ class TestVllmLeases(VllmLegs, LeaseContract):
             socket.connect(f"tcp://{address}")
             for parts in ([b"garbage"], [b"", b"garbage"], [b"", b""], [b"", b"\x93", b"more"]):
                 await socket.send_multipart(parts)
-        await check_side_channel("p", address, wanted_compatibility=None, deadline_s=10.0)
+        await check_side_channel("p", address, expected_compatibility=None, deadline_s=10.0)
         prompt = self.new_prompt(100)
-        ticket = await self.prefilled(lease_pair, prompt)
+        ticket = await self.run_prefill(lease_pair, prompt)
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=4, ticket=ticket)
         async with asyncio.timeout(DEADLINE_S):
-            assert await decode.run(leg) == await self.alone(prefill, prompt, max_tokens=4)
+            assert await decode.run(leg) == await self.run_locally(prefill, prompt, max_tokens=4)

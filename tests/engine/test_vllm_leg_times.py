@@ -22,13 +22,13 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm.core.legs import LiveLegs
     from baton.engine.vllm.core.lora import EngineAdapters
-    from baton.engine.vllm.wire.codec import EngineWire
+    from baton.engine.vllm.wire.codec import EngineCodec
 
 QUEUED, SCHEDULED, PREEMPTED = EngineCoreEventType
 
 
 def live_leg() -> LiveLegs:
-    legs = LiveLegs(EngineWire(), lambda _source_id: "", EngineAdapters(KnownAdapters(), slots=1))
+    legs = LiveLegs(EngineCodec(), lambda _source_id: "", EngineAdapters(KnownAdapters(), slots=1))
     legs.add(
         Leg(
             leg_id="a",
@@ -49,7 +49,7 @@ def step(
 ) -> LegOutput:
     noted = [EngineCoreEvent(kind, timestamp) for kind, timestamp in events]
     output = EngineCoreOutput("a", [7], finish_reason=finish, events=noted or None)
-    (told,) = legs.take(EngineCoreOutputs(outputs=[output], timestamp=at_s))
+    (told,) = legs.on_step(EngineCoreOutputs(outputs=[output], timestamp=at_s))
     return told
 
 

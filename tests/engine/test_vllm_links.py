@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import LinkTotals
-from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegKind
 from baton.domain.request import FinishReason
 from baton.runtime.known_adapters import KnownAdapters
 
@@ -27,17 +28,17 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm.core import links
     from baton.engine.vllm.core.legs import LiveLegs
-    from baton.engine.vllm.core.links import LinkMeter
+    from baton.engine.vllm.core.links import PullMeter
     from baton.engine.vllm.core.lora import EngineAdapters
     from baton.engine.vllm.patches.connector import (
-        QuietAgent,
-        SourcedStats,
-        SourcedWorker,
-        prefix_to_fetch,
+        DeferredNotifyAgent,
+        SourceTrackingStats,
+        SourceTrackingWorker,
+        prefix_tokens_to_fetch,
     )
-    from baton.engine.vllm.patches.lease_checks import LeaseQuestions
-    from baton.engine.vllm.wire.codec import EngineWire
-    from tests.fakes.lease_source import Source, serving
+    from baton.engine.vllm.patches.lease_checks import LeaseQueries
+    from baton.engine.vllm.wire.codec import EngineCodec
+    from tests.fakes.lease_source import LeaseSource, serve_leases
 
 
 def decode_leg(leg_id: str, source_id: str | None, engine_id: str) -> Leg:
@@ -56,7 +57,7 @@ def decode_leg(leg_id: str, source_id: str | None, engine_id: str) -> Leg:
         kind=LegKind.DECODE,
         prompt_token_ids=(1, 2, 3),
         max_tokens=4,
-        ticket=Ticket(tokens=3, blocks=1, params=msgspec.msgpack.encode(params)),
+        kv_handle=KvHandle(tokens=3, blocks=1, params=msgspec.msgpack.encode(params)),
         source_id=source_id,
     )
 
@@ -82,10 +83,10 @@ def moved(*transfers: tuple[str, int, float]) -> dict[str, object]:
 
 # ------------------------------------------------------------------ with baton's connector
 def test_each_transfer_counts_for_the_replica_whose_engine_it_came_from() -> None:
-    meter = LinkMeter()
-    meter.expect(decode_leg("a", "p0", "engine-0"))
-    meter.expect(decode_leg("b", "p1", "engine-1"))
-    meter.stepped(moved(("engine-1", 100, 0.5), ("engine-0", 7, 0.1), ("engine-1", 50, 0.25)))
+    meter = PullMeter()
+    meter.on_leg_submitted(decode_leg("a", "p0", "engine-0"))
+    meter.on_leg_submitted(decode_leg("b", "p1", "engine-1"))
+    meter.on_step(moved(("engine-1", 100, 0.5), ("engine-0", 7, 0.1), ("engine-1", 50, 0.25)))
     assert set(meter.totals()) == {
         LinkTotals("p0", 1, 7, 0.1),
         LinkTotals("p1", 2, 150, 0.75),
@@ -93,57 +94,57 @@ def test_each_transfer_counts_for_the_replica_whose_engine_it_came_from() -> Non
 
 
 def test_failures_count_for_the_replica_that_was_to_be_pulled_from() -> None:
-    meter = LinkMeter()
-    meter.expect(decode_leg("a", "p0", "engine-0"))
-    meter.expect(decode_leg("b", "p1", "engine-1"))
-    meter.stepped(
+    meter = PullMeter()
+    meter.on_leg_submitted(decode_leg("a", "p0", "engine-0"))
+    meter.on_leg_submitted(decode_leg("b", "p1", "engine-1"))
+    meter.on_step(
         moved() | {"num_failed_handshakes": [1], "baton_failed_sources": ["engine-1", "engine-1"]}
     )
     assert meter.totals() == (LinkTotals("p1", failures=2),)
 
 
 def test_an_engine_that_no_leg_told_of_is_in_no_link() -> None:
-    meter = LinkMeter()
-    meter.expect(decode_leg("a", None, "engine-0"))
-    meter.expect(local_leg("b", 3))
-    meter.stepped(moved(("engine-0", 100, 0.5), ("engine-9", 100, 0.5)))
+    meter = PullMeter()
+    meter.on_leg_submitted(decode_leg("a", None, "engine-0"))
+    meter.on_leg_submitted(local_leg("b", 3))
+    meter.on_step(moved(("engine-0", 100, 0.5), ("engine-9", 100, 0.5)))
     assert meter.totals() == ()
 
 
 def test_a_transfer_that_ends_after_its_leg_still_counts() -> None:
-    meter = LinkMeter()
-    meter.expect(decode_leg("a", "p0", "engine-0"))
-    meter.arrived("a")
-    meter.stepped(moved(("engine-0", 100, 0.5)))
+    meter = PullMeter()
+    meter.on_leg_submitted(decode_leg("a", "p0", "engine-0"))
+    meter.on_fetch_ended("a")
+    meter.on_step(moved(("engine-0", 100, 0.5)))
     assert meter.totals() == (LinkTotals("p0", 1, 100, 0.5),)
 
 
 def test_the_transport_is_asked_for_when_it_is_told() -> None:
     transports = {"p0": ""}
-    meter = LinkMeter(transports.__getitem__)
-    meter.expect(decode_leg("a", "p0", "engine-0"))
-    meter.stepped(moved(("engine-0", 100, 0.5)))
+    meter = PullMeter(transports.__getitem__)
+    meter.on_leg_submitted(decode_leg("a", "p0", "engine-0"))
+    meter.on_step(moved(("engine-0", 100, 0.5)))
     assert meter.totals()[0].transport == ""
     transports["p0"] = "tcp"
     assert meter.totals() == (LinkTotals("p0", 1, 100, 0.5, 0, "tcp"),)
 
 
 def test_only_the_sources_last_pulled_from_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_KEPT_SOURCES", 2)
-    meter = LinkMeter()
+    monkeypatch.setattr(links, "_MAX_SOURCES", 2)
+    meter = PullMeter()
     for name in ("0", "1", "0", "2"):
-        meter.expect(decode_leg(name, f"p{name}", f"engine-{name}"))
-        meter.stepped(moved((f"engine-{name}", 1, 0.5)))
+        meter.on_leg_submitted(decode_leg(name, f"p{name}", f"engine-{name}"))
+        meter.on_step(moved((f"engine-{name}", 1, 0.5)))
     assert {link.source_id: link.pulls for link in meter.totals()} == {"p0": 2, "p2": 1}
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9)), max_size=30))
 def test_links_add_up_to_what_was_moved(transfers: list[tuple[int, int, int]]) -> None:
-    meter = LinkMeter()
+    meter = PullMeter()
     for n in range(4):
-        meter.expect(decode_leg(f"leg-{n}", f"p{n}", f"engine-{n}"))
+        meter.on_leg_submitted(decode_leg(f"leg-{n}", f"p{n}", f"engine-{n}"))
     for n, size, took_s in transfers:
-        meter.stepped(moved((f"engine-{n}", size, took_s)))
+        meter.on_step(moved((f"engine-{n}", size, took_s)))
     totals = {link.source_id: link for link in meter.totals()}
     for n in range(4):
         mine = [(size, took_s) for source, size, took_s in transfers if source == n]
@@ -156,46 +157,46 @@ UNNAMED = {"bytes_transferred": [100], "transfer_duration": [0.5], "num_failed_t
 
 
 def test_without_names_all_counts_for_the_one_source_that_legs_wait_for() -> None:
-    meter = LinkMeter()
-    meter.expect(decode_leg("a", "p0", "engine-0"))
-    meter.expect(decode_leg("b", "p0", "engine-0"))
-    meter.stepped(UNNAMED)
+    meter = PullMeter()
+    meter.on_leg_submitted(decode_leg("a", "p0", "engine-0"))
+    meter.on_leg_submitted(decode_leg("b", "p0", "engine-0"))
+    meter.on_step(UNNAMED)
     assert meter.totals() == (LinkTotals("p0", 1, 100, 0.5, 1),)
 
 
 def test_without_names_nothing_is_put_down_to_one_of_two_sources_or_to_none() -> None:
-    meter = LinkMeter()
-    meter.stepped(UNNAMED)
-    meter.expect(decode_leg("a", "p0", "engine-0"))
-    meter.expect(decode_leg("b", "p1", "engine-1"))
-    meter.stepped(UNNAMED)
+    meter = PullMeter()
+    meter.on_step(UNNAMED)
+    meter.on_leg_submitted(decode_leg("a", "p0", "engine-0"))
+    meter.on_leg_submitted(decode_leg("b", "p1", "engine-1"))
+    meter.on_step(UNNAMED)
     assert meter.totals() == ()
-    meter.arrived("b")
-    meter.stepped(UNNAMED)
+    meter.on_fetch_ended("b")
+    meter.on_step(UNNAMED)
     assert meter.totals() == (LinkTotals("p0", 1, 100, 0.5, 1),)
 
 
 def test_a_leg_of_unknown_source_is_one_source_more() -> None:
-    meter = LinkMeter()
-    meter.expect(decode_leg("a", "p0", "engine-0"))
-    meter.expect(decode_leg("b", None, "engine-1"))
-    meter.stepped(UNNAMED)
+    meter = PullMeter()
+    meter.on_leg_submitted(decode_leg("a", "p0", "engine-0"))
+    meter.on_leg_submitted(decode_leg("b", None, "engine-1"))
+    meter.on_step(UNNAMED)
     assert meter.totals() == ()
 
 
 def test_names_that_do_not_match_the_transfers_are_not_trusted() -> None:
-    meter = LinkMeter()
-    meter.expect(decode_leg("a", "p0", "engine-0"))
-    meter.expect(decode_leg("b", "p1", "engine-1"))
-    meter.arrived("b")
+    meter = PullMeter()
+    meter.on_leg_submitted(decode_leg("a", "p0", "engine-0"))
+    meter.on_leg_submitted(decode_leg("b", "p1", "engine-1"))
+    meter.on_fetch_ended("b")
     two = moved(("engine-1", 100, 0.5), ("engine-1", 50, 0.5))
-    meter.stepped(two | {"baton_sources": ["engine-1"]})
+    meter.on_step(two | {"baton_sources": ["engine-1"]})
     assert meter.totals() == (LinkTotals("p0", 2, 150, 1.0),)
 
 
 # ------------------------------------------------------------------ the connector's own parts
 def test_statistics_of_several_workers_become_one_with_their_names() -> None:
-    first, second = SourcedStats(), SourcedStats()
+    first, second = SourceTrackingStats(), SourceTrackingStats()
     assert first.is_empty()
     second.data |= {"bytes_transferred": [5], "transfer_duration": [0.1], "baton_sources": ["e"]}
     second.data["baton_failed_sources"] = ["f"]
@@ -207,7 +208,7 @@ def test_statistics_of_several_workers_become_one_with_their_names() -> None:
 
 
 def test_a_failure_alone_is_worth_a_report() -> None:
-    stats = SourcedStats()
+    stats = SourceTrackingStats()
     stats.data["baton_failed_sources"].append("e")
     assert not stats.is_empty()
 
@@ -231,9 +232,9 @@ class Agent:
 
 
 @contextmanager
-def reading(worker: SourcedWorker) -> Iterator[Source]:
+def reading(worker: SourceTrackingWorker) -> Iterator[LeaseSource]:
     """Have the worker read for requests a to d from a source with a side channel of its own."""
-    with serving() as source:
+    with serve_leases() as source:
         host, _, port = source.address.removeprefix("tcp://").rpartition(":")
         worker._recving_metadata = {
             name: SimpleNamespace(
@@ -246,15 +247,15 @@ def reading(worker: SourcedWorker) -> Iterator[Source]:
         worker._failed_remote_engines = set()
         worker._recv_failures = set()
         worker._log_failure = lambda **_context: None
-        worker._questions = LeaseQuestions(deadline_s=30.0)
+        worker._lease_queries = LeaseQueries(deadline_s=30.0)
         try:
             yield source
         finally:
-            worker._questions.close()
+            worker._lease_queries.close()
 
 
 def settle(
-    worker: SourcedWorker, transfers: dict[str, list[int]], *asked: str
+    worker: SourceTrackingWorker, transfers: dict[str, list[int]], *asked: str
 ) -> tuple[set[str], set[str]]:
     """Poll as vLLM does, until the sources of these requests have answered."""
     done, failed = worker._pop_done_transfers(transfers)
@@ -269,11 +270,11 @@ def settle(
 
 
 def test_blocks_that_their_source_has_lost_fail_the_read_and_blame_no_link() -> None:
-    worker = SourcedWorker.__new__(SourcedWorker)
-    worker.xfer_stats = SourcedStats()
+    worker = SourceTrackingWorker.__new__(SourceTrackingWorker)
+    worker.xfer_stats = SourceTrackingStats()
     worker.nixl_wrapper = Agent({1: "DONE", 2: "DONE"})
     with reading(worker) as source:
-        source.leases.keep("of-a")
+        source.leases.add("of-a")
         transfers = {"a": [1], "b": [2]}
         done, failed = settle(worker, transfers, "a", "b")
     assert (done, failed, transfers) == ({"a", "b"}, {"b"}, {})
@@ -284,11 +285,11 @@ def test_blocks_that_their_source_has_lost_fail_the_read_and_blame_no_link() -> 
 
 
 def test_vllm_hears_of_a_read_only_when_its_source_has_answered() -> None:
-    worker = SourcedWorker.__new__(SourcedWorker)
-    worker.xfer_stats = SourcedStats()
+    worker = SourceTrackingWorker.__new__(SourceTrackingWorker)
+    worker.xfer_stats = SourceTrackingStats()
     worker.nixl_wrapper = Agent({1: "DONE"})
     with reading(worker) as source:
-        worker._questions = LeaseQuestions(deadline_s=0.0)
+        worker._lease_queries = LeaseQueries(deadline_s=0.0)
         worker._recving_metadata["a"].remote.port = 1  # nobody listens there
         transfers: dict[str, list[int]] = {"a": [1]}
         assert worker._pop_done_transfers(transfers) in ((set(), set()), ({"a"}, {"a"}))
@@ -298,8 +299,8 @@ def test_vllm_hears_of_a_read_only_when_its_source_has_answered() -> None:
 
 
 def test_a_read_that_failed_in_part_is_asked_nothing() -> None:
-    worker = SourcedWorker.__new__(SourcedWorker)
-    worker.xfer_stats = SourcedStats()
+    worker = SourceTrackingWorker.__new__(SourceTrackingWorker)
+    worker.xfer_stats = SourceTrackingStats()
     worker.nixl_wrapper = Agent({1: "DONE"})
     with reading(worker):
         worker._recv_failures = {"a"}
@@ -313,21 +314,21 @@ def test_a_read_says_nothing_to_its_source_and_anything_else_does() -> None:
         calls.append((operation, sides, notif_msg))
         return 7
 
-    agent = QuietAgent(SimpleNamespace(make_prepped_xfer=prepare, name="nixl"))
+    agent = DeferredNotifyAgent(SimpleNamespace(make_prepped_xfer=prepare, name="nixl"))
     assert agent.make_prepped_xfer("READ", "here", "there", notif_msg=b"leg:1") == 7
     agent.make_prepped_xfer("WRITE", "here", "there", notif_msg=b"leg:2")
     assert calls == [("READ", ("here", "there"), b""), ("WRITE", ("here", "there"), b"leg:2")]
-    assert agent.untold == [b"leg:1"]
+    assert agent.deferred == [b"leg:1"]
     assert agent.name == "nixl"
 
 
 def test_whatever_vllms_worker_counts_goes_under_the_engine_it_came_from() -> None:
-    worker = SourcedWorker.__new__(SourcedWorker)
-    worker.xfer_stats = SourcedStats()
+    worker = SourceTrackingWorker.__new__(SourceTrackingWorker)
+    worker.xfer_stats = SourceTrackingStats()
     worker.nixl_wrapper = Agent({1: "DONE", 2: "PROC", 3: "DONE", 4: "ERR", 5: "DONE", 6: "DONE"})
     with reading(worker) as source:
         transfers = {"a": [1, 2], "b": [3, 5], "c": [4], "forgotten": [6]}
-        source.leases.keep("of-b")
+        source.leases.add("of-b")
         done, failed = settle(worker, transfers, "b")
         assert transfers == {"a": [2]}
         assert (done, failed) == ({"b", "c", "forgotten"}, {"c"})
@@ -353,7 +354,7 @@ def test_whatever_vllms_worker_counts_goes_under_the_engine_it_came_from() -> No
 def test_only_a_ticket_for_the_front_of_a_prompt_is_handled_apart(
     params: dict[str, object] | None, wanted: int | None
 ) -> None:
-    assert prefix_to_fetch(params, 100) == wanted
+    assert prefix_tokens_to_fetch(params, 100) == wanted
 
 
 # ------------------------------------------------------------------ legs
@@ -376,25 +377,40 @@ def a_step(*outputs: EngineCoreOutput, **statistics: object) -> EngineCoreOutput
 
 
 def live_legs() -> LiveLegs:
-    return LiveLegs(EngineWire(), lambda _source_id: "", EngineAdapters(KnownAdapters(), slots=1))
+    return LiveLegs(EngineCodec(), lambda _source_id: "", EngineAdapters(KnownAdapters(), slots=1))
+
+
+def test_a_worker_that_shuts_down_closes_its_lease_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[str] = []
+    parent = SourceTrackingWorker.__mro__[1]
+    monkeypatch.setattr(parent, "shutdown", lambda _worker: closed.append("vLLM's part"))
+    monkeypatch.setattr(parent, "__del__", lambda _worker: None, raising=False)
+    worker = object.__new__(SourceTrackingWorker)
+    worker.shutdown()
+    lease_queries = SimpleNamespace(close=lambda: closed.append("lease queries"))
+    worker._lease_queries = cast("LeaseQueries", lease_queries)
+    worker.shutdown()
+    assert closed == ["vLLM's part", "lease queries", "vLLM's part"]
 
 
 def test_context_is_what_each_running_leg_has_behind_it() -> None:
     legs = live_legs()
     legs.add(local_leg("a", 100))
     legs.add(local_leg("b", 10))
-    legs.take(a_step(an_output("a")))  # ends a prefill
+    legs.on_step(a_step(an_output("a")))  # ends a prefill
     assert legs.load().steps.context_tokens == 0
-    legs.take(a_step(an_output("a"), an_output("b")))
+    legs.on_step(a_step(an_output("a"), an_output("b")))
     assert legs.load().steps.context_tokens == 101
-    legs.take(a_step(an_output("a", finish=True), an_output("b"), an_output("unknown")))
+    legs.on_step(a_step(an_output("a", finish=True), an_output("b"), an_output("unknown")))
     assert legs.load().steps.context_tokens == 101 + 102 + 11
 
 
 def test_an_ended_leg_is_forgotten_and_a_stranger_is_not_told_of() -> None:
     legs = live_legs()
     legs.add(local_leg("a", 3))
-    (output,) = legs.take(a_step(an_output("a", finish=True), an_output("b")))
+    (output,) = legs.on_step(a_step(an_output("a", finish=True), an_output("b")))
     assert (output.leg_id, output.finish) == ("a", FinishReason.LENGTH)
     assert "a" not in legs
     assert legs.load().queued_requests == 0
@@ -404,8 +420,8 @@ def test_an_ended_leg_is_forgotten_and_a_stranger_is_not_told_of() -> None:
 def test_a_leg_that_never_began_waits_for_nothing() -> None:
     legs = live_legs()
     legs.add(decode_leg("a", "p0", "engine-0"))
-    legs.forget("a")
-    legs.take(a_step(kv_connector_stats=UNNAMED))
+    legs.remove("a")
+    legs.on_step(a_step(kv_connector_stats=UNNAMED))
     assert legs.links() == ()
     assert legs.load().queued_tokens == 0
 
@@ -413,6 +429,6 @@ def test_a_leg_that_never_began_waits_for_nothing() -> None:
 def test_what_a_step_moved_counts_before_what_it_put_out() -> None:
     legs = live_legs()
     legs.add(decode_leg("a", "p0", "engine-0"))
-    legs.take(a_step(an_output("a"), kv_connector_stats=UNNAMED))
+    legs.on_step(a_step(an_output("a"), kv_connector_stats=UNNAMED))
     assert legs.links() == (LinkTotals("p0", 1, 100, 0.5, 1),)
     assert legs.load().transfers.pulls == 1

@@ -17,9 +17,9 @@ from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.value import evolve
 from baton.engine.vllm.core.settings import AdapterSlots
-from baton.policy.prefix_cache.block_hash import chain, chain_root
-from tests.contracts.engine_contract import Listener, RunningPair, running_pair
-from tests.engine.vllm_engines import VllmEngine, checking_engine, engine_settings, with_payload
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
+from tests.contracts.engine_contract import EngineListener, RunningPair, running_pair
+from tests.engine.vllm_engines import VllmEngine, engine_settings, engine_with_checks, with_payload
 from tests.fakes.tiny_adapter import RANK, write_tiny_adapter
 from tests.fakes.tiny_model import tiny_model
 
@@ -45,7 +45,7 @@ class Engines:
     pair: RunningPair
 
     @property
-    def decode(self) -> Listener:
+    def decode(self) -> EngineListener:
         return self.pair.decode
 
     @property
@@ -64,9 +64,9 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Eng
         for seed, name in enumerate(ADAPTERS, start=1)
     }
     adapters["lost"] = str(folder / "nowhere")
-    slots = AdapterSlots(batched=2, loaded=LOADED, rank=RANK)
+    slots = AdapterSlots(max_per_batch=2, max_loaded=LOADED, max_rank=RANK)
     prefill, decode = (
-        checking_engine(
+        engine_with_checks(
             replace(
                 engine_settings(model, role),
                 dtype="float32",  # rounding has no say
@@ -103,21 +103,21 @@ def leg(tokens: tuple[int, ...], adapter: str | None, *, salt: str | None = None
 
 async def test_each_adapter_answers_in_its_own_way_and_always_the_same(engines: Engines) -> None:
     tokens = prompt()
-    first = {one: await engines.decode.run(leg(tokens, one)) for one in (None, *ADAPTERS)}
+    first = {item: await engines.decode.run(leg(tokens, item)) for item in (None, *ADAPTERS)}
     assert len(set(first.values())) == len(first)
     # The last adapter has taken the place of the first, which comes back.
-    assert {one: await engines.decode.run(leg(tokens, one)) for one in first} == first
+    assert {item: await engines.decode.run(leg(tokens, item)) for item in first} == first
 
 
 async def test_what_is_reported_as_loaded_is_what_vllm_has_loaded(engines: Engines) -> None:
     for name in ("ada", "bob", "ada", "cy", "dee", "ada"):
         await engines.decode.run(leg(prompt(), name))
         told = engines.vllm.load().adapters
-        numbers = {ADAPTERS.index(one) + 1 for one in told.loaded}
+        numbers = {ADAPTERS.index(name) + 1 for name in told.loaded}
         assert numbers == set(await engines.vllm._core.list_loras_async())
         assert len(told.loaded) <= LOADED
     assert told.loads >= len(ADAPTERS)
-    assert told.busy_s > 0
+    assert told.loading_s > 0
 
 
 async def test_an_adapters_prompt_is_handed_over_and_goes_on_as_in_one_engine(
@@ -128,10 +128,10 @@ async def test_an_adapters_prompt_is_handed_over_and_goes_on_as_in_one_engine(
         alone = await engines.decode.run(leg(tokens, adapter, salt="alone"))
         prefill = evolve(leg(tokens, adapter, salt="handed"), kind=LegKind.PREFILL)
         await engines.pair.prefill.run(prefill)
-        ticket = engines.pair.prefill.outputs(prefill.leg_id)[-1].ticket
+        ticket = engines.pair.prefill.outputs(prefill.leg_id)[-1].kv_handle
         pulls = engines.vllm.load().transfers.pulls
         decode = leg(tokens, adapter, salt="handed")
-        decode = evolve(decode, kind=LegKind.DECODE, ticket=ticket)
+        decode = evolve(decode, kind=LegKind.DECODE, kv_handle=ticket)
         assert await engines.decode.run(decode) == alone
         assert engines.vllm.load().transfers.pulls == pulls + 1
         assert (engines.decode.outputs(decode.leg_id)[0].cached_tokens or 0) >= 3 * BLOCK_TOKENS
@@ -151,14 +151,18 @@ async def test_what_is_cached_is_told_under_names_that_have_the_adapter_in_them(
 ) -> None:
     tokens, facts = prompt(), engines.decode.facts
     root = chain_root(model=facts.model, block_size_tokens=BLOCK_TOKENS, adapter="ada")
-    wanted = set(chain(root, tokens, BLOCK_TOKENS))
+    wanted = set(chain_hashes(root, tokens, BLOCK_TOKENS))
     feed = CacheFeed(
         model=facts.model, block_size_tokens=BLOCK_TOKENS, capacity_blocks=facts.kv_blocks
     )
     await engines.decode.run(leg(tokens, "ada"))
     async for batch in engines.vllm.kv_events():
         feed.apply(batch)
-        held = {one for change in feed.snapshot().changes for one in unpack_hashes(change.hashes)}
+        held = {
+            unpack_hash
+            for change in feed.snapshot().changes
+            for unpack_hash in unpack_hashes(change.packed_hashes)
+        }
         if wanted <= held:
             break
 
@@ -180,13 +184,13 @@ async def test_a_name_that_is_loaded_again_from_elsewhere_finds_nothing_of_the_f
     """Prefixes are cached by what the fleet calls an adapter, which is another for each load."""
     tokens = prompt()
     wanted = {name: await engines.decode.run(leg(tokens, name)) for name in ("ada", "bob")}
-    known = engines.vllm._adapters._known
+    known = engines.vllm._adapters._known_adapters
     sources = dict(known.fixed)
-    known.take({"sql@1": sources["ada"]})
+    known.replace_added({"sql@1": sources["ada"]})
     assert await engines.decode.run(leg(tokens, "sql@1")) == wanted["ada"]
-    known.take({"sql@1": sources["ada"], "sql@2": sources["bob"]})
+    known.replace_added({"sql@1": sources["ada"], "sql@2": sources["bob"]})
     assert await engines.decode.run(leg(tokens, "sql@2")) == wanted["bob"]
     assert await engines.decode.run(leg(tokens, "sql@1")) == wanted["ada"]
-    known.take({"sql@2": sources["bob"]})
+    known.replace_added({"sql@2": sources["bob"]})
     with pytest.raises(AdapterFailed, match="no adapter of that name"):
         await engines.vllm.submit(leg(tokens, "sql@1"))

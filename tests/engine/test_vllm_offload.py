@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from baton.domain.fleet import Role
 from baton.engine.vllm.core.settings import (
-    Nixl,
+    NixlSettings,
     OnLoadFailure,
     VllmEngineSettings,
     engine_arguments,
@@ -15,7 +15,7 @@ from baton.engine.vllm.core.settings import (
 SETTINGS = VllmEngineSettings(
     replica_id="r", pool="p", model_source="m", model_name="m", role=Role.DECODE
 )
-NIXL = Nixl(host="127.0.0.1", port=1, lease_s=7, on_load_failure=OnLoadFailure.FAIL)
+NIXL = NixlSettings(host="127.0.0.1", port=1, lease_s=7, on_load_failure=OnLoadFailure.FAIL)
 
 
 def transfer(settings: VllmEngineSettings) -> dict[str, object]:
@@ -58,7 +58,7 @@ def test_vllm_reads_these_settings_as_they_are_meant() -> None:
     assert KVConnectorFactory.get_connector_class(both) is MultiConnector
     children = both.kv_connector_extra_config["connectors"]
     configs = [KVTransferConfig(**child, engine_id=both.engine_id) for child in children]
-    assert [KVConnectorFactory.get_connector_class(one).__name__ for one in configs] == [
+    assert [KVConnectorFactory.get_connector_class(config).__name__ for config in configs] == [
         "NixlConnector",
         "OffloadingConnector",
     ]

@@ -17,10 +17,10 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.domain.fleet import Role
-from baton.domain.names.process_names import ASKER_VARIABLE, process_name
+from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
 from baton.engine.vllm.core import process
 from baton.engine.vllm.core.settings import (
-    Nixl,
+    NixlSettings,
     VllmEngineSettings,
     engine_arguments,
     engine_environment,
@@ -52,7 +52,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def settings(model: Path | str, *, nixl: Nixl | None = None) -> VllmEngineSettings:
+def settings(model: Path | str, *, nixl: NixlSettings | None = None) -> VllmEngineSettings:
     return VllmEngineSettings(
         replica_id="p0",
         pool="prefill",
@@ -91,7 +91,7 @@ def test_a_hub_id_is_not_taken_for_a_folder() -> None:
 def test_a_side_channel_port_in_use_is_named(model: Path) -> None:
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
-        wanted = settings(model, nixl=Nixl(host=HOST, port=port))
+        wanted = settings(model, nixl=NixlSettings(host=HOST, port=port))
         with pytest.raises(EngineStartFailed, match=f"cannot listen on {HOST}:{port}"):
             process.check_startable(wanted, on_cpu=True)
     process.check_startable(wanted, on_cpu=True)
@@ -122,7 +122,7 @@ def test_a_block_size_that_a_cpu_cannot_serve_is_refused_there(model: Path) -> N
 )
 def test_each_role_is_told_to_the_connector(role: Role, told: str) -> None:
     assert kv_role(role) == told
-    wanted = replace(settings("m", nixl=Nixl(host=HOST, port=1)), role=role)
+    wanted = replace(settings("m", nixl=NixlSettings(host=HOST, port=1)), role=role)
     assert engine_arguments(wanted, None)["kv_transfer_config"]["kv_role"] == told
 
 
@@ -137,14 +137,14 @@ def test_raw_arguments_win() -> None:
 
 
 def test_an_engines_environment_lasts_for_its_start_only() -> None:
-    wanted = replace(settings("m", nixl=Nixl(host=HOST, port=7001)), env={"MINE": "1"})
+    wanted = replace(settings("m", nixl=NixlSettings(host=HOST, port=7001)), env={"MINE": "1"})
     environment = engine_environment(wanted, Path("/run/engine"))
     before = dict(os.environ)
-    with process.environment(environment):
+    with process.patched_environment(environment):
         assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "7001"
         assert os.environ["VLLM_RPC_BASE_PATH"] == "/run/engine"
         assert os.environ["MINE"] == "1"
-        assert os.environ[ASKER_VARIABLE] == process_name()
+        assert os.environ[OWNER_ENV_VAR] == process_name()
     assert dict(os.environ) == before
 
 
@@ -172,11 +172,11 @@ def test_the_plugin_leaves_processes_alone_that_are_not_our_engines(
 ) -> None:
     asked: list[object] = []
     monkeypatch.setattr(plugin, "die_with_parent", asked.append)
-    monkeypatch.setattr(plugin, "take_up_resumed_legs", lambda: asked.append("takes up"))
-    monkeypatch.setattr(plugin, "tell_of_cache", lambda: asked.append("tells of its cache"))
-    monkeypatch.delenv(ASKER_VARIABLE, raising=False)
+    monkeypatch.setattr(plugin, "install_resume", lambda: asked.append("takes up"))
+    monkeypatch.setattr(plugin, "install_cache_report", lambda: asked.append("tells of its cache"))
+    monkeypatch.delenv(OWNER_ENV_VAR, raising=False)
     plugin.install()
-    monkeypatch.setenv(ASKER_VARIABLE, process_name())
+    monkeypatch.setenv(OWNER_ENV_VAR, process_name())
     plugin.install()
     assert asked == []
     # A worker that Ray started: ours, but with no parent of multiprocessing's; on another node,
@@ -184,6 +184,6 @@ def test_the_plugin_leaves_processes_alone_that_are_not_our_engines(
     with monkeypatch.context() as there:
         there.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
         asker = process_name()
-    monkeypatch.setenv(ASKER_VARIABLE, asker)
+    monkeypatch.setenv(OWNER_ENV_VAR, asker)
     plugin.install()
     assert asked == ["takes up", "tells of its cache"]

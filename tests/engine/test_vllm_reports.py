@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from baton.domain.cache import CacheGroup, CacheShape, GroupNeeds
+from baton.domain.cache import CacheGroup, CacheShape, PrefixRequirement
 from baton.domain.errors import EngineStartFailed, TransferFailed
 from baton.domain.fleet import Load, ReplicaFacts, Role, TransferTotals
-from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind
 from baton.domain.value import evolve
-from baton.engine.vllm.core.settings import Nixl, VllmEngineSettings, engine_arguments
+from baton.engine.vllm.core.settings import NixlSettings, VllmEngineSettings, engine_arguments
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -32,7 +32,7 @@ SETTINGS = VllmEngineSettings(
 )
 
 
-NIXL = Nixl(host="10.0.0.1", port=5600)
+NIXL = NixlSettings(host="10.0.0.1", port=5600)
 EVENTS = "ipc:///tmp/e"
 
 
@@ -67,7 +67,9 @@ def facts(
         kv_transfer_config=arguments.get("kv_transfer_config"),
         lora_config=None,
     )
-    return replica_facts(settings, config, endpoint, cache=cache or CacheReport(tells=True))
+    return replica_facts(
+        settings, config, endpoint, cache_report=cache or CacheReport(events_understood=True)
+    )
 
 
 def stats(**changes: object) -> SchedulerStats:
@@ -117,15 +119,15 @@ def test_an_engine_tells_of_its_cache_unless_it_has_none_or_was_told_otherwise()
 
 
 def test_what_an_engine_says_of_its_cache_wins_over_the_models_shape() -> None:
-    shape = CacheShape((CacheGroup(GroupNeeds.LAST, 32, 4),), alignment_tokens=32)
+    shape = CacheShape((CacheGroup(PrefixRequirement.TRAILING_BLOCKS, 32, 4),), alignment_tokens=32)
     room = replace(SETTINGS, host_memory_bytes=2500)
-    found = facts(room, cache=CacheReport(tells=True, shape=shape, block_bytes=1000))
+    found = facts(room, cache=CacheReport(events_understood=True, shape=shape, block_bytes=1000))
     assert (found.cache_shape, found.kv_block_bytes, found.host_blocks) == (shape, 1000, 2)
     assert found.cache_events
 
 
 def test_events_of_which_it_is_not_known_what_they_mean_are_not_listened_to() -> None:
-    assert not facts(SETTINGS, cache=CacheReport(tells=False)).cache_events
+    assert not facts(SETTINGS, cache=CacheReport(events_understood=False)).cache_events
 
 
 @pytest.mark.parametrize("host_memory_bytes", [None, 1 << 30])
@@ -133,17 +135,17 @@ def test_batons_connector_fetches_the_front_of_a_prompt_alone_or_beside_another(
     host_memory_bytes: int | None,
 ) -> None:
     settings = replace(SETTINGS, nixl=NIXL, host_memory_bytes=host_memory_bytes)
-    assert facts(settings).prefix_fetch
+    assert facts(settings).supports_prefix_fetch
     theirs = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-    assert not facts(settings, told={"kv_transfer_config": theirs}).prefix_fetch
+    assert not facts(settings, told={"kv_transfer_config": theirs}).supports_prefix_fetch
 
 
 def test_engines_that_cannot_hand_over_share_a_layout_with_nobody() -> None:
     alone = facts(SETTINGS)
     offloading = facts(replace(SETTINGS, host_memory_bytes=1 << 30))
     assert alone.layout == offloading.layout == "unshared:p0"
-    assert not alone.prefix_fetch
-    assert not offloading.prefix_fetch
+    assert not alone.supports_prefix_fetch
+    assert not offloading.supports_prefix_fetch
 
 
 def test_a_tier_in_the_hosts_memory_does_not_change_what_engines_can_exchange() -> None:
@@ -160,11 +162,11 @@ async def test_side_channels_are_asked_by_whoever_speaks_their_protocol() -> Non
         asked.append((source_id, address, deadline_s))
         raise TransferFailed(source_id, "silent")
 
-    engine = VllmEngine(replace(SETTINGS, nixl=NIXL), check=check)
+    engine = VllmEngine(replace(SETTINGS, nixl=NIXL), side_channel_check=check)
     with pytest.raises(TransferFailed, match="p1: silent"):
         await engine.check_side_channel("p1", "10.0.0.2:5600", 1.5)
     assert asked == [("p1", "10.0.0.2:5600", 1.5)]
-    unable = VllmEngine(SETTINGS, check=check)
+    unable = VllmEngine(SETTINGS, side_channel_check=check)
     with pytest.raises(TransferFailed, match="p1: this engine has no NIXL"):
         await unable.check_side_channel("p1", "10.0.0.2:5600", 1.5)
     assert len(asked) == 1
@@ -183,31 +185,31 @@ async def test_a_ticket_that_nothing_can_be_fetched_with_costs_a_computation_not
         kind=LegKind.DECODE,
         prompt_token_ids=(1, 2, 3),
         max_tokens=1,
-        ticket=Ticket(tokens=3, blocks=1, params=b"garbage"),
+        kv_handle=KvHandle(tokens=3, blocks=1, params=b"garbage"),
     )
     assert await engine.submit(leg) is LegFailure.KV_LOAD_FAILED
-    too_long = evolve(leg, ticket=Ticket(tokens=4, blocks=1, params=b""))
+    too_long = evolve(leg, kv_handle=KvHandle(tokens=4, blocks=1, params=b""))
     assert await engine.submit(too_long) is LegFailure.KV_LOAD_FAILED
     await engine.close()
 
 
 async def test_a_ticket_for_the_front_of_a_prompt_is_refused_where_it_would_be_misread() -> None:
     engine = VllmEngine(replace(SETTINGS, nixl=NIXL))
-    engine._facts = replace(facts(replace(SETTINGS, nixl=NIXL)), prefix_fetch=False)
+    engine._facts = replace(facts(replace(SETTINGS, nixl=NIXL)), supports_prefix_fetch=False)
     leg = Leg(
         leg_id="leg-1",
         request_id="r",
         kind=LegKind.DECODE,
         prompt_token_ids=(1, 2, 3),
         max_tokens=1,
-        ticket=Ticket(tokens=2, blocks=1, params=b""),
+        kv_handle=KvHandle(tokens=2, blocks=1, params=b""),
     )
     assert await engine.submit(leg) is LegFailure.KV_LOAD_FAILED
     with pytest.raises(ValueError, match="fetches whole prompts only"):
         engine._check_leg(leg, engine._facts)
-    whole = evolve(leg, ticket=Ticket(tokens=3, blocks=1, params=b""))
+    whole = evolve(leg, kv_handle=KvHandle(tokens=3, blocks=1, params=b""))
     engine._check_leg(whole, engine._facts)
-    engine._takes_up = True
+    engine._supports_resume = True
     with pytest.raises(ValueError, match="of which 1 were generated"):
         engine._check_leg(evolve(whole, resumed_tokens=1), engine._facts)
     await engine.close()
@@ -216,33 +218,33 @@ async def test_a_ticket_for_the_front_of_a_prompt_is_refused_where_it_would_be_m
 # ------------------------------------------------------------------ load
 def test_a_prompt_is_queued_until_its_leg_has_started() -> None:
     meter = LoadMeter()
-    meter.waiting(100)
-    meter.waiting(50)
+    meter.on_leg_submitted(100)
+    meter.on_leg_submitted(50)
     assert meter.load(live_legs=2)[:3] == (2, 0, 150)
-    meter.stepped(stats(num_running_reqs=1, kv_cache_usage=0.25))
-    meter.started(100)
+    meter.on_step(stats(num_running_reqs=1, kv_cache_usage=0.25))
+    meter.on_leg_started(100)
     assert meter.load(live_legs=2)[:4] == (1, 1, 50, 0.25)
 
 
 def test_an_engine_without_legs_runs_none_whatever_its_last_step_said() -> None:
     meter = LoadMeter()
-    meter.stepped(stats(num_running_reqs=3))
+    meter.on_step(stats(num_running_reqs=3))
     assert meter.load(live_legs=0) == Load()
 
 
 def test_the_step_time_follows_the_steps_slowly_and_ignores_empty_ones() -> None:
     meter = LoadMeter()
-    meter.stepped(step(20.0))
+    meter.on_step(step(20.0))
     assert meter.load(live_legs=0).step_s == pytest.approx(0.020)
-    meter.stepped(step(0.0, is_dummy=True))
-    meter.stepped(step(40.0))
+    meter.on_step(step(0.0, is_dummy=True))
+    meter.on_step(step(40.0))
     assert meter.load(live_legs=0).step_s == pytest.approx(0.022)
 
 
 def test_transfers_add_up_over_steps() -> None:
     meter = LoadMeter()
     for _ in range(2):
-        meter.stepped(
+        meter.on_step(
             stats(
                 kv_connector_stats={
                     "transfer_duration": [0.5, 0.25],
@@ -262,18 +264,18 @@ def test_transfers_add_up_over_steps() -> None:
 def test_transfers_of_one_connector_among_several_count_alike() -> None:
     meter = LoadMeter()
     nixl = {"transfer_duration": [0.5], "bytes_transferred": [100]}
-    meter.stepped(stats(kv_connector_stats={"NixlConnector": nixl, "OffloadingConnector": {}}))
+    meter.on_step(stats(kv_connector_stats={"NixlConnector": nixl, "OffloadingConnector": {}}))
     assert meter.load(live_legs=0).transfers == TransferTotals(1, 100, 0.5)
 
 
 def test_steps_add_up_with_what_they_computed() -> None:
     meter = LoadMeter()
-    meter.stepped(step(20.0, num_ctx_tokens=300, num_generation_requests=0))
-    meter.stepped(stats())  # nothing was computed
-    meter.stepped(step(0.0, is_dummy=True))
+    meter.on_step(step(20.0, num_ctx_tokens=300, num_generation_requests=0))
+    meter.on_step(stats())  # nothing was computed
+    meter.on_step(step(0.0, is_dummy=True))
     # With speculation there are more tokens than requests.
     drafted = step(30.0, num_ctx_tokens=5, num_generation_requests=2, num_generation_tokens=6)
-    meter.stepped(drafted, context_tokens=700)
+    meter.on_step(drafted, context_tokens=700)
     found = meter.load(live_legs=0).steps
     assert (found.steps, found.prefill_tokens, found.decode_tokens) == (2, 305, 2)
     assert found.context_tokens == 700

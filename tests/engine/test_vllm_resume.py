@@ -32,7 +32,7 @@ with warnings.catch_warnings():
     from baton.engine.vllm.patches import resume_checks
     from baton.engine.vllm.patches import resume_patch as resume
     from baton.engine.vllm.patches.connector import NixlConnector
-    from baton.engine.vllm.patches.resume_checks import asks_whether_it_takes_up
+    from baton.engine.vllm.patches.resume_checks import query_resume_support
     from baton.engine.vllm.wire import resume_keys
 
 PROMPT = [5, 6, 7]
@@ -62,7 +62,7 @@ def taken_up(
     request = Request.from_engine_core_request(
         EngineCoreRequest("leg", PROMPT + output, None, params, None, 0.0, None, None, None), None
     )
-    resume.take_up(request)
+    resume.restore(request)
     return request
 
 
@@ -79,12 +79,12 @@ def state_of(request: Request) -> CachedRequestState:
         num_computed_tokens=0,
         output_token_ids=[],
     )
-    resume.take_up_state(state)
+    resume.restore_state(state)
     return state
 
 
 def test_everything_fits_this_vllm() -> None:
-    assert resume_checks.misfit() is None
+    assert resume_checks.find_incompatibility() is None
 
 
 # ------------------------------------------------------------------ scheduler
@@ -124,14 +124,14 @@ def test_a_repetition_is_found_across_the_break() -> None:
 def test_a_pull_brings_what_was_generated_too() -> None:
     request = taken_up(pull={"do_remote_prefill": True, "baton_prefix_tokens": 5})
     bare = object.__new__(NixlConnector)
-    bare.connector_scheduler = cast("Any", SimpleNamespace(may_pull=lambda: True))
+    bare.connector_scheduler = cast("Any", SimpleNamespace(can_pull=lambda: True))
     assert bare.get_num_new_matched_tokens(request, 1) == (4, True)
 
 
 def test_a_request_that_waits_for_its_turn_to_pull_is_asked_about_again() -> None:
     request = taken_up(pull={"do_remote_prefill": True, "baton_prefix_tokens": 5})
     bare = object.__new__(NixlConnector)
-    bare.connector_scheduler = cast("Any", SimpleNamespace(may_pull=lambda: False))
+    bare.connector_scheduler = cast("Any", SimpleNamespace(can_pull=lambda: False))
     assert bare.get_num_new_matched_tokens(request, 1) == (None, False)
     assert bare.get_num_new_matched_tokens(request, 5) == (0, False)  # nothing is to be pulled
 
@@ -169,20 +169,20 @@ def allowed_next(grammar: XgrammarGrammar) -> set[str]:
 @pytest.mark.parametrize(("before", "after"), [("a", {"b"}), ("ab", {"c", "d"}), ("abc", {"e"})])
 def test_a_grammar_goes_on_where_it_was(before: str, after: set[str]) -> None:
     request, grammar = guided(before), grammar_of("ab[cd]e")
-    resume.advance(manager(), request, grammar)
+    resume.advance_grammar(manager(), request, grammar)
     assert allowed_next(grammar) == after
     assert request.structured_output_request.reasoning_ended
 
 
 def test_a_grammar_of_a_request_that_is_not_resumed_reads_nothing() -> None:
     grammar = grammar_of("ab[cd]e")
-    resume.advance(manager(), guided(""), grammar)
+    resume.advance_grammar(manager(), guided(""), grammar)
     assert allowed_next(grammar) == {"a"}
 
 
 def test_tokens_that_are_none_of_the_grammars_are_an_error() -> None:
     with pytest.raises(ValueError, match="leg: its grammar does not accept the 2 tokens"):
-        resume.advance(manager(), guided("ax"), grammar_of("ab[cd]e"))
+        resume.advance_grammar(manager(), guided("ax"), grammar_of("ab[cd]e"))
 
 
 class Reasoner:
@@ -205,7 +205,7 @@ def test_a_grammar_reads_only_what_came_after_the_reasoning(before: str, after: 
     one = manager(reasoner=Reasoner)
     one.tokenizer = None
     request, grammar = guided(before), grammar_of("ab[cd]e")
-    resume.advance(one, request, grammar)
+    resume.advance_grammar(one, request, grammar)
     assert allowed_next(grammar) == after
     assert request.structured_output_request.reasoning_ended is ("z" in before)
 
@@ -229,7 +229,7 @@ def test_a_seed_goes_on_with_the_draws_that_come_next(*, fp64: bool) -> None:
 
     unbroken = [sample(sampler.forward, whole) for _ in range(6)]
     generator = state_of(taken_up(seed=3)).generator
-    forward = resume.after_owed(sampler.forward)
+    forward = resume.replay_pending_first(sampler.forward)
     assert [sample(forward, generator) for _ in range(4)] == unbroken[2:]
     assert len(set(unbroken)) > 3, "a sampler that always says the same proves nothing"
 
@@ -237,7 +237,7 @@ def test_a_seed_goes_on_with_the_draws_that_come_next(*, fp64: bool) -> None:
 @pytest.mark.parametrize("before", [[], OUTPUT])
 def test_a_draw_for_a_prompt_that_is_not_complete_is_undone(before: list[int]) -> None:
     logits = torch.zeros(1, 997)
-    forward = resume.after_owed(TopKTopPSampler().forward)
+    forward = resume.replay_pending_first(TopKTopPSampler().forward)
 
     def draws(*, parts: int) -> list[int]:
         generator = state_of(taken_up(seed=3, output=before)).generator
@@ -254,23 +254,23 @@ def test_a_draw_for_a_prompt_that_is_not_complete_is_undone(before: list[int]) -
 def test_draws_are_made_up_at_once_where_a_generator_is_a_counter() -> None:
     drawn: list[int] = []
     generator = Counter()
-    generator.owed = 5
+    generator.pending_draws = 5
 
     def draw(_logits: object, generators: dict[int, Counter], *_: object) -> None:
         drawn.append(generators[0].at)
         generators[0].at += 4
 
-    forward = resume.after_owed(draw)
+    forward = resume.replay_pending_first(draw)
     forward(torch.zeros(1, 9), {0: generator}, None, None)
     forward(torch.zeros(1, 9), {0: generator}, None, None)
     assert drawn == [0, 20, 24]
 
 
-class Counter(resume.Seeded):
+class Counter(resume.ReplayableGenerator):
     """A generator as on a GPU."""
 
     at = 0
-    counts = True
+    is_counter_based = True
 
     def get_offset(self) -> int:
         return self.at
@@ -289,10 +289,10 @@ def test_draws_are_made_up_for_the_row_that_owes_them() -> None:
         rows.append((logits[:, 0].tolist(), list(generators)))
 
     logits = torch.arange(3.0).reshape(3, 1)
-    resume.after_owed(draw)(logits, {0: other, 2: owing}, None, None)
+    resume.replay_pending_first(draw)(logits, {0: other, 2: owing}, None, None)
     assert rows == [([2.0], [0]), ([2.0], [0]), ([0.0, 1.0, 2.0], [0, 2])]
     assert torch.equal(other.get_state(), untouched)
-    assert owing.owed == 0
+    assert owing.pending_draws == 0
 
 
 # ------------------------------------------------------------------ installing
@@ -308,7 +308,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert resume.install() is None
     assert resume.install() is None
     yield
-    for name in (resume_keys.TAKES_UP_CALL, resume._MARK):
+    for name in (resume_keys.RESUME_SUPPORT_CALL, resume._MARK):
         delattr(WorkerBase, name)
 
 
@@ -321,9 +321,9 @@ def test_an_engine_takes_up_whatever_comes_by_vllms_own_ways() -> None:
     assert list(request.output_token_ids) == OUTPUT
     state = CachedRequestState("leg", PROMPT, [], params, torch.Generator(), ([],), 0, [])
     assert state.output_token_ids == OUTPUT
-    assert isinstance(state.generator, resume.Seeded)
+    assert isinstance(state.generator, resume.ReplayableGenerator)
     TopKTopPSampler().forward(torch.zeros(1, 9), {0: state.generator}, None, None)
-    assert state.generator.owed == 0
+    assert state.generator.pending_draws == 0
     assert WorkerBase.baton_takes_up(object())
 
 
@@ -349,8 +349,8 @@ async def test_an_engine_that_does_not_say_so_does_not_take_up(
     answer: object, *, takes_up: bool
 ) -> None:
     core = Core(answer)
-    assert await asks_whether_it_takes_up(core) is takes_up
-    assert core.asked == [resume_keys.TAKES_UP_CALL]
+    assert await query_resume_support(core) is takes_up
+    assert core.asked == [resume_keys.RESUME_SUPPORT_CALL]
 
 
 @pytest.mark.parametrize(
@@ -369,4 +369,4 @@ def test_a_vllm_that_does_not_fit_is_left_as_it_is(
     monkeypatch.setattr(owner, name, changed)
     assert resume.install()
     assert Request.__dict__["from_engine_core_request"] is before
-    assert not hasattr(WorkerBase, resume_keys.TAKES_UP_CALL)
+    assert not hasattr(WorkerBase, resume_keys.RESUME_SUPPORT_CALL)

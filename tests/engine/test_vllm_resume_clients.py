@@ -72,8 +72,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 STREAMS = len(KINDS) + 1
 """One kind has two answers."""
-LIMITS = CoordinatorLimits(stall_s=30.0, first_token_s=60.0, drain_patience_s=0.1)
-LINK = LinkOptions(beat_s=0.1, liveness_s=5.0)
+LIMITS = CoordinatorLimits(stall_s=30.0, first_token_s=60.0, drain_timeout_s=0.1)
+LINK = LinkOptions(heartbeat_interval_s=0.1, heartbeat_timeout_s=5.0)
 WAIT_S = 60.0
 
 
@@ -118,7 +118,7 @@ class Relay:
         self._watch.notify()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        await self._watch.until(holds, WAIT_S)
+        await self._watch.wait_until(holds, WAIT_S)
 
 
 class Link(LinkClient):
@@ -160,7 +160,7 @@ class Ingress:
             admit=lambda _requests, _caller: None,
             healthy=lambda: True,
         )
-        settings = FrontendSettings(model=str(model), served_name="tiny")
+        settings = FrontendSettings(model=str(model), served_model_name="tiny")
         self.relay.frontend = VllmFrontend(settings, facts, hooks=hooks, clock=MonotonicClock())
 
     def _on_event(self, event: Event) -> None:
@@ -208,13 +208,13 @@ class Ingress:
 
     def resumed(self) -> dict[str, int]:
         """Of requests that were resumed: after how many tokens the first time."""
-        ended = {one: record for one, record in self.relay.records.items() if record.resumes}
-        return {one: record.legs[0].output_tokens for one, record in ended.items()}
+        ended = {name: record for name, record in self.relay.records.items() if record.resumes}
+        return {name: record.legs[0].output_tokens for name, record in ended.items()}
 
     def check(self) -> None:
         assert not self.relay.errors
         # Cancelled are those whose stop string the API server found before the engine was done.
-        ended = {one.outcome for one in self.relay.records.values()}
+        ended = {record.outcome for record in self.relay.records.values()}
         assert ended <= {Phase.FINISHED, Phase.CANCELLED}
         self.coordinator.check_integrity()
         assert not self.coordinator.phases()
@@ -305,8 +305,8 @@ def same(found: object, wanted: object) -> None:
     elif isinstance(wanted, list):
         assert isinstance(found, list)
         assert len(found) == len(wanted)
-        for one, other in zip(found, wanted, strict=True):
-            same(one, other)
+        for key, other in zip(found, wanted, strict=True):
+            same(key, other)
     elif isinstance(wanted, float):
         assert found == pytest.approx(wanted, abs=1e-3)
     else:
@@ -363,7 +363,7 @@ async def test_clients_do_not_see_that_an_engine_was_killed(
     async with ingress_over(model, hosts) as ingress:
         asked = asyncio.ensure_future(ingress.ask_all())
         await ingress.under_way()
-        for pid in engines["e0"].processes():
+        for pid in engines["e0"].process_ids():
             os.kill(pid, signal.SIGKILL)
         same(await asked, unbroken)
         assert ingress.resumed(), "the kill has hit nobody"

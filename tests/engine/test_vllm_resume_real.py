@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 from baton.domain.fleet import Role
-from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegKind, LegOutput
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
-from tests.contracts.engine_contract import Listener, RunningPair, running_pair
-from tests.engine.vllm_engines import checking_engine, engine_settings
+from tests.contracts.engine_contract import EngineListener, RunningPair, running_pair
+from tests.engine.vllm_engines import engine_settings, engine_with_checks
 from tests.fakes.free_ports import free_port
 from tests.fakes.tiny_model import tiny_model
 
@@ -165,7 +165,7 @@ class Legs:
         before: tuple[int, ...] = (),
         *,
         salt: str | None = None,
-        ticket: Ticket | None = None,
+        ticket: KvHandle | None = None,
         gives_token: bool = False,
     ) -> Leg:
         Legs._made += 1
@@ -178,9 +178,9 @@ class Legs:
             resumed_tokens=len(before),
             max_tokens=MAX_TOKENS - len(before),
             min_tokens=max(0, min_tokens - len(before)),
-            ticket=ticket,
+            kv_handle=ticket,
             cache_salt=salt,
-            gives_token=gives_token,
+            emits_first_token=gives_token,
             payload=payload(salt, self.sampling),
         )
 
@@ -190,7 +190,7 @@ class Legs:
         """Prefilled by one engine, and pulled by the other, as far as its ticket is good."""
         prefill = self.leg(LegKind.PREFILL, before, salt=salt)
         await pair.prefill.run(prefill)
-        ticket = pair.prefill.outputs(prefill.leg_id)[-1].ticket
+        ticket = pair.prefill.outputs(prefill.leg_id)[-1].kv_handle
         assert ticket is not None
         used = to_nowhere(ticket) if lost else ticket
         decode = self.leg(LegKind.DECODE, before, salt=salt, ticket=used)
@@ -203,7 +203,7 @@ class Legs:
         """Given its next token by the engine that prefills, and the rest by the one that pulls."""
         prefill = self.leg(LegKind.PREFILL, before, salt=salt, gives_token=True)
         first = await run(pair.prefill, prefill)
-        ticket = pair.prefill.outputs(prefill.leg_id)[-1].ticket
+        ticket = pair.prefill.outputs(prefill.leg_id)[-1].kv_handle
         assert ticket is not None
         decode = self.leg(LegKind.DECODE, before + first.tokens, salt=salt, ticket=ticket)
         rest = await run(pair.decode, decode)
@@ -212,24 +212,26 @@ class Legs:
         )
 
 
-def to_nowhere(ticket: Ticket) -> Ticket:
+def to_nowhere(ticket: KvHandle) -> KvHandle:
     """The ticket, but issued by an engine that is not there."""
     params = msgspec.msgpack.decode(ticket.params)
     params |= {"remote_engine_id": "nobody", "remote_port": free_port()}
     return evolve(ticket, params=msgspec.msgpack.encode(params))
 
 
-async def run(listener: Listener, leg: Leg) -> Run:
+async def run(listener: EngineListener, leg: Leg) -> Run:
     tokens = await listener.run(leg)
     outputs = listener.outputs(leg.leg_id)
-    logprobs = tuple(one for output in outputs for one in logprobs_of(output))
+    logprobs = tuple(logprob for output in outputs for logprob in logprobs_of(output))
     return Run(tokens, outputs[-1].finish, outputs[-1].stop_reason, logprobs)
 
 
 def logprobs_of(output: LegOutput) -> list[tuple[tuple[int, float], ...]]:
-    if output.detail is None:
+    if output.engine_payload is None:
         return []
-    told: EngineCoreOutput = MsgpackDecoder(EngineCoreOutput).decode(unpack_frames(output.detail))
+    told: EngineCoreOutput = MsgpackDecoder(EngineCoreOutput).decode(
+        unpack_frames(output.engine_payload)
+    )
     if told.new_logprobs is None:
         return []
     ids, values = told.new_logprobs[:2]
@@ -260,8 +262,8 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
         for role in (Role.DECODE, Role.PREFILL)
     )
     # What was generated before a break is computed again in parts.
-    prefill = checking_engine(replace(broken, max_batched_tokens=PROMPT_TOKENS + 10))
-    decode = checking_engine(whole)
+    prefill = engine_with_checks(replace(broken, max_batched_tokens=PROMPT_TOKENS + 10))
+    decode = engine_with_checks(whole)
     async with running_pair(prefill, decode) as both:
         yield both
 
@@ -274,7 +276,7 @@ async def test_what_comes_after_a_break_is_what_would_have_come(
     whole = await run(pair.decode, legs.leg(LegKind.LOCAL))
     assert len(whole.tokens) > 2
     last = len(whole.tokens) - 1
-    for cut in (min(one, last) for one in CUTS):
+    for cut in (min(value, last) for value in CUTS):
         before = whole.tokens[:cut]
         check(await run(pair.prefill, legs.leg(LegKind.LOCAL, before)), whole, cut)
     cut = min(PULLED_CUT, last)
@@ -302,7 +304,7 @@ async def test_a_first_token_may_be_the_last(pair: RunningPair) -> None:
     prefill = legs.leg(LegKind.PREFILL, salt="stops", gives_token=True)
     found = await run(pair.prefill, prefill)
     assert (found.tokens, found.finish, found.stop_reason) == ((stop,), FinishReason.STOP, stop)
-    if (ticket := pair.prefill.outputs(prefill.leg_id)[-1].ticket) is not None:
+    if (ticket := pair.prefill.outputs(prefill.leg_id)[-1].kv_handle) is not None:
         await pair.decode.engine.release(ticket)  # vLLM keeps the blocks all the same
 
 
@@ -332,7 +334,7 @@ async def test_each_kind_is_told_by_what_it_generates(
 async def test_breaks_in_a_crowd_change_nothing(pair: RunningPair) -> None:
     # Each row of a batch has its own past, and rows change places as others end.
     legs = {kind: Legs(kind) for kind in KINDS}
-    runs = (run(pair.decode, one.leg(LegKind.LOCAL)) for one in legs.values())
+    runs = (run(pair.decode, leg.leg(LegKind.LOCAL)) for leg in legs.values())
     whole = dict(zip(KINDS, await asyncio.gather(*runs), strict=True))
     cuts = {kind: (5 + 3 * n) % len(whole[kind].tokens) for n, kind in enumerate(KINDS)}
     rests = await asyncio.gather(

@@ -74,7 +74,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begun() -> VllmSeries:
     made = VllmSeries()
-    made.begin(CONFIG)
+    made.start(CONFIG)
     return made
 
 
@@ -121,8 +121,8 @@ def seen(made: VllmSeries) -> IterationStats:
 
 def test_each_engine_of_a_process_has_its_own_and_the_process_has_none() -> None:
     first, second = begun(), begun()
-    first.stepped(step(running=1))
-    second.stepped(step(running=2))
+    first.on_step(step(running=1))
+    second.on_step(step(running=2))
     assert told(first)["vllm:num_requests_running"] == 1
     assert told(second)["vllm:num_requests_running"] == 2
     assert told(first)["vllm:cache_config_info"] == 1
@@ -133,7 +133,7 @@ def test_a_step_is_told_with_its_tokens_and_where_prompts_came_from() -> None:
     made = begun()
     stats = PrefillStats()
     stats.set(num_prompt_tokens=100, num_local_cached_tokens=30, num_external_cached_tokens=20)
-    made.stepped(step(output(1, 2, prefill=stats), output(3)))
+    made.on_step(step(output(1, 2, prefill=stats), output(3)))
     iteration = seen(made)
     assert iteration.num_generation_tokens == 3
     assert iteration.prompt_token_stats.total == 100
@@ -145,13 +145,13 @@ def test_preemptions_are_counted_among_other_events() -> None:
     made = begun()
     kinds = (EngineCoreEventType.QUEUED, EngineCoreEventType.PREEMPTED)
     events = [EngineCoreEvent.new_event(kind) for kind in (*kinds, EngineCoreEventType.PREEMPTED)]
-    made.stepped(step(output(1, events=events), output(2)))
+    made.on_step(step(output(1, events=events), output(2)))
     assert seen(made).num_preempted_reqs == 2
 
 
 def test_a_leg_that_ends_counts_by_how() -> None:
     made = begun()
-    made.stepped(step(output(1, ended=FinishReason.LENGTH), output(2)))
+    made.on_step(step(output(1, ended=FinishReason.LENGTH), output(2)))
     ends = {
         sample.labels["finished_reason"]: sample.value
         for family in made.collect()
@@ -163,7 +163,7 @@ def test_a_leg_that_ends_counts_by_how() -> None:
 
 def test_histograms_that_nobody_feeds_are_left_out() -> None:
     made = begun()
-    made.stepped(step(output(1)))
+    made.on_step(step(output(1)))
     names = set(told(made))
     assert "vllm:iteration_tokens_count" in names
     assert "vllm:e2e_request_latency_seconds_count" not in names
@@ -171,7 +171,7 @@ def test_histograms_that_nobody_feeds_are_left_out() -> None:
 
 def test_a_step_without_outputs_has_no_tokens_to_tell() -> None:
     made = begun()
-    made.stepped(step(running=3))
+    made.on_step(step(running=3))
     assert told(made)["vllm:num_requests_running"] == 3
     assert "vllm:iteration_tokens_count" not in told(made)
     assert cast("StatLogger", made._logger).seen == [None]
@@ -192,7 +192,7 @@ def test_the_same_is_told_however_often_somebody_looks(kinds: list[str], looks: 
     seldom, often, each = begun(), begun(), begun()
     for number, kind in enumerate(kinds):
         for made in (seldom, often, each):
-            made.stepped(STEPS[kind]())
+            made.on_step(STEPS[kind]())
         each.collect()
         if number in looks:
             often.collect()
@@ -212,7 +212,7 @@ def test_plain_steps_are_told_together_when_somebody_looks(
     assert plain.scheduler_stats is not None
     plain.scheduler_stats.connector_prefix_cache_stats = connector
     for _ in range(1000):
-        made.stepped(plain)
+        made.on_step(plain)
     seen_before = list(cast("StatLogger", made._logger).seen)
     figures = told(made)
     assert seen_before == []
@@ -240,9 +240,9 @@ def test_a_step_of_which_more_is_to_be_told_is_told_at_once_after_those_before_i
     changes: dict[str, object],
 ) -> None:
     made = begun()
-    made.stepped(step(output(1)))
+    made.on_step(step(output(1)))
     full = EngineCoreOutputs(outputs=[output(1)], scheduler_stats=SchedulerStats(**changes))
-    made.stepped(full)
+    made.on_step(full)
     before, last = cast("StatLogger", made._logger).seen
     assert before is None
     assert last is not None
@@ -257,25 +257,25 @@ def test_an_engine_goes_on_when_its_series_cannot_be_made(
 
     monkeypatch.setattr(series, "PrometheusStatLogger", broken)
     made = begun()
-    made.stepped(step(output(1)))
+    made.on_step(step(output(1)))
     assert told(made) == {}
-    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR] == [
-        "vLLM's own series are not told"
-    ]
+    assert [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR
+    ] == ["vLLM's own series are not told"]
 
 
 def test_an_engine_goes_on_when_a_step_cannot_be_told_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made = begun()
-    made.stepped(cast("EngineCoreOutputs", SimpleNamespace(scheduler_stats=None, outputs=[])))
-    made.stepped(step(output(1)))
+    made.on_step(cast("EngineCoreOutputs", SimpleNamespace(scheduler_stats=None, outputs=[])))
+    made.on_step(step(output(1)))
     assert told(made)["vllm:num_requests_running"] == 0, "as it was before"
-    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert said == ["vLLM's own series are told no more"]
 
 
 def test_nothing_is_told_before_the_engine_has_started() -> None:
     made = VllmSeries()
-    made.stepped(step(output(1)))
+    made.on_step(step(output(1)))
     assert told(made) == {}

@@ -20,9 +20,14 @@ from baton.domain.errors import EngineDied
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.value import evolve
-from tests.contracts.engine_contract import Listener, running_pair
+from tests.contracts.engine_contract import EngineListener, running_pair
 from tests.engine.test_vllm_features import leg
-from tests.engine.vllm_engines import VllmEngine, checking_engine, engine_settings, peering
+from tests.engine.vllm_engines import (
+    VllmEngine,
+    engine_settings,
+    engine_with_checks,
+    make_engine_and_peers,
+)
 from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
@@ -36,7 +41,7 @@ pytestmark = [
 def split(model: Path, role: Role, workers: int) -> VllmEngine:
     """An engine of so many workers, as a pool on CPUs has it."""
     mp = {"distributed_executor_backend": "mp"} if workers > 1 else {}
-    return checking_engine(
+    return engine_with_checks(
         replace(engine_settings(model, role), tensor_parallel=workers, dtype="float32", extra=mp)
     )
 
@@ -52,16 +57,16 @@ async def test_what_one_worker_or_two_hand_over_goes_on_as_in_one_engine(
         by_target = await pair.decode.run(leg("by the target"))
         assert by_source == by_target, "however it is split"
         await pair.prefill.run(evolve(leg("handed"), leg_id="p", kind=LegKind.PREFILL))
-        ticket = pair.prefill.outputs("p")[-1].ticket
+        ticket = pair.prefill.outputs("p")[-1].kv_handle
         assert ticket is not None
-        handed = evolve(leg("handed"), kind=LegKind.DECODE, ticket=ticket)
+        handed = evolve(leg("handed"), kind=LegKind.DECODE, kv_handle=ticket)
         assert await pair.decode.run(handed) == by_target
         facts = pair.decode.facts
         assert pair.prefill.facts.kv_block_bytes == facts.kv_block_bytes
         blocks = -(-len(handed.prompt_token_ids) // facts.block_size_tokens)
         moved = decode.load().transfers
         # One transfer for each pair of workers that share heads; together they are every block.
-        assert (moved.pulls, moved.failures, moved.void_pulls) == (2, 0, 0)
+        assert (moved.pulls, moved.failures, moved.invalidated_pulls) == (2, 0, 0)
         assert moved.moved_bytes == blocks * facts.kv_block_bytes
 
 
@@ -73,33 +78,37 @@ async def test_every_worker_says_what_carries_its_pulls(tmp_path: Path) -> None:
         dtype="float32",
         extra={"distributed_executor_backend": "mp"},
     )
-    decode, peers = peering(wide)
+    decode, peers = make_engine_and_peers(wide)
     async with running_pair(split(model, Role.PREFILL, 2), decode) as pair:
         source = pair.prefill.facts
         await pair.prefill.run(evolve(leg("handed"), leg_id="p", kind=LegKind.PREFILL))
-        ticket = pair.prefill.outputs("p")[-1].ticket
-        await pair.decode.run(evolve(leg("handed"), kind=LegKind.DECODE, ticket=ticket))
+        ticket = pair.prefill.outputs("p")[-1].kv_handle
+        await pair.decode.run(evolve(leg("handed"), kind=LegKind.DECODE, kv_handle=ticket))
         async with asyncio.timeout(60):
             while not peers.transport(source.replica_id):
                 await decode.check_side_channel(source.replica_id, source.side_channel, 20.0)
                 await asyncio.sleep(0.5)  # UCX's log comes out once a second
         assert [rank.rank for rank in peers.ranks()] == [0, 1]
         assert {rank.node for rank in peers.ranks()} == {socket.gethostname()}
-        assert all(rank.found for rank in peers.ranks())
+        assert all(rank.transports for rank in peers.ranks())
 
 
 async def test_a_wide_engine_of_which_one_worker_is_killed_ends_as_a_whole(tmp_path: Path) -> None:
     engine = split(tiny_model(tmp_path), Role.DECODE, 2)
-    listener = Listener(engine, await engine.start())
+    listener = EngineListener(engine, await engine.start())
     listening = asyncio.create_task(listener.listen())
     try:
         doomed = evolve(leg("doomed"), max_tokens=1500)
         assert await engine.submit(doomed) is None
-        await listener.started(doomed.leg_id)
-        (core, *_) = engine.processes()
+        await listener.wait_started(doomed.leg_id)
+        (core, *_) = engine.process_ids()
         family = [psutil.Process(core), *psutil.Process(core).children(recursive=True)]
-        workers = [one for one in family if "Worker" in one.name() or "Worker" in _title(one)]
-        assert len(workers) == 2, [_title(one) for one in family]
+        workers = [
+            process
+            for process in family
+            if "Worker" in process.name() or "Worker" in _title(process)
+        ]
+        assert len(workers) == 2, [_title(process) for process in family]
         os.kill(workers[1].pid, signal.SIGKILL)
         with pytest.raises(EngineDied, match="died"):
             async with asyncio.timeout(30):
@@ -110,7 +119,7 @@ async def test_a_wide_engine_of_which_one_worker_is_killed_ends_as_a_whole(tmp_p
         await engine.close()
     _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=20)
     assert alive == []
-    assert engine.processes() == ()
+    assert engine.process_ids() == ()
 
 
 def _title(process: psutil.Process) -> str:

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.commands import Delivery
-from baton.domain.handoff import CacheUse, Leg, LegKind, Ticket
+from baton.domain.handoff import CacheUse, KvHandle, Leg, LegKind
 from baton.domain.names.trace_context import TraceContext, span_id
-from baton.domain.request import FinishReason, LocalOnly, Request
+from baton.domain.request import FinishReason, LocalOnlyReason, Request
 from baton.domain.value import evolve
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.runtime.link import codec, frames
 
 pytest.importorskip("vllm")
@@ -46,8 +46,8 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm.wire.codec import (
         PREFILL_KV_PARAMS,
-        EngineWire,
-        FrontendWire,
+        EngineCodec,
+        FrontendCodec,
         UnsupportedRequest,
         release_request,
     )
@@ -143,8 +143,8 @@ def engine_request(**changes: object) -> EngineCoreRequest:
 
 def split(request: EngineCoreRequest) -> Request:
     frames = MsgpackEncoder().encode(request)
-    wire = FrontendWire(max_len_tokens=MAX_LEN_TOKENS)
-    return wire.split(wire.read(frames), now_s=3.0)
+    wire = FrontendCodec(max_len_tokens=MAX_LEN_TOKENS)
+    return wire.decode_request(wire.decode_engine_request(frames), now_s=3.0)
 
 
 def received(leg: Leg) -> Leg:
@@ -154,7 +154,9 @@ def received(leg: Leg) -> Leg:
     return submitted.leg
 
 
-def leg_of(request: Request, kind: LegKind = LegKind.LOCAL, *, ticket: Ticket | None = None) -> Leg:
+def leg_of(
+    request: Request, kind: LegKind = LegKind.LOCAL, *, ticket: KvHandle | None = None
+) -> Leg:
     return Leg(
         leg_id="leg-1",
         request_id=request.request_id,
@@ -163,16 +165,16 @@ def leg_of(request: Request, kind: LegKind = LegKind.LOCAL, *, ticket: Ticket | 
         max_tokens=request.max_tokens,
         min_tokens=request.min_tokens,
         priority=request.priority,
-        ticket=ticket,
+        kv_handle=ticket,
         payload=request.payload,
     )
 
 
 def ticket(
     tokens: int = len(PROMPT), *, changes: Mapping[str, object] = MappingProxyType({})
-) -> Ticket:
+) -> KvHandle:
     params = msgspec.msgpack.encode(TICKET_PARAMS | dict(changes))
-    return Ticket(tokens=tokens, blocks=3, params=params)
+    return KvHandle(tokens=tokens, blocks=3, params=params)
 
 
 def resumed(leg: Leg, generated: tuple[int, ...]) -> Leg:
@@ -217,7 +219,7 @@ def test_every_sampling_field_has_an_example_here() -> None:
 @settings(deadline=None)
 @given(params=sampling_params)
 def test_every_sampling_field_survives_the_way_to_a_local_leg(params: SamplingParams) -> None:
-    joined = EngineWire().join_leg(leg_of(split(engine_request(sampling_params=params))))
+    joined = EngineCodec().encode_leg(leg_of(split(engine_request(sampling_params=params))))
     assert fields_of(joined.sampling_params) == fields_of(as_sent(params))
 
 
@@ -227,8 +229,8 @@ def test_a_decode_leg_differs_from_a_local_one_only_in_where_the_blocks_are(
     params: SamplingParams,
 ) -> None:
     request = split(engine_request(sampling_params=params))
-    local = EngineWire().join_leg(leg_of(request)).sampling_params
-    decode = EngineWire().join_leg(leg_of(request, LegKind.DECODE, ticket=ticket()))
+    local = EngineCodec().encode_leg(leg_of(request)).sampling_params
+    decode = EngineCodec().encode_leg(leg_of(request, LegKind.DECODE, ticket=ticket()))
     found = decode.sampling_params
     assert fields_of(found, without=("extra_args",)) == fields_of(local, without=("extra_args",))
     assert found.extra_args == (local.extra_args or {}) | {"kv_transfer_params": TICKET_PARAMS}
@@ -239,7 +241,7 @@ def test_of_an_adapter_only_the_name_leaves_the_frontend() -> None:
     request = split(engine_request(lora_request=lora))
     assert request.adapter == "ada"
     assert b"/adapters" not in request.payload
-    assert EngineWire().join_leg(leg_of(request)).lora_request is None
+    assert EngineCodec().encode_leg(leg_of(request)).lora_request is None
 
 
 def test_what_a_request_carries_besides_sampling_reaches_the_engine() -> None:
@@ -251,7 +253,7 @@ def test_what_a_request_carries_besides_sampling_reaches_the_engine() -> None:
         reasoning_ended=True,
         reasoning_parser_kwargs={"enable_thinking": False},
     )
-    joined = EngineWire().join_leg(leg_of(split(request)))
+    joined = EngineCodec().encode_leg(leg_of(split(request)))
     changed = ("request_id", "external_req_id", "sampling_params")
     assert fields_of(joined, without=changed) == fields_of(request, without=changed)
 
@@ -264,7 +266,7 @@ def test_large_tensors_travel_in_frames_of_their_own_and_arrive() -> None:
         sampling_params=SamplingParams(prompt_logprob_token_ids=np.arange(300).reshape(100, 3)),
     )
     assert len(MsgpackEncoder().encode(request)) == 3
-    joined = EngineWire().join_leg(leg_of(split(request)))
+    joined = EngineCodec().encode_leg(leg_of(split(request)))
     assert torch.equal(joined.prompt_embeds, embeds)
     assert joined.sampling_params.prompt_logprob_token_ids.tolist() == (
         np.arange(300).reshape(100, 3).tolist()
@@ -304,21 +306,21 @@ def test_without_max_tokens_a_request_may_fill_the_context() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"sampling_params": SamplingParams(prompt_logprobs=1)}, LocalOnly.PROMPT_LOGPROBS),
-        ({"sampling_params": SamplingParams(n=2)}, LocalOnly.FAN_OUT),
-        ({"prompt_embeds": torch.zeros(40, 8)}, LocalOnly.PROMPT_EMBEDS),
+        ({"sampling_params": SamplingParams(prompt_logprobs=1)}, LocalOnlyReason.PROMPT_LOGPROBS),
+        ({"sampling_params": SamplingParams(n=2)}, LocalOnlyReason.FAN_OUT),
+        ({"prompt_embeds": torch.zeros(40, 8)}, LocalOnlyReason.PROMPT_EMBEDS),
         (
             {"prompt_embeds": torch.zeros(40, 8), "prompt_token_ids": None},
-            LocalOnly.PROMPT_EMBEDS,
+            LocalOnlyReason.PROMPT_EMBEDS,
         ),
         (
             {"mm_features": [MultiModalFeatureSpec(None, "image", "a", PlaceholderRange(1, 9))]},
-            LocalOnly.MULTIMODAL,
+            LocalOnlyReason.MULTIMODAL,
         ),
     ],
 )
 def test_what_cannot_be_disaggregated_is_marked(
-    changes: dict[str, object], reason: LocalOnly
+    changes: dict[str, object], reason: LocalOnlyReason
 ) -> None:
     assert split(engine_request(**changes)).local_only is reason
 
@@ -328,21 +330,21 @@ def test_children_of_a_fanned_out_request_are_recognized_by_the_ids_that_vllm_gi
     for index in range(2):
         child_id, params = ParentRequest(parent).get_child_info(index)
         child = split(engine_request(request_id=child_id, sampling_params=params))
-        assert child.local_only is LocalOnly.FAN_OUT
-        assert child.parent_id == parent.request_id
+        assert child.local_only is LocalOnlyReason.FAN_OUT
+        assert child.fan_out_id == parent.request_id
 
 
 def test_answers_that_an_engine_finds_no_prefix_for_are_not_told_to_share_one() -> None:
     parent = engine_request(sampling_params=SamplingParams(n=2, max_tokens=3, prompt_logprobs=1))
     child_id, params = ParentRequest(parent).get_child_info(1)
     child = split(engine_request(request_id=child_id, sampling_params=params))
-    assert (child.local_only, child.parent_id) == (LocalOnly.PROMPT_LOGPROBS, None)
+    assert (child.local_only, child.fan_out_id) == (LocalOnlyReason.PROMPT_LOGPROBS, None)
 
 
 @pytest.mark.parametrize("external", ["cmpl-1", "0_cmpl-1", "7", "7_7", "0_0_x", "1_-"])
 def test_an_odd_id_of_a_client_does_not_look_like_a_child(external: str) -> None:
     request = split(engine_request(request_id=f"{external}-0123abcd", external_req_id=external))
-    assert (request.local_only, request.parent_id) == (None, None)
+    assert (request.local_only, request.fan_out_id) == (None, None)
 
 
 STATEFUL = [
@@ -377,7 +379,7 @@ def test_generation_that_follows_its_own_steps_is_not_resumable(params: Sampling
     request = split(engine_request(sampling_params=params))
     assert not request.resumable
     with pytest.raises(ValueError, match="leg-2: resumed after 2 tokens, but this engine cannot"):
-        EngineWire().join_leg(resumed(leg_of(request), (7, 8)))
+        EngineCodec().encode_leg(resumed(leg_of(request), (7, 8)))
 
 
 @pytest.mark.parametrize("params", STATEFUL)
@@ -385,19 +387,19 @@ def test_state_over_the_output_is_not_resumed_where_engines_do_not_take_up(
     params: SamplingParams,
 ) -> None:
     frames_of = MsgpackEncoder().encode(engine_request(sampling_params=params))
-    wire = FrontendWire(max_len_tokens=MAX_LEN_TOKENS, takes_up=False)
-    request = wire.split(wire.read(frames_of), now_s=3.0)
+    wire = FrontendCodec(max_len_tokens=MAX_LEN_TOKENS, supports_resume=False)
+    request = wire.decode_request(wire.decode_engine_request(frames_of), now_s=3.0)
     assert not request.resumable
-    EngineWire().join_leg(leg_of(request), takes_up=False)
+    EngineCodec().encode_leg(leg_of(request), supports_resume=False)
     with pytest.raises(ValueError, match="leg-2: resumed after 2 tokens, but this engine cannot"):
-        EngineWire().join_leg(resumed(leg_of(request), (7, 8)), takes_up=False)
+        EngineCodec().encode_leg(resumed(leg_of(request), (7, 8)), supports_resume=False)
 
 
 def test_a_client_cannot_pass_its_prompt_off_as_output() -> None:
     params = SamplingParams(
         extra_args={"baton_resumed_tokens": 3, "baton_resumed_ids": [1], "custom": 1}
     )
-    joined = EngineWire().join_leg(leg_of(split(engine_request(sampling_params=params))))
+    joined = EngineCodec().encode_leg(leg_of(split(engine_request(sampling_params=params))))
     assert joined.sampling_params.extra_args == {"custom": 1}
 
 
@@ -412,7 +414,7 @@ def test_a_client_cannot_make_an_engine_fetch_memory_or_choose_its_rank() -> Non
     request = split(
         engine_request(sampling_params=params, data_parallel_rank=3, abort_immediately=True)
     )
-    joined = EngineWire().join_leg(leg_of(request))
+    joined = EngineCodec().encode_leg(leg_of(request))
     assert joined.sampling_params.extra_args == {"harmless": 1}
     assert joined.data_parallel_rank is None
     assert not joined.abort_immediately
@@ -432,7 +434,7 @@ def test_a_prompt_streamed_in_parts_is_refused() -> None:
 
 def test_garbage_is_told_from_a_request() -> None:
     with pytest.raises(msgspec.DecodeError):
-        FrontendWire(max_len_tokens=MAX_LEN_TOKENS).read([b"\xc1"])
+        FrontendCodec(max_len_tokens=MAX_LEN_TOKENS).decode_engine_request([b"\xc1"])
 
 
 # ------------------------------------------------------------------ legs
@@ -448,7 +450,7 @@ def test_a_leg_goes_by_its_own_id_and_numbers() -> None:
         priority=5,
         payload=request.payload,
     )
-    joined = EngineWire().join_leg(leg)
+    joined = EngineCodec().encode_leg(leg)
     assert (joined.request_id, joined.external_req_id) == ("leg-9", "leg-9")
     assert joined.prompt_token_ids == [1, 2, 3]
     assert (joined.sampling_params.max_tokens, joined.sampling_params.min_tokens) == (7, 2)
@@ -471,7 +473,7 @@ def test_a_prefill_leg_computes_one_token_and_nothing_costly() -> None:
         extra_args={"custom": 1},
     )
     request = split(engine_request(sampling_params=params, reasoning_ended=False))
-    joined = EngineWire().join_leg(leg_of(request, LegKind.PREFILL))
+    joined = EngineCodec().encode_leg(leg_of(request, LegKind.PREFILL))
     cheapest = SamplingParams(
         max_tokens=1,
         temperature=0.0,
@@ -491,8 +493,8 @@ def test_a_prefill_leg_that_gives_its_token_draws_it_as_the_request_wants(
     params.thinking_token_budget = params.trace_decode_token_ids = None
     params.prompt_logprobs = params.prompt_logprob_token_ids = None
     request = split(engine_request(sampling_params=params, reasoning_ended=False))
-    leg = evolve(leg_of(request, LegKind.PREFILL), gives_token=True, min_tokens=min_tokens)
-    told, anew = EngineWire().join_leg(leg), EngineWire().join_leg(leg_of(request))
+    leg = evolve(leg_of(request, LegKind.PREFILL), emits_first_token=True, min_tokens=min_tokens)
+    told, anew = EngineCodec().encode_leg(leg), EngineCodec().encode_leg(leg_of(request))
     apart = ("extra_args", "max_tokens", "min_tokens")
     found, wanted = told.sampling_params, anew.sampling_params
     assert fields_of(found, without=apart) == fields_of(wanted, without=apart)
@@ -504,7 +506,7 @@ def test_a_prefill_leg_that_gives_its_token_draws_it_as_the_request_wants(
 
 def test_a_prefill_leg_that_gives_the_next_token_of_a_resumed_request_is_taken_up() -> None:
     again = resumed(leg_of(split(engine_request()), LegKind.PREFILL), (7, 8))
-    joined = EngineWire().join_leg(evolve(again, min_tokens=4, gives_token=True))
+    joined = EngineCodec().encode_leg(evolve(again, min_tokens=4, emits_first_token=True))
     assert joined.prompt_token_ids == [*PROMPT, 7, 8]
     assert (joined.sampling_params.max_tokens, joined.sampling_params.min_tokens) == (3, 3)
     assert joined.sampling_params.extra_args["baton_resumed_tokens"] == 2
@@ -519,7 +521,7 @@ def test_a_resumed_leg_says_how_much_was_generated_and_is_bounded_by_the_whole(
     params.prompt_logprobs = params.prompt_logprob_token_ids = None
     first = leg_of(split(engine_request(sampling_params=params)))
     again = evolve(resumed(first, (7, 8)), min_tokens=max(0, first.min_tokens - 2))
-    told, anew = EngineWire().join_leg(again), EngineWire().join_leg(first)
+    told, anew = EngineCodec().encode_leg(again), EngineCodec().encode_leg(first)
     assert told.prompt_token_ids == [*PROMPT, 7, 8]
     apart = ("extra_args", "min_tokens")
     found, wanted = told.sampling_params, anew.sampling_params
@@ -533,7 +535,7 @@ def test_a_resumed_leg_says_how_much_was_generated_and_is_bounded_by_the_whole(
 def test_an_engine_that_does_not_take_up_is_asked_for_the_rest(params: SamplingParams) -> None:
     first = leg_of(split(engine_request(sampling_params=params)))
     again = evolve(resumed(first, (7, 8)), min_tokens=3)
-    told = EngineWire().join_leg(again, takes_up=False).sampling_params
+    told = EngineCodec().encode_leg(again, supports_resume=False).sampling_params
     assert (told.max_tokens, told.min_tokens) == (first.max_tokens - 2, 3)
     assert told.extra_args is None
 
@@ -542,18 +544,18 @@ def test_a_decode_leg_that_is_taken_up_says_how_much_to_fetch_besides_its_prompt
     request = split(engine_request())
     first = leg_of(request, LegKind.DECODE, ticket=ticket())
     again = evolve(
-        resumed(leg_of(request), (7, 8)), kind=LegKind.DECODE, ticket=ticket(len(PROMPT) + 2)
+        resumed(leg_of(request), (7, 8)), kind=LegKind.DECODE, kv_handle=ticket(len(PROMPT) + 2)
     )
     for takes_up, told in ((True, len(PROMPT) + 2), (False, None)):
-        joined = EngineWire().join_leg(again, takes_up=takes_up).sampling_params
+        joined = EngineCodec().encode_leg(again, supports_resume=takes_up).sampling_params
         assert joined.extra_args["kv_transfer_params"].get("baton_prefix_tokens") == told
-    joined = EngineWire().join_leg(first).sampling_params
+    joined = EngineCodec().encode_leg(first).sampling_params
     assert "baton_prefix_tokens" not in joined.extra_args["kv_transfer_params"]
 
 
 def test_a_prefill_leg_of_a_resumed_request_is_all_prompt() -> None:
     again = resumed(leg_of(split(engine_request()), LegKind.PREFILL), (7, 8))
-    joined = EngineWire().join_leg(again)
+    joined = EngineCodec().encode_leg(again)
     assert joined.prompt_token_ids == [*PROMPT, 7, 8]
     assert joined.sampling_params.extra_args.keys() == {"kv_transfer_params"}
 
@@ -561,14 +563,14 @@ def test_a_prefill_leg_of_a_resumed_request_is_all_prompt() -> None:
 def test_a_leg_that_was_generated_from_nothing_is_refused() -> None:
     first = leg_of(split(engine_request()))
     with pytest.raises(ValueError, match="leg-1: 40 of its 40 tokens were generated"):
-        EngineWire().join_leg(evolve(first, resumed_tokens=len(PROMPT)))
+        EngineCodec().encode_leg(evolve(first, resumed_tokens=len(PROMPT)))
 
 
 def test_a_resumed_leg_does_not_ask_for_the_prompts_logprobs_again() -> None:
     request = split(engine_request(sampling_params=SamplingParams(prompt_logprobs=2)))
     first = leg_of(request)
-    assert EngineWire().join_leg(first).sampling_params.prompt_logprobs == 2
-    again = EngineWire().join_leg(resumed(first, (7, 8))).sampling_params
+    assert EngineCodec().encode_leg(first).sampling_params.prompt_logprobs == 2
+    again = EngineCodec().encode_leg(resumed(first, (7, 8))).sampling_params
     assert again.prompt_logprobs is None
     assert not SamplingParams(
         skip_reading_prefix_cache=again.skip_reading_prefix_cache
@@ -579,13 +581,13 @@ def test_a_ticket_for_more_than_the_prompt_is_not_used() -> None:
     request = split(engine_request())
     leg = leg_of(request, LegKind.DECODE, ticket=ticket(tokens=len(PROMPT) + 1))
     with pytest.raises(ValueError, match="its ticket is for 41 tokens, its prompt has 40"):
-        EngineWire().join_leg(leg)
+        EngineCodec().encode_leg(leg)
 
 
 def test_a_ticket_for_the_front_of_a_prompt_says_how_much_to_fetch() -> None:
     request = split(engine_request())
     leg = leg_of(request, LegKind.DECODE, ticket=ticket(tokens=32))
-    params = EngineWire().join_leg(leg).sampling_params.extra_args["kv_transfer_params"]
+    params = EngineCodec().encode_leg(leg).sampling_params.extra_args["kv_transfer_params"]
     assert params == TICKET_PARAMS | {"baton_prefix_tokens": 32}
 
 
@@ -609,7 +611,7 @@ def test_a_ticket_that_an_engine_would_choke_on_is_used_for_nothing(
 ) -> None:
     broken = ticket(changes=changes)
     with pytest.raises((ValueError, msgspec.MsgspecError)):
-        EngineWire().join_leg(leg_of(split(engine_request()), LegKind.DECODE, ticket=broken))
+        EngineCodec().encode_leg(leg_of(split(engine_request()), LegKind.DECODE, ticket=broken))
     with pytest.raises((ValueError, msgspec.MsgspecError)):
         release_request(broken, "release-0")
 
@@ -621,10 +623,10 @@ def test_a_leg_without_payload_is_greedy_and_goes_by_its_own_numbers_and_salt() 
         kind=LegKind.DECODE,
         prompt_token_ids=PROMPT,
         max_tokens=3,
-        ticket=ticket(),
+        kv_handle=ticket(),
         cache_salt="probe",
     )
-    joined = EngineWire().join_leg(leg)
+    joined = EngineCodec().encode_leg(leg)
     params = joined.sampling_params
     assert (params.temperature, params.max_tokens, params.min_tokens) == (0.0, 3, 0)
     assert params.extra_args == {"kv_transfer_params": TICKET_PARAMS}
@@ -635,13 +637,13 @@ def test_a_leg_without_payload_is_greedy_and_goes_by_its_own_numbers_and_salt() 
 def test_a_leg_whose_salt_is_not_that_of_its_payload_is_refused() -> None:
     salted = split(engine_request(cache_salt="tenant-1"))
     leg = leg_of(salted)
-    assert EngineWire().join_leg(leg).cache_salt == "tenant-1"
-    assert EngineWire().join_leg(evolve(leg, cache_salt="tenant-1")).cache_salt == "tenant-1"
+    assert EngineCodec().encode_leg(leg).cache_salt == "tenant-1"
+    assert EngineCodec().encode_leg(evolve(leg, cache_salt="tenant-1")).cache_salt == "tenant-1"
     with pytest.raises(ValueError, match="its cache salt is not that of its payload"):
-        EngineWire().join_leg(evolve(leg, cache_salt="tenant-2"))
+        EngineCodec().encode_leg(evolve(leg, cache_salt="tenant-2"))
     unsalted = leg_of(split(engine_request()))
     with pytest.raises(ValueError, match="its cache salt is not that of its payload"):
-        EngineWire().join_leg(evolve(unsalted, cache_salt="tenant-2"))
+        EngineCodec().encode_leg(evolve(unsalted, cache_salt="tenant-2"))
 
 
 def test_a_long_salt_is_known_by_its_digest_and_used_by_the_engine_as_it_was_sent() -> None:
@@ -651,11 +653,11 @@ def test_a_long_salt_is_known_by_its_digest_and_used_by_the_engine_as_it_was_sen
     assert len(request.cache_salt) <= MAX_SALT_CHARS
     assert request.cache_salt != split(engine_request(cache_salt=other)).cache_salt
     leg = evolve(leg_of(request), cache_salt=request.cache_salt)
-    assert EngineWire().join_leg(leg).cache_salt == long
-    assert EngineWire().join_leg(received(leg)).cache_salt == long
+    assert EngineCodec().encode_leg(leg).cache_salt == long
+    assert EngineCodec().encode_leg(received(leg)).cache_salt == long
     others = leg_of(split(engine_request(cache_salt=other)))
     with pytest.raises(ValueError, match="its cache salt is not that of its payload"):
-        EngineWire().join_leg(evolve(others, cache_salt=request.cache_salt))
+        EngineCodec().encode_leg(evolve(others, cache_salt=request.cache_salt))
 
 
 @pytest.mark.parametrize("chars", [1, MAX_SALT_CHARS, MAX_SALT_CHARS + 1, 4096])
@@ -677,7 +679,7 @@ def test_a_leg_that_must_give_more_than_it_may_is_refused() -> None:
         payload=split(engine_request()).payload,
     )
     with pytest.raises(ValueError, match="min_tokens 3 over max_tokens 2"):
-        EngineWire().join_leg(leg)
+        EngineCodec().encode_leg(leg)
 
 
 def test_releasing_a_ticket_is_a_request_that_ends_as_it_arrives() -> None:
@@ -689,28 +691,28 @@ def test_releasing_a_ticket_is_a_request_that_ends_as_it_arrives() -> None:
 # ------------------------------------------------------------------ outputs
 def delivered(output: EngineCoreOutput) -> EngineCoreOutput:
     """An output of an engine as the frontend gets it."""
-    leg_output = EngineWire().to_output(output, prompt_tokens=len(PROMPT))
-    wire = FrontendWire(max_len_tokens=MAX_LEN_TOKENS)
-    return wire.from_delivery(
+    leg_output = EngineCodec().decode_output(output, prompt_tokens=len(PROMPT))
+    wire = FrontendCodec(max_len_tokens=MAX_LEN_TOKENS)
+    return wire.encode_delivery(
         Delivery(
             "request-1",
             leg_output.token_ids,
             leg_output.finish,
             leg_output.stop_reason,
             leg_output.cached_tokens,
-            leg_output.detail,
-            leg_output.cache,
+            leg_output.engine_payload,
+            leg_output.cache_use,
         ),
         prompt_tokens=len(PROMPT),
     )
 
 
 def test_a_plain_token_needs_no_detail() -> None:
-    output = EngineWire().to_output(EngineCoreOutput("leg-1", [7, 8]), prompt_tokens=3)
+    output = EngineCodec().decode_output(EngineCoreOutput("leg-1", [7, 8]), prompt_tokens=3)
     assert (output.leg_id, output.token_ids, output.finish) == ("leg-1", (7, 8), None)
-    assert output.ticket is None
+    assert output.kv_handle is None
     assert output.cached_tokens is None
-    assert output.detail is None
+    assert output.engine_payload is None
 
 
 @pytest.mark.parametrize("reason", list(EngineFinishReason))
@@ -722,7 +724,7 @@ def test_every_way_to_finish_comes_through(reason: EngineFinishReason) -> None:
 
 
 def test_our_ways_to_finish_are_the_engines() -> None:
-    ours = {FinishReason.INVALID, FinishReason.REFUSED}  # told in an error's stop reason
+    ours = {FinishReason.INVALID, FinishReason.REJECTED}  # told in an error's stop reason
     engines = {str(reason) for reason in EngineFinishReason}
     assert engines == {str(reason) for reason in FinishReason if reason not in ours}
 
@@ -777,11 +779,11 @@ def test_a_finished_prefill_hands_out_a_ticket_for_its_prompt() -> None:
         finish_reason=EngineFinishReason.LENGTH,
         kv_transfer_params=TICKET_PARAMS | {"remote_block_ids": [[4, 5], [6]]},
     )
-    found = EngineWire().to_output(output, prompt_tokens=len(PROMPT)).ticket
+    found = EngineCodec().decode_output(output, prompt_tokens=len(PROMPT)).kv_handle
     assert found is not None
     assert (found.tokens, found.blocks) == (len(PROMPT), 3)
     leg = leg_of(split(engine_request()), LegKind.DECODE, ticket=found)
-    params = EngineWire().join_leg(leg).sampling_params.extra_args["kv_transfer_params"]
+    params = EngineCodec().encode_leg(leg).sampling_params.extra_args["kv_transfer_params"]
     assert params == TICKET_PARAMS | {"remote_block_ids": [[4, 5], [6]]}
 
 
@@ -795,16 +797,16 @@ def test_every_field_about_the_prompt_reaches_the_frontend_as_the_engine_says_it
     output = EngineCoreOutput("leg-1", [7], prefill_stats=stats)
     if detailed:
         output.num_nans_in_logits = 1
-    told = EngineWire().to_output(output, prompt_tokens=len(PROMPT))
-    assert (told.cached_tokens, told.cache) == (24, CacheUse(8, len(PROMPT) - 26))
+    told = EngineCodec().decode_output(output, prompt_tokens=len(PROMPT))
+    assert (told.cached_tokens, told.cache_use) == (24, CacheUse(8, len(PROMPT) - 26))
     assert delivered(output).prefill_stats == stats
     assert delivered(EngineCoreOutput("leg-1", [7])).prefill_stats is None
 
 
 def test_what_is_cached_of_a_prompt_of_unknown_length_is_not_more_than_it() -> None:
-    delivery = Delivery("request-1", (7,), cached_tokens=32, cache=CacheUse(0, 16))
-    wire = FrontendWire(max_len_tokens=MAX_LEN_TOKENS)
-    stats = wire.from_delivery(delivery, prompt_tokens=0).prefill_stats
+    delivery = Delivery("request-1", (7,), cached_tokens=32, cache_use=CacheUse(0, 16))
+    wire = FrontendCodec(max_len_tokens=MAX_LEN_TOKENS)
+    stats = wire.encode_delivery(delivery, prompt_tokens=0).prefill_stats
     assert (stats.num_prompt_tokens, stats.num_computed_tokens) == (48, 16)
 
 
@@ -817,7 +819,7 @@ def of_caller(caller: Caller, **changes: object) -> Request:
 def test_a_request_is_its_callers_and_says_so_to_no_engine() -> None:
     request = of_caller(Caller("acme", "batch", None))
     assert (request.tenant, request.slo_class) == ("acme", "batch")
-    params = EngineWire().join_leg(received(leg_of(request))).sampling_params
+    params = EngineCodec().encode_leg(received(leg_of(request))).sampling_params
     assert params is not None
     assert params.extra_args == {"mine": 1}
     assert b"acme" not in request.payload
@@ -840,7 +842,7 @@ def of_trace(trace: TraceContext) -> Request:
 def test_an_engine_is_told_of_the_span_that_it_works_for() -> None:
     request = of_trace(SAMPLED)
     assert request.trace == SAMPLED
-    leg = EngineWire().join_leg(received(leg_of(request)))
+    leg = EngineCodec().encode_leg(received(leg_of(request)))
     own = span_id(SAMPLED.trace_id, request.request_id)
     assert leg.trace_headers == {
         "traceparent": f"00-{SAMPLED.trace_id}-{own}-01",
@@ -854,7 +856,7 @@ def test_an_engine_is_not_told_of_a_trace_that_may_not_be_kept() -> None:
     unsampled = SAMPLED._replace(sampled=False)
     request = of_trace(unsampled)
     assert request.trace == unsampled
-    assert EngineWire().join_leg(received(leg_of(request))).trace_headers is None
+    assert EngineCodec().encode_leg(received(leg_of(request))).trace_headers is None
 
 
 def test_a_client_cannot_say_a_trace_in_our_words() -> None:
@@ -864,12 +866,12 @@ def test_a_client_cannot_say_a_trace_in_our_words() -> None:
 
 def cached_as(request: Request) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
     """The names of its blocks: in an engine of vLLM's, and in the index of a coordinator."""
-    leg = EngineWire().join_leg(received(leg_of(request)))
+    leg = EngineCodec().encode_leg(received(leg_of(request)))
     init_none_hash(sha256)
     hasher = get_request_block_hasher(16, sha256)
     engine_blocks = tuple(EngineSideRequest.from_engine_core_request(leg, hasher).block_hashes)
     root = chain_root(model="m", block_size_tokens=16, salt=request.cache_salt)
-    return engine_blocks, tuple(chain(root, request.prompt_token_ids, 16))
+    return engine_blocks, tuple(chain_hashes(root, request.prompt_token_ids, 16))
 
 
 @pytest.mark.parametrize("salt", [None, "mine"])
@@ -884,7 +886,7 @@ def test_a_prompt_is_found_again_within_a_tenant_and_not_across(salt: str | None
     assert cached_as(shared) == cached_as(also_shared)
     three = [cached_as(request) for request in (first, second, shared)]
     for side in (0, 1):
-        blocks = [set(one[side]) for one in three]
+        blocks = [set(item[side]) for item in three]
         assert all(len(names) == 4 for names in blocks)
         assert len(set.union(*blocks)) == 12
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.fakes.tiny_model import tiny_model
 
-_EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
+_INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 _QUANTIZATION = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
@@ -17,8 +17,8 @@ _QUANTIZATION = {
     "config_groups": {
         "group_0": {
             "targets": ["Linear"],
-            "weights": {**_EIGHT_BITS, "strategy": "channel", "dynamic": False},
-            "input_activations": {**_EIGHT_BITS, "strategy": "token", "dynamic": True},
+            "weights": {**_INT8, "strategy": "channel", "dynamic": False},
+            "input_activations": {**_INT8, "strategy": "token", "dynamic": True},
         }
     },
 }

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from baton.domain.fleet import Role
-from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegKind
 from baton.domain.value import evolve
-from baton.engine.vllm.core.settings import Nixl, OnLoadFailure, VllmEngineSettings
+from baton.engine.vllm.core.settings import NixlSettings, OnLoadFailure, VllmEngineSettings
 from baton.transfer.peers import Peers
-from baton.transfer.side_channel import SideChannelChecks
+from baton.transfer.side_channel import SideChannelChecker
 from tests.contracts.engine_contract import EngineTests
 from tests.fakes.free_ports import HOST, free_port
-from tests.fakes.scaled_deadline import slowness
+from tests.fakes.scaled_deadline import slowdown
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -27,17 +27,17 @@ with warnings.catch_warnings():
     from vllm.v1.serial_utils import MsgpackEncoder
 
     from baton.engine.vllm.core.engine import VllmEngine
-    from baton.engine.vllm.core.facts import side_channel
+    from baton.engine.vllm.core.facts import side_channel_address
     from baton.engine.vllm.core.series import VllmSeries
     from baton.engine.vllm.wire.codec import pack_frames
 
 __all__ = [
     "VllmEngine",
     "VllmSeries",
-    "checking_engine",
     "engine_settings",
+    "engine_with_checks",
+    "engine_with_peers",
     "payload",
-    "peering_engine",
     "with_payload",
 ]
 
@@ -68,32 +68,32 @@ def engine_settings(
         block_size_tokens=32,
         kv_cache_bytes=64 << 20,
         enforce_eager=True,
-        nixl=Nixl(host=HOST, port=port or free_port(), on_load_failure=on_load_failure),
-        start_deadline_s=240.0 * slowness(),
+        nixl=NixlSettings(host=HOST, port=port or free_port(), on_load_failure=on_load_failure),
+        start_deadline_s=240.0 * slowdown(),
         env=ENVIRONMENT,
     )
 
 
-def checking_engine(
+def engine_with_checks(
     settings: VllmEngineSettings, *, series: VllmSeries | None = None
 ) -> VllmEngine:
     """An engine that checks side channels, as replicas do."""
-    checks = SideChannelChecks(settings.replica_id, side_channel(settings))
-    return VllmEngine(settings, check=checks.check, series=series)
+    checks = SideChannelChecker(settings.replica_id, side_channel_address(settings))
+    return VllmEngine(settings, side_channel_check=checks.check, series=series)
 
 
-def peering_engine(settings: VllmEngineSettings) -> VllmEngine:
+def engine_with_peers(settings: VllmEngineSettings) -> VllmEngine:
     """An engine that checks side channels and reads its transports, wired as a replica's is."""
-    return peering(settings)[0]
+    return make_engine_and_peers(settings)[0]
 
 
-def peering(settings: VllmEngineSettings) -> tuple[VllmEngine, Peers]:
+def make_engine_and_peers(settings: VllmEngineSettings) -> tuple[VllmEngine, Peers]:
     """Such an engine, and what it knows of others."""
     workers = settings.tensor_parallel * settings.pipeline_parallel
-    peers = Peers(settings.replica_id, side_channel(settings), workers=workers)
+    peers = Peers(settings.replica_id, side_channel_address(settings), workers=workers)
     settings = replace(settings, env={**peers.environment(), **settings.env})
-    engine = VllmEngine(settings, check=peers.check, transport=peers.transport)
-    peers.ask_ranks = engine.rank_transports
+    engine = VllmEngine(settings, side_channel_check=peers.check, transport=peers.transport)
+    peers.query_ranks = engine.rank_transports
     return engine, peers
 
 
@@ -114,11 +114,11 @@ def payload(*, cache_salt: str | None = None, **sampling: object) -> bytes:
     return pack_frames(MsgpackEncoder().encode(request))
 
 
-def not_compiling(backend: str | None = "xgrammar") -> StructuredOutputsParams:
+def uncompilable_outputs(backend: str | None = "xgrammar") -> StructuredOutputsParams:
     """What xgrammar has no grammar for, as a frontend would send it that prepares nothing."""
-    asked = StructuredOutputsParams(choice=["yes", "no"])
-    asked._backend = backend
-    return asked
+    params = StructuredOutputsParams(choice=["yes", "no"])
+    params._backend = backend
+    return params
 
 
 def with_payload(leg: Leg, **sampling: object) -> Leg:
@@ -137,7 +137,7 @@ class VllmLegs(EngineTests):
         prompt: tuple[int, ...],
         *,
         max_tokens: int,
-        ticket: Ticket | None = None,
+        ticket: KvHandle | None = None,
         resumed_tokens: int = 0,
     ) -> Leg:
         leg = super().make_leg(

@@ -15,20 +15,20 @@ from baton.control.coordinator import Coordinator
 from baton.domain.commands import RequestRecord
 from baton.domain.fleet import LinkTotals, ReplicaFacts, Role
 from baton.domain.handoff import HitSource, Leg, LegKind
-from baton.domain.request import LocalOnly, Request
+from baton.domain.request import LocalOnlyReason, Request
 from baton.policy.links.estimates import LinkRow, LinkState
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.policy.prefix_cache.replica_record import ReplicaIndexState
 from baton.runtime.link.options import LinkOptions
-from tests.engine.vllm_engines import VllmEngine, engine_settings, payload, peering_engine
+from tests.engine.vllm_engines import VllmEngine, engine_settings, engine_with_peers, payload
 from tests.fakes.fleet_rig import Fleet
 
 DEADLINE_S = 60.0
 """For anything awaited here that says nothing of its own: engines share few cores."""
 STREAMS = 8
-DECODERS = ("d0", "d1")
+DECODE_REPLICAS = ("d0", "d1")
 
-LINK = LinkOptions(beat_s=0.1, liveness_s=10.0)
+LINK = LinkOptions(heartbeat_interval_s=0.1, heartbeat_timeout_s=10.0)
 """Engines that start beside the link take its processor away."""
 
 
@@ -47,7 +47,7 @@ class RealFleet:
     # ------------------------------------------------------------------ replicas
     async def start(self, name: str, role: Role, model: Path) -> None:
         settings = replace(engine_settings(model, role), replica_id=name)
-        self.engines[name] = engine = peering_engine(settings)
+        self.engines[name] = engine = engine_with_peers(settings)
         await self.fleet.host(name, engine)
 
     def facts(self, name: str) -> ReplicaFacts:
@@ -59,13 +59,13 @@ class RealFleet:
 
     def links(self) -> dict[str, tuple[LinkTotals, ...]]:
         """What each decode replica's engine has counted of its pulls."""
-        return {name: self.engines[name].links() for name in DECODERS}
+        return {name: self.engines[name].links() for name in DECODE_REPLICAS}
 
     def computed_tokens(self, name: str) -> int:
         """Prompt tokens that a replica's engine says it has computed."""
         return self.engines[name].load().steps.prefill_tokens
 
-    async def computes(self, name: str) -> None:
+    async def check_computes(self, name: str) -> None:
         """See an engine compute a prompt that no coordinator knows of."""
         before = self.computed_tokens(name)
         leg = Leg(
@@ -77,7 +77,7 @@ class RealFleet:
             payload=payload(),
         )
         assert await self.engines[name].submit(leg) is None
-        await self.until(lambda: self.computed_tokens(name) == before + 20)
+        await self.wait_until(lambda: self.computed_tokens(name) == before + 20)
 
     # ------------------------------------------------------------------ requests
     def prompt(self, tokens: int) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ class RealFleet:
         *,
         max_tokens: int,
         salt: str | None = None,
-        local_only: LocalOnly | None = None,
+        local_only: LocalOnlyReason | None = None,
     ) -> str:
         """Send a greedy request that ends by length only; returns its id."""
         self._sent += 1
@@ -110,87 +110,106 @@ class RealFleet:
         """What a client has got so far."""
         return tuple(self.fleet.clients.tokens.get(request_id, ()))
 
-    async def ended(self, *request_ids: str) -> tuple[RequestRecord, ...]:
+    async def wait_ended(self, *request_ids: str) -> tuple[RequestRecord, ...]:
         """Wait until requests have ended."""
-        await self.fleet.clients.until(lambda: self.records.keys() >= set(request_ids), DEADLINE_S)
+        await self.fleet.clients.wait_until(
+            lambda: self.records.keys() >= set(request_ids), DEADLINE_S
+        )
         assert not self.fleet.clients.errors
-        return tuple(self.records[one] for one in request_ids)
+        return tuple(self.records[request_id] for request_id in request_ids)
 
     async def run(
         self, prompt: tuple[int, ...], *, max_tokens: int
     ) -> tuple[tuple[int, ...], RequestRecord]:
         """Send a request and wait for its end: its tokens and its story."""
         request_id = self.send(prompt, max_tokens=max_tokens)
-        (record,) = await self.ended(request_id)
+        (record,) = await self.wait_ended(request_id)
         return self.tokens(request_id), record
 
-    async def run_apart(self, *prompts: tuple[int, ...], max_tokens: int) -> list[tuple[int, ...]]:
+    async def run_uncached(
+        self, *prompts: tuple[int, ...], max_tokens: int
+    ) -> list[tuple[int, ...]]:
         """What single engines answer that find nothing in a cache and fetch nothing."""
-        sent = [
-            self.send(one, max_tokens=max_tokens, salt=f"apart-{n}", local_only=LocalOnly.FAN_OUT)
-            for n, one in enumerate(prompts)
+        request_ids = [
+            self.send(
+                value, max_tokens=max_tokens, salt=f"apart-{n}", local_only=LocalOnlyReason.FAN_OUT
+            )
+            for n, value in enumerate(prompts)
         ]
-        for record in await self.ended(*sent):
+        for record in await self.wait_ended(*request_ids):
             assert record.cached_tokens == 0
-        return [self.tokens(one) for one in sent]
+        return [self.tokens(request_id) for request_id in request_ids]
 
     @asynccontextmanager
     async def streams(self, max_tokens: int) -> AsyncIterator[tuple[str, ...]]:
         """Streams on both decode replicas, all of which have begun; cancelled at the end."""
-        sent = tuple(self.send(self.prompt(20), max_tokens=max_tokens) for _ in range(STREAMS))
-        await self.fleet.clients.until(lambda: all(self.tokens(one) for one in sent), DEADLINE_S)
-        await self.until(lambda: all(self.running(name) for name in DECODERS))
-        assert not self.records.keys() & set(sent), "the streams were too short to be of use"
+        request_ids = tuple(
+            self.send(self.prompt(20), max_tokens=max_tokens) for _ in range(STREAMS)
+        )
+        await self.fleet.clients.wait_until(
+            lambda: all(self.tokens(request_id) for request_id in request_ids), DEADLINE_S
+        )
+        await self.wait_until(lambda: all(self.running(name) for name in DECODE_REPLICAS))
+        assert not self.records.keys() & set(request_ids), "the streams were too short to be of use"
         try:
-            yield sent
+            yield request_ids
         finally:
-            self.fleet.driver.on_abort(sent)
-            await self.ended(*sent)
+            self.fleet.driver.on_abort(request_ids)
+            await self.wait_ended(*request_ids)
 
-    def check(self) -> None:
+    def check_idle(self) -> None:
         """The coordinator's books agree, and nothing is held for anybody."""
         self.coordinator.check_integrity()
         assert not self.coordinator.phases()
-        assert not self.coordinator.leases()
+        assert not self.coordinator.lease_counts()
 
     # ------------------------------------------------------------------ what is known
-    async def until(self, holds: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:
-        """Wait for something that replicas report; they do every `beat_s`."""
-        await self.fleet.until_fleet(holds, timeout_s)
+    async def wait_until(
+        self, predicate: Callable[[], bool], timeout_s: float = DEADLINE_S
+    ) -> None:
+        """Wait for something that replicas report; they do every `heartbeat_interval_s`."""
+        await self.fleet.wait_until(predicate, timeout_s)
 
     def pairs(self) -> dict[tuple[str, str], LinkRow]:
         """What is known of the pairs with a prefill replica."""
-        rows = self.coordinator.knowledge.links.rows(asyncio.get_running_loop().time())
+        rows = self.coordinator.fleet_model.links.rows(asyncio.get_running_loop().time())
         return {
-            (row.source_id, row.target_id): row for row in rows if row.source_id not in DECODERS
+            (row.source_id, row.target_id): row
+            for row in rows
+            if row.source_id not in DECODE_REPLICAS
         }
 
-    async def proven(self) -> None:
+    async def wait_links_ok(self) -> None:
         """Wait until both decode replicas are known to pull from `p0`, and by what means."""
-        await self.until_pairs("p0", LinkState.OK, DEADLINE_S)
-        await self.until(lambda: all(row.pulls and row.transport for row in self.pairs().values()))
-
-    async def until_pairs(self, source_id: str, state: LinkState, timeout_s: float) -> None:
-        """Wait until both decode replicas' pairs with a source are in a state."""
-        links = self.coordinator.knowledge.links
-        await self.until(
-            lambda: all(links.state(source_id, target) is state for target in DECODERS), timeout_s
+        await self.wait_pairs("p0", LinkState.OK, DEADLINE_S)
+        await self.wait_until(
+            lambda: all(row.pulls and row.transport for row in self.pairs().values())
         )
 
-    def held_blocks(self, name: str, tokens: tuple[int, ...]) -> int:
+    async def wait_pairs(self, source_id: str, state: LinkState, timeout_s: float) -> None:
+        """Wait until both decode replicas' pairs with a source are in a state."""
+        links = self.coordinator.fleet_model.links
+        await self.wait_until(
+            lambda: all(links.state(source_id, target) is state for target in DECODE_REPLICAS),
+            timeout_s,
+        )
+
+    def cached_blocks(self, name: str, tokens: tuple[int, ...]) -> int:
         """Leading blocks of a prompt that a replica has reported to hold."""
         facts = self.facts(name)
         size = facts.block_size_tokens
-        hashes = chain(chain_root(model=facts.model, block_size_tokens=size), tokens, size)
+        hashes = chain_hashes(chain_root(model=facts.model, block_size_tokens=size), tokens, size)
         now_s = asyncio.get_running_loop().time()
-        hit = self.coordinator.knowledge.index.look_up(hashes, now_s).of(name)
+        hit = self.coordinator.fleet_model.index.look_up(hashes, now_s).of(name)
         return hit.blocks if hit.source is HitSource.REPORTED else 0
 
     def index_states(self) -> dict[str, ReplicaIndexState | None]:
         """The index's own view of each replica."""
         now_s = asyncio.get_running_loop().time()
-        index = self.coordinator.knowledge.index
-        return {name: index.state(name, now_s) for name in self.fleet.driver.fleet().replicas}
+        index = self.coordinator.fleet_model.index
+        return {
+            name: index.replica_state(name, now_s) for name in self.fleet.driver.fleet().replicas
+        }
 
 
 GARBAGE = (

@@ -17,37 +17,39 @@ from baton.config.schema.security import TlsConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class KeyPair:
     """A certificate for 127.0.0.1 that signs itself, and its key."""
 
     cert: Path
     key: Path
 
-    def tls(self, **more: object) -> TlsConfig:
-        return TlsConfig(cert_file=str(self.cert), key_file=str(self.key), **more)  # type: ignore[arg-type]
+    def tls(self, **options: object) -> TlsConfig:
+        return TlsConfig(cert_file=str(self.cert), key_file=str(self.key), **options)  # type: ignore[arg-type]
 
-    def trusted(self) -> ssl.SSLContext:
+    def client_context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self.cert))
 
 
-def make_pair(folder: Path, name: str) -> Pair:
+def make_key_pair(folder: Path, name: str) -> KeyPair:
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
-    named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    alternative_name = x509.SubjectAlternativeName(
+        [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    )
     cert = (
         x509.CertificateBuilder()
-        .subject_name(named)
-        .issuer_name(named)
+        .subject_name(subject)
+        .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(here, critical=False)
+        .add_extension(alternative_name, critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    pair = Pair(folder / f"{name}.crt", folder / f"{name}.pem")
+    pair = KeyPair(folder / f"{name}.crt", folder / f"{name}.pem")
     pair.cert.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
     pair.key.write_bytes(
         key.private_bytes(

@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-END = "data: [DONE]\n\n"
+SSE_DONE = "data: [DONE]\n\n"
 
 
 @dataclass(slots=True)
-class Asked:
+class ReceivedRequest:
     """A completion that was asked for."""
 
     body: dict[str, Any]
     headers: dict[str, str]
 
 
-Behaviour = Callable[[Asked], AsyncIterator[str]]
+Behaviour = Callable[[ReceivedRequest], AsyncIterator[str]]
 """The events of an answer's stream; the first may be a status line such as `503 Busy`."""
 
 
@@ -41,29 +41,29 @@ def usage(tokens: int, cached: int | None = None) -> str:
 def events(*written: str) -> Behaviour:
     """Each answer is these."""
 
-    async def behave(_: Asked) -> AsyncIterator[str]:
+    async def behave(_: ReceivedRequest) -> AsyncIterator[str]:
         for event in written:
             yield event
 
     return behave
 
 
-async def as_asked(asked: Asked) -> AsyncIterator[str]:
+async def stream_all_tokens(request: ReceivedRequest) -> AsyncIterator[str]:
     """As many tokens as are asked for."""
-    tokens = asked.body["max_tokens"]
+    tokens = request.body["max_tokens"]
     for number in range(tokens):
         yield token(last=number == tokens - 1)
     yield usage(tokens, 3)
-    yield END
+    yield SSE_DONE
 
 
 @dataclass(slots=True)
 class CompletionServer:
     """Serves one model; what was asked is kept."""
 
-    behaviour: Behaviour = as_asked
+    behaviour: Behaviour = stream_all_tokens
     models: str = '{"data": [{"id": "tiny", "max_model_len": 1000}]}'
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[ReceivedRequest] = field(default_factory=list)
     url: str = ""
 
     @asynccontextmanager
@@ -93,7 +93,7 @@ class CompletionServer:
         finally:
             loop.call_soon_threadsafe(stop.set)
             thread.join(10)
-            loop.run_until_complete(_ended(asyncio.all_tasks(loop)))
+            loop.run_until_complete(_cancel_all(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
@@ -109,18 +109,18 @@ class CompletionServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         if head[0].startswith("GET /v1/models"):
-            _begin(writer, "200 OK")
+            _write_head(writer, "200 OK")
             writer.write(self.models.encode())
             return await writer.drain()
         body = await reader.readexactly(int(headers["content-length"]))
-        asked = Asked(json.loads(body), headers)
-        self.asked.append(asked)
-        begun = False
-        async for event in self.behaviour(asked):
-            if not begun:
+        request = ReceivedRequest(json.loads(body), headers)
+        self.requests.append(request)
+        has_started = False
+        async for event in self.behaviour(request):
+            if not has_started:
                 status = event if event[0].isdigit() else "200 OK"
-                _begin(writer, status)
-                begun = True
+                _write_head(writer, status)
+                has_started = True
                 if status is event:
                     continue
             writer.write(event.encode())
@@ -128,7 +128,7 @@ class CompletionServer:
         return None
 
 
-async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+async def _cancel_all(tasks: set[asyncio.Task[Any]]) -> None:
     """Give up answers that nobody waits for any more, and let their connections close."""
     for task in tasks:
         task.cancel()
@@ -136,5 +136,5 @@ async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
     await asyncio.sleep(0)
 
 
-def _begin(writer: asyncio.StreamWriter, status: str) -> None:
+def _write_head(writer: asyncio.StreamWriter, status: str) -> None:
     writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode())

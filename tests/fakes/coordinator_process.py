@@ -6,13 +6,13 @@ import asyncio
 import sys
 
 from baton.runtime.link.client import LinkClient
-from tests.fakes.link_rig import FAST, EventLog
+from tests.fakes.link_rig import FAST_LINK, EventLog
 from tests.fakes.scripted_engine import make_leg
 
 
 async def main(replica_id: str, address: str, leg_id: str) -> None:
     log = EventLog()
-    client = LinkClient(f"coordinator of {leg_id}", log, options=FAST)
+    client = LinkClient(f"coordinator of {leg_id}", log, options=FAST_LINK)
     client.connect(replica_id, address)
     await log.wait_joined(timeout_s=10)
     failure = client.submit(replica_id, make_leg(leg_id, max_tokens=1_000_000))

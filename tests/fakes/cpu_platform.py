@@ -23,11 +23,11 @@ def platform() -> str:
     return f"{__name__}.{CpuAsRaysGpu.__name__}"
 
 
-def announce(folder: Path) -> None:
+def register(folder: Path) -> None:
     """Have vLLM find the platform in every process that has this folder on its path."""
-    told = folder / "cpu_platform-0.dist-info"
-    told.mkdir()
-    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: cpu-platform\nVersion: 0\n")
-    (told / "entry_points.txt").write_text(
+    dist_info = folder / "cpu_platform-0.dist-info"
+    dist_info.mkdir()
+    (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: cpu-platform\nVersion: 0\n")
+    (dist_info / "entry_points.txt").write_text(
         f"[vllm.platform_plugins]\ncpu_platform = {__name__}:platform\n"
     )

@@ -16,19 +16,19 @@ class _Echo(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._say(b"")
+        self._respond(b"")
 
     def do_POST(self) -> None:
-        self._say(self.rfile.read(int(self.headers.get("content-length", "0"))))
+        self._respond(self.rfile.read(int(self.headers.get("content-length", "0"))))
 
-    def _say(self, body: bytes) -> None:
+    def _respond(self, body: bytes) -> None:
         pause_s = float(self.headers.get("x-pause-s", "0"))
-        told = {
+        request_fields = {
             "path": self.path,
             "bytes": len(body),
             "headers": {name.lower(): value for name, value in self.headers.items()},
         }
-        text = json.dumps(told).encode()
+        text = json.dumps(request_fields).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(text)))

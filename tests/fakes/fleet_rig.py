@@ -15,8 +15,8 @@ from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
 from baton.domain.events import Event
 from baton.domain.fleet import Role
-from baton.domain.names.addresses import endpoint
-from baton.domain.request import LocalOnly, Request
+from baton.domain.names.addresses import format_endpoint
+from baton.domain.request import LocalOnlyReason, Request
 from baton.engine.sim import SimEngine, SimSettings
 from baton.policy.placement.port import Disaggregate
 from baton.runtime.driver import Driver
@@ -28,7 +28,9 @@ from baton.runtime.replica_host import HostOptions, ReplicaHost
 from tests.fakes.placers import placer
 from tests.fakes.scripted_engine import Watch
 
-FAST_LINK = LinkOptions(beat_s=0.05, liveness_s=1.0, reconnect_s=0.02, reconnect_max_s=0.2)
+FAST_LINK = LinkOptions(
+    heartbeat_interval_s=0.05, heartbeat_timeout_s=1.0, reconnect_s=0.02, reconnect_max_s=0.2
+)
 ENGINE = SimSettings(
     decode_step_s=0.002,
     step_overhead_s=0.0002,
@@ -61,11 +63,11 @@ class Clients:
         self.records[record.request_id] = record
         self._watch.notify()
 
-    async def until(self, holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
-        await self._watch.until(holds, timeout_s)
+    async def wait_until(self, predicate: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        await self._watch.wait_until(predicate, timeout_s)
 
-    async def ended(self, count: int, timeout_s: float = 20.0) -> None:
-        await self.until(lambda: len(self.records) >= count, timeout_s)
+    async def wait_ended(self, count: int, timeout_s: float = 20.0) -> None:
+        await self.wait_until(lambda: len(self.records) >= count, timeout_s)
 
 
 class Fleet:
@@ -78,10 +80,10 @@ class Fleet:
         name: str = "test",
         link: LinkOptions = FAST_LINK,
         clients: Clients | None = None,
-        at: str = "127.0.0.1",
+        address: str = "127.0.0.1",
     ) -> None:
-        """`at` is the address at which replicas listen."""
-        self._at = at
+        """`address` is the address at which replicas listen."""
+        self._address = address
         self.clients = clients or Clients()
         self.hosts: dict[str, ReplicaHost] = {}
         self.engines: dict[str, SimEngine] = {}
@@ -120,7 +122,10 @@ class Fleet:
     async def host(self, name: str, engine: Engine, options: HostOptions | None = None) -> None:
         """Start a replica with this engine and wait until the coordinator knows it."""
         host = ReplicaHost(
-            engine, bind=endpoint("tcp", self._at, 0), options=options, link=self._link_options
+            engine,
+            bind=format_endpoint("tcp", self._address, 0),
+            options=options,
+            link=self._link_options,
         )
         await host.start()
         self.hosts[name] = host
@@ -129,19 +134,19 @@ class Fleet:
     async def join(self, name: str, host: ReplicaHost) -> None:
         """Have the coordinator know a replica that runs already; whoever started it closes it."""
         self.link.connect(name, host.address)
-        await self._joined.until(lambda: name in self.driver.fleet().replicas, 10.0)
+        await self._joined.wait_until(lambda: name in self.driver.fleet().replicas, 10.0)
 
-    async def until_fleet(self, holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async def wait_until(self, predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Wait for something that a link event brings about."""
-        await self._joined.until(holds, timeout_s)
+        await self._joined.wait_until(predicate, timeout_s)
 
-    def ask(
+    def send_request(
         self,
         request_id: str,
         *,
         prompt_tokens: int = 64,
         max_tokens: int = 16,
-        local_only: LocalOnly | None = None,
+        local_only: LocalOnlyReason | None = None,
     ) -> Request:
         """Send a request; its prompt is its own."""
         offset = sum(request_id.encode()) % 50
@@ -159,7 +164,7 @@ class Fleet:
         """The share of each engine's blocks that is in use right now."""
         return {name: engine.load().kv_used_fraction for name, engine in self.engines.items()}
 
-    async def freed(self, timeout_s: float = 1.0) -> None:
+    async def wait_freed(self, timeout_s: float = 1.0) -> None:
         """Wait until no engine holds a block; a second is what the failure table allows."""
         async with asyncio.timeout(timeout_s):
             while any(self.used_fractions().values()):  # noqa: ASYNC110 - engines tell nobody
@@ -185,7 +190,7 @@ async def running_fleet(
     Links are at the address of the side channels.
     """
     coordinator = Coordinator(limits=limits or CoordinatorLimits(), placer=placer(disaggregate))
-    fleet = Fleet(coordinator, at=settings.side_channel_host)
+    fleet = Fleet(coordinator, address=settings.side_channel_host)
     try:
         for i in range(prefill):
             await fleet.add(f"p{i}", Role.PREFILL, settings)

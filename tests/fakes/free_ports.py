@@ -11,13 +11,13 @@ from itertools import chain
 HOST = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 29_000, 32_767
 """Above those of side channels and of Ray Serve's front, below those of outgoing connections."""
-_PORTS_A_PROCESS = 32
+_PORTS_PER_PROCESS = 32
 
 
 def ports_of(pid: int) -> Iterator[int]:
     """All of them once, from where those of the processes started before and after it do not."""
-    slots = (LAST_PORT + 1 - FIRST_PORT) // _PORTS_A_PROCESS
-    start = FIRST_PORT + pid % slots * _PORTS_A_PROCESS
+    slots = (LAST_PORT + 1 - FIRST_PORT) // _PORTS_PER_PROCESS
+    start = FIRST_PORT + pid % slots * _PORTS_PER_PROCESS
     return chain(range(start, LAST_PORT + 1), range(FIRST_PORT, start))
 
 

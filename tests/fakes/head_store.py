@@ -9,22 +9,22 @@ class HeadStore:
     """Bytes by key; a key that is not to be overwritten is written by whoever comes first."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
+        self.values: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
     def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
         with self._lock:
-            if key in self.kept and not overwrite:
+            if key in self.values and not overwrite:
                 return False
-            self.kept[key] = value
+            self.values[key] = value
             return True
 
     def get(self, key: str) -> bytes | None:
-        return self.kept.get(key)
+        return self.values.get(key)
 
     def keys(self, prefix: str) -> list[str]:
-        return [key for key in self.kept if key.startswith(prefix)]
+        return [key for key in self.values if key.startswith(prefix)]
 
     def delete(self, key: str, *, by_prefix: bool = False) -> None:
-        for one in self.keys(key) if by_prefix else [key]:
-            self.kept.pop(one, None)
+        for name in self.keys(key) if by_prefix else [key]:
+            self.values.pop(name, None)

@@ -6,13 +6,13 @@ import asyncio
 import sys
 
 from baton.runtime.replica_host import ReplicaHost
-from tests.fakes.link_rig import FAST
+from tests.fakes.link_rig import FAST_LINK
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts
 
 
 async def main(replica_id: str, bind: str) -> None:
     engine = ScriptedEngine(make_facts(replica_id), step_s=0.005)
-    host = ReplicaHost(engine, bind=bind, link=FAST)
+    host = ReplicaHost(engine, bind=bind, link=FAST_LINK)
     await host.start()
     sys.stdout.write(host.address + "\n")
     sys.stdout.flush()

@@ -13,24 +13,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-SHA = "a" * 40
+COMMIT_SHA = "a" * 40
 """The only commit."""
 REPOSITORY = "org/small"
 TOKEN = "hf_of_somebody_who_may"  # noqa: S105 - of nobody
-_PART = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
 
 
 @dataclass(kw_only=True)
-class Manners:
+class HubBehavior:
     """How the hub treats those who ask; to be changed while it runs."""
 
     gated: bool = False
     """Whether files are for those alone who show the token."""
     private: bool = False
     """Whether nobody else sees that there is such a model."""
-    cut_once: frozenset[str] = frozenset()
+    truncated_once: frozenset[str] = frozenset()
     """Files whose first download ends in the middle."""
-    held: Mapping[str, threading.Event] = field(default_factory=dict)
+    stalled: Mapping[str, threading.Event] = field(default_factory=dict)
     """Files that stop in the middle until something happens."""
     status: int | None = None
     """What everything is answered with."""
@@ -42,17 +42,17 @@ class Hub:
     def __init__(self, files: Mapping[str, bytes], port: int) -> None:
         self.files = dict(files)
         self.url = f"http://127.0.0.1:{port}"
-        self.manners = Manners()
-        self.fetched: Counter[str] = Counter()
+        self.behavior = HubBehavior()
+        self.downloads: Counter[str] = Counter()
         """How often the content of each file was asked for."""
         self.tokens: set[str | None] = set()
         """What was shown as a token."""
-        self.half = threading.Event()
+        self.has_stalled = threading.Event()
         """A file has stopped in the middle."""
 
     def entry(self, path: str) -> dict[str, object]:
         content = self.files[path]
-        found: dict[str, object] = {
+        fields: dict[str, object] = {
             "type": "file",
             "path": path,
             "size": len(content),
@@ -60,8 +60,8 @@ class Hub:
         }
         if path.endswith(".safetensors"):
             digest = hashlib.sha256(content).hexdigest()
-            found["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
-        return found
+            fields["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
+        return fields
 
 
 def folder_files(folder: Path) -> dict[str, bytes]:
@@ -70,7 +70,7 @@ def folder_files(folder: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def hub_of(files: Mapping[str, bytes]) -> Iterator[Hub]:
+def serve_hub(files: Mapping[str, bytes]) -> Iterator[Hub]:
     """A hub that has these files."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
@@ -81,7 +81,7 @@ def hub_of(files: Mapping[str, bytes]) -> Iterator[Hub]:
     try:
         yield hub
     finally:
-        for event in hub.manners.held.values():
+        for event in hub.behavior.stalled.values():
             event.set()
         server.shutdown()
         thread.join()
@@ -93,9 +93,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def hub(self) -> Hub:
-        found = self.server.hub  # type: ignore[attr-defined]  # as it was put there
-        assert isinstance(found, Hub)
-        return found
+        hub = self.server.hub  # type: ignore[attr-defined]  # as it was put there
+        assert isinstance(hub, Hub)
+        return hub
 
     def log_message(self, *_arguments: object) -> None:
         return
@@ -111,52 +111,53 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
-        if self._may_not(unquote(urlsplit(self.path).path)):
+        if self._reject_if_forbidden(unquote(urlsplit(self.path).path)):
             return
         paths = body.get("paths", [])
         self._json([self.hub.entry(path) for path in paths if path in self.hub.files])
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if self._may_not(path):
+        if self._reject_if_forbidden(path):
             return
         tree, resolved = f"/api/models/{REPOSITORY}/tree/", f"/{REPOSITORY}/resolve/"
         if path.startswith(resolved):
             revision, _, name = path.removeprefix(resolved).partition("/")
-            if revision not in {"main", SHA}:
-                self._refuse(404, "RevisionNotFound")
+            if revision not in {"main", COMMIT_SHA}:
+                self._reject(404, "RevisionNotFound")
             elif name not in self.hub.files:
-                self._refuse(404, "EntryNotFound")
+                self._reject(404, "EntryNotFound")
             else:
                 self._file(name)
         elif path.startswith(tree):
             self._json([self.hub.entry(name) for name in self.hub.files])
         elif path in {
-            f"/api/models/{REPOSITORY}{tail}" for tail in ("", "/revision/main", f"/revision/{SHA}")
+            f"/api/models/{REPOSITORY}{tail}"
+            for tail in ("", "/revision/main", f"/revision/{COMMIT_SHA}")
         }:
             siblings = [{"rfilename": name} for name in self.hub.files]
-            self._json({"id": REPOSITORY, "sha": SHA, "siblings": siblings, "tags": []})
+            self._json({"id": REPOSITORY, "sha": COMMIT_SHA, "siblings": siblings, "tags": []})
         elif path.startswith(f"/api/models/{REPOSITORY}/revision/"):
-            self._refuse(404, "RevisionNotFound")
+            self._reject(404, "RevisionNotFound")
         else:
-            self._refuse(404, "RepoNotFound")
+            self._reject(404, "RepoNotFound")
 
-    def _may_not(self, path: str) -> bool:
-        shown = self.headers.get("Authorization")
-        token = None if shown is None else shown.removeprefix("Bearer ")
+    def _reject_if_forbidden(self, path: str) -> bool:
+        authorization = self.headers.get("Authorization")
+        token = None if authorization is None else authorization.removeprefix("Bearer ")
         self.hub.tokens.add(token)
-        manners = self.hub.manners
-        if manners.status is not None:
-            self._refuse(manners.status, "")
-        elif manners.private and token != TOKEN:
-            self._refuse(401, "RepoNotFound")
-        elif manners.gated and token != TOKEN and "/resolve/" in path:
-            self._refuse(401 if token is None else 403, "GatedRepo")
+        behavior = self.hub.behavior
+        if behavior.status is not None:
+            self._reject(behavior.status, "")
+        elif behavior.private and token != TOKEN:
+            self._reject(401, "RepoNotFound")
+        elif behavior.gated and token != TOKEN and "/resolve/" in path:
+            self._reject(401 if token is None else 403, "GatedRepo")
         else:
             return False
         return True
 
-    def _refuse(self, status: int, code: str) -> None:
+    def _reject(self, status: int, code: str) -> None:
         self.send_response(status)
         if code:
             self.send_header("X-Error-Code", code)
@@ -174,33 +175,33 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, name: str) -> None:
         content, entry = self.hub.files[name], self.hub.entry(name)
-        first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
+        offset = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
         lfs = entry.get("lfs")
         etag = lfs["oid"] if isinstance(lfs, dict) else entry["oid"]
-        self.send_response(206 if first else 200)
+        self.send_response(206 if offset else 200)
         self.send_header("ETag", f'"{etag}"')
-        self.send_header("X-Repo-Commit", SHA)
+        self.send_header("X-Repo-Commit", COMMIT_SHA)
         self.send_header("Accept-Ranges", "bytes")
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - first))
+        if offset:
+            self.send_header("Content-Range", f"bytes {offset}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - offset))
         self.end_headers()
         if self.command == "HEAD":
             return
-        self.hub.fetched[name] += 1
-        self._body(name, content[first:])
+        self.hub.downloads[name] += 1
+        self._send_body(name, content[offset:])
 
-    def _body(self, name: str, content: bytes) -> None:
+    def _send_body(self, name: str, content: bytes) -> None:
         middle = len(content) // 2
         self.wfile.write(content[:middle])
         self.wfile.flush()
-        manners = self.hub.manners
-        if name in manners.cut_once and self.hub.fetched[name] == 1:
+        behavior = self.hub.behavior
+        if name in behavior.truncated_once and self.hub.downloads[name] == 1:
             self.close_connection = True
             self.connection.close()
             return
-        if (event := manners.held.get(name)) is not None:
-            self.hub.half.set()
+        if (event := behavior.stalled.get(name)) is not None:
+            self.hub.has_stalled.set()
             event.wait()
-        for at in range(middle, len(content), _PART):
-            self.wfile.write(content[at : at + _PART])
+        for offset in range(middle, len(content), _CHUNK_BYTES):
+            self.wfile.write(content[offset : offset + _CHUNK_BYTES])

@@ -15,7 +15,7 @@ _DEADLINE_S = 30.0
 
 
 @dataclass
-class Source:
+class LeaseSource:
     address: str
     leases: KeptLeases = field(default_factory=KeptLeases)
 
@@ -27,8 +27,8 @@ def free_address() -> str:
 
 
 @contextmanager
-def serving(address: str | None = None) -> Iterator[Source]:
-    source = Source(address or free_address())
+def serve_leases(address: str | None = None) -> Iterator[LeaseSource]:
+    source = LeaseSource(address or free_address())
     ready, stop = threading.Event(), threading.Event()
     thread = threading.Thread(
         target=listen,

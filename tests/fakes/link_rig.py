@@ -12,14 +12,16 @@ from typing import TypeVar
 
 import zmq
 
-from baton.domain.events import Event, LegsAborted, ReplicaJoined, ReplicaLost, StepProduced
+from baton.domain.events import Event, LegsAborted, ReplicaJoined, ReplicaLost, StepCompleted
 from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from tests.fakes.scripted_engine import ScriptedEngine, Watch, make_facts
 
-FAST = LinkOptions(beat_s=0.05, liveness_s=0.6, reconnect_s=0.02, reconnect_max_s=0.2)
+FAST_LINK = LinkOptions(
+    heartbeat_interval_s=0.05, heartbeat_timeout_s=0.6, reconnect_s=0.02, reconnect_max_s=0.2
+)
 ANY_PORT = "tcp://127.0.0.1:0"
 
 _Event = TypeVar("_Event", bound=Event)
@@ -36,34 +38,34 @@ class EventLog:
         self.events.append(event)
         self._watch.notify()
 
-    def of(self, kind: type[_Event]) -> list[_Event]:
+    def of_type(self, kind: type[_Event]) -> list[_Event]:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def wait(self, kind: type[_Event], count: int = 1, timeout_s: float = 5.0) -> _Event:
         """Wait for the `count`-th event of a kind."""
-        await self._watch.until(lambda: len(self.of(kind)) >= count, timeout_s)
-        return self.of(kind)[count - 1]
+        await self._watch.wait_until(lambda: len(self.of_type(kind)) >= count, timeout_s)
+        return self.of_type(kind)[count - 1]
 
-    async def until(self, holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def wait_until(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
         """Wait until something holds that events bring about."""
-        await self._watch.until(holds, timeout_s)
+        await self._watch.wait_until(predicate, timeout_s)
 
     async def wait_tokens(self, leg_id: str, count: int, timeout_s: float = 5.0) -> list[int]:
         """Wait until a leg has produced `count` tokens; returns all of its tokens."""
-        await self._watch.until(lambda: len(self.tokens(leg_id)) >= count, timeout_s)
+        await self._watch.wait_until(lambda: len(self.tokens(leg_id)) >= count, timeout_s)
         return self.tokens(leg_id)
 
     async def wait_aborted(self, *leg_ids: str, timeout_s: float = 5.0) -> None:
-        await self._watch.until(lambda: self.aborted >= set(leg_ids), timeout_s)
+        await self._watch.wait_until(lambda: self.aborted >= set(leg_ids), timeout_s)
 
     @property
     def aborted(self) -> set[str]:
-        return {leg_id for event in self.of(LegsAborted) for leg_id in event.leg_ids}
+        return {leg_id for event in self.of_type(LegsAborted) for leg_id in event.leg_ids}
 
     def tokens(self, leg_id: str) -> list[int]:
         return [
             token
-            for event in self.of(StepProduced)
+            for event in self.of_type(StepCompleted)
             for output in event.outputs
             if output.leg_id == leg_id
             for token in output.token_ids
@@ -77,11 +79,11 @@ class EventLog:
 
 
 @asynccontextmanager
-async def hosting(
+async def running_host(
     engine: ScriptedEngine | None = None,
     *,
     bind: str = ANY_PORT,
-    link: LinkOptions = FAST,
+    link: LinkOptions = FAST_LINK,
     options: HostOptions | None = None,
 ) -> AsyncIterator[tuple[ReplicaHost, ScriptedEngine]]:
     engine = engine or ScriptedEngine()
@@ -93,7 +95,7 @@ async def hosting(
         await host.close()
 
 
-class Sessions:
+class SessionIds:
     """Names sessions, and lets a test wait until the client has opened so many."""
 
     def __init__(self) -> None:
@@ -105,19 +107,19 @@ class Sessions:
         self._watch.notify()
         return f"session-{self._opened}"
 
-    async def opened(self, count: int) -> None:
-        await self._watch.until(lambda: self._opened >= count)
+    async def wait_opened(self, count: int) -> None:
+        await self._watch.wait_until(lambda: self._opened >= count)
 
 
 @asynccontextmanager
-async def coordinating(
+async def running_client(
     coordinator_id: str = "c1",
     *,
-    link: LinkOptions = FAST,
+    link: LinkOptions = FAST_LINK,
     new_session: Callable[[], str] | None = None,
 ) -> AsyncIterator[tuple[LinkClient, EventLog]]:
     log = EventLog()
-    new_session = new_session or Sessions()
+    new_session = new_session or SessionIds()
     client = LinkClient(coordinator_id, log, options=link, new_session=new_session)
     try:
         yield client, log
@@ -126,11 +128,11 @@ async def coordinating(
 
 
 @asynccontextmanager
-async def joined(
-    host: ReplicaHost, coordinator_id: str = "c1", *, link: LinkOptions = FAST
+async def joined_client(
+    host: ReplicaHost, coordinator_id: str = "c1", *, link: LinkOptions = FAST_LINK
 ) -> AsyncIterator[tuple[LinkClient, EventLog]]:
     """A coordinator that has a session with `host`."""
-    async with coordinating(coordinator_id, link=link) as (client, log):
+    async with running_client(coordinator_id, link=link) as (client, log):
         facts = host._facts
         assert facts is not None
         client.connect(facts.replica_id, host.address)
@@ -153,8 +155,12 @@ class RawPeer:
     async def receive(self) -> list[bytes]:
         return await asyncio.to_thread(self.socket.recv_multipart)
 
-    async def hello(self, coordinator_id: str = "raw", session: str = "s") -> frames.FromReplica:
-        await self.send(*codec.encode(frames.Hello(frames.PROTOCOL, coordinator_id, session)))
+    async def open_session(
+        self, coordinator_id: str = "raw", session: str = "s"
+    ) -> frames.FromReplica:
+        await self.send(
+            *codec.encode(frames.Open(frames.PROTOCOL_VERSION, coordinator_id, session))
+        )
         return await self.next_frame()
 
     async def next_frame(self, *skip: type[frames.FromReplica]) -> frames.FromReplica:
@@ -180,18 +186,18 @@ def raw_replica(bind: str = ANY_PORT) -> Iterator[tuple[RawPeer, str]]:
         yield RawPeer(socket), socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
-async def welcome(peer: RawPeer, message: list[bytes]) -> bytes:
+async def accept_session(peer: RawPeer, message: list[bytes]) -> bytes:
     """Answer a hello; returns who said it."""
     identity, *parts = message
-    hello = codec.decode_from_coordinator(parts)
-    assert isinstance(hello, frames.Hello)
-    answer = frames.Welcome(frames.PROTOCOL, hello.session, make_facts("r1"))
-    await peer.send(identity, *codec.encode(answer))
+    open_frame = codec.decode_from_coordinator(parts)
+    assert isinstance(open_frame, frames.Open)
+    accept_frame = frames.Accept(frames.PROTOCOL_VERSION, open_frame.session_id, make_facts("r1"))
+    await peer.send(identity, *codec.encode(accept_frame))
     return identity
 
 
 @asynccontextmanager
-async def subprocess_running(
+async def running_subprocess(
     script: str, *arguments: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Run a script of tests/fakes; yields the process and the first line that it printed."""

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class ReceivedSpan:
     """A span as a collector sees it."""
 
     name: str
@@ -33,32 +33,36 @@ class OtlpReceiver:
 
     def __init__(self) -> None:
         self.url = ""
-        self._spans: list[Received] = []
-        self._came = threading.Condition()
+        self._spans: list[ReceivedSpan] = []
+        self._received = threading.Condition()
 
-    def take(self, body: bytes) -> None:
-        found = list(_spans(ExportTraceServiceRequest.FromString(body)))
-        with self._came:
-            self._spans.extend(found)
-            self._came.notify_all()
+    def ingest(self, body: bytes) -> None:
+        spans = list(_spans(ExportTraceServiceRequest.FromString(body)))
+        with self._received:
+            self._spans.extend(spans)
+            self._received.notify_all()
 
-    def trace(self, trace_id: str, complete: Callable[[list[Received]], bool]) -> list[Received]:
+    def trace(
+        self, trace_id: str, complete: Callable[[list[ReceivedSpan]], bool]
+    ) -> list[ReceivedSpan]:
         """The spans of a trace once they are complete; fails when they are not in time."""
 
-        def spans() -> list[Received]:
+        def spans() -> list[ReceivedSpan]:
             return [span for span in self._spans if span.trace_id == trace_id]
 
-        with self._came:
-            there = self._came.wait_for(lambda: complete(spans()), timeout=15.0)
-            assert there, f"of trace {trace_id} there is only {[span.name for span in spans()]}"
+        with self._received:
+            is_complete = self._received.wait_for(lambda: complete(spans()), timeout=15.0)
+            assert is_complete, (
+                f"of trace {trace_id} there is only {[span.name for span in spans()]}"
+            )
             return spans()
 
 
-def tree(spans: list[Received]) -> list[str]:
+def span_paths(spans: list[ReceivedSpan]) -> list[str]:
     """Paths of names from the top, in order."""
     by_id = {span.span_id: span for span in spans}
 
-    def path(span: Received) -> str:
+    def path(span: ReceivedSpan) -> str:
         parent = by_id.get(span.parent_id)
         return f"{path(parent)}/{span.name}" if parent is not None else span.name
 
@@ -66,14 +70,14 @@ def tree(spans: list[Received]) -> list[str]:
 
 
 @contextmanager
-def receiver() -> Iterator[OtlpReceiver]:
+def running_receiver() -> Iterator[OtlpReceiver]:
     """A collector that listens on a port of its own."""
-    kept = OtlpReceiver()
+    receiver = OtlpReceiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             assert self.path == "/v1/traces", self.path
-            kept.take(self.rfile.read(int(self.headers["content-length"])))
+            receiver.ingest(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -83,23 +87,23 @@ def receiver() -> Iterator[OtlpReceiver]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    kept.url = f"http://127.0.0.1:{server.server_address[1]}"
+    receiver.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield kept
+        yield receiver
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-def _spans(request: ExportTraceServiceRequest) -> Iterator[Received]:
+def _spans(request: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
     for group in request.resource_spans:
         resource = _plain(group.resource.attributes)
         for scope in group.scope_spans:
             for span in scope.spans:
-                yield Received(
+                yield ReceivedSpan(
                     name=span.name,
                     trace_id=span.trace_id.hex(),
                     span_id=span.span_id.hex(),
@@ -114,11 +118,11 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[Received]:
 
 
 def _plain(attributes: Any) -> dict[str, Any]:  # noqa: ANN401 - of protobuf
-    return {one.key: _value(one.value) for one in attributes}
+    return {attribute.key: _value(attribute.value) for attribute in attributes}
 
 
 def _value(value: Any) -> Any:  # noqa: ANN401 - of protobuf
     kind = value.WhichOneof("value")
     if kind == "array_value":
-        return [_value(one) for one in value.array_value.values]
+        return [_value(other) for other in value.array_value.values]
     return getattr(value, kind)

@@ -27,14 +27,14 @@ def main() -> None:
     for name in ("--listen-fd", "--input-listener-fd", "--output-listener-fd", "--engine-count"):
         parser.add_argument(name, type=int)
     parser.add_argument("--args-json", type=json.loads)
-    told = parser.parse_args()
-    if told.args_json["model"] == "broken":
+    args = parser.parse_args()
+    if args.args_json["model"] == "broken":
         sys.exit("no such model")
     context = zmq.Context()
-    router = adopt(context, zmq.ROUTER, told.input_listener_fd)
-    pull = adopt(context, zmq.PULL, told.output_listener_fd)
+    router = adopt(context, zmq.ROUTER, args.input_listener_fd)
+    pull = adopt(context, zmq.PULL, args.output_listener_fd)
     identity, _ready = router.recv_multipart()
-    serve(socket.socket(fileno=told.listen_fd), told.args_json, router, identity, pull)
+    serve(socket.socket(fileno=args.listen_fd), args.args_json, router, identity, pull)
 
 
 def adopt(context: zmq.Context[zmq.Socket[bytes]], kind: int, fd: int) -> zmq.Socket[bytes]:
@@ -64,8 +64,8 @@ def serve(
                 case "/die":
                     os._exit(7)
                 case "/ask":
-                    asked = Path(os.environ["FAKE_REQUEST"]).read_bytes()
-                    router.send_multipart([identity, b"\x00", asked])
+                    request = Path(os.environ["FAKE_REQUEST"]).read_bytes()
+                    router.send_multipart([identity, b"\x00", request])
                 case "/answer":
                     body = json.dumps(len(pull.recv_multipart())).encode()
             head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"

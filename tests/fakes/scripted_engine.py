@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from baton.domain.errors import EngineDied, TransferFailed
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind, LegOutput
 from baton.domain.kv_events import KvEvent, KvEventBatch
 from baton.domain.request import FinishReason
 
@@ -43,8 +43,8 @@ def make_leg(
     )
 
 
-def make_ticket(name: str = "t", tokens: int = 32) -> Ticket:
-    return Ticket(tokens=tokens, blocks=(tokens + 15) // 16, params=name.encode())
+def make_kv_handle(name: str = "t", tokens: int = 32) -> KvHandle:
+    return KvHandle(tokens=tokens, blocks=(tokens + 15) // 16, params=name.encode())
 
 
 class Watch:
@@ -56,7 +56,7 @@ class Watch:
     def notify(self) -> None:
         self._changed.set()
 
-    async def until(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def wait_until(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not predicate():
                 self._changed.clear()
@@ -74,9 +74,9 @@ class ScriptedEngine:
         self.watch = Watch()
         self.submitted: list[Leg] = []
         self.aborted: list[str] = []
-        self.released: list[Ticket] = []
+        self.released: list[KvHandle] = []
         self.running: dict[str, Leg] = {}
-        self.answer: LegFailure | Exception | None = None
+        self.submit_result: LegFailure | Exception | None = None
         self.submit_gate = asyncio.Event()
         self.submit_gate.set()
         self.abort_gate = asyncio.Event()
@@ -90,26 +90,26 @@ class ScriptedEngine:
         """Sources whose side channel fails, and why."""
         self.closed = False
         self._step_s = step_s
-        self._made: dict[str, int] = {}
+        self._tokens_made: dict[str, int] = {}
         self._steps: asyncio.Queue[tuple[LegOutput, ...] | Exception | None] = asyncio.Queue()
         self._kv_batches: asyncio.Queue[KvEventBatch | None] = asyncio.Queue()
         self._kv_sequence = 0
-        self._player: asyncio.Task[None] | None = None
+        self._step_task: asyncio.Task[None] | None = None
 
     async def start(self) -> ReplicaFacts:
         if self._step_s is not None:
-            self._player = asyncio.create_task(self._play(self._step_s))
+            self._step_task = asyncio.create_task(self._run_steps(self._step_s))
         return self.facts
 
     async def submit(self, leg: Leg) -> LegFailure | None:
         await self.submit_gate.wait()
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        if self.answer is None:
+        if isinstance(self.submit_result, Exception):
+            raise self.submit_result
+        if self.submit_result is None:
             self.submitted.append(leg)
             self.running[leg.leg_id] = leg
         self.watch.notify()
-        return self.answer
+        return self.submit_result
 
     async def abort(self, leg_ids: Sequence[str]) -> None:
         await self.abort_gate.wait()
@@ -119,8 +119,8 @@ class ScriptedEngine:
         self.aborted.extend(leg_ids)
         self.watch.notify()
 
-    async def release(self, ticket: Ticket) -> None:
-        self.released.append(ticket)
+    async def release(self, kv_handle: KvHandle) -> None:
+        self.released.append(kv_handle)
         self.watch.notify()
 
     async def steps(self) -> AsyncIterator[tuple[LegOutput, ...]]:
@@ -153,9 +153,9 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         self.closed = True
-        if self._player is not None:
-            self._player.cancel()
-            await asyncio.wait((self._player,))
+        if self._step_task is not None:
+            self._step_task.cancel()
+            await asyncio.wait((self._step_task,))
         self._steps.put_nowait(None)
         self._kv_batches.put_nowait(None)
 
@@ -168,16 +168,16 @@ class ScriptedEngine:
                 self.running.pop(output.leg_id, None)
         self._steps.put_nowait(outputs)
 
-    def say_cached(self, *events: KvEvent, lose: bool = False) -> None:
-        """Tell what happened to the prefix cache; with `lose`, the batch never arrives."""
+    def emit_cache_events(self, *events: KvEvent, is_lost: bool = False) -> None:
+        """Tell what happened to the prefix cache; with `is_lost`, the batch never arrives."""
         batch = KvEventBatch(
             replica_id=self.facts.replica_id, sequence=self._kv_sequence, events=events
         )
         self._kv_sequence += 1
-        if not lose:
+        if not is_lost:
             self._kv_batches.put_nowait(batch)
 
-    def die(self, why: str = "cuda error") -> None:
+    def crash(self, why: str = "cuda error") -> None:
         """Fail as an engine process does that was killed."""
         self._steps.put_nowait(EngineDied("scripted", why))
 
@@ -188,12 +188,12 @@ class ScriptedEngine:
             self.emit(*outputs)
 
     def _next_output(self, leg: Leg) -> LegOutput:
-        made = self._made.get(leg.leg_id, 0) + 1
-        self._made[leg.leg_id] = made
-        finish = FinishReason.LENGTH if made >= leg.max_tokens else None
-        return LegOutput(leg.leg_id, (leg.prompt_token_ids[-1] + made,), finish)
+        count = self._tokens_made.get(leg.leg_id, 0) + 1
+        self._tokens_made[leg.leg_id] = count
+        finish = FinishReason.LENGTH if count >= leg.max_tokens else None
+        return LegOutput(leg.leg_id, (leg.prompt_token_ids[-1] + count,), finish)
 
-    async def _play(self, step_s: float) -> None:
+    async def _run_steps(self, step_s: float) -> None:
         while True:
             await asyncio.sleep(step_s)
             self.step_all()

@@ -14,12 +14,12 @@ HOST = "127.0.0.1"
 Reply = Callable[[bytes], Sequence[bytes] | None]
 
 
-def answer(compatibility: str = "a1", metadata: bytes = b"agent") -> Reply:
+def reply_metadata(compatibility: str = "a1", metadata: bytes = b"agent") -> Reply:
     payload = {"compatibility_hash": compatibility, "agent_metadata_bytes": metadata}
     return lambda _: (msgspec.msgpack.encode(payload), msgspec.msgpack.encode(1.5))
 
 
-def say(*parts: bytes) -> Reply:
+def reply_with(*parts: bytes) -> Reply:
     return lambda _: parts
 
 
@@ -41,7 +41,7 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening(reply: Reply, host: str = HOST) -> AsyncIterator[Listener]:
+async def running_listener(reply: Reply, host: str = HOST) -> AsyncIterator[Listener]:
     listener = Listener(reply)
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as router:
         router.setsockopt(zmq.LINGER, 0)

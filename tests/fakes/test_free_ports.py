@@ -17,7 +17,7 @@ def test_no_test_is_given_a_port_of_side_channels() -> None:
 
 def test_no_test_is_given_a_port_of_ray_serves_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secrets.randbelow", lambda below: below - 1)
-    assert pick_front_ports().replica_http_to < FIRST_PORT
+    assert pick_front_ports().replica_http_max < FIRST_PORT
 
 
 @pytest.mark.parametrize("pid", [1, 156, 32_768, 4_194_303])

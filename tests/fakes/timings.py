@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from baton.domain.fleet import FleetView, Load, ReplicaView, Role
 from baton.domain.handoff import HitSource
 from baton.perf.timing import EngineTiming
-from baton.policy.placement.port import Surroundings
+from baton.policy.placement.port import PlacementContext
 from baton.policy.prefix_cache.hits import NO_HIT, Hit
 from tests.fakes.facts import replica_facts
 
@@ -17,23 +17,27 @@ from tests.fakes.facts import replica_facts
 class LinearTiming:
     """An engine without chunks: so much for a step, for a prompt token, for a stream."""
 
-    step: float = 0.01
-    token: float = 0.0001
-    stream: float = 0.001
+    per_step_s: float = 0.01
+    per_token_s: float = 0.0001
+    per_stream_s: float = 0.001
 
     def prefill_s(
         self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
     ) -> float:
         del context_tokens, length_tokens
-        return self.step + tokens * self.token + running * self.stream if tokens else 0.0
+        return (
+            self.per_step_s + tokens * self.per_token_s + running * self.per_stream_s
+            if tokens
+            else 0.0
+        )
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:
         del context_tokens
-        return self.step + running * self.stream
+        return self.per_step_s + running * self.per_stream_s
 
     def decode_request_s(self, *, context_tokens: int = 0) -> float:
         del context_tokens
-        return self.stream
+        return self.per_stream_s
 
     def host_load_s(self, blocks: int) -> float:
         return blocks * 0.001
@@ -54,7 +58,7 @@ class FixedTimings:
     def of(self, view: ReplicaView) -> EngineTiming:
         return self.by_pool.get(view.facts.pool, self.timing)
 
-    def prompt_share(self, view: ReplicaView, now_s: float) -> float:
+    def prefill_time_fraction(self, view: ReplicaView, now_s: float) -> float:
         del now_s
         return self.shares.get(view.replica_id, 0.0)
 
@@ -71,10 +75,10 @@ class FixedLinks:
 
     setup_s: float = 0.002
     bytes_per_s: float = 1e9
-    broken: frozenset[tuple[str, str]] = frozenset()
+    blocked_pairs: frozenset[tuple[str, str]] = frozenset()
 
     def transfer_s(self, source_id: str, target_id: str, moved_bytes: int) -> float | None:
-        if (source_id, target_id) in self.broken:
+        if (source_id, target_id) in self.blocked_pairs:
             return None
         return self.setup_s + moved_bytes / self.bytes_per_s
 
@@ -92,30 +96,30 @@ class KnownHits:
         return Hit(blocks, self.host_blocks.get(replica_id, 0), HitSource.REPORTED, 0.5)
 
     def holders(self, limit: int) -> Sequence[str]:
-        return sorted(self.blocks, key=lambda one: (-self.blocks[one], one))[:limit]
+        return sorted(self.blocks, key=lambda block: (-self.blocks[block], block))[:limit]
 
     def depths(self) -> Sequence[int]:
-        return sorted({one for one in self.blocks.values() if one}, reverse=True)
+        return sorted({block for block in self.blocks.values() if block}, reverse=True)
 
 
 def replica_view(
     replica_id: str, role: Role = Role.DECODE, load: Load = Load(), **changes: object
 ) -> ReplicaView:
     """A view; `changes` are those of `ReplicaView`, or of its facts."""
-    known = ReplicaView.__struct_fields__
-    of_view = {name: value for name, value in changes.items() if name in known}
-    of_facts = {name: value for name, value in changes.items() if name not in known}
-    layout = str(of_facts.pop("layout", "same"))
-    facts = replica_facts(replica_id, role, layout=layout, **of_facts)
-    return ReplicaView(facts=facts, load=load, load_at_s=0.0, **of_view)  # type: ignore[arg-type]
+    view_fields = ReplicaView.__struct_fields__
+    view_changes = {name: value for name, value in changes.items() if name in view_fields}
+    facts_changes = {name: value for name, value in changes.items() if name not in view_fields}
+    layout = str(facts_changes.pop("layout", "same"))
+    facts = replica_facts(replica_id, role, layout=layout, **facts_changes)
+    return ReplicaView(facts=facts, load=load, load_received_at_s=0.0, **view_changes)  # type: ignore[arg-type]
 
 
-def surroundings(
+def placement_context(
     *views: ReplicaView,
     timings: FixedTimings = FixedTimings(),
     links: FixedLinks = FixedLinks(),
     at_s: float = 0.0,
-) -> Surroundings:
+) -> PlacementContext:
     """What placement sees of these replicas."""
     fleet = FleetView(at_s=at_s, replicas={view.replica_id: view for view in views})
-    return Surroundings(fleet=fleet, timings=timings, links=links, due_at_s={})
+    return PlacementContext(fleet=fleet, timings=timings, links=links, prefills_done_at_s={})

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def choice(
+def transport_choice(
     *rows: str,
     reach: str = "intra-node",
-    what: str = "remote memory read by ucp_get*(multi) into host memory from host",
+    operation: str = "remote memory read by ucp_get*(multi) into host memory from host",
 ) -> str:
     """A choice as UCX 1.23 prints it."""
     lines = [
         "+--------+-------------+-------------------------------------------+",
         f"| 0f0c puller {reach} cfg#1                                          |",
-        f"| {what} |",
+        f"| {operation} |",
         "+--------+-------------+-------------------------------------------+",
         "| Range  | Description |                  Config                   |",
         "+--------+-------------+-------------------------------------------+",
@@ -28,6 +28,6 @@ def zero_copy(config: str, reads: str = "0..inf") -> str:
     return f"| {reads} | zero-copy   | {config:41} |"
 
 
-def logged(folder: Path, text: str, name: str = "ucx.host.17") -> Path:
+def write_log(folder: Path, text: str, name: str = "ucx.host.17") -> Path:
     (folder / name).write_text(text, encoding="utf-8")
     return folder

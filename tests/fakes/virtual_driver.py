@@ -13,7 +13,7 @@ from baton.control.coordinator import Coordinator
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
 from baton.domain.events import Event, ReplicaLost
-from baton.domain.handoff import Leg, LegFailure, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure
 from baton.domain.request import Request
 from baton.runtime.driver import Driver
 from baton.simulator.fleet.fleet import VirtualFleet
@@ -37,7 +37,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             if not handle.cancelled():
                 callback(*args)
 
-        self._timeline.at(at_s, fire)
+        self._timeline.call_at(at_s, fire)
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -82,12 +82,12 @@ class LiveIngress:
 
     # ------------------------------------------------------------------ what a fleet asks of it
     def join(self, replica: VirtualReplica, latency_s: float) -> None:
-        self._sessions[replica.facts.replica_id] = (replica, replica.open(self, latency_s))
+        self._sessions[replica.facts.replica_id] = (replica, replica.open_session(self, latency_s))
 
     def send(self, request: Request) -> None:
         self.driver.on_request(request)
 
-    def hear(self, replica: VirtualReplica, event: Event) -> None:
+    def on_replica_event(self, replica: VirtualReplica, event: Event) -> None:
         replica_id = replica.facts.replica_id
         if self._sessions.get(replica_id, (None, None))[0] is not replica:
             return
@@ -97,34 +97,36 @@ class LiveIngress:
 
     # ------------------------------------------------------------------ link
     def submit(self, replica_id: str, leg: Leg) -> LegFailure | None:
-        sent = self._tell(replica_id, lambda replica, own: replica.submit(own, leg))
+        sent = self._call_replica(replica_id, lambda replica, own: replica.submit(own, leg))
         return None if sent else LegFailure.UNREACHABLE
 
     def abort(self, replica_id: str, leg_ids: Sequence[str]) -> None:
         legs = tuple(leg_ids)
-        self._tell(replica_id, lambda replica, own: replica.abort(own, legs))
+        self._call_replica(replica_id, lambda replica, own: replica.abort(own, legs))
 
-    def release(self, replica_id: str, ticket: Ticket) -> None:
-        self._tell(replica_id, lambda replica, _: replica.release(ticket))
+    def release(self, replica_id: str, kv_handle: KvHandle) -> None:
+        self._call_replica(replica_id, lambda replica, _: replica.release(kv_handle))
 
     def sync_cache(self, replica_id: str) -> None:
-        self._tell(replica_id, lambda replica, own: replica.sync_cache(own))
+        self._call_replica(replica_id, lambda replica, own: replica.sync_cache(own))
 
     def check_side_channel(self, replica_id: str, source_id: str, address: str) -> None:
-        self._tell(
+        self._call_replica(
             replica_id, lambda replica, own: replica.check_side_channel(own, source_id, address)
         )
 
     def report_broken_agent(self, replica_id: str, why: str) -> None:
         del why  # a simulated replica asks for none
-        self._tell(replica_id, lambda replica, _: replica.agent_broken())
+        self._call_replica(replica_id, lambda replica, _: replica.on_agent_broken())
 
-    def _tell(self, replica_id: str, what: Callable[[VirtualReplica, Session], None]) -> bool:
-        found = self._sessions.get(replica_id)
-        if found is None:
+    def _call_replica(
+        self, replica_id: str, call: Callable[[VirtualReplica, Session], None]
+    ) -> bool:
+        entry = self._sessions.get(replica_id)
+        if entry is None:
             return False
-        replica, session = found
-        self._timeline.after(session.latency_s, lambda: what(replica, session))
+        replica, session = entry
+        self._timeline.call_later(session.latency_s, lambda: call(replica, session))
         return True
 
     # ------------------------------------------------------------------ frontend and recorder

@@ -31,33 +31,33 @@ needs_cuda_build = pytest.mark.skipif(
 )
 
 
-def faked_environment(folder: Path, *, gpus: int) -> dict[str, str]:
+def fake_environment(folder: Path, *, gpus: int) -> dict[str, str]:
     """Variables for a process that is to believe in GPUs; the stubs are compiled into `folder`."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     assert compiler, "no C compiler was found: apt-get install gcc"
     for source, library in _LIBRARIES.items():
         command = [compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(folder / library)]
         subprocess.run([*command, str(_STUBS / source)], check=True, timeout=60)
-    return own_environment() | {"LD_LIBRARY_PATH": str(folder), "FAKE_GPUS": str(gpus)}
+    return clean_environment() | {"LD_LIBRARY_PATH": str(folder), "FAKE_GPUS": str(gpus)}
 
 
-def own_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """This process' variables, without the one by which tests have vLLM compute on CPUs."""
     environ = dict(os.environ)
     environ.pop("VLLM_TARGET_DEVICE", None)
     return environ | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def says(program: str, environ: Mapping[str, str], *, within_s: float = 240.0) -> str:
+def run_program(program: str, environ: Mapping[str, str], *, timeout_s: float = 240.0) -> str:
     """The last line that a program in Python prints, run with these variables."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
         cwd=ROOT,
         env=environ,
         capture_output=True,
         text=True,
-        timeout=within_s,
+        timeout=timeout_s,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.splitlines()[-1]
+    assert process.returncode == 0, process.stderr[-4000:]
+    return process.stdout.splitlines()[-1]

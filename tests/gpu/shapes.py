@@ -38,7 +38,7 @@ class Shape(NamedTuple):
     """As `split` unless said."""
     max_len: int = 16384
     accelerator: str = "H100"
-    part: float | None = None
+    gpu_fraction: float | None = None
     """Of a GPU, that an engine with one worker takes; None: a whole one for each worker."""
     adapter: str | None = None
 
@@ -58,7 +58,7 @@ class Shape(NamedTuple):
                 "replicas": {"min": 1},
                 "resources": {
                     "cpus": 4,
-                    "gpus": self.part or splits[name].tp * splits[name].pp,
+                    "gpus": self.gpu_fraction or splits[name].tp * splits[name].pp,
                     "accelerator": self.accelerator,
                 },
                 "parallel": splits[name]._asdict(),
@@ -66,9 +66,9 @@ class Shape(NamedTuple):
             }
             for name in POOLS
         }
-        whole = {"version": 1, "models": {"m": model}, "pools": pools}
-        said: dict[str, Any] = json.loads(json.dumps(whole).replace("$MODELS", str(models)))
-        return said
+        document = {"version": 1, "models": {"m": model}, "pools": pools}
+        resolved: dict[str, Any] = json.loads(json.dumps(document).replace("$MODELS", str(models)))
+        return resolved
 
 
 def kv(dtype: str) -> Json:
@@ -76,10 +76,14 @@ def kv(dtype: str) -> Json:
     return {"extra": {"kv_cache_dtype": dtype}}
 
 
-def speculative(method: str, model: str | None = None, **more: object) -> Json:
+def speculative(method: str, model: str | None = None, **options: object) -> Json:
     """Keys of an engine that drafts tokens."""
-    said = {"method": method, **({"model": f"$MODELS/{model}"} if model else {}), **more}
-    return {"extra": {"speculative_config": said}}
+    speculative_config = {
+        "method": method,
+        **({"model": f"$MODELS/{model}"} if model else {}),
+        **options,
+    }
+    return {"extra": {"speculative_config": speculative_config}}
 
 
 _EAGLE = speculative("eagle3", "eagle3-llama-8b", num_speculative_tokens=3)
@@ -163,7 +167,7 @@ SHAPES: Mapping[str, Shape] = {
     "blocks of 128": Shape(engine={"block_size": 128}),
     "float32": Shape(engine={"dtype": "float32"}),
     "bytes for blocks": Shape(engine={"kv_cache": "20GiB"}),
-    "halves of one gpu": Shape(part=0.5),
+    "halves of one gpu": Shape(gpu_fraction=0.5),
 }
 
 
@@ -177,24 +181,24 @@ def write_models(folder: Path, tokenizer: Path) -> None:
             (folder / name / file.name).write_bytes(file.read_bytes())
 
 
-def told(models: Path) -> Iterator[dict[str, object]]:
+def vllm_configs(models: Path) -> Iterator[dict[str, object]]:
     """What vLLM makes of each pool of each shape, by baton's own way from file to engine."""
     for name, shape in SHAPES.items():
         for pool in POOLS:
-            said: dict[str, object] = {"shape": name, "pool": pool}
+            row: dict[str, object] = {"shape": name, "pool": pool}
             try:
-                yield said | _made(shape.document(models), pool)
+                yield row | _vllm_config(shape.document(models), pool)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-                yield said | {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+                yield row | {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
 
-def _made(document: Mapping[str, object], pool: str) -> dict[str, object]:
+def _vllm_config(document: Mapping[str, object], pool: str) -> dict[str, object]:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.v1.executor import Executor
 
     from baton.config.load import load_text
     from baton.engine.vllm.core import process
-    from baton.engine.vllm.core.facts import engine_config, kv_block_bytes, layout
+    from baton.engine.vllm.core.facts import engine_config, kv_block_bytes, kv_layout
     from baton.engine.vllm.core.settings import engine_arguments, engine_environment
     from baton.serving.replica.engines import ReplicaSite, vllm_settings
 
@@ -206,7 +210,7 @@ def _made(document: Mapping[str, object], pool: str) -> dict[str, object]:
     )
     settings = vllm_settings(load_text(json.dumps(document)), site)
     scratch = Path(tempfile.gettempdir())
-    with process.environment(engine_environment(settings, scratch)):
+    with process.patched_environment(engine_environment(settings, scratch)):
         config = engine_config(engine_arguments(settings, "ipc://events"))
     connector = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
     return {
@@ -218,11 +222,11 @@ def _made(document: Mapping[str, object], pool: str) -> dict[str, object]:
         "most_requests": config.scheduler_config.max_num_seqs,
         "step_tokens": config.scheduler_config.max_num_batched_tokens,
         "block_bytes": kv_block_bytes(config),
-        "layout": layout(settings, config),
+        "layout": kv_layout(settings, config),
     }
 
 
 if __name__ == "__main__":
-    for _line in told(Path(sys.argv[1])):
+    for _line in vllm_configs(Path(sys.argv[1])):
         sys.stdout.write(json.dumps(_line) + "\n")
         sys.stdout.flush()

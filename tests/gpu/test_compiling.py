@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.fake_gpus import needs_cuda_build, own_environment, says
+from tests.gpu.fake_gpus import clean_environment, needs_cuda_build, run_program
 
 pytestmark = [needs_cuda_build, pytest.mark.timeout(900)]
 COMPILE = """
@@ -28,12 +28,12 @@ def test_the_compiler_the_headers_and_the_libraries_fit_each_other(tmp_path: Pat
     path = os.pathsep.join(
         [str(Path(sys.executable).parent), str(home / "bin"), os.environ["PATH"]]
     )
-    environ = own_environment() | {
+    environ = clean_environment() | {
         "PATH": path,
         "CUDA_HOME": str(home),
         "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
         "FLASHINFER_WORKSPACE_BASE": str(tmp_path),
         "MAX_JOBS": "1",
     }
-    library = says(COMPILE, environ, within_s=840)
+    library = run_program(COMPILE, environ, timeout_s=840)
     assert Path(library).stat().st_size > 0

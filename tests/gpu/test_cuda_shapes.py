@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from baton.engine.tiny_model import write_tiny_model
-from tests.gpu.fake_gpus import ROOT, faked_environment, needs_cuda_build
+from tests.gpu.fake_gpus import ROOT, fake_environment, needs_cuda_build
 from tests.gpu.shapes import POOLS, SHAPES, write_models
 
 pytestmark = [needs_cuda_build, pytest.mark.timeout(600)]
@@ -57,7 +57,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.shapes", str(folder / "models")],
         cwd=ROOT,
-        env=faked_environment(folder, gpus=8),
+        env=fake_environment(folder, gpus=8),
         capture_output=True,
         text=True,
         timeout=570,

@@ -9,7 +9,7 @@ H100 = Accelerator(
     name="h100",
     memory_bytes=80 * 2.0**30,
     memory_bytes_per_s=3.35e12,
-    flops={Dtype.BF16: 989e12, Dtype.FP8: 1979e12},
+    flops_by_dtype={Dtype.BF16: 989e12, Dtype.FP8: 1979e12},
     peer_bytes_per_s=450e9,
     network_bytes_per_s=50e9,
 )

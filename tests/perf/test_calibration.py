@@ -13,28 +13,28 @@ from baton.domain.fleet import StepTotals
 from baton.perf.fitting.calibration import (
     Conditions,
     Factors,
-    Kind,
-    Observation,
+    Measurement,
+    MeasurementKind,
     Residual,
     calibrate,
     calibrate_jointly,
-    error_of,
+    error_stats,
+    estimate_step_parts,
     factors_between,
-    parts_of_totals,
-    scaled,
+    scale_efficiency,
 )
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.hardware.efficiency import DEFAULT, Efficiency
-from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency
+from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.roofline import Roofline
 from tests.perf.shapes import H100, LLAMA_8B, LLAMA_70B
 
-TRUTH = Factors(step=1.6, requests=2.5, products_narrow=0.9, attention=1.3, wire=0.7)
+TRUTH = Factors(step=1.6, requests=2.5, gemm_narrow=0.9, attention=1.3, communication=0.7)
 BATCHES = [
     StepBatch(
         prefill_tokens=chunk,
         prefill_requests=min(chunk, 1),
-        prefill_pairs=chunk_pairs(chunk, 0),
+        prefill_pairs=attention_pairs(chunk, 0),
         decode_requests=requests,
         decode_context_tokens=requests * context,
         finished_prefills=min(chunk, 1),
@@ -47,21 +47,25 @@ BATCHES = [
 
 def steps_as(
     truth: Factors, spoil: Callable[[int], float] = lambda _: 1.0
-) -> Callable[[Efficiency], list[Observation]]:
+) -> Callable[[Efficiency], list[Measurement]]:
     """What `calibrate` asks of steps whose real parts take `truth` times the default."""
 
-    def predict(efficiency: Efficiency) -> list[Observation]:
+    def predict(efficiency: Efficiency) -> list[Measurement]:
         observed = []
         for tp in (1, 4):
             model = Roofline(LLAMA_70B, H100, tp=tp, weights=Dtype.FP8, efficiency=efficiency)
             real = Roofline(
-                LLAMA_70B, H100, tp=tp, weights=Dtype.FP8, efficiency=scaled(DEFAULT, truth)
+                LLAMA_70B,
+                H100,
+                tp=tp,
+                weights=Dtype.FP8,
+                efficiency=scale_efficiency(DEFAULT_EFFICIENCY, truth),
             )
             for number, batch in enumerate(BATCHES):
                 observed.append(
-                    Observation(
+                    Measurement(
                         name=f"tp{tp} {number}",
-                        kind=Kind.STEP,
+                        kind=MeasurementKind.STEP,
                         measured_s=real.step_s(batch) * spoil(number),
                         parts=model.parts(batch),
                         conditions=Conditions(
@@ -78,64 +82,67 @@ def steps_as(
 
 
 def test_factors_that_made_the_measurements_come_back() -> None:
-    found = calibrate(steps_as(TRUTH), DEFAULT)
-    factors = factors_between(DEFAULT, found.efficiency)
+    found = calibrate(steps_as(TRUTH), DEFAULT_EFFICIENCY)
+    factors = factors_between(DEFAULT_EFFICIENCY, found.efficiency)
     # What a factor moves little is held to where it began, as that of steps' 1 ms in 20.
     assert 1.1 < factors.step < 1.7
-    assert factors.products_narrow == pytest.approx(0.9, rel=0.03)
-    assert factors.products == pytest.approx(1.0, abs=1e-6)
-    assert (factors.attention, factors.wire) == pytest.approx((1.3, 0.7), rel=0.15)
-    assert found.error(Kind.STEP).mape < 0.02
-    assert found.first_token_s == 0
+    assert factors.gemm_narrow == pytest.approx(0.9, rel=0.03)
+    assert factors.gemm == pytest.approx(1.0, abs=1e-6)
+    assert (factors.attention, factors.communication) == pytest.approx((1.3, 0.7), rel=0.15)
+    assert found.error(MeasurementKind.STEP).mape < 0.02
+    assert found.first_token_overhead_s == 0
 
 
 def test_a_few_rows_that_are_far_off_do_not_decide() -> None:
-    found = calibrate(steps_as(TRUTH, lambda number: 0.2 if number % 8 == 3 else 1.0), DEFAULT)
-    good = [one for one in found.residuals if one.error < 1.0]
+    found = calibrate(
+        steps_as(TRUTH, lambda number: 0.2 if number % 8 == 3 else 1.0), DEFAULT_EFFICIENCY
+    )
+    good = [residual for residual in found.residuals if residual.error < 1.0]
     assert len(good) == len(BATCHES) * 2 * 7 // 8
-    assert error_of(good).mape < 0.03
+    assert error_stats(good).mape < 0.03
 
 
 def test_noise_is_not_learned() -> None:
     rng = random.Random(3)
     noise = [rng.uniform(0.95, 1.05) for _ in BATCHES]
-    found = calibrate(steps_as(Factors(), noise.__getitem__), DEFAULT)
-    factors = factors_between(DEFAULT, found.efficiency)
-    assert factors.products_narrow == pytest.approx(1.0, abs=0.03)
-    assert (factors.attention, factors.wire) == pytest.approx((1.0, 1.0), abs=0.1)
+    found = calibrate(steps_as(Factors(), noise.__getitem__), DEFAULT_EFFICIENCY)
+    factors = factors_between(DEFAULT_EFFICIENCY, found.efficiency)
+    assert factors.gemm_narrow == pytest.approx(1.0, abs=0.03)
+    assert (factors.attention, factors.communication) == pytest.approx((1.0, 1.0), abs=0.1)
     learned, real = (
         [sum(row.parts) for row in steps_as(Factors())(efficiency)]
-        for efficiency in (found.efficiency, DEFAULT)
+        for efficiency in (found.efficiency, DEFAULT_EFFICIENCY)
     )
     assert learned == pytest.approx(real, rel=0.035)
 
 
 def test_factors_stay_where_kernels_can_be() -> None:
-    found = calibrate(steps_as(Factors(products_narrow=9.0)), DEFAULT)
-    assert factors_between(DEFAULT, found.efficiency).products_narrow == pytest.approx(1.6)
-    assert found.error(Kind.STEP).bias < -0.2
+    found = calibrate(steps_as(Factors(gemm_narrow=9.0)), DEFAULT_EFFICIENCY)
+    assert factors_between(DEFAULT_EFFICIENCY, found.efficiency).gemm_narrow == pytest.approx(1.6)
+    assert found.error(MeasurementKind.STEP).bias < -0.2
 
 
 def test_what_is_before_first_tokens_only_is_told_from_the_rest() -> None:
-    def predict(efficiency: Efficiency) -> Sequence[Observation]:
+    def predict(efficiency: Efficiency) -> Sequence[Measurement]:
         rows = steps_as(TRUTH)(efficiency)
         firsts = [
-            replace(row, kind=Kind.FIRST_TOKEN, measured_s=row.measured_s + 0.012) for row in rows
+            replace(row, kind=MeasurementKind.FIRST_TOKEN, measured_s=row.measured_s + 0.012)
+            for row in rows
         ]
         return [*rows, *firsts]
 
-    found = calibrate(predict, DEFAULT)
-    assert found.first_token_s == pytest.approx(0.012, rel=0.15)
-    assert found.error(Kind.FIRST_TOKEN).mape < 0.02
+    found = calibrate(predict, DEFAULT_EFFICIENCY)
+    assert found.first_token_overhead_s == pytest.approx(0.012, rel=0.15)
+    assert found.error(MeasurementKind.FIRST_TOKEN).mape < 0.02
 
 
 def test_nothing_cannot_be_calibrated_on() -> None:
     with pytest.raises(ValueError, match="no rows"):
-        calibrate(lambda _: [], DEFAULT)
+        calibrate(lambda _: [], DEFAULT_EFFICIENCY)
 
 
 def test_an_engine_without_rows_cannot_be_calibrated() -> None:
-    start = {"": DEFAULT, "missing": DEFAULT}
+    start = {"": DEFAULT_EFFICIENCY, "missing": DEFAULT_EFFICIENCY}
     with pytest.raises(ValueError, match="no rows missing"):
         calibrate_jointly(lambda by_engine: steps_as(TRUTH)(by_engine[""]), start)
 
@@ -143,31 +150,34 @@ def test_an_engine_without_rows_cannot_be_calibrated() -> None:
 def test_engines_share_kernels_and_nothing_else() -> None:
     quick, slow = TRUTH, TRUTH._replace(step=4.0)
 
-    def predict(by_engine: Mapping[str, Efficiency]) -> list[Observation]:
+    def predict(by_engine: Mapping[str, Efficiency]) -> list[Measurement]:
         observed = []
         for engine, truth in (("quick", quick), ("slow", slow)):
             rows = [replace(row, engine=engine) for row in steps_as(truth)(by_engine[engine])]
             observed += rows if engine == "quick" else rows[: len(rows) // 2]
         return observed
 
-    found = calibrate_jointly(predict, {"quick": DEFAULT, "slow": DEFAULT})
-    factors = {engine: factors_between(DEFAULT, one.efficiency) for engine, one in found.items()}
+    found = calibrate_jointly(predict, {"quick": DEFAULT_EFFICIENCY, "slow": DEFAULT_EFFICIENCY})
+    factors = {
+        engine: factors_between(DEFAULT_EFFICIENCY, calibration.efficiency)
+        for engine, calibration in found.items()
+    }
     assert factors["quick"][2:] == pytest.approx(factors["slow"][2:])
-    assert factors["quick"].products_narrow == pytest.approx(0.9, rel=0.03)
+    assert factors["quick"].gemm_narrow == pytest.approx(0.9, rel=0.03)
     assert factors["quick"].step == pytest.approx(1.6, rel=0.15)
     assert factors["slow"].step == pytest.approx(4.0, rel=0.3)
-    assert found["slow"].most.devices == 1
-    assert found["quick"].most.devices == 4
+    assert found["slow"].max_conditions.devices == 1
+    assert found["quick"].max_conditions.devices == 4
     assert len(found["quick"].residuals) == 2 * len(found["slow"].residuals)
 
 
 def test_what_was_learned_of_16_bits_says_nothing_of_narrower_products() -> None:
-    def predict(efficiency: Efficiency) -> list[Observation]:
+    def predict(efficiency: Efficiency) -> list[Measurement]:
         return [replace(row, narrow=False) for row in steps_as(TRUTH)(efficiency)]
 
-    factors = factors_between(DEFAULT, calibrate(predict, DEFAULT).efficiency)
-    assert factors.products_narrow == 1.0
-    assert factors.products != pytest.approx(1.0, abs=0.05)
+    factors = factors_between(DEFAULT_EFFICIENCY, calibrate(predict, DEFAULT_EFFICIENCY).efficiency)
+    assert factors.gemm_narrow == 1.0
+    assert factors.gemm != pytest.approx(1.0, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +191,7 @@ def test_what_was_learned_of_16_bits_says_nothing_of_narrower_products() -> None
     ],
 )
 def test_what_is_far_from_all_that_was_seen_is_refused(asked: dict[str, float]) -> None:
-    found = calibrate(steps_as(TRUTH), DEFAULT)
+    found = calibrate(steps_as(TRUTH), DEFAULT_EFFICIENCY)
     near = Conditions(prompt_tokens=16_000, requests=400, devices=8)
     found.check(near, "near")
     with pytest.raises(OutOfRange, match=f"far: {next(iter(asked))} .* more than 2 times beyond"):
@@ -189,9 +199,12 @@ def test_what_is_far_from_all_that_was_seen_is_refused(asked: dict[str, float]) 
 
 
 def test_errors_have_a_size_and_a_sign() -> None:
-    residuals = [Residual("a", Kind.STEP, 2.0, 1.0), Residual("b", Kind.STEP, 1.0, 1.2)]
-    assert error_of(residuals) == pytest.approx((2, 0.35, -0.15))
-    assert error_of([]) == (0, 0.0, 0.0)
+    residuals = [
+        Residual("a", MeasurementKind.STEP, 2.0, 1.0),
+        Residual("b", MeasurementKind.STEP, 1.0, 1.2),
+    ]
+    assert error_stats(residuals) == pytest.approx((2, 0.35, -0.15))
+    assert error_stats([]) == (0, 0.0, 0.0)
 
 
 def test_totals_of_like_steps_are_taken_apart_exactly() -> None:
@@ -199,7 +212,7 @@ def test_totals_of_like_steps_are_taken_apart_exactly() -> None:
     both = StepBatch(
         prefill_tokens=100,
         prefill_requests=1,
-        prefill_pairs=chunk_pairs(100, 0),
+        prefill_pairs=attention_pairs(100, 0),
         decode_requests=4,
         decode_context_tokens=400,
         finished_prefills=1,
@@ -215,7 +228,7 @@ def test_totals_of_like_steps_are_taken_apart_exactly() -> None:
         decode_steps=10,
     )
     expected = 3 * timing.step_s(both) + 7 * timing.step_s(decodes)
-    assert sum(parts_of_totals(timing, done)) == pytest.approx(expected)
+    assert sum(estimate_step_parts(timing, done)) == pytest.approx(expected)
 
 
 def test_totals_of_prompts_alone_are_those_of_prompts() -> None:
@@ -224,7 +237,7 @@ def test_totals_of_prompts_alone_are_those_of_prompts() -> None:
     alone = StepBatch(
         prefill_tokens=100,
         prefill_requests=1,
-        prefill_pairs=chunk_pairs(100, 0),
+        prefill_pairs=attention_pairs(100, 0),
         finished_prefills=1,
     )
-    assert sum(parts_of_totals(timing, done)) == pytest.approx(2 * timing.step_s(alone))
+    assert sum(estimate_step_parts(timing, done)) == pytest.approx(2 * timing.step_s(alone))

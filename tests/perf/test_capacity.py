@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.perf.capacity.capacity import (
-    Irregularity,
-    decode_need,
-    decode_streams,
+    Variability,
     decode_tokens_per_s,
-    prefill_need,
+    max_decode_streams,
     prefill_tokens_per_s,
+    required_decode_replicas,
+    required_prefill_replicas,
 )
 from baton.perf.steps.step_costs import FittedTiming, StepCosts
 
@@ -69,7 +69,7 @@ def test_prompts_without_a_single_token_to_compute_count_as_one() -> None:
 
 
 def streams(tpot_s: float | None, *, kv_tokens: int | None = None, running: int = 1000) -> int:
-    return decode_streams(
+    return max_decode_streams(
         TIMING, tpot_s=tpot_s, context_tokens=1000, max_running=running, kv_tokens=kv_tokens
     )
 
@@ -109,12 +109,12 @@ def test_tokens_a_second_are_those_streams_over_their_step() -> None:
 def test_the_need_rounded_up_is_that_of_the_formula_tried_one_by_one(
     load: float, patience: float, late: float, factor: float
 ) -> None:
-    need = prefill_need(
+    need = required_prefill_replicas(
         load,
         service_s=1.0,
         ttft_s=1.0 + patience,
-        late_allowed=late,
-        irregularity=Irregularity(arrivals=factor, prompts=factor),
+        max_late_fraction=late,
+        variability=Variability(arrival_scv=factor, service_scv=factor),
     )
     exact = slow_need(load, patience=patience, late=late, factor=factor)
     assert math.ceil(need - 1e-6) == exact
@@ -144,7 +144,9 @@ def test_more_prompts_never_need_fewer_replicas(
     load: float, more: float, late: float, service_s: float
 ) -> None:
     def need(load: float) -> float:
-        return prefill_need(load, service_s=service_s, ttft_s=2.0, late_allowed=late)
+        return required_prefill_replicas(
+            load, service_s=service_s, ttft_s=2.0, max_late_fraction=late
+        )
 
     assert need(load + more) >= need(load) - 1e-6
 
@@ -153,17 +155,23 @@ def test_more_prompts_never_need_fewer_replicas(
 def test_needs_exceed_loads_and_a_stricter_target_needs_more(
     load: float, late: float, service_s: float
 ) -> None:
-    need = prefill_need(load, service_s=service_s, ttft_s=2.0, late_allowed=late)
-    strict = prefill_need(load, service_s=service_s, ttft_s=2.0, late_allowed=late / 2)
+    need = required_prefill_replicas(load, service_s=service_s, ttft_s=2.0, max_late_fraction=late)
+    strict = required_prefill_replicas(
+        load, service_s=service_s, ttft_s=2.0, max_late_fraction=late / 2
+    )
     assert 0 < need <= strict + 1e-6
     assert load < math.ceil(need)
-    crowd = decode_need(load, streams_per_replica=100.0, late_allowed=late)
-    assert load < crowd < decode_need(load, streams_per_replica=100.0, late_allowed=late / 2)
+    crowd = required_decode_replicas(load, streams_per_replica=100.0, max_overload_fraction=late)
+    assert (
+        load
+        < crowd
+        < required_decode_replicas(load, streams_per_replica=100.0, max_overload_fraction=late / 2)
+    )
 
 
 def test_little_demand_needs_a_small_part_of_a_replica_and_needs_do_not_jump() -> None:
     def need(load: float) -> float:
-        return prefill_need(load, service_s=0.1, ttft_s=2.0, late_allowed=0.01)
+        return required_prefill_replicas(load, service_s=0.1, ttft_s=2.0, max_late_fraction=0.01)
 
     assert 0 < need(0.01) < 0.25
     needs = [need(step / 100) for step in range(1, 800)]
@@ -172,43 +180,49 @@ def test_little_demand_needs_a_small_part_of_a_replica_and_needs_do_not_jump() -
 
 def test_large_pools_run_fuller_than_small_ones() -> None:
     def full(load: float) -> float:
-        return load / prefill_need(load, service_s=0.5, ttft_s=1.0, late_allowed=0.01)
+        return load / required_prefill_replicas(
+            load, service_s=0.5, ttft_s=1.0, max_late_fraction=0.01
+        )
 
     assert full(1.0) < full(4.0) < full(16.0) < full(64.0) < 1.0
 
 
 def test_irregular_arrivals_need_more() -> None:
     def need(arrivals: float) -> float:
-        return prefill_need(
+        return required_prefill_replicas(
             5.0,
             service_s=0.5,
             ttft_s=1.0,
-            late_allowed=0.01,
-            irregularity=Irregularity(arrivals=arrivals),
+            max_late_fraction=0.01,
+            variability=Variability(arrival_scv=arrivals),
         )
 
     assert need(1.0) < need(4.0) < need(16.0)
 
 
 def test_an_objective_that_the_prompt_alone_breaks_asks_for_no_wait_at_all() -> None:
-    need = prefill_need(3.0, service_s=5.0, ttft_s=1.0, late_allowed=0.01)
+    need = required_prefill_replicas(3.0, service_s=5.0, ttft_s=1.0, max_late_fraction=0.01)
     replicas = math.ceil(need)
     assert late_share(replicas, 3.0, patience=0.0) <= 0.01
     assert late_share(replicas - 1, 3.0, patience=0.0) > 0.01
 
 
 def test_without_an_objective_a_pool_is_kept_from_being_full() -> None:
-    assert prefill_need(8.5, service_s=1.0, ttft_s=None, late_allowed=0.01) == pytest.approx(10.0)
+    assert required_prefill_replicas(
+        8.5, service_s=1.0, ttft_s=None, max_late_fraction=0.01
+    ) == pytest.approx(10.0)
 
 
 def test_nothing_asked_for_needs_nothing() -> None:
-    assert prefill_need(0.0, service_s=1.0, ttft_s=1.0, late_allowed=0.01) == 0.0
-    assert decode_need(0.0, streams_per_replica=10.0, late_allowed=0.01) == 0.0
+    assert required_prefill_replicas(0.0, service_s=1.0, ttft_s=1.0, max_late_fraction=0.01) == 0.0
+    assert (
+        required_decode_replicas(0.0, streams_per_replica=10.0, max_overload_fraction=0.01) == 0.0
+    )
 
 
 def test_streams_crowd_as_a_poisson_number_does() -> None:
     """250 streams on average, 100 a replica: few moments see more than the need holds."""
-    need = decode_need(2.5, streams_per_replica=100.0, late_allowed=0.05)
+    need = required_decode_replicas(2.5, streams_per_replica=100.0, max_overload_fraction=0.05)
     rng = Random(3)
     crowded = 0
     for _ in range(2000):
@@ -223,6 +237,6 @@ def test_streams_crowd_as_a_poisson_number_does() -> None:
 @given(load=loads, more=st.floats(0.0, 50.0), late=shares)
 def test_more_streams_never_need_fewer_replicas(load: float, more: float, late: float) -> None:
     def need(load: float) -> float:
-        return decode_need(load, streams_per_replica=30.0, late_allowed=late)
+        return required_decode_replicas(load, streams_per_replica=30.0, max_overload_fraction=late)
 
     assert need(load + more) >= need(load)

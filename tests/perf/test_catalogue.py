@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.errors import UnknownAccelerator
-from baton.perf.hardware.accelerators import BYTES, Accelerator, Dtype
-from baton.perf.hardware.catalogue import accelerator
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
+from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.hardware.data_sheets import CATALOGUE
 
 ALL = pytest.mark.parametrize("one", CATALOGUE.values(), ids=list(CATALOGUE))
@@ -47,19 +47,19 @@ ALL = pytest.mark.parametrize("one", CATALOGUE.values(), ids=list(CATALOGUE))
     ],
 )
 def test_an_accelerator_is_found_as_people_and_drivers_call_it(said: str, name: str) -> None:
-    assert accelerator(said) is CATALOGUE[name]
+    assert find_accelerator(said) is CATALOGUE[name]
 
 
 def test_an_unknown_accelerator_is_answered_with_near_names() -> None:
     with pytest.raises(UnknownAccelerator) as caught:
-        accelerator("H2000")
+        find_accelerator("H2000")
     assert "'H2000'" in caught.value.why
     assert "h200_sxm" in caught.value.remedy
 
 
 def test_an_accelerator_like_none_is_answered_with_all_names() -> None:
     with pytest.raises(UnknownAccelerator) as caught:
-        accelerator("???")
+        find_accelerator("???")
     assert all(name in caught.value.remedy for name in CATALOGUE)
 
 
@@ -88,7 +88,7 @@ def test_narrower_floating_point_is_never_slower(one: Accelerator) -> None:
 
 
 def test_a_type_without_arithmetic_of_its_own_runs_as_the_next_wider_one() -> None:
-    a100, h100 = accelerator("A100"), accelerator("H100")
+    a100, h100 = find_accelerator("A100"), find_accelerator("H100")
     assert a100.flops_of(Dtype.FP8) == a100.flops_of(Dtype.FP16) == 312e12
     assert a100.flops_of(Dtype.INT8) == 624e12
     assert h100.flops_of(Dtype.FP4) == h100.flops_of(Dtype.FP8) == 1979e12
@@ -100,7 +100,7 @@ def test_a_type_that_nothing_wider_stands_for_is_refused() -> None:
         name="bare",
         memory_bytes=1.0,
         memory_bytes_per_s=1.0,
-        flops={Dtype.BF16: 1.0},
+        flops_by_dtype={Dtype.BF16: 1.0},
         peer_bytes_per_s=1.0,
         network_bytes_per_s=1.0,
     )
@@ -109,13 +109,13 @@ def test_a_type_that_nothing_wider_stands_for_is_refused() -> None:
 
 
 def test_the_figures_that_published_work_is_built_on_are_those() -> None:
-    h100, h200, a100 = accelerator("H100"), accelerator("H200"), accelerator("A100")
+    h100, h200, a100 = find_accelerator("H100"), find_accelerator("H200"), find_accelerator("A100")
     assert (h100.memory_bytes_per_s, h200.memory_bytes_per_s) == (3.35e12, 4.8e12)
     assert a100.memory_bytes_per_s == 2.039e12
-    assert h100.flops == h200.flops
+    assert h100.flops_by_dtype == h200.flops_by_dtype
     assert (h100.memory_bytes, h200.memory_bytes) == (80 * 2**30, 141 * 2**30)
-    assert accelerator("H800").peer_bytes_per_s < h100.peer_bytes_per_s
+    assert find_accelerator("H800").peer_bytes_per_s < h100.peer_bytes_per_s
 
 
 def test_every_type_has_a_size() -> None:
-    assert set(BYTES) == set(Dtype)
+    assert set(DTYPE_BYTES) == set(Dtype)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.perf.capacity.closed_loop import Lengths, Loop, run
+from baton.perf.capacity.closed_loop import ClosedLoop, RequestLengths, simulate_closed_loop
 from baton.perf.step_timing import StepBatch
 from baton.perf.steps.roofline import StepParts
 
@@ -34,8 +34,8 @@ class Plain:
         )
 
 
-def loop(clients: int) -> Loop:
-    return Loop(clients=clients, max_running_requests=clients, max_batched_tokens=1000)
+def loop(clients: int) -> ClosedLoop:
+    return ClosedLoop(clients=clients, max_running_requests=clients, max_batched_tokens=1000)
 
 
 @dataclass
@@ -55,7 +55,7 @@ class One:
 class Twin:
     """One step at a time, plain sums of seconds."""
 
-    def __init__(self, timing: Plain, requests: list[Lengths], how: Loop) -> None:
+    def __init__(self, timing: Plain, requests: list[RequestLengths], how: ClosedLoop) -> None:
         self.timing, self.how = timing, how
         self.now, self.free_at = 0.0, [0.0] * how.clients
         self.to_come = list(enumerate(requests))
@@ -71,7 +71,7 @@ class Twin:
                 self.now = max(self.now, min(self.free_at))
             self.arrive()
             self.step()
-        skipped = self.how.skipped
+        skipped = self.how.warm_up_requests
         ttfts = [ttft for number, ttft in self.ttfts.items() if number >= skipped]
         tpots = [tpot for number, tpot in self.tpots.items() if number >= skipped]
         return sum(ttfts) / len(ttfts), sum(tpots) / len(tpots) if tpots else 0.0
@@ -86,34 +86,34 @@ class Twin:
     def step(self) -> None:
         room = self.how.max_batched_tokens - len(self.running)
         chunks: list[tuple[One, int]] = []
-        for one in self.queue:
+        for stream in self.queue:
             if room > 0 and len(self.running) + len(chunks) < self.how.max_running_requests:
-                chunks.append((one, min(room, one.prompt - one.done)))
+                chunks.append((stream, min(room, stream.prompt - stream.done)))
                 room -= chunks[-1][1]
         self.now += sum(
             self.timing.parts(
                 StepBatch(
                     prefill_tokens=sum(chunk for _, chunk in chunks),
-                    prefill_pairs=sum(c * one.done + c * (c + 1) / 2 for one, c in chunks),
+                    prefill_pairs=sum(c * stream.done + c * (c + 1) / 2 for stream, c in chunks),
                     decode_requests=len(self.running),
-                    decode_context_tokens=sum(one.context for one in self.running),
-                    finished_prefills=sum(one.done + c >= one.prompt for one, c in chunks),
+                    decode_context_tokens=sum(stream.context for stream in self.running),
+                    finished_prefills=sum(stream.done + c >= stream.prompt for stream, c in chunks),
                 )
             )
         )
-        for one in list(self.running):
-            one.left -= 1
-            one.context += 1
-            self.end(one)
-        for one, chunk in chunks:
-            one.done += chunk
-            if one.done == one.prompt:
-                self.begin(one)
+        for stream in list(self.running):
+            stream.left -= 1
+            stream.context += 1
+            self.end(stream)
+        for stream, chunk in chunks:
+            stream.done += chunk
+            if stream.done == stream.prompt:
+                self.begin(stream)
 
     def begin(self, one: One) -> None:
         self.queue.remove(one)
         # The loop counts from when the client turned to its next request.
-        self.ttfts[one.number] = self.now - one.at + (self.how.away_s if one.at else 0.0)
+        self.ttfts[one.number] = self.now - one.at + (self.how.think_time_s if one.at else 0.0)
         one.first, one.context, one.left = self.now, one.prompt + 1, one.out - 1
         self.running.append(one)
         self.end(one)
@@ -124,28 +124,30 @@ class Twin:
         self.running.remove(one)
         if one.out > 1:
             self.tpots[one.number] = (self.now - one.first) / (one.out - 1)
-        self.free_at.append(self.now + self.how.away_s)
+        self.free_at.append(self.now + self.how.think_time_s)
 
 
 LENGTHS = st.lists(
-    st.builds(Lengths, st.integers(1, 3000), st.integers(1, 40)), min_size=1, max_size=20
+    st.builds(RequestLengths, st.integers(1, 3000), st.integers(1, 40)), min_size=1, max_size=20
 )
 
 
 @given(LENGTHS, st.integers(1, 6), st.integers(1, 6))
 def test_many_steps_at_once_are_as_one_at_a_time(
-    requests: list[Lengths], clients: int, places: int
+    requests: list[RequestLengths], clients: int, places: int
 ) -> None:
-    how = replace(loop(clients), max_running_requests=places, skipped=len(requests) // 2)
-    seen = run(Plain(), requests, how)
+    how = replace(loop(clients), max_running_requests=places, warm_up_requests=len(requests) // 2)
+    seen = simulate_closed_loop(Plain(), requests, how)
     ttft_s, tpot_s = Twin(Plain(), requests, how).means()
     assert sum(seen.tpot) == pytest.approx(tpot_s, rel=1e-6, abs=1e-9)
-    idle_s = how.away_s  # with nobody else there, no step accounts for the client's being away
+    idle_s = (
+        how.think_time_s
+    )  # with nobody else there, no step accounts for the client's being away
     assert sum(seen.ttft) == pytest.approx(ttft_s, rel=1e-6, abs=idle_s + 1e-9)
 
 
 def test_one_client_waits_for_its_prompt_and_nothing_else() -> None:
-    seen = run(Plain(), [Lengths(500, 11)], loop(1))
+    seen = simulate_closed_loop(Plain(), [RequestLengths(500, 11)], loop(1))
     prompt_s = 0.01 + 500e-4 + 1e-8 * 500 * 501 / 2 + 1e-4
     context = sum(range(501, 511))
     assert sum(seen.ttft) == pytest.approx(prompt_s)
@@ -153,12 +155,12 @@ def test_one_client_waits_for_its_prompt_and_nothing_else() -> None:
 
 
 def test_times_are_linear_in_the_parts() -> None:
-    requests = [Lengths(700, 20)] * 12
+    requests = [RequestLengths(700, 20)] * 12
     once, twice = (
-        run(
+        simulate_closed_loop(
             Plain(0.01 * f, 1e-4 * f, 1e-8 * f, 1e-3 * f, 1e-6 * f),
             requests,
-            replace(loop(4), away_s=0.0),
+            replace(loop(4), think_time_s=0.0),
         )
         for f in (1, 2)
     )
@@ -166,20 +168,26 @@ def test_times_are_linear_in_the_parts() -> None:
 
 
 def test_prompts_that_gather_wait_for_so_many_steps() -> None:
-    requests = [Lengths(100, 200), Lengths(100, 50), Lengths(100, 50)]
-    eager = run(Plain(), requests, loop(2))
-    patient = run(Plain(), requests, replace(loop(2), gather_steps=20, gather_tokens=900))
+    requests = [RequestLengths(100, 200), RequestLengths(100, 50), RequestLengths(100, 50)]
+    eager = simulate_closed_loop(Plain(), requests, loop(2))
+    patient = simulate_closed_loop(
+        Plain(), requests, replace(loop(2), max_prefill_delay_steps=20, prefill_batch_tokens=900)
+    )
     # The third comes while the first decodes alone, and is held for 20 of its steps.
     held_s = 20 * (0.01 + 1e-3 + 1e-6 * 170)
     assert 3 * (sum(patient.ttft) - sum(eager.ttft)) == pytest.approx(held_s, rel=0.02)
 
 
 def test_prompts_do_not_gather_beyond_what_fills_a_step() -> None:
-    requests = [Lengths(950, 50)] * 4
-    how = replace(loop(2), gather_steps=20, gather_tokens=900)
-    assert run(Plain(), requests, how) == run(Plain(), requests, loop(2))
+    requests = [RequestLengths(950, 50)] * 4
+    how = replace(loop(2), max_prefill_delay_steps=20, prefill_batch_tokens=900)
+    assert simulate_closed_loop(Plain(), requests, how) == simulate_closed_loop(
+        Plain(), requests, loop(2)
+    )
 
 
 def test_there_must_be_something_to_measure() -> None:
     with pytest.raises(ValueError, match="2 requests, of which 2 are not measured"):
-        run(Plain(), [Lengths(1, 2)] * 2, replace(loop(1), skipped=2))
+        simulate_closed_loop(
+            Plain(), [RequestLengths(1, 2)] * 2, replace(loop(1), warm_up_requests=2)
+        )

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaView, StepTotals
 from baton.perf.fitting.corrected_timing import (
+    CachedTiming,
     CorrectedTiming,
-    Correction,
-    RememberedTiming,
-    busy_s,
+    CorrectionFactor,
+    predicted_busy_s,
 )
-from baton.perf.fitting.engine_timings import TimingBook
+from baton.perf.fitting.engine_timings import EngineTimings
 from baton.perf.steps.step_costs import PRIOR_COSTS, FittedTiming
 from tests.fakes.facts import replica_facts
 
@@ -61,7 +61,7 @@ def work(steps: int, *, factor: float = 1.0) -> StepTotals:
 
 
 def test_busy_seconds_are_those_of_all_steps() -> None:
-    assert busy_s(MODEL, work(10)) == pytest.approx(work(10).busy_s)
+    assert predicted_busy_s(MODEL, work(10)) == pytest.approx(work(10).busy_s)
 
 
 def test_steps_that_do_both_cost_what_a_prefill_beside_decodes_does() -> None:
@@ -75,32 +75,32 @@ def test_steps_that_do_both_cost_what_a_prefill_beside_decodes_does() -> None:
     )
     model = Counting()
     one_s = model.prefill_s(100, running=4, context_tokens=4000)
-    assert busy_s(model, both) == pytest.approx(3 * one_s)
-    assert busy_s(MODEL, StepTotals()) == 0.0
+    assert predicted_busy_s(model, both) == pytest.approx(3 * one_s)
+    assert predicted_busy_s(MODEL, StepTotals()) == 0.0
 
 
 @given(st.floats(0.3, 3.5))
 def test_the_factor_becomes_what_engines_take_for_each_predicted_second(factor: float) -> None:
-    correction = Correction()
+    correction = CorrectionFactor()
     for _ in range(1000):
-        assert correction.learn(factor * 0.5, 0.5)
+        assert correction.observe(factor * 0.5, 0.5)
     assert correction.factor == pytest.approx(factor, rel=0.02)
     assert correction.error == pytest.approx(0.0, abs=0.1)
 
 
 def test_an_engine_that_has_changed_is_followed() -> None:
-    correction = Correction()
+    correction = CorrectionFactor()
     for factor in (1.0, 2.0):
         for _ in range(1000):
-            correction.learn(factor * 0.5, 0.5)
+            correction.observe(factor * 0.5, 0.5)
     assert correction.factor == pytest.approx(2.0, rel=0.01)
 
 
 def test_the_factor_is_bounded() -> None:
     for actual_s, bound in ((100.0, 4.0), (0.001, 0.25)):
-        correction = Correction()
+        correction = CorrectionFactor()
         for _ in range(2000):
-            correction.learn(actual_s, 1.0)
+            correction.observe(actual_s, 1.0)
         assert correction.factor == bound
 
 
@@ -108,8 +108,8 @@ def test_the_factor_is_bounded() -> None:
     "wrong", [(0.0, 1.0), (1.0, 0.0), (float("nan"), 1.0), (1.0, float("inf"))]
 )
 def test_what_means_nothing_is_not_learned_from(wrong: tuple[float, float]) -> None:
-    correction = Correction()
-    assert not correction.learn(*wrong)
+    correction = CorrectionFactor()
+    assert not correction.observe(*wrong)
     assert (correction.factor, correction.reports) == (1.0, 0)
 
 
@@ -133,7 +133,7 @@ def test_the_costs_that_are_shown_are_those_of_a_linear_model() -> None:
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9))
 def test_what_is_remembered_is_what_was_said(tokens: int, running: int, context: int) -> None:
     model = Counting()
-    remembered = RememberedTiming(model)
+    remembered = CachedTiming(model)
     for _ in range(2):
         assert remembered.prefill_s(
             tokens, running=running, context_tokens=context
@@ -147,19 +147,19 @@ def test_what_is_remembered_is_what_was_said(tokens: int, running: int, context:
 
 
 def view() -> ReplicaView:
-    return ReplicaView(facts=FACTS, load_at_s=0.0)
+    return ReplicaView(facts=FACTS, load_received_at_s=0.0)
 
 
 def test_a_pool_with_a_model_starts_from_it_and_others_from_what_is_usual() -> None:
-    book = TimingBook({POOL: replace(MODEL, host_block_s=1.0)})
-    other = ReplicaView(facts=replace(FACTS, pool="other"), load_at_s=0.0)
+    book = EngineTimings({POOL: replace(MODEL, host_block_s=1.0)})
+    other = ReplicaView(facts=replace(FACTS, pool="other"), load_received_at_s=0.0)
     assert book.of(view()).step_s(running=1) == MODEL.step_s(running=1)
     assert book.of(view()).host_load_s(2) == 2.0
     assert book.of(other).host_load_s(2) != 2.0
 
 
 def test_a_pools_model_is_corrected_by_what_its_replicas_report() -> None:
-    book = TimingBook({POOL: MODEL})
+    book = EngineTimings({POOL: MODEL})
     for report in range(1, 400):
         load = Load(steps=work(50 * report, factor=1.5))
         book.observe(FACTS, load, float(report))
@@ -167,20 +167,20 @@ def test_a_pools_model_is_corrected_by_what_its_replicas_report() -> None:
         1.5 * MODEL.step_s(running=4), rel=0.03
     )
     (quality,) = book.quality()
-    assert (quality.pool, quality.reports, quality.refused_reports) == (POOL, 398, 0)
+    assert (quality.pool, quality.reports, quality.rejected_reports) == (POOL, 398, 0)
     assert quality.costs.prefill_token_s == pytest.approx(1.5 * 5e-5, rel=0.03)
 
 
 def test_totals_that_went_back_teach_nothing() -> None:
-    book = TimingBook({POOL: MODEL})
+    book = EngineTimings({POOL: MODEL})
     book.observe(FACTS, Load(steps=work(50)), 0.0)
     book.observe(FACTS, Load(steps=work(10, factor=9.0)), 1.0)
     assert book.of(view()).step_s(running=4) == MODEL.step_s(running=4)
 
 
 def test_predicted_times_to_first_token_are_compared_for_such_a_pool_too() -> None:
-    book = TimingBook({POOL: MODEL})
+    book = EngineTimings({POOL: MODEL})
     book.of(view())
     book.observe_ttft(POOL, predicted_s=2.0, actual_s=1.0)
     (quality,) = book.quality()
-    assert (quality.ttfts, quality.ttft_error, quality.ttft_bias) == (1, 1.0, 1.0)
+    assert (quality.ttft_count, quality.ttft_error, quality.ttft_bias) == (1, 1.0, 1.0)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, Role, StepTotals
-from baton.perf.fitting.engine_timings import TimingBook
+from baton.perf.fitting.engine_timings import EngineTimings
 from baton.perf.fitting.output_lengths import OutputLengths
 from baton.perf.steps.step_costs import PRIOR_COSTS, FittedTiming, StepCosts
-from baton.policy.placement.port import Timings
+from baton.policy.placement.port import TimingEstimates
 from tests.fakes.facts import replica_facts
 
 COSTS = StepCosts(
@@ -98,7 +98,7 @@ def engine(
     return Engine(replica_facts(replica_id, role), COSTS, says_context=says_context)
 
 
-def serve(book: TimingBook, at: Engine, *, reports: int = 120) -> None:
+def serve(book: EngineTimings, at: Engine, *, reports: int = 120) -> None:
     """Under a load that varies, so that the coefficients can be told apart."""
     for number in range(reports):
         load = at.work(
@@ -111,27 +111,27 @@ def serve(book: TimingBook, at: Engine, *, reports: int = 120) -> None:
 
 
 def view(facts: ReplicaFacts) -> ReplicaView:
-    return ReplicaView(facts=facts, load_at_s=0.0)
+    return ReplicaView(facts=facts, load_received_at_s=0.0)
 
 
-def costs_of(book: TimingBook, facts: ReplicaFacts) -> StepCosts:
+def costs_of(book: EngineTimings, facts: ReplicaFacts) -> StepCosts:
     timing = book.of(view(facts))
     assert isinstance(timing, FittedTiming)
     return timing.costs
 
 
 def test_the_book_is_what_placement_asks_for_timings() -> None:
-    timings: Timings = TimingBook()
+    timings: TimingEstimates = EngineTimings()
     assert timings.of(view(replica_facts("d0"))).step_s(running=0) > 0
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_before_any_report_the_prior_stands(role: Role) -> None:
-    assert costs_of(TimingBook(), replica_facts("r", role)) == PRIOR_COSTS
+    assert costs_of(EngineTimings(), replica_facts("r", role)) == PRIOR_COSTS
 
 
 def test_reports_teach_the_pool_its_coefficients() -> None:
-    book, at = TimingBook(), engine()
+    book, at = EngineTimings(), engine()
     serve(book, at)
     learned = costs_of(book, at.facts)
     assert learned.decode_step_s == pytest.approx(0.01, rel=0.1)
@@ -142,14 +142,14 @@ def test_reports_teach_the_pool_its_coefficients() -> None:
 
 
 def test_what_one_replica_teaches_holds_for_its_pool_and_for_no_other() -> None:
-    book, at = TimingBook(), engine("d0")
+    book, at = EngineTimings(), engine("d0")
     serve(book, at)
     assert costs_of(book, replica_facts("d1", Role.DECODE)) == costs_of(book, at.facts)
     assert costs_of(book, replica_facts("p0", Role.PREFILL)) == PRIOR_COSTS
 
 
 def test_the_prior_stands_until_eight_reports_were_learned_from() -> None:
-    book, at = TimingBook(), engine()
+    book, at = EngineTimings(), engine()
     serve(book, at, reports=8)  # the first only sets the base
     assert costs_of(book, at.facts) == PRIOR_COSTS
     book.observe(at.facts, at.work(steps=3), 9.0)
@@ -158,7 +158,7 @@ def test_the_prior_stands_until_eight_reports_were_learned_from() -> None:
 
 def test_lost_reports_do_no_harm() -> None:
     """One that covers three windows teaches nearly what the three would have."""
-    complete, lossy = TimingBook(), TimingBook()
+    complete, lossy = EngineTimings(), EngineTimings()
     one, two = engine(), engine()
     for number in range(720):
         work = {"steps": 1 + number % 5, "running": number % 20, "prefill": (number * 71) % 900}
@@ -171,23 +171,23 @@ def test_lost_reports_do_no_harm() -> None:
         assert seconds[0] == pytest.approx(seconds[1], rel=0.15)
 
 
-def reports_of(book: TimingBook) -> int:
+def reports_of(book: EngineTimings) -> int:
     return sum(quality.reports for quality in book.quality())
 
 
-def refused_of(book: TimingBook) -> int:
-    return sum(quality.refused_reports for quality in book.quality())
+def refused_of(book: EngineTimings) -> int:
+    return sum(quality.rejected_reports for quality in book.quality())
 
 
 def test_the_first_report_of_a_replica_only_sets_the_base() -> None:
-    book, at = TimingBook(), engine()
+    book, at = EngineTimings(), engine()
     at.totals = StepTotals(steps=10_000, busy_s=9e9)
     book.observe(at.facts, at.load(), 0.0)
     assert reports_of(book) == 0
 
 
 def test_a_report_without_new_steps_teaches_nothing() -> None:
-    book, at = TimingBook(), engine()
+    book, at = EngineTimings(), engine()
     book.observe(at.facts, at.work(steps=5), 0.0)
     book.observe(at.facts, at.load(), 1.0)
     assert (reports_of(book), refused_of(book)) == (0, 0)
@@ -195,7 +195,7 @@ def test_a_report_without_new_steps_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("field", StepTotals._fields)
 def test_totals_that_went_back_are_a_new_base(field: str) -> None:
-    book, at = TimingBook(), engine()
+    book, at = EngineTimings(), engine()
     book.observe(at.facts, at.work(steps=50, prefill=500, running=5, context=100), 0.0)
     before = at.totals
     at.work(steps=5, prefill=50, running=5, context=100)
@@ -207,45 +207,45 @@ def test_totals_that_went_back_are_a_new_base(field: str) -> None:
 
 
 def test_a_replica_that_left_counts_anew() -> None:
-    book, at = TimingBook(), engine()
+    book, at = EngineTimings(), engine()
     book.observe(at.facts, at.work(steps=5), 0.0)
-    book.leave(at.facts.replica_id)
-    book.leave("never there")
+    book.remove_replica(at.facts.replica_id)
+    book.remove_replica("never there")
     book.observe(at.facts, at.work(steps=5), 1.0)
     assert reports_of(book) == 0
 
 
 @pytest.mark.parametrize("busy_s", [nan, inf])
 def test_a_meaningless_report_is_counted_and_does_not_poison_what_follows(busy_s: float) -> None:
-    book, at = TimingBook(), engine()
+    book, at = EngineTimings(), engine()
     book.observe(at.facts, at.work(steps=5), 0.0)
     sane = at.totals
     at.work(steps=5)
     at.totals = at.totals._replace(busy_s=busy_s)
     book.observe(at.facts, at.load(), 1.0)
     (quality,) = book.quality()
-    assert (quality.reports, quality.refused_reports) == (0, 1)
+    assert (quality.reports, quality.rejected_reports) == (0, 1)
     at.totals = sane
     serve(book, at)
     assert costs_of(book, at.facts).decode_step_s == pytest.approx(0.01, rel=0.1)
 
 
 def test_an_engine_that_never_says_its_context_is_not_charged_for_it_twice() -> None:
-    book, at = TimingBook(), engine(says_context=False)
+    book, at = EngineTimings(), engine(says_context=False)
     serve(book, at)
     timing = book.of(view(at.facts))
     assert timing.step_s(running=5, context_tokens=10**6) == timing.step_s(running=5)
 
 
 def test_a_pool_that_has_not_decoded_yet_keeps_its_belief_about_context() -> None:
-    book, at = TimingBook(), engine()
+    book, at = EngineTimings(), engine()
     for number in range(20):
         book.observe(at.facts, at.work(steps=2, prefill=100, running=0), float(number))
     assert costs_of(book, at.facts).context_token_s == PRIOR_COSTS.context_token_s
 
 
 def test_a_report_takes_over_the_shape_that_its_replica_says() -> None:
-    book, at = TimingBook(host_bytes_per_s=1e6), engine()
+    book, at = EngineTimings(host_bytes_per_s=1e6), engine()
     at.facts = replace(at.facts, max_batched_tokens=512, kv_block_bytes=2_000_000)
     book.observe(at.facts, at.load(), 0.0)
     timing = book.of(view(at.facts))
@@ -257,8 +257,8 @@ def test_a_report_takes_over_the_shape_that_its_replica_says() -> None:
 
 
 def test_a_report_takes_over_that_steps_are_shorter_beside_decodes() -> None:
-    book, at = TimingBook(), engine()
-    at.facts = replace(at.facts, max_batched_tokens=4096, decode_step_tokens=512)
+    book, at = EngineTimings(), engine()
+    at.facts = replace(at.facts, max_batched_tokens=4096, max_batched_tokens_while_decoding=512)
     book.observe(at.facts, at.load(), 0.0)
     timing = book.of(view(at.facts))
     assert isinstance(timing, FittedTiming)
@@ -268,20 +268,20 @@ def test_a_report_takes_over_that_steps_are_shorter_beside_decodes() -> None:
 
 
 def test_predicted_first_tokens_are_compared_with_what_came() -> None:
-    book = TimingBook()
+    book = EngineTimings()
     book.of(view(replica_facts("d0", Role.DECODE)))
     book.observe_ttft("decode", predicted_s=1.5, actual_s=1.0)
     book.observe_ttft("decode", predicted_s=0.5, actual_s=1.0)
     book.observe_ttft("no such pool", predicted_s=9.0, actual_s=1.0)
     book.observe_ttft("decode", predicted_s=nan, actual_s=1.0)
     (quality,) = book.quality()
-    assert (quality.pool, quality.ttfts) == ("decode", 2)
+    assert (quality.pool, quality.ttft_count) == ("decode", 2)
     assert quality.ttft_error == pytest.approx(0.5)
     assert quality.ttft_bias == pytest.approx(0.0)
 
 
 def test_old_first_tokens_fade_from_the_quality() -> None:
-    book = TimingBook()
+    book = EngineTimings()
     book.of(view(replica_facts("d0", Role.DECODE)))
     for _ in range(100):
         book.observe_ttft("decode", predicted_s=11.0, actual_s=1.0)
@@ -346,7 +346,7 @@ def test_an_expectation_is_at_least_one_token_and_at_most_what_is_allowed(
 
 
 def test_the_book_learns_output_lengths_too() -> None:
-    book = TimingBook()
+    book = EngineTimings()
     for _ in range(300):
         book.observe_output(20, 100)
     assert book.expected_output_tokens(100) == pytest.approx(20, rel=0.05)
@@ -356,7 +356,7 @@ def test_the_book_learns_output_lengths_too() -> None:
 
 
 def test_each_stream_attends_to_what_the_last_report_with_decodes_says() -> None:
-    book, facts = TimingBook(), replica_facts("a", Role.DECODE)
+    book, facts = EngineTimings(), replica_facts("a", Role.DECODE)
     assert book.stream_context(view(facts)) is None
     totals = StepTotals(steps=10, busy_s=1.0)
     book.observe(facts, Load(steps=totals), 0.0)
@@ -366,12 +366,12 @@ def test_each_stream_attends_to_what_the_last_report_with_decodes_says() -> None
     prefilled = totals._replace(steps=21, busy_s=2.1, prefill_tokens=100)
     book.observe(facts, Load(steps=prefilled), 2.0)
     assert book.stream_context(view(facts)) == 2000.0
-    book.leave("a")
+    book.remove_replica("a")
     assert book.stream_context(view(facts)) is None
 
 
 def test_an_engine_that_does_not_say_what_streams_attend_to_leaves_it_unknown() -> None:
-    book, facts = TimingBook(), replica_facts("a", Role.DECODE)
+    book, facts = EngineTimings(), replica_facts("a", Role.DECODE)
     for steps in (10, 20):
         totals = StepTotals(steps=steps, busy_s=steps / 10, decode_tokens=steps)
         book.observe(facts, Load(steps=totals), steps / 10)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.perf.fitting.least_squares import Coefficient, FitSettings, LeastSquares
+from baton.perf.fitting.least_squares import CoefficientPrior, FitSettings, LeastSquares
 
 WIDE = (1e-9, 1e3)
 ENGINE = (
-    Coefficient(8e-3, 1e-6, 10.0),
-    Coefficient(5e-5, 1e-8, 0.1),
-    Coefficient(5e-5, 1e-9, 0.1),
-    Coefficient(4e-8, 1e-12, 1e-4),
+    CoefficientPrior(8e-3, 1e-6, 10.0),
+    CoefficientPrior(5e-5, 1e-8, 0.1),
+    CoefficientPrior(5e-5, 1e-9, 0.1),
+    CoefficientPrior(4e-8, 1e-12, 1e-4),
 )
 
 
@@ -78,7 +78,7 @@ def test_predictions_are_within_a_few_hundredths_after_a_hundred_clean_rows() ->
 
 
 def test_a_feature_that_is_always_nought_keeps_its_prior() -> None:
-    fit = LeastSquares((Coefficient(1.0, *WIDE), Coefficient(7.0, *WIDE)))
+    fit = LeastSquares((CoefficientPrior(1.0, *WIDE), CoefficientPrior(7.0, *WIDE)))
     for number in range(500):
         fit.observe((number % 5 + 1, 0), 3.0 * (number % 5 + 1), float(number))
     assert fit.coefficients[0] == pytest.approx(3.0, rel=0.01)
@@ -86,7 +86,7 @@ def test_a_feature_that_is_always_nought_keeps_its_prior() -> None:
 
 
 def test_features_that_never_vary_apart_predict_their_sum_and_stay_near_their_priors() -> None:
-    fit = LeastSquares((Coefficient(1.0, *WIDE), Coefficient(1.0, *WIDE)))
+    fit = LeastSquares((CoefficientPrior(1.0, *WIDE), CoefficientPrior(1.0, *WIDE)))
     for number in range(2000):
         fit.observe((2, 2), 8.0, float(number))
     assert fit.predict((2, 2)) == pytest.approx(8.0, rel=0.02)
@@ -140,11 +140,11 @@ def test_stalls_in_one_row_of_twenty_leave_the_fit_within_a_tenth() -> None:
 def test_a_row_that_means_nothing_is_refused_and_counted(
     features: tuple[float, ...], value: float, now_s: float
 ) -> None:
-    fit = LeastSquares((Coefficient(1.0, *WIDE), Coefficient(1.0, *WIDE)))
+    fit = LeastSquares((CoefficientPrior(1.0, *WIDE), CoefficientPrior(1.0, *WIDE)))
     fit.observe((1, 1), 3.0, 0.0)
     before = fit.coefficients
     assert not fit.observe(features, value, now_s)
-    assert (fit.refused_rows, fit.rows) == (1, 1)
+    assert (fit.rejected_rows, fit.rows) == (1, 1)
     assert fit.coefficients == before
 
 
@@ -173,7 +173,7 @@ def test_many_reporters_do_not_shorten_the_memory() -> None:
 
 
 def test_time_that_runs_backwards_passes_no_time() -> None:
-    fits = [LeastSquares((Coefficient(1.0, *WIDE),)) for _ in range(2)]
+    fits = [LeastSquares((CoefficientPrior(1.0, *WIDE),)) for _ in range(2)]
     for fit, times in zip(fits, ((100.0, 1.0, 100.0), (100.0, 100.0, 100.0)), strict=True):
         for number in range(100):  # until its errors are small and only time makes it forget
             fit.observe((1,), 2.0, float(number))
@@ -183,10 +183,10 @@ def test_time_that_runs_backwards_passes_no_time() -> None:
 
 
 def test_after_clean_rows_a_change_of_a_twentieth_is_no_outlier() -> None:
-    fit = LeastSquares((Coefficient(1.0, *WIDE),))
+    fit = LeastSquares((CoefficientPrior(1.0, *WIDE),))
     for number in range(500):
         fit.observe((1,), 2.0, float(number))
-    assert fit.error == FitSettings().least_error
+    assert fit.error == FitSettings().min_error
     clipped = fit.clipped_rows
     fit.observe((1,), 2.1, 500.0)
     assert fit.clipped_rows == clipped
@@ -196,7 +196,7 @@ def test_a_coefficient_that_rests_on_a_bound_is_not_led_out_by_rounding() -> Non
     rng = Random(5)
     for _ in range(200):
         low, prior, high = sorted(rng.uniform(1e-6, 1e-2) for _ in range(3))
-        fit = LeastSquares((Coefficient(prior, low, high),))
+        fit = LeastSquares((CoefficientPrior(prior, low, high),))
         for number in range(30):
             fit.observe((1,), 0.0, float(number))
         assert fit.coefficients[0] >= low
@@ -211,11 +211,15 @@ def test_a_coefficient_that_rests_on_a_bound_is_not_led_out_by_rounding() -> Non
 )
 def test_bounds_that_do_not_hold_the_prior_are_refused(coefficient: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="wanted 0 < low <= prior <= high"):
-        LeastSquares((Coefficient(*coefficient),))
+        LeastSquares((CoefficientPrior(*coefficient),))
 
 
 FEATURES = st.tuples(*[st.floats(0, 1e6) for _ in range(3)])
-BOUNDED = (Coefficient(1.0, 0.3, 4.0), Coefficient(1e-3, 1e-5, 1e-1), Coefficient(7.0, 7.0, 8.0))
+BOUNDED = (
+    CoefficientPrior(1.0, 0.3, 4.0),
+    CoefficientPrior(1e-3, 1e-5, 1e-1),
+    CoefficientPrior(7.0, 7.0, 8.0),
+)
 
 
 @given(rows=st.lists(st.tuples(FEATURES, st.floats(0, 1e9), st.floats(0, 1e5)), max_size=30))
@@ -227,7 +231,7 @@ def test_coefficients_never_leave_their_bounds(
         fit.observe(features, value, now_s)
         for learned, (_, low, high) in zip(fit.coefficients, BOUNDED, strict=True):
             assert low <= learned <= high
-    assert fit.rows + fit.refused_rows == len(rows)
+    assert fit.rows + fit.rejected_rows == len(rows)
     assert 0 < fit.error <= 1.0
 
 
@@ -277,8 +281,12 @@ def gauss(matrix: list[list[float]], vector: list[float]) -> list[float]:
 def test_at_rest_the_fit_is_the_least_squares_solution_within_the_bounds(seed: int) -> None:
     """Rows taken in all at once, without forgetting or clipping, by a solver of a few lines."""
     rng = Random(seed)
-    coefficients = (Coefficient(1.0, 0.5, 2.0), Coefficient(2.0, 0.1, 3.0), Coefficient(1.0, *WIDE))
-    settings = FitSettings(memory_rows=inf, clip_errors=inf, hurry=0.0, prior_rows=0.5)
+    coefficients = (
+        CoefficientPrior(1.0, 0.5, 2.0),
+        CoefficientPrior(2.0, 0.1, 3.0),
+        CoefficientPrior(1.0, *WIDE),
+    )
+    settings = FitSettings(memory_rows=inf, clip_errors=inf, fast_decay=0.0, prior_rows=0.5)
     fit = LeastSquares(coefficients, settings)
     truth = (rng.uniform(0.1, 4.0), rng.uniform(0.05, 5.0), rng.uniform(0.1, 1.0))
     normal = [[0.0] * 3 for _ in range(3)]

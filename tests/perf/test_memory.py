@@ -11,30 +11,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.errors import DoesNotFit
+from baton.domain.errors import InsufficientMemory
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.hardware.catalogue import accelerator
-from baton.perf.model.known_models import shape_of
-from baton.perf.model.memory import MemoryFit, MemoryQuestion, fewest_devices, fit
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.known_models import find_shape
+from baton.perf.model.memory import MemoryFit, MemoryModel, fit, smallest_sizing
 from baton.perf.model.published_shapes import KNOWN_MODELS
 from baton.perf.model.shape import ModelShape
-from baton.perf.model.sharding import STORED_BYTES, Split
+from baton.perf.model.sharding import STORED_BYTES, ModelSplit
 
-LLAMA_70B = shape_of("meta-llama/Llama-3.1-70B")
+LLAMA_70B = find_shape("meta-llama/Llama-3.1-70B")
 GIB = 2**30
 
 
 def question(
     model: str, gpu: str = "H100", weights: Dtype = Dtype.BF16, **changes: float
-) -> MemoryQuestion:
-    asked = MemoryQuestion(shape=shape_of(model), accelerator=accelerator(gpu), weights=weights)
+) -> MemoryModel:
+    asked = MemoryModel(
+        shape=find_shape(model), accelerator=find_accelerator(gpu), weights_dtype=weights
+    )
     return replace(asked, **changes)  # type: ignore[arg-type] # numbers of either kind
 
 
 def opt_tokens(model: str, tp: int, pp: int) -> int:
     """As DistServe ran it: 95 % of an A100 of 80 GB, in 16 bits."""
     asked = question(model, "A100", Dtype.FP16, utilization=0.95)
-    return replace(asked, kv=Dtype.FP16).fit(tp, pp).kv_tokens
+    return replace(asked, kv_dtype=Dtype.FP16).fit(tp, pp).kv_tokens
 
 
 # --------------------------------------------------------------------------- what engines said
@@ -106,7 +108,7 @@ def test_weights_take_what_the_published_files_take(
     model: str, weights: Dtype, gigabytes: float
 ) -> None:
     """The sizes of the safetensors; embeddings and output are in 16 bits in all of them."""
-    found = Split(shape=shape_of(model)).stage_weights_bytes(0, weights)
+    found = ModelSplit(shape=find_shape(model)).stage_weights_bytes(0, weights)
     assert found / 1e9 == pytest.approx(gigabytes, rel=0.04)
 
 
@@ -114,13 +116,13 @@ def test_weights_take_what_the_published_files_take(
 
 
 def test_heads_that_are_fewer_than_the_devices_are_on_several_of_them() -> None:
-    shares = [Split(shape=LLAMA_70B, tp=tp).kv_share for tp in (1, 2, 8, 16)]
+    shares = [ModelSplit(shape=LLAMA_70B, tp=tp).kv_share for tp in (1, 2, 8, 16)]
     assert shares == [1, 1 / 2, 1 / 8, 1 / 8]
 
 
 def test_latent_attention_is_on_every_device_whole() -> None:
-    shape = shape_of("deepseek-ai/DeepSeek-V3")
-    alone, together = Split(shape=shape), Split(shape=shape, tp=8)
+    shape = find_shape("deepseek-ai/DeepSeek-V3")
+    alone, together = ModelSplit(shape=shape), ModelSplit(shape=shape, tp=8)
     assert together.kv_share == 1
     assert together.stage_token_bytes(0, Dtype.BF16) == alone.stage_token_bytes(0, Dtype.BF16)
     down = shape.kv_projection_parameters
@@ -141,12 +143,12 @@ def test_latent_attention_is_on_every_device_whole() -> None:
 def test_layers_left_over_go_to_the_stages_before_the_last(
     layers: int, pp: int, stages: tuple[int, ...]
 ) -> None:
-    assert Split(shape=replace(LLAMA_70B, layers=layers), pp=pp).stage_layers() == stages
+    assert ModelSplit(shape=replace(LLAMA_70B, layers=layers), pp=pp).stage_layers() == stages
 
 
 @given(st.sampled_from(list(KNOWN_MODELS.values())), st.integers(1, 12))
 def test_no_layer_is_lost_or_held_twice_in_a_pipeline(shape: ModelShape, pp: int) -> None:
-    split = Split(shape=shape, pp=pp)
+    split = ModelSplit(shape=shape, pp=pp)
     assert sum(split.stage_layers()) == shape.layers
     assert max(split.stage_layers()) - min(split.stage_layers()) <= 1
     stored = sum(split.stage_weights_bytes(stage, Dtype.BF16) for stage in range(pp))
@@ -159,8 +161,8 @@ def test_no_layer_is_lost_or_held_twice_in_a_pipeline(shape: ModelShape, pp: int
 def test_devices_side_by_side_hold_the_model_and_what_cannot_be_split(
     shape: ModelShape, tp: int
 ) -> None:
-    split = Split(shape=shape, tp=tp)
-    if not split.possible:
+    split = ModelSplit(shape=shape, tp=tp)
+    if not split.is_valid:
         return
     together = tp * split.stage_weights_bytes(0, Dtype.BF16)
     router = shape.expert_layers * shape.hidden * shape.experts.count if shape.experts else 0
@@ -188,13 +190,13 @@ def test_heads_and_layers_decide_what_splits_are_possible(
     pp: int,
     possible: bool,  # noqa: FBT001 - the expectation of a row
 ) -> None:
-    assert Split(shape=shape_of(model), tp=tp, pp=pp).possible is possible
+    assert ModelSplit(shape=find_shape(model), tp=tp, pp=pp).is_valid is possible
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(0, 1), (1, 0), (-2, 1)])
 def test_a_split_into_nothing_is_refused(tp: int, pp: int) -> None:
     with pytest.raises(ValueError, match=f"got tp {tp}, pp {pp}"):
-        Split(shape=LLAMA_70B, tp=tp, pp=pp)
+        ModelSplit(shape=LLAMA_70B, tp=tp, pp=pp)
 
 
 # --------------------------------------------------------------------------- fitting
@@ -249,9 +251,9 @@ def test_more_of_anything_leaves_no_more_room(
 def test_narrower_numbers_leave_more_room() -> None:
     asked = question("Llama-3.1-70B")
     plain = asked.fit(4, 1)
-    narrow_weights = replace(asked, weights=Dtype.FP8).fit(4, 1)
+    narrow_weights = replace(asked, weights_dtype=Dtype.FP8).fit(4, 1)
     assert narrow_weights.weights_bytes < 0.52 * plain.weights_bytes
-    narrow_kv = replace(asked, kv=Dtype.FP8).fit(4, 1)
+    narrow_kv = replace(asked, kv_dtype=Dtype.FP8).fit(4, 1)
     assert narrow_kv.kv_tokens == pytest.approx(2 * plain.kv_tokens, abs=1)
 
 
@@ -265,42 +267,45 @@ def test_sampling_for_many_requests_takes_memory_on_the_last_stage_only() -> Non
 
 def test_only_the_last_stage_samples() -> None:
     asked = question("Llama-3.1-70B", max_batched_tokens=16, max_running_requests=1024)
-    split = Split(shape=asked.shape, tp=2, pp=3)
+    split = ModelSplit(shape=asked.shape, tp=2, pp=3)
     first, middle, last = (asked._at_stage(split, stage).activation_bytes for stage in range(3))
-    assert first == middle == split.forward_bytes(16) < last == split.sampler_bytes(1024)
+    assert first == middle == split.activation_bytes(16) < last == split.sampler_bytes(1024)
 
 
 def test_a_step_is_widest_in_the_feed_forward_of_a_dense_model() -> None:
     """Hidden state and residual, then both halves of the gated feed-forward and their product."""
-    dense, plain = Split(shape=shape_of("Llama-3.1-8B")), Split(shape=shape_of("opt-13b"), tp=2)
-    assert dense.forward_bytes(10) == 10 * 2 * (2 * 4096 + 3 * 14_336)
-    assert plain.forward_bytes(10) == 10 * 2 * (2 * 5120 + 2 * 20_480 / 2)
+    dense, plain = (
+        ModelSplit(shape=find_shape("Llama-3.1-8B")),
+        ModelSplit(shape=find_shape("opt-13b"), tp=2),
+    )
+    assert dense.activation_bytes(10) == 10 * 2 * (2 * 4096 + 3 * 14_336)
+    assert plain.activation_bytes(10) == 10 * 2 * (2 * 5120 + 2 * 20_480 / 2)
 
 
 def test_a_step_is_widest_where_tokens_are_copied_to_their_experts() -> None:
     """Eight copies of the hidden state and eight times the width of an expert."""
-    mixed = Split(shape=shape_of("Qwen3-30B-A3B"))
-    assert mixed.forward_bytes(10) == 10 * 2 * (2 * 2048 + 8 * (2048 + 768))
+    mixed = ModelSplit(shape=find_shape("Qwen3-30B-A3B"))
+    assert mixed.activation_bytes(10) == 10 * 2 * (2 * 2048 + 8 * (2048 + 768))
 
 
 def test_a_dense_layer_among_experts_can_be_the_widest() -> None:
     """Llama 4 Maverick: one expert of 8,192, but 16,384 in the layers between."""
-    shape = shape_of("Llama-4-Maverick-17B-128E")
-    assert Split(shape=shape).forward_bytes(10) == 10 * 2 * (2 * 5120 + 3 * 16_384)
-    scout = shape_of("Llama-4-Scout-17B-16E")
-    assert Split(shape=scout).forward_bytes(10) == 10 * 2 * (2 * 5120 + 3 * 8192)
+    shape = find_shape("Llama-4-Maverick-17B-128E")
+    assert ModelSplit(shape=shape).activation_bytes(10) == 10 * 2 * (2 * 5120 + 3 * 16_384)
+    scout = find_shape("Llama-4-Scout-17B-16E")
+    assert ModelSplit(shape=scout).activation_bytes(10) == 10 * 2 * (2 * 5120 + 3 * 8192)
 
 
 def test_attention_can_be_the_widest() -> None:
     """With one KV head for each of two devices: queries and their output, keys and values."""
-    shape = replace(shape_of("Qwen3-32B"), ffn_width=1024, kv_heads=2)
-    found = Split(shape=shape, tp=4).forward_bytes(10)
+    shape = replace(find_shape("Qwen3-32B"), ffn_width=1024, kv_heads=2)
+    found = ModelSplit(shape=shape, tp=4).activation_bytes(10)
     assert found == 10 * 2 * (2 * 5120 + 2 * 64 * 128 / 4 + 2 * 128)
 
 
 def test_one_call_is_the_same_as_asking() -> None:
     asked = question("Llama-3.1-70B", utilization=0.8, max_batched_tokens=2048)
-    asked = replace(asked, weights=Dtype.FP8, kv=Dtype.FP8, max_running_requests=64)
+    asked = replace(asked, weights_dtype=Dtype.FP8, kv_dtype=Dtype.FP8, max_running_requests=64)
     found = fit(
         asked.shape,
         asked.accelerator,
@@ -324,8 +329,8 @@ def test_a_utilization_that_is_none_is_refused(utilization: float) -> None:
 # --------------------------------------------------------------------------- not fitting
 
 
-def refusal(asked: MemoryQuestion, tp: int = 1, pp: int = 1) -> DoesNotFit:
-    with pytest.raises(DoesNotFit) as caught:
+def refusal(asked: MemoryModel, tp: int = 1, pp: int = 1) -> InsufficientMemory:
+    with pytest.raises(InsufficientMemory) as caught:
         asked.fit(tp, pp)
     return caught.value
 
@@ -333,8 +338,8 @@ def refusal(asked: MemoryQuestion, tp: int = 1, pp: int = 1) -> DoesNotFit:
 def test_weights_that_do_not_fit_are_named_with_what_is_too_much() -> None:
     error = refusal(question("Llama-3.1-405B"), tp=8)
     assert error.term == "weights"
-    assert error.over_bytes / 1e9 == pytest.approx(811.7 / 8 - 0.9 * 0.988 * 85.9, abs=0.1)
-    assert error.smallest == (8, 2)
+    assert error.excess_bytes / 1e9 == pytest.approx(811.7 / 8 - 0.9 * 0.988 * 85.9, abs=0.1)
+    assert error.min_parallelism == (8, 2)
     assert "tp 8, pp 1 does not fit h100_sxm" in error.why
     assert error.remedy == "the smallest that fits is tp 8, pp 2"
 
@@ -345,48 +350,52 @@ def test_activations_that_do_not_fit_are_named() -> None:
 
 
 def test_a_kv_cache_that_does_not_fit_is_named_with_the_tokens_it_is_to_hold() -> None:
-    asked = question("Llama-3.1-8B", "RTX 4090", least_kv_tokens=50_000)
+    asked = question("Llama-3.1-8B", "RTX 4090", min_kv_tokens=50_000)
     error = refusal(asked)
     assert error.term == "KV cache of 50000 tokens"
-    missing_tokens = 50_000 - replace(asked, least_kv_tokens=1).fit(1, 1).kv_tokens
-    assert error.over_bytes == pytest.approx(missing_tokens * 131_072, abs=131_072)
-    assert error.smallest == (2, 1)
+    missing_tokens = 50_000 - replace(asked, min_kv_tokens=1).fit(1, 1).kv_tokens
+    assert error.excess_bytes == pytest.approx(missing_tokens * 131_072, abs=131_072)
+    assert error.min_parallelism == (2, 1)
 
 
 def test_what_is_over_is_what_was_missing() -> None:
     """With that much more memory it would just have fitted."""
     asked = question("Llama-3.1-70B", "H100")
     error = refusal(asked)
-    more = asked.accelerator.memory_bytes + error.over_bytes / 0.9 / 0.988
+    more = asked.accelerator.memory_bytes + error.excess_bytes / 0.9 / 0.988
     larger = replace(asked, accelerator=replace(asked.accelerator, memory_bytes=more + 1))
     assert refusal(larger).term == "activations"
 
 
 def test_the_smallest_shape_fits_and_nothing_smaller_does() -> None:
     for model, gpu in (("Llama-3.1-405B", "H100"), ("opt-66b", "A100"), ("DeepSeek-R1", "H200")):
-        asked = question(model, gpu, least_kv_tokens=10_000)
+        asked = question(model, gpu, min_kv_tokens=10_000)
         error = refusal(asked)
-        assert error.smallest is not None
-        tp, pp = error.smallest
+        assert error.min_parallelism is not None
+        tp, pp = error.min_parallelism
         assert asked.fit(tp, pp).kv_tokens >= 10_000
         if pp == 1:
-            smaller = [Split(shape=asked.shape, tp=one) for one in range(1, tp)]
+            smaller = [ModelSplit(shape=asked.shape, tp=index) for index in range(1, tp)]
             for split in smaller:
-                assert not split.possible or refusal(asked, tp=split.tp).term
+                assert not split.is_valid or refusal(asked, tp=split.tp).term
         else:
-            assert tp == asked.accelerator.per_node
-            assert refusal(asked, tp=tp, pp=pp - 1).smallest == (tp, pp)
+            assert tp == asked.accelerator.devices_per_node
+            assert refusal(asked, tp=tp, pp=pp - 1).min_parallelism == (tp, pp)
 
 
 def test_heads_that_cannot_be_split_are_refused_with_a_split_that_can() -> None:
     error = refusal(question("Llama-3.1-70B"), tp=3)
-    assert (error.term, error.over_bytes, error.smallest) == ("heads and layers", 0.0, (2, 1))
+    assert (error.term, error.excess_bytes, error.min_parallelism) == (
+        "heads and layers",
+        0.0,
+        (2, 1),
+    )
     assert "64 heads (8 of keys and values) and 80 layers" in error.why
 
 
 def test_a_model_that_no_number_of_devices_holds_is_refused_without_a_shape() -> None:
     error = refusal(question("Llama-3.1-405B", "L4", max_batched_tokens=10**7))
-    assert error.smallest is None
+    assert error.min_parallelism is None
     assert "narrower weights or larger devices" in error.remedy
 
 
@@ -400,14 +409,14 @@ def test_all_splits_within_a_node_come_first_and_pipelines_are_of_whole_nodes() 
     every = {(f.split.tp, f.split.pp) for f in question("Llama-3.1-70B").fits(8, whole_nodes=False)}
     assert every >= {(2, 1), (1, 2), (1, 3), (2, 4), (4, 2), (8, 1)}
     ordered = [f.split for f in question("Llama-3.1-8B").fits(4, whole_nodes=False)]
-    assert [(one.tp, one.pp) for one in ordered] == [
+    assert [(split.tp, split.pp) for split in ordered] == [
         *[(1, 1), (2, 1), (1, 2), (1, 3), (4, 1), (2, 2), (1, 4)],
     ]
     assert every.isdisjoint({(1, 1), (8, 2), (3, 1)})
 
 
-def devices(asked: MemoryQuestion, requests: int, context_tokens: int) -> int:
-    sizing = fewest_devices(asked.fits(64), requests=requests, context_tokens=context_tokens)
+def devices(asked: MemoryModel, requests: int, context_tokens: int) -> int:
+    sizing = smallest_sizing(asked.fits(64), requests=requests, context_tokens=context_tokens)
     assert sizing is not None
     each = sizing.fit.concurrent_requests(context_tokens)
     assert sizing.replicas * int(each) >= requests
@@ -426,8 +435,8 @@ def test_grouped_heads_save_most_of_the_devices() -> None:
 
 def test_no_replica_that_holds_less_than_one_request_is_counted() -> None:
     asked = question("Llama-3.1-8B", "RTX 4090")
-    assert fewest_devices(asked.fits(1), requests=1, context_tokens=131_072) is None
-    assert fewest_devices([], requests=1, context_tokens=1) is None
+    assert smallest_sizing(asked.fits(1), requests=1, context_tokens=131_072) is None
+    assert smallest_sizing([], requests=1, context_tokens=1) is None
 
 
 def test_requests_at_once_are_those_whose_kv_fits() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import UnknownModel
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.model.known_models import dtype_hint, shape_of
+from baton.perf.model.known_models import dtype_hint, find_shape
 from baton.perf.model.published_shapes import KNOWN_MODELS
 from baton.perf.model.shape import ModelShape, from_config, weights_dtype
 
@@ -286,7 +286,7 @@ def test_a_config_and_a_name_describe_the_same_model(
 def test_models_have_as_many_parameters_as_their_authors_say(
     hub_id: str, billions: float, active_billions: float
 ) -> None:
-    shape = shape_of(hub_id)
+    shape = find_shape(hub_id)
     assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.01)
     assert shape.active_parameters / 1e9 == pytest.approx(active_billions, rel=0.02)
 
@@ -315,26 +315,26 @@ def test_models_have_as_many_parameters_as_their_authors_say(
 def test_a_token_takes_as_many_bytes_of_kv_cache_as_the_field_computes(
     hub_id: str, kv_bytes: int
 ) -> None:
-    shape = shape_of(hub_id)
+    shape = find_shape(hub_id)
     assert shape.kv_token_bytes(Dtype.FP16) == kv_bytes
     assert shape.kv_token_bytes(Dtype.FP8) == kv_bytes / 2
 
 
 def test_the_worked_figures_of_the_field_come_out() -> None:
-    llama_70b, llama_405b = shape_of("Llama-3-70B"), shape_of("Llama-3.1-405B")
+    llama_70b, llama_405b = find_shape("Llama-3-70B"), find_shape("Llama-3.1-405B")
     assert llama_70b.kv_token_bytes(Dtype.FP16) == 320 * 1024
     assert llama_70b.kv_bytes(4000, Dtype.FP16) / 1e9 == pytest.approx(1.31, abs=0.005)
     assert llama_405b.parameters * 2 / 1e9 == pytest.approx(810, rel=0.005)
 
 
 def test_without_grouped_heads_a_token_takes_eight_times_the_kv_cache() -> None:
-    grouped = shape_of("meta-llama/Llama-3.1-70B")
+    grouped = find_shape("meta-llama/Llama-3.1-70B")
     ungrouped = replace(grouped, kv_heads=grouped.heads)
     assert ungrouped.kv_token_bytes(Dtype.BF16) == 8 * grouped.kv_token_bytes(Dtype.BF16)
 
 
 def test_layers_with_a_window_keep_their_window_only() -> None:
-    shape = shape_of("openai/gpt-oss-120b")
+    shape = find_shape("openai/gpt-oss-120b")
     token_bytes = shape.kv_token_bytes(Dtype.BF16)
     assert shape.kv_bytes(100, Dtype.BF16) == 100 * token_bytes
     assert shape.kv_bytes(128, Dtype.BF16) == 128 * token_bytes
@@ -343,7 +343,7 @@ def test_layers_with_a_window_keep_their_window_only() -> None:
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
 def test_more_tokens_never_take_fewer_bytes(one: int, more: int) -> None:
-    shape = shape_of("google/gemma-2-9b")
+    shape = find_shape("google/gemma-2-9b")
     before, after = (shape.kv_bytes(tokens, Dtype.BF16) for tokens in (one, one + more))
     assert before <= after <= before + more * shape.kv_token_bytes(Dtype.BF16)
 
@@ -353,7 +353,7 @@ def test_more_tokens_never_take_fewer_bytes(one: int, more: int) -> None:
 
 @pytest.mark.parametrize("hub_id", ["mistralai/Mixtral-8x7B-v0.1", "deepseek-ai/DeepSeek-V3"])
 def test_one_token_touches_its_own_experts_and_many_tokens_touch_all(hub_id: str) -> None:
-    shape = shape_of(hub_id)
+    shape = find_shape(hub_id)
     assert shape.touched_parameters(0) == shape.common_layer_parameters
     assert shape.touched_parameters(1) == pytest.approx(shape.active_layer_parameters, rel=1e-9)
     assert shape.touched_parameters(10_000) == pytest.approx(shape.layer_parameters, rel=1e-9)
@@ -363,19 +363,19 @@ def test_one_token_touches_its_own_experts_and_many_tokens_touch_all(hub_id: str
 
 def test_two_tokens_touch_the_experts_that_counting_expects() -> None:
     """8 experts, 2 each: 2 + 2 * 6/8 = 3.5 are chosen by one of the two tokens."""
-    shape = shape_of("mistralai/Mixtral-8x7B-v0.1")
+    shape = find_shape("mistralai/Mixtral-8x7B-v0.1")
     expected = shape.common_layer_parameters + 32 * 3.5 * shape.expert_parameters
     assert shape.touched_parameters(2) == expected
 
 
 def test_a_dense_model_is_touched_whole_by_every_step() -> None:
-    shape = shape_of("meta-llama/Llama-3.1-8B")
+    shape = find_shape("meta-llama/Llama-3.1-8B")
     assert shape.touched_parameters(1) == shape.touched_parameters(500) == shape.layer_parameters
     assert shape.active_parameters == shape.parameters
 
 
 def test_tied_embeddings_are_stored_once_and_still_multiplied_with() -> None:
-    tied = shape_of("meta-llama/Llama-3.2-1B")
+    tied = find_shape("meta-llama/Llama-3.2-1B")
     untied = replace(tied, tied_embeddings=False)
     assert untied.parameters - tied.parameters == tied.output_parameters == 128_256 * 2048
 
@@ -557,13 +557,13 @@ def test_a_config_says_how_weights_are_stored(said: dict[str, object], dtype: Dt
 def test_a_name_is_understood_with_what_people_add_to_it(
     said: str, hub_id: str, dtype: Dtype | None
 ) -> None:
-    assert shape_of(said).name == hub_id
+    assert find_shape(said).name == hub_id
     assert dtype_hint(said) is dtype
 
 
 @pytest.mark.parametrize("hub_id", KNOWN_MODELS)
 def test_every_known_model_is_found_by_its_own_id(hub_id: str) -> None:
-    assert shape_of(hub_id) is KNOWN_MODELS[hub_id]
+    assert find_shape(hub_id) is KNOWN_MODELS[hub_id]
 
 
 @pytest.mark.parametrize("shape", KNOWN_MODELS.values(), ids=list(KNOWN_MODELS))
@@ -577,7 +577,7 @@ def test_known_shapes_are_consistent(shape: ModelShape) -> None:
 
 def test_an_unknown_model_is_answered_with_near_names() -> None:
     with pytest.raises(UnknownModel) as caught:
-        shape_of("meta-llama/Llama-3.1-71B")
+        find_shape("meta-llama/Llama-3.1-71B")
     assert "'meta-llama/Llama-3.1-71B'" in caught.value.why
     assert "meta-llama/Llama-3.1-70B" in caught.value.remedy
     assert "config.json" in caught.value.remedy

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.modelled import ModelledTiming
 from baton.perf.steps.roofline import Roofline
 from tests.perf.shapes import H100, LLAMA_8B
@@ -26,7 +26,7 @@ def test_a_prompt_takes_as_long_as_all_its_chunks(tokens: int, running: int, con
             StepBatch(
                 prefill_tokens=chunk,
                 prefill_requests=1,
-                prefill_pairs=chunk_pairs(chunk, done),
+                prefill_pairs=attention_pairs(chunk, done),
                 prefill_context_tokens=done,
                 decode_requests=running,
                 decode_context_tokens=running * context,
@@ -97,7 +97,7 @@ def test_a_queue_of_prompts_takes_about_as_long_as_its_steps_one_by_one(
             StepBatch(
                 prefill_tokens=sum(chunk for chunk, _ in batch),
                 prefill_requests=len(batch),
-                prefill_pairs=sum(chunk_pairs(*one) for one in batch),
+                prefill_pairs=sum(attention_pairs(*item) for item in batch),
                 prefill_context_tokens=sum(before for _, before in batch),
                 decode_requests=running,
                 decode_context_tokens=running * 1000,
@@ -131,4 +131,4 @@ class OnlyPairs:
 def test_tokens_of_a_queue_attend_to_their_own_prompts_only(prompts: int, length: int) -> None:
     timing = ModelledTiming(steps=OnlyPairs(), max_batched_tokens=2048, host_block_s=0.0)
     asked = timing.prefill_s(prompts * length, length_tokens=length)
-    assert asked == pytest.approx(1e-9 * prompts * chunk_pairs(length, 0))
+    assert asked == pytest.approx(1e-9 * prompts * attention_pairs(length, 0))

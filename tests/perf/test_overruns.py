@@ -7,7 +7,7 @@ import random
 import pytest
 
 from baton.perf.fitting.decayed_sum import DecayedSum
-from baton.perf.fitting.lateness import Overruns
+from baton.perf.fitting.lateness import LatenessHistogram
 
 
 def test_a_steady_rate_is_what_a_sum_comes_to_in_its_memory() -> None:
@@ -33,10 +33,10 @@ def test_what_is_told_late_is_not_forgotten_twice() -> None:
 
 
 def test_a_quantile_is_the_edge_above_it() -> None:
-    seen, rng = Overruns(), random.Random(1)
+    seen, rng = LatenessHistogram(), random.Random(1)
     late_s = [rng.expovariate(10.0) for _ in range(900)]
-    for one in late_s:
-        seen.observe(one)
+    for value in late_s:
+        seen.observe(value)
     true_s = sorted(late_s)[890]
     assert true_s <= seen.quantile_s(0.99) * 1.05
     assert seen.quantile_s(0.99) <= true_s * 1.3
@@ -45,14 +45,14 @@ def test_a_quantile_is_the_edge_above_it() -> None:
 
 @pytest.mark.parametrize("late_s", [60.0, 600.0, 86_400.0])
 def test_what_is_later_than_half_a_minute_is_not_taken_for_half_a_minute(late_s: float) -> None:
-    seen = Overruns()
+    seen = LatenessHistogram()
     for _ in range(100):
         seen.observe(late_s)
     assert seen.quantile_s(0.99) == pytest.approx(late_s, rel=0.25)
 
 
 def test_of_a_few_nothing_is_said() -> None:
-    seen = Overruns()
+    seen = LatenessHistogram()
     for _ in range(49):
         seen.observe(3.0)
     assert seen.quantile_s(0.99) == 0.0
@@ -61,14 +61,14 @@ def test_of_a_few_nothing_is_said() -> None:
 
 
 def test_what_comes_early_is_not_late() -> None:
-    seen = Overruns()
+    seen = LatenessHistogram()
     for _ in range(100):
         seen.observe(-0.5)
     assert seen.quantile_s(0.99) == 0.0
 
 
 def test_what_was_is_forgotten_and_what_makes_no_sense_ignored() -> None:
-    seen = Overruns()
+    seen = LatenessHistogram()
     for _ in range(1000):
         seen.observe(2.0)
     for _ in range(8000):

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, StepTotals
-from baton.perf.fitting.engine_timings import TimingBook
-from baton.perf.fitting.prefill_share import HORIZON_S, PromptShare
+from baton.perf.fitting.engine_timings import EngineTimings
+from baton.perf.fitting.prefill_share import HORIZON_S, PrefillShare
 from tests.fakes.timings import LinearTiming, replica_view
 
-TIMING = LinearTiming(token=0.0001)
+TIMING = LinearTiming(per_token_s=0.0001)
 
 
 def done(steps: int, tokens: int) -> StepTotals:
@@ -24,11 +24,11 @@ def done(steps: int, tokens: int) -> StepTotals:
 def test_the_share_is_every_report_faded_and_added_up(
     reports: list[tuple[float, int, int]],
 ) -> None:
-    share, now_s = PromptShare(), 0.0
+    share, now_s = PrefillShare(), 0.0
     told: list[tuple[float, int, int]] = []
     for after_s, steps, chunk in reports:
         now_s += after_s
-        share.learn(done(steps, steps * chunk), now_s)
+        share.observe(done(steps, steps * chunk), now_s)
         told.append((now_s, steps, steps * chunk))
     asked_s = now_s + 0.5
     faded = [(exp(-(asked_s - at) / HORIZON_S), steps, tokens) for at, steps, tokens in told]
@@ -37,47 +37,47 @@ def test_the_share_is_every_report_faded_and_added_up(
     wanted = 0.0
     if kept > 0:
         chunk = round(tokens / kept)
-        wanted = min(0.95, kept * (chunk - 1) * TIMING.token / HORIZON_S)
+        wanted = min(0.95, kept * (chunk - 1) * TIMING.per_token_s / HORIZON_S)
     # A mean just between two whole chunks may be rounded either way.
     assert share.share(TIMING, asked_s) == pytest.approx(
-        wanted, abs=(kept + 1) * TIMING.token / HORIZON_S
+        wanted, abs=(kept + 1) * TIMING.per_token_s / HORIZON_S
     )
 
 
 def test_a_steady_stream_of_prompts_takes_its_share() -> None:
-    share = PromptShare()
+    share = PrefillShare()
     for beat in range(1, 200):  # every 0.25 s, 100 ms of it: ten chunks of 101 tokens
-        share.learn(done(10, 1010), beat * 0.25)
+        share.observe(done(10, 1010), beat * 0.25)
     assert share.share(TIMING, 199 * 0.25) == pytest.approx(0.42, rel=0.05)
 
 
 def test_who_computed_no_prompts_for_long_has_no_share_left() -> None:
-    share = PromptShare()
+    share = PrefillShare()
     assert share.share(TIMING, 0.0) == 0
-    share.learn(done(10, 10_000), 1.0)
+    share.observe(done(10, 10_000), 1.0)
     assert share.share(TIMING, 1.0) == pytest.approx(10 * 1000 * 0.0001 / HORIZON_S)
     assert share.share(TIMING, 1.0 + 20 * HORIZON_S) < 1e-6
 
 
 def test_there_is_always_some_time_left_to_decode() -> None:
-    share = PromptShare()
-    share.learn(done(1000, 1_000_000), 1.0)
+    share = PrefillShare()
+    share.observe(done(1000, 1_000_000), 1.0)
     assert share.share(TIMING, 1.0) == 0.95
 
 
 def test_an_engine_that_starts_again_teaches_nothing() -> None:
-    share = PromptShare()
-    share.learn(StepTotals(steps=-3, prefill_steps=5, prefill_tokens=500), 1.0)
+    share = PrefillShare()
+    share.observe(StepTotals(steps=-3, prefill_steps=5, prefill_tokens=500), 1.0)
     assert share.share(TIMING, 1.0) == 0
 
 
 def test_the_book_knows_each_replica_and_forgets_who_left() -> None:
-    book, busy, idle = TimingBook(), replica_view("a"), replica_view("b")
+    book, busy, idle = EngineTimings(), replica_view("a"), replica_view("b")
     for view in (busy, idle):
         book.observe(view.facts, Load(), 0.0)
     worked = StepTotals(steps=10, busy_s=1.0, prefill_steps=10, prefill_tokens=5000)
     book.observe(busy.facts, Load(steps=worked), 1.0)
-    assert 0 < book.prompt_share(busy, 2.0) < book.prompt_share(busy, 1.0)
-    assert book.prompt_share(idle, 1.0) == 0
-    book.leave("a")
-    assert book.prompt_share(busy, 1.0) == 0
+    assert 0 < book.prefill_time_fraction(busy, 2.0) < book.prefill_time_fraction(busy, 1.0)
+    assert book.prefill_time_fraction(idle, 1.0) == 0
+    book.remove_replica("a")
+    assert book.prefill_time_fraction(busy, 1.0) == 0

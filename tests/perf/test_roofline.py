@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from baton.domain.value import evolve
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.hardware.catalogue import accelerator
+from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.hardware.collectives import all_reduce, send_s
-from baton.perf.hardware.efficiency import DEFAULT, Efficiency, of_engine
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency, engine_efficiency
 from baton.perf.model.layer_work import Matrix, layer_kinds
 from baton.perf.model.shape import ModelShape
-from baton.perf.step_timing import StepBatch, chunk_pairs
-from baton.perf.steps.roofline import Roofline, activations_of, product_s
+from baton.perf.step_timing import StepBatch, attention_pairs
+from baton.perf.steps.roofline import Roofline, compute_dtype, gemm_s
 from tests.perf.shapes import ALL, DEEPSEEK, H100, LLAMA_8B, LLAMA_70B, MIXTRAL, WINDOWED
 
 
@@ -28,7 +28,7 @@ def prefill(tokens: int, before: int = 0) -> StepBatch:
     return StepBatch(
         prefill_tokens=tokens,
         prefill_requests=1,
-        prefill_pairs=chunk_pairs(tokens, before),
+        prefill_pairs=attention_pairs(tokens, before),
         prefill_context_tokens=before,
         finished_prefills=1,
     )
@@ -38,9 +38,16 @@ def prefill(tokens: int, before: int = 0) -> StepBatch:
 def test_the_products_of_all_layers_hold_all_their_weights(shape: ModelShape) -> None:
     held = 0
     for kind in layer_kinds(shape, 1):
-        copies = shape.experts.count if shape.experts and kind.expert else 0
-        held += kind.layers * sum(one.inputs * one.outputs for one in kind.matrices)
-        held += kind.layers * copies * sum(one.inputs * one.outputs for one in kind.expert)
+        copies = shape.experts.count if shape.experts and kind.expert_matrices else 0
+        held += kind.layers * sum(matrix.inputs * matrix.outputs for matrix in kind.matrices)
+        held += (
+            kind.layers
+            * copies
+            * sum(
+                expert_matrix.inputs * expert_matrix.outputs
+                for expert_matrix in kind.expert_matrices
+            )
+        )
     assert held == shape.layer_parameters
 
 
@@ -49,14 +56,18 @@ def test_a_decode_takes_longer_than_reading_what_it_touches(shape: ModelShape) -
     batch = decode(4, 1000)
     bytes_read = 2 * (shape.touched_parameters(4) + shape.output_parameters)
     least_s = bytes_read / H100.memory_bytes_per_s
-    assert least_s < Roofline(shape, H100).step_s(batch) < 2.2 * least_s + DEFAULT.step_s + 5e-3
+    assert (
+        least_s
+        < Roofline(shape, H100).step_s(batch)
+        < 2.2 * least_s + DEFAULT_EFFICIENCY.step_s + 5e-3
+    )
 
 
 BATCHES = st.builds(
     lambda chunk, before, decodes, context: StepBatch(
         prefill_tokens=chunk,
         prefill_requests=min(chunk, 1),
-        prefill_pairs=chunk_pairs(chunk, before),
+        prefill_pairs=attention_pairs(chunk, before),
         prefill_context_tokens=before * min(chunk, 1),
         decode_requests=decodes,
         decode_context_tokens=decodes * context,
@@ -114,19 +125,19 @@ def test_the_parts_add_up_to_the_step() -> None:
     batch = evolve(prefill(500), decode_requests=8, decode_context_tokens=8000)
     parts = timing.parts(batch)
     assert timing.step_s(batch) == sum(parts)
-    assert parts.step_s == DEFAULT.step_s
-    assert parts.requests_s == pytest.approx(9 * DEFAULT.request_s)
+    assert parts.fixed_s == DEFAULT_EFFICIENCY.step_s
+    assert parts.requests_s == pytest.approx(9 * DEFAULT_EFFICIENCY.request_s)
     assert min(parts) > 0
 
 
 @pytest.mark.parametrize(
     ("factor", "part"),
-    [("gemm", "products_s"), ("attention", "attention_s"), ("communication", "wire_s")],
+    [("gemm", "gemm_s"), ("attention", "attention_s"), ("communication", "wire_s")],
 )
 def test_a_factor_scales_its_part_and_no_other(factor: str, part: str) -> None:
     batch = evolve(prefill(700), decode_requests=3, decode_context_tokens=900)
     plain = Roofline(LLAMA_70B, H100, tp=2).parts(batch)
-    doubled = replace(DEFAULT, **{factor: 2 * getattr(DEFAULT, factor)})
+    doubled = replace(DEFAULT_EFFICIENCY, **{factor: 2 * getattr(DEFAULT_EFFICIENCY, factor)})
     scaled = Roofline(LLAMA_70B, H100, tp=2, efficiency=doubled).parts(batch)
     assert getattr(scaled, part) == pytest.approx(2 * getattr(plain, part))
     assert scaled._replace(**{part: 0.0}) == pytest.approx(plain._replace(**{part: 0.0}))
@@ -136,7 +147,7 @@ def test_more_devices_share_products_and_attention_and_have_to_talk() -> None:
     batch = evolve(prefill(4096), decode_requests=32, decode_context_tokens=64_000)
     one, four = (Roofline(LLAMA_70B, H100, tp=tp).parts(batch) for tp in (1, 4))
     assert one.wire_s == 0 < four.wire_s
-    assert 3.0 < one.products_s / four.products_s < 4.0
+    assert 3.0 < one.gemm_s / four.gemm_s < 4.0
     assert 3.0 < one.attention_s / four.attention_s < 4.0
 
 
@@ -176,7 +187,7 @@ def test_key_heads_are_copied_when_there_are_too_few() -> None:
 
 def test_few_tokens_touch_few_experts() -> None:
     timing = Roofline(MIXTRAL, H100)
-    one, many = (timing.parts(StepBatch(decode_requests=n)).products_s for n in (1, 64))
+    one, many = (timing.parts(StepBatch(decode_requests=n)).gemm_s for n in (1, 64))
     expert_s = 32 * 3 * 4096 * 14336 * 2 / H100.memory_bytes_per_s
     assert 5 * expert_s < many - one < 8.5 * expert_s
 
@@ -201,17 +212,17 @@ def test_a_small_exchange_takes_one_phase_and_a_large_one_two() -> None:
 
 def test_a_wide_product_reaches_the_arithmetic_and_a_narrow_one_the_bandwidth() -> None:
     matrix = Matrix(inputs=8192, outputs=10240)
-    wide_s = product_s(H100, matrix, 16384, weights=Dtype.BF16, inputs=Dtype.BF16)
-    narrow_s = product_s(H100, matrix, 1, weights=Dtype.BF16, inputs=Dtype.BF16)
+    wide_s = gemm_s(H100, matrix, 16384, weights=Dtype.BF16, inputs=Dtype.BF16)
+    narrow_s = gemm_s(H100, matrix, 1, weights=Dtype.BF16, inputs=Dtype.BF16)
     assert 0.75 < 2 * 16384 * 8192 * 10240 / 989e12 / wide_s < 0.87
     assert 0.7 < 2 * 8192 * 10240 / 3.35e12 / narrow_s < 0.82
 
 
 def test_weights_that_a_device_cannot_multiply_are_unpacked() -> None:
-    old = replace(H100, flops={Dtype.BF16: 312e12})
-    assert activations_of(Dtype.FP8, H100) is Dtype.FP8
-    assert activations_of(Dtype.FP8, old) is Dtype.BF16
-    assert activations_of(Dtype.INT4, H100) is Dtype.BF16
+    old = replace(H100, flops_by_dtype={Dtype.BF16: 312e12})
+    assert compute_dtype(Dtype.FP8, H100) is Dtype.FP8
+    assert compute_dtype(Dtype.FP8, old) is Dtype.BF16
+    assert compute_dtype(Dtype.INT4, H100) is Dtype.BF16
     packed = Roofline(LLAMA_8B, old, weights=Dtype.INT4)
     plain = Roofline(LLAMA_8B, old)
     assert packed.step_s(decode(1, 100)) < 0.6 * plain.step_s(decode(1, 100))
@@ -242,7 +253,7 @@ def test_quantising_inputs_is_not_quicker_where_memory_is() -> None:
 
     def seconds(rows: int, bandwidth: float) -> float:
         device = replace(H100, memory_bytes_per_s=bandwidth * H100.memory_bytes_per_s)
-        return product_s(device, matrix, rows, weights=Dtype.FP8, inputs=Dtype.FP8)
+        return gemm_s(device, matrix, rows, weights=Dtype.FP8, inputs=Dtype.FP8)
 
     quantising_s = 8192 * 8192 * 3030 / 1.979e15
     computing_s = 2 * 8192**3 / (0.73 * 1.979e15)
@@ -251,24 +262,24 @@ def test_quantising_inputs_is_not_quicker_where_memory_is() -> None:
 
 
 def test_narrow_products_have_a_factor_of_their_own() -> None:
-    slower = replace(DEFAULT, gemm_narrow=2 * DEFAULT.gemm_narrow)
+    slower = replace(DEFAULT_EFFICIENCY, gemm_narrow=2 * DEFAULT_EFFICIENCY.gemm_narrow)
     batch = StepBatch(decode_requests=8, decode_context_tokens=800)
     for weights, changes in ((Dtype.BF16, False), (Dtype.FP8, True), (Dtype.INT4, False)):
         before, after = (
-            Roofline(LLAMA_8B, H100, weights=weights, efficiency=one).step_s(batch)
-            for one in (DEFAULT, slower)
+            Roofline(LLAMA_8B, H100, weights=weights, efficiency=efficiency).step_s(batch)
+            for efficiency in (DEFAULT_EFFICIENCY, slower)
         )
         assert (after > before) is changes
 
 
 def test_tiles_of_queries_bind_decodes_of_an_fp8_cache_but_not_of_xqa_kernels() -> None:
-    h200 = accelerator("h200_sxm")
+    h200 = find_accelerator("h200_sxm")
     batch = StepBatch(decode_requests=64, decode_context_tokens=64 * 8000)
     xqa, tiles = (
-        Roofline(LLAMA_8B, h200, kv=Dtype.FP8, efficiency=of_engine(engine)).parts(batch)
+        Roofline(LLAMA_8B, h200, kv=Dtype.FP8, efficiency=engine_efficiency(engine)).parts(batch)
         for engine in ("trtllm", "vllm")
     )
-    read_s = 64 * 8000 * 2 * 8 * 128 * 32 / (4.8e12 * DEFAULT.decode_memory)
-    assert xqa.attention_s == pytest.approx(DEFAULT.attention * read_s, rel=0.15)
+    read_s = 64 * 8000 * 2 * 8 * 128 * 32 / (4.8e12 * DEFAULT_EFFICIENCY.decode_memory)
+    assert xqa.attention_s == pytest.approx(DEFAULT_EFFICIENCY.attention * read_s, rel=0.15)
     assert tiles.attention_s > 1.2 * xqa.attention_s
-    assert of_engine("anything else") == DEFAULT
+    assert engine_efficiency("anything else") == DEFAULT_EFFICIENCY

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.perf.model.speculative import best_drafted, expected_tokens, speedup, step_cost
+from baton.perf.model.speculative import best_draft_length, expected_tokens, speedup, step_cost
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_tokens_come_as_many_times_faster_as_the_formula_says(
 
 def test_a_full_batch_pays_for_checking_and_then_drafting_may_lose() -> None:
     assert step_cost(4, draft_cost=0.05) == pytest.approx(1.2)
-    assert step_cost(4, draft_cost=0.05, check_cost=3.0) == pytest.approx(3.2)
+    assert step_cost(4, draft_cost=0.05, verify_cost=3.0) == pytest.approx(3.2)
     assert speedup(0.7, 4, draft_cost=0.05) > 2
-    assert speedup(0.7, 4, draft_cost=0.05, check_cost=5.0) < 1
+    assert speedup(0.7, 4, draft_cost=0.05, verify_cost=5.0) < 1
 
 
 def test_without_drafting_nothing_changes() -> None:
@@ -63,12 +63,12 @@ def test_without_drafting_nothing_changes() -> None:
 @given(st.floats(0, 0.99), st.floats(0.001, 1))
 def test_the_best_number_is_the_best_of_all(acceptance: float, draft_cost: float) -> None:
     gains = [speedup(acceptance, drafted, draft_cost=draft_cost) for drafted in range(17)]
-    assert gains[best_drafted(acceptance, draft_cost=draft_cost)] == pytest.approx(max(gains))
+    assert gains[best_draft_length(acceptance, draft_cost=draft_cost)] == pytest.approx(max(gains))
 
 
 def test_drafting_that_costs_more_than_it_is_accepted_does_not_pay() -> None:
-    assert best_drafted(0.2, draft_cost=0.3) == 0
-    assert best_drafted(0.99, draft_cost=0.01) == 16
+    assert best_draft_length(0.2, draft_cost=0.3) == 0
+    assert best_draft_length(0.99, draft_cost=0.01) == 16
 
 
 @pytest.mark.parametrize(("acceptance", "drafted"), [(-0.1, 1), (1.1, 1), (0.5, -1)])

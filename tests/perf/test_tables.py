@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.value import evolve
-from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.tables import (
-    LAYER_PARTS,
-    MODEL_PARTS,
-    AttentionRow,
-    Curve,
-    Grid,
+    LAYER_MODULE_COUNTS,
+    MODEL_MODULE_COUNTS,
+    AttentionGrid,
+    AttentionMeasurement,
     InterpolatedTiming,
+    InterpolationCurve,
     LayerProfile,
     PolynomialTiming,
 )
 
 OPT_13B = PolynomialTiming(
     prefill=(18.10, 0.1019, 7.12e-6),
-    small=(19.93, 6.27e-4, 0.0385),
-    large=(7.17, 5.80e-4, 0.158),
+    small_batch=(19.93, 6.27e-4, 0.0385),
+    large_batch=(7.17, 5.80e-4, 0.158),
 )
 """DistServe's coefficients for OPT-13B on one A100."""
 
@@ -33,7 +33,7 @@ def prefill(*tokens: int) -> StepBatch:
     return StepBatch(
         prefill_tokens=sum(tokens),
         prefill_requests=len(tokens),
-        prefill_pairs=sum(chunk_pairs(one, 0) for one in tokens),
+        prefill_pairs=sum(attention_pairs(token, 0) for token in tokens),
         finished_prefills=len(tokens),
     )
 
@@ -63,7 +63,10 @@ def test_large_batches_have_coefficients_of_their_own() -> None:
 
 def test_each_stage_takes_its_share_and_a_millisecond() -> None:
     two = PolynomialTiming(
-        prefill=OPT_13B.prefill, small=OPT_13B.small, large=OPT_13B.large, pipeline_stages=2
+        prefill=OPT_13B.prefill,
+        small_batch=OPT_13B.small_batch,
+        large_batch=OPT_13B.large_batch,
+        pipeline_stages=2,
     )
     # Per stage: half and 1 ms; through both: all and 2 x (2 x 1 ms), as the published simulator
     # adds a millisecond for each stage to every stage.
@@ -81,7 +84,7 @@ POINTS = st.dictionaries(st.integers(0, 1000), st.floats(0, 1e3), min_size=1, ma
 
 @given(POINTS, st.floats(-100, 1100))
 def test_a_curve_is_linear_between_its_points(points: dict[int, float], x: float) -> None:
-    curve, xs = Curve(points.items()), sorted(points)
+    curve, xs = InterpolationCurve(points.items()), sorted(points)
     for known in xs:
         assert curve.at(known) == pytest.approx(points[known], abs=1e-9)
     inside = [(a, b) for a, b in pairwise(xs) if a <= x <= b]
@@ -92,15 +95,16 @@ def test_a_curve_is_linear_between_its_points(points: dict[int, float], x: float
 
 
 def test_a_curve_goes_on_as_it_ended() -> None:
-    assert Curve([(0, 1), (10, 2), (20, 4)]).at(30) == pytest.approx(6)
-    assert Curve([(5, 7)]).at(100) == 7
+    assert InterpolationCurve([(0, 1), (10, 2), (20, 4)]).at(30) == pytest.approx(6)
+    assert InterpolationCurve([(5, 7)]).at(100) == 7
     with pytest.raises(ValueError, match="without points"):
-        Curve([])
+        InterpolationCurve([])
 
 
 def test_splitwise_counts_tokens_and_mixing_costs_a_tenth() -> None:
     timing = InterpolatedTiming(
-        prompt=Curve([(512, 0.05), (1024, 0.1)]), token=Curve([(1, 0.03), (64, 0.06)])
+        prompt=InterpolationCurve([(512, 0.05), (1024, 0.1)]),
+        token=InterpolationCurve([(1, 0.03), (64, 0.06)]),
     )
     assert timing.step_s(prefill(512, 256)) == pytest.approx(0.075)
     assert timing.step_s(decode(64, 9999)) == pytest.approx(0.06)
@@ -113,8 +117,8 @@ def seconds(chunk: float, context: float, decodes: float, decode_context: float)
     return 1e-5 + 1e-8 * chunk + 1e-11 * chunk * context + 1e-9 * decodes * decode_context
 
 
-GRID = Grid(
-    AttentionRow(chunk, context, decodes, behind, seconds(chunk, context, decodes, behind))
+GRID = AttentionGrid(
+    AttentionMeasurement(chunk, context, decodes, behind, seconds(chunk, context, decodes, behind))
     for chunk in (0, 64, 2048)
     for context in ((0, 512, 4096) if chunk else (0,))
     for decodes in (0, 1, 128)
@@ -133,14 +137,20 @@ def test_a_grid_is_exact_for_what_is_linear_in_each(
 def test_a_grid_may_have_holes() -> None:
     assert GRID.at(0, 0, 64.5, 8200) == pytest.approx(seconds(0, 0, 64.5, 8200))
     with pytest.raises(ValueError, match="without rows"):
-        Grid([])
+        AttentionGrid([])
 
 
 PROFILE = LayerProfile(
     layers=10,
-    dense={part: Curve([(1, 1e-6), (1001, 2e-6)]) for part in (*LAYER_PARTS, *MODEL_PARTS)},
+    dense={
+        part: InterpolationCurve([(1, 1e-6), (1001, 2e-6)])
+        for part in (*LAYER_MODULE_COUNTS, *MODEL_MODULE_COUNTS)
+    },
     attention=GRID,
-    per_sequence={"lm_head": Curve([(1, 5e-4), (2, 6e-4)]), "sampler": Curve([(1, 1e-5)])},
+    per_sequence={
+        "lm_head": InterpolationCurve([(1, 5e-4), (2, 6e-4)]),
+        "sampler": InterpolationCurve([(1, 1e-5)]),
+    },
     step_overhead_s=1e-3,
 )
 
@@ -165,7 +175,7 @@ def test_a_chunk_behind_others_is_looked_up_by_what_lies_before_it() -> None:
     batch = StepBatch(
         prefill_tokens=256,
         prefill_requests=1,
-        prefill_pairs=chunk_pairs(256, 1024),
+        prefill_pairs=attention_pairs(256, 1024),
         prefill_context_tokens=1024,
     )
     assert PROFILE.attention_s(batch) == pytest.approx(seconds(256, 1024, 0, 0))
@@ -176,7 +186,9 @@ def test_a_profile_needs_all_parts() -> None:
         LayerProfile(
             layers=1,
             dense={
-                part: Curve([(1, 1)]) for part in (*LAYER_PARTS, *MODEL_PARTS) if part[0] != "q"
+                part: InterpolationCurve([(1, 1)])
+                for part in (*LAYER_MODULE_COUNTS, *MODEL_MODULE_COUNTS)
+                if part[0] != "q"
             },
             attention=GRID,
             per_sequence={},

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepBatch
-from baton.planner.problem import Effort, Offer, Question, SloClass
-from baton.planner.shapes.space import Duty, Instance, Shapes
+from baton.planner.problem import AcceleratorOffer, PlanningProblem, SearchEffort, SloClass
+from baton.planner.shapes.space import Duty, EngineShape, ShapeCatalogue
 from baton.simulator.outcome import Objectives
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import Trace, TraceRequest
@@ -17,7 +17,7 @@ GPU = Accelerator(
     name="plain",
     memory_bytes=80e9,
     memory_bytes_per_s=2e12,
-    flops={Dtype.BF16: 400e12},
+    flops_by_dtype={Dtype.BF16: 400e12},
     peer_bytes_per_s=300e9,
     network_bytes_per_s=25e9,
     price_per_hour=2.0,
@@ -35,28 +35,32 @@ MODEL = ModelShape(
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearStepTiming:
     """So much for a step, a prompt token, a stream, and a token that streams attend to."""
 
-    step: float = 0.008
-    prompt_token: float = 50e-6
-    stream: float = 50e-6
-    context_token: float = 20e-9
+    per_step_s: float = 0.008
+    per_prompt_token_s: float = 50e-6
+    per_stream_s: float = 50e-6
+    per_context_token_s: float = 20e-9
 
     def step_s(self, batch: StepBatch) -> float:
         return (
-            self.step
-            + self.prompt_token * batch.prefill_tokens
-            + self.stream * batch.decode_requests
-            + self.context_token * batch.decode_context_tokens
+            self.per_step_s
+            + self.per_prompt_token_s * batch.prefill_tokens
+            + self.per_stream_s * batch.decode_requests
+            + self.per_context_token_s * batch.decode_context_tokens
         )
 
 
 def instance(
-    chunk: int = 2048, *, tp: int = 1, timing: Linear | None = None, accelerator: Accelerator = GPU
-) -> Instance:
+    chunk: int = 2048,
+    *,
+    tp: int = 1,
+    timing: LinearStepTiming | None = None,
+    accelerator: Accelerator = GPU,
+) -> EngineShape:
     settings = V1Settings(
-        timing=timing or Linear(),
+        timing=timing or LinearStepTiming(),
         kv_blocks=20_000,
         kv_block_bytes=16 * 131_072,
         max_running_requests=256,
@@ -64,7 +68,7 @@ def instance(
         transfer_bytes_per_s=50e9,
     )
     price = accelerator.price_per_hour
-    return Instance(
+    return EngineShape(
         accelerator=accelerator,
         tp=tp,
         pp=1,
@@ -73,9 +77,11 @@ def instance(
     )
 
 
-def shapes(timing: Linear | None = None, *, chunks: tuple[int, ...] = (2048,)) -> Shapes:
-    return Shapes(
-        fitting={
+def shapes(
+    timing: LinearStepTiming | None = None, *, chunks: tuple[int, ...] = (2048,)
+) -> ShapeCatalogue:
+    return ShapeCatalogue(
+        shapes_by_duty={
             Duty.PREFILL: (instance(8192, timing=timing),),
             Duty.DECODE: (instance(2048, timing=timing),),
             Duty.BOTH: tuple(instance(chunk, timing=timing) for chunk in chunks),
@@ -83,7 +89,7 @@ def shapes(timing: Linear | None = None, *, chunks: tuple[int, ...] = (2048,)) -
     )
 
 
-def even(rate: float, prompt: int, output: int, count: int = 2_000) -> Trace:
+def evenly_spaced(rate: float, prompt: int, output: int, count: int = 2_000) -> Trace:
     """Requests that are all alike, at even times."""
     return Trace(
         name="even",
@@ -91,7 +97,14 @@ def even(rate: float, prompt: int, output: int, count: int = 2_000) -> Trace:
     )
 
 
-SMALL = Effort(requests=120, least_requests=60, precision=0.15, shapes=1, cell=3, sensitivity=False)
+SMALL = SearchEffort(
+    max_requests=120,
+    min_requests=60,
+    precision=0.15,
+    shapes_per_duty=1,
+    max_simulated_replicas=3,
+    sensitivity=False,
+)
 
 
 def question(
@@ -101,10 +114,10 @@ def question(
     tpot_s: float | None = 0.03,
     gpus: int | None = 8,
     rate_per_s: float | None = None,
-) -> Question:
-    return Question(
+) -> PlanningProblem:
+    return PlanningProblem(
         model=MODEL,
-        offers=(Offer(accelerator=GPU),),
+        offers=(AcceleratorOffer(accelerator=GPU),),
         traffic=trace,
         classes=(SloClass(objectives=Objectives(ttft_s=ttft_s, tpot_s=tpot_s)),),
         gpus=gpus,
@@ -113,5 +126,5 @@ def question(
     )
 
 
-def with_classes(asked: Question, *classes: SloClass) -> Question:
-    return replace(asked, classes=classes)
+def with_classes(base: PlanningProblem, *classes: SloClass) -> PlanningProblem:
+    return replace(base, classes=classes)

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
 from baton.perf.hardware.accelerators import Accelerator
-from baton.planner.bottleneck import binding
-from baton.planner.explore import best_of, cost
-from baton.planner.problem import Offer
-from baton.planner.rates.closed_form import Mix
-from baton.planner.rates.measure import Measured
-from baton.planner.rates.trials import Spread, Trial
-from baton.planner.result import Candidate, Constraint, Trade
-from baton.planner.shapes.fleets import Fleet, Kind, Pool
-from baton.planner.tradeoffs import closed_form, front, simulated
-from tests.planner.shapes import GPU, even, instance, question, shapes
+from baton.planner.bottleneck import find_bottleneck
+from baton.planner.explore import cost, rank_candidates
+from baton.planner.problem import AcceleratorOffer
+from baton.planner.rates.closed_form import MeanRequest
+from baton.planner.rates.measure import RateSearchResult
+from baton.planner.rates.trials import LatencyQuantiles, Trial
+from baton.planner.result import Candidate, Constraint, Tradeoff
+from baton.planner.shapes.fleets import FleetKind, PlannedFleet, PlannedPool
+from baton.planner.tradeoffs import closed_form_tradeoffs, pareto_front, simulated_tradeoffs
+from tests.planner.shapes import GPU, evenly_spaced, instance, question, shapes
 
-MIX = Mix(prompt_tokens=600, output_tokens=50)
-ASKED = question(even(10.0, 600, 50))
+MIX = MeanRequest(prompt_tokens=600, output_tokens=50)
+ASKED = question(evenly_spaced(10.0, 600, 50))
 
 
 def trial(rate: float, *, holds: bool = True, **changed: float) -> Trial:
@@ -30,11 +30,11 @@ def trial(rate: float, *, holds: bool = True, **changed: float) -> Trial:
         rate_per_s=rate,
         attainment=0.95 if holds else 0.7,
         margin=0.05 if holds else -0.2,
-        late_first=0.0,
-        late_stream=0.0 if holds else 0.3,
+        late_first_token_fraction=0.0,
+        slow_stream_fraction=0.0 if holds else 0.3,
         requests=100,
-        ttft=Spread(p50_s=0.1, p90_s=0.2, p99_s=0.3),
-        tpot=Spread(p50_s=0.02, p90_s=0.025, p99_s=0.03),
+        ttft=LatencyQuantiles(p50_s=0.1, p90_s=0.2, p99_s=0.3),
+        tpot=LatencyQuantiles(p50_s=0.02, p90_s=0.025, p99_s=0.03),
         e2e_s=1.0,
         output_tokens=50.0,
         cached_fraction=0.0,
@@ -43,28 +43,30 @@ def trial(rate: float, *, holds: bool = True, **changed: float) -> Trial:
 
 
 def candidate(
-    kind: Kind,
+    kind: FleetKind,
     rate: float,
     *,
     over: Trial | None = None,
     replicas: int = 1,
     accelerator: Accelerator = GPU,
 ) -> Candidate:
-    roles = (Role.MIXED,) if kind is Kind.COLOCATED else (Role.PREFILL, Role.DECODE)
-    fleet = Fleet(
+    roles = (Role.MIXED,) if kind is FleetKind.COLOCATED else (Role.PREFILL, Role.DECODE)
+    fleet = PlannedFleet(
         kind=kind,
         pools=tuple(
-            Pool(role=role, instance=instance(accelerator=accelerator), replicas=replicas)
+            PlannedPool(
+                role=role, engine_shape=instance(accelerator=accelerator), replicas=replicas
+            )
             for role in roles
         ),
     )
-    trials = tuple(one for one in (trial(rate) if rate else None, over) if one is not None)
+    trials = tuple(other for other in (trial(rate) if rate else None, over) if other is not None)
     return Candidate(
         fleet=fleet,
-        cell=fleet,
-        factor=1.0,
+        simulated_fleet=fleet,
+        scale_factor=1.0,
         estimate_per_s=rate,
-        measured=Measured(rate_per_s=rate, trials=trials),
+        search_result=RateSearchResult(rate_per_s=rate, trials=trials),
     )
 
 
@@ -72,7 +74,7 @@ def candidate(
 
 
 def test_a_million_tokens_cost_what_the_fleet_costs_while_it_makes_them() -> None:
-    one = candidate(Kind.COLOCATED, 10.0)  # 500 tokens/s for $2 an hour
+    one = candidate(FleetKind.COLOCATED, 10.0)  # 500 tokens/s for $2 an hour
 
     assert one.cost_per_million_tokens() == pytest.approx(2 / 3600 / 500 * 1e6)
     assert one.cost_per_million_tokens(5.0) == pytest.approx(2 * 2 / 3600 / 500 * 1e6)
@@ -80,7 +82,7 @@ def test_a_million_tokens_cost_what_the_fleet_costs_while_it_makes_them() -> Non
 
 
 def test_both_pools_gpus_count() -> None:
-    split = candidate(Kind.DISAGGREGATED, 10.0)
+    split = candidate(FleetKind.DISAGGREGATED, 10.0)
 
     assert split.rate_per_gpu == 5.0
     assert split.tokens_per_s_per_gpu(trial(10.0)) == 250.0
@@ -90,52 +92,55 @@ def test_both_pools_gpus_count() -> None:
 
 
 def test_what_carries_most_is_taken_and_the_simplest_of_equals() -> None:
-    alone, split = candidate(Kind.COLOCATED, 9.7), candidate(Kind.DISAGGREGATED, 10.0)
-    clearly = candidate(Kind.DISAGGREGATED, 20.0)
+    alone, split = candidate(FleetKind.COLOCATED, 9.7), candidate(FleetKind.DISAGGREGATED, 10.0)
+    clearly = candidate(FleetKind.DISAGGREGATED, 20.0)
 
-    assert best_of([split, alone], ASKED)[0] is alone
-    assert best_of([alone, clearly], ASKED) == (clearly, [clearly, alone])
+    assert rank_candidates([split, alone], ASKED)[0] is alone
+    assert rank_candidates([alone, clearly], ASKED) == (clearly, [clearly, alone])
 
 
 def test_for_a_rate_the_cheapest_that_carries_it_is_taken() -> None:
     asked = replace(ASKED, rate_per_s=8.0)
-    large, small = candidate(Kind.COLOCATED, 30.0, replicas=3), candidate(Kind.HYBRID, 8.5)
+    large, small = (
+        candidate(FleetKind.COLOCATED, 30.0, replicas=3),
+        candidate(FleetKind.HYBRID, 8.5),
+    )
 
-    assert best_of([large, small], asked)[0] is small
-    assert best_of([large, small], replace(asked, rate_per_s=9.0))[0] is large
-    assert best_of([large, small], replace(asked, rate_per_s=99.0))[0] is large
+    assert rank_candidates([large, small], asked)[0] is small
+    assert rank_candidates([large, small], replace(asked, rate_per_s=9.0))[0] is large
+    assert rank_candidates([large, small], replace(asked, rate_per_s=99.0))[0] is large
 
 
 def test_dollars_are_never_compared_with_numbers_of_gpus() -> None:
     bare = replace(GPU, name="bare", price_per_hour=None)
-    offers = (Offer(accelerator=GPU), Offer(accelerator=bare))
-    priced = candidate(Kind.COLOCATED, 9.0, replicas=3)  # $6 an hour
-    unpriced = candidate(Kind.COLOCATED, 9.0, replicas=4, accelerator=bare)
+    offers = (AcceleratorOffer(accelerator=GPU), AcceleratorOffer(accelerator=bare))
+    priced = candidate(FleetKind.COLOCATED, 9.0, replicas=3)  # $6 an hour
+    unpriced = candidate(FleetKind.COLOCATED, 9.0, replicas=4, accelerator=bare)
     asked = replace(ASKED, rate_per_s=8.0, offers=offers)
     known = replace(asked, offers=(offers[0], replace(offers[1], price_per_hour=1.0)))
 
-    assert best_of([unpriced, priced], asked)[0] is priced
+    assert rank_candidates([unpriced, priced], asked)[0] is priced
     assert cost(priced.fleet, asked) == 3
     assert cost(priced.fleet, known) == 6
 
 
 def test_fleets_for_nothing_are_compared_by_their_gpus() -> None:
-    free = replace(ASKED, offers=(Offer(accelerator=GPU, price_per_hour=0.0),))
+    free = replace(ASKED, offers=(AcceleratorOffer(accelerator=GPU, price_per_hour=0.0),))
 
-    assert cost(candidate(Kind.COLOCATED, 9.0, replicas=3).fleet, free) == 3
+    assert cost(candidate(FleetKind.COLOCATED, 9.0, replicas=3).fleet, free) == 3
 
 
 def test_a_fleet_that_carries_nothing_is_never_taken() -> None:
-    nothing = candidate(Kind.COLOCATED, 0.0, over=trial(1.0, holds=False))
+    nothing = candidate(FleetKind.COLOCATED, 0.0, over=trial(1.0, holds=False))
 
-    assert best_of([nothing], ASKED) == (None, [nothing])
+    assert rank_candidates([nothing], ASKED) == (None, [nothing])
 
 
 # ------------------------------------------------------------------- trades
 
 trades = st.builds(
-    Trade,
-    kind=st.sampled_from(list(Kind)),
+    Tradeoff,
+    kind=st.sampled_from(list(FleetKind)),
     label=st.just(""),
     tokens_per_s_per_gpu=st.integers(1, 20).map(float),
     tokens_per_s_per_user=st.integers(1, 20).map(float),
@@ -143,90 +148,98 @@ trades = st.builds(
 )
 
 
-def beats(one: Trade, other: Trade) -> bool:
+def beats(one: Tradeoff, other: Tradeoff) -> bool:
     mine = (one.tokens_per_s_per_gpu, one.tokens_per_s_per_user)
     others = (other.tokens_per_s_per_gpu, other.tokens_per_s_per_user)
     return mine != others and all(a >= b for a, b in zip(mine, others, strict=True))
 
 
 @given(st.lists(trades, max_size=25))
-def test_the_front_is_what_nothing_beats(offered: list[Trade]) -> None:
+def test_the_front_is_what_nothing_beats(offered: list[Tradeoff]) -> None:
     def points(some: object) -> set[tuple[float, float]]:
         assert isinstance(some, list | tuple)
-        return {(one.tokens_per_s_per_gpu, one.tokens_per_s_per_user) for one in some}
+        return {(item.tokens_per_s_per_gpu, item.tokens_per_s_per_user) for item in some}
 
-    twin = [one for one in offered if not any(beats(other, one) for other in offered)]
-    assert points(front(offered)) == points(twin)
+    twin = [
+        tradeoff for tradeoff in offered if not any(beats(other, tradeoff) for other in offered)
+    ]
+    assert points(pareto_front(offered)) == points(twin)
 
 
 def test_the_closed_form_trades_speed_for_throughput() -> None:
-    found = front(closed_form(shapes().fitting, MIX))
+    found = pareto_front(closed_form_tradeoffs(shapes().shapes_by_duty, MIX))
 
     assert len(found) > 3
     assert found[0].tokens_per_s_per_user > found[-1].tokens_per_s_per_user
     assert found[0].tokens_per_s_per_gpu < found[-1].tokens_per_s_per_gpu
-    assert not any(one.simulated for one in found)
+    assert not any(tradeoff.simulated for tradeoff in found)
 
 
 def test_a_disaggregated_trade_pays_for_its_prefill() -> None:
-    split = [one for one in closed_form(shapes().fitting, MIX) if one.kind is Kind.DISAGGREGATED]
+    split = [
+        closed_form_tradeoff
+        for closed_form_tradeoff in closed_form_tradeoffs(shapes().shapes_by_duty, MIX)
+        if closed_form_tradeoff.kind is FleetKind.DISAGGREGATED
+    ]
 
     # a prompt takes 38 ms of a GPU for itself, before any of its 50 tokens is decoded
-    assert 0 < max(one.tokens_per_s_per_gpu for one in split) < 50 / 0.038
+    assert 0 < max(tradeoff.tokens_per_s_per_gpu for tradeoff in split) < 50 / 0.038
 
 
 def test_only_rates_that_were_carried_are_traded() -> None:
-    one = candidate(Kind.COLOCATED, 10.0, over=trial(12.0, holds=False))
+    one = candidate(FleetKind.COLOCATED, 10.0, over=trial(12.0, holds=False))
 
-    assert [trade.tokens_per_s_per_gpu for trade in simulated([one])] == [500.0]
+    assert [trade.tokens_per_s_per_gpu for trade in simulated_tradeoffs([one])] == [500.0]
 
 
 # ------------------------------------------------------------------- what binds
 
 
-def bound(kind: Kind, over: Trial, mix: Mix = MIX) -> Constraint:
-    return binding(candidate(kind, 10.0, over=over), mix).constraint
+def bound(kind: FleetKind, over: Trial, mix: MeanRequest = MIX) -> Constraint:
+    return find_bottleneck(candidate(kind, 10.0, over=over), mix).constraint
 
 
 def test_slow_streams_of_a_decode_pool_are_for_its_bandwidth() -> None:
     over = trial(12.0, holds=False)
 
-    assert bound(Kind.DISAGGREGATED, over) is Constraint.DECODE_BANDWIDTH
-    assert bound(Kind.COLOCATED, over) is Constraint.SHARED_STEPS
+    assert bound(FleetKind.DISAGGREGATED, over) is Constraint.DECODE_BANDWIDTH
+    assert bound(FleetKind.COLOCATED, over) is Constraint.SHARED_STEPS
 
 
 def test_late_first_tokens_are_for_prefill_when_it_is_busy_and_for_bursts_when_not() -> None:
-    late = trial(25.0, holds=False, late_first=0.3, late_stream=0.0)  # 25 x 38 ms: 95 % busy
+    late = trial(
+        25.0, holds=False, late_first_token_fraction=0.3, slow_stream_fraction=0.0
+    )  # 25 x 38 ms: 95 % busy
     early = replace(late, rate_per_s=10.5)
 
-    assert bound(Kind.DISAGGREGATED, late) is Constraint.PREFILL_COMPUTE
-    assert bound(Kind.DISAGGREGATED, early) is Constraint.BURSTS
+    assert bound(FleetKind.DISAGGREGATED, late) is Constraint.PREFILL_COMPUTE
+    assert bound(FleetKind.DISAGGREGATED, early) is Constraint.BURSTS
 
 
 def test_late_first_tokens_are_for_the_network_when_that_is_full() -> None:
     # 6,000 tokens of 131 kB are 0.79 GB; 60 of them a second nearly fill 50 GB/s
-    over = trial(60.0, holds=False, late_first=0.3, late_stream=0.0)
+    over = trial(60.0, holds=False, late_first_token_fraction=0.3, slow_stream_fraction=0.0)
     mix = replace(MIX, prompt_tokens=6000, output_tokens=2)
 
-    assert bound(Kind.DISAGGREGATED, over, mix) is Constraint.NETWORK
-    assert bound(Kind.COLOCATED, over, mix) is not Constraint.NETWORK
+    assert bound(FleetKind.DISAGGREGATED, over, mix) is Constraint.NETWORK
+    assert bound(FleetKind.COLOCATED, over, mix) is not Constraint.NETWORK
 
 
 def test_streams_that_fill_the_cache_or_the_batch_are_told_apart() -> None:
     # 20,000 blocks of 16 are 320,000 tokens; 200 streams of 2,000 fill them
-    long = Mix(prompt_tokens=1900, output_tokens=200)
-    many = trial(50.0, holds=False, late_first=0.3)
+    long = MeanRequest(prompt_tokens=1900, output_tokens=200)
+    many = trial(50.0, holds=False, late_first_token_fraction=0.3)
 
-    assert bound(Kind.DISAGGREGATED, many, long) is Constraint.KV_MEMORY
-    short = Mix(prompt_tokens=10, output_tokens=250)
-    assert bound(Kind.DISAGGREGATED, many, short) is Constraint.BATCH_LIMIT
+    assert bound(FleetKind.DISAGGREGATED, many, long) is Constraint.KV_MEMORY
+    short = MeanRequest(prompt_tokens=10, output_tokens=250)
+    assert bound(FleetKind.DISAGGREGATED, many, short) is Constraint.BATCH_LIMIT
 
 
 def test_a_run_without_requests_shows_nothing_that_binds() -> None:
     empty = replace(trial(12.0, holds=False), requests=0)
 
-    assert bound(Kind.COLOCATED, empty) is Constraint.NONE
+    assert bound(FleetKind.COLOCATED, empty) is Constraint.NONE
 
 
 def test_nothing_binds_that_was_not_seen() -> None:
-    assert binding(candidate(Kind.COLOCATED, 10.0), MIX).constraint is Constraint.NONE
+    assert find_bottleneck(candidate(FleetKind.COLOCATED, 10.0), MIX).constraint is Constraint.NONE

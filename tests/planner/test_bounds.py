@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from baton.planner.problem import SloClass
-from baton.planner.result import Bound
+from baton.planner.result import UnreachableObjective
 from baton.planner.shapes.space import Duty
-from baton.planner.unreachable import out_of_reach
+from baton.planner.unreachable import unreachable_objectives
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.planner.shapes import question, shapes, with_classes
@@ -25,11 +25,11 @@ def held(name: str | None, **limits: float) -> SloClass:
     return SloClass(name=name, objectives=Objectives(**limits))
 
 
-def bounds(*classes: SloClass) -> tuple[Bound, ...]:
+def bounds(*classes: SloClass) -> tuple[UnreachableObjective, ...]:
     """A prompt token takes 50 us, 60,000 of them 3 s; a step at least 8 ms."""
-    fitting = shapes().fitting
+    fitting = shapes().shapes_by_duty
     asked = with_classes(question(MIXED), *classes)
-    return out_of_reach(asked, fitting[Duty.PREFILL], fitting[Duty.DECODE])
+    return unreachable_objectives(asked, fitting[Duty.PREFILL], fitting[Duty.DECODE])
 
 
 def test_a_class_of_short_prompts_is_not_held_to_the_long_ones_of_another() -> None:
@@ -40,7 +40,7 @@ def test_a_class_of_long_prompts_is_held_to_them() -> None:
     (bound,) = bounds(held("chat", ttft_s=0.5), held("batch", ttft_s=1.0))
 
     assert bound.limit_s == 1.0
-    assert "a prompt of 60000 tokens" in bound.what
+    assert "a prompt of 60000 tokens" in bound.operation
 
 
 def test_a_class_of_short_contexts_is_not_held_to_the_long_ones_of_another() -> None:

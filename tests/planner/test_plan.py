@@ -6,24 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.errors import DoesNotFit
-from baton.perf.hardware.catalogue import accelerator
-from baton.perf.model.known_models import shape_of
+from baton.domain.errors import InsufficientMemory
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.known_models import find_shape
 from baton.planner.plan import plan
-from baton.planner.problem import Offer, Question, SloClass
+from baton.planner.problem import AcceleratorOffer, PlanningProblem, SloClass
 from baton.planner.result import Plan
-from baton.planner.shapes.fleets import Kind
+from baton.planner.shapes.fleets import FleetKind
 from baton.planner.simulation_runner import Progress
 from baton.simulator.outcome import Objectives
-from tests.planner.shapes import GPU, Linear, even, question, shapes
+from tests.planner.shapes import GPU, LinearStepTiming, evenly_spaced, question, shapes
 
-CHAT = even(20.0, 600, 40)
-HEAVY = Linear(prompt_token=200e-6)
+CHAT = evenly_spaced(20.0, 600, 40)
+HEAVY = LinearStepTiming(per_prompt_token_s=200e-6)
 """Prompts that hold up whoever decodes beside them."""
 
 
-def answered(asked: Question, timing: Linear | None = None) -> Plan:
-    return plan(asked, found=shapes(timing))
+def answered(asked: PlanningProblem, timing: LinearStepTiming | None = None) -> Plan:
+    return plan(asked, catalogue=shapes(timing))
 
 
 TOLD: list[Progress] = []
@@ -32,7 +32,7 @@ TOLD: list[Progress] = []
 @pytest.fixture(scope="module")
 def most() -> Plan:
     """As much as two GPUs carry."""
-    return plan(question(CHAT, tpot_s=0.05, gpus=2), found=shapes(), on_progress=TOLD.append)
+    return plan(question(CHAT, tpot_s=0.05, gpus=2), catalogue=shapes(), on_progress=TOLD.append)
 
 
 def test_the_best_is_one_of_the_fleets_that_were_simulated_and_none_carries_more(
@@ -40,38 +40,38 @@ def test_the_best_is_one_of_the_fleets_that_were_simulated_and_none_carries_more
 ) -> None:
     assert most.best is not None
     assert most.best in most.candidates
-    assert most.best.rate_per_s >= 0.9 * max(one.rate_per_s for one in most.candidates)
-    assert {one.fleet.kind for one in most.candidates} == set(Kind)
+    assert most.best.rate_per_s >= 0.9 * max(candidate.rate_per_s for candidate in most.candidates)
+    assert {candidate.fleet.kind for candidate in most.candidates} == set(FleetKind)
 
 
 def test_nothing_takes_more_than_there_is(most: Plan) -> None:
-    assert all(one.fleet.gpus <= 2 for one in most.candidates)
+    assert all(candidate.fleet.gpus <= 2 for candidate in most.candidates)
 
 
 def test_what_is_answered_was_attained_in_a_simulated_run(most: Plan) -> None:
     assert most.best is not None
-    trial = most.best.trial
+    trial = most.best.best_trial
     assert trial is not None
     assert trial.attainment >= 0.9
-    assert trial.rate_per_s * most.best.factor == pytest.approx(most.best.rate_per_s)
+    assert trial.rate_per_s * most.best.scale_factor == pytest.approx(most.best.rate_per_s)
 
 
 def test_what_binds_is_said_with_figures(most: Plan) -> None:
-    assert most.binding is not None
-    assert "%" in most.binding.why or "requests/s" in most.binding.why
+    assert most.bottleneck is not None
+    assert "%" in most.bottleneck.reason or "requests/s" in most.bottleneck.reason
 
 
 def test_two_pools_of_unequal_work_are_no_reason_to_disaggregate(most: Plan) -> None:
     assert most.best is not None
-    assert most.best.fleet.kind is Kind.COLOCATED
+    assert most.best.fleet.kind is FleetKind.COLOCATED
     assert most.verdict.startswith("do not disaggregate: colocated carries")
 
 
 def test_tight_streams_beside_heavy_prompts_are() -> None:
-    tight = answered(question(even(20.0, 1500, 40), ttft_s=2.0, tpot_s=0.016), HEAVY)
+    tight = answered(question(evenly_spaced(20.0, 1500, 40), ttft_s=2.0, tpot_s=0.016), HEAVY)
 
     assert tight.best is not None
-    assert tight.best.fleet.kind is not Kind.COLOCATED
+    assert tight.best.fleet.kind is not FleetKind.COLOCATED
     assert tight.verdict.startswith("disaggregate")
 
 
@@ -80,14 +80,14 @@ def test_the_cheapest_fleet_for_a_rate_carries_it(most: Plan) -> None:
     rate = most.best.rate_per_s / 2
     cheap = answered(question(CHAT, tpot_s=0.05, gpus=None, rate_per_s=rate))
 
-    assert cheap.enough
+    assert cheap.meets_rate
     assert cheap.best is not None
     assert cheap.best.rate_per_s >= rate
     assert cheap.best.fleet.gpus == 1
 
 
 def test_where_only_some_prices_are_known_it_is_said_that_gpus_are_compared(most: Plan) -> None:
-    bare = Offer(accelerator=replace(GPU, name="bare", price_per_hour=None))
+    bare = AcceleratorOffer(accelerator=replace(GPU, name="bare", price_per_hour=None))
     asked = question(CHAT, tpot_s=0.05, gpus=2)
     some = answered(replace(asked, offers=(*asked.offers, bare)))
 
@@ -99,8 +99,8 @@ def test_where_only_some_prices_are_known_it_is_said_that_gpus_are_compared(most
 def test_a_looser_objective_never_needs_more_gpus() -> None:
     asked = question(CHAT, tpot_s=0.02, gpus=None, rate_per_s=40.0)
     tight, loose = (
-        answered(replace(asked, classes=(SloClass(objectives=one),)))
-        for one in (Objectives(ttft_s=0.3, tpot_s=0.02), Objectives(ttft_s=3.0, tpot_s=0.08))
+        answered(replace(asked, classes=(SloClass(objectives=objectives),)))
+        for objectives in (Objectives(ttft_s=0.3, tpot_s=0.02), Objectives(ttft_s=3.0, tpot_s=0.08))
     )
 
     assert tight.gpus is not None
@@ -111,7 +111,7 @@ def test_a_looser_objective_never_needs_more_gpus() -> None:
 def test_a_rate_beyond_what_there_is_says_how_many_gpus_it_takes() -> None:
     short = answered(question(CHAT, tpot_s=0.05, gpus=1, rate_per_s=100.0))
 
-    assert not short.enough
+    assert not short.meets_rate
     assert short.best is not None
     assert short.best.fleet.gpus == 1
     assert short.gpus_needed is not None
@@ -124,16 +124,19 @@ def test_the_same_question_has_the_same_answer(most: Plan) -> None:
 
 def test_progress_ends_where_it_said_it_would(most: Plan) -> None:
     assert most.runs
-    last = {one.stage: one for one in TOLD}
-    assert all(one.done == one.of for one in last.values())
+    last = {progress.stage: progress for progress in TOLD}
+    assert all(progress.done == progress.total for progress in last.values())
     assert set(last) == {"shapes", "fleets"}
 
 
 def test_a_question_that_was_a_fifth_off_changes_the_answer_the_right_way() -> None:
     asked = question(CHAT, tpot_s=0.05, gpus=1)
     asked = replace(asked, effort=replace(asked.effort, sensitivity=True, precision=0.04))
-    doubts = {(one.term, one.change): one for one in plan(asked, found=shapes()).sensitivity}
-    rates = {which: one.rate_per_s or 0.0 for which, one in doubts.items()}
+    doubts = {
+        (sensitivity.parameter, sensitivity.change): sensitivity
+        for sensitivity in plan(asked, catalogue=shapes()).sensitivity
+    }
+    rates = {which: sensitivity.rate_per_s or 0.0 for which, sensitivity in doubts.items()}
     attained = {change: doubts["rate", change].attainment or 0.0 for change in (0.8, 1.2)}
 
     assert rates["prompt length", 1.2] < rates["prompt length", 0.8]
@@ -145,19 +148,19 @@ def test_a_question_that_was_a_fifth_off_changes_the_answer_the_right_way() -> N
 def test_a_rate_far_beyond_what_the_fleet_carries_is_not_simulated() -> None:
     asked = question(CHAT, tpot_s=0.05, gpus=1, rate_per_s=1e9)
     asked = replace(asked, effort=replace(asked.effort, sensitivity=True))
-    doubts = plan(asked, found=shapes()).sensitivity
+    doubts = plan(asked, catalogue=shapes()).sensitivity
 
-    assert {one.term for one in doubts} == {"prompt length", "output length", "objectives"}
+    assert {doubt.parameter for doubt in doubts} == {"prompt length", "output length", "objectives"}
 
 
 # ----------------------------------------------------------------- what cannot be
 
 
-def llama_on(name: str, *, ttft_s: float | None, tpot_s: float | None) -> Question:
+def llama_on(name: str, *, ttft_s: float | None, tpot_s: float | None) -> PlanningProblem:
     return replace(
         question(CHAT, ttft_s=ttft_s, tpot_s=tpot_s),
-        model=shape_of("meta-llama/Llama-3.1-70B"),
-        offers=(Offer(accelerator=accelerator(name)),),
+        model=find_shape("meta-llama/Llama-3.1-70B"),
+        offers=(AcceleratorOffer(accelerator=find_accelerator(name)),),
     )
 
 
@@ -165,7 +168,7 @@ def test_a_time_per_token_below_one_reading_of_the_weights_is_physically_out_of_
     refused = plan(llama_on("H100", ttft_s=None, tpot_s=0.002))
 
     assert refused.best is None
-    (bound,) = refused.out_of_reach
+    (bound,) = refused.unreachable_objectives
     assert bound.is_physical
     # 70.6e9 parameters of 2 bytes less the embedding, over 8 x 3.35 TB/s
     assert bound.physical_s == pytest.approx(141e9 / (8 * 3.35e12), rel=0.05)
@@ -177,7 +180,7 @@ def test_a_time_per_token_below_one_reading_of_the_weights_is_physically_out_of_
 def test_what_only_engines_are_too_slow_for_is_not_called_physical() -> None:
     refused = plan(llama_on("H100", ttft_s=None, tpot_s=0.0065))
 
-    (bound,) = refused.out_of_reach
+    (bound,) = refused.unreachable_objectives
     assert not bound.is_physical
     assert bound.factor == pytest.approx(bound.modelled_s / 0.0065)
     assert "the data sheet alone would allow" in refused.verdict
@@ -186,8 +189,8 @@ def test_what_only_engines_are_too_slow_for_is_not_called_physical() -> None:
 def test_a_first_token_that_no_prefill_is_quick_enough_for_is_out_of_reach() -> None:
     refused = plan(llama_on("A100", ttft_s=0.005, tpot_s=None))
 
-    (bound,) = refused.out_of_reach
-    assert bound.term == "time to first token"
+    (bound,) = refused.unreachable_objectives
+    assert bound.objective == "time to first token"
     # 600 tokens through 70.6e9 parameters, over 8 x 312 TFLOPS
     assert bound.physical_s == pytest.approx(2 * 70.6e9 * 600 / (8 * 312e12), rel=0.05)
     assert "computing a prompt of 600 tokens" in refused.verdict
@@ -196,17 +199,20 @@ def test_a_first_token_that_no_prefill_is_quick_enough_for_is_out_of_reach() -> 
 def test_a_model_that_fits_nowhere_says_which_term_overflows() -> None:
     asked = replace(
         llama_on("L4", ttft_s=None, tpot_s=1.0),
-        model=shape_of("meta-llama/Llama-3.1-405B"),
+        model=find_shape("meta-llama/Llama-3.1-405B"),
     )
 
-    with pytest.raises(DoesNotFit, match="weights"):
+    with pytest.raises(InsufficientMemory, match="weights"):
         plan(asked)
 
 
 def test_shapes_that_do_not_fit_are_left_out_with_the_reason() -> None:
     refused = plan(llama_on("H100", ttft_s=None, tpot_s=0.002))
 
-    assert any(one.label == "h100_sxm tp1" and "weights" in one.why for one in refused.misfits)
+    assert any(
+        rejected_shape.label == "h100_sxm tp1" and "weights" in rejected_shape.reason
+        for rejected_shape in refused.rejected_shapes
+    )
 
 
 def test_a_question_without_rate_or_gpus_is_none() -> None:
@@ -215,5 +221,5 @@ def test_a_question_without_rate_or_gpus_is_none() -> None:
 
 
 def test_prices_count_when_they_are_known() -> None:
-    assert Offer(accelerator=GPU).price == 2.0
-    assert Offer(accelerator=GPU, price_per_hour=3.5).price == 3.5
+    assert AcceleratorOffer(accelerator=GPU).price == 2.0
+    assert AcceleratorOffer(accelerator=GPU, price_per_hour=3.5).price == 3.5

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from baton.perf.step_timing import StepBatch
 from baton.planner.rates.closed_form import (
-    Mix,
-    Service,
-    balance,
+    MeanRequest,
+    ServiceTime,
     decode_rate,
     decode_s,
-    largest_batch,
+    max_batch,
+    max_concurrent_requests,
     mixed_rate,
+    prefill_decode_ratio,
     prefill_rate,
     prefill_s,
-    room_requests,
 )
 from baton.simulator.v1.settings import V1Settings
 
@@ -82,23 +82,27 @@ TABLE: list[Row] = [
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row[0]} on {row[1]}")
 def test_the_fields_table_of_balanced_ratios_comes_out(row: Row) -> None:
     _, gpu, prompt, output, hit, at_30, at_50 = row
-    mix = Mix(prompt_tokens=prompt, output_tokens=output, cached_tokens=hit * prompt)
+    mix = MeanRequest(prompt_tokens=prompt, output_tokens=output, cached_tokens=hit * prompt)
     engine = settings_on(gpu)
 
-    assert balance(engine, engine, mix, 0.030) == pytest.approx(at_30, rel=0.3)
-    assert balance(engine, engine, mix, 0.050) == pytest.approx(at_50, rel=0.3)
+    assert prefill_decode_ratio(engine, engine, mix, 0.030) == pytest.approx(at_30, rel=0.3)
+    assert prefill_decode_ratio(engine, engine, mix, 0.050) == pytest.approx(at_50, rel=0.3)
 
 
 def test_one_split_cannot_suit_both_code_and_reasoning() -> None:
     engine = settings_on("H100")
-    code = balance(engine, engine, Mix(prompt_tokens=2048, output_tokens=28), 0.03)
-    reasoning = balance(engine, engine, Mix(prompt_tokens=1268, output_tokens=1527), 0.03)
+    code = prefill_decode_ratio(
+        engine, engine, MeanRequest(prompt_tokens=2048, output_tokens=28), 0.03
+    )
+    reasoning = prefill_decode_ratio(
+        engine, engine, MeanRequest(prompt_tokens=1268, output_tokens=1527), 0.03
+    )
 
     assert code / reasoning > 60
 
 
 mixes = st.builds(
-    Mix,
+    MeanRequest,
     prompt_tokens=st.integers(2, 20_000).map(float),
     output_tokens=st.integers(1, 3_000).map(float),
 )
@@ -106,7 +110,7 @@ tpots = st.floats(0.012, 0.3)
 
 
 @given(mixes, tpots, tpots)
-def test_a_looser_objective_never_lowers_a_rate(mix: Mix, one: float, other: float) -> None:
+def test_a_looser_objective_never_lowers_a_rate(mix: MeanRequest, one: float, other: float) -> None:
     engine, (tight, loose) = settings_on("H100"), sorted((one, other))
 
     assert decode_rate(engine, mix, tight) <= decode_rate(engine, mix, loose) * 1.05
@@ -114,12 +118,10 @@ def test_a_looser_objective_never_lowers_a_rate(mix: Mix, one: float, other: flo
 
 
 @given(mixes, tpots)
-def test_the_largest_batch_is_in_time_and_one_more_is_not(mix: Mix, tpot_s: float) -> None:
+def test_the_largest_batch_is_in_time_and_one_more_is_not(mix: MeanRequest, tpot_s: float) -> None:
     engine = settings_on("H100")
-    most = min(200, room_requests(engine, mix))
-    batch = largest_batch(
-        engine.timing, context_tokens=mix.context_tokens, tpot_s=tpot_s, most=most
-    )
+    most = min(200, max_concurrent_requests(engine, mix))
+    batch = max_batch(engine.timing, context_tokens=mix.context_tokens, tpot_s=tpot_s, limit=most)
 
     twin = [
         n for n in range(1, most + 1) if decode_s(engine.timing, n, mix.context_tokens) <= tpot_s
@@ -128,7 +130,7 @@ def test_the_largest_batch_is_in_time_and_one_more_is_not(mix: Mix, tpot_s: floa
 
 
 @given(mixes, tpots)
-def test_doing_both_never_carries_more_than_either_alone(mix: Mix, tpot_s: float) -> None:
+def test_doing_both_never_carries_more_than_either_alone(mix: MeanRequest, tpot_s: float) -> None:
     engine = settings_on("H100")
     both = mixed_rate(engine, mix, tpot_s)
 
@@ -162,25 +164,25 @@ def test_every_token_that_is_not_cached_is_computed_once(
     took_s = prefill_s(Noted(), tokens, cached_tokens=cached, budget_tokens=budget)
     computed = max(1, tokens - cached)
 
-    assert sum(one.prefill_tokens for one in seen) == computed
+    assert sum(step_batch.prefill_tokens for step_batch in seen) == computed
     assert took_s == len(seen) == -(-computed // budget)
-    assert [one.finished_prefills for one in seen] == [0] * (len(seen) - 1) + [1]
+    assert [step_batch.finished_prefills for step_batch in seen] == [0] * (len(seen) - 1) + [1]
     # each token attends to all before it and to itself
     pairs = tokens * (tokens + 1) / 2 - (tokens - computed) * (tokens - computed + 1) / 2
-    assert sum(one.prefill_pairs for one in seen) == pairs
+    assert sum(step_batch.prefill_pairs for step_batch in seen) == pairs
 
 
 def test_a_cached_prompt_still_has_its_last_token_computed() -> None:
     engine = settings_on("H100")
 
     assert prefill_s(engine.timing, 1_000, cached_tokens=1_000) > 0
-    assert Mix(prompt_tokens=100, output_tokens=1, cached_tokens=100).computed_tokens == 1
+    assert MeanRequest(prompt_tokens=100, output_tokens=1, cached_tokens=100).computed_tokens == 1
 
 
 def test_pipeline_stages_work_at_the_same_time() -> None:
     one = settings_on("H100")
     two = replace(one, pipeline_stages=2)
-    mix = Mix(prompt_tokens=1000, output_tokens=100)
+    mix = MeanRequest(prompt_tokens=1000, output_tokens=100)
 
     assert prefill_rate(two, mix) == pytest.approx(2 * prefill_rate(one, mix))
     assert decode_rate(two, mix, 0.015) == pytest.approx(2 * decode_rate(one, mix, 0.015))
@@ -188,24 +190,24 @@ def test_pipeline_stages_work_at_the_same_time() -> None:
 
 def test_memory_bounds_how_many_streams_there_are() -> None:
     engine = settings_on("H100")
-    mix = Mix(prompt_tokens=100_000, output_tokens=100)
+    mix = MeanRequest(prompt_tokens=100_000, output_tokens=100)
     kept = engine.kv_blocks * 16 // 100_100
 
-    assert room_requests(engine, mix) == kept
-    assert room_requests(replace(engine, max_running_requests=1), mix) == 1
+    assert max_concurrent_requests(engine, mix) == kept
+    assert max_concurrent_requests(replace(engine, max_running_requests=1), mix) == 1
 
 
 def test_nobody_decodes_when_one_step_is_too_slow() -> None:
     engine = settings_on("H100")
-    mix = Mix(prompt_tokens=1000, output_tokens=100)
+    mix = MeanRequest(prompt_tokens=1000, output_tokens=100)
 
     assert decode_rate(engine, mix, 0.001) == 0
     assert mixed_rate(engine, mix, 0.001) == 0
-    assert balance(engine, engine, mix, 0.001) == float("inf")
+    assert prefill_decode_ratio(engine, engine, mix, 0.001) == float("inf")
 
 
 def test_a_queue_is_short_enough_only_below_full_load() -> None:
-    steady, bursty = Service.of([0.1]), Service.of([0.01, 0.19])
+    steady, bursty = ServiceTime.from_times([0.1]), ServiceTime.from_times([0.01, 0.19])
 
     assert 0 < bursty.rate_within(0.3, 0.9) < steady.rate_within(0.3, 0.9) < 10
     assert steady.rate_within(0.3, 0.99) < steady.rate_within(0.3, 0.9)
@@ -215,6 +217,6 @@ def test_a_queue_is_short_enough_only_below_full_load() -> None:
 
 def test_the_tail_of_the_wait_is_kingmans() -> None:
     # at rho = 0.5 and no spread: P(W > t) = 0.5 exp(-t / S) = 0.1 at t = S ln 5
-    service = Service.of([0.2, 0.2])
+    service = ServiceTime.from_times([0.2, 0.2])
 
     assert service.rate_within(0.2 * 1.6094, 0.9) == pytest.approx(0.5 / 0.2, rel=1e-3)

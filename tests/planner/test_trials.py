@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.planner.problem import SloClass
-from baton.planner.rates.trials import HeldTo, Trial, judge
+from baton.planner.rates.trials import DutyRequirement, Trial, evaluate_trial
 from baton.planner.shapes.space import Duty
 from baton.simulator.outcome import Objectives, Outcome
 from baton.simulator.workloads.trace import TraceRequest
@@ -20,7 +20,9 @@ def outcome(ttft_s: float = 0.5, tpot_s: float = 0.05, *, ok: bool = True) -> Ou
 
 def judged(outcomes: list[Outcome], *, duty: Duty = Duty.BOTH, spent_s: float = 0.0) -> Trial:
     requests = [TraceRequest(float(n), 100, 10) for n in range(len(outcomes))]
-    return judge(1.0, requests, outcomes, (CLASS,), HeldTo(duty=duty, spent_s=spent_s))
+    return evaluate_trial(
+        1.0, requests, outcomes, (CLASS,), DutyRequirement(duty=duty, elsewhere_s=spent_s)
+    )
 
 
 def test_requests_that_found_an_empty_engine_do_not_count() -> None:
@@ -36,8 +38,8 @@ def test_a_run_holds_when_the_share_that_is_wanted_meets_everything() -> None:
 
     assert trial.attainment == pytest.approx(24 / 30)
     assert not trial.holds
-    assert trial.late_first == pytest.approx(3 / 30)
-    assert trial.late_stream == pytest.approx(3 / 30)
+    assert trial.late_first_token_fraction == pytest.approx(3 / 30)
+    assert trial.slow_stream_fraction == pytest.approx(3 / 30)
     assert trial.cached_fraction == pytest.approx(0.2)
 
 
@@ -45,27 +47,31 @@ def test_whoever_gets_nothing_is_late() -> None:
     trial = judged([outcome()] * 10 + [outcome(float("inf"), ok=False)] * 20)
 
     assert trial.attainment == 0
-    assert trial.late_first == 1
+    assert trial.late_first_token_fraction == 1
 
 
 def test_prefill_is_held_to_what_the_rest_of_the_way_leaves_of_the_first_token() -> None:
-    held = HeldTo(duty=Duty.PREFILL, spent_s=0.4)
+    held = DutyRequirement(duty=Duty.PREFILL, elsewhere_s=0.4)
 
     assert held.limits(AIMS) == Objectives(ttft_s=0.6)
-    assert HeldTo(duty=Duty.PREFILL, spent_s=2.0).limits(AIMS).ttft_s == pytest.approx(0, abs=1e-6)
+    assert DutyRequirement(duty=Duty.PREFILL, elsewhere_s=2.0).limits(AIMS).ttft_s == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_decode_is_held_to_the_stream_and_to_a_place_in_the_batch() -> None:
-    assert HeldTo(duty=Duty.DECODE, spent_s=0.5).limits(AIMS) == Objectives(ttft_s=0.5, tpot_s=0.1)
+    assert DutyRequirement(duty=Duty.DECODE, elsewhere_s=0.5).limits(AIMS) == Objectives(
+        ttft_s=0.5, tpot_s=0.1
+    )
 
 
 def test_two_duties_miss_independently() -> None:
-    assert HeldTo(duty=Duty.PREFILL).wanted(0.81) == pytest.approx(0.9)
-    assert HeldTo(duty=Duty.BOTH).wanted(0.81) == 0.81
+    assert DutyRequirement(duty=Duty.PREFILL).required_attainment(0.81) == pytest.approx(0.9)
+    assert DutyRequirement(duty=Duty.BOTH).required_attainment(0.81) == 0.81
 
 
 def test_without_an_objective_patience_has_an_end() -> None:
-    limits = HeldTo(duty=Duty.BOTH).limits(Objectives(tpot_s=0.1))
+    limits = DutyRequirement(duty=Duty.BOTH).limits(Objectives(tpot_s=0.1))
 
     assert limits == Objectives(ttft_s=30.0, tpot_s=0.1)
 
@@ -77,7 +83,9 @@ def test_the_class_that_is_furthest_from_its_target_decides() -> None:
         TraceRequest(float(n), 100, 10, slo_class="strict" if n % 2 else None) for n in range(60)
     ]
     outcomes = [outcome(ttft_s=2.0)] * 60
-    trial = judge(1.0, requests, outcomes, (loose, strict), HeldTo(duty=Duty.BOTH))
+    trial = evaluate_trial(
+        1.0, requests, outcomes, (loose, strict), DutyRequirement(duty=Duty.BOTH)
+    )
 
     assert trial.attainment == 0
     assert trial.margin == pytest.approx(-0.9)
@@ -85,7 +93,13 @@ def test_the_class_that_is_furthest_from_its_target_decides() -> None:
 
 def test_an_outcome_is_missing() -> None:
     with pytest.raises(ValueError, match="1 outcomes for 2 requests"):
-        judge(1.0, [TraceRequest(0.0, 1, 1)] * 2, [outcome()], (CLASS,), HeldTo(duty=Duty.BOTH))
+        evaluate_trial(
+            1.0,
+            [TraceRequest(0.0, 1, 1)] * 2,
+            [outcome()],
+            (CLASS,),
+            DutyRequirement(duty=Duty.BOTH),
+        )
 
 
 def queueing(growth: float, *, seconds: int, base_s: float = 0.1) -> Trial:
@@ -100,7 +114,7 @@ def test_a_queue_that_grows_does_not_hold_even_while_it_is_not_late_yet() -> Non
     trial = queueing(0.1, seconds=6)
 
     assert trial.attainment == 1
-    assert trial.grows
+    assert trial.wait_grows
     assert not trial.holds
 
 
@@ -113,7 +127,7 @@ def test_a_wait_that_stays_or_gets_shorter_holds() -> None:
 def test_in_a_long_run_the_objective_itself_tells() -> None:
     trial = queueing(0.05, seconds=40)
 
-    assert not trial.grows
+    assert not trial.wait_grows
     assert trial.attainment < 0.81
 
 

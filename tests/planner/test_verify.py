@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.fleet import Role
-from baton.planner.problem import Effort, SloClass
-from baton.planner.rates.arrivals import Traffic
-from baton.planner.rates.measure import Task, shortened
-from baton.planner.rates.measure import run as run_alone
-from baton.planner.shapes.fleets import Fleet, Kind, Pool
+from baton.planner.problem import SearchEffort, SloClass
+from baton.planner.rates.arrivals import TrafficSampler
+from baton.planner.rates.measure import InstanceTask, run_shortened
+from baton.planner.rates.measure import run_instance as run_alone
+from baton.planner.shapes.fleets import FleetKind, PlannedFleet, PlannedPool
 from baton.planner.shapes.space import Duty
-from baton.planner.verify import FleetTask, run, verify
+from baton.planner.verify import FleetTask, measure_fleet, run_fleet
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.planner.shapes import instance
 from tests.planner.test_arrivals import PAUSED
 
 HELD = Objectives(ttft_s=1.0, tpot_s=0.05)
-EFFORT = Effort(requests=60, least_requests=20, precision=0.2, cell=2)
-STEADY = Traffic(
+EFFORT = SearchEffort(max_requests=60, min_requests=20, precision=0.2, max_simulated_replicas=2)
+STEADY = TrafficSampler(
     Trace(name="steady", requests=tuple(TraceRequest(0.05 * at, 1000, 20) for at in range(400)))
 )
 
@@ -29,16 +29,16 @@ STEADY = Traffic(
 def task(replicas: int) -> FleetTask:
     """Each replica takes at least 50 ms for a prompt: 20 a second are more than it carries."""
     return FleetTask(
-        fleet=Fleet(
-            kind=Kind.COLOCATED,
-            pools=(Pool(role=Role.MIXED, instance=instance(2048), replicas=replicas),),
+        fleet=PlannedFleet(
+            kind=FleetKind.COLOCATED,
+            pools=(PlannedPool(role=Role.MIXED, engine_shape=instance(2048), replicas=replicas),),
         ),
         traffic=STEADY,
         classes=(SloClass(objectives=HELD),),
-        aims=HELD,
+        placement_objectives=HELD,
         effort=EFFORT,
         guess_per_s=10.0 * replicas,
-        under_way_s=1.0,
+        residence_s=1.0,
     )
 
 
@@ -46,41 +46,41 @@ def task(replicas: int) -> FleetTask:
 def test_each_replica_of_a_large_fleet_has_as_many_requests_as_one_of_a_small(
     replicas: int, times: int
 ) -> None:
-    trial = run(task(replicas), 20.0 * replicas)
-    most = times * EFFORT.requests
+    trial = run_fleet(task(replicas), 20.0 * replicas)
+    most = times * EFFORT.max_requests
     assert trial.requests == pytest.approx(2 / 3 * min(most, 3 * 20 * replicas), rel=0.2)
 
 
 @pytest.mark.parametrize("replicas", [1, 8])
 def test_no_rate_is_found_that_replicas_have_no_time_for(replicas: int) -> None:
-    found = verify(task(replicas))
+    found = measure_fleet(task(replicas))
     assert 0.4 * 20 * replicas < found.rate_per_s < 20 * replicas
-    assert found.beyond is not None
+    assert found.lowest_failed_trial is not None
 
 
 def test_a_run_that_no_request_arrives_in_does_not_hold() -> None:
-    paused = Traffic(PAUSED)
-    alone = Task(
-        instance=instance(2048),
+    paused = TrafficSampler(PAUSED)
+    alone = InstanceTask(
+        engine_shape=instance(2048),
         duty=Duty.BOTH,
         traffic=paused,
         classes=(SloClass(objectives=HELD),),
         effort=EFFORT,
         guess_per_s=0.1,
-        under_way_s=1.0,
+        residence_s=1.0,
     )
 
-    for empty in (run_alone(alone, 0.1), run(replace(task(1), traffic=paused), 0.1)):
+    for empty in (run_alone(alone, 0.1), run_fleet(replace(task(1), traffic=paused), 0.1)):
         assert not empty.requests
         assert not empty.holds
 
 
 def test_a_short_run_without_requests_does_not_stand_for_the_long_one() -> None:
-    seen = run(task(1), 2.0)
+    seen = run_fleet(task(1), 2.0)
     empty = replace(seen, requests=0, margin=-1.0)
 
-    assert shortened(lambda count: seen if count == 2_000 else empty, 2_000) is seen
+    assert run_shortened(lambda count: seen if count == 2_000 else empty, 2_000) is seen
 
 
 def test_a_fleet_that_is_given_far_too_much_fails() -> None:
-    assert not run(replace(task(8), under_way_s=0.1), 2000.0).holds
+    assert not run_fleet(replace(task(8), residence_s=0.1), 2000.0).holds

@@ -49,8 +49,8 @@ def candidate(  # noqa: PLR0913 - each is a term of some formula
         Role.MIXED,
         load,
         inflight_legs=legs,
-        unseen_legs=unseen_legs,
-        unseen_tokens=unseen_tokens,
+        unreported_legs=unseen_legs,
+        unreported_tokens=unseen_tokens,
     )
     held = Hit(hit, host, HitSource.REPORTED, age_s) if hit else NO_HIT
     return Candidate(view, held, LinearTiming())
@@ -96,7 +96,7 @@ candidates = st.builds(
     unseen_tokens=st.integers(0, 9999),
 )
 several = st.lists(
-    candidates, min_size=1, max_size=8, unique_by=lambda one: one.view.replica_id
-).map(lambda found: sorted(found, key=lambda one: one.view.replica_id))
+    candidates, min_size=1, max_size=8, unique_by=lambda candidate: candidate.view.replica_id
+).map(lambda found: sorted(found, key=lambda candidate: candidate.view.replica_id))
 kinds = st.sampled_from(LegKind)
 prompts = st.builds(PlacementQuery, prompt_tokens=st.integers(0, 5000))

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.fleet import AdapterLoad, Load, ReplicaView, Role
-from baton.domain.handoff import Decision, HandoffMode
+from baton.domain.fleet import AdapterStatus, Load, ReplicaView, Role
+from baton.domain.handoff import HandoffMode, PlacementDecision
 from baton.domain.value import evolve
-from baton.policy.placement.port import PlacementQuery, Surroundings
+from baton.policy.placement.port import PlacementContext, PlacementQuery
 from baton.policy.placement.predicted import PredictedPlacer
-from tests.fakes.timings import replica_view, surroundings
+from tests.fakes.timings import placement_context, replica_view
 
-HALF_A_SECOND = AdapterLoad(loads=4, busy_s=2.0)
+HALF_A_SECOND = AdapterStatus(loads=4, loading_s=2.0)
 QUERY = PlacementQuery(prompt_tokens=100, max_tokens=100, adapter="ada")
 
 
@@ -31,14 +31,14 @@ def having(
     return evolve(view, facts=replace(view.facts, adapter_slots=2))
 
 
-def placed(around: Surroundings, query: PlacementQuery = QUERY) -> Decision:
+def placed(around: PlacementContext, query: PlacementQuery = QUERY) -> PlacementDecision:
     decision = PredictedPlacer().place(query, around)
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, PlacementDecision)
     return decision
 
 
 def where(*views: ReplicaView, query: PlacementQuery = QUERY) -> str:
-    return placed(surroundings(*views), query).route.decode_replica_id
+    return placed(placement_context(*views), query).route.decode_replica_id
 
 
 def test_a_request_goes_where_its_adapter_is() -> None:
@@ -52,7 +52,7 @@ def test_an_adapter_is_worth_the_seconds_to_load_it_and_no_more() -> None:
 
 
 def test_an_adapter_that_is_on_its_way_somewhere_is_not_loaded_a_second_time() -> None:
-    sent = evolve(having("b"), unseen_adapters=frozenset({"ada"}), unseen_legs=1)
+    sent = evolve(having("b"), unreported_adapters=frozenset({"ada"}), unreported_legs=1)
     assert where(having("a"), sent) == "b"
 
 
@@ -66,9 +66,9 @@ def test_a_request_for_the_model_itself_does_not_mind_adapters() -> None:
 
 
 def test_loading_is_predicted_beside_the_wait_and_is_no_part_of_it() -> None:
-    (option,) = placed(surroundings(having("a"))).options
-    (held,) = placed(surroundings(having("a", "ada"))).options
-    assert (option.load_s, held.load_s) == (0.5, 0.0)
+    (option,) = placed(placement_context(having("a"))).options
+    (held,) = placed(placement_context(having("a", "ada"))).options
+    assert (option.adapter_load_s, held.adapter_load_s) == (0.5, 0.0)
     assert option.queue_s == held.queue_s
     assert option.ttft_s - held.ttft_s == pytest.approx(0.5)
 
@@ -80,23 +80,25 @@ def test_a_second_copy_goes_before_the_last_one_of_another_adapter() -> None:
 
 def test_an_adapter_that_a_leg_needs_is_not_taken_to_go() -> None:
     view = evolve(having("a", "x", "y"), inflight_adapters=frozenset({"x"}))
-    assert view.next_to_go == "y"
-    coming = evolve(view, unseen_adapters=frozenset({"z"}), inflight_adapters=frozenset("xz"))
-    assert coming.adapters == ("x", "z")
+    assert view.adapter_to_evict == "y"
+    coming = evolve(view, unreported_adapters=frozenset({"z"}), inflight_adapters=frozenset("xz"))
+    assert coming.expected_adapters == ("x", "z")
     assert [coming.has_adapter(name) for name in "xyz"] == [True, False, True]
 
 
 def test_a_leg_waits_for_the_streams_of_other_adapters_where_too_many_run() -> None:
-    around = surroundings(_running("a", "x"), _running("b", "y"))
+    around = placement_context(_running("a", "x"), _running("b", "y"))
     (option, _) = placed(around).options
     assert option.queue_s > 0.05
-    assert placed(surroundings(_running("a", "ada"), _running("b", "y"))).options[0].queue_s == 0
+    assert (
+        placed(placement_context(_running("a", "ada"), _running("b", "y"))).options[0].queue_s == 0
+    )
 
 
 def test_where_an_adapter_is_being_loaded_it_is_waited_for() -> None:
-    comes = evolve(having("b"), unseen_adapters=frozenset({"ada"}), unseen_tokens=6000)
+    comes = evolve(having("b"), unreported_adapters=frozenset({"ada"}), unreported_tokens=6000)
     assert where(having("a"), comes) == "b"
-    late = evolve(comes, unseen_tokens=20_000)
+    late = evolve(comes, unreported_tokens=20_000)
     assert where(having("a"), late) == "a"
 
 
@@ -107,9 +109,9 @@ def _running(name: str, adapter: str) -> ReplicaView:
 
 
 def test_streams_that_would_stand_still_meanwhile_are_counted() -> None:
-    (option,) = placed(surroundings(having("a", running_requests=6))).options
-    (held,) = placed(surroundings(having("a", "ada", running_requests=6))).options
-    assert option.harm_s - held.harm_s == pytest.approx(6 * 0.5)
+    (option,) = placed(placement_context(having("a", running_requests=6))).options
+    (held,) = placed(placement_context(having("a", "ada", running_requests=6))).options
+    assert option.interference_s - held.interference_s == pytest.approx(6 * 0.5)
 
 
 def test_both_replicas_of_a_handoff_are_chosen_by_their_adapters() -> None:
@@ -119,7 +121,7 @@ def test_both_replicas_of_a_handoff_are_chosen_by_their_adapters() -> None:
         having("d0", role=Role.DECODE, running_requests=20),
         having("d1", "ada", role=Role.DECODE, running_requests=20),
     ]
-    around = surroundings(*views)
+    around = placement_context(*views)
     query = evolve(QUERY, prompt_tokens=6000)
     route = placed(around, query).route
     assert (route.mode, route.prefill_replica_id, route.decode_replica_id) == (

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from baton.domain.slo import NO_SLO, Slo
 from baton.policy.admission.decision import (
+    AdmissionDecision,
+    AdmissionForecast,
     AdmissionOptions,
+    AdmissionReason,
     Admit,
-    Hold,
-    Prospect,
-    Reason,
+    Enqueue,
     Shed,
-    Verdict,
     decide,
-    decide_unpromised,
-    limit,
+    decide_without_slo,
+    ttft_limit,
 )
 
-OPTIONS = AdmissionOptions(engine_queue_s=0.05, margin_fraction=0.1)
+OPTIONS = AdmissionOptions(max_engine_queue_s=0.05, slo_safety_margin_fraction=0.1)
 CHAT = Slo(name="chat", ttft_s=1.0, tpot_s=0.05)
 PATIENCE_S = 30.0
 
@@ -32,28 +32,28 @@ def verdict(
     idle_elsewhere: bool = False,
     held: bool = False,
     **seen: float | None,
-) -> Verdict:
-    fields = {"waited_s": 0.0, "alone_s": 0.2, "queue_s": 0.0, **seen}
-    prospect = Prospect(**fields, idle_elsewhere=idle_elsewhere, held=held)  # type: ignore[arg-type]  # tests name them right
-    latest = limit(
+) -> AdmissionDecision:
+    fields = {"waited_s": 0.0, "unqueued_ttft_s": 0.2, "engine_queue_s": 0.0, **seen}
+    prospect = AdmissionForecast(**fields, has_idle_alternative=idle_elsewhere, was_queued=held)  # type: ignore[arg-type]  # tests name them right
+    latest = ttft_limit(
         slo,
-        prospect.alone_s,
+        prospect.unqueued_ttft_s,
         overrun_s=overrun_s,
         options=OPTIONS,
-        patience_s=PATIENCE_S,
+        queue_timeout_s=PATIENCE_S,
     )
     return decide(slo, prospect, latest, options=OPTIONS)
 
 
 def test_one_that_is_predicted_to_be_in_time_is_let_in() -> None:
-    assert verdict() == Admit(Reason.IN_TIME)
+    assert verdict() == Admit(AdmissionReason.MEETS_SLO)
 
 
 def test_one_that_is_predicted_to_be_late_is_turned_away_and_told_by_how_much() -> None:
-    found = verdict(queue_s=1.2)
+    found = verdict(engine_queue_s=1.2)
     assert isinstance(found, Shed)
     assert found.ttft_s == pytest.approx(1.4)
-    assert found.limit_s == pytest.approx(0.9)
+    assert found.ttft_limit_s == pytest.approx(0.9)
     assert found.retry_after_s == pytest.approx(0.5)
 
 
@@ -63,10 +63,10 @@ def test_what_it_has_waited_already_counts() -> None:
 
 
 def test_one_that_can_wait_for_the_engine_waits_here() -> None:
-    found = verdict(queue_s=0.3)
-    assert isinstance(found, Hold)
-    assert found.reason is Reason.ENGINE_QUEUE
-    assert found.again_in_s == pytest.approx(0.25)
+    found = verdict(engine_queue_s=0.3)
+    assert isinstance(found, Enqueue)
+    assert found.reason is AdmissionReason.ENGINE_QUEUE
+    assert found.reevaluate_after_s == pytest.approx(0.25)
     assert found.slack_s == pytest.approx(0.975 - 0.2)
 
 
@@ -78,71 +78,71 @@ def test_one_that_was_held_stays_until_the_promise_itself_is_hardly_in_reach() -
 
 
 def test_where_some_were_held_in_vain_one_that_is_to_be_held_must_be_earlier() -> None:
-    assert isinstance(verdict(queue_s=0.69), Hold)
-    assert isinstance(verdict(waited_s=0.69, doubt=1.0), Admit)
-    assert isinstance(verdict(queue_s=0.64, doubt=0.5), Hold)
-    assert isinstance(verdict(queue_s=0.66, doubt=0.5), Shed)
-    assert isinstance(verdict(queue_s=0.59, doubt=1.0), Hold)
-    found = verdict(queue_s=0.61, doubt=1.0)
+    assert isinstance(verdict(engine_queue_s=0.69), Enqueue)
+    assert isinstance(verdict(waited_s=0.69, misprediction_rate=1.0), Admit)
+    assert isinstance(verdict(engine_queue_s=0.64, misprediction_rate=0.5), Enqueue)
+    assert isinstance(verdict(engine_queue_s=0.66, misprediction_rate=0.5), Shed)
+    assert isinstance(verdict(engine_queue_s=0.59, misprediction_rate=1.0), Enqueue)
+    found = verdict(engine_queue_s=0.61, misprediction_rate=1.0)
     assert isinstance(found, Shed)
-    assert found.limit_s == pytest.approx(0.8)
-    assert isinstance(verdict(queue_s=0.61, doubt=1.0, held=True), Hold)
+    assert found.ttft_limit_s == pytest.approx(0.8)
+    assert isinstance(verdict(engine_queue_s=0.61, misprediction_rate=1.0, held=True), Enqueue)
 
 
 def test_the_step_that_an_engine_is_in_is_no_queue() -> None:
-    assert isinstance(verdict(queue_s=0.3, step_s=0.25), Admit)
+    assert isinstance(verdict(engine_queue_s=0.3, current_step_s=0.25), Admit)
 
 
 def test_a_queue_that_it_chooses_while_others_are_idle_holds_nobody_up() -> None:
-    assert isinstance(verdict(queue_s=0.3, idle_elsewhere=True), Admit)
+    assert isinstance(verdict(engine_queue_s=0.3, idle_elsewhere=True), Admit)
 
 
 def test_one_whose_turn_is_yet_to_come_waits_or_goes_by_how_long_that_takes() -> None:
-    held = verdict(turn_s=0.4, queue_s=0.1)
-    assert isinstance(held, Hold)
-    assert held.reason is Reason.TURN
+    held = verdict(queue_wait_s=0.4, engine_queue_s=0.1)
+    assert isinstance(held, Enqueue)
+    assert held.reason is AdmissionReason.BEHIND_OTHERS
     # Turns are taken to last a quarter longer; the first of them begins when the engine is free.
     assert held.ttft_s == pytest.approx(0.1 + 0.4 * 1.25 + 0.2)
-    assert isinstance(verdict(turn_s=0.57, queue_s=0.0), Shed)
+    assert isinstance(verdict(queue_wait_s=0.57, engine_queue_s=0.0), Shed)
 
 
 def test_one_that_would_not_get_its_pace_waits_for_streams_to_end() -> None:
-    found = verdict(pace_s=0.0471, alone_pace_s=0.02)
-    assert isinstance(found, Hold)
-    assert found.reason is Reason.PACE
-    assert isinstance(verdict(pace_s=0.0469, alone_pace_s=0.02), Admit)
+    found = verdict(tpot_s=0.0471, unloaded_tpot_s=0.02)
+    assert isinstance(found, Enqueue)
+    assert found.reason is AdmissionReason.TPOT_UNATTAINABLE
+    assert isinstance(verdict(tpot_s=0.0469, unloaded_tpot_s=0.02), Admit)
 
 
 def test_a_pace_that_an_idle_fleet_has_not_either_keeps_nobody_out() -> None:
-    assert isinstance(verdict(pace_s=0.3, alone_pace_s=0.1), Admit)
+    assert isinstance(verdict(tpot_s=0.3, unloaded_tpot_s=0.1), Admit)
 
 
 def test_one_that_would_break_streams_of_its_rank_waits() -> None:
-    found = verdict(breaks=0.6)
-    assert isinstance(found, Hold)
-    assert found.reason is Reason.BREAKS
-    assert isinstance(verdict(breaks=0.4), Admit)
+    found = verdict(streams_broken=0.6)
+    assert isinstance(found, Enqueue)
+    assert found.reason is AdmissionReason.INTERFERENCE
+    assert isinstance(verdict(streams_broken=0.4), Admit)
 
 
 def test_a_prompt_too_long_for_its_objective_is_served_when_there_is_room() -> None:
-    assert isinstance(verdict(alone_s=1.5), Admit)
-    found = verdict(alone_s=1.5, queue_s=1.0)
-    assert isinstance(found, Hold)
+    assert isinstance(verdict(unqueued_ttft_s=1.5), Admit)
+    found = verdict(unqueued_ttft_s=1.5, engine_queue_s=1.0)
+    assert isinstance(found, Enqueue)
     assert found.slack_s == pytest.approx(PATIENCE_S)
-    assert isinstance(verdict(alone_s=1.5, waited_s=PATIENCE_S + 0.1), Shed)
+    assert isinstance(verdict(unqueued_ttft_s=1.5, waited_s=PATIENCE_S + 0.1), Shed)
 
 
 def test_whoever_is_promised_nothing_is_never_turned_away_by_prediction() -> None:
-    assert isinstance(verdict(NO_SLO, queue_s=1000.0), Hold)
-    assert isinstance(verdict(NO_SLO, turn_s=1000.0), Hold)
+    assert isinstance(verdict(NO_SLO, engine_queue_s=1000.0), Enqueue)
+    assert isinstance(verdict(NO_SLO, queue_wait_s=1000.0), Enqueue)
     assert isinstance(verdict(NO_SLO), Admit)
 
 
 def test_where_nobody_is_promised_anything_only_a_queue_turns_anybody_away() -> None:
-    found = decide_unpromised(31.0, queue_s=30.5, latest_s=27.0)
-    assert found == Shed(Reason.TOO_LATE, 31.0, 27.0, 4.0)
-    assert isinstance(decide_unpromised(26.0, queue_s=25.5, latest_s=27.0), Admit)
-    assert isinstance(decide_unpromised(500.0, queue_s=0.0, latest_s=27.0), Admit)
+    found = decide_without_slo(31.0, queue_s=30.5, first_token_timeout_s=27.0)
+    assert found == Shed(AdmissionReason.SLO_UNATTAINABLE, 31.0, 27.0, 4.0)
+    assert isinstance(decide_without_slo(26.0, queue_s=25.5, first_token_timeout_s=27.0), Admit)
+    assert isinstance(decide_without_slo(500.0, queue_s=0.0, first_token_timeout_s=27.0), Admit)
 
 
 def test_where_first_tokens_come_late_more_is_kept_free() -> None:
@@ -151,30 +151,37 @@ def test_where_first_tokens_come_late_more_is_kept_free() -> None:
 
 
 def test_however_bad_predictions_are_half_of_what_is_left_is_for_waiting() -> None:
-    found = limit(CHAT, 0.2, overrun_s=99.0, options=OPTIONS, patience_s=PATIENCE_S)
-    assert found.after_s == pytest.approx(1.0 - 0.4)
+    found = ttft_limit(CHAT, 0.2, overrun_s=99.0, options=OPTIONS, queue_timeout_s=PATIENCE_S)
+    assert found.limit_s == pytest.approx(1.0 - 0.4)
     assert isinstance(verdict(overrun_s=99.0), Admit)
 
 
 def test_one_that_just_misses_its_margin_cannot_be_met() -> None:
-    at_it = limit(CHAT, 0.89, overrun_s=0.0, options=OPTIONS, patience_s=PATIENCE_S)
-    over_it = limit(CHAT, 0.91, overrun_s=0.0, options=OPTIONS, patience_s=PATIENCE_S)
-    assert (at_it.can_be_met, over_it.can_be_met) == (True, False)
-    assert at_it.after_s == pytest.approx(0.9)
-    assert over_it.after_s == pytest.approx(30.91)
+    at_it = ttft_limit(CHAT, 0.89, overrun_s=0.0, options=OPTIONS, queue_timeout_s=PATIENCE_S)
+    over_it = ttft_limit(CHAT, 0.91, overrun_s=0.0, options=OPTIONS, queue_timeout_s=PATIENCE_S)
+    assert (at_it.is_attainable, over_it.is_attainable) == (True, False)
+    assert at_it.limit_s == pytest.approx(0.9)
+    assert over_it.limit_s == pytest.approx(30.91)
 
 
 SECONDS = st.floats(0.0, 5.0)
-RANK = {Admit: 0, Hold: 1, Shed: 2}
+RANK = {Admit: 0, Enqueue: 1, Shed: 2}
 
 
 @given(SECONDS, SECONDS, SECONDS, st.one_of(st.none(), SECONDS), SECONDS)
 def test_to_wait_longer_never_makes_anybody_more_welcome(
     waited_s: float, alone_s: float, queue_s: float, turn_s: float | None, more_s: float
 ) -> None:
-    before = verdict(waited_s=waited_s, alone_s=alone_s, queue_s=queue_s, turn_s=turn_s)
-    for change in ("waited_s", "queue_s", "turn_s"):
-        seen = {"waited_s": waited_s, "alone_s": alone_s, "queue_s": queue_s, "turn_s": turn_s}
+    before = verdict(
+        waited_s=waited_s, unqueued_ttft_s=alone_s, engine_queue_s=queue_s, queue_wait_s=turn_s
+    )
+    for change in ("waited_s", "engine_queue_s", "queue_wait_s"):
+        seen = {
+            "waited_s": waited_s,
+            "unqueued_ttft_s": alone_s,
+            "engine_queue_s": queue_s,
+            "queue_wait_s": turn_s,
+        }
         old = seen[change]
         if old is not None:
             after = verdict(CHAT, **{**seen, change: old + more_s})  # type: ignore[arg-type]  # as above
@@ -185,7 +192,9 @@ def test_to_wait_longer_never_makes_anybody_more_welcome(
 def test_nobody_is_let_in_before_its_turn_or_late(
     waited_s: float, alone_s: float, queue_s: float, turn_s: float | None
 ) -> None:
-    found = verdict(waited_s=waited_s, alone_s=alone_s, queue_s=queue_s, turn_s=turn_s)
+    found = verdict(
+        waited_s=waited_s, unqueued_ttft_s=alone_s, engine_queue_s=queue_s, queue_wait_s=turn_s
+    )
     if isinstance(found, Admit):
         assert turn_s is None
         assert waited_s + alone_s + queue_s <= 0.9 or alone_s > 0.9
@@ -195,6 +204,6 @@ def test_nobody_is_let_in_before_its_turn_or_late(
 
 def test_options_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="engine_queue_s"):
-        AdmissionOptions(engine_queue_s=-1.0)
+        AdmissionOptions(max_engine_queue_s=-1.0)
     with pytest.raises(ValueError, match="margin_fraction"):
-        AdmissionOptions(margin_fraction=1.0)
+        AdmissionOptions(slo_safety_margin_fraction=1.0)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaView, Role
-from baton.domain.handoff import Decision, HandoffMode, LegKind, Route, RouteReason
-from baton.domain.request import LocalOnly
+from baton.domain.handoff import HandoffMode, LegKind, PlacementDecision, Route, RouteReason
+from baton.domain.request import LocalOnlyReason
 from baton.domain.value import evolve
 from baton.policy.placement.chooser import LEAST_LOADED, Candidate, Chooser, ChooserPlacer
 from baton.policy.placement.port import (
@@ -20,10 +20,10 @@ from baton.policy.placement.port import (
     NoRoute,
     NoRouteReason,
     PlacementQuery,
-    place_release,
+    choose_releaser,
 )
 from baton.policy.placement.simple import choose_least_loaded
-from tests.fakes.timings import FixedLinks, KnownHits, LinearTiming, replica_view, surroundings
+from tests.fakes.timings import FixedLinks, KnownHits, LinearTiming, placement_context, replica_view
 
 QUERY = PlacementQuery(prompt_tokens=100)
 P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
@@ -41,9 +41,9 @@ def decide(
     *,
     by: ChooserPlacer | None = None,
     links: FixedLinks | None = None,
-) -> Decision:
-    decision = (by or placer()).place(query, surroundings(*views, links=links or FixedLinks()))
-    assert isinstance(decision, Decision)
+) -> PlacementDecision:
+    decision = (by or placer()).place(query, placement_context(*views, links=links or FixedLinks()))
+    assert isinstance(decision, PlacementDecision)
     return decision
 
 
@@ -57,7 +57,7 @@ class Asked:
         self, query: PlacementQuery, kind: LegKind, candidates: Sequence[Candidate], rng: Random
     ) -> int:
         del query, rng
-        self.questions.append((kind, [one.view.replica_id for one in candidates]))
+        self.questions.append((kind, [candidate.view.replica_id for candidate in candidates]))
         return len(candidates) - 1
 
 
@@ -80,11 +80,11 @@ replicas = st.builds(
 )
 fleets = st.lists(replicas, max_size=6, unique_by=lambda view: view.replica_id)
 pairs = st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("abcdefgh"))
-some_links = st.builds(FixedLinks, broken=st.frozensets(pairs, max_size=30))
+some_links = st.builds(FixedLinks, blocked_pairs=st.frozensets(pairs, max_size=30))
 queries = st.builds(
     PlacementQuery,
     prompt_tokens=st.integers(1, 1000),
-    local_only=st.sampled_from([None, LocalOnly.FAN_OUT]),
+    local_only=st.sampled_from([None, LocalOnlyReason.FAN_OUT]),
     avoid=st.frozensets(st.sampled_from("abcdefgh"), max_size=4),
 )
 preferences = st.sampled_from(Disaggregate)
@@ -102,13 +102,13 @@ def test_prefill_and_decode_go_to_their_pools() -> None:
         decode_replica_id="d",
         reason=RouteReason.DISAGGREGATED,
     )
-    assert (decision.policy, decision.considered, decision.at_s) == ("mine", 1, 0.0)
+    assert (decision.policy, decision.options_considered, decision.at_s) == ("mine", 1, 0.0)
 
 
 def test_an_empty_fleet_and_a_draining_fleet_are_told_apart() -> None:
     leaving = [replica_view("d", D, draining=True)]
-    assert placer().place(QUERY, surroundings()) == NoRoute(reason=NoRouteReason.NO_REPLICA)
-    assert placer().place(QUERY, surroundings(*leaving)) == NoRoute(
+    assert placer().place(QUERY, placement_context()) == NoRoute(reason=NoRouteReason.NO_REPLICA)
+    assert placer().place(QUERY, placement_context(*leaving)) == NoRoute(
         reason=NoRouteReason.ALL_DRAINING
     )
 
@@ -126,7 +126,7 @@ def test_an_empty_fleet_and_a_draining_fleet_are_told_apart() -> None:
         ([replica_view("d", D)], QUERY, Disaggregate.ALWAYS, RouteReason.NO_PREFILL_REPLICA),
         (
             [replica_view("p", P), replica_view("d", D)],
-            evolve(QUERY, local_only=LocalOnly.FAN_OUT),
+            evolve(QUERY, local_only=LocalOnlyReason.FAN_OUT),
             Disaggregate.ALWAYS,
             RouteReason.LOCAL_ONLY,
         ),
@@ -153,12 +153,12 @@ def test_what_cannot_be_split_runs_on_one_replica_and_says_why(
 
 
 def test_a_pair_whose_link_is_out_of_order_hands_nothing_over() -> None:
-    broken = FixedLinks(broken=frozenset({("p1", "d")}))
+    broken = FixedLinks(blocked_pairs=frozenset({("p1", "d")}))
     views = [replica_view("p1", P), replica_view("p2", P, inflight_legs=3), replica_view("d", D)]
     assert decide(views, links=broken).route.prefill_replica_id == "p2"
     only_broken = decide([views[0], views[2]], links=broken).route
     assert (only_broken.mode, only_broken.reason) == (HandoffMode.LOCAL, RouteReason.NO_LINK)
-    assert placer().place_decode(QUERY, views[0], surroundings(*views, links=broken)) is None
+    assert placer().place_decode(QUERY, views[0], placement_context(*views, links=broken)) is None
 
 
 def test_a_replica_that_failed_the_request_is_tried_last_for_decode() -> None:
@@ -167,7 +167,7 @@ def test_a_replica_that_failed_the_request_is_tried_last_for_decode() -> None:
     assert decide(views, avoiding_a).route.decode_replica_id == "b"
     assert decide(views, evolve(QUERY, avoid=frozenset("ab"))).route.decode_replica_id == "a"
     source = replica_view("p", P)
-    around = surroundings(*views, source)
+    around = placement_context(*views, source)
     assert placer().place_decode(avoiding_a, source, around) == "b"
     assert placer().place_decode(evolve(QUERY, avoid=frozenset("ab")), source, around) == "a"
 
@@ -189,14 +189,14 @@ def test_the_reported_load_of_others_counts(load: Load) -> None:
 
 def test_a_chooser_is_asked_once_for_each_leg_and_decode_is_chosen_at_the_handoff() -> None:
     asked = Asked()
-    views = [replica_view(one, P) for one in ("p1", "p2")] + [
-        replica_view(one, D) for one in ("d1", "d2")
+    views = [replica_view(replica_id, P) for replica_id in ("p1", "p2")] + [
+        replica_view(replica_id, D) for replica_id in ("d1", "d2")
     ]
     by = placer(chooser=asked)
     decision = decide(views, by=by)
     assert decision.route.prefill_replica_id == "p2"
     assert asked.questions == [(LegKind.PREFILL, ["p1", "p2"])]
-    assert by.place_decode(QUERY, views[1], surroundings(*views)) == "d2"
+    assert by.place_decode(QUERY, views[1], placement_context(*views)) == "d2"
     assert asked.questions[1:] == [(LegKind.DECODE, ["d1", "d2"])]
 
 
@@ -234,7 +234,7 @@ def test_a_chooser_sees_what_candidates_hold_and_how_fast_they_are() -> None:
         evolve(QUERY, hits=KnownHits(blocks={"b": 3})),
         by=placer(chooser=look),
     )
-    assert [one.hit.blocks for one in seen] == [0, 3]
+    assert [candidate.hit.blocks for candidate in seen] == [0, 3]
     assert seen[0].timing.prefill_s(100) == LinearTiming().prefill_s(100)
 
 
@@ -317,7 +317,7 @@ def test_whatever_a_chooser_says_a_route_names_only_replicas_that_take_work(
 ) -> None:
     by = placer(preference, lambda *_: answer)  # type: ignore[arg-type]
     usable = {view.replica_id for view in views if not view.draining}
-    placed = by.place(query, surroundings(*views, links=links))
+    placed = by.place(query, placement_context(*views, links=links))
     if isinstance(placed, NoRoute):
         assert not usable
         return
@@ -337,7 +337,7 @@ def test_the_order_of_replicas_does_not_matter(
 ) -> None:
     shuffled = list(views)
     shuffler.shuffle(shuffled)
-    here, there = surroundings(*views, links=links), surroundings(*shuffled, links=links)
+    here, there = placement_context(*views, links=links), placement_context(*shuffled, links=links)
     assert placer(preference).place(query, here) == placer(preference).place(query, there)
 
 
@@ -345,9 +345,9 @@ def test_the_order_of_replicas_does_not_matter(
 def test_what_is_handed_off_fits_both_replicas_and_their_link(
     views: list[ReplicaView], query: PlacementQuery, links: FixedLinks
 ) -> None:
-    around = surroundings(*views, links=links)
+    around = placement_context(*views, links=links)
     placed = placer().place(query, around)
-    if isinstance(placed, Decision) and placed.route.prefill_replica_id is not None:
+    if isinstance(placed, PlacementDecision) and placed.route.prefill_replica_id is not None:
         source = around.fleet.replicas[placed.route.prefill_replica_id].facts
         target = around.fleet.replicas[placed.route.decode_replica_id].facts
         assert source.layout == target.layout
@@ -360,26 +360,26 @@ def test_what_is_handed_off_fits_both_replicas_and_their_link(
 @given(fleets)
 def test_more_load_never_attracts_a_request(views: list[ReplicaView]) -> None:
     never = placer(Disaggregate.NEVER)
-    before = never.place(QUERY, surroundings(*views))
-    if isinstance(before, Decision):
+    before = never.place(QUERY, placement_context(*views))
+    if isinstance(before, PlacementDecision):
         other = [
             evolve(view, inflight_legs=view.inflight_legs + 9, inflight_tokens=999)
             if view.replica_id != before.route.decode_replica_id
             else view
             for view in views
         ]
-        assert never.place(QUERY, surroundings(*other)) == before
+        assert never.place(QUERY, placement_context(*other)) == before
 
 
 @given(fleets, some_links)
 def test_blocks_are_decoded_and_released_by_somebody_else_of_the_same_layout(
     views: list[ReplicaView], links: FixedLinks
 ) -> None:
-    around = surroundings(*views, links=links)
+    around = placement_context(*views, links=links)
     for source in views:
         for chosen in (
             placer().place_decode(QUERY, source, around),
-            place_release(source, around.fleet),
+            choose_releaser(source, around.fleet),
         ):
             if chosen is not None:
                 assert chosen != source.replica_id
@@ -390,7 +390,7 @@ def test_blocks_are_decoded_and_released_by_somebody_else_of_the_same_layout(
 def test_a_decode_replica_is_found_at_the_handoff_whenever_there_is_one(
     views: list[ReplicaView], links: FixedLinks
 ) -> None:
-    around = surroundings(*views, links=links)
+    around = placement_context(*views, links=links)
     for source in views:
         able = {
             view.replica_id
@@ -399,14 +399,14 @@ def test_a_decode_replica_is_found_at_the_handoff_whenever_there_is_one(
             and view.facts.role is not P
             and view.replica_id != source.replica_id
             and view.facts.layout == source.facts.layout
-            and (source.replica_id, view.replica_id) not in links.broken
+            and (source.replica_id, view.replica_id) not in links.blocked_pairs
         }
         chosen = placer().place_decode(QUERY, source, around)
         assert (chosen in able) if able else (chosen is None)
 
 
 def test_the_same_seed_gives_the_same_routes() -> None:
-    views = [replica_view(one, M) for one in "abcdefgh"]
+    views = [replica_view(replica_id, M) for replica_id in "abcdefgh"]
 
     def draw(query: PlacementQuery, kind: LegKind, found: Sequence[Candidate], rng: Random) -> int:
         del query, kind

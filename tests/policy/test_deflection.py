@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaView, Role
-from baton.domain.handoff import Decision, HandoffMode, Route, RouteReason
+from baton.domain.handoff import HandoffMode, PlacementDecision, Route, RouteReason
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.placement.candidates import Ways
-from baton.policy.placement.port import Disaggregate, PlacementQuery, Surroundings
+from baton.policy.placement.candidates import PlacementOptions
+from baton.policy.placement.port import Disaggregate, PlacementContext, PlacementQuery
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.placement.replica_cost import replica_cost
-from baton.policy.placement.slo_impact import Promises, broken_share
-from tests.fakes.timings import FixedTimings, LinearTiming, replica_view, surroundings
+from baton.policy.placement.slo_impact import SloImpact, broken_fraction
+from tests.fakes.timings import FixedTimings, LinearTiming, placement_context, replica_view
 
-FAST = LinearTiming(step=0.01, token=0.0001, stream=0.0005)
+FAST = LinearTiming(per_step_s=0.01, per_token_s=0.0001, per_stream_s=0.0005)
 TIMINGS = FixedTimings(timing=FAST, output_tokens=100.0)
 QUERY = PlacementQuery(prompt_tokens=400, max_tokens=100)
 AIMS = PredictedOptions(tpot_slo_s=0.02, ttft_slo_s=2.0)
@@ -32,9 +32,9 @@ def placed(
     query: PlacementQuery = QUERY,
     options: PredictedOptions = AIMS,
     timings: FixedTimings = TIMINGS,
-) -> Decision:
-    decision = PredictedPlacer(options).place(query, surroundings(*views, timings=timings))
-    assert isinstance(decision, Decision)
+) -> PlacementDecision:
+    decision = PredictedPlacer(options).place(query, placement_context(*views, timings=timings))
+    assert isinstance(decision, PlacementDecision)
     return decision
 
 
@@ -49,25 +49,25 @@ def test_a_stream_stays_at_its_prefill_replica_when_decode_replicas_cannot_keep_
     decision = placed(prefill(), replica_view("d0", load=FULL))
     assert decision.route.mode is HandoffMode.LOCAL
     assert decision.route.decode_replica_id == "p0"
-    assert decision.route.reason is RouteReason.DEFLECTED
+    assert decision.route.reason is RouteReason.DECODE_ON_PREFILL
     best, *others = decision.options
-    assert best.missed <= min(other.missed for other in others) - 0.5
+    assert best.expected_misses <= min(other.expected_misses for other in others) - 0.5
 
 
 def test_a_stream_goes_to_the_decode_replica_that_keeps_its_pace() -> None:
     route = placed(prefill(), replica_view("d0", load=Load(running_requests=5))).route
     assert route.decode_replica_id == "d0"
-    assert route.reason is not RouteReason.DEFLECTED
+    assert route.reason is not RouteReason.DECODE_ON_PREFILL
 
 
 def test_a_stream_stays_where_decode_will_be_full_though_it_is_not_yet() -> None:
     fleet = prefill(), replica_view("d0", load=Load(running_requests=5))
-    full = evolve(QUERY, decode_full=True)
+    full = evolve(QUERY, is_decode_saturated=True)
     route = placed(*fleet, query=full).route
-    assert (route.decode_replica_id, route.reason) == ("p0", RouteReason.DEFLECTED)
+    assert (route.decode_replica_id, route.reason) == ("p0", RouteReason.DECODE_ON_PREFILL)
     slow = replace(TIMINGS, shares={"p0": 0.8})
     assert placed(*fleet, query=full, timings=slow).route.decode_replica_id == "d0"
-    off = replace(AIMS, deflect_streams_fraction=0.0)
+    off = replace(AIMS, decode_on_prefill_fraction=0.0)
     assert placed(*fleet, query=full, options=off).route.decode_replica_id == "d0"
 
 
@@ -84,17 +84,20 @@ def test_a_stream_does_not_stay_to_save_less_than_half_a_miss() -> None:
     streaming = prefill("p1", inflight_legs=14, inflight_streams=14)
     decision = placed(prefill("p0"), streaming, decode, query=query, timings=timings)
     assert decision.route.prefill_replica_id == "p0"
-    assert 0.5 < decision.options[0].missed < 1
+    assert 0.5 < decision.options[0].expected_misses < 1
     nobody = prefill("p1")  # to be held up by its prompt
     alone = placed(prefill("p0"), nobody, decode, query=query, timings=timings)
-    assert (alone.route.decode_replica_id, alone.route.reason) == ("p1", RouteReason.DEFLECTED)
+    assert (alone.route.decode_replica_id, alone.route.reason) == (
+        "p1",
+        RouteReason.DECODE_ON_PREFILL,
+    )
 
 
 def test_a_stream_stays_where_prompts_take_less_of_the_time() -> None:
     busier, quieter = prefill("p0"), prefill("p1", Load(queued_tokens=100, queued_requests=1))
     timings = replace(TIMINGS, shares={"p0": 0.3})
     route = placed(busier, quieter, replica_view("d0", load=FULL), timings=timings).route
-    assert (route.decode_replica_id, route.reason) == ("p1", RouteReason.DEFLECTED)
+    assert (route.decode_replica_id, route.reason) == ("p1", RouteReason.DECODE_ON_PREFILL)
 
 
 @pytest.mark.parametrize(("streams", "stays"), [(15, True), (16, False), (40, False)])
@@ -102,17 +105,17 @@ def test_streams_take_no_more_than_their_share_of_a_prefill_replica(
     streams: int, *, stays: bool
 ) -> None:
     source = prefill(inflight_legs=streams, inflight_streams=streams)  # of 64 places
-    timings = replace(TIMINGS, timing=replace(FAST, stream=0.0), shares={"d0": 0.9})
+    timings = replace(TIMINGS, timing=replace(FAST, per_stream_s=0.0), shares={"d0": 0.9})
     decode = replica_view("d0", load=Load(running_requests=10))
     route = placed(source, decode, timings=timings).route
-    assert (route.reason is RouteReason.DEFLECTED) is stays
+    assert (route.reason is RouteReason.DECODE_ON_PREFILL) is stays
 
 
 def test_what_streams_may_take_is_an_option_and_none_is_nothing() -> None:
     full = replica_view("d0", load=FULL)
-    closed = replace(AIMS, deflect_streams_fraction=0.0)
+    closed = replace(AIMS, decode_on_prefill_fraction=0.0)
     assert placed(prefill(), full, options=closed).route.decode_replica_id == "d0"
-    tight = replace(AIMS, deflect_streams_fraction=0.01)
+    tight = replace(AIMS, decode_on_prefill_fraction=0.01)
     assert placed(prefill(), full, options=tight).route.decode_replica_id == "p0"
     taken = prefill(inflight_legs=1, inflight_streams=1)
     assert placed(taken, full, options=tight).route.decode_replica_id == "d0"
@@ -120,14 +123,19 @@ def test_what_streams_may_take_is_an_option_and_none_is_nothing() -> None:
 
 def test_others_have_as_many_streams_there_as_the_crowd_says() -> None:
     source = prefill(inflight_legs=4, inflight_streams=4)
-    around = surroundings(source, replica_view("d0", load=FULL), timings=TIMINGS)
-    crowded = evolve(around.fleet, crowd=4.0)
+    around = placement_context(source, replica_view("d0", load=FULL), timings=TIMINGS)
+    crowded = evolve(around.fleet, peer_load_factor=4.0)
     found = [
         PredictedPlacer(AIMS).place(QUERY, evolve(around, fleet=fleet))
         for fleet in (around.fleet, crowded)
     ]
-    reasons = [one.route.reason for one in found if isinstance(one, Decision)]
-    assert (reasons[0] is RouteReason.DEFLECTED, reasons[1] is RouteReason.DEFLECTED) == (
+    reasons = [
+        decision.route.reason for decision in found if isinstance(decision, PlacementDecision)
+    ]
+    assert (
+        reasons[0] is RouteReason.DECODE_ON_PREFILL,
+        reasons[1] is RouteReason.DECODE_ON_PREFILL,
+    ) == (
         True,
         False,
     )
@@ -152,7 +160,7 @@ def test_a_request_that_brings_a_pace_may_stay_though_the_placer_has_none() -> N
     query = evolve(QUERY, slo=Slo(ttft_s=2.0, tpot_s=0.02))
     views = prefill(), replica_view("d0", load=FULL)
     assert placed(*views, query=query, options=PredictedOptions()).route.reason is (
-        RouteReason.DEFLECTED
+        RouteReason.DECODE_ON_PREFILL
     )
 
 
@@ -181,27 +189,31 @@ def test_streams_of_a_prefill_replica_are_those_that_decode_there() -> None:
     load = Load(running_requests=7, kv_used_fraction=0.5)
     view = prefill(load=load, inflight_legs=7, inflight_streams=3)
     cost = replica_cost(QUERY, view, FAST, output_tokens=100.0, at_s=0.0)
-    assert cost.running == 3
+    assert cost.running_streams == 3
     assert cost.step_s == pytest.approx(FAST.step_s(running=4))
     pure = prefill(load=load, inflight_legs=7)
-    assert replica_cost(QUERY, pure, FAST, output_tokens=100.0, at_s=0.0).running == 0
+    assert replica_cost(QUERY, pure, FAST, output_tokens=100.0, at_s=0.0).running_streams == 0
 
 
 def test_a_prompt_counts_the_streams_that_it_breaks_on_a_flipped_replica() -> None:
     query = evolve(QUERY, prompt_tokens=1600)
     flipped = prefill("p0", inflight_legs=12, inflight_streams=12)
-    around = surroundings(flipped, prefill("p1"), replica_view("d0"), timings=TIMINGS)
-    promises = Promises(0.02)
-    ways = Ways(query, around, slo=Slo(), promises=promises)
+    around = placement_context(flipped, prefill("p1"), replica_view("d0"), timings=TIMINGS)
+    promises = SloImpact(0.02)
+    ways = PlacementOptions(query, around, slo=Slo(), slo_impact=promises)
     streaming, free = ways.costs(["p0", "p1"])
     target = ways.costs(["d0"])
-    (over_streams,) = ways.remotes([streaming], target)
-    (over_nobody,) = ways.remotes([free], target)
+    (over_streams,) = ways.disaggregated([streaming], target)
+    (over_nobody,) = ways.disaggregated([free], target)
     # Each of the twelve has gained 4 ms a token when a prompt of 160 ms comes.
-    wanted = 12 * broken_share(0.16, slack_s=0.02 - FAST.step_s(running=12), life_tokens=100.0)
-    assert over_streams.missed - over_nobody.missed == pytest.approx(wanted, rel=0.01)
+    wanted = 12 * broken_fraction(
+        0.16, slack_s=0.02 - FAST.step_s(running=12), mean_output_tokens=100.0
+    )
+    assert over_streams.expected_misses - over_nobody.expected_misses == pytest.approx(
+        wanted, rel=0.01
+    )
     dearer_s = over_streams.cost_s - over_nobody.cost_s
-    assert dearer_s > wanted * promises.worth_s(target[0])
+    assert dearer_s > wanted * promises.miss_penalty_s(target[0])
 
 
 # ------------------------------------------------------------------ prompts that stay away
@@ -215,20 +227,20 @@ def short_or_not(options: PredictedOptions, share: float) -> RouteReason:
 
 
 def test_prompts_take_no_more_than_their_share_of_a_decode_replica() -> None:
-    bounded = replace(AIMS, deflect_prompt_fraction=0.1)
+    bounded = replace(AIMS, prefill_on_decode_fraction=0.1)
     assert short_or_not(bounded, 0.1) is RouteReason.LOCAL_FASTER
     assert short_or_not(bounded, 0.11) is RouteReason.DISAGGREGATED
     assert short_or_not(AIMS, 0.11) is RouteReason.LOCAL_FASTER
 
 
 def test_prompts_go_to_a_busy_decode_replica_all_the_same_when_nobody_else_can_take_them() -> None:
-    bounded = replace(AIMS, deflect_prompt_fraction=0.1)
+    bounded = replace(AIMS, prefill_on_decode_fraction=0.1)
     timings = replace(TIMINGS, shares={"d0": 0.9})
     route = placed(replica_view("d0"), options=bounded, timings=timings).route
     assert route.decode_replica_id == "d0"
 
 
-@pytest.mark.parametrize("name", ["deflect_streams_fraction", "deflect_prompt_fraction"])
+@pytest.mark.parametrize("name", ["decode_on_prefill_fraction", "prefill_on_decode_fraction"])
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
 def test_shares_must_be_shares(name: str, wrong: float) -> None:
     with pytest.raises(ValueError, match=name):
@@ -238,7 +250,7 @@ def test_shares_must_be_shares(name: str, wrong: float) -> None:
 # ------------------------------------------------------------------ replicas that do both
 
 
-def beside(*views: ReplicaView, prompt_tokens: int = 1600) -> Decision:
+def beside(*views: ReplicaView, prompt_tokens: int = 1600) -> PlacementDecision:
     query = evolve(QUERY, prompt_tokens=prompt_tokens)
     return placed(*views, query=query, options=PredictedOptions())
 
@@ -252,7 +264,7 @@ def test_a_busy_mixed_replica_has_its_prompts_computed_by_the_prefill_pool() -> 
 
 
 def test_mixed_replicas_alone_keep_what_they_prefill() -> None:
-    views = [replica_view(one, Role.MIXED, BUSY) for one in ("m0", "m1")]
+    views = [replica_view(replica_id, Role.MIXED, BUSY) for replica_id in ("m0", "m1")]
     route = beside(*views).route
     assert route.mode is HandoffMode.LOCAL
     assert route.reason is RouteReason.MIXED_POOL
@@ -261,7 +273,7 @@ def test_mixed_replicas_alone_keep_what_they_prefill() -> None:
 def beside_a_faster_one(*avoid: str) -> Route:
     """A mixed replica is idle, a decode replica is busy and decodes much faster."""
     views = replica_view("m0", Role.MIXED, Load(running_requests=1)), replica_view("d0", load=BUSY)
-    timings = replace(TIMINGS, by_pool={"mixed": replace(FAST, step=0.05)})
+    timings = replace(TIMINGS, by_pool={"mixed": replace(FAST, per_step_s=0.05)})
     query = evolve(QUERY, prompt_tokens=1600, avoid=frozenset(avoid))
     return placed(*views, query=query, options=PredictedOptions(), timings=timings).route
 
@@ -283,14 +295,14 @@ def test_a_request_that_has_failed_everywhere_is_not_split_again() -> None:
 
 
 def test_where_all_do_both_none_prefills_for_another_though_the_prefill_pool_has_failed() -> None:
-    views = prefill(), *(replica_view(one, Role.MIXED, BUSY) for one in ("m0", "m1"))
+    views = prefill(), *(replica_view(replica_id, Role.MIXED, BUSY) for replica_id in ("m0", "m1"))
     query = evolve(QUERY, prompt_tokens=1600, avoid=frozenset({"p0"}))
     decision = placed(*views, query=query, options=PredictedOptions())
     assert decision.route.reason is RouteReason.NO_PREFILL_REPLICA
 
 
-def around_of(*views: ReplicaView) -> Surroundings:
-    return surroundings(*views, timings=TIMINGS)
+def around_of(*views: ReplicaView) -> PlacementContext:
+    return placement_context(*views, timings=TIMINGS)
 
 
 def test_a_mixed_replica_does_not_hand_off_to_itself() -> None:

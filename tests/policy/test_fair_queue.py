@@ -7,20 +7,20 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.admission.fair_queue import FairQueue, Waiting
+from baton.policy.admission.fair_queue import FairQueue, QueuedRequest
 
 _IDS = count()
 
 
 def one(
     flow: str = "a", work: float = 1.0, *, weight: float = 1.0, by_s: float = 0.0, name: str = ""
-) -> Waiting:
-    return Waiting(name or f"r{next(_IDS)}", flow, weight, work, by_s)
+) -> QueuedRequest:
+    return QueuedRequest(name or f"r{next(_IDS)}", flow, weight, work, by_s)
 
 
-def served(queue: FairQueue, count_: int = 10_000) -> list[Waiting]:
+def served(queue: FairQueue, count_: int = 10_000) -> list[QueuedRequest]:
     """Serve so many, or all."""
-    found: list[Waiting] = []
+    found: list[QueuedRequest] = []
     while len(found) < count_ and (head := queue.head()) is not None:
         queue.serve(head.request_id)
         queue.check_integrity()
@@ -28,7 +28,7 @@ def served(queue: FairQueue, count_: int = 10_000) -> list[Waiting]:
     return found
 
 
-def queue_of(*waiting: Waiting) -> FairQueue:
+def queue_of(*waiting: QueuedRequest) -> FairQueue:
     queue = FairQueue()
     for each in waiting:
         queue.push(each)
@@ -57,7 +57,7 @@ def test_flows_that_wait_all_the_time_get_work_by_weight_to_within_one_request_e
     while all(waits.values()):
         (each,) = served(queue, 1)
         waits[each.flow] -= 1
-        done[each.flow] += each.work / each.weight
+        done[each.flow] += each.work_s / each.weight
         for first in done:
             for second in done:
                 if waits[first] and waits[second]:
@@ -83,11 +83,11 @@ def test_the_work_ahead_of_a_newcomer_is_what_is_served_before_it_to_within_a_re
     queue = queue_of(*[one(flow, work, weight=weights[flow]) for flow, work in asked])
     served(queue, len(asked) // 3)  # lines are not all at their beginnings
     newcomer = one("b", own, weight=2.0, by_s=1.0)
-    predicted = queue.work_ahead("b", weight=2.0, begin_by_s=1.0)
+    predicted = queue.work_ahead_s("b", weight=2.0, begin_by_s=1.0)
     queue.push(newcomer)
     before = 0.0
     while (head := queue.head()) is not None and head.request_id != newcomer.request_id:
-        before += head.work
+        before += head.work_s
         queue.serve(head.request_id)
     # The fluid twin serves shares of requests; of each other flow one may be under way.
     assert abs(before - predicted) <= 3 * 1.0 + 1e-9
@@ -95,10 +95,10 @@ def test_the_work_ahead_of_a_newcomer_is_what_is_served_before_it_to_within_a_re
 
 def test_a_newcomer_of_an_idle_flow_has_only_its_share_of_the_others_before_it() -> None:
     queue = queue_of(*[one("a", 1.0) for _ in range(10)])
-    assert queue.work_ahead("b", weight=1.0, begin_by_s=0.0) == 0.0
-    assert queue.work_ahead("a", weight=1.0, begin_by_s=0.0) == 10.0
+    assert queue.work_ahead_s("b", weight=1.0, begin_by_s=0.0) == 0.0
+    assert queue.work_ahead_s("a", weight=1.0, begin_by_s=0.0) == 10.0
     queue.push(one("b", 4.0))
-    assert queue.work_ahead("b", weight=1.0, begin_by_s=0.0) == 4.0 + 4.0
+    assert queue.work_ahead_s("b", weight=1.0, begin_by_s=0.0) == 4.0 + 4.0
 
 
 def test_one_that_was_idle_has_saved_up_nothing() -> None:
@@ -123,7 +123,7 @@ def test_one_that_was_served_at_once_is_charged_for_it() -> None:
     queue = queue_of(one("a"))
     served(queue)
     for _ in range(5):
-        queue.serve_at_once(one("a", 1.0))
+        queue.serve_immediately(one("a", 1.0))
     for _ in range(3):
         queue.push(one("a"))
         queue.push(one("b"))
@@ -138,7 +138,7 @@ def test_a_flow_alone_has_everything() -> None:
 
 def test_inside_a_flow_whoever_must_begin_first_comes_first() -> None:
     queue = queue_of(one(by_s=3.0, name="late"), one(by_s=1.0, name="soon"), one(by_s=2.0))
-    assert [each.begin_by_s for each in served(queue)] == [1.0, 2.0, 3.0]
+    assert [each.start_deadline_s for each in served(queue)] == [1.0, 2.0, 3.0]
 
 
 def test_among_equals_the_one_that_came_first_comes_first() -> None:
@@ -149,44 +149,44 @@ def test_among_equals_the_one_that_came_first_comes_first() -> None:
 def test_one_in_a_hurry_stands_in_front_while_nobody_is_late_because_of_it() -> None:
     queue = queue_of(one(work=1.0, by_s=10.0), one(work=1.0, by_s=11.0))
     hurried = one(work=1.0, by_s=0.5)
-    assert queue.fitted(hurried, now_s=0.0, rate=1.0) == hurried
+    assert queue.assign_position(hurried, now_s=0.0, rate=1.0) == hurried
     # At a tenth of the rate the first of them would begin at 10 s, and the second at 20 s.
-    assert queue.fitted(hurried, now_s=0.0, rate=0.1).begin_by_s == 11.0
+    assert queue.assign_position(hurried, now_s=0.0, rate=0.1).start_deadline_s == 11.0
 
 
 def test_a_flow_has_only_its_share_of_the_rate_when_it_is_seen_who_would_be_late() -> None:
     queue = queue_of(one("a", 1.0, by_s=1.5), one("b", 1.0, weight=3.0, by_s=9.0))
     hurried = one("a", 1.0, by_s=0.5)
-    assert queue.fitted(hurried, now_s=0.0, rate=1.0).begin_by_s == 1.5
+    assert queue.assign_position(hurried, now_s=0.0, rate=1.0).start_deadline_s == 1.5
     # All of it has a quarter of eight seconds a second: half a second, and twice that is in time.
-    assert queue.fitted(hurried, now_s=0.0, rate=8.0) == hurried
-    assert queue.fitted(hurried, now_s=0.0, rate=4.0).begin_by_s == 1.5
+    assert queue.assign_position(hurried, now_s=0.0, rate=8.0) == hurried
+    assert queue.assign_position(hurried, now_s=0.0, rate=4.0).start_deadline_s == 1.5
 
 
 def test_one_that_leaves_takes_its_work_along() -> None:
     queue = queue_of(one(work=2.0, name="x"), one(work=3.0, name="y"))
     gone = queue.remove("x")
     assert gone is not None
-    assert gone.work == 2.0
+    assert gone.work_s == 2.0
     assert queue.remove("x") is None
-    assert queue.work == 3.0
+    assert queue.queued_work_s == 3.0
     assert [each.request_id for each in served(queue)] == ["y"]
-    assert queue.work == 0.0
+    assert queue.queued_work_s == 0.0
 
 
 def test_the_newest_is_who_came_last_of_those_who_wait() -> None:
     queue = queue_of(one(name="x"), one(name="y", by_s=-1.0), one(name="z"))
-    assert queue.newest() == "z"
+    assert queue.newest_id() == "z"
     queue.remove("z")
-    assert queue.newest() == "y"
-    assert FairQueue().newest() is None
+    assert queue.newest_id() == "y"
+    assert FairQueue().newest_id() is None
 
 
 def test_idle_flows_are_forgotten_and_those_who_owe_are_not() -> None:
     queue = FairQueue()
     for number in range(3000):
-        queue.serve_at_once(one(f"flow {number}", 1e-9))
-        queue.serve_at_once(one("busy", 1.0))
+        queue.serve_immediately(one(f"flow {number}", 1e-9))
+        queue.serve_immediately(one("busy", 1.0))
     assert len(queue._flows) < 2100
     queue.push(one("busy"))
     queue.push(one("new"))

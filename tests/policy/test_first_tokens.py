@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.slo import Slo
-from baton.policy.placement.first_tokens import FirstToken, first_token
+from baton.policy.placement.first_tokens import FirstTokenPlan, plan_first_token
 
 HANDOFF_S = 0.1
 PACE_S = 0.01
@@ -17,16 +17,16 @@ PREFILLED_S = 0.5
 
 
 def early(slo: Slo, *, waited_s: float = 0.0, output_tokens: float = 11.0) -> bool:
-    return told(slo, waited_s=waited_s, output_tokens=output_tokens).early
+    return told(slo, waited_s=waited_s, output_tokens=output_tokens).is_early
 
 
-def told(slo: Slo, *, waited_s: float = 0.0, output_tokens: float = 11.0) -> FirstToken:
-    return first_token(
+def told(slo: Slo, *, waited_s: float = 0.0, output_tokens: float = 11.0) -> FirstTokenPlan:
+    return plan_first_token(
         slo,
         waited_s=waited_s,
-        prefilled_s=PREFILLED_S,
+        prefill_done_s=PREFILLED_S,
         handoff_s=HANDOFF_S,
-        pace_s=PACE_S,
+        tpot_s=PACE_S,
         output_tokens=output_tokens,
     )
 
@@ -56,7 +56,9 @@ def test_it_is_held_back_where_the_handoff_would_be_too_long_a_gap() -> None:
 def test_it_is_not_held_back_where_it_would_then_be_late(other: Slo) -> None:
     in_time_s = PREFILLED_S + HANDOFF_S
     assert not early(replace(other, ttft_s=in_time_s))
-    assert told(replace(other, ttft_s=in_time_s - 1e-9)) == FirstToken(early=True, breaks=True)
+    assert told(replace(other, ttft_s=in_time_s - 1e-9)) == FirstTokenPlan(
+        is_early=True, breaks_slo=True
+    )
     assert early(replace(other, ttft_s=in_time_s), waited_s=1e-6)
 
 
@@ -78,12 +80,12 @@ times = st.floats(0.001, 10.0)
 def test_what_would_be_kept_by_holding_it_back_is_never_broken(
     slo: Slo, prefilled_s: float, handoff_s: float, pace_s: float, tokens: int
 ) -> None:
-    found = first_token(
+    found = plan_first_token(
         slo,
         waited_s=0.0,
-        prefilled_s=prefilled_s,
+        prefill_done_s=prefilled_s,
         handoff_s=handoff_s,
-        pace_s=pace_s,
+        tpot_s=pace_s,
         output_tokens=float(tokens),
     )
     assert slo.ttft_s is not None
@@ -91,7 +93,7 @@ def test_what_would_be_kept_by_holding_it_back_is_never_broken(
     kept_if_held = prefilled_s + handoff_s <= slo.ttft_s and pace_s <= slo.tpot_s
     each_s = (handoff_s + (tokens - 2) * pace_s) / (tokens - 1)
     if prefilled_s <= slo.ttft_s and each_s <= slo.tpot_s:
-        assert found.early
+        assert found.is_early
     elif kept_if_held:
-        assert not found.early
-    assert found.breaks == (found.early and each_s > slo.tpot_s)
+        assert not found.is_early
+    assert found.breaks_slo == (found.is_early and each_s > slo.tpot_s)

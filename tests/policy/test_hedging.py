@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from baton.domain.handoff import Decision, HandoffMode, HitSource, Option, Route, RouteReason
+from baton.domain.handoff import (
+    HandoffMode,
+    HitSource,
+    PlacementDecision,
+    Route,
+    RouteOption,
+    RouteReason,
+)
 from baton.domain.value import evolve
-from baton.policy.resilience.hedging import HedgeOptions, is_better, late_after_s
+from baton.policy.resilience.hedging import HedgeOptions, hedge_after_s, is_better_alternative
 
-OPTIONS = HedgeOptions(factor=4.0, least_s=1.0, spare_queue_s=0.05)
+OPTIONS = HedgeOptions(latency_multiple=4.0, min_delay_s=1.0, max_alternative_queue_s=0.05)
 
 
 def decision(
     *, ttft_s: float = 0.5, queue_s: float = 0.0, decode_id: str = "d1", predicts: bool = True
-) -> Decision:
-    option = Option(
+) -> PlacementDecision:
+    option = RouteOption(
         HandoffMode.LOCAL, None, decode_id, 0, HitSource.NONE, 0.0, queue_s, ttft_s - queue_s,
         0.0, 0.0, 0.0,
     )  # fmt: skip
@@ -24,25 +31,29 @@ def decision(
         decode_replica_id=decode_id,
         reason=RouteReason.MIXED_POOL,
     )
-    return Decision(route=route, policy="test", at_s=0.0, options=(option,) if predicts else ())
+    return PlacementDecision(
+        route=route, policy="test", at_s=0.0, options=(option,) if predicts else ()
+    )
 
 
-def better(other: Decision, waited_s: float = 2.0) -> bool:
-    return is_better(other, avoid=frozenset({"d0", "p0"}), waited_s=waited_s, options=OPTIONS)
+def better(other: PlacementDecision, waited_s: float = 2.0) -> bool:
+    return is_better_alternative(
+        other, avoid=frozenset({"d0", "p0"}), waited_s=waited_s, options=OPTIONS
+    )
 
 
 def test_late_is_some_times_what_was_predicted_and_what_others_are_late_by() -> None:
-    assert late_after_s(decision(ttft_s=0.5), 0.0, OPTIONS) == 2.0
-    assert late_after_s(decision(ttft_s=0.5), 3.0, OPTIONS) == 5.0
+    assert hedge_after_s(decision(ttft_s=0.5), 0.0, OPTIONS) == 2.0
+    assert hedge_after_s(decision(ttft_s=0.5), 3.0, OPTIONS) == 5.0
 
 
 def test_short_predictions_are_given_time() -> None:
-    assert late_after_s(decision(ttft_s=0.01), 0.0, OPTIONS) == 1.0
+    assert hedge_after_s(decision(ttft_s=0.01), 0.0, OPTIONS) == 1.0
 
 
 def test_where_nothing_is_predicted_nothing_is_late() -> None:
-    assert late_after_s(decision(predicts=False), 0.0, OPTIONS) is None
-    assert late_after_s(decision(), 0.0, HedgeOptions(factor=None)) is None
+    assert hedge_after_s(decision(predicts=False), 0.0, OPTIONS) is None
+    assert hedge_after_s(decision(), 0.0, HedgeOptions(latency_multiple=None)) is None
 
 
 def test_an_idle_replica_that_is_quicker_than_what_was_waited_is_better() -> None:
@@ -71,7 +82,7 @@ def test_a_guess_is_not_better_than_waiting() -> None:
     assert not better(decision(predicts=False))
 
 
-@pytest.mark.parametrize("wrong", [{"factor": 1.0}, {"least_s": 0.0}])
+@pytest.mark.parametrize("wrong", [{"latency_multiple": 1.0}, {"min_delay_s": 0.0}])
 def test_senseless_options_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"hedge: .* wanted"):
         HedgeOptions(**wrong)

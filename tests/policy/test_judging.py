@@ -12,7 +12,7 @@ from baton.domain.commands import RequestRecord
 from baton.domain.request import Phase
 from baton.domain.slo import ALL_MET, NO_SLO, Slo
 from baton.domain.value import evolve
-from baton.policy.admission.slo_evaluation import excused, judge, tpot_s, ttft_s
+from baton.policy.admission.slo_evaluation import evaluate_slo, excluded, tpot_s, ttft_s
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.1, itl_p99_s=0.3)
 REFUSED = [Phase.SHED, Phase.EVICTED, Phase.FAILED]
@@ -54,31 +54,36 @@ def nothing_came(outcome: Phase, *, after_s: float) -> RequestRecord:
 
 
 def test_what_is_just_within_its_objectives_is_good() -> None:
-    assert judge(ended(), SLO) == ALL_MET
+    assert evaluate_slo(ended(), SLO) == ALL_MET
 
 
 def test_a_first_token_that_is_late_is_a_miss_of_that_alone() -> None:
     late = ended(first_token_at_s=10.51, last_token_at_s=11.51)
-    assert judge(late, SLO) == ALL_MET._replace(ttft_met=False)
-    assert not judge(late, SLO).good
+    assert evaluate_slo(late, SLO) == ALL_MET._replace(ttft_met=False)
+    assert not evaluate_slo(late, SLO).is_good
 
 
 def test_a_pause_in_the_middle_counts_in_the_pace() -> None:
-    assert judge(ended(last_token_at_s=11.6), SLO) == ALL_MET._replace(tpot_met=False)
+    assert evaluate_slo(ended(last_token_at_s=11.6), SLO) == ALL_MET._replace(tpot_met=False)
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_fewer_than_two_tokens_have_no_pace_to_miss(tokens: int) -> None:
-    assert judge(ended(output_tokens=tokens, ended_at_s=99.0), SLO).tpot_met
+    assert evaluate_slo(ended(output_tokens=tokens, ended_at_s=99.0), SLO).tpot_met
 
 
 @pytest.mark.parametrize(("slow", "met"), [(0, True), (2, True), (3, False)])
 def test_one_gap_in_a_hundred_may_be_slow(slow: int, *, met: bool) -> None:
-    assert judge(ended(output_tokens=201, slow_gaps=slow), Slo(itl_p99_s=0.3)).itl_met is met
+    assert (
+        evaluate_slo(ended(output_tokens=201, itl_violations=slow), Slo(itl_p99_s=0.3)).itl_met
+        is met
+    )
 
 
 def test_what_is_not_promised_is_met() -> None:
-    assert judge(ended(first_token_at_s=99.0, last_token_at_s=999.0, slow_gaps=9), NO_SLO).good
+    assert evaluate_slo(
+        ended(first_token_at_s=99.0, last_token_at_s=999.0, itl_violations=9), NO_SLO
+    ).is_good
 
 
 # ------------------------------------------------------------------------------ who was not served
@@ -86,13 +91,13 @@ def test_what_is_not_promised_is_met() -> None:
 
 @pytest.mark.parametrize("outcome", REFUSED)
 def test_who_was_refused_is_a_miss_even_where_nothing_is_promised(outcome: Phase) -> None:
-    assert not judge(nothing_came(outcome, after_s=0.0), NO_SLO).good
-    assert not judge(ended(outcome), SLO).served
+    assert not evaluate_slo(nothing_came(outcome, after_s=0.0), NO_SLO).is_good
+    assert not evaluate_slo(ended(outcome), SLO).was_served
 
 
 def test_who_failed_waiting_for_a_first_token_has_waited_for_it() -> None:
-    assert judge(nothing_came(Phase.FAILED, after_s=0.4), SLO).ttft_met
-    assert not judge(nothing_came(Phase.FAILED, after_s=0.6), SLO).ttft_met
+    assert evaluate_slo(nothing_came(Phase.FAILED, after_s=0.4), SLO).ttft_met
+    assert not evaluate_slo(nothing_came(Phase.FAILED, after_s=0.6), SLO).ttft_met
 
 
 # ------------------------------------------------------------------------------ who left
@@ -100,36 +105,38 @@ def test_who_failed_waiting_for_a_first_token_has_waited_for_it() -> None:
 
 def test_a_client_that_leaves_before_its_first_token_is_due_is_excused() -> None:
     left = nothing_came(Phase.CANCELLED, after_s=0.4)
-    assert judge(left, SLO).good
-    assert excused(left, judge(left, SLO))
+    assert evaluate_slo(left, SLO).is_good
+    assert excluded(left, evaluate_slo(left, SLO))
 
 
 def test_a_client_that_leaves_after_its_first_token_was_due_is_a_miss() -> None:
     left = nothing_came(Phase.CANCELLED, after_s=0.6)
-    assert judge(left, SLO) == ALL_MET._replace(ttft_met=False)
-    assert not excused(left, judge(left, SLO))
+    assert evaluate_slo(left, SLO) == ALL_MET._replace(ttft_met=False)
+    assert not excluded(left, evaluate_slo(left, SLO))
 
 
 def test_a_client_that_has_read_enough_is_good() -> None:
     left = ended(Phase.CANCELLED, ended_at_s=11.59)
-    assert judge(left, SLO) == ALL_MET
-    assert not excused(left, judge(left, SLO))
+    assert evaluate_slo(left, SLO) == ALL_MET
+    assert not excluded(left, evaluate_slo(left, SLO))
 
 
 def test_a_client_that_leaves_when_the_next_token_was_due_is_a_miss() -> None:
     # Eleven tokens at 0.1 s: the twelfth was due 1.1 s after the first.
-    assert judge(ended(Phase.CANCELLED, ended_at_s=11.61), SLO) == ALL_MET._replace(tpot_met=False)
+    assert evaluate_slo(ended(Phase.CANCELLED, ended_at_s=11.61), SLO) == ALL_MET._replace(
+        tpot_met=False
+    )
 
 
 def test_a_client_that_leaves_between_its_first_two_tokens_is_judged_by_that_gap() -> None:
     one = ended(Phase.CANCELLED, output_tokens=1, last_token_at_s=10.5)
-    assert judge(evolve(one, ended_at_s=10.55), SLO).tpot_met
-    assert not judge(evolve(one, ended_at_s=10.65), SLO).tpot_met
+    assert evaluate_slo(evolve(one, ended_at_s=10.55), SLO).tpot_met
+    assert not evaluate_slo(evolve(one, ended_at_s=10.65), SLO).tpot_met
 
 
 def test_a_stream_that_was_ahead_may_rest_until_its_next_token_is_due() -> None:
     fast = ended(Phase.CANCELLED, last_token_at_s=10.7, ended_at_s=11.5)
-    assert judge(fast, SLO).tpot_met
+    assert evaluate_slo(fast, SLO).tpot_met
 
 
 # ------------------------------------------------------------------------------ in general
@@ -148,7 +155,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         first_token_at_s=first_at_s,
         last_token_at_s=last_at_s,
         ended_at_s=(10.0 + first_s if last_at_s is None else last_at_s) + rest_s,
-        slow_gaps=draw(st.integers(0, tokens)),
+        itl_violations=draw(st.integers(0, tokens)),
     )
 
 
@@ -165,7 +172,7 @@ def test_nobody_who_was_good_is_a_miss_by_a_laxer_promise(
         ttft_s=None if slo.ttft_s is None else slo.ttft_s * laxer,
         tpot_s=None if slo.tpot_s is None else slo.tpot_s * laxer,
     )
-    strict, more = judge(record, slo), judge(record, lax)
+    strict, more = evaluate_slo(record, slo), evaluate_slo(record, lax)
     assert all(b or not a for a, b in zip(strict, more, strict=True))
 
 
@@ -174,8 +181,8 @@ def test_a_finished_request_is_judged_by_its_latencies_alone(
     record: RequestRecord, slo: Slo
 ) -> None:
     record = evolve(record, outcome=Phase.FINISHED)
-    got = judge(record, slo)
-    assert got.served
+    got = evaluate_slo(record, slo)
+    assert got.was_served
     first_s, pace_s = ttft_s(record), tpot_s(record)
     if first_s is not None and slo.ttft_s is not None:
         assert got.ttft_met == (first_s <= slo.ttft_s + 1e-9)
@@ -189,4 +196,6 @@ def test_who_leaves_later_with_no_more_tokens_is_never_judged_better(
 ) -> None:
     left = evolve(record, outcome=Phase.CANCELLED)
     later = evolve(left, ended_at_s=left.ended_at_s + later_s)
-    assert all(a or not b for a, b in zip(judge(left, slo), judge(later, slo), strict=True))
+    assert all(
+        a or not b for a, b in zip(evaluate_slo(left, slo), evaluate_slo(later, slo), strict=True)
+    )

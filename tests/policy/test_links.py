@@ -10,30 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.fleet import LinkTotals
-from baton.policy.links.estimates import LinkBook, LinkRow, LinkSettings, LinkState
-from baton.policy.links.transfers import Flow, LinkFlows
+from baton.policy.links.estimates import LinkRow, LinkSettings, LinkState, LinkTable
+from baton.policy.links.transfers import LinkTransfers, Transfer
 from baton.policy.placement.port import LinkEstimates
 
 SETTINGS = LinkSettings(setup_s=0.002, bytes_per_s=10e9)
 MB = 1_000_000
 
 
-def book(*members: str) -> LinkBook:
-    links = LinkBook(SETTINGS)
+def book(*members: str) -> LinkTable:
+    links = LinkTable(SETTINGS)
     for replica_id in members or ("p0", "p1", "d0", "d1"):
-        links.join(replica_id)
+        links.add_replica(replica_id)
     return links
 
 
 def seconds(
-    links: LinkBook, moved_bytes: int = 100 * MB, pair: tuple[str, str] = ("p0", "d0")
+    links: LinkTable, moved_bytes: int = 100 * MB, pair: tuple[str, str] = ("p0", "d0")
 ) -> float:
     took_s = links.transfer_s(*pair, moved_bytes)
     assert took_s is not None
     return took_s
 
 
-def row(links: LinkBook, now_s: float = 0.0, pair: tuple[str, str] = ("p0", "d0")) -> LinkRow:
+def row(links: LinkTable, now_s: float = 0.0, pair: tuple[str, str] = ("p0", "d0")) -> LinkRow:
     (found,) = [r for r in links.rows(now_s) if (r.source_id, r.target_id) == pair]
     return found
 
@@ -60,7 +60,7 @@ class Puller:
         return self.totals
 
 
-def teach(links: LinkBook, puller: Puller, *, target_id: str = "d0", pulls: int = 80) -> None:
+def teach(links: LinkTable, puller: Puller, *, target_id: str = "d0", pulls: int = 80) -> None:
     rng = Random(1)
     for number in range(pulls):
         totals = puller.pull(rng.randint(1, 400) * MB)
@@ -94,7 +94,7 @@ def test_setup_and_bandwidth_are_learned_from_what_the_engine_counts() -> None:
 class Troubled(Puller):
     """A link of 2 ms and 10 GB/s, of which a while has been seen; from then on it may be slow."""
 
-    def __init__(self, links: LinkBook) -> None:
+    def __init__(self, links: LinkTable) -> None:
         super().__init__(0.002, 10e9)
         self._links, self.now_s, self._rng = links, 0.0, Random(3)
         self.hand_over(80)
@@ -166,8 +166,8 @@ def test_a_slow_link_that_nobody_looks_at_is_tried_again_in_the_end() -> None:
     link.slow_down(100)
     link.hand_over(5)
     assert links.is_slow("p0", "d0")
-    links.join("p9")
-    links.probe_ok("p9", "d0", link.now_s + 600.0)
+    links.add_replica("p9")
+    links.record_probe_success("p9", "d0", link.now_s + 600.0)
     assert not links.is_slow("p0", "d0")
     assert seconds(links, 100 * MB) < 0.05
 
@@ -252,15 +252,17 @@ def test_quantiles_are_those_of_the_last_pulls() -> None:
 
 def test_quantiles_are_none_before_the_first_pull() -> None:
     links = book()
-    links.probe_ok("p0", "d0", 0.0)
+    links.record_probe_success("p0", "d0", 0.0)
     assert (row(links).p50_s, row(links).p99_s) == (None, None)
 
 
 # -------------------------------------------------------------------- flows
 
 
-def begin(links: LinkBook, flow_id: str, pair: tuple[str, str], moved_bytes: int) -> None:
-    links.begin(flow_id, source_id=pair[0], target_id=pair[1], moved_bytes=moved_bytes, now_s=0.0)
+def begin(links: LinkTable, flow_id: str, pair: tuple[str, str], moved_bytes: int) -> None:
+    links.begin_transfer(
+        flow_id, source_id=pair[0], target_id=pair[1], moved_bytes=moved_bytes, now_s=0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,9 +289,9 @@ def test_a_flow_that_ended_costs_nothing_and_ends_once() -> None:
     links = book()
     begin(links, "f", ("p0", "d1"), 500 * MB)
     begin(links, "f", ("p0", "d1"), 300 * MB)
-    links.end("f", 1.0)
-    links.end("f", 1.0)
-    links.end("never there", 1.0)
+    links.end_transfer("f", 1.0)
+    links.end_transfer("f", 1.0)
+    links.end_transfer("never there", 1.0)
     links.check_integrity()
     assert seconds(links, 100 * MB) == pytest.approx(0.012)
 
@@ -301,8 +303,8 @@ def test_what_was_counted_while_flows_shared_a_nic_teaches_the_unshared_bandwidt
         begin(links, "other", ("p0", "d1"), moved_bytes)
         begin(links, "ours", ("p0", "d0"), moved_bytes)
         links.observe("d0", puller.pull(moved_bytes, share=2.0), float(number))
-        links.end("ours", float(number))
-        links.end("other", float(number))
+        links.end_transfer("ours", float(number))
+        links.end_transfer("other", float(number))
     assert row(links, 100.0).bytes_per_s == pytest.approx(10e9, rel=0.05)
 
 
@@ -315,16 +317,16 @@ def test_a_share_of_the_nic_counts_only_for_the_report_after_it() -> None:
         begin(links, "ours", ("p0", "d0"), moved_bytes)
         share = 2.0 if crowded else 1.0
         links.observe("d0", puller.pull(moved_bytes, share=share), float(number))
-        links.end("ours", float(number))
-        links.end("other", float(number))
+        links.end_transfer("ours", float(number))
+        links.end_transfer("other", float(number))
     assert row(links, 200.0).bytes_per_s == pytest.approx(10e9, rel=0.03)
 
 
 class SlowFlows:
-    """The twin of `LinkFlows`: it looks through all flows each time."""
+    """The twin of `LinkTransfers`: it looks through all flows each time."""
 
     def __init__(self) -> None:
-        self.flows: dict[str, Flow] = {}
+        self.flows: dict[str, Transfer] = {}
 
     def beside(self, source_id: str, target_id: str, moved_bytes: int) -> int:
         out = [f.moved_bytes for f in self.flows.values() if f.source_id == source_id]
@@ -341,18 +343,18 @@ IDS = st.sampled_from(["a", "b", "c"])
 def test_flows_are_counted_as_if_looked_through_each_time(
     steps: list[tuple[str, str, str, str, int]],
 ) -> None:
-    fast, slow = LinkFlows(), SlowFlows()
+    fast, slow = LinkTransfers(), SlowFlows()
     for what, flow_id, source_id, target_id, moved_bytes in steps:
         if what == "begin":
-            fast.begin(flow_id, Flow(source_id, target_id, moved_bytes))
-            slow.flows[flow_id] = Flow(source_id, target_id, moved_bytes)
+            fast.begin(flow_id, Transfer(source_id, target_id, moved_bytes))
+            slow.flows[flow_id] = Transfer(source_id, target_id, moved_bytes)
         else:
             assert fast.end(flow_id) == slow.flows.pop(flow_id, None)
         fast.check_integrity()
         assert len(fast) == len(slow.flows)
-        for one in "abc":
+        for name in "abc":
             for other in "abc":
-                assert fast.beside(one, other, 4) == slow.beside(one, other, 4)
+                assert fast.concurrent_bytes(name, other, 4) == slow.beside(name, other, 4)
 
 
 # -------------------------------------------------------------------- failures and quarantine
@@ -361,38 +363,38 @@ def test_flows_are_counted_as_if_looked_through_each_time(
 def test_a_failure_is_paid_for_and_the_penalty_halves_with_time() -> None:
     links = book()
     clean_s = seconds(links)
-    assert links.failed("p0", "d0", 100.0) is LinkState.UNKNOWN
+    assert links.record_failure("p0", "d0", 100.0) is LinkState.UNKNOWN
     assert seconds(links) == pytest.approx(4 * clean_s)
-    links.end("nothing", 130.0)  # time goes on with whatever is told
+    links.end_transfer("nothing", 130.0)  # time goes on with whatever is told
     assert seconds(links) == pytest.approx(2.5 * clean_s)
     assert row(links, 130.0).penalty == pytest.approx(2.5)
-    links.end("nothing", 90.0)  # ... and does not go back
+    links.end_transfer("nothing", 90.0)  # ... and does not go back
     assert seconds(links) == pytest.approx(2.5 * clean_s)
-    assert row(links, 130.0).broken_handoffs == 1
+    assert row(links, 130.0).handoff_failures == 1
 
 
 def test_the_penalty_has_a_bound() -> None:
-    links = LinkBook(LinkSettings(failures_to_quarantine=100))
-    links.join("p0")
-    links.join("d0")
+    links = LinkTable(LinkSettings(failures_to_quarantine=100))
+    links.add_replica("p0")
+    links.add_replica("d0")
     clean_s = seconds(links)
     for _ in range(20):
-        links.failed("p0", "d0", 1.0)
+        links.record_failure("p0", "d0", 1.0)
     assert seconds(links) == pytest.approx(64 * clean_s)
 
 
 def test_failures_on_one_link_cost_no_other() -> None:
     links = book()
-    links.failed("p0", "d0", 1.0)
+    links.record_failure("p0", "d0", 1.0)
     assert seconds(links, pair=("p0", "d1")) == seconds(links, pair=("p1", "d0"))
     assert seconds(links, pair=("p0", "d1")) == pytest.approx(0.012)
 
 
 def test_three_handoffs_that_fail_in_a_row_quarantine_a_link() -> None:
     links = book()
-    assert links.failed("p0", "d0", 1.0, "timed out") is LinkState.UNKNOWN
-    assert links.failed("p0", "d0", 2.0, "timed out") is LinkState.UNKNOWN
-    assert links.failed("p0", "d0", 3.0, "timed out") is LinkState.QUARANTINED
+    assert links.record_failure("p0", "d0", 1.0, "timed out") is LinkState.UNKNOWN
+    assert links.record_failure("p0", "d0", 2.0, "timed out") is LinkState.UNKNOWN
+    assert links.record_failure("p0", "d0", 3.0, "timed out") is LinkState.QUARANTINED
     assert links.transfer_s("p0", "d0", MB) is None
     assert links.why("p0", "d0") == "3 handoffs failed in a row: timed out"
 
@@ -400,31 +402,31 @@ def test_three_handoffs_that_fail_in_a_row_quarantine_a_link() -> None:
 def test_a_handoff_that_lands_breaks_the_row_of_failures() -> None:
     links = book()
     for number in range(10):
-        links.failed("p0", "d0", float(number))
-        links.failed("p0", "d0", float(number))
+        links.record_failure("p0", "d0", float(number))
+        links.record_failure("p0", "d0", float(number))
         begin(links, "f", ("p0", "d0"), MB)
-        links.end("f", float(number), landed=True)
+        links.end_transfer("f", float(number), is_complete=True)
     assert links.state("p0", "d0") is LinkState.OK
-    assert links.proven_at_s("p0", "d0") == 9.0
+    assert links.last_success_at_s("p0", "d0") == 9.0
 
 
 def test_a_handoff_that_was_given_up_does_not_break_the_row() -> None:
     links = book()
     for number in range(3):
         begin(links, "f", ("p0", "d0"), MB)
-        links.end("f", float(number))
-        links.failed("p0", "d0", float(number))
+        links.end_transfer("f", float(number))
+        links.record_failure("p0", "d0", float(number))
     assert links.state("p0", "d0") is LinkState.QUARANTINED
 
 
 def test_pulls_that_the_engine_counts_prove_a_link() -> None:
     links, puller = book(), Puller(0.01, 1e9)
-    links.failed("p0", "d0", 0.0)
-    links.failed("p0", "d0", 0.0)
+    links.record_failure("p0", "d0", 0.0)
+    links.record_failure("p0", "d0", 0.0)
     links.observe("d0", puller.pull(MB), 7.0)
     assert links.state("p0", "d0") is LinkState.OK
-    assert links.proven_at_s("p0", "d0") == 7.0
-    assert links.failed("p0", "d0", 8.0) is LinkState.OK
+    assert links.last_success_at_s("p0", "d0") == 7.0
+    assert links.record_failure("p0", "d0", 8.0) is LinkState.OK
 
 
 def test_a_report_with_failures_proves_nothing() -> None:
@@ -432,69 +434,71 @@ def test_a_report_with_failures_proves_nothing() -> None:
     puller.fail()
     links.observe("d0", puller.pull(MB), 7.0)
     assert links.state("p0", "d0") is LinkState.UNKNOWN
-    assert links.proven_at_s("p0", "d0") is None
+    assert links.last_success_at_s("p0", "d0") is None
     assert row(links, 7.0).failures == 1
 
 
 def test_a_failed_probe_quarantines_a_link_at_once() -> None:
     links = book()
-    links.probe_failed("p0", "d0", 5.0, "no listener")
+    links.record_probe_failure("p0", "d0", 5.0, "no listener")
     assert links.transfer_s("p0", "d0", MB) is None
     assert (links.state("p0", "d0"), links.why("p0", "d0")) == (
         LinkState.QUARANTINED,
         "no listener",
     )
-    assert row(links, 7.0).probed_age_s == 2.0
+    assert row(links, 7.0).probe_age_s == 2.0
 
 
 def test_only_a_probe_that_moved_blocks_ends_a_quarantine() -> None:
     links, puller = book(), Puller(0.01, 1e9)
-    links.probe_failed("p0", "d0", 5.0, "no listener")
-    links.probe_ok("p0", "d0", 6.0)
+    links.record_probe_failure("p0", "d0", 5.0, "no listener")
+    links.record_probe_success("p0", "d0", 6.0)
     links.observe("d0", puller.pull(MB), 7.0)
-    links.probe_unclear("p0", "d0", 8.0, "busy")
+    links.record_probe_inconclusive("p0", "d0", 8.0, "busy")
     assert (links.state("p0", "d0"), links.why("p0", "d0")) == (
         LinkState.QUARANTINED,
         "no listener",
     )
-    links.probe_ok("p0", "d0", 9.0, took_s=0.1)
+    links.record_probe_success("p0", "d0", 9.0, elapsed_s=0.1)
     assert (links.state("p0", "d0"), links.why("p0", "d0")) == (LinkState.OK, "")
-    assert links.failed("p0", "d0", 10.0) is LinkState.OK
+    assert links.record_failure("p0", "d0", 10.0) is LinkState.OK
 
 
 def test_a_quarantine_by_handoffs_starts_a_new_row_when_it_ends() -> None:
     links = book()
     for _ in range(3):
-        links.failed("p0", "d0", 1.0)
-    links.probe_ok("p0", "d0", 2.0, took_s=0.1)
-    assert links.failed("p0", "d0", 3.0) is LinkState.OK
+        links.record_failure("p0", "d0", 1.0)
+    links.record_probe_success("p0", "d0", 2.0, elapsed_s=0.1)
+    assert links.record_failure("p0", "d0", 3.0) is LinkState.OK
 
 
 def test_a_probe_that_only_asked_makes_an_unknown_link_ok_but_proves_no_transfer() -> None:
     links = book()
-    links.failed("p0", "d0", 1.0)
-    links.failed("p0", "d0", 1.0)
-    links.probe_ok("p0", "d0", 2.0)
+    links.record_failure("p0", "d0", 1.0)
+    links.record_failure("p0", "d0", 1.0)
+    links.record_probe_success("p0", "d0", 2.0)
     assert links.state("p0", "d0") is LinkState.OK
-    assert links.proven_at_s("p0", "d0") is None
-    assert links.failed("p0", "d0", 3.0) is LinkState.QUARANTINED
+    assert links.last_success_at_s("p0", "d0") is None
+    assert links.record_failure("p0", "d0", 3.0) is LinkState.QUARANTINED
 
 
 def test_a_probe_that_could_not_tell_leaves_the_state_and_says_why() -> None:
     links = book()
-    links.probe_unclear("p0", "d0", 1.0, "the source is busy")
+    links.record_probe_inconclusive("p0", "d0", 1.0, "the source is busy")
     assert links.state("p0", "d0") is LinkState.UNKNOWN
     assert links.why("p0", "d0") == "the source is busy"
-    links.probe_ok("p0", "d0", 2.0)
+    links.record_probe_success("p0", "d0", 2.0)
     assert links.why("p0", "d0") == ""
 
 
 def test_probes_seed_the_setup_by_the_least_they_took_but_the_first() -> None:
     links = book()
-    links.probe_ok("p0", "d0", 1.0, took_s=1.5, moved_bytes=0)  # with the engines' handshake
+    links.record_probe_success(
+        "p0", "d0", 1.0, elapsed_s=1.5, moved_bytes=0
+    )  # with the engines' handshake
     assert seconds(links, 0) == pytest.approx(0.002)
     for took_s in (0.05, 0.03, 0.2):
-        links.probe_ok("p0", "d0", 2.0, took_s=took_s, moved_bytes=0)
+        links.record_probe_success("p0", "d0", 2.0, elapsed_s=took_s, moved_bytes=0)
     assert seconds(links, 0) == pytest.approx(0.03)
     assert seconds(links, 0, ("p1", "d1")) == pytest.approx(0.002)
 
@@ -502,14 +506,14 @@ def test_probes_seed_the_setup_by_the_least_they_took_but_the_first() -> None:
 def test_the_bytes_of_a_probe_are_not_taken_for_setup() -> None:
     links = book()
     for _ in range(2):
-        links.probe_ok("p0", "d0", 1.0, took_s=0.05, moved_bytes=100 * MB)
+        links.record_probe_success("p0", "d0", 1.0, elapsed_s=0.05, moved_bytes=100 * MB)
     assert seconds(links, 0) == pytest.approx(0.04)
 
 
 def test_what_the_engine_counts_replaces_what_probes_took() -> None:
     links = book()
     for _ in range(2):
-        links.probe_ok("p0", "d0", 1.0, took_s=0.5)
+        links.record_probe_success("p0", "d0", 1.0, elapsed_s=0.5)
     teach(links, Puller(0.02, 1e9))
     assert seconds(links, 0) == pytest.approx(0.02, rel=0.1)
 
@@ -520,36 +524,36 @@ def test_what_the_engine_counts_replaces_what_probes_took() -> None:
 def test_nothing_is_remembered_of_a_replica_that_left() -> None:
     links = book()
     teach(links, Puller(0.02, 1e9))
-    links.probe_failed("p0", "d1", 1.0, "no listener")
+    links.record_probe_failure("p0", "d1", 1.0, "no listener")
     begin(links, "f", ("p0", "d1"), MB)
-    links.probe_ok("p1", "d1", 1.0)
-    links.leave("p0")
+    links.record_probe_success("p1", "d1", 1.0)
+    links.remove_replica("p0")
     links.check_integrity()
     assert [(r.source_id, r.target_id) for r in links.rows(2.0)] == [("p1", "d1")]
     assert links.transfer_s("p0", "d1", MB) is not None
-    links.leave("d1")
+    links.remove_replica("d1")
     assert list(links.rows(2.0)) == []
 
 
 def test_a_flow_outlives_its_source_until_it_is_ended_and_proves_nothing_of_the_next_life() -> None:
     links = book()
     begin(links, "f", ("p0", "d0"), 500 * MB)
-    links.leave("p0")
-    links.join("p0")
+    links.remove_replica("p0")
+    links.add_replica("p0")
     links.check_integrity()
-    assert links.flows == 1
+    assert links.active_transfers == 1
     assert seconds(links, 100 * MB, ("p1", "d0")) == pytest.approx(0.022)
-    links.end("f", 1.0, landed=True)
-    assert links.flows == 0
+    links.end_transfer("f", 1.0, is_complete=True)
+    assert links.active_transfers == 0
     assert links.state("p0", "d0") is LinkState.UNKNOWN
 
 
 def test_what_is_said_of_strangers_is_dropped() -> None:
     links, puller = book("p0", "d0"), Puller(0.02, 1e9, "stranger")
     links.observe("d0", puller.pull(MB), 1.0)
-    links.failed("p0", "stranger", 1.0)
-    links.probe_failed("stranger", "d0", 1.0, "late")
-    links.probe_ok("stranger", "d0", 1.0, took_s=0.1)
+    links.record_failure("p0", "stranger", 1.0)
+    links.record_probe_failure("stranger", "d0", 1.0, "late")
+    links.record_probe_success("stranger", "d0", 1.0, elapsed_s=0.1)
     begin(links, "f", ("stranger", "d0"), MB)
     links.check_integrity()
     assert list(links.rows(1.0)) == []
@@ -560,7 +564,7 @@ def test_what_is_said_of_strangers_is_dropped() -> None:
 def test_rows_come_by_source_and_target() -> None:
     links = book()
     for pair in (("p1", "d0"), ("p0", "d1"), ("p0", "d0")):
-        links.probe_ok(*pair, 1.0)
+        links.record_probe_success(*pair, 1.0)
     assert [(r.source_id, r.target_id) for r in links.rows(2.0)] == [
         ("p0", "d0"),
         ("p0", "d1"),
@@ -570,10 +574,10 @@ def test_rows_come_by_source_and_target() -> None:
 
 def test_a_row_counts_this_coordinators_flows() -> None:
     links = book()
-    links.probe_ok("p0", "d0", 1.0)
+    links.record_probe_success("p0", "d0", 1.0)
     begin(links, "f", ("p0", "d0"), MB)
     begin(links, "g", ("p0", "d0"), MB)
-    assert row(links).flows == 2
+    assert row(links).active_transfers == 2
 
 
 @settings(max_examples=50)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.fleet import ReplicaView, Role
-from baton.domain.handoff import Decision, HandoffMode, RouteReason
-from baton.policy.placement.compatible_pairs import givers, takers
-from baton.policy.placement.port import Disaggregate, PlacementQuery, Surroundings
+from baton.domain.handoff import HandoffMode, PlacementDecision, RouteReason
+from baton.policy.placement.compatible_pairs import can_receive, can_send
+from baton.policy.placement.port import Disaggregate, PlacementContext, PlacementQuery
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
-from tests.fakes.timings import FixedLinks, replica_view, surroundings
+from tests.fakes.timings import FixedLinks, placement_context, replica_view
 
 ALWAYS = PredictedOptions(disaggregate=Disaggregate.ALWAYS)
 SEEDS = range(40)
@@ -26,32 +26,34 @@ def query(**changes: frozenset[str]) -> PlacementQuery:
 def cut_off(sources: list[ReplicaView], targets: list[ReplicaView]) -> FixedLinks:
     """No source can hand anything to any of the targets."""
     return FixedLinks(
-        broken=frozenset((s.replica_id, t.replica_id) for s in sources for t in targets)
+        blocked_pairs=frozenset((s.replica_id, t.replica_id) for s in sources for t in targets)
     )
 
 
-def placed(around: Surroundings, seed: int, item: PlacementQuery | None = None) -> Decision:
+def placed(
+    around: PlacementContext, seed: int, item: PlacementQuery | None = None
+) -> PlacementDecision:
     decision = PredictedPlacer(ALWAYS, seed=seed).place(item or query(), around)
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, PlacementDecision)
     return decision
 
 
-def mostly_of_another_layout() -> Surroundings:
-    return surroundings(
+def mostly_of_another_layout() -> PlacementContext:
+    return placement_context(
         *pool("p", 1, Role.PREFILL, layout="old"),
         *pool("old", 2, Role.DECODE, layout="old"),
         *pool("new", 30, Role.DECODE, layout="new"),
     )
 
 
-def mostly_cut_off() -> Surroundings:
+def mostly_cut_off() -> PlacementContext:
     prefill, well = pool("p", 1, Role.PREFILL), pool("old", 2, Role.DECODE)
     cut = pool("new", 30, Role.DECODE)
-    return surroundings(*prefill, *well, *cut, links=cut_off(prefill, cut))
+    return placement_context(*prefill, *well, *cut, links=cut_off(prefill, cut))
 
 
 @pytest.mark.parametrize("around", [mostly_of_another_layout(), mostly_cut_off()])
-def test_who_can_pull_is_found_among_many_who_cannot(around: Surroundings) -> None:
+def test_who_can_pull_is_found_among_many_who_cannot(around: PlacementContext) -> None:
     source = around.fleet.replicas["p00"]
     for seed in SEEDS:
         target = PredictedPlacer(seed=seed).place_decode(query(), source, around)
@@ -62,12 +64,12 @@ def test_who_can_pull_is_found_among_many_who_cannot(around: Surroundings) -> No
 @pytest.mark.parametrize(
     "around",
     [
-        surroundings(
+        placement_context(
             *pool("new", 30, Role.PREFILL, layout="new"),
             *pool("old", 2, Role.PREFILL, layout="old"),
             *pool("d", 1, Role.DECODE, layout="old"),
         ),
-        surroundings(
+        placement_context(
             *pool("new", 30, Role.PREFILL),
             *pool("old", 2, Role.PREFILL),
             *pool("d", 1, Role.DECODE),
@@ -75,7 +77,7 @@ def test_who_can_pull_is_found_among_many_who_cannot(around: Surroundings) -> No
         ),
     ],
 )
-def test_who_can_hand_over_is_found_among_many_who_cannot(around: Surroundings) -> None:
+def test_who_can_hand_over_is_found_among_many_who_cannot(around: PlacementContext) -> None:
     for seed in SEEDS:
         route = placed(around, seed).route
         assert (route.mode, route.decode_replica_id) == (HandoffMode.PULL, "d00")
@@ -94,10 +96,10 @@ def test_who_has_failed_the_request_is_not_found_again_by_looking_further() -> N
 def test_where_nobody_can_do_it_that_is_said() -> None:
     prefill, decode = pool("p", 20, Role.PREFILL), pool("d", 20, Role.DECODE)
     others = pool("e", 20, Role.DECODE, layout="other")
-    apart = surroundings(*prefill, *others)
+    apart = placement_context(*prefill, *others)
     assert placed(apart, 1).route.reason is RouteReason.INCOMPATIBLE
     assert PredictedPlacer().place_decode(query(), prefill[0], apart) is None
-    severed = surroundings(*prefill, *decode, links=cut_off(prefill, decode))
+    severed = placement_context(*prefill, *decode, links=cut_off(prefill, decode))
     assert placed(severed, 1).route.reason is RouteReason.NO_LINK
     assert PredictedPlacer().place_decode(query(), prefill[0], severed) is None
 
@@ -112,7 +114,7 @@ class Untouched(FixedLinks):
 
 def test_where_all_are_alike_nobody_is_looked_up() -> None:
     prefill, decode = pool("p", 20, Role.PREFILL), pool("d", 20, Role.DECODE)
-    around = surroundings(*prefill, *decode, links=Untouched())
+    around = placement_context(*prefill, *decode, links=Untouched())
     for seed in SEEDS:
         assert placed(around, seed).route.mode is HandoffMode.PULL
         assert PredictedPlacer(seed=seed).place_decode(query(), prefill[0], around)
@@ -121,10 +123,10 @@ def test_where_all_are_alike_nobody_is_looked_up() -> None:
 def test_takers_and_givers_are_those_with_a_partner() -> None:
     sources = [*pool("p", 3, Role.PREFILL), *pool("q", 1, Role.PREFILL, layout="other")]
     targets = pool("d", 3, Role.DECODE)
-    links = FixedLinks(broken=frozenset({("p00", "d00"), ("p00", "d01"), ("p00", "d02")}))
-    around = surroundings(*sources, *targets, links=links)
+    links = FixedLinks(blocked_pairs=frozenset({("p00", "d00"), ("p00", "d01"), ("p00", "d02")}))
+    around = placement_context(*sources, *targets, links=links)
     ids = [view.replica_id for view in targets]
-    assert givers([view.replica_id for view in sources], ids, around) == ["p01", "p02"]
-    assert takers(sources[:1], ids, around) == []
-    assert takers(sources[:2], ids, around) == ids
-    assert takers(sources[1:2], ["p01"], around) == [], "nobody pulls from itself"
+    assert can_send([view.replica_id for view in sources], ids, around) == ["p01", "p02"]
+    assert can_receive(sources[:1], ids, around) == []
+    assert can_receive(sources[:2], ids, around) == ids
+    assert can_receive(sources[1:2], ["p01"], around) == [], "nobody pulls from itself"

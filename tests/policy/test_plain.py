@@ -19,7 +19,7 @@ from tests.policy.candidates import GROUPED, busier, candidate, choose, kinds, p
 
 
 def test_round_robin_gives_everyone_a_turn_for_each_kind_of_leg() -> None:
-    chooser, all_three = RoundRobin(), [candidate(one) for one in "abc"]
+    chooser, all_three = RoundRobin(), [candidate(replica_id) for replica_id in "abc"]
     assert [choose(chooser, *all_three) for _ in range(5)] == list("abcab")
     assert choose(chooser, *all_three, kind=LegKind.PREFILL) == "a"
     without_c = all_three[:2]
@@ -55,7 +55,7 @@ def test_load_on_the_others_never_drives_a_request_away(
     found: list[Candidate], kind: LegKind, seed: int
 ) -> None:
     index = choose_least_loaded(GROUPED, kind, found, Random(seed))
-    others = [one if place == index else busier(one) for place, one in enumerate(found)]
+    others = [other if place == index else busier(other) for place, other in enumerate(found)]
     assert choose_least_loaded(GROUPED, kind, others, Random(seed)) == index
 
 

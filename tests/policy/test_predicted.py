@@ -7,27 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaView, Role
-from baton.domain.handoff import Decision, HandoffMode, HitSource, RouteReason
-from baton.domain.request import LocalOnly
+from baton.domain.handoff import HandoffMode, HitSource, PlacementDecision, RouteReason
+from baton.domain.request import LocalOnlyReason
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.perf.timing import delay_s
+from baton.perf.timing import decode_delay_s
 from baton.policy.placement.port import (
     Disaggregate,
     NoRoute,
     NoRouteReason,
+    PlacementContext,
     PlacementQuery,
-    Surroundings,
 )
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.placement.replica_cost import compare, replica_cost
+from baton.policy.placement.replica_cost import fill_relative_costs, replica_cost
 from tests.fakes.timings import (
     FixedLinks,
     FixedTimings,
     KnownHits,
     LinearTiming,
+    placement_context,
     replica_view,
-    surroundings,
 )
 
 BUSY = Load(running_requests=20)
@@ -38,10 +38,10 @@ def query(prompt_tokens: int = 1600, **changes: object) -> PlacementQuery:
 
 
 def placed(
-    item: PlacementQuery, around: Surroundings, options: PredictedOptions | None = None
-) -> Decision:
+    item: PlacementQuery, around: PlacementContext, options: PredictedOptions | None = None
+) -> PlacementDecision:
     decision = PredictedPlacer(options).place(item, around)
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, PlacementDecision)
     return decision
 
 
@@ -51,12 +51,16 @@ def pd(decode_load: Load = BUSY) -> tuple[ReplicaView, ReplicaView]:
 
 def goes_on() -> tuple[ReplicaView, ReplicaView]:
     """As `pd`, whose decode replica goes on after another engine's token."""
-    return replica_view("p0", Role.PREFILL), replica_view("d0", load=BUSY, prefix_fetch=True)
+    return replica_view("p0", Role.PREFILL), replica_view(
+        "d0", load=BUSY, supports_prefix_fetch=True
+    )
 
 
 def test_an_empty_prompt_saves_nothing() -> None:
     hits = KnownHits({"d0": 99})
-    decision = placed(query(0, hits=hits, local_only=LocalOnly.PROMPT_EMBEDS), surroundings(*pd()))
+    decision = placed(
+        query(0, hits=hits, local_only=LocalOnlyReason.PROMPT_EMBEDS), placement_context(*pd())
+    )
     assert decision.options[0].hit_tokens == 0
 
 
@@ -64,21 +68,21 @@ def test_an_empty_prompt_saves_nothing() -> None:
 
 
 def test_a_long_prompt_goes_to_the_prefill_pool_when_it_would_stall_streams() -> None:
-    decision = placed(query(), surroundings(*pd()))
+    decision = placed(query(), placement_context(*pd()))
     assert decision.route.mode is HandoffMode.PULL
     assert decision.route.prefill_replica_id == "p0"
     assert decision.route.reason is RouteReason.DISAGGREGATED
 
 
 def test_a_short_prompt_stays_on_the_decode_replica() -> None:
-    decision = placed(query(10), surroundings(*pd()))
+    decision = placed(query(10), placement_context(*pd()))
     assert decision.route.mode is HandoffMode.LOCAL
     assert decision.route.reason is RouteReason.LOCAL_FASTER
 
 
 def test_a_prompt_that_decode_has_cached_stays_there() -> None:
     hits = KnownHits({"d0": 99})
-    decision = placed(query(hits=hits), surroundings(*pd()))
+    decision = placed(query(hits=hits), placement_context(*pd()))
     assert decision.route.mode is HandoffMode.LOCAL
     assert decision.options[0].hit_tokens == 99 * 16
     assert decision.options[0].hit_source is HitSource.REPORTED
@@ -88,46 +92,48 @@ def test_a_prompt_that_decode_has_cached_stays_there() -> None:
 def test_a_prefix_hit_is_worth_the_prefill_it_saves_and_no_more() -> None:
     held, free = replica_view("held"), replica_view("free")
     hits = KnownHits({"held": 50})  # 800 of 1,600 tokens: 80 ms
-    assert placed(query(hits=hits), surroundings(held, free)).route.decode_replica_id == "held"
+    assert placed(query(hits=hits), placement_context(held, free)).route.decode_replica_id == "held"
     for queued, winner in ((600, "held"), (1200, "free")):  # 60 + 10 ms, 120 + 10 ms
         waiting = replica_view("held", load=Load(queued_tokens=queued))
-        decision = placed(query(hits=hits), surroundings(waiting, free))
+        decision = placed(query(hits=hits), placement_context(waiting, free))
         assert decision.route.decode_replica_id == winner, queued
 
 
 def test_a_long_queue_before_prefill_sends_the_request_to_decode() -> None:
     _, decode = pd()
     full = replica_view("p0", Role.PREFILL, Load(queued_tokens=100_000))
-    assert placed(query(), surroundings(full, decode)).route.mode is HandoffMode.LOCAL
+    assert placed(query(), placement_context(full, decode)).route.mode is HandoffMode.LOCAL
 
 
 def test_a_slow_link_sends_the_request_to_decode() -> None:
     slow = FixedLinks(bytes_per_s=1e3)
-    assert placed(query(), surroundings(*pd(), links=slow)).route.mode is HandoffMode.LOCAL
+    assert placed(query(), placement_context(*pd(), links=slow)).route.mode is HandoffMode.LOCAL
 
 
 def test_what_was_sent_since_the_report_counts_as_queued() -> None:
-    first = replica_view("a", unseen_tokens=2000, unseen_legs=1)
-    decision = placed(query(), surroundings(first, replica_view("b")))
+    first = replica_view("a", unreported_tokens=2000, unreported_legs=1)
+    decision = placed(query(), placement_context(first, replica_view("b")))
     assert decision.route.decode_replica_id == "b"
 
 
 def test_what_we_sent_since_the_report_others_have_sent_too() -> None:
-    view = replica_view("a", unseen_tokens=1000, unseen_legs=2)
+    view = replica_view("a", unreported_tokens=1000, unreported_legs=2)
     alone, crowded = (
-        replica_cost(query(), view, LinearTiming(), output_tokens=10, at_s=0.0, crowd=crowd)
+        replica_cost(
+            query(), view, LinearTiming(), output_tokens=10, at_s=0.0, peer_load_factor=crowd
+        )
         for crowd in (1.0, 3.0)
     )
-    assert crowded.running == 3 * alone.running == 6
+    assert crowded.running_streams == 3 * alone.running_streams == 6
     added_s = crowded.backlog_s - alone.backlog_s
     assert added_s == pytest.approx(2000 * 0.0001 + 4 * 0.001 / 2)  # and half a longer step
 
 
 def test_an_old_report_of_a_queue_counts_for_less_every_second() -> None:
     queued = replica_view("a", load=Load(queued_tokens=10_000))
-    now = placed(query(), surroundings(queued)).options[0].queue_s
-    later = placed(query(), surroundings(queued, at_s=0.4)).options[0].queue_s
-    long_after = placed(query(), surroundings(queued, at_s=60.0)).options[0].queue_s
+    now = placed(query(), placement_context(queued)).options[0].queue_s
+    later = placed(query(), placement_context(queued, at_s=0.4)).options[0].queue_s
+    long_after = placed(query(), placement_context(queued, at_s=60.0)).options[0].queue_s
     assert now == pytest.approx(1.0)
     assert later == pytest.approx(0.6)
     assert long_after == 0
@@ -135,40 +141,40 @@ def test_an_old_report_of_a_queue_counts_for_less_every_second() -> None:
 
 def test_a_full_batch_is_waited_for() -> None:
     full = replica_view("a", load=Load(running_requests=64))
-    decision = placed(query(), surroundings(full))
+    decision = placed(query(), placement_context(full))
     stream_s = 10 * (0.01 + 65 * 0.001)
     assert decision.options[0].queue_s >= stream_s / 64
-    free = surroundings(full, replica_view("b", load=Load(running_requests=60)))
+    free = placement_context(full, replica_view("b", load=Load(running_requests=60)))
     assert placed(query(10), free).route.decode_replica_id == "b"
 
 
 def test_full_memory_is_waited_for() -> None:
     full = replica_view("a", load=Load(kv_used_fraction=0.99))
-    decision = placed(query(), surroundings(full, replica_view("b")))
+    decision = placed(query(), placement_context(full, replica_view("b")))
     assert decision.route.decode_replica_id == "b"
 
 
 def test_blocks_in_host_memory_cost_the_time_to_load_them() -> None:
     warm, cold = replica_view("warm"), replica_view("cold")
     few = KnownHits({"warm": 90}, {"warm": 10})  # saves 144 ms, loads for 10 ms
-    assert placed(query(hits=few), surroundings(warm, cold)).route.decode_replica_id == "warm"
+    assert placed(query(hits=few), placement_context(warm, cold)).route.decode_replica_id == "warm"
     slow = KnownHits({"warm": 90}, {"warm": 90})
-    assert placed(query(hits=slow), surroundings(warm)).options[0].prefill_s == pytest.approx(
+    assert placed(query(hits=slow), placement_context(warm)).options[0].prefill_s == pytest.approx(
         0.01 + 160 * 0.0001 + 90 * 0.001
     )
 
 
 def test_slow_hardware_is_known_by_its_timing() -> None:
-    timings = FixedTimings(by_pool={"slow": LinearTiming(token=0.001)})
-    around = surroundings(replica_view("a", pool="slow"), replica_view("b"), timings=timings)
+    timings = FixedTimings(by_pool={"slow": LinearTiming(per_token_s=0.001)})
+    around = placement_context(replica_view("a", pool="slow"), replica_view("b"), timings=timings)
     assert placed(query(), around).route.decode_replica_id == "b"
 
 
 def test_a_prefix_is_not_stored_twice_where_what_is_stored_is_used_again() -> None:
     held, free = replica_view("held", load=Load(queued_tokens=1200)), replica_view("free")
-    around, hits = surroundings(held, free), KnownHits({"held": 50})
+    around, hits = placement_context(held, free), KnownHits({"held": 50})
     assert placed(query(hits=hits), around).route.decode_replica_id == "free"
-    assert placed(query(hits=hits, reuses=2.0), around).route.decode_replica_id == "held"
+    assert placed(query(hits=hits, reuses_per_token=2.0), around).route.decode_replica_id == "held"
 
 
 def test_an_uneven_load_counts_for_as_long_as_it_lasts() -> None:
@@ -176,13 +182,13 @@ def test_an_uneven_load_counts_for_as_long_as_it_lasts() -> None:
     costs = [
         replica_cost(query(), view, LinearTiming(), output_tokens=10, at_s=0) for view in views
     ]
-    compare(costs, reuses=0.0)
+    fill_relative_costs(costs, reuses_per_token=0.0)
     many, none = costs
     lasts = (15 + 1) / (30 + 1)
-    assert many.own_s == pytest.approx(10 * (0.01 + 0.016 + lasts * 0.015))
-    assert many.join_s == pytest.approx(lasts * 10 * 0.001)
-    assert none.own_s == pytest.approx(10 * (0.01 + 0.016 - 0.015 / 31))
-    assert none.join_s == pytest.approx(10 * 0.001 / 31)
+    assert many.own_decode_s == pytest.approx(10 * (0.01 + 0.016 + lasts * 0.015))
+    assert many.stream_slowdown_s == pytest.approx(lasts * 10 * 0.001)
+    assert none.own_decode_s == pytest.approx(10 * (0.01 + 0.016 - 0.015 / 31))
+    assert none.stream_slowdown_s == pytest.approx(10 * 0.001 / 31)
 
 
 class Room:
@@ -201,11 +207,11 @@ def test_what_a_cache_has_room_for_drives_nothing_out() -> None:
     found = []
     for free in (0, 60, 200):
         costs = [
-            replica_cost(item, replica_view(one), LinearTiming(), output_tokens=1, at_s=0)
-            for one in "ab"
+            replica_cost(item, replica_view(name), LinearTiming(), output_tokens=1, at_s=0)
+            for name in "ab"
         ]
-        compare(costs, reuses=2.0, room=Room(free))
-        found.append(costs[0].displaced_s)
+        fill_relative_costs(costs, reuses_per_token=2.0, cache_capacity=Room(free))
+        found.append(costs[0].eviction_cost_s)
     # 1,600 tokens are stored, of which 960 have room in 60 blocks; of the rest, 640 make way.
     assert found == pytest.approx([2 * 799 * 0.0001, 2 * 639 * 0.0001, 0.0])
 
@@ -251,9 +257,9 @@ def test_an_idle_replica_is_never_dearer_for_streams_that_run_elsewhere() -> Non
         )
         for view in (replica_view("busy", load=load), replica_view("idle"))
     ]
-    compare(costs, reuses=0.0)
+    fill_relative_costs(costs, reuses_per_token=0.0)
     busy, idle = costs
-    assert idle.own_s < busy.own_s
+    assert idle.own_decode_s < busy.own_decode_s
 
 
 def test_prompts_that_are_short_hold_up_streams_by_what_any_prefill_costs() -> None:
@@ -263,28 +269,28 @@ def test_prompts_that_are_short_hold_up_streams_by_what_any_prefill_costs() -> N
         ) -> float:
             return 0.02 + LinearTiming.prefill_s(self, tokens, running=running) if tokens else 0.0
 
-    assert delay_s(Fixed(), 0) == 0
-    assert delay_s(Fixed(), 1) == pytest.approx(0.02 + 0.0001)
-    assert delay_s(Fixed(), 1000) == pytest.approx(0.02 + 0.1)
+    assert decode_delay_s(Fixed(), 0) == 0
+    assert decode_delay_s(Fixed(), 1) == pytest.approx(0.02 + 0.0001)
+    assert decode_delay_s(Fixed(), 1000) == pytest.approx(0.02 + 0.1)
 
 
 def test_what_one_replica_would_store_again_is_what_another_holds_more() -> None:
     views = [replica_view("a", load=Load(running_requests=4)), replica_view("b")]
     item = query(hits=KnownHits({"b": 50}))
     costs = [replica_cost(item, view, LinearTiming(), output_tokens=1, at_s=0) for view in views]
-    compare(costs, reuses=2.0)
+    fill_relative_costs(costs, reuses_per_token=2.0)
     twice, once = costs
-    assert twice.displaced_s == pytest.approx(2 * 799 * 0.0001 * (1 + 4))
-    assert once.displaced_s == 0
+    assert twice.eviction_cost_s == pytest.approx(2 * 799 * 0.0001 * (1 + 4))
+    assert once.eviction_cost_s == 0
 
 
 # ------------------------------------------------------------------ prefix fetch
 
 
 def test_a_prefix_is_fetched_from_a_holder_that_is_too_busy_itself() -> None:
-    holder = replica_view("h", load=Load(running_requests=63), prefix_fetch=True)
-    free = replica_view("f", prefix_fetch=True)
-    decision = placed(query(hits=KnownHits({"h": 90})), surroundings(holder, free))
+    holder = replica_view("h", load=Load(running_requests=63), supports_prefix_fetch=True)
+    free = replica_view("f", supports_prefix_fetch=True)
+    decision = placed(query(hits=KnownHits({"h": 90})), placement_context(holder, free))
     assert decision.route.reason is RouteReason.PREFIX_FETCH
     assert decision.route.prefill_replica_id == "h"
     assert decision.route.decode_replica_id == "f"
@@ -293,14 +299,16 @@ def test_a_prefix_is_fetched_from_a_holder_that_is_too_busy_itself() -> None:
 
 def test_nothing_is_fetched_from_an_engine_that_cannot_do_it() -> None:
     holder = replica_view("h", load=Load(running_requests=63))
-    decision = placed(query(hits=KnownHits({"h": 90})), surroundings(holder, replica_view("f")))
+    decision = placed(
+        query(hits=KnownHits({"h": 90})), placement_context(holder, replica_view("f"))
+    )
     assert decision.route.mode is HandoffMode.LOCAL
 
 
 @pytest.mark.parametrize("disaggregate", [Disaggregate.ALWAYS, Disaggregate.NEVER])
 def test_nothing_is_fetched_unless_disaggregation_is_auto(disaggregate: Disaggregate) -> None:
-    holder = replica_view("h", load=Load(running_requests=63), prefix_fetch=True)
-    around = surroundings(holder, replica_view("f", prefix_fetch=True))
+    holder = replica_view("h", load=Load(running_requests=63), supports_prefix_fetch=True)
+    around = placement_context(holder, replica_view("f", supports_prefix_fetch=True))
     options = PredictedOptions(disaggregate=disaggregate)
     decision = placed(query(hits=KnownHits({"h": 90})), around, options)
     assert decision.route.mode is HandoffMode.LOCAL
@@ -312,21 +320,21 @@ def test_nothing_is_fetched_unless_disaggregation_is_auto(disaggregate: Disaggre
 def test_the_ttft_objective_comes_before_harm() -> None:
     queued = replica_view("p0", Role.PREFILL, Load(queued_tokens=3000))  # 0.3 s and more
     _, decode = pd()
-    around = surroundings(queued, decode)
+    around = placement_context(queued, decode)
     assert placed(query(), around).route.mode is HandoffMode.PULL
     strict = PredictedOptions(ttft_slo_s=0.3)
     assert placed(query(), around, strict).route.mode is HandoffMode.LOCAL
 
 
 def test_a_first_token_of_who_prefills_waits_for_no_transfer_which_costs_all_the_same() -> None:
-    late = placed(query(), surroundings(*goes_on())).options[0]
-    early = placed(query(early=True), surroundings(*goes_on())).options[0]
+    late = placed(query(), placement_context(*goes_on())).options[0]
+    early = placed(query(allow_early_token=True), placement_context(*goes_on())).options[0]
     assert early.ttft_s == late.queue_s + late.prefill_s
-    assert late.ttft_s == early.streams_after_s > early.ttft_s
+    assert late.ttft_s == early.first_decode_token_s > early.ttft_s
     assert early.cost_s == late.cost_s
-    around = surroundings(*goes_on())
+    around = placement_context(*goes_on())
     tight = PredictedOptions(ttft_slo_s=(early.ttft_s + late.ttft_s) / 2)
-    assert placed(query(early=True), around, tight).route.mode is HandoffMode.PULL
+    assert placed(query(allow_early_token=True), around, tight).route.mode is HandoffMode.PULL
     assert placed(query(), around, tight).options[0].ttft_s <= late.ttft_s
 
 
@@ -335,31 +343,39 @@ def test_no_first_token_is_expected_before_a_handoff_to_who_could_not_go_on_afte
     *, prefix_fetch: bool, takes_up: bool
 ) -> None:
     prefill, decode = goes_on()
-    facts = replace(decode.facts, prefix_fetch=prefix_fetch, takes_up=takes_up)
+    facts = replace(decode.facts, supports_prefix_fetch=prefix_fetch, supports_resume=takes_up)
     unable = evolve(decode, facts=facts)
-    assert placed(query(early=True), surroundings(prefill, decode)).options[0].early
-    assert not placed(query(early=True), surroundings(prefill, unable)).options[0].early
+    assert (
+        placed(query(allow_early_token=True), placement_context(prefill, decode))
+        .options[0]
+        .is_early_token
+    )
+    assert (
+        not placed(query(allow_early_token=True), placement_context(prefill, unable))
+        .options[0]
+        .is_early_token
+    )
 
 
 def test_a_handoff_that_breaks_the_pace_after_an_early_token_is_a_promise_missed() -> None:
     slo = Slo(ttft_s=0.2, tpot_s=0.05)
-    timing = LinearTiming(step=0.01, token=0.0001, stream=0.0005)
+    timing = LinearTiming(per_step_s=0.01, per_token_s=0.0001, per_stream_s=0.0005)
     queued = Load(queued_tokens=3000, queued_requests=1)
-    around = surroundings(
+    around = placement_context(
         replica_view("p0", Role.PREFILL),
-        replica_view("d0", load=queued, prefix_fetch=True),
+        replica_view("d0", load=queued, supports_prefix_fetch=True),
         timings=FixedTimings(timing=timing, output_tokens=3.0),
         links=FixedLinks(setup_s=0.2),
     )
     options = PredictedOptions(ttft_slo_s=0.2, tpot_slo_s=0.05)
     for early in (False, True):
-        item = query(1000, max_tokens=3, slo=slo, early=early)
-        assert placed(item, around, options).route.reason is RouteReason.DEFLECTED
+        item = query(1000, max_tokens=3, slo=slo, allow_early_token=early)
+        assert placed(item, around, options).route.reason is RouteReason.DECODE_ON_PREFILL
 
 
 def test_time_already_waited_brings_the_deadline_nearer() -> None:
     queued = replica_view("p0", Role.PREFILL, Load(queued_tokens=3000))
-    around = surroundings(queued, pd()[1])
+    around = placement_context(queued, pd()[1])
     options = PredictedOptions(ttft_slo_s=0.8)
     assert placed(query(), around, options).route.mode is HandoffMode.PULL
     assert placed(query(waited_s=0.5), around, options).route.mode is HandoffMode.LOCAL
@@ -367,7 +383,7 @@ def test_time_already_waited_brings_the_deadline_nearer() -> None:
 
 def test_harm_counts_for_less_while_streams_are_far_ahead_of_their_tpot() -> None:
     queued = replica_view("p0", Role.PREFILL, Load(queued_tokens=3000))
-    around = surroundings(queued, pd()[1])
+    around = placement_context(queued, pd()[1])
     relaxed = PredictedOptions(tpot_slo_s=10.0)
     assert placed(query(), around, relaxed).route.mode is HandoffMode.LOCAL
 
@@ -382,9 +398,9 @@ def test_objectives_must_make_sense(wrong: dict[str, float]) -> None:
 
 
 def test_with_no_replica_there_is_no_route() -> None:
-    answer = PredictedPlacer().place(query(), surroundings())
+    answer = PredictedPlacer().place(query(), placement_context())
     assert answer == NoRoute(reason=NoRouteReason.NO_REPLICA)
-    draining = surroundings(replica_view("a", draining=True))
+    draining = placement_context(replica_view("a", draining=True))
     assert PredictedPlacer().place(query(), draining) == NoRoute(reason=NoRouteReason.ALL_DRAINING)
 
 
@@ -394,7 +410,7 @@ def test_with_no_replica_there_is_no_route() -> None:
         ([replica_view("p", Role.PREFILL)], {}, RouteReason.NO_DECODE_REPLICA),
         ([replica_view("d")], {}, RouteReason.NO_PREFILL_REPLICA),
         ([replica_view("m", Role.MIXED)], {}, RouteReason.MIXED_POOL),
-        (list(pd()), {"local_only": LocalOnly.FAN_OUT}, RouteReason.LOCAL_ONLY),
+        (list(pd()), {"local_only": LocalOnlyReason.FAN_OUT}, RouteReason.LOCAL_ONLY),
         (list(pd()), {"avoid": frozenset({"p0"})}, RouteReason.NO_PREFILL_REPLICA),
         (
             [replica_view("p", Role.PREFILL, layout="other"), replica_view("d")],
@@ -406,33 +422,35 @@ def test_with_no_replica_there_is_no_route() -> None:
 def test_what_forces_a_local_route_is_said(
     views: list[ReplicaView], changes: dict[str, object], reason: RouteReason
 ) -> None:
-    decision = placed(evolve(query(), **changes), surroundings(*views))  # type: ignore[arg-type]
+    decision = placed(evolve(query(), **changes), placement_context(*views))  # type: ignore[arg-type]
     assert decision.route.mode is HandoffMode.LOCAL
     assert decision.route.reason is reason
 
 
 def test_pairs_out_of_order_are_not_used() -> None:
-    broken = FixedLinks(broken=frozenset({("p0", "d0")}))
-    decision = placed(query(), surroundings(*pd(), links=broken))
+    broken = FixedLinks(blocked_pairs=frozenset({("p0", "d0")}))
+    decision = placed(query(), placement_context(*pd(), links=broken))
     assert decision.route.reason is RouteReason.NO_LINK
-    other = surroundings(*pd(), replica_view("d1", load=Load(running_requests=60)), links=broken)
+    other = placement_context(
+        *pd(), replica_view("d1", load=Load(running_requests=60)), links=broken
+    )
     decision = placed(query(), other, PredictedOptions(disaggregate=Disaggregate.ALWAYS))
     assert decision.route.decode_replica_id == "d1"
 
 
 def test_disaggregation_can_be_forced_and_forbidden() -> None:
     always = PredictedOptions(disaggregate=Disaggregate.ALWAYS)
-    assert placed(query(10), surroundings(*pd()), always).route.mode is HandoffMode.PULL
+    assert placed(query(10), placement_context(*pd()), always).route.mode is HandoffMode.PULL
     never = PredictedOptions(disaggregate=Disaggregate.NEVER)
-    decision = placed(query(), surroundings(*pd()), never)
+    decision = placed(query(), placement_context(*pd()), never)
     assert decision.route.reason is RouteReason.DISAGGREGATION_OFF
 
 
 def test_a_replica_that_failed_the_request_is_the_last_resort() -> None:
     busy = replica_view("b", load=Load(running_requests=60))
-    around = surroundings(replica_view("a"), busy)
+    around = placement_context(replica_view("a"), busy)
     assert placed(query(avoid=frozenset({"a"})), around).route.decode_replica_id == "b"
-    only = surroundings(replica_view("a"))
+    only = placement_context(replica_view("a"))
     assert placed(query(avoid=frozenset({"a"})), only).route.decode_replica_id == "a"
 
 
@@ -441,7 +459,7 @@ def test_a_replica_that_failed_the_request_is_the_last_resort() -> None:
 
 def test_decode_is_chosen_by_what_must_still_be_moved() -> None:
     source = replica_view("p", Role.PREFILL)
-    around = surroundings(source, replica_view("d0"), replica_view("d1"))
+    around = placement_context(source, replica_view("d0"), replica_view("d1"))
     hits = KnownHits({"d1": 99})
     assert PredictedPlacer().place_decode(query(hits=hits), source, around) == "d1"
 
@@ -449,14 +467,14 @@ def test_decode_is_chosen_by_what_must_still_be_moved() -> None:
 def test_decode_is_never_a_replica_that_cannot_pull() -> None:
     source = replica_view("p", Role.PREFILL)
     views = (source, replica_view("d0"), replica_view("d1", layout="other"))
-    broken = FixedLinks(broken=frozenset({("p", "d0")}))
-    around = surroundings(*views, links=broken)
+    broken = FixedLinks(blocked_pairs=frozenset({("p", "d0")}))
+    around = placement_context(*views, links=broken)
     assert PredictedPlacer().place_decode(query(), source, around) is None
 
 
 def test_decode_prefers_the_smaller_batch() -> None:
     source = replica_view("p", Role.PREFILL)
-    around = surroundings(source, replica_view("d0", load=BUSY), replica_view("d1"))
+    around = placement_context(source, replica_view("d0", load=BUSY), replica_view("d1"))
     assert PredictedPlacer().place_decode(query(), source, around) == "d1"
 
 
@@ -464,27 +482,29 @@ def test_decode_prefers_the_smaller_batch() -> None:
 
 
 def test_a_session_stays_where_it_was_among_near_equals() -> None:
-    around = surroundings(*(replica_view(f"d{i}") for i in range(4)))
+    around = placement_context(*(replica_view(f"d{i}") for i in range(4)))
     for wanted in ("d0", "d1", "d2", "d3"):
         decision = placed(query(session_replica_id=wanted), around)
         assert decision.route.decode_replica_id == wanted
-    loaded = surroundings(replica_view("d0", load=Load(queued_tokens=5000)), replica_view("d1"))
+    loaded = placement_context(
+        replica_view("d0", load=Load(queued_tokens=5000)), replica_view("d1")
+    )
     decision = placed(query(session_replica_id="d0"), loaded)
     assert decision.route.decode_replica_id == "d1"
 
 
 def test_the_same_view_gives_the_same_route_in_any_order() -> None:
     views = [replica_view(f"d{i}") for i in range(6)]
-    first = placed(query(), surroundings(*views))
-    assert first == placed(query(), surroundings(*reversed(views)))
+    first = placed(query(), placement_context(*views))
+    assert first == placed(query(), placement_context(*reversed(views)))
 
 
 def test_coordinators_break_ties_differently() -> None:
-    around = surroundings(*(replica_view(f"d{i}") for i in range(8)))
+    around = placement_context(*(replica_view(f"d{i}") for i in range(8)))
     chosen = set()
     for seed in range(20):
         decision = PredictedPlacer(seed=seed).place(query(), around)
-        assert isinstance(decision, Decision)
+        assert isinstance(decision, PlacementDecision)
         chosen.add(decision.route.decode_replica_id)
     assert len(chosen) > 3
 
@@ -492,10 +512,10 @@ def test_coordinators_break_ties_differently() -> None:
 def test_a_large_fleet_is_sampled_but_holders_are_always_looked_at() -> None:
     views = [replica_view(f"d{i:03}") for i in range(300)]
     placer = PredictedPlacer(PredictedOptions(shortlist=4))
-    decision = placer.place(query(hits=KnownHits({"d123": 99})), surroundings(*views))
-    assert isinstance(decision, Decision)
+    decision = placer.place(query(hits=KnownHits({"d123": 99})), placement_context(*views))
+    assert isinstance(decision, PlacementDecision)
     assert decision.route.decode_replica_id == "d123"
-    assert decision.considered <= 9
+    assert decision.options_considered <= 9
 
 
 def test_a_large_fleet_is_sampled_among_those_that_have_not_failed() -> None:
@@ -504,8 +524,8 @@ def test_a_large_fleet_is_sampled_among_those_that_have_not_failed() -> None:
     placer = PredictedPlacer(PredictedOptions(shortlist=2))
     for _ in range(50):
         item = query(avoid=avoid, hits=KnownHits({"d001": 90}), session_replica_id="d002")
-        decision = placer.place(item, surroundings(*views))
-        assert isinstance(decision, Decision)
+        decision = placer.place(item, placement_context(*views))
+        assert isinstance(decision, PlacementDecision)
         assert decision.route.decode_replica_id not in avoid
 
 
@@ -513,24 +533,24 @@ def test_a_large_fleet_is_sampled_among_those_that_have_not_failed() -> None:
 
 
 def test_a_decision_shows_the_best_three_and_its_own_first() -> None:
-    around = surroundings(*pd(), replica_view("d1"), replica_view("d2"))
+    around = placement_context(*pd(), replica_view("d1"), replica_view("d2"))
     decision = placed(query(), around)
     assert len(decision.options) == 3
-    assert decision.considered > 3
+    assert decision.options_considered > 3
     best = decision.options[0]
     assert best.decode_replica_id == decision.route.decode_replica_id
     assert best.mode is decision.route.mode
 
 
 def test_the_numbers_of_a_handoff_are_those_of_its_parts() -> None:
-    around = surroundings(replica_view("p0", Role.PREFILL), replica_view("d0", load=BUSY))
+    around = placement_context(replica_view("p0", Role.PREFILL), replica_view("d0", load=BUSY))
     option = placed(query(), around).options[0]
     assert option.mode is HandoffMode.PULL
     assert option.queue_s == 0
     assert option.prefill_s == pytest.approx(0.01 + 1600 * 0.0001)
     assert option.transfer_s == pytest.approx(0.002 + 100 * 1024 / 1e9)
     assert option.decode_s == pytest.approx((0.01 + 21 * 0.001) * 1.5)
-    assert option.harm_s == pytest.approx(20 * 10 * 0.001 / 21)  # until one of 20 has ended
+    assert option.interference_s == pytest.approx(20 * 10 * 0.001 / 21)  # until one of 20 has ended
     assert option.ttft_s == pytest.approx(0.17 + 0.002 + 0.0001024 + 0.0465)
 
 
@@ -550,10 +570,10 @@ def test_whatever_the_fleet_a_route_names_replicas_that_take_new_work(
     fleet: list[tuple[Role, Load, bool]], prompt: int, disaggregate: Disaggregate, shortlist: int
 ) -> None:
     views = [
-        replica_view(f"r{i}", role, load, draining=draining, prefix_fetch=True)
+        replica_view(f"r{i}", role, load, draining=draining, supports_prefix_fetch=True)
         for i, (role, load, draining) in enumerate(fleet)
     ]
-    around = surroundings(*views)
+    around = placement_context(*views)
     options = PredictedOptions(disaggregate=disaggregate, shortlist=shortlist + 1)
     hits = KnownHits({f"r{i}": i for i in range(5)})
     answer = PredictedPlacer(options).place(query(prompt, hits=hits), around)
@@ -567,16 +587,16 @@ def test_whatever_the_fleet_a_route_names_replicas_that_take_new_work(
     assert route.prefill_replica_id != route.decode_replica_id
     for option in answer.options:
         numbers = (option.queue_s, option.prefill_s, option.transfer_s, option.decode_s)
-        assert min(*numbers, option.harm_s) >= 0
+        assert min(*numbers, option.interference_s) >= 0
 
 
 @given(loads, st.integers(1, 3000), st.integers(0, 50_000))
 def test_more_queue_never_attracts_a_request(load: Load, prompt: int, more: int) -> None:
     heavier = load._replace(queued_tokens=load.queued_tokens + more)
     other = replica_view("other", load=load)
-    around = surroundings(replica_view("one", load=load), other)
+    around = placement_context(replica_view("one", load=load), other)
     before = placed(query(prompt), around).route.decode_replica_id
-    after = placed(query(prompt), surroundings(replica_view("one", load=heavier), other))
+    after = placed(query(prompt), placement_context(replica_view("one", load=heavier), other))
     if before == "other":
         assert after.route.decode_replica_id == "other"
 

@@ -27,13 +27,13 @@ def cleared(tier: CacheTier = CacheTier.GPU) -> CacheChange:
 
 
 def update(sequence: int, *changes: CacheChange, snapshot: bool = False) -> CacheUpdate:
-    return CacheUpdate(sequence, changes, snapshot=snapshot)
+    return CacheUpdate(sequence, changes, is_snapshot=snapshot)
 
 
 def index_of(*ids: str, options: IndexOptions | None = None, capacity: int = 1000) -> PrefixIndex:
     index = PrefixIndex(options)
-    for one in ids:
-        index.join(one, capacity_blocks=capacity)
+    for id_ in ids:
+        index.add_replica(id_, capacity_blocks=capacity)
     return index
 
 
@@ -46,7 +46,7 @@ def blocks(index: PrefixIndex, replica_id: str, hashes: list[int], now_s: float 
 
 def test_a_reported_prefix_is_a_hit_of_its_replica_only() -> None:
     index = index_of("a", "b")
-    index.apply("a", update(1, stored(CHAIN)), 5.0)
+    index.apply_update("a", update(1, stored(CHAIN)), 5.0)
     hits = index.look_up(OTHER, 7.5)
     assert hits.of("a") == Hit(10, 0, HitSource.REPORTED, 2.5)
     assert hits.of("b") == hits.of("stranger") == NO_HIT
@@ -55,66 +55,66 @@ def test_a_reported_prefix_is_a_hit_of_its_replica_only() -> None:
 
 def test_blocks_only_the_host_holds_are_counted_as_to_be_loaded() -> None:
     index = index_of("a")
-    index.apply("a", update(1, stored(CHAIN[:4]), stored(CHAIN[2:9], CacheTier.HOST)), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN[:4]), stored(CHAIN[2:9], CacheTier.HOST)), 0.0)
     hit = index.look_up(CHAIN, 0.0).of("a")
     assert (hit.blocks, hit.host_blocks) == (9, 5)
-    index.apply("a", update(2, removed(CHAIN[3:4])), 0.0)
+    index.apply_update("a", update(2, removed(CHAIN[3:4])), 0.0)
     hit = index.look_up(CHAIN, 0.0).of("a")
     assert (hit.blocks, hit.host_blocks) == (9, 6)
 
 
 def test_a_missing_update_is_noticed_by_the_next_one_and_a_snapshot_mends_it() -> None:
     index = index_of("a")
-    assert not index.apply("a", update(1, stored(CHAIN[:2])), 0.0)
-    assert index.apply("a", update(3, stored(CHAIN[:6])), 1.0)
-    state = index.state("a", 1.0)
+    assert not index.apply_update("a", update(1, stored(CHAIN[:2])), 0.0)
+    assert index.apply_update("a", update(3, stored(CHAIN[:6])), 1.0)
+    state = index.replica_state("a", 1.0)
     assert state is not None
-    assert (state.in_step, state.gaps, state.age_s) == (False, 1, 1.0)
+    assert (state.in_sync, state.gaps, state.age_s) == (False, 1, 1.0)
     assert blocks(index, "a", CHAIN) == 6  # still of use
-    assert not index.apply("a", update(3, stored(CHAIN[:4]), snapshot=True), 2.0)
-    state = index.state("a", 2.0)
+    assert not index.apply_update("a", update(3, stored(CHAIN[:4]), snapshot=True), 2.0)
+    state = index.replica_state("a", 2.0)
     assert state is not None
-    assert (state.in_step, state.age_s) == (True, 0.0)
+    assert (state.in_sync, state.age_s) == (True, 0.0)
     assert blocks(index, "a", CHAIN) == 4
 
 
 def test_a_missing_update_is_noticed_by_what_a_load_report_says() -> None:
     index = index_of("a")
-    index.apply("a", update(1, stored(CHAIN)), 0.0)
-    assert not index.heard("a", 1, 3.0)
+    index.apply_update("a", update(1, stored(CHAIN)), 0.0)
+    assert not index.on_heartbeat("a", 1, 3.0)
     assert index.look_up(CHAIN, 3.5).of("a").age_s == 0.5
-    assert index.heard("a", 2, 4.0)
+    assert index.on_heartbeat("a", 2, 4.0)
     assert index.look_up(CHAIN, 5.0).of("a").age_s == 2.0
 
 
 def test_a_replica_that_was_there_before_us_is_asked_for_a_snapshot() -> None:
     index = index_of("a")
-    assert not index.heard("a", 0, 0.0)
-    assert index.heard("a", 812, 0.1)
+    assert not index.on_heartbeat("a", 0, 0.0)
+    assert index.on_heartbeat("a", 812, 0.1)
 
 
 def test_a_snapshot_that_does_not_come_is_asked_for_again() -> None:
-    index = index_of("a", options=IndexOptions(resync_s=1.0))
-    assert index.heard("a", 5, 0.0)
-    assert not index.heard("a", 5, 0.9)
-    assert not index.apply("a", update(6, stored(CHAIN)), 0.95)
-    assert index.heard("a", 6, 1.0)
+    index = index_of("a", options=IndexOptions(resync_interval_s=1.0))
+    assert index.on_heartbeat("a", 5, 0.0)
+    assert not index.on_heartbeat("a", 5, 0.9)
+    assert not index.apply_update("a", update(6, stored(CHAIN)), 0.95)
+    assert index.on_heartbeat("a", 6, 1.0)
 
 
 def test_a_new_gap_after_a_snapshot_is_asked_about_at_once() -> None:
     index = index_of("a")
-    assert index.heard("a", 5, 0.0)
-    index.apply("a", update(5, snapshot=True), 0.1)
-    assert index.apply("a", update(8), 0.2)
+    assert index.on_heartbeat("a", 5, 0.0)
+    index.apply_update("a", update(5, snapshot=True), 0.1)
+    assert index.apply_update("a", update(8), 0.2)
 
 
 def test_late_and_repeated_updates_are_ignored_and_counted() -> None:
     index = index_of("a")
-    index.apply("a", update(1, stored(CHAIN)), 0.0)
-    index.apply("a", update(2, removed(CHAIN[5:])), 0.0)
-    assert not index.apply("a", update(1, stored(CHAIN)), 0.0)
-    assert not index.apply("a", update(2, stored(CHAIN)), 0.0)
-    assert not index.apply("a", update(1, stored(CHAIN), snapshot=True), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN)), 0.0)
+    index.apply_update("a", update(2, removed(CHAIN[5:])), 0.0)
+    assert not index.apply_update("a", update(1, stored(CHAIN)), 0.0)
+    assert not index.apply_update("a", update(2, stored(CHAIN)), 0.0)
+    assert not index.apply_update("a", update(1, stored(CHAIN), snapshot=True), 0.0)
     assert blocks(index, "a", CHAIN) == 5
     assert index.counters.late_updates == 3
     assert index.counters.updates == 2
@@ -122,70 +122,70 @@ def test_late_and_repeated_updates_are_ignored_and_counted() -> None:
 
 def test_an_update_that_cannot_be_read_changes_nothing_and_asks_for_a_snapshot() -> None:
     index = index_of("a")
-    index.apply("a", update(1, stored(CHAIN[:3])), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN[:3])), 0.0)
     garbage = CacheChange(CacheChangeKind.STORED, b"1234567")
-    assert index.apply("a", update(2, stored(CHAIN), garbage), 0.0)
+    assert index.apply_update("a", update(2, stored(CHAIN), garbage), 0.0)
     assert blocks(index, "a", CHAIN) == 3
-    assert index.counters.refused_updates == 1
+    assert index.counters.invalid_updates == 1
     # Even when it pretended to a number that no update will ever reach.
-    index.apply("a", update(1 << 62, garbage), 0.0)
-    index.apply("a", update(3, stored(CHAIN), snapshot=True), 0.0)
+    index.apply_update("a", update(1 << 62, garbage), 0.0)
+    index.apply_update("a", update(3, stored(CHAIN), snapshot=True), 0.0)
     assert blocks(index, "a", CHAIN) == 32
-    assert not index.apply("a", update(4, removed(CHAIN[9:])), 0.0)
+    assert not index.apply_update("a", update(4, removed(CHAIN[9:])), 0.0)
     assert blocks(index, "a", CHAIN) == 9
 
 
 def test_unknown_replicas_are_ignored_and_counted() -> None:
     index = index_of("a")
-    assert not index.apply("x", update(1, stored(CHAIN)), 0.0)
-    assert not index.heard("x", 9, 0.0)
+    assert not index.apply_update("x", update(1, stored(CHAIN)), 0.0)
+    assert not index.on_heartbeat("x", 9, 0.0)
     index.predict("x", CHAIN, 0.0)
-    index.correct("x", CHAIN, 3, 0.0)
-    index.leave("x")
-    assert index.state("x", 0.0) is None
+    index.check_prediction("x", CHAIN, 3, 0.0)
+    index.remove_replica("x")
+    assert index.replica_state("x", 0.0) is None
     assert index.counters.unknown_replicas == 4
     assert index.look_up(CHAIN, 0.0).holders(3) == []
 
 
 def test_a_replica_that_is_gone_holds_nothing_nor_does_who_takes_its_place() -> None:
     index = index_of("a", "b")
-    index.apply("a", update(1, stored(CHAIN)), 0.0)
-    index.apply("b", update(1, stored(CHAIN[:7])), 0.0)
-    index.leave("a")
-    index.join("c", capacity_blocks=9)
-    index.join("a", capacity_blocks=9)
+    index.apply_update("a", update(1, stored(CHAIN)), 0.0)
+    index.apply_update("b", update(1, stored(CHAIN[:7])), 0.0)
+    index.remove_replica("a")
+    index.add_replica("c", capacity_blocks=9)
+    index.add_replica("a", capacity_blocks=9)
     hits = index.look_up(CHAIN, 0.0)
-    assert [hits.of(one).blocks for one in "abc"] == [0, 7, 0]
-    assert index.apply("a", update(2, stored(CHAIN)), 0.0)  # its numbers begin anew
+    assert [hits.of(replica_id).blocks for replica_id in "abc"] == [0, 7, 0]
+    assert index.apply_update("a", update(2, stored(CHAIN)), 0.0)  # its numbers begin anew
     index.check_integrity()
 
 
 def test_what_a_lost_replica_leaves_behind_does_not_look_like_a_hole() -> None:
     index = index_of("a", "b", "c")
-    for one in "ab":
-        index.apply(one, update(1, stored(range(5000))), 0.0)
-    index.leave("a")
+    for name in "ab":
+        index.apply_update(name, update(1, stored(range(5000))), 0.0)
+    index.remove_replica("a")
     for sequence in range(1, 300):
-        index.apply("c", update(sequence), 0.0)  # a part is swept with each
+        index.apply_update("c", update(sequence), 0.0)  # a part is swept with each
         hits = index.look_up(list(range(5000)), 0.0)
         assert hits.of("b").blocks == 5000
         assert hits.holders(9) == ["b"]
     assert index.entries < 10_000
-    assert index.counters.broken_chains == 0
+    assert index.counters.chains_with_holes == 0
 
 
 def test_slots_are_used_again_once_nothing_of_them_is_left() -> None:
     index = index_of("b")
-    index.apply("b", update(1, stored(CHAIN)), 0.0)
+    index.apply_update("b", update(1, stored(CHAIN)), 0.0)
     for life in range(500):
-        index.join("a", capacity_blocks=9)
-        index.apply("a", update(1, stored([life, *CHAIN])), 0.0)
-    index.leave("a")
+        index.add_replica("a", capacity_blocks=9)
+        index.apply_update("a", update(1, stored([life, *CHAIN])), 0.0)
+    index.remove_replica("a")
     for sequence in range(2, 2000):
-        index.apply("b", update(sequence), 0.0)
+        index.apply_update("b", update(sequence), 0.0)
     assert index.entries == index.unique_blocks() == len(CHAIN)
     for number in range(60):
-        index.join(f"r{number}", capacity_blocks=9)
+        index.add_replica(f"r{number}", capacity_blocks=9)
     assert max(index._by_bit) < 1 << 70
     index.check_integrity()
 
@@ -193,36 +193,36 @@ def test_slots_are_used_again_once_nothing_of_them_is_left() -> None:
 def test_clearing_one_tier_forgets_both_and_asks_what_the_other_still_holds() -> None:
     index = index_of("a")
     host = stored(CHAIN[:9], CacheTier.HOST)
-    index.apply("a", update(1, stored(CHAIN), host), 0.0)
-    assert index.apply("a", update(2, cleared()), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN), host), 0.0)
+    assert index.apply_update("a", update(2, cleared()), 0.0)
     assert blocks(index, "a", CHAIN) == 0
-    index.apply("a", update(2, host, snapshot=True), 0.0)
-    assert not index.apply("a", update(3, cleared(CacheTier.HOST), stored(CHAIN[:2])), 0.0)
-    index.apply("a", update(4, host), 0.0)
-    assert not index.apply("a", update(5, cleared(), cleared(CacheTier.HOST)), 0.0)
-    assert index.apply("a", update(6, stored(CHAIN), cleared(CacheTier.HOST)), 0.0)
+    index.apply_update("a", update(2, host, snapshot=True), 0.0)
+    assert not index.apply_update("a", update(3, cleared(CacheTier.HOST), stored(CHAIN[:2])), 0.0)
+    index.apply_update("a", update(4, host), 0.0)
+    assert not index.apply_update("a", update(5, cleared(), cleared(CacheTier.HOST)), 0.0)
+    assert index.apply_update("a", update(6, stored(CHAIN), cleared(CacheTier.HOST)), 0.0)
 
 
 def test_a_replica_that_does_not_vouch_is_called_stale() -> None:
-    index = index_of("a", "b", options=IndexOptions(stale_s=2.0))
-    index.apply("a", update(1), 0.0)
-    states = [index.state("a", now_s) for now_s in (2.0, 2.1)]
-    assert [state.stale for state in states if state] == [False, True]
-    silent = index.state("b", 0.0)
+    index = index_of("a", "b", options=IndexOptions(stale_after_s=2.0))
+    index.apply_update("a", update(1), 0.0)
+    states = [index.replica_state("a", now_s) for now_s in (2.0, 2.1)]
+    assert [state.is_stale for state in states if state] == [False, True]
+    silent = index.replica_state("b", 0.0)
     assert silent is not None
-    assert (silent.stale, silent.age_s) == (True, None)
+    assert (silent.is_stale, silent.age_s) == (True, None)
 
 
 def test_a_hole_in_one_layer_does_not_outweigh_what_is_known_of_all_layers() -> None:
     index = index_of("a", "b")
-    index.apply("a", update(1, stored(CHAIN), removed(CHAIN[8:9])), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN), removed(CHAIN[8:9])), 0.0)
     assert blocks(index, "a", CHAIN) == 32  # no probe falls into the hole
     index.predict("b", CHAIN[:10], 0.0)
     assert index.look_up(CHAIN, 0.0).of("a") == Hit(8, 0, HitSource.REPORTED, 0.0)
-    index.apply("b", update(1, stored(CHAIN[:10], CacheTier.HOST)), 0.0)
+    index.apply_update("b", update(1, stored(CHAIN[:10], CacheTier.HOST)), 0.0)
     assert index.look_up(CHAIN, 0.0).of("a") == Hit(8, 0, HitSource.REPORTED, 0.0)
     assert index.look_up(CHAIN, 0.0).of("b") == Hit(10, 10, HitSource.REPORTED, 0.0)
-    assert index.counters.broken_chains == 3
+    assert index.counters.chains_with_holes == 3
 
 
 # ------------------------------------------------------------------ bounds
@@ -230,65 +230,65 @@ def test_a_hole_in_one_layer_does_not_outweigh_what_is_known_of_all_layers() -> 
 
 def test_what_does_not_fit_is_not_kept_the_deepest_first() -> None:
     index = index_of("a", options=IndexOptions(max_entries=20))
-    index.apply("a", update(1, stored(CHAIN)), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     assert blocks(index, "a", CHAIN) == 20
     assert index.entries == 20
-    assert index.counters.unkept_blocks == 12
-    index.apply("a", update(2, removed(CHAIN[:5]), stored([1, 2, 3, *CHAIN])), 0.0)
+    assert index.counters.dropped_blocks == 12
+    index.apply_update("a", update(2, removed(CHAIN[:5]), stored([1, 2, 3, *CHAIN])), 0.0)
     index.check_integrity()
-    state = index.state("a", 0.0)
+    state = index.replica_state("a", 0.0)
     assert state is not None
-    assert state.in_step
-    assert state.unkept_blocks == index.counters.unkept_blocks > 12
+    assert state.in_sync
+    assert state.dropped_blocks == index.counters.dropped_blocks > 12
 
 
 def test_blocks_that_are_kept_already_take_no_room() -> None:
     index = index_of("a", options=IndexOptions(max_entries=20))
-    index.apply("a", update(1, stored(CHAIN[:18])), 0.0)
-    index.apply("a", update(2, stored([*CHAIN[:18], 1, 2])), 0.0)
-    assert index.counters.unkept_blocks == 0
+    index.apply_update("a", update(1, stored(CHAIN[:18])), 0.0)
+    index.apply_update("a", update(2, stored([*CHAIN[:18], 1, 2])), 0.0)
+    assert index.counters.dropped_blocks == 0
     assert blocks(index, "a", [1, 2]) == 2
 
 
 def test_a_snapshot_of_the_state_we_know_brings_back_what_did_not_fit() -> None:
     index = index_of("a", "b", options=IndexOptions(max_entries=40))
-    index.apply("b", update(1, stored(range(30))), 0.0)
-    index.apply("a", update(1, stored(CHAIN)), 0.0)
+    index.apply_update("b", update(1, stored(range(30))), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     assert blocks(index, "a", CHAIN) == 10
-    index.leave("b")
-    index.apply("a", update(1, stored(CHAIN), snapshot=True), 0.0)
+    index.remove_replica("b")
+    index.apply_update("a", update(1, stored(CHAIN), snapshot=True), 0.0)
     assert blocks(index, "a", CHAIN) == 32
 
 
 def test_the_last_tenth_is_for_replicas_below_their_share() -> None:
     index = index_of("a", "b", options=IndexOptions(max_entries=100))
-    index.apply("a", update(1, stored(range(100))), 0.0)
-    index.apply("b", update(1, stored(range(200, 300))), 0.0)
+    index.apply_update("a", update(1, stored(range(100))), 0.0)
+    index.apply_update("b", update(1, stored(range(200, 300))), 0.0)
     assert [blocks(index, "a", list(range(100))), blocks(index, "b", list(range(200, 300)))] == [
         90,
         10,
     ]
     # As a's engine evicts and stores, the room goes to b until the shares are equal.
     for n in range(2, 200):
-        old = index.state("a", 0.0)
+        old = index.replica_state("a", 0.0)
         assert old is not None
-        index.apply("a", update(n, removed([n - 2]), stored([1000 + n])), 0.0)
-        index.apply("b", update(n, stored([2000 + n])), 0.0)
-    states = [index.state(one, 0.0) for one in "ab"]
+        index.apply_update("a", update(n, removed([n - 2]), stored([1000 + n])), 0.0)
+        index.apply_update("b", update(n, stored([2000 + n])), 0.0)
+    states = [index.replica_state(name, 0.0) for name in "ab"]
     assert [state.gpu_blocks for state in states if state] == [50, 50]
     index.check_integrity()
 
 
 def test_room_that_a_lost_replica_took_is_free_at_once() -> None:
     index = index_of("a", "b", options=IndexOptions(max_entries=100))
-    index.apply("a", update(1, stored(range(90))), 0.0)
-    index.leave("a")
-    index.apply("b", update(1, stored(range(200, 300))), 0.0)
+    index.apply_update("a", update(1, stored(range(90))), 0.0)
+    index.remove_replica("a")
+    index.apply_update("b", update(1, stored(range(200, 300))), 0.0)
     assert blocks(index, "b", list(range(200, 300))) == 100
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_entries": 0}, {"predicted_s": 0.0}, {"stale_s": float("nan")}]
+    "wrong", [{"max_entries": 0}, {"prediction_ttl_s": 0.0}, {"stale_after_s": float("nan")}]
 )
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -299,39 +299,39 @@ def test_options_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None
 
 
 def test_what_was_sent_somewhere_is_expected_there_until_reports_should_tell() -> None:
-    index = index_of("a", options=IndexOptions(unconfirmed_s=5.0, predicted_s=50.0))
-    index.apply("a", update(1), 9.0)
+    index = index_of("a", options=IndexOptions(unconfirmed_ttl_s=5.0, prediction_ttl_s=50.0))
+    index.apply_update("a", update(1), 9.0)
     index.predict("a", CHAIN, 10.0)
     assert index.look_up(CHAIN, 14.0).of("a") == Hit(32, 0, HitSource.PREDICTED, 4.0)
     assert index.look_up(CHAIN, 15.0).of("a") == NO_HIT
 
 
 def test_where_nothing_is_reported_or_not_any_more_it_is_expected_for_longer() -> None:
-    options = IndexOptions(unconfirmed_s=5.0, predicted_s=50.0, stale_s=2.0)
+    options = IndexOptions(unconfirmed_ttl_s=5.0, prediction_ttl_s=50.0, stale_after_s=2.0)
     index = index_of("never", "stale", "astray", options=options)
-    index.apply("stale", update(1), 0.0)
-    index.apply("astray", update(1), 10.0)
-    index.apply("astray", update(3), 10.0)
-    for one in ("never", "stale", "astray"):
-        index.predict(one, CHAIN, 10.0)
-        assert blocks(index, one, CHAIN, 59.9) == 32
+    index.apply_update("stale", update(1), 0.0)
+    index.apply_update("astray", update(1), 10.0)
+    index.apply_update("astray", update(3), 10.0)
+    for name in ("never", "stale", "astray"):
+        index.predict(name, CHAIN, 10.0)
+        assert blocks(index, name, CHAIN, 59.9) == 32
     assert index.look_up(CHAIN, 60.0).holders(5) == []
 
 
 def test_a_report_takes_the_place_of_a_prediction() -> None:
     index = index_of("a")
     index.predict("a", CHAIN, 0.0)
-    index.apply("a", update(1, stored(CHAIN[:20])), 1.0)
+    index.apply_update("a", update(1, stored(CHAIN[:20])), 1.0)
     assert index.look_up(CHAIN[:20], 1.5).of("a") == Hit(20, 0, HitSource.REPORTED, 0.5)
     assert index.look_up(CHAIN, 1.5).of("a") == Hit(32, 0, HitSource.PREDICTED, 1.5)
-    index.apply("a", update(2, removed(CHAIN[10:20])), 1.0)
+    index.apply_update("a", update(2, removed(CHAIN[10:20])), 1.0)
     assert blocks(index, "a", CHAIN[:20], 1.5) == 10
 
 
 def test_removal_from_the_host_leaves_predictions_alone() -> None:
     index = index_of("a")
     index.predict("a", CHAIN, 0.0)
-    index.apply("a", update(1, removed(CHAIN, CacheTier.HOST)), 0.0)
+    index.apply_update("a", update(1, removed(CHAIN, CacheTier.HOST)), 0.0)
     assert blocks(index, "a", CHAIN) == 32
 
 
@@ -339,16 +339,16 @@ def test_removal_from_the_host_leaves_predictions_alone() -> None:
 def test_a_cache_that_was_emptied_is_not_expected_to_hold_anything(*, snapshot: bool) -> None:
     index = index_of("a")
     index.predict("a", CHAIN, 0.0)
-    index.apply("a", update(1, cleared(), snapshot=snapshot), 0.0)
+    index.apply_update("a", update(1, cleared(), snapshot=snapshot), 0.0)
     assert blocks(index, "a", CHAIN) == 0
     index.check_integrity()
 
 
 def test_only_what_is_not_reported_is_predicted() -> None:
     index = index_of("a", options=IndexOptions(max_entries=1000))
-    index.apply("a", update(1, stored(CHAIN[:30])), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN[:30])), 0.0)
     index.predict("a", CHAIN, 0.0)
-    state = index.state("a", 0.0)
+    state = index.replica_state("a", 0.0)
     assert state is not None
     assert state.predicted_blocks == 2
 
@@ -368,15 +368,15 @@ def test_the_least_recent_prediction_is_evicted_its_deepest_block_first() -> Non
 
 
 def test_predictions_of_a_lost_replica_do_not_pass_to_who_gets_its_slot() -> None:
-    options = IndexOptions(mode=IndexMode.PREDICTED, predicted_s=10.0)
+    options = IndexOptions(mode=IndexMode.PREDICTED, prediction_ttl_s=10.0)
     index = index_of("a", options=options)
     index.predict("a", CHAIN, 0.0)
-    index.leave("a")
-    index.join("b", capacity_blocks=9)
+    index.remove_replica("a")
+    index.add_replica("b", capacity_blocks=9)
     assert index.look_up(CHAIN, 0.0).holders(3) == []
     for _ in range(600):
         index.predict("b", [1], 1.0)  # each sweeps a part
-    index.join("c", capacity_blocks=99)
+    index.add_replica("c", capacity_blocks=99)
     assert index._replicas["c"].bit == 1
     index.predict("c", CHAIN[:5], 5.0)
     assert index.look_up(CHAIN, 10.0).of("c").blocks == 5  # though a's prediction has expired
@@ -384,7 +384,7 @@ def test_predictions_of_a_lost_replica_do_not_pass_to_who_gets_its_slot() -> Non
 
 
 def test_what_was_sent_again_outlives_the_first_time() -> None:
-    index = index_of("a", options=IndexOptions(mode=IndexMode.PREDICTED, predicted_s=10.0))
+    index = index_of("a", options=IndexOptions(mode=IndexMode.PREDICTED, prediction_ttl_s=10.0))
     index.predict("a", CHAIN, 0.0)
     index.predict("a", CHAIN[:9], 4.0)
     assert index.look_up(CHAIN, 10.0).of("a") == Hit(9, 0, HitSource.PREDICTED, 6.0)
@@ -399,8 +399,8 @@ def test_a_prompt_that_is_sent_again_and_again_is_kept_a_few_times_only() -> Non
         index.predict("r", [*range(1, 30), 1000 + time % 2], time * 0.001)
     index.check_integrity()
     own = index._replicas["r"].predictions
-    assert len(own.order) <= 100
-    assert sum(len(one.blocks) for one in own.order) <= 100 * 30
+    assert len(own.oldest_first) <= 100
+    assert sum(len(prediction.blocks) for prediction in own.oldest_first) <= 100 * 30
     assert blocks(index, "r", [*range(1, 30), 1001], 2.0) == 30
     assert blocks(index, "r", [1, 2, 77], 2.0) == 3, "of what is older, the rest is kept"
 
@@ -419,27 +419,29 @@ def test_dropping_what_newer_predictions_replace_changes_nothing_that_is_predict
 ) -> None:
     dice = random.Random(seed)
     ever, never = index_of("r", capacity=200), index_of("r", capacity=200)
-    of_ever, of_never = (one._replicas["r"].predictions for one in (ever, never))
-    of_never.look_at = 10**9
+    of_ever, of_never = (index._replicas["r"].predictions for index in (ever, never))
+    of_never.cleanup_threshold = 10**9
     for step in range(400):
-        of_ever.look_at, now_s = 0, step * 0.05
+        of_ever.cleanup_threshold, now_s = 0, step * 0.05
         prompt, asked = some_prompt(dice), some_prompt(dice)
         change = removed([dice.choice(prompt)]) if dice.random() < 0.1 else stored(())
         for index in (ever, never):
             index.predict("r", prompt, now_s)
-            index.apply("r", update(step + 1, change), now_s)
+            index.apply_update("r", update(step + 1, change), now_s)
             index.check_integrity()
-        known = {block: one.at_s for block, one in of_ever.newest.items()}
-        assert known == {block: one.at_s for block, one in of_never.newest.items()}
+        known = {block: prediction.at_s for block, prediction in of_ever.newest_by_block.items()}
+        assert known == {
+            block: prediction.at_s for block, prediction in of_never.newest_by_block.items()
+        }
         assert blocks(ever, "r", asked, now_s) == blocks(never, "r", asked, now_s)
-    assert len(of_ever.order) < len(of_never.order)
+    assert len(of_ever.oldest_first) < len(of_never.oldest_first)
 
 
 def test_no_more_is_predicted_than_fits() -> None:
     index = index_of("a", capacity=5)
     index.predict("a", CHAIN, 0.0)
     assert blocks(index, "a", CHAIN) == 5
-    index.join("b", capacity_blocks=0)
+    index.add_replica("b", capacity_blocks=0)
     index.predict("b", CHAIN, 0.0)
     assert blocks(index, "b", CHAIN) == 0
     index.check_integrity()
@@ -449,11 +451,11 @@ def test_no_more_is_predicted_than_fits() -> None:
 def test_each_mode_believes_its_own_sources(mode: IndexMode) -> None:
     index = index_of("a", "b", options=IndexOptions(mode=mode))
     assert index.mode is mode
-    index.apply("a", update(1, stored(CHAIN)), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     index.predict("b", CHAIN, 0.0)
     assert blocks(index, "a", CHAIN) == (0 if mode is IndexMode.PREDICTED else 32)
     assert blocks(index, "b", CHAIN) == (0 if mode is IndexMode.EVENTS else 32)
-    assert index.heard("a", 9, 0.0) == (mode is not IndexMode.PREDICTED)
+    assert index.on_heartbeat("a", 9, 0.0) == (mode is not IndexMode.PREDICTED)
 
 
 # ------------------------------------------------------------------ answers
@@ -463,7 +465,7 @@ def ask(index: PrefixIndex, tail: int, cached: int, now_s: float) -> None:
     """A request that begins with CHAIN is sent to a, which says how much was cached."""
     hashes = [*CHAIN, tail]
     index.predict("a", hashes, now_s)
-    index.correct("a", hashes, cached, now_s + 0.1)
+    index.check_prediction("a", hashes, cached, now_s + 0.1)
 
 
 def test_a_cold_request_does_not_cast_doubt_on_its_own_prediction() -> None:
@@ -499,12 +501,12 @@ def test_requests_that_overlap_do_not_contradict_each_other() -> None:
     for tail in (1, 2, 3):
         index.predict("a", [*CHAIN, tail], 0.0)
     for tail in (1, 2, 3):
-        index.correct("a", [*CHAIN, tail], 0, 1.0)
+        index.check_prediction("a", [*CHAIN, tail], 0, 1.0)
     assert index.counters.contradictions == 0
 
 
 def test_a_prediction_that_was_never_answered_counts_when_it_is_old() -> None:
-    options = IndexOptions(mode=IndexMode.PREDICTED, unconfirmed_s=5.0)
+    options = IndexOptions(mode=IndexMode.PREDICTED, unconfirmed_ttl_s=5.0)
     index = index_of("a", options=options)
     index.predict("a", CHAIN, 0.0)
     ask(index, 1, 0, 5.0)
@@ -513,38 +515,38 @@ def test_a_prediction_that_was_never_answered_counts_when_it_is_old() -> None:
 
 def test_reports_that_prove_wrong_twice_in_a_row_put_a_replica_out_of_step() -> None:
     index = index_of("a")
-    index.apply("a", update(1, stored(CHAIN)), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     ask(index, 1, 4, 0.0)
-    assert not index.heard("a", 1, 0.5)
+    assert not index.on_heartbeat("a", 1, 0.5)
     ask(index, 2, 4, 1.0)
     assert blocks(index, "a", CHAIN, 1.0) == 32
-    assert index.heard("a", 1, 1.2)
+    assert index.on_heartbeat("a", 1, 1.2)
     assert index.counters.gaps == 1
 
 
 def test_a_removal_reported_meanwhile_explains_why_less_was_cached() -> None:
     index = index_of("a")
-    index.apply("a", update(1, stored(CHAIN)), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     for n in (2, 3, 4):
         hashes = [*CHAIN, n]
         index.predict("a", hashes, 0.0)
-        index.apply("a", update(n, removed([777])), 0.0)
-        index.correct("a", hashes, 4, 0.1)
+        index.apply_update("a", update(n, removed([777])), 0.0)
+        index.check_prediction("a", hashes, 4, 0.1)
     assert index.counters.contradictions == 0
 
 
 def test_one_answer_counts_once() -> None:
     index = index_of("a")
-    index.apply("a", update(1, stored(CHAIN)), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     index.predict("a", CHAIN, 0.0)
     for _ in range(3):
-        index.correct("a", CHAIN, 0, 0.0)
+        index.check_prediction("a", CHAIN, 0, 0.0)
     assert index.counters.contradictions == 1
 
 
 def test_events_mode_heeds_no_answers() -> None:
     index = index_of("a", options=IndexOptions(mode=IndexMode.EVENTS))
-    index.apply("a", update(1, stored(CHAIN)), 0.0)
+    index.apply_update("a", update(1, stored(CHAIN)), 0.0)
     for tail in range(5):
         ask(index, tail, 0, 0.0)
     assert index.counters.contradictions == 0
@@ -560,15 +562,15 @@ def test_colliding_hashes_do_no_harm() -> None:
         hashes = [(n * step * step) % 16 for step in range(1, 20)]
         index.predict("a", hashes, n / 10)
         change = removed(hashes) if n % 3 else stored(hashes)
-        index.apply("b", update(n + 1, change), n / 10)
+        index.apply_update("b", update(n + 1, change), n / 10)
         hits = index.look_up(hashes, n / 10)
-        assert all(0 <= hits.of(one).blocks <= len(hashes) for one in "ab")
-        index.correct("a", hashes, 0, n / 10)
+        assert all(0 <= hits.of(replica_id).blocks <= len(hashes) for replica_id in "ab")
+        index.check_prediction("a", hashes, 0, n / 10)
         index.check_integrity()
 
 
 def test_an_empty_prompt_hits_nothing() -> None:
     index = index_of("a")
     index.predict("a", [], 0.0)
-    index.correct("a", [], 0, 0.0)
+    index.check_prediction("a", [], 0, 0.0)
     assert index.look_up([], 0.0).holders(3) == ()

@@ -95,10 +95,10 @@ def shared_index(*, replicas: int, seed: int) -> PrefixIndex:
     index = PrefixIndex(seed=seed)
     packed = pack_hashes(range(50))
     for n in range(replicas):
-        index.join(f"r{n:03}", capacity_blocks=100)
+        index.add_replica(f"r{n:03}", capacity_blocks=100)
         deep = packed if n % 10 == 0 else packed[: 8 * 20]
         change = CacheChange(CacheChangeKind.STORED, deep)
-        index.apply(f"r{n:03}", CacheUpdate(1, (change,)), 0.0)
+        index.apply_update(f"r{n:03}", CacheUpdate(1, (change,)), 0.0)
     return index
 
 
@@ -121,7 +121,7 @@ def test_coordinators_with_different_seeds_name_different_holders() -> None:
 
 def test_in_the_long_run_every_holder_is_named() -> None:
     index = shared_index(replicas=60, seed=3)
-    named = Counter(one for _ in range(2000) for one in index.look_up([0], 0.0).holders(3))
+    named = Counter(holder for _ in range(2000) for holder in index.look_up([0], 0.0).holders(3))
     assert len(named) == 60
     assert max(named.values()) < 3 * min(named.values())
 
@@ -129,7 +129,7 @@ def test_in_the_long_run_every_holder_is_named() -> None:
 def test_a_holder_that_is_gone_is_not_named() -> None:
     index = shared_index(replicas=3, seed=3)
     hits = index.look_up([0], 0.0)
-    index.leave("r001")
+    index.remove_replica("r001")
     assert sorted(hits.holders(3)) == ["r000", "r002"]
 
 
@@ -171,17 +171,17 @@ def test_masks_are_sets_of_slots_by_block(
     assert dict(masks.masks()) == wanted
     assert masks.entries == sum(map(len, twin.values()))
     assert masks.unique_blocks() == len(wanted)
-    assert all(masks.of(block) == held for block, held in wanted.items())
+    assert all(masks.holders_of(block) == held for block, held in wanted.items())
 
 
 def test_blocks_with_the_same_holders_share_one_mask() -> None:
     masks = HolderMasks()
     for slot in (70, 300, 900):
         masks.add(1 << slot, range(32))
-    assert len({id(masks.of(block)) for block in range(32)}) == 1
+    assert len({id(masks.holders_of(block)) for block in range(32)}) == 1
     for block in range(16):  # one at a time
         masks.discard(1 << 300, [block])
-    assert len({id(masks.of(block)) for block in range(16)}) == 1
+    assert len({id(masks.holders_of(block)) for block in range(16)}) == 1
 
 
 def test_more_different_masks_than_are_shared_do_no_harm() -> None:
@@ -190,7 +190,7 @@ def test_more_different_masks_than_are_shared_do_no_harm() -> None:
         for slot in range(14):
             if number >> slot & 1:
                 masks.add(1 << slot, [number])
-    assert all(masks.of(number) == number for number in range(1, 1 << 14))
+    assert all(masks.holders_of(number) == number for number in range(1, 1 << 14))
 
 
 def test_no_step_of_a_sweep_looks_at_many_blocks() -> None:
@@ -202,7 +202,7 @@ def test_no_step_of_a_sweep_looks_at_many_blocks() -> None:
 def test_slots_that_wait_to_be_swept_are_few() -> None:
     reported = ReportedBlocks(HolderMasks())
     for n in range(1000):
-        bit = reported.take_slot()
+        bit = reported.allocate_slot()
         reported.retire_slot(bit)
         assert bit < 1 << 66, f"after {n} lives"
         reported.check_integrity()
@@ -210,17 +210,17 @@ def test_slots_that_wait_to_be_swept_are_few() -> None:
 
 def test_the_lowest_free_slot_is_used_so_that_masks_stay_narrow() -> None:
     reported = ReportedBlocks(HolderMasks())
-    bits = [reported.take_slot() for _ in range(9)]
+    bits = [reported.allocate_slot() for _ in range(9)]
     for bit in (bits[7], bits[2], bits[5]):
         reported.retire_slot(bit)
         reported.sweep_all()
-    assert [reported.take_slot() for _ in range(4)] == [bits[2], bits[5], bits[7], 1 << 9]
+    assert [reported.allocate_slot() for _ in range(4)] == [bits[2], bits[5], bits[7], 1 << 9]
 
 
 @pytest.mark.parametrize("retired_during_a_sweep", [False, True])
 def test_a_slot_is_not_given_out_before_all_of_it_is_swept(*, retired_during_a_sweep: bool) -> None:
     reported = ReportedBlocks(HolderMasks())
-    first, second = reported.take_slot(), reported.take_slot()
+    first, second = reported.allocate_slot(), reported.allocate_slot()
     masks = [reported.tier(tier) for tier in reported._tiers]
     for held in masks:
         held.add(first, range(5000))
@@ -231,8 +231,8 @@ def test_a_slot_is_not_given_out_before_all_of_it_is_swept(*, retired_during_a_s
             reported.sweep()
         reported.retire_slot(second)
     steps = 0
-    while reported.retired:
-        fresh = reported.take_slot()
+    while reported.retired_slots:
+        fresh = reported.allocate_slot()
         assert not any(mask & fresh for held in masks for _, mask in held.masks())
         reported.retire_slot(fresh)
         reported.sweep()
@@ -252,7 +252,7 @@ HELD = st.sets(st.integers(min_value=1, max_value=LENGTH))
 def told(index: PrefixIndex, replica_id: str, ends: set[int]) -> None:
     hashes = pack_hashes(sorted(ends))
     change = CacheChange(CacheChangeKind.STORED, hashes)
-    assert not index.apply(replica_id, CacheUpdate(1, (change,)), 0.0)
+    assert not index.apply_update(replica_id, CacheUpdate(1, (change,)), 0.0)
 
 
 @given(
@@ -266,27 +266,27 @@ def test_of_whole_prefixes_the_longest_counts_and_of_blocks_the_leading_ones(
     index = PrefixIndex()
     wanted = {}
     for place, (ends, peek) in enumerate(prefixes):
-        index.join(f"p{place}", capacity_blocks=100, peek_blocks=peek)
+        index.add_replica(f"p{place}", capacity_blocks=100, lookahead_blocks=peek)
         told(index, f"p{place}", ends)
         wanted[f"p{place}"] = max((end - peek for end in ends if peek < end <= most), default=0)
     for place, depth in enumerate(depths):
-        index.join(f"b{place}", capacity_blocks=100)
+        index.add_replica(f"b{place}", capacity_blocks=100)
         told(index, f"b{place}", set(range(1, depth + 1)))
         wanted[f"b{place}"] = depth
     index.check_integrity()
-    hits = index.look_up(range(1, LENGTH + 1), 0.0, most_blocks=most)
-    assert {one: hits.of(one).blocks for one in wanted} == wanted
+    hits = index.look_up(range(1, LENGTH + 1), 0.0, max_blocks=most)
+    assert {replica_id: hits.of(replica_id).blocks for replica_id in wanted} == wanted
     assert hits.depths() == sorted(set(wanted.values()) - {0}, reverse=True)
     holders = hits.holders(10)
-    assert sorted(holders) == sorted(one for one in wanted if wanted[one])
-    assert [wanted[one] for one in holders] == sorted(
-        (wanted[one] for one in holders), reverse=True
+    assert sorted(holders) == sorted(name for name in wanted if wanted[name])
+    assert [wanted[holder] for holder in holders] == sorted(
+        (wanted[holder] for holder in holders), reverse=True
     )
 
 
 def test_of_a_replica_that_tells_of_whole_prefixes_the_whole_prompt_is_predicted() -> None:
     index = PrefixIndex()
-    index.join("p", capacity_blocks=100, peek_blocks=0)
+    index.add_replica("p", capacity_blocks=100, lookahead_blocks=0)
     index.predict("p", range(1, 9), 0.0)
     assert index.look_up(range(1, 13), 0.0).of("p").blocks == 8
     assert index.look_up(range(1, 8), 0.0).of("p").blocks == 0
@@ -294,10 +294,10 @@ def test_of_a_replica_that_tells_of_whole_prefixes_the_whole_prompt_is_predicted
 
 def test_a_replica_whose_cache_was_emptied_still_tells_of_whole_prefixes() -> None:
     index = PrefixIndex()
-    index.join("p", capacity_blocks=100, peek_blocks=0)
+    index.add_replica("p", capacity_blocks=100, lookahead_blocks=0)
     told(index, "p", {3})
     emptied = CacheChange(CacheChangeKind.CLEARED)
     again = CacheChange(CacheChangeKind.STORED, pack_hashes([5]))
-    index.apply("p", CacheUpdate(2, (emptied, again)), 0.0)
+    index.apply_update("p", CacheUpdate(2, (emptied, again)), 0.0)
     index.check_integrity()
     assert index.look_up(range(1, 13), 0.0).of("p").blocks == 5

@@ -15,16 +15,16 @@ from baton.domain.cache import (
     CacheUpdate,
     pack_hashes,
 )
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.policy.prefix_cache.hits import Hits
 from baton.policy.prefix_cache.index import IndexMode, IndexOptions, PrefixIndex
-from tests.policy.reference_index import Twin
+from tests.policy.reference_index import ReferenceIndex
 
 IDS = ("a", "b", "c")
 ROOT = chain_root(model="m", block_size_tokens=2)
 STEM = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
 CHAINS = [
-    chain(ROOT, tokens, 2)
+    chain_hashes(ROOT, tokens, 2)
     for tokens in (STEM, STEM[:6], STEM[:8] + (90,) * 10, STEM[:8] + (91,) * 6, (92,) * 12)
 ]
 TIERS = st.sampled_from(list(CacheTier))
@@ -75,7 +75,7 @@ class Engine:
             for tier, blocks in self.tiers.items()
             if blocks
         ]
-        return CacheUpdate(self.sequence, tuple(changes), snapshot=True)
+        return CacheUpdate(self.sequence, tuple(changes), is_snapshot=True)
 
     def leaves(self, tier: CacheTier) -> list[int]:
         """Blocks without a held child: what engines evict first."""
@@ -94,9 +94,11 @@ class IndexMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        options = IndexOptions(mode=self.mode, stale_s=1.0, predicted_s=4.0, unconfirmed_s=2.0)
+        options = IndexOptions(
+            mode=self.mode, stale_after_s=1.0, prediction_ttl_s=4.0, unconfirmed_ttl_s=2.0
+        )
         self.index = PrefixIndex(options, seed=1)
-        self.twin = Twin(options)
+        self.twin = ReferenceIndex(options)
         self.engines: dict[str, Engine] = {}
         self.now_s = 100.0
         self.lives = 0
@@ -105,15 +107,15 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(replica_id=st.sampled_from(IDS), capacity=st.integers(min_value=0, max_value=14))
     def join(self, replica_id: str, capacity: int) -> None:
-        self.index.join(replica_id, capacity_blocks=capacity)
+        self.index.add_replica(replica_id, capacity_blocks=capacity)
         self.twin.join(replica_id, capacity)
         self.engines[replica_id] = Engine()
         self.lives += 1
 
     @rule(replica_id=st.sampled_from(IDS))
     def leave(self, replica_id: str) -> None:
-        self.index.leave(replica_id)
-        self.twin.leave(replica_id)
+        self.index.remove_replica(replica_id)
+        self.twin.remove(replica_id)
         self.engines.pop(replica_id, None)
 
     @rule(by_s=st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0]))
@@ -192,8 +194,8 @@ class IndexMachine(RuleBasedStateMachine):
     def beat(self, replica_id: str) -> None:
         engine = self.engines.get(replica_id)
         sequence = engine.sequence if engine else 7
-        asks = self.index.heard(replica_id, sequence, self.now_s)
-        self.twin.heard(replica_id, sequence, self.now_s)
+        asks = self.index.on_heartbeat(replica_id, sequence, self.now_s)
+        self.twin.heartbeat(replica_id, sequence, self.now_s)
         self._check_asked(replica_id, asks=asks)
 
     @rule()
@@ -214,15 +216,19 @@ class IndexMachine(RuleBasedStateMachine):
         hits = self.index.look_up(hashes, self.now_s)
         for replica_id in (*IDS, "stranger"):
             self._check_hit(hits, replica_id, hashes)
-        depths = {one: hits.of(one).blocks for one in IDS if hits.of(one).blocks}
+        depths = {
+            replica_id: hits.of(replica_id).blocks
+            for replica_id in IDS
+            if hits.of(replica_id).blocks
+        }
         named = hits.holders(limit)
         assert len(set(named)) == len(named) == min(limit, len(depths))
-        assert [depths[one] for one in named] == sorted(depths.values(), reverse=True)[:limit]
+        assert [depths[name] for name in named] == sorted(depths.values(), reverse=True)[:limit]
 
     # ---- what must hold
 
     def _deliver(self, replica_id: str, update: CacheUpdate) -> None:
-        asks = self.index.apply(replica_id, update, self.now_s)
+        asks = self.index.apply_update(replica_id, update, self.now_s)
         self.twin.apply(replica_id, update, self.now_s)
         self._check_asked(replica_id, asks=asks)
 
@@ -249,13 +255,13 @@ class IndexMachine(RuleBasedStateMachine):
     def agrees_with_the_twin(self) -> None:
         self.index.check_integrity()
         for replica_id in IDS:
-            state = self.index.state(replica_id, self.now_s)
+            state = self.index.replica_state(replica_id, self.now_s)
             one = self.twin.replicas.get(replica_id)
             assert (state is None) == (one is None)
             if state is None or one is None:
                 continue
             assert state.sequence == one.sequence
-            assert state.in_step == one.in_step
+            assert state.in_sync == one.in_step
             assert state.gpu_blocks == len(one.tiers[CacheTier.GPU])
             assert state.host_blocks == len(one.tiers[CacheTier.HOST])
             if self.mode is not IndexMode.PREDICTED and one.in_step:

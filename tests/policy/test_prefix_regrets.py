@@ -10,128 +10,128 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load
-from baton.domain.handoff import Decision, Forgone
+from baton.domain.handoff import PlacementDecision, ReplicationCredit
 from baton.domain.value import evolve
-from baton.policy.placement.port import PlacementQuery, Surroundings
+from baton.policy.placement.port import PlacementContext, PlacementQuery
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.prefix_cache.replication import (
-    HORIZON_S,
-    MOST_PREFIXES,
-    NO_REGRETS,
-    PrefixRegrets,
-    PromptRegrets,
+    CREDIT_DECAY_S,
+    MAX_PREFIXES,
+    NO_CREDITS,
+    PrefixCredits,
+    PromptCredits,
 )
-from tests.fakes.timings import KnownHits, replica_view, surroundings
+from tests.fakes.timings import KnownHits, placement_context, replica_view
 
 HASHES = list(range(100, 200))
 HITS = KnownHits({"held": 50})
 QUERY = PlacementQuery(prompt_tokens=1600, max_tokens=100, hits=HITS)
 
 
-def placed(query: PlacementQuery, around: Surroundings) -> Decision:
+def placed(query: PlacementQuery, around: PlacementContext) -> PlacementDecision:
     decision = PredictedPlacer().place(query, around)
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, PlacementDecision)
     return decision
 
 
-def queued(tokens: int, *, idle: Sequence[str] = ("free",)) -> Surroundings:
+def queued(tokens: int, *, idle: Sequence[str] = ("free",)) -> PlacementContext:
     """A holder before which so many tokens queue, and replicas that are idle."""
     held = replica_view("held", load=Load(queued_tokens=tokens, queued_requests=1))
-    return surroundings(held, *(replica_view(name) for name in idle))
+    return placement_context(held, *(replica_view(name) for name in idle))
 
 
-def with_regrets(*forgone: Forgone) -> PlacementQuery:
-    book = PrefixRegrets()
-    for one in forgone:
-        book.note(HASHES, one, 0.0)
-    return evolve(QUERY, regrets=PromptRegrets(book, HASHES, 0.0))
+def with_regrets(*forgone: ReplicationCredit) -> PlacementQuery:
+    book = PrefixCredits()
+    for credit in forgone:
+        book.record(HASHES, credit, 0.0)
+    return evolve(QUERY, replication_credits=PromptCredits(book, HASHES, 0.0))
 
 
 # ------------------------------------------------------------------ what is decided
 def test_a_request_that_queues_at_a_holder_says_what_another_would_have_spared() -> None:
     decision = placed(QUERY, queued(600))
     assert decision.route.decode_replica_id == "held"
-    forgone = decision.forgone
+    forgone = decision.replication_credit
     assert forgone is not None
     assert (forgone.replica_id, forgone.blocks) == ("free", 50)
     assert forgone.seconds == pytest.approx(0.06, abs=0.01)
 
 
 def test_nothing_is_forgone_by_whom_no_queue_holds_up() -> None:
-    assert placed(QUERY, queued(0)).forgone is None
-    assert placed(evolve(QUERY, hits=KnownHits({})), queued(600)).forgone is None
+    assert placed(QUERY, queued(0)).replication_credit is None
+    assert placed(evolve(QUERY, hits=KnownHits({})), queued(600)).replication_credit is None
     both = evolve(QUERY, hits=KnownHits({"held": 50, "free": 50}))
-    assert placed(both, queued(600)).forgone is None
+    assert placed(both, queued(600)).replication_credit is None
 
 
 def test_what_others_have_forgone_pays_for_a_copy_and_is_paid_off() -> None:
-    decision = placed(with_regrets(Forgone("free", 50, 0.5)), queued(600))
+    decision = placed(with_regrets(ReplicationCredit("free", 50, 0.5)), queued(600))
     assert decision.route.decode_replica_id == "free"
-    paid = decision.forgone
+    paid = decision.replication_credit
     assert paid is not None
     assert -0.08 < paid.seconds < 0  # what the copy took, less the wait that it saves at once
 
 
 def test_what_one_copy_would_have_spared_counts_for_the_one_that_is_nearest_to_it() -> None:
-    query = with_regrets(Forgone("second", 50, 0.01))
-    forgone = placed(query, queued(600, idle=("free", "second", "third"))).forgone
+    query = with_regrets(ReplicationCredit("second", 50, 0.01))
+    forgone = placed(query, queued(600, idle=("free", "second", "third"))).replication_credit
     assert forgone is not None
     assert forgone.replica_id == "second"
 
 
 def test_too_little_that_was_forgone_pays_for_nothing() -> None:
     for forgone in (
-        Forgone("free", 50, 0.001),
-        Forgone("other", 50, 9.0),
-        Forgone("free", 49, 9.0),
+        ReplicationCredit("free", 50, 0.001),
+        ReplicationCredit("other", 50, 9.0),
+        ReplicationCredit("free", 49, 9.0),
     ):
         assert placed(with_regrets(forgone), queued(600)).route.decode_replica_id == "held"
 
 
 def test_no_copy_is_paid_for_while_nobody_queues() -> None:
-    query = with_regrets(Forgone("free", 50, 9.0))
+    query = with_regrets(ReplicationCredit("free", 50, 9.0))
     assert placed(query, queued(0)).route.decode_replica_id == "held"
 
 
 def test_nobody_is_made_late_for_others() -> None:
     placer = PredictedPlacer(PredictedOptions(ttft_slo_s=0.16))
-    decision = placer.place(with_regrets(Forgone("free", 50, 9.0)), queued(600))
-    assert isinstance(decision, Decision)
+    decision = placer.place(with_regrets(ReplicationCredit("free", 50, 9.0)), queued(600))
+    assert isinstance(decision, PlacementDecision)
     assert decision.route.decode_replica_id == "held"
 
 
 # ------------------------------------------------------------------ the book
 def test_what_was_forgone_adds_up_and_fades() -> None:
-    book = PrefixRegrets()
-    book.note(HASHES, Forgone("a", 3, 1.0), 0.0)
-    book.note(HASHES, Forgone("a", 3, 1.0), HORIZON_S)
+    book = PrefixCredits()
+    book.record(HASHES, ReplicationCredit("a", 3, 1.0), 0.0)
+    book.record(HASHES, ReplicationCredit("a", 3, 1.0), CREDIT_DECAY_S)
     name = ("a", HASHES[2])
-    assert book.of(name, HORIZON_S) == pytest.approx(1.0 + exp(-1))
-    assert PromptRegrets(book, HASHES, HORIZON_S).of("a", 3) == book.of(name, HORIZON_S)
+    assert book.of(name, CREDIT_DECAY_S) == pytest.approx(1.0 + exp(-1))
+    assert PromptCredits(book, HASHES, CREDIT_DECAY_S).of("a", 3) == book.of(name, CREDIT_DECAY_S)
     assert book.of(("b", HASHES[2]), 0.0) == 0
 
 
 @pytest.mark.parametrize("blocks", [0, -1, 101])
 def test_blocks_that_a_prompt_does_not_have_are_ignored(blocks: int) -> None:
-    book = PrefixRegrets()
-    book.note(HASHES, Forgone("a", blocks, 1.0), 0.0)
+    book = PrefixCredits()
+    book.record(HASHES, ReplicationCredit("a", blocks, 1.0), 0.0)
     assert len(book) == 0
-    assert PromptRegrets(book, HASHES, 0.0).of("a", blocks) == 0
-    assert NO_REGRETS.of("a", blocks) == 0
+    assert PromptCredits(book, HASHES, 0.0).of("a", blocks) == 0
+    assert NO_CREDITS.of("a", blocks) == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.floats(-5, 5)), max_size=50))
 def test_what_was_forgone_is_never_below_nothing(notes: list[tuple[int, float]]) -> None:
-    book = PrefixRegrets()
+    book = PrefixCredits()
     for at_s, (blocks, seconds) in enumerate(notes):
-        book.note(HASHES, Forgone("a", blocks, seconds), float(at_s))
+        book.record(HASHES, ReplicationCredit("a", blocks, seconds), float(at_s))
         assert book.of(("a", HASHES[blocks - 1]), float(at_s)) >= 0
 
 
 def test_the_book_is_bounded_and_forgets_what_changed_longest_ago() -> None:
-    book = PrefixRegrets()
-    for number in range(MOST_PREFIXES + 10):
-        book.note([number], Forgone("a", 1, 1.0), 0.0)
-    assert len(book) == MOST_PREFIXES
+    book = PrefixCredits()
+    for number in range(MAX_PREFIXES + 10):
+        book.record([number], ReplicationCredit("a", 1, 1.0), 0.0)
+    assert len(book) == MAX_PREFIXES
     assert book.of(("a", 0), 0.0) == 0
-    assert book.of(("a", MOST_PREFIXES + 9), 0.0) == 1.0
+    assert book.of(("a", MAX_PREFIXES + 9), 0.0) == 1.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.tenant import RateLimit, Tenant
-from baton.policy.admission.rate_limits import Bucket, deal, share
+from baton.policy.admission.rate_limits import TokenBucket, allocate_quotas, max_min_shares
 
 RATES = st.floats(0.1, 1000.0)
 WANTED = st.lists(st.floats(0.0, 2000.0), min_size=1, max_size=8)
@@ -33,7 +33,7 @@ class Twin:
 def test_a_bucket_lets_through_what_a_slow_one_does(
     rate: float, burst_s: float, asked: list[tuple[int, float]]
 ) -> None:
-    bucket, twin, at_ms = Bucket(rate, burst_s=burst_s, now_s=0.0), Twin(rate, burst_s), 0
+    bucket, twin, at_ms = TokenBucket(rate, burst_s=burst_s, now_s=0.0), Twin(rate, burst_s), 0
     for gap_ms, amount in asked:
         at_ms += gap_ms
         twin.pass_ms(gap_ms)
@@ -41,59 +41,59 @@ def test_a_bucket_lets_through_what_a_slow_one_does(
         missing = min(amount, twin.most) - twin.level
         assert wait_s == pytest.approx(max(0.0, missing / rate), abs=1e-6)
         if wait_s == 0.0:
-            bucket.take(amount)
+            bucket.spend(amount)
             twin.level -= amount
 
 
 def test_what_is_more_than_a_bucket_holds_passes_when_it_is_full_and_leaves_a_debt() -> None:
-    bucket = Bucket(10.0, burst_s=1.0, now_s=0.0)
+    bucket = TokenBucket(10.0, burst_s=1.0, now_s=0.0)
     assert bucket.wait_s(100.0, 0.0) == 0.0
-    bucket.take(100.0)
+    bucket.spend(100.0)
     assert bucket.wait_s(1.0, 0.0) == pytest.approx(9.1)
     assert bucket.wait_s(1.0, 9.1) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_what_is_given_back_never_overflows() -> None:
-    bucket = Bucket(10.0, burst_s=1.0, now_s=0.0)
-    bucket.take(-1000.0)
-    bucket.take(10.0)
+    bucket = TokenBucket(10.0, burst_s=1.0, now_s=0.0)
+    bucket.spend(-1000.0)
+    bucket.spend(10.0)
     assert bucket.wait_s(1.0, 0.0) == pytest.approx(0.1)
 
 
 def test_a_clock_that_goes_back_fills_nothing_twice() -> None:
-    bucket = Bucket(1.0, burst_s=10.0, now_s=0.0)
-    bucket.take(10.0)
+    bucket = TokenBucket(1.0, burst_s=10.0, now_s=0.0)
+    bucket.spend(10.0)
     assert bucket.wait_s(5.0, 5.0) == 0.0
     assert bucket.wait_s(5.0, 2.0) == 0.0
     assert bucket.wait_s(6.0, 5.0) == pytest.approx(1.0)
 
 
 def test_a_bucket_of_no_known_age_is_filled_from_when_it_is_first_asked() -> None:
-    bucket = Bucket(1.0, burst_s=10.0, now_s=None)
-    bucket.take(10.0)
+    bucket = TokenBucket(1.0, burst_s=10.0, now_s=None)
+    bucket.spend(10.0)
     assert bucket.wait_s(1.0, 1000.0) == pytest.approx(1.0)
     assert bucket.wait_s(1.0, 1001.0) == pytest.approx(0.0)
 
 
 def test_another_rate_keeps_what_is_in_the_bucket_as_far_as_it_fits() -> None:
-    bucket = Bucket(10.0, burst_s=1.0, now_s=0.0)
-    bucket.take(4.0)
-    bucket.change(2.0, burst_s=1.0, now_s=0.0)
+    bucket = TokenBucket(10.0, burst_s=1.0, now_s=0.0)
+    bucket.spend(4.0)
+    bucket.set_rate(2.0, burst_s=1.0, now_s=0.0)
     assert bucket.wait_s(2.0, 0.0) == 0.0
-    bucket.take(2.0)
+    bucket.spend(2.0)
     assert bucket.wait_s(1.0, 0.0) == pytest.approx(0.5)
 
 
 def test_a_bucket_without_a_rate_never_lets_anything_through_again() -> None:
-    bucket = Bucket(1.0, burst_s=1.0, now_s=0.0)
-    bucket.change(0.0, burst_s=1.0)
-    bucket.take(1.0)
+    bucket = TokenBucket(1.0, burst_s=1.0, now_s=0.0)
+    bucket.set_rate(0.0, burst_s=1.0)
+    bucket.spend(1.0)
     assert bucket.wait_s(0.5, 1e9) == float("inf")
 
 
 @given(RATES, WANTED)
 def test_shares_come_to_the_limit_and_never_to_more(limit: float, wanted: list[float]) -> None:
-    shares = deal(limit, wanted)
+    shares = max_min_shares(limit, wanted)
     assert sum(shares) == pytest.approx(limit)
     assert min(shares) >= 0.2 * limit / len(wanted) - 1e-9
 
@@ -102,7 +102,7 @@ def test_shares_come_to_the_limit_and_never_to_more(limit: float, wanted: list[f
 def test_nobody_has_more_than_it_wants_while_another_has_less(
     limit: float, wanted: list[float]
 ) -> None:
-    shares = deal(limit, wanted)
+    shares = max_min_shares(limit, wanted)
     hungry = [got for got, want in zip(shares, wanted, strict=True) if got < want - 1e-6 * limit]
     floor = 0.2 * limit / len(wanted)
     for got, want in zip(shares, wanted, strict=True):
@@ -115,7 +115,7 @@ def test_nobody_has_more_than_it_wants_while_another_has_less(
 def test_places_are_dealt_out_whole_and_all_of_them(limit: int, wanted: list[float]) -> None:
     tenant = Tenant(name="t", max_in_flight=limit)
     asked = {f"c{n}": [("t", want, 0.0)] for n, want in enumerate(wanted)}
-    places = [one["t"].max_in_flight for one in share([tenant], asked).values()]
+    places = [shares["t"].max_in_flight for shares in allocate_quotas([tenant], asked).values()]
     assert sum(place for place in places if place is not None) == limit
     assert None not in places
 
@@ -123,13 +123,15 @@ def test_places_are_dealt_out_whole_and_all_of_them(limit: int, wanted: list[flo
 def test_the_one_that_wants_a_place_has_it() -> None:
     tenant = Tenant(name="t", max_in_flight=1)
     asked = {"a": [], "b": [("t", 3.0, 0.0)], "c": []}
-    places = {one: parts["t"].max_in_flight for one, parts in share([tenant], asked).items()}
+    places = {
+        name: parts["t"].max_in_flight for name, parts in allocate_quotas([tenant], asked).items()
+    }
     assert places == {"a": 0, "b": 1, "c": 0}
 
 
 def test_a_limit_goes_to_where_it_is_used_and_a_floor_stays_everywhere() -> None:
     tenant = Tenant(name="t", rate=RateLimit(requests_per_s=10.0, tokens_per_s=1000.0))
-    dealt = share([tenant], {"a": [("t", 100.0, 50.0)], "b": [("x", 5.0, 5.0)]})
+    dealt = allocate_quotas([tenant], {"a": [("t", 100.0, 50.0)], "b": [("x", 5.0, 5.0)]})
     assert dealt["a"]["t"].requests_per_s == pytest.approx(9.0)
     assert dealt["b"]["t"].requests_per_s == pytest.approx(1.0)
     # 950 tokens per second are wanted by nobody: both have half of those on top.
@@ -138,17 +140,17 @@ def test_a_limit_goes_to_where_it_is_used_and_a_floor_stays_everywhere() -> None
 
 
 def test_tenants_without_limits_have_no_shares() -> None:
-    assert share([Tenant(name="free")], {"a": [], "b": []}) == {"a": {}, "b": {}}
+    assert allocate_quotas([Tenant(name="free")], {"a": [], "b": []}) == {"a": {}, "b": {}}
 
 
 def test_senseless_rates_count_as_none() -> None:
     tenant = Tenant(name="t", rate=RateLimit(requests_per_s=10.0))
     asked = {"a": [("t", float("nan"), 0.0)], "b": [("t", float("inf"), -1.0)], "c": []}
-    dealt = share([tenant], asked)
-    for one in dealt.values():
-        assert one["t"].requests_per_s == pytest.approx(10 / 3)
+    dealt = allocate_quotas([tenant], asked)
+    for entry in dealt.values():
+        assert entry["t"].requests_per_s == pytest.approx(10 / 3)
 
 
 def test_with_nobody_to_deal_to_nothing_is_dealt() -> None:
     limited = Tenant(name="acme", rate=RateLimit(requests_per_s=5.0), max_in_flight=3)
-    assert share([limited], {}) == {}
+    assert allocate_quotas([limited], {}) == {}

@@ -5,31 +5,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, Role
-from baton.domain.handoff import Decision, HandoffMode
+from baton.domain.handoff import HandoffMode, PlacementDecision
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.placement.port import PlacementQuery, Surroundings
+from baton.policy.placement.port import PlacementContext, PlacementQuery
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.placement.replica_cost import ReplicaCost, replica_cost
-from baton.policy.placement.slo_impact import Promises
-from tests.fakes.timings import FixedTimings, LinearTiming, replica_view, surroundings
+from baton.policy.placement.slo_impact import SloImpact
+from tests.fakes.timings import FixedTimings, LinearTiming, placement_context, replica_view
 
-FAST = LinearTiming(step=0.01, token=0.0001, stream=0.0)
+FAST = LinearTiming(per_step_s=0.01, per_token_s=0.0001, per_stream_s=0.0)
 QUERY = PlacementQuery(prompt_tokens=1600, max_tokens=100)
 objectives = st.none() | st.floats(0.001, 3.0)
 
 
-def pair(queued_tokens: int = 0) -> Surroundings:
+def pair(queued_tokens: int = 0) -> PlacementContext:
     decode = replica_view("d0", load=Load(running_requests=20))
     prefill = replica_view("p0", Role.PREFILL, Load(queued_tokens=queued_tokens))
     timings = FixedTimings(timing=FAST, output_tokens=100.0)
-    return surroundings(prefill, decode, timings=timings)
+    return placement_context(prefill, decode, timings=timings)
 
 
-def placed(slo: Slo | None, around: Surroundings, **options: float) -> Decision:
+def placed(slo: Slo | None, around: PlacementContext, **options: float) -> PlacementDecision:
     placer = PredictedPlacer(PredictedOptions(**options))  # type: ignore[arg-type]
     decision = placer.place(evolve(QUERY, slo=slo), around)
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, PlacementDecision)
     return decision
 
 
@@ -65,24 +65,26 @@ def test_a_patient_request_does_not_break_streams_that_are_promised_a_pace() -> 
 
 
 def test_the_pace_of_a_request_that_is_promised_none_breaks_nothing() -> None:
-    slow = Promises(None, None, 0.005)
-    assert slow.missed(cost(running=0)) == 0
-    assert Promises(0.005, None, 1.0).missed(cost(running=0)) == 1
-    assert Promises(1.0, None, 0.005).missed(cost(running=0)) == 0
+    slow = SloImpact(None, None, 0.005)
+    assert slow.expected_misses(cost(running=0)) == 0
+    assert SloImpact(0.005, None, 1.0).expected_misses(cost(running=0)) == 1
+    assert SloImpact(1.0, None, 0.005).expected_misses(cost(running=0)) == 0
 
 
 def test_streams_that_run_are_judged_by_what_they_are_promised() -> None:
-    stalled = Promises(1.0, None, 0.0105).missed(cost(running=20), 1600)
+    stalled = SloImpact(1.0, None, 0.0105).expected_misses(cost(running=20), 1600)
     assert stalled > 1
-    assert Promises(0.0105, None, 1.0).missed(cost(running=20), 1600) < 1
-    assert Promises(0.0105).missed(cost(running=20), 1600) == pytest.approx(stalled)
+    assert SloImpact(0.0105, None, 1.0).expected_misses(cost(running=20), 1600) < 1
+    assert SloImpact(0.0105).expected_misses(cost(running=20), 1600) == pytest.approx(stalled)
 
 
 def test_the_price_of_a_miss_is_what_the_request_itself_may_take() -> None:
-    assert Promises(0.02, 1.0, 0.5).worth_s(cost(1)) == pytest.approx(4 * (1.0 + 100 * 0.02))
-    assert Promises(None, None, 0.5).worth_s(cost(1)) == pytest.approx(4 * 100 * 0.5)
+    assert SloImpact(0.02, 1.0, 0.5).miss_penalty_s(cost(1)) == pytest.approx(
+        4 * (1.0 + 100 * 0.02)
+    )
+    assert SloImpact(None, None, 0.5).miss_penalty_s(cost(1)) == pytest.approx(4 * 100 * 0.5)
 
 
 def test_promises_to_nobody_are_refused() -> None:
     with pytest.raises(ValueError, match="pace"):
-        Promises(None, 1.0, None)
+        SloImpact(None, 1.0, None)

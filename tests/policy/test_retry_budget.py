@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from baton.policy.resilience.retry_budget import RetryBudget, RetryOptions
 
-OPTIONS = RetryOptions(fraction=0.2, floor=4, window_s=10.0)
+OPTIONS = RetryOptions(budget_ratio=0.2, min_retries=4, window_s=10.0)
 
 
 def taken(budget: RetryBudget, now_s: float, *, carries: bool) -> int:
     """How many may be taken at once."""
     count = 0
-    while budget.take(now_s, carries=carries):
+    while budget.spend(now_s, has_output=carries):
         count += 1
         assert count < 10_000, "there is no end to it"
     return count
@@ -23,7 +23,7 @@ def taken(budget: RetryBudget, now_s: float, *, carries: bool) -> int:
 def budget(arrivals: int = 0, now_s: float = 0.0) -> RetryBudget:
     made = RetryBudget(OPTIONS)
     for _ in range(arrivals):
-        made.arrived(now_s)
+        made.record_arrival(now_s)
     return made
 
 
@@ -44,28 +44,28 @@ def test_requests_without_tokens_leave_half_for_those_that_have_some() -> None:
 def test_what_is_older_than_the_window_does_not_count() -> None:
     made = budget(arrivals=100)
     taken(made, 0.0, carries=True)
-    assert not made.take(8.9, carries=True)
+    assert not made.spend(8.9, has_output=True)
     assert taken(made, 10.0, carries=True) == 4
 
 
 def test_refusals_are_counted_and_cost_nothing() -> None:
     made = budget()
     taken(made, 0.0, carries=True)
-    assert made.refused == 1
+    assert made.denied == 1
     made.check_integrity()
 
 
 def test_another_budget_holds_at_once() -> None:
     made = budget()
     taken(made, 0.0, carries=True)
-    made.reconfigure(RetryOptions(fraction=0.2, floor=6, window_s=10.0))
+    made.reconfigure(RetryOptions(budget_ratio=0.2, min_retries=6, window_s=10.0))
     assert taken(made, 0.0, carries=True) == 2
-    made.reconfigure(RetryOptions(fraction=0.2, floor=6, window_s=1.0))
+    made.reconfigure(RetryOptions(budget_ratio=0.2, min_retries=6, window_s=1.0))
     assert taken(made, 0.0, carries=True) == 6
     made.check_integrity()
 
 
-@pytest.mark.parametrize("wrong", [{"fraction": -0.1}, {"floor": -1}, {"window_s": 0.0}])
+@pytest.mark.parametrize("wrong", [{"budget_ratio": -0.1}, {"min_retries": -1}, {"window_s": 0.0}])
 def test_senseless_options_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"retries: .* wanted"):
         RetryOptions(**wrong)  # type: ignore[arg-type]
@@ -81,14 +81,14 @@ def test_no_window_ever_has_more_second_tries_than_it_allows(
     for arrives, after_s in happenings:
         now_s += after_s
         if arrives:
-            made.arrived(now_s)
+            made.record_arrival(now_s)
             arrivals.append(now_s)
-        elif made.take(now_s, carries=True):
+        elif made.spend(now_s, has_output=True):
             tries.append(now_s)
             # What is allowed goes by slots: nine whole ones and the present one, at least.
             recent = sum(at_s > now_s - 10.0 for at_s in arrivals)
             used = sum(at_s > now_s - 9.0 for at_s in tries)
-            assert used <= OPTIONS.floor + OPTIONS.fraction * recent + 1e-9
+            assert used <= OPTIONS.min_retries + OPTIONS.budget_ratio * recent + 1e-9
         made.check_integrity()
 
 

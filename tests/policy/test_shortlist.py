@@ -15,12 +15,12 @@ def chosen(first: ReplicaView, second: ReplicaView, *, seed: int) -> set[str]:
     views = [first] * (MANY // 2) + [second] * (MANY // 2)
     ids = [f"d{number:02}" for number in range(MANY)]
     replicas = {
-        one: replica_view(one, load=view.load, unseen_legs=view.unseen_legs)
-        for one, view in zip(ids, views, strict=True)
+        name: replica_view(name, load=view.load, unreported_legs=view.unreported_legs)
+        for name, view in zip(ids, views, strict=True)
     }
     shortlist = Shortlist(MANY // 4, seed=seed)
     fleet = FleetView(at_s=0.0, replicas=replicas)
-    return set(shortlist.of(PlacementQuery(prompt_tokens=1), fleet, ids))
+    return set(shortlist.select(PlacementQuery(prompt_tokens=1), fleet, ids))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -29,7 +29,7 @@ def chosen(first: ReplicaView, second: ReplicaView, *, seed: int) -> set[str]:
     [
         replica_view("x", load=Load(queued_tokens=10)),
         replica_view("x", load=Load(running_requests=3)),
-        replica_view("x", unseen_legs=1),
+        replica_view("x", unreported_legs=1),
     ],
 )
 def test_the_idler_one_of_each_pair_is_looked_at(busier: ReplicaView, seed: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.resilience.liveness import REST_S, Silences
+from baton.policy.resilience.liveness import IDLE_GRACE_S, LivenessTracker
 
 SILENCE_S = 1.5
 
@@ -18,10 +18,10 @@ class Watched:
     """Two replicas, one of which is heard of four times a second."""
 
     def __init__(self, silence_s: float = SILENCE_S) -> None:
-        self.silences = Silences(silence_s)
-        self.silences.joined("frozen", 0.0)
-        self.silences.joined("talks", 0.0)
-        self.silences.wake(0.0)
+        self.silences = LivenessTracker(silence_s)
+        self.silences.on_replica_joined("frozen", 0.0)
+        self.silences.on_replica_joined("talks", 0.0)
+        self.silences.start_checks(0.0)
         self.now_s = 0.0
 
     def until(self, at_s: float, *, runs: bool = True) -> None:
@@ -32,11 +32,11 @@ class Watched:
                 return
             self.now_s = now_s
             if number % 5 == 0:
-                self.silences.heard("talks", now_s)
-            self.silences.look(now_s, runs=runs)
+                self.silences.heartbeat("talks", now_s)
+            self.silences.check(now_s, has_work=runs)
 
     def silent(self, now_s: float) -> list[str]:
-        return list(self.silences.silent(now_s))
+        return list(self.silences.unresponsive(now_s))
 
 
 def test_who_says_nothing_is_suspect_at_half_of_the_time_and_silent_after_all_of_it() -> None:
@@ -54,88 +54,88 @@ def test_who_says_nothing_is_suspect_at_half_of_the_time_and_silent_after_all_of
 def test_a_word_ends_a_silence() -> None:
     watched = Watched()
     watched.until(1.6)
-    watched.silences.heard("frozen", 1.6)
+    watched.silences.heartbeat("frozen", 1.6)
     assert watched.silent(1.7) == []
     assert not watched.silences.is_suspect("frozen")
 
 
 def test_who_has_nothing_to_do_may_be_silent_for_longer() -> None:
     watched = Watched()
-    watched.silences.rests("frozen", 0.0)
-    watched.until(0.7 + REST_S)
-    watched.silences.heard("talks", watched.now_s)
+    watched.silences.set_idle("frozen", 0.0)
+    watched.until(0.7 + IDLE_GRACE_S)
+    watched.silences.heartbeat("talks", watched.now_s)
     assert not watched.silences.is_suspect("frozen")
-    watched.until(1.1 + REST_S)
+    watched.until(1.1 + IDLE_GRACE_S)
     assert watched.silences.is_suspect("frozen")
-    assert watched.silent(1.1 + REST_S) == []
-    watched.until(1.6 + REST_S)
-    assert watched.silent(1.6 + REST_S) == ["frozen"]
+    assert watched.silent(1.1 + IDLE_GRACE_S) == []
+    watched.until(1.6 + IDLE_GRACE_S)
+    assert watched.silent(1.6 + IDLE_GRACE_S) == ["frozen"]
 
 
 def test_a_rest_is_not_cut_short_by_another_word_but_by_work() -> None:
     watched = Watched()
-    watched.silences.rests("frozen", 0.0)
-    watched.silences.heard("frozen", 0.1)
-    watched.until(0.7 + REST_S)
+    watched.silences.set_idle("frozen", 0.0)
+    watched.silences.heartbeat("frozen", 0.1)
+    watched.until(0.7 + IDLE_GRACE_S)
     assert not watched.silences.is_suspect("frozen")
     watched = Watched()
-    watched.silences.rests("frozen", 0.0)
-    watched.silences.works("frozen", 0.1)
-    assert watched.silences.silent_s("frozen", 0.2) == pytest.approx(0.1)
+    watched.silences.set_idle("frozen", 0.0)
+    watched.silences.set_busy("frozen", 0.1)
+    assert watched.silences.unresponsive_s("frozen", 0.2) == pytest.approx(0.1)
     watched.until(1.1)
     assert watched.silences.is_suspect("frozen")
 
 
 def test_who_rests_has_not_been_silent() -> None:
-    silences = Silences(SILENCE_S)
-    silences.joined("rests", 0.0)
-    silences.rests("rests", 1.0)
-    assert silences.silent_s("rests", 1.2) == 0.0
+    silences = LivenessTracker(SILENCE_S)
+    silences.on_replica_joined("rests", 0.0)
+    silences.set_idle("rests", 1.0)
+    assert silences.unresponsive_s("rests", 1.2) == 0.0
 
 
 def test_strangers_and_those_that_left_are_never_silent() -> None:
     watched = Watched()
-    watched.silences.left("frozen")
-    watched.silences.heard("frozen", 1.0)
-    watched.silences.rests("frozen", 1.0)
-    watched.silences.works("frozen", 1.0)
+    watched.silences.on_replica_left("frozen")
+    watched.silences.heartbeat("frozen", 1.0)
+    watched.silences.set_idle("frozen", 1.0)
+    watched.silences.set_busy("frozen", 1.0)
     watched.until(3.0)
     assert watched.silent(3.0) == []
-    assert watched.silences.silent_s("stranger", 9.0) == 0.0
+    assert watched.silences.unresponsive_s("stranger", 9.0) == 0.0
 
 
 def test_a_look_that_comes_late_blames_nobody_for_that_time() -> None:
     """The process of whoever looks was stopped for a minute, and everybody's words wait unread."""
     watched = Watched()
-    assert watched.silences.look(60.0, runs=True)
+    assert watched.silences.check(60.0, has_work=True)
     assert watched.silent(60.0) == []
 
 
 def test_looks_go_on_while_anything_runs_and_no_longer() -> None:
-    silences = Silences(SILENCE_S)
-    silences.wake(0.0)
-    at_s = silences.next_at_s()
+    silences = LivenessTracker(SILENCE_S)
+    silences.start_checks(0.0)
+    at_s = silences.next_check_at_s()
     assert at_s == SILENCE_S / 6
-    assert not silences.look(at_s - 0.01, runs=True)
-    assert silences.look(at_s, runs=True)
-    assert silences.next_at_s() == at_s + SILENCE_S / 6
-    assert silences.look(2 * at_s, runs=False)
-    assert silences.next_at_s() is None
+    assert not silences.check(at_s - 0.01, has_work=True)
+    assert silences.check(at_s, has_work=True)
+    assert silences.next_check_at_s() == at_s + SILENCE_S / 6
+    assert silences.check(2 * at_s, has_work=False)
+    assert silences.next_check_at_s() is None
 
 
 def test_without_a_bound_nobody_looks() -> None:
     watched = Watched(inf)
-    assert watched.silences.next_at_s() is None
+    assert watched.silences.next_check_at_s() is None
     assert not watched.silences.is_suspect("frozen")
 
 
 @given(st.lists(st.floats(0.0, 0.4), min_size=1, max_size=80))
 def test_whoever_talks_more_often_than_that_is_never_silent(gaps_s: list[float]) -> None:
-    silences, now_s = Silences(SILENCE_S), 0.0
-    silences.joined("talks", now_s)
-    silences.wake(now_s)
+    silences, now_s = LivenessTracker(SILENCE_S), 0.0
+    silences.on_replica_joined("talks", now_s)
+    silences.start_checks(now_s)
     for gap_s in gaps_s:
         now_s += gap_s
-        silences.look(now_s, runs=True)
-        assert list(silences.silent(now_s)) == []
-        silences.heard("talks", now_s)
+        silences.check(now_s, has_work=True)
+        assert list(silences.unresponsive(now_s)) == []
+        silences.heartbeat("talks", now_s)

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
     patterns = options.case or ["*"]
-    chosen = [name for name in CASES if any(fnmatchcase(name, one) for one in patterns)]
+    chosen = [name for name in CASES if any(fnmatchcase(name, pattern) for pattern in patterns)]
     known = json.loads(FILE.read_text()) if FILE.exists() else {}
     made = {name: asdict(recorded(name, options.lines)) for name in chosen}
     if options.write:

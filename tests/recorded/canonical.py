@@ -62,7 +62,7 @@ def canonical(value: object) -> str:  # noqa: C901, PLR0911 - a table of kinds
 
 
 def _several(values: list[object]) -> str:
-    if len(values) > _SHOWN_NUMBERS and all(isinstance(one, int | float) for one in values):
+    if len(values) > _SHOWN_NUMBERS and all(isinstance(value, int | float) for value in values):
         return f"{len(values)} numbers:{_digest(repr(values).encode())}"
     return "[" + ", ".join(map(canonical, values)) + "]"
 

@@ -14,9 +14,9 @@ from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
 from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.port import Disaggregate
-from baton.policy.scaling.catalogue import scaling_policy
+from baton.policy.scaling.catalogue import make_scaling_policy
 from baton.policy.scaling.options import (
     AutoscalerOptions,
     PoolBounds,
@@ -39,7 +39,7 @@ from tests.recorded.walks import PLANS, Walk
 from tests.simulator.scenes import pool, scenario, trace
 
 _RULES = ServiceRules(
-    slos=SloBook(
+    slos=SloClasses(
         classes={
             "default": Slo(ttft_s=0.8, tpot_s=0.02),
             "fast": Slo(name="fast", ttft_s=0.3, priority=1),
@@ -98,7 +98,7 @@ def _scaled(rule: ScalingRule = ScalingRule.SLO, *, least: int = 1, most: int = 
         *(replace(pool(role, max(1, least)), cold_start_s=8.0) for role in roles),
         rules=_RULES,
         limits=CoordinatorLimits(cold_start_wait_s=60.0),
-        autoscaler=lambda: Autoscaler(scaling_policy(rule, options), options),
+        autoscaler=lambda: Autoscaler(make_scaling_policy(rule, options), options),
         scaling_interval_s=2.0,
         coordinators=2,
     )
@@ -116,7 +116,7 @@ def _turning(phases: int, *, lasts_s: float, rate_per_s: float) -> Trace:
 
 _HAPPENINGS = (
     Kill(at_s=2.0, replica_id="decode-0"),
-    Freeze(at_s=4.0, replica_id="prefill-0", for_s=6.0),
+    Freeze(at_s=4.0, replica_id="prefill-0", duration_s=6.0),
     Start(at_s=5.0, pool="decode"),
     SetRole(at_s=7.0, replica_id="decode-1", role=Role.MIXED),
     SetBandwidth(at_s=9.0, replica_id="prefill-1", bytes_per_s=1e7),
@@ -126,10 +126,10 @@ _HAPPENINGS = (
 
 CASES: Mapping[str, Callable[[], object]] = {
     **{name: partial(lambda plan: Walk(plan).run(), plan) for name, plan in PLANS.items()},
-    "frozen": lambda: virtual.freeze(virtual.Play(requests=300)),
-    "half lost": lambda: virtual.lose_half(virtual.Play(requests=300)),
-    "flapping": lambda: virtual.flap(virtual.Play(requests=400)),
-    "storm": lambda: virtual.fail_everything(virtual.Play(requests=400), lasts_s=3.0),
+    "frozen": lambda: virtual.freeze(virtual.FleetRun(requests=300)),
+    "half lost": lambda: virtual.kill_half(virtual.FleetRun(requests=300)),
+    "flapping": lambda: virtual.flap(virtual.FleetRun(requests=400)),
+    "storm": lambda: virtual.fail_everything(virtual.FleetRun(requests=400), duration_s=3.0),
     "mixed": lambda: _served(scenario(pool(Role.MIXED, 3)), trace(300, groups=12)),
     "split": lambda: _served(_both(), trace(300, rate_per_s=40.0)),
     "split always": lambda: _served(
@@ -139,7 +139,7 @@ CASES: Mapping[str, Callable[[], object]] = {
         _both(coordinators=2), trace(300, rate_per_s=60.0, groups=20)
     ),
     "everything happens": lambda: _served(
-        _both(3, 3, happenings=_HAPPENINGS, coordinators=2), trace(400, groups=6)
+        _both(3, 3, scheduled_events=_HAPPENINGS, coordinators=2), trace(400, groups=6)
     ),
     "too much": lambda: _served(_both(1, 1, rules=_RULES), _tenants(300, rate_per_s=60.0)),
     "waves": lambda: _served(_scaled(), _waves(4, apart_s=40.0)),

@@ -14,7 +14,7 @@ from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.control.coordinator import Coordinator
 from baton.domain.commands import Command
 from baton.domain.events import Event
-from baton.policy.scaling.actions import Tick
+from baton.policy.scaling.actions import AutoscalerTick
 from baton.policy.scaling.observation import Observation
 from tests.recorded.canonical import canonical
 
@@ -53,7 +53,7 @@ class Recorder:
             on_line(line)
         self._calls += 1
         if isinstance(orders, list):
-            self._orders.update(canonical(one).partition("(")[0] for one in orders)
+            self._orders.update(canonical(order).partition("(")[0] for order in orders)
         if self._calls % CHECKED_EVERY == 0:
             self._checkpoints.append(self._now())
 
@@ -78,9 +78,9 @@ def recording(recorder: Recorder) -> Iterator[None]:
         return commands
 
     @wraps(tick)
-    def ticked(self: Autoscaler, seen: Observation) -> Tick:
-        done = tick(self, seen)
-        recorder.add(self, seen, None, done)
+    def ticked(self: Autoscaler, observation: Observation) -> AutoscalerTick:
+        done = tick(self, observation)
+        recorder.add(self, observation, None, done)
         return done
 
     Coordinator.handle, Autoscaler.tick = handled, ticked  # type: ignore[method-assign]

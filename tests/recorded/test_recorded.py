@@ -12,8 +12,8 @@ import pytest
 from baton.domain.commands import AbortLegs, FailRequest
 from baton.domain.errors import RateLimited
 from baton.domain.fleet import Role
-from baton.policy.scaling.actions import Tick
-from baton.policy.scaling.observation import Service
+from baton.policy.scaling.actions import AutoscalerTick
+from baton.policy.scaling.observation import ServiceLevel
 from tests.recorded import canonical as texts
 from tests.recorded.__main__ import FILE, differences, recorded
 from tests.recorded.canonical import canonical
@@ -56,10 +56,10 @@ def test_values_are_told_by_what_they_hold_and_not_by_their_words() -> None:
     other = FailRequest(request_id="r", error=RateLimited("r", 1.0, "another"))
     later = FailRequest(request_id="r", error=RateLimited("r", 2.0, "one reason"))
     assert canonical(one) == canonical(other) != canonical(later)
-    assert canonical(Tick(at_s=0.0, policy="p", held="blind")) == canonical(
-        Tick(at_s=0.0, policy="p")
+    assert canonical(AutoscalerTick(at_s=0.0, policy="p", paused_reason="blind")) == canonical(
+        AutoscalerTick(at_s=0.0, policy="p")
     )
-    assert canonical(Service(held=1)) != canonical(Service(held=2))
+    assert canonical(ServiceLevel(queued_requests=1)) != canonical(ServiceLevel(queued_requests=2))
 
 
 def test_what_is_called_otherwise_now_is_told_by_its_old_name(

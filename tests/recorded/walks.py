@@ -11,15 +11,15 @@ from baton.control.probing.prober import ProbeOptions
 from baton.control.state.limits import CoordinatorLimits
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.commands import CheckSideChannel, Command
-from baton.domain.events import QuotasShared, SideChannelChecked
+from baton.domain.events import QuotasAllocated, SideChannelChecked
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import LegFailure
-from baton.domain.request import FinishReason, LocalOnly
+from baton.domain.request import FinishReason, LocalOnlyReason
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 from baton.domain.value import evolve
 from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.port import Placer
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
@@ -33,9 +33,9 @@ _REPLICAS = {
     "d1": Role.DECODE,
     "m0": Role.MIXED,
 }
-_FINISHES = tuple(one for one in FinishReason if one is not FinishReason.LENGTH)
+_FINISHES = tuple(literal for literal in FinishReason if literal is not FinishReason.LENGTH)
 _WAITS_S = (0.005, 0.02, 0.1, 0.5, 2.0, 11.0, 31.0)
-_SLOW = LinearTiming(step=0.01, token=0.004, stream=0.001)
+_SLOW = LinearTiming(per_step_s=0.01, per_token_s=0.004, per_stream_s=0.001)
 _CLASSES = {
     "default": Slo(ttft_s=1.0, tpot_s=0.05),
     "rush": Slo(name="rush", ttft_s=0.3, priority=1),
@@ -46,7 +46,7 @@ _TENANTS = {
     "slow": Tenant(name="slow", rate=RateLimit(requests_per_s=1.0, tokens_per_s=200.0)),
     "narrow": Tenant(name="narrow", weight=2.0, max_in_flight=2),
 }
-RULES = ServiceRules(slos=SloBook(classes=_CLASSES), tenants=_TENANTS)
+RULES = ServiceRules(slos=SloClasses(classes=_CLASSES), tenants=_TENANTS)
 _OTHER_RULES = (
     RULES,
     ServiceRules(),
@@ -96,7 +96,7 @@ class Walk:
 
     def run(self) -> None:
         """All steps, then a fleet that is well until every request has ended."""
-        self.world.pd(prefill=2, decode=2)
+        self.world.join_prefill_decode(prefill=2, decode=2)
         weights = [weight for _, weight in _STEPS]
         for _ in range(self.plan.steps):
             ((step, _),) = self.rng.choices(_STEPS, weights)
@@ -104,10 +104,10 @@ class Walk:
             self._answer_checks()
         for replica_id, role in _REPLICAS.items():
             if replica_id in self.world.alive:
-                self.world.lose(replica_id)
+                self.world.disconnect(replica_id)
             self.world.join(replica_id, role)
         for _ in range(60):
-            self.world.wait(1.0)
+            self.world.advance(1.0)
             self.world.run_to_end()
 
     def arrive(self) -> None:
@@ -117,7 +117,7 @@ class Walk:
         item = request(
             f"r{self.requests}",
             max_tokens=self.rng.randint(1, 5),
-            local_only=self.rng.choice([None, None, None, LocalOnly.FAN_OUT]),
+            local_only=self.rng.choice([None, None, None, LocalOnlyReason.FAN_OUT]),
             resumable=self.rng.random() < 0.7,
             tenant=self.rng.choice([*_TENANTS, "stranger"]) if known else "default",
             slo_class=self.rng.choice([None, None, "rush", "batch", "none"]) if known else None,
@@ -139,7 +139,7 @@ class Walk:
             self.world.fail_leg(self._one(list(self.world.legs)), self._one(tuple(LegFailure)))
 
     def cancel(self) -> None:
-        if phases := self.world.machine.phases():
+        if phases := self.world.coordinator.phases():
             self.world.cancel(self._one(list(phases)))
 
     def join(self) -> None:
@@ -149,7 +149,7 @@ class Walk:
 
     def lose(self) -> None:
         if self.world.alive:
-            self.world.lose(self._one(list(self.world.alive)), self._one(tuple(LossReason)))
+            self.world.disconnect(self._one(list(self.world.alive)), self._one(tuple(LossReason)))
 
     def drain(self) -> None:
         if self.world.alive:
@@ -157,7 +157,7 @@ class Walk:
 
     def flip(self) -> None:
         if self.world.alive:
-            self.world.flip(self._one(list(self.world.alive)), self._one(tuple(Role)))
+            self.world.change_role(self._one(list(self.world.alive)), self._one(tuple(Role)))
 
     def report(self) -> None:
         for replica_id in tuple(self.world.alive):
@@ -175,22 +175,22 @@ class Walk:
             item = self.world.requests[self._one(list(self.world.requests))]
             sequence = self.updates.get(replica_id, 0) + self.rng.choice([1, 1, 1, 2])
             self.updates[replica_id] = sequence
-            self.world.caches(replica_id, item, sequence=sequence)
+            self.world.report_cached(replica_id, item, sequence=sequence)
 
     def change_rules(self) -> None:
         if self.plan.rules is not None:
-            self.world.machine.reconfigure(rules=self._one(_OTHER_RULES))
-            self.world.wait(0.0)
+            self.world.coordinator.reconfigure(rules=self._one(_OTHER_RULES))
+            self.world.advance(0.0)
 
     def share_quotas(self) -> None:
         if self.plan.rules is not None:
             share = QuotaShare(
                 requests_per_s=0.5, tokens_per_s=100.0, max_in_flight=self.rng.randint(0, 3)
             )
-            self.world.tell(QuotasShared(shares={"narrow": share, "slow": share}))
+            self.world.handle(QuotasAllocated(shares={"narrow": share, "slow": share}))
 
     def wait(self) -> None:
-        self.world.wait(self._one(_WAITS_S))
+        self.world.advance(self._one(_WAITS_S))
 
     def confirm(self) -> None:
         self.world.confirm_aborts()
@@ -200,18 +200,18 @@ class Walk:
 
     def _answer_checks(self) -> None:
         commands: list[Command] = self.world.commands
-        asked = [one for one in commands if isinstance(one, CheckSideChannel)]
+        asked = [command for command in commands if isinstance(command, CheckSideChannel)]
         commands.clear()
-        for one in asked:
-            if one.replica_id in self.world.alive and (draw := self.rng.random()) < 0.8:
+        for channel in asked:
+            if channel.replica_id in self.world.alive and (draw := self.rng.random()) < 0.8:
                 answer = SideChannelChecked(
-                    replica_id=one.replica_id,
-                    source_id=one.source_id,
-                    ok=draw < 0.6,
-                    took_s=0.001,
+                    replica_id=channel.replica_id,
+                    source_id=channel.source_id,
+                    is_reachable=draw < 0.6,
+                    elapsed_s=0.001,
                     why="" if draw < 0.6 else "no answer",
                 )
-                self.world.tell(answer)
+                self.world.handle(answer)
 
 
 _STEPS: Sequence[tuple[Callable[[Walk], None], float]] = (

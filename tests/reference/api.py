@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from baton.config.derive.api_arguments import OWN_KEYS, PASSED_ON, REFUSED
+from baton.config.derive.api_arguments import ALLOWED_ARGUMENTS, CONFIG_KEYS, REJECTED_ARGUMENTS
 from baton.config.schema.deployment import Route
 from baton.domain import errors
 from baton.domain.errors import BatonError, Cause
-from baton.engine.vllm.frontend.rust_arguments import KNOWN
+from baton.engine.vllm.frontend.rust_arguments import SUPPORTED_ARGUMENTS
 from baton.engine.vllm.gate.access import (
     MAX_CLASS_CHARS,
     MAX_REQUEST_ID_CHARS,
@@ -18,7 +18,7 @@ from baton.engine.vllm.gate.access import (
 from baton.engine.vllm.gate.errors import Dialect, Problem
 from baton.engine.vllm.gate.gate import METHODS, ROUTES
 from baton.engine.vllm.gate.model_list import LIST_PATH
-from tests.abuse.routes import CONSOLE, RULES, Rule
+from tests.abuse.routes import CONSOLE, RULES, Access
 from tests.reference.docstrings import attribute_docs, class_doc
 
 HEAD = """\
@@ -46,10 +46,10 @@ _HEADERS = {
     " models, have Anthropic's shape",
     "`traceparent`, `tracestate`": "the trace that it is part of (W3C Trace Context)",
 }
-_WHOM = {
-    Rule.ANYBODY: "anybody",
-    Rule.KEY: "who has a key",
-    Rule.ADMINISTER: "who has a key that may administer",
+_ACCESS_TEXTS = {
+    Access.ANYBODY: "anybody",
+    Access.KEY: "who has a key",
+    Access.ADMINISTER: "who has a key that may administer",
 }
 _OPERATORS = {
     "/": "the console",
@@ -94,7 +94,7 @@ Besides, whatever is wrong with a request itself: 400, 401, 403, 404, 405, 408, 
 is that of `/v1/messages` and all below it, and of every request with the header
 `anthropic-version`. All others have OpenAI's shape:
 """
-_UNREAD = """
+_UNREADABLE_TEXT = """
 Errors that HAProxy finds before it knows whose request it has can be read by clients of both:
 
 ```json
@@ -139,7 +139,7 @@ token of `observability.token_file` where there is one.
 |---|---|"""
 
 
-def page() -> str:
+def render_page() -> str:
     """The page in Markdown."""
     parts = (_routes(), _headers(), _errors(), _shapes(), _arguments(), _operators())
     return "\n".join((HEAD, *(line for part in parts for line in part)))
@@ -147,15 +147,17 @@ def page() -> str:
 
 def _routes() -> Iterator[str]:
     yield _ROUTES_HEAD
-    said = attribute_docs(Route)
+    docs = attribute_docs(Route)
     for group in Route:
         for path in ROUTES[group]:
             method = "GET" if path in GETS else "POST"
-            whom = _WHOM[RULES[path]]
-            yield f"| `{group}` | `{method} {path}` | {said[group.name]} | {whom} |"
+            access = _ACCESS_TEXTS[RULES[path]]
+            yield f"| `{group}` | `{method} {path}` | {docs[group.name]} | {access} |"
             if path == LIST_PATH:
                 one = f"GET {path}/NAME"
-                yield f"| `{group}` | `{one}` | One of them; its name may have slashes. | {whom} |"
+                yield (
+                    f"| `{group}` | `{one}` | One of them; its name may have slashes. | {access} |"
+                )
     yield ""
 
 
@@ -167,48 +169,54 @@ def _headers() -> Iterator[str]:
 
 def _errors() -> Iterator[str]:
     yield _ERRORS_HEAD
-    for error in sorted(_told_to_clients(), key=lambda one: (one.http_status, one.cause)):
+    for error in sorted(_client_errors(), key=lambda error: (error.http_status, error.cause)):
         openai = _type(error.http_status, Dialect.OPENAI)
         anthropic = _type(error.http_status, Dialect.ANTHROPIC)
-        what = f"`{error.cause}` | {class_doc(error)}"
-        yield f"| {error.http_status} | {what} | `{openai}` | `{anthropic}` |"
+        cause_and_doc = f"`{error.cause}` | {class_doc(error)}"
+        yield f"| {error.http_status} | {cause_and_doc} | `{openai}` | `{anthropic}` |"
 
 
 def _shapes() -> Iterator[str]:
     yield _SHAPES_HEAD
     problem = Problem(status=429, message="request r-1 refused: the queue is full; retry in 3 s")
-    for dialect, whose in ((Dialect.OPENAI, "OpenAI's"), (Dialect.ANTHROPIC, "Anthropic's")):
+    for dialect, owner in ((Dialect.OPENAI, "OpenAI's"), (Dialect.ANTHROPIC, "Anthropic's")):
         body = json.dumps(json.loads(problem.body(dialect)), indent=2)
-        yield f"{whose} shape:\n\n```json\n{body}\n```\n"
-    yield _UNREAD
+        yield f"{owner} shape:\n\n```json\n{body}\n```\n"
+    yield _UNREADABLE_TEXT
 
 
 def _arguments() -> Iterator[str]:
     yield _ARGUMENTS_HEAD
-    for name, argument in sorted(PASSED_ON.items()):
-        yield f"| `{name}` | {argument.wanted} | {'yes' if name in KNOWN else 'no'} |"
+    for name, argument in sorted(ALLOWED_ARGUMENTS.items()):
+        yield (
+            f"| `{name}` | {argument.expected} | {'yes' if name in SUPPORTED_ARGUMENTS else 'no'} |"
+        )
     yield _REFUSED_HEAD
-    instead = {name: f"`{key}`" if "." in key else key for name, key in OWN_KEYS.items()}
-    for name, what in sorted((instead | dict(REFUSED)).items()):
+    instead = {name: f"`{key}`" if "." in key else key for name, key in CONFIG_KEYS.items()}
+    for name, what in sorted((instead | dict(REJECTED_ARGUMENTS)).items()):
         yield f"| `{name}` | {what} |"
     yield ""
 
 
-def _told_to_clients() -> Iterator[type[BatonError]]:
-    for one in vars(errors).values():
-        if isinstance(one, type) and issubclass(one, BatonError) and one.cause is not Cause.OTHER:
-            yield one
+def _client_errors() -> Iterator[type[BatonError]]:
+    for value in vars(errors).values():
+        if (
+            isinstance(value, type)
+            and issubclass(value, BatonError)
+            and value.cause is not Cause.OTHER
+        ):
+            yield value
 
 
 def _type(status: int, dialect: Dialect) -> str:
-    told: dict[str, dict[str, str]] = json.loads(Problem(status=status, message="").body(dialect))
-    return told["error"]["type"]
+    body: dict[str, dict[str, str]] = json.loads(Problem(status=status, message="").body(dialect))
+    return body["error"]["type"]
 
 
 def _operators() -> Iterator[str]:
     yield _OPERATORS_HEAD
     for path in CONSOLE:
-        bare = path.partition("?")[0]
-        shown = bare.replace("/static/x/y", "/static/…")
-        yield f"| `GET {shown}` | {_OPERATORS[bare]} |"
+        path_only = path.partition("?")[0]
+        shown = path_only.replace("/static/x/y", "/static/…")
+        yield f"| `GET {shown}` | {_OPERATORS[path_only]} |"
     yield ""

@@ -20,15 +20,15 @@ the command is `.venv/bin/baton`. Every verb exits with 0 (done), 1 (it failed, 
 _WIDTH = 100
 
 
-def page() -> str:
+def render_page() -> str:
     """The page in Markdown."""
     return "\n".join([HEAD, *_contents(), "", *_verbs()])
 
 
-def words_of(name: str, verb: Verb) -> list[tuple[str, ...]]:
+def command_words(name: str, verb: Verb) -> list[tuple[str, ...]]:
     """What is typed after `baton` for a verb, or for each of its own verbs."""
-    if isinstance(verb.where, Mapping):
-        return [(name, word) for word in verb.where]
+    if isinstance(verb.entry_point, Mapping):
+        return [(name, word) for word in verb.entry_point]
     return [(name,)]
 
 
@@ -37,7 +37,7 @@ def _contents() -> Iterator[str]:
         links = [
             f"[{' '.join(words)}](#baton-{'-'.join(words)})"
             for name, verb in verbs.items()
-            for words in words_of(name, verb)
+            for words in command_words(name, verb)
         ]
         yield f"- {heading}: {', '.join(links)}"
 
@@ -46,17 +46,17 @@ def _verbs() -> Iterator[str]:
     for heading, verbs in VERBS.items():
         yield f"## {heading}\n"
         for name, verb in verbs.items():
-            for words in words_of(name, verb):
+            for words in command_words(name, verb):
                 yield f"### baton {' '.join(words)}\n\n```text\n{_help(words)}\n```\n"
 
 
 def _help(words: tuple[str, ...]) -> str:
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         build_app(),
         [*words, "--help"],
         max_content_width=_WIDTH,
         terminal_width=_WIDTH,
         env={"COLUMNS": str(_WIDTH)},
     )
-    assert told.exit_code == 0, told.output
-    return "\n".join(line.rstrip() for line in told.stdout.strip().splitlines())
+    assert result.exit_code == 0, result.output
+    return "\n".join(line.rstrip() for line in result.stdout.strip().splitlines())

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from baton.config.diff import elsewhere, reload_class
-from baton.config.language.fields import Field, Named, Nested, fields_of, not_yet_of
-from baton.config.language.scalars import Choice, Leaf, Pluggable, Quantity
+from baton.config.diff import conditional_reloads, reload_class
+from baton.config.language.fields import (
+    Field,
+    NamedSections,
+    NestedSection,
+    fields_of,
+    planned_keys,
+)
+from baton.config.language.scalars import Choice, Pluggable, Quantity, ScalarType
 from baton.config.language.units import Unit, format_quantity
 from baton.config.schema.deployment import DeploymentConfig
-from baton.config.write.render import flow
+from baton.config.write.render import format_flow
 from tests.reference.docstrings import attribute_docs, class_doc
 
 HEAD = """\
@@ -35,88 +41,90 @@ _UNITS: Mapping[Unit, str] = {
     Unit.PER_SECOND: "a rate",
     Unit.BYTES_PER_SECOND: "a speed",
 }
-_LONG = {"d": 86_400, "h": 3_600, "min": 60}
+_LONG_UNITS = {"d": 86_400, "h": 3_600, "min": 60}
 _NAME = "NAME"
 Path = tuple[str, ...]
 
 
-def page() -> str:
+def render_page() -> str:
     """The page in Markdown."""
     # What pools have in common with their model is listed where a change of it has an effect.
     sections = list(_sections(DeploymentConfig, ()))
-    last_of = {schema: at for at, schema in sections}
+    last_section_of = {schema: path for path, schema in sections}
     blocks = [HEAD]
-    for at, schema in sections:
-        blocks.append("\n".join(_section(at, schema, last_of[schema])))
+    for path, schema in sections:
+        blocks.append("\n".join(_section(path, schema, last_section_of[schema])))
     return "\n".join(blocks)
 
 
-def _sections(schema: type, at: Path) -> Iterator[tuple[Path, type]]:
-    yield at, schema
+def _sections(schema: type, path: Path) -> Iterator[tuple[Path, type]]:
+    yield path, schema
     for key, field in fields_of(schema).items():
         match field.kind:
-            case Nested(schema=inner):
-                yield from _sections(inner, (*at, key))
-            case Named(schema=inner):
-                yield from _sections(inner, (*at, key, _NAME))
+            case NestedSection(schema=inner):
+                yield from _sections(inner, (*path, key))
+            case NamedSections(schema=inner):
+                yield from _sections(inner, (*path, key, _NAME))
 
 
-def _section(at: Path, schema: type, last: Path) -> Iterator[str]:
-    yield f"## {_written(at)}" if at else "## The file"
+def _section(path: Path, schema: type, last: Path) -> Iterator[str]:
+    yield f"## {_dotted(path)}" if path else "## The file"
     yield ""
-    if at != last:
-        yield f"{class_doc(schema)} The keys are those of [`{_written(last)}`](#{_anchor(last)})."
+    if path != last:
+        yield f"{class_doc(schema)} The keys are those of [`{_dotted(last)}`](#{_anchor(last)})."
         yield ""
         return
     yield class_doc(schema)
     yield ""
-    said = attribute_docs(schema)
-    rows = [_row(at, field, said) for field in fields_of(schema).values()]
+    docs = attribute_docs(schema)
+    rows = [_row(path, field, docs) for field in fields_of(schema).values()]
     yield from ["| key | value | unless said | what it says | a change |", "|---|---|---|---|---|"]
     yield from rows
     yield ""
-    for key, until_then in not_yet_of(schema).items():
+    for key, until_then in planned_keys(schema).items():
         yield f"`{key}` is refused, not yet: {until_then}."
         yield ""
 
 
-def _row(at: Path, field: Field, said: Mapping[str, str]) -> str:
+def _row(section_path: Path, field: Field, docs: Mapping[str, str]) -> str:
     match field.kind:
-        case Nested(schema=inner):
-            value, default = f"[keys](#{_anchor((*at, field.key))})", "-"
-            text, change = said.get(field.attribute, class_doc(inner)), "-"
+        case NestedSection(schema=inner):
+            value, default = f"[keys](#{_anchor((*section_path, field.key))})", "-"
+            text, change = docs.get(field.attribute, class_doc(inner)), "-"
             default = "none" if field.optional else "-"
-        case Named(schema=inner):
-            path = (*at, field.key, _NAME)
+        case NamedSections(schema=inner):
+            path = (*section_path, field.key, _NAME)
             value, default = (
                 f"[keys](#{_anchor(path)}) under names",
                 "-" if field.required else "none",
             )
-            text, change = said.get(field.attribute, class_doc(inner)), "-"
-        case leaf if isinstance(leaf, Leaf):
+            text, change = docs.get(field.attribute, class_doc(inner)), "-"
+        case leaf if isinstance(leaf, ScalarType):
             value, default = _value(leaf), _default(field, leaf)
-            text, change = _leaf_text(field, leaf, said), _change((*at, field.key))
+            text, change = _leaf_text(field, leaf, docs), _change((*section_path, field.key))
         case _:
             value, default = "names and values", "none"
-            text, change = said[field.attribute], _change((*at, field.key, _NAME))
+            text, change = docs[field.attribute], _change((*section_path, field.key, _NAME))
     return f"| `{field.key}` | {value} | {default} | {text} | {change} |"
 
 
 def _change(path: Path) -> str:
-    others = (f"; {reload} {words}" for words, reload in elsewhere(path).items())
+    others = (f"; {reload} {words}" for words, reload in conditional_reloads(path).items())
     return str(reload_class(path)) + "".join(others)
 
 
-def _leaf_text(field: Field, leaf: Leaf, said: Mapping[str, str]) -> str:
+def _leaf_text(field: Field, leaf: ScalarType, docs: Mapping[str, str]) -> str:
     if not isinstance(leaf, Choice | Pluggable):
-        return said.get(field.attribute, "")
+        return docs.get(field.attribute, "")
     members = attribute_docs(leaf.enum)
-    text = [said.get(field.attribute) or class_doc(leaf.enum)]
-    text += [f"`{one}`: {_lower(members[one.name])}" for one in leaf.enum if one.name in members]
+    text = [docs.get(field.attribute) or class_doc(leaf.enum)]
+    text += [
+        f"`{value}`: {_lower(members[value.name])}" for value in leaf.enum if value.name in members
+    ]
     return " ".join(text)
 
 
-def _value(leaf: Leaf) -> str:
+def _value(leaf: ScalarType) -> str:
     match leaf:
         case Choice(enum):
             return _members(enum)
@@ -125,14 +133,14 @@ def _value(leaf: Leaf) -> str:
         case Quantity(unit, bounds):
             return _UNITS[unit] + bounds.describe(lambda number: _quantity(number, unit))
         case _:
-            return leaf.wanted().partition(" (")[0]
+            return leaf.describe().partition(" (")[0]
 
 
 def _members(enum: type[StrEnum]) -> str:
     return ", ".join(f"`{member}`" for member in enum)
 
 
-def _default(field: Field, leaf: Leaf) -> str:
+def _default(field: Field, leaf: ScalarType) -> str:
     if field.required:
         return "-"
     match leaf, field.default:
@@ -141,13 +149,13 @@ def _default(field: Field, leaf: Leaf) -> str:
         case Quantity(unit), int() | float() as number:
             return f"`{_quantity(number, unit)}`"
         case _, value:
-            return f"`{flow(leaf.write(value))}`"
+            return f"`{format_flow(leaf.write(value))}`"
 
 
 def _quantity(number: float, unit: Unit) -> str:
     """As people would write it: 30d rather than 2592000s."""
     if unit is Unit.SECONDS:
-        for name, length_s in _LONG.items():
+        for name, length_s in _LONG_UNITS.items():
             if number >= length_s and number % length_s == 0:
                 return f"{number / length_s:g}{name}"
     return format_quantity(number, unit)
@@ -157,7 +165,7 @@ def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _written(path: Path) -> str:
+def _dotted(path: Path) -> str:
     return ".".join(path)
 
 

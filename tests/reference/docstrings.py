@@ -12,18 +12,18 @@ import textwrap
 from collections.abc import Mapping
 
 
-def attribute_docs(of: type) -> Mapping[str, str]:
+def attribute_docs(cls: type) -> Mapping[str, str]:
     """The text below each attribute of a class and its bases, on one line each."""
-    found: dict[str, str] = {}
-    for one in reversed(of.__mro__):
-        if one.__module__.startswith("baton."):
-            found |= _own_docs(one)
-    return found
+    docs: dict[str, str] = {}
+    for other in reversed(cls.__mro__):
+        if other.__module__.startswith("baton."):
+            docs |= _own_docs(other)
+    return docs
 
 
-def class_doc(of: type) -> str:
+def class_doc(cls: type) -> str:
     """The first paragraph of a class' docstring, on one line."""
-    return one_line(inspect.getdoc(of) or "")
+    return one_line(inspect.getdoc(cls) or "")
 
 
 def one_line(text: str) -> str:
@@ -33,9 +33,9 @@ def one_line(text: str) -> str:
 
 
 @functools.cache
-def _own_docs(of: type) -> Mapping[str, str]:
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
-    assert isinstance(tree, ast.ClassDef), f"{of} is defined by something else than a class"
+def _own_docs(cls: type) -> Mapping[str, str]:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef), f"{cls} is defined by something else than a class"
     return {
         _name(before): one_line(after.value.value)
         for before, after in zip(tree.body, tree.body[1:], strict=False)

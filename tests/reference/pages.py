@@ -9,9 +9,9 @@ from tests.reference import api, commands, configuration, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES: Mapping[str, Callable[[], str]] = {
-    "docs/reference/configuration.md": configuration.page,
-    "docs/reference/cli.md": commands.page,
-    "docs/reference/api.md": api.page,
+    "docs/reference/configuration.md": configuration.render_page,
+    "docs/reference/cli.md": commands.render_page,
+    "docs/reference/api.md": api.render_page,
     "docs/operations/metrics.md": metrics.page,
 }
 """Each page, by its path within the project."""

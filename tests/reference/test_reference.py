@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 from baton.cli.verbs import VERBS
-from baton.config.language.fields import Named, Nested, fields_of
+from baton.config.language.fields import NamedSections, NestedSection, fields_of
 from baton.config.schema.deployment import DeploymentConfig, OnFailure
 from baton.engine.vllm.gate.gate import ROUTES
 from baton.telemetry.catalogue import CATALOGUE
-from tests.reference.commands import words_of
+from tests.reference.commands import command_words
 from tests.reference.docstrings import attribute_docs, class_doc
 from tests.reference.pages import PAGES, ROOT
 
@@ -28,9 +28,9 @@ def keys(schema: type, at: str = "") -> Mapping[str, tuple[type, str]]:
     for key, field in fields_of(schema).items():
         found[f"{at}{key}"] = (schema, field.attribute)
         match field.kind:
-            case Nested(schema=inner):
+            case NestedSection(schema=inner):
                 found |= keys(inner, f"{at}{key}.")
-            case Named(schema=inner):
+            case NamedSections(schema=inner):
                 found |= keys(inner, f"{at}{key}.NAME.")
     return found
 
@@ -49,7 +49,7 @@ def test_every_verb_and_every_route_has_a_place() -> None:
 
     for under_heading in VERBS.values():
         for name, verb in under_heading.items():
-            for words in words_of(name, verb):
+            for words in command_words(name, verb):
                 assert f"### baton {' '.join(words)}\n" in verbs
     for paths in ROUTES.values():
         assert all(re.search(rf"(GET|POST) {path}`", routes) for path in paths)

@@ -23,7 +23,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = write_tiny_model(tmp_path_factory.mktemp("tiny"))
-    settings = FrontendSettings(model=str(model), served_name=MODEL, log_stats=True)
+    settings = FrontendSettings(model=str(model), served_model_name=MODEL, log_stats=True)
     with serve(settings, EchoFleet()) as running, httpx.Client(base_url=running.base_url) as client:
         yield client
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 ROOT = Path(__file__).resolve().parents[2]
-SKIPPED = {".git", ".venv", "__pycache__", "dist"}
+SKIPPED_FOLDERS = {".git", ".venv", "__pycache__", "dist"}
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -30,17 +30,17 @@ class CodeBlock(NamedTuple):
 def files() -> list[Path]:
     """Every file that is, or would be, part of the project."""
     if (ROOT / ".git").exists():
-        listed = subprocess.run(
+        output = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT,
             capture_output=True,
             check=True,
             timeout=30,
         ).stdout
-        found = [ROOT / name.decode() for name in listed.split(b"\0") if name]
+        paths = [ROOT / name.decode() for name in output.split(b"\0") if name]
     else:
-        found = [p for p in ROOT.rglob("*") if not SKIPPED & set(p.relative_to(ROOT).parts)]
-    return sorted(path for path in found if path.is_file())
+        paths = [p for p in ROOT.rglob("*") if not SKIPPED_FOLDERS & set(p.relative_to(ROOT).parts)]
+    return sorted(path for path in paths if path.is_file())
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -55,8 +55,8 @@ def texts() -> Iterator[tuple[str, str]]:
 @cache
 def documents() -> Mapping[str, str]:
     """The Markdown files."""
-    found = (path for path in files() if path.suffix == ".md")
-    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in found}
+    paths = (path for path in files() if path.suffix == ".md")
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
 
 
 def code_blocks(*languages: str) -> list[CodeBlock]:

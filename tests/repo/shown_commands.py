@@ -13,11 +13,11 @@ from tests.repo.project import CodeBlock, code_blocks, documents
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"^version: 1 +# (\S+\.yaml)$", re.MULTILINE)
-_BETWEEN = {"&&", "||", ";", "|", "&"}
+_SEPARATORS = {"&&", "||", ";", "|", "&"}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 
 
-class Shown(NamedTuple):
+class ShownCommand(NamedTuple):
     """One command of a block: what follows `baton`."""
 
     block: CodeBlock
@@ -38,28 +38,32 @@ class Example(NamedTuple):
         return self.name
 
 
-def commands() -> list[Shown]:
+def commands() -> list[ShownCommand]:
     """Every command that any document shows."""
-    return [Shown(block, words) for block in code_blocks("bash") for words in calls(block.text)]
+    return [
+        ShownCommand(block, words)
+        for block in code_blocks("bash")
+        for words in baton_calls(block.text)
+    ]
 
 
-def calls(text: str) -> list[tuple[str, ...]]:
+def baton_calls(text: str) -> list[tuple[str, ...]]:
     """What a piece of shell says to `baton`, call by call."""
-    found = []
+    calls = []
     for line in text.replace("\\\n", " ").splitlines():
         if "baton" not in line:  # it may be a part of what is quoted over several lines
             continue
         for command in _split(shlex.split(line, comments=True)):
             words = list(dropwhile(_ASSIGNMENT.fullmatch, command))
             if words and PurePosixPath(words[0]).name == "baton":
-                found.append(tuple(_without_redirection(words[1:])))
-    return found
+                calls.append(tuple(_without_redirection(words[1:])))
+    return calls
 
 
 def files(document: str) -> dict[str, str]:
     """The configurations that a document names behind their first line, by that name."""
-    named = (block for block in code_blocks("yaml") if block.file == document)
-    return {found[1]: block.text for block in named if (found := _NAMED.match(block.text))}
+    named_blocks = (block for block in code_blocks("yaml") if block.file == document)
+    return {found[1]: block.text for block in named_blocks if (found := _NAMED.match(block.text))}
 
 
 def examples(document: str) -> list[Example]:
@@ -69,18 +73,18 @@ def examples(document: str) -> list[Example]:
     return [
         Example(
             f"{document}:{text.count(chr(10), 0, block.start()) + 1}",
-            tuple(calls(block[2])),
+            tuple(baton_calls(block[2])),
             tuple(line.rstrip() for line in after[2].splitlines() if line.strip()),
         )
         for block, after in pairwise(blocks)
-        if block[1] == "bash" and after[1] == "text" and calls(block[2])
+        if block[1] == "bash" and after[1] == "text" and baton_calls(block[2])
     ]
 
 
 def _split(words: Sequence[str]) -> Iterator[list[str]]:
     command: list[str] = []
     for word in words:
-        if word in _BETWEEN:
+        if word in _SEPARATORS:
             yield command
             command = []
         else:

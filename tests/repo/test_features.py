@@ -53,8 +53,8 @@ def test_a_feature_is_backed_by_tests_that_are_there(row: Row) -> None:
 
 
 def test_what_stays_on_one_replica_is_what_the_brain_keeps_there() -> None:
-    from baton.domain.request import LocalOnly
+    from baton.domain.request import LocalOnlyReason
 
     kept = " ".join(row.rest for row in rows() if row.way == "LOCAL")
-    for reason in set(LocalOnly) - {LocalOnly.HANDOFF_FAILED}:
+    for reason in set(LocalOnlyReason) - {LocalOnlyReason.HANDOFF_FAILED}:
         assert f"`{reason}`" in kept, f"{reason} is in no row"

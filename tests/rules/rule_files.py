@@ -13,24 +13,24 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from baton.telemetry.catalogue import BY_NAME, Kind, Label
-from baton.telemetry.rules.promql import Scraped
+from baton.telemetry.rules.promql import ScrapeLabel
 from baton.telemetry.rules.render import alerts, records
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "dashboards/rules"
 RUNBOOKS = ROOT / "docs/operations/runbooks"
 PROMTOOL_TESTS = ROOT / "tests/rules/promtool"
-HOW_TO_GET_IT = "promtool is not here: get it with scripts/tools prometheus"
+INSTALL_HINT = "promtool is not here: get it with scripts/tools prometheus"
 _NAME = re.compile(r"(?<![\w:.\-/])(?:baton_|baton:|slo:|sloth_slo_info)[\w:]*")
 _LABELS = re.compile(r"(?:\bby|\bon|\bwithout|group_left) ?\(([\w, ]*)\)")
 _MATCHED = re.compile(r"[{,] ?(\w+)=~?\"")
-_OF_OTHERS = {"le", "sloth_id", "sloth_service", "sloth_slo", "sloth_window"}
+_FOREIGN_LABELS = {"le", "sloth_id", "sloth_service", "sloth_slo", "sloth_window"}
 
 
 def promtool() -> str | None:
     """The program, where there is one."""
-    here = ROOT / ".tools/bin/promtool"
-    return str(here) if here.exists() else shutil.which("promtool")
+    local_path = ROOT / ".tools/bin/promtool"
+    return str(local_path) if local_path.exists() else shutil.which("promtool")
 
 
 @cache
@@ -53,15 +53,15 @@ def unknown_names(text: str) -> set[str]:
 
 def unknown_labels(text: str) -> set[str]:
     """What an expression tells series apart by that no series has."""
-    named = {one.strip() for found in _LABELS.findall(text) for one in found.split(",") if one}
-    return (named | set(_MATCHED.findall(text))) - set(Label) - set(Scraped) - _OF_OTHERS
+    labels = {part.strip() for found in _LABELS.findall(text) for part in found.split(",") if part}
+    return (labels | set(_MATCHED.findall(text))) - set(Label) - set(ScrapeLabel) - _FOREIGN_LABELS
 
 
 @cache
 def expressions() -> Mapping[str, str]:
     """Every expression, by the name of its rule; texts of alerts ask, too."""
-    asked = {alert.name: f"{alert.expr}\n{alert.description}" for alert in alerts()}
-    return {record.name: record.expr for record in records()} | asked
+    alert_texts = {alert.name: f"{alert.expr}\n{alert.description}" for alert in alerts()}
+    return {record.name: record.expr for record in records()} | alert_texts
 
 
 @cache
@@ -78,9 +78,13 @@ def promtool_tests() -> Sequence[Mapping[str, Any]]:
 @cache
 def panels() -> Mapping[str, set[str]]:
     """The titles of panels, by dashboard."""
-    found: dict[str, set[str]] = {}
+    titles_by_dashboard: dict[str, set[str]] = {}
     for path in (ROOT / "dashboards").glob("*.json"):
         board = json.loads(path.read_text())
-        inner = [one for row in board["panels"] for one in (row, *row.get("panels", ()))]
-        found[board["title"].removeprefix("baton / ")] = {str(one.get("title")) for one in inner}
-    return found
+        panels_and_rows = [
+            item for row in board["panels"] for item in (row, *row.get("panels", ()))
+        ]
+        titles_by_dashboard[board["title"].removeprefix("baton / ")] = {
+            str(panel.get("title")) for panel in panels_and_rows
+        }
+    return titles_by_dashboard

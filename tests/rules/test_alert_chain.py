@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import Deployment, running
+from tests.e2e.deployments import Deployment, running_deployment
 from tests.fakes.free_ports import free_port
 from tests.rules.rule_files import ROOT, RULES
 
@@ -74,9 +74,9 @@ class Pager:
         """When an alert with this status was first told there, and all that was said of it."""
 
         def told() -> tuple[float, Told] | None:
-            for at_s, where, one in self._heard:
-                if (where, one["labels"]["alertname"], one["status"]) == (path, alert, status):
-                    return at_s, one
+            for at_s, where, entry in self._heard:
+                if (where, entry["labels"]["alertname"], entry["status"]) == (path, alert, status):
+                    return at_s, entry
             return None
 
         with self._changed:
@@ -211,8 +211,8 @@ class Killer:
         ]
         assert first
         # Ray names its processes `ray::ServeReplica:APP:POOL`, and what they do may follow.
-        self._titles = tuple({title_of(one).partition(".")[0] for one in first})
-        self._raylets = {one.ppid() for one in first}
+        self._titles = tuple({title_of(process).partition(".")[0] for process in first})
+        self._raylets = {process.ppid() for process in first}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on)
         self.killed = 0
@@ -220,9 +220,9 @@ class Killer:
 
     def _kill(self) -> None:
         for raylet in self._raylets:
-            for one in psutil.Process(raylet).children():
-                if title_of(one).startswith(self._titles):
-                    one.kill()
+            for child in psutil.Process(raylet).children():
+                if title_of(child).startswith(self._titles):
+                    child.kill()
                     self.killed += 1
 
     def _go_on(self) -> None:
@@ -250,7 +250,7 @@ def test_losing_all_decode_replicas_pages_within_a_minute_and_resolves(
 
     settings = {"observability.metrics.port": 0}
     with (
-        running("sim.yaml", tmp_path, **settings) as baton,
+        running_deployment("sim.yaml", tmp_path, **settings) as baton,
         Pager() as pager,
         watched(tmp_path, baton, pager) as prometheus,
     ):

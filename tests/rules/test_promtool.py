@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules.rule_files import HOW_TO_GET_IT, RULES, promtool
+from tests.rules.rule_files import INSTALL_HINT, RULES, promtool
 
-pytestmark = pytest.mark.skipif(promtool() is None, reason=HOW_TO_GET_IT)
+pytestmark = pytest.mark.skipif(promtool() is None, reason=INSTALL_HINT)
 
 
 def check(*files: Path) -> subprocess.CompletedProcess[str]:

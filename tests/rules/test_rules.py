@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from baton.policy.scaling.actions import ScalingDecision, Tick
+from baton.policy.scaling.actions import AutoscalerTick, ScalingDecision
 from baton.policy.scaling.desired import ScalingReason
 from baton.telemetry import rules
 from baton.telemetry.catalogue import CATALOGUE, REQUESTS, SCALING_INPUT, SLACK, TTFT
-from baton.telemetry.label_values import ASKED, UNMET
+from baton.telemetry.label_values import DESIRED, UNMET
 from baton.telemetry.metrics.controller import ControllerState, controller_families
 from baton.telemetry.metrics.usage_meter import UsageMeter
 from baton.telemetry.rules import render
 from baton.telemetry.rules.__main__ import main
 from baton.telemetry.rules.promql import buckets, observations, series
 from baton.telemetry.rules.rule import Severity
-from baton.telemetry.rules.slo import FAST, SLOW
+from baton.telemetry.rules.slo import FAST_BURN, SLOW_BURN
 from tests.rules.rule_files import (
     RULES,
     expressions,
@@ -133,7 +133,7 @@ def test_lost_decode_pages_within_half_a_minute_of_being_seen() -> None:
 
 
 def test_burn_rates_are_those_of_the_shares_that_they_stand_for() -> None:
-    assert [burn.factor for burn in (*FAST, *SLOW)] == [14.4, 6, 3, 1]
+    assert [burn.factor for burn in (*FAST_BURN, *SLOW_BURN)] == [14.4, 6, 3, 1]
 
 
 def test_an_alert_is_called_batons_own() -> None:
@@ -163,13 +163,18 @@ def test_each_alert_is_tested_to_stay_silent_to_fire_and_to_resolve(name: str) -
 
 def test_the_controller_tells_what_a_policy_asked_for() -> None:
     decision = ScalingDecision(
-        pool="decode", have=2, want=4, asked=9, reason=ScalingReason.DEMAND, inputs={"unmet": 5.0}
+        pool="decode",
+        current_replicas=2,
+        target_replicas=4,
+        desired_replicas=9,
+        reason=ScalingReason.DEMAND,
+        inputs={"unmet": 5.0},
     )
     state = ControllerState(
         version="1",
         model="m",
         generation=1,
-        tick=Tick(at_s=1.0, policy="slo", decisions=(decision,)),
+        tick=AutoscalerTick(at_s=1.0, policy="slo", decisions=(decision,)),
     )
     told = {
         sample.labels["input"]: sample.value
@@ -177,4 +182,4 @@ def test_the_controller_tells_what_a_policy_asked_for() -> None:
         for sample in family.samples
         if sample.name == SCALING_INPUT.name
     }
-    assert told == {ASKED: 9.0, UNMET: 5.0}
+    assert told == {DESIRED: 9.0, UNMET: 5.0}

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from baton.cli.main import build_app
-from baton.config import schema
+from baton.config import json_schema
 from baton.telemetry.rules.render import alerts
 from tests.rules.rule_files import ROOT, RUNBOOKS, panels, unknown_names
 
@@ -58,10 +58,10 @@ def options() -> Mapping[str, set[str]]:
 
 
 def options_of(command: object, called: str = "") -> Iterator[tuple[str, set[str]]]:
-    for name, one in getattr(command, "commands", {}).items():
-        yield from options_of(one, f"{called} {name}".strip())
+    for name, value in getattr(command, "commands", {}).items():
+        yield from options_of(value, f"{called} {name}".strip())
     if not hasattr(command, "commands"):
-        yield called, {name for one in vars(command)["params"] for name in one.opts}
+        yield called, {name for option in vars(command)["params"] for name in option.opts}
 
 
 def misused(command: str) -> str:
@@ -100,16 +100,16 @@ def test_every_metric_and_panel_in_a_runbook_exists(name: str) -> None:
 @cache
 def keys() -> frozenset[str]:
     """The configuration's keys, with `*` for names that are chosen freely."""
-    return frozenset(keys_of(schema()))
+    return frozenset(keys_of(json_schema()))
 
 
 def keys_of(node: Mapping[str, Any], above: str = "") -> Iterator[str]:
     for alternative in (node, *node.get("anyOf", ())):
         free = alternative.get("additionalProperties")
         inner = {**alternative.get("properties", {}), **({"*": free} if free else {})}
-        for name, one in inner.items():
+        for name, value in inner.items():
             yield f"{above}{name}"
-            yield from keys_of(one, f"{above}{name}.")
+            yield from keys_of(value, f"{above}{name}.")
 
 
 @pytest.mark.parametrize("name", PAGES)

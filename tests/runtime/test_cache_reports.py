@@ -11,9 +11,9 @@ import pytest
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheTier, CacheUpdate, unpack_hashes
 from baton.domain.events import CacheChanged, Event, LoadReported, ReplicaJoined, ReplicaLost
 from baton.domain.fleet import LinkTotals, Load
-from baton.domain.handoff import Leg, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegOutput
 from baton.domain.kv_events import BlocksRemoved, BlocksStored, KvEventBatch
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.runtime.link import codec, frames
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.link.server import LinkServer
@@ -21,10 +21,10 @@ from tests.fakes.link_rig import (
     ANY_PORT,
     EventLog,
     RawPeer,
-    coordinating,
-    hosting,
-    joined,
+    joined_client,
     raw_coordinator,
+    running_client,
+    running_host,
 )
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts, make_leg
 
@@ -57,7 +57,7 @@ def removed(n: int) -> BlocksRemoved:
 
 def hashes(*numbers: int) -> set[int]:
     root = chain_root(model=make_facts().model, block_size_tokens=SIZE)
-    return {chain(root, prompt(n), SIZE)[0] for n in numbers}
+    return {chain_hashes(root, prompt(n), SIZE)[0] for n in numbers}
 
 
 class Reader:
@@ -70,9 +70,9 @@ class Reader:
         self.held: set[int] = set()
 
     def read(self) -> set[int]:
-        updates = [event.update for event in self._log.of(CacheChanged)]
+        updates = [event.update for event in self._log.of_type(CacheChanged)]
         for update in updates[self._read :]:
-            if update.snapshot:
+            if update.is_snapshot:
                 self.held.clear()
             else:
                 assert self.sequence is not None, "an update came before the first snapshot"
@@ -86,38 +86,38 @@ class Reader:
         for change in update.changes:
             match change.kind:
                 case CacheChangeKind.STORED:
-                    self.held |= set(unpack_hashes(change.hashes))
+                    self.held |= set(unpack_hashes(change.packed_hashes))
                 case CacheChangeKind.REMOVED:
-                    self.held -= set(unpack_hashes(change.hashes))
+                    self.held -= set(unpack_hashes(change.packed_hashes))
                 case CacheChangeKind.CLEARED:
                     self.held.clear()
 
     async def until(self, wanted: set[int]) -> None:
-        await self._log.until(lambda: self.read() == wanted)
+        await self._log.wait_until(lambda: self.read() == wanted)
 
 
 async def test_all_that_a_host_memory_larger_than_the_kv_cache_holds_is_told() -> None:
     facts = replace(make_facts(), cache_events=True, kv_blocks=8, host_blocks=16)
     engine = ScriptedEngine(facts)
-    async with hosting(engine) as (host, _), joined(host, "first") as (_, log):
-        engine.say_cached(*(stored(n, tier="cpu") for n in range(32)))
+    async with running_host(engine) as (host, _), joined_client(host, "first") as (_, log):
+        engine.emit_cache_events(*(stored(n, tier="cpu") for n in range(32)))
         await Reader(log).until(hashes(*range(32)))
         assert host.cache_counters.forgotten == 0
 
 
 async def test_a_coordinator_gets_a_snapshot_when_it_joins_and_then_every_change() -> None:
     engine = telling_engine()
-    async with hosting(engine) as (host, _), joined(host, "first") as (_, first_log):
-        engine.say_cached(stored(1))
-        engine.say_cached(stored(2))
+    async with running_host(engine) as (host, _), joined_client(host, "first") as (_, first_log):
+        engine.emit_cache_events(stored(1))
+        engine.emit_cache_events(stored(2))
         first = Reader(first_log)
         await first.until(hashes(1, 2))
-        async with joined(host, "second") as (_, second_log):
+        async with joined_client(host, "second") as (_, second_log):
             second = Reader(second_log)
             await second.until(hashes(1, 2))
-            assert second_log.of(CacheChanged)[0].update.snapshot
-            engine.say_cached(removed(1))
-            engine.say_cached(stored(3))
+            assert second_log.of_type(CacheChanged)[0].update.is_snapshot
+            engine.emit_cache_events(removed(1))
+            engine.emit_cache_events(stored(3))
             await first.until(hashes(2, 3))
             await second.until(hashes(2, 3))
             assert first.sequence == second.sequence
@@ -125,69 +125,69 @@ async def test_a_coordinator_gets_a_snapshot_when_it_joins_and_then_every_change
 
 async def test_the_first_load_report_names_no_update_that_has_not_come_yet() -> None:
     engine = telling_engine()
-    async with hosting(engine) as (host, _), joined(host, "first") as (_, first):
-        engine.say_cached(stored(1))
+    async with running_host(engine) as (host, _), joined_client(host, "first") as (_, first):
+        engine.emit_cache_events(stored(1))
         await Reader(first).until(hashes(1))
-        async with joined(host, "second") as (_, log):
+        async with joined_client(host, "second") as (_, log):
             await log.wait(LoadReported)
             kinds: list[type[Event]] = [type(event) for event in log.events[:3]]
             assert kinds == [ReplicaJoined, CacheChanged, LoadReported]
-            snapshot = log.of(CacheChanged)[0].update
-            assert log.of(LoadReported)[0].load.cache_sequence == snapshot.sequence == 1
+            snapshot = log.of_type(CacheChanged)[0].update
+            assert log.of_type(LoadReported)[0].load.cache_sequence == snapshot.sequence == 1
 
 
 async def test_an_engine_that_does_not_tell_is_not_reported_as_holding_nothing() -> None:
     engine = ScriptedEngine()
-    async with hosting(engine) as (host, _), joined(host) as (client, log):
-        engine.say_cached(stored(1))
+    async with running_host(engine) as (host, _), joined_client(host) as (client, log):
+        engine.emit_cache_events(stored(1))
         client.sync_cache("decode-1")
         await log.wait(LoadReported, 4)
-        assert not log.of(CacheChanged)
-        assert log.of(LoadReported)[-1].load.cache_sequence == 0
+        assert not log.of_type(CacheChanged)
+        assert log.of_type(LoadReported)[-1].load.cache_sequence == 0
 
 
 async def test_many_changes_at_once_travel_in_few_frames() -> None:
     engine = telling_engine()
-    async with hosting(engine) as (host, _), joined(host) as (_, log):
+    async with running_host(engine) as (host, _), joined_client(host) as (_, log):
         reader = Reader(log)
         for n in range(500):
-            engine.say_cached(stored(n))
+            engine.emit_cache_events(stored(n))
         for n in range(0, 500, 2):
-            engine.say_cached(removed(n))
+            engine.emit_cache_events(removed(n))
         await reader.until(hashes(*range(1, 500, 2)))
-        assert len(log.of(CacheChanged)) < 50
+        assert len(log.of_type(CacheChanged)) < 50
 
 
 async def test_a_cache_that_does_not_change_is_not_spoken_of() -> None:
     engine = telling_engine()
-    async with hosting(engine) as (host, _), joined(host) as (_, log):
+    async with running_host(engine) as (host, _), joined_client(host) as (_, log):
         await Reader(log).until(set())
         for _ in range(3):
-            engine.say_cached()
-            await log.wait(LoadReported, len(log.of(LoadReported)) + 2)
-        assert len(log.of(CacheChanged)) == 1
+            engine.emit_cache_events()
+            await log.wait(LoadReported, len(log.of_type(LoadReported)) + 2)
+        assert len(log.of_type(CacheChanged)) == 1
 
 
 async def test_a_snapshot_is_sent_again_when_it_is_asked_for() -> None:
     engine = telling_engine()
-    async with hosting(engine) as (host, _), joined(host) as (client, log):
-        engine.say_cached(stored(1), stored(2, tier="cpu"))
+    async with running_host(engine) as (host, _), joined_client(host) as (client, log):
+        engine.emit_cache_events(stored(1), stored(2, tier="cpu"))
         await Reader(log).until(hashes(1, 2))
-        told = len(log.of(CacheChanged))
+        told = len(log.of_type(CacheChanged))
         client.sync_cache("decode-1")
         snapshot = (await log.wait(CacheChanged, told + 1)).update
-        assert (snapshot.snapshot, snapshot.sequence) == (True, 1)
+        assert (snapshot.is_snapshot, snapshot.sequence) == (True, 1)
         assert [change.tier for change in snapshot.changes] == list(CacheTier)
 
 
 async def test_events_lost_in_the_engine_take_back_what_was_claimed() -> None:
     engine = telling_engine()
-    async with hosting(engine) as (host, _), joined(host) as (_, log):
+    async with running_host(engine) as (host, _), joined_client(host) as (_, log):
         reader = Reader(log)
-        engine.say_cached(stored(1))
+        engine.emit_cache_events(stored(1))
         await reader.until(hashes(1))
-        engine.say_cached(removed(1), lose=True)
-        engine.say_cached(stored(2))
+        engine.emit_cache_events(removed(1), is_lost=True)
+        engine.emit_cache_events(stored(2))
         await reader.until(hashes(2))
         assert host.cache_counters.gaps == 1
 
@@ -202,29 +202,29 @@ async def test_cache_events_that_break_take_back_what_was_claimed_and_fail_no_le
 
     engine = Breaking(replace(make_facts(), cache_events=True))
     engine.submit_gate.clear()
-    async with hosting(engine) as (host, _), joined(host) as (client, log):
+    async with running_host(engine) as (host, _), joined_client(host) as (client, log):
         reader = Reader(log)
-        engine.say_cached(stored(1))
+        engine.emit_cache_events(stored(1))
         await reader.until(hashes(1))
         engine.submit_gate.set()
         await reader.until(set())
         client.submit("decode-1", make_leg("a"))
-        await engine.watch.until(lambda: "a" in engine.running)
+        await engine.watch.wait_until(lambda: "a" in engine.running)
         engine.step_all()
         assert await log.wait_tokens("a", 1) == [4]
-        assert not log.of(ReplicaLost)
+        assert not log.of_type(ReplicaLost)
 
 
 async def test_a_snapshot_too_long_for_a_frame_is_cut_off() -> None:
-    link = LinkOptions(beat_s=0.05, liveness_s=0.6, max_part_bytes=2048)
+    link = LinkOptions(heartbeat_interval_s=0.05, heartbeat_timeout_s=0.6, max_part_bytes=2048)
     engine = telling_engine()
-    async with hosting(engine, link=link) as (host, _):
-        async with joined(host, "first", link=link) as (_, log):
+    async with running_host(engine, link=link) as (host, _):
+        async with joined_client(host, "first", link=link) as (_, log):
             reader = Reader(log)
             for told in (100, 200, 300):
-                engine.say_cached(*(stored(n) for n in range(told - 100, told)))
+                engine.emit_cache_events(*(stored(n) for n in range(told - 100, told)))
                 await reader.until(hashes(*range(told)))
-        async with joined(host, "second", link=link) as (client, log):
+        async with joined_client(host, "second", link=link) as (client, log):
             client.sync_cache("decode-1")
             await log.wait(CacheChanged, 2)
             assert Reader(log).read() == hashes(*range(128))
@@ -236,14 +236,14 @@ class Nobody:
     def submit(self, leg: Leg) -> None: ...
     def abort(self, leg_ids: tuple[str, ...]) -> None: ...
     def orphan(self, leg_ids: tuple[str, ...]) -> None: ...
-    def release(self, ticket: Ticket) -> None: ...
-    def sync_cache(self, *, at_once: bool) -> None: ...
-    def agent_broken(self, why: str) -> None: ...
+    def release(self, kv_handle: KvHandle) -> None: ...
+    def sync_cache(self, *, immediately: bool) -> None: ...
+    def report_broken_agent(self, why: str) -> None: ...
 
     def check_side_channel(self, source_id: str, address: str) -> bool:
         return False
 
-    def beat(self) -> tuple[Load, bool]:
+    def load_status(self) -> tuple[Load, bool]:
         return Load(), False
 
     def links(self) -> tuple[LinkTotals, ...]:
@@ -251,47 +251,49 @@ class Nobody:
 
 
 async def test_a_full_queue_costs_updates_and_neither_steps_nor_the_session() -> None:
-    link = LinkOptions(beat_s=10.0, liveness_s=60.0, queue_frames=4)
+    link = LinkOptions(heartbeat_interval_s=10.0, heartbeat_timeout_s=60.0, queue_frames=4)
     server = LinkServer(make_facts(), Nobody(), options=link)
     with raw_coordinator(server.bind(ANY_PORT)) as peer:
-        await peer.hello()
+        await peer.open_session()
         await peer.send(*codec.encode(frames.Submit(make_leg("a"))))
         await until_frames(server, 2)
-        server.reports.cache_snapshot(CacheUpdate(0, (), snapshot=True))
+        server.reports.send_cache_snapshot(CacheUpdate(0, (), is_snapshot=True))
         sent = 0
         while not server.counters.dropped_frames:
             sent += 1
             assert sent < 1000
             change = CacheChange(CacheChangeKind.STORED, bytes(1_000_000))
-            server.reports.cache_changed(CacheUpdate(sent, (change,)))
+            server.reports.send_cache_update(CacheUpdate(sent, (change,)))
         assert server.coordinators == 1
         told = [await next_update(peer) for _ in range(sent)]
         assert [update.sequence for update in told] == list(range(sent))
-        server.step([LegOutput("a", (1,))])
-        server.reports.cache_changed(CacheUpdate(sent + 1, ()))
+        server.send_step([LegOutput("a", (1,))])
+        server.reports.send_cache_update(CacheUpdate(sent + 1, ()))
         assert await peer.next_frame() == frames.Step(1, (LegOutput("a", (1,)),))
         assert (await next_update(peer)).sequence == sent + 1
     await server.close()
 
 
 async def test_a_session_that_waits_for_a_snapshot_gets_no_update_before_it() -> None:
-    link = LinkOptions(beat_s=10.0, liveness_s=60.0)
+    link = LinkOptions(heartbeat_interval_s=10.0, heartbeat_timeout_s=60.0)
     server = LinkServer(make_facts(), Nobody(), options=link)
     with raw_coordinator(server.bind(ANY_PORT)) as peer:
-        await peer.hello()
-        server.reports.cache_changed(CacheUpdate(1, ()))
-        for update in (CacheUpdate(1, (), snapshot=True), CacheUpdate(2, ())):
+        await peer.open_session()
+        server.reports.send_cache_update(CacheUpdate(1, ()))
+        for update in (CacheUpdate(1, (), is_snapshot=True), CacheUpdate(2, ())):
             tell = (
-                server.reports.cache_snapshot if update.snapshot else server.reports.cache_changed
+                server.reports.send_cache_snapshot
+                if update.is_snapshot
+                else server.reports.send_cache_update
             )
             tell(update)
             assert await next_update(peer) == update
         await peer.send(*codec.encode(frames.SyncCache()))
         await until_frames(server, 2)
-        server.reports.cache_changed(CacheUpdate(3, ()))
-        server.reports.cache_snapshot(CacheUpdate(3, (), snapshot=True))
-        assert (await next_update(peer)).snapshot
-        assert not server.reports.snapshot_wanted
+        server.reports.send_cache_update(CacheUpdate(3, ()))
+        server.reports.send_cache_snapshot(CacheUpdate(3, (), is_snapshot=True))
+        assert (await next_update(peer)).is_snapshot
+        assert not server.reports.snapshot_requested
     await server.close()
 
 
@@ -309,18 +311,18 @@ async def next_update(peer: RawPeer) -> CacheUpdate:
 
 async def test_repeated_demands_for_snapshots_are_answered_with_few() -> None:
     engine = telling_engine()
-    async with hosting(engine) as (host, _), joined(host) as (client, log):
+    async with running_host(engine) as (host, _), joined_client(host) as (client, log):
         for _ in range(200):
             client.sync_cache("decode-1")
         client.submit("decode-1", make_leg("a"))
-        await engine.watch.until(lambda: "a" in engine.running)
-        await log.wait(LoadReported, len(log.of(LoadReported)) + 4)
-        assert 2 <= len(log.of(CacheChanged)) < 20
+        await engine.watch.wait_until(lambda: "a" in engine.running)
+        await log.wait(LoadReported, len(log.of_type(LoadReported)) + 4)
+        assert 2 <= len(log.of_type(CacheChanged)) < 20
 
 
 @pytest.mark.parametrize("replica_id", ["nobody", "r1"])
 async def test_a_replica_that_has_not_joined_is_not_asked(replica_id: str) -> None:
-    async with coordinating() as (client, log):
+    async with running_client() as (client, log):
         client.connect("r1", "tcp://127.0.0.1:1")
         client.sync_cache(replica_id)
         client.check_side_channel(replica_id, "p0", "host:1")

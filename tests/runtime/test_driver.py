@@ -19,10 +19,10 @@ from baton.domain.events import (
     LoadReported,
     ReplicaJoined,
     ReplicaLost,
-    StepProduced,
+    StepCompleted,
 )
 from baton.domain.fleet import Load, LossReason, Role
-from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegOutput
 from baton.domain.request import FinishReason, Phase, Request
 from baton.policy.placement.port import Disaggregate
 from baton.runtime.driver import Driver
@@ -45,7 +45,7 @@ class Outside:
     def __init__(self) -> None:
         self.submitted: list[tuple[str, Leg]] = []
         self.aborted: list[tuple[str, tuple[str, ...]]] = []
-        self.released: list[tuple[str, Ticket]] = []
+        self.released: list[tuple[str, KvHandle]] = []
         self.synced: list[str] = []
         self.checked: list[tuple[str, str, str]] = []
         self.reported: list[tuple[str, str]] = []
@@ -65,8 +65,8 @@ class Outside:
     def abort(self, replica_id: str, leg_ids: Sequence[str]) -> None:
         self.aborted.append((replica_id, tuple(leg_ids)))
 
-    def release(self, replica_id: str, ticket: Ticket) -> None:
-        self.released.append((replica_id, ticket))
+    def release(self, replica_id: str, kv_handle: KvHandle) -> None:
+        self.released.append((replica_id, kv_handle))
 
     def sync_cache(self, replica_id: str) -> None:
         self.synced.append(replica_id)
@@ -112,7 +112,7 @@ async def test_a_request_becomes_a_leg_and_its_tokens_reach_the_frontend() -> No
     driver.on_request(request("r"))
     ((replica_id, leg),) = outside.submitted
     outputs = (LegOutput(leg.leg_id, (1, 2), FinishReason.LENGTH),)
-    driver.on_event(StepProduced(replica_id=replica_id, outputs=outputs))
+    driver.on_event(StepCompleted(replica_id=replica_id, outputs=outputs))
     assert [d.token_ids for d in outside.delivered] == [(1, 2)]
     assert outside.records[0].outcome is Phase.FINISHED
     driver.close()
@@ -146,7 +146,7 @@ async def test_what_one_command_fails_in_is_raised_once_all_others_are_carried_o
     monkeypatch.setattr(outside, "deliver", deliver)
     ends = [LegOutput(leg.leg_id, (1, 2), FinishReason.LENGTH) for leg in (first, second)]
     with pytest.raises(LinkFailed):
-        driver.on_event(StepProduced(replica_id="m0", outputs=tuple(ends)))
+        driver.on_event(StepCompleted(replica_id="m0", outputs=tuple(ends)))
     assert [record.request_id for record in outside.records] == ["r", "s"]
     driver.close()
 
@@ -185,7 +185,7 @@ async def test_a_leg_that_never_left_is_not_looked_for_in_reports() -> None:
     driver.on_request(request("taken"))
     assert [replica_id for replica_id, _ in outside.submitted] == ["m1", "m0"]
     driver.on_event(LoadReported(replica_id="m0", load=Load(), received_legs=1))
-    assert driver.fleet().replicas["m0"].unseen_legs == 0
+    assert driver.fleet().replicas["m0"].unreported_legs == 0
     driver.close()
 
 
@@ -221,14 +221,14 @@ async def test_an_abort_frees_the_replica_and_tells_the_client_nothing() -> None
 
 async def test_who_is_refused_before_it_is_read_is_counted_once_and_never_recorded() -> None:
     driver, outside = rig(CoordinatorLimits(max_requests=2))
-    assert driver.refuse(2, tenant="default") is None
+    assert driver.check_admission(2, tenant="default") is None
     assert machine_of(driver).report("c", 0.0).tallies == ()
     driver.on_request(request("r"))
-    assert driver.refuse(1, tenant="default") is None
-    error = driver.refuse(2, tenant="default")
+    assert driver.check_admission(1, tenant="default") is None
+    error = driver.check_admission(2, tenant="default")
     assert isinstance(error, QueueFull)
     [row] = machine_of(driver).report("c", 0.0).tallies
-    assert (row.judged, row.shed, row.good) == (2, 2, 0)
+    assert (row.evaluated, row.shed, row.good) == (2, 2, 0)
     assert (outside.records, outside.failed) == ([], {})
     driver.close()
 
@@ -236,7 +236,7 @@ async def test_who_is_refused_before_it_is_read_is_counted_once_and_never_record
 async def test_a_replica_whose_cache_updates_went_missing_is_asked_for_all() -> None:
     driver, outside = rig()
     driver.on_event(ReplicaJoined(facts=replace(replica_facts("m0"), cache_events=True)))
-    for update in (CacheUpdate(1, (), snapshot=True), CacheUpdate(2, ())):
+    for update in (CacheUpdate(1, (), is_snapshot=True), CacheUpdate(2, ())):
         driver.on_event(CacheChanged(replica_id="m0", update=update))
     assert outside.synced == []
     driver.on_event(CacheChanged(replica_id="m0", update=CacheUpdate(4, ())))

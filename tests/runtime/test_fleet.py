@@ -11,10 +11,10 @@ from baton.control.state.limits import CoordinatorLimits
 from baton.domain.errors import NoCapacity, RequestInvalid
 from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode, RouteReason
-from baton.domain.request import LocalOnly, Phase, Request
+from baton.domain.request import LocalOnlyReason, Phase, Request
 from baton.engine.sim import expected_tokens
 from baton.policy.placement.port import Disaggregate
-from baton.policy.resilience.circuit_breakers import Circuit
+from baton.policy.resilience.circuit_breakers import CircuitState
 from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
 
 EARLY_OR_LATE = pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
@@ -35,50 +35,52 @@ def assert_complete(fleet: Fleet, request: Request) -> None:
 
 async def test_prefill_and_decode_run_on_their_pools_and_the_blocks_move() -> None:
     async with running_fleet() as fleet:
-        request = fleet.ask("r")
-        await fleet.clients.ended(1)
+        request = fleet.send_request("r")
+        await fleet.clients.wait_ended(1)
         assert_complete(fleet, request)
         (route,) = fleet.clients.records["r"].routes
         assert (route.prefill_replica_id, route.decode_replica_id) == ("p0", "d0")
         legs = fleet.clients.records["r"].legs
         assert [leg.replica_id for leg in legs] == ["p0", "d0"]
-        assert all(leg.times is not None and leg.times.compute_s > 0 for leg in legs)
+        assert all(leg.engine_times is not None and leg.engine_times.compute_s > 0 for leg in legs)
         moved = fleet.engines["d0"].load().transfers
         assert moved.pulls == 1
         assert moved.moved_bytes == fleet.clients.records["r"].handed_off_blocks * (
             ENGINE.kv_block_bytes
         )
-        await fleet.freed()
+        await fleet.wait_freed()
 
 
 async def test_many_streams_share_a_fleet() -> None:
     async with running_fleet(prefill=2, decode=2) as fleet:
-        requests = [fleet.ask(f"r{i}", prompt_tokens=10 + i) for i in range(40)]
-        await fleet.clients.ended(40)
+        requests = [fleet.send_request(f"r{i}", prompt_tokens=10 + i) for i in range(40)]
+        await fleet.clients.wait_ended(40)
         for request in requests:
             assert_complete(fleet, request)
         used = {r.routes[-1].decode_replica_id for r in fleet.clients.records.values()}
         assert used == {"d0", "d1"}
-        await fleet.freed()
+        await fleet.wait_freed()
         assert all(v.inflight_legs == 0 for v in fleet.driver.fleet().replicas.values())
 
 
 async def test_clients_may_get_the_token_that_ends_their_prefill_before_the_blocks_move() -> None:
     early = CoordinatorLimits(early_first_token=True)
     async with running_fleet(prefill=2, decode=2, settings=SLOWER_PULL, limits=early) as fleet:
-        requests = [fleet.ask(f"r{i}", prompt_tokens=10 + i) for i in range(40)]
-        requests += [fleet.ask(f"one{i}", prompt_tokens=50 + i, max_tokens=1) for i in range(4)]
-        await fleet.clients.ended(44)
+        requests = [fleet.send_request(f"r{i}", prompt_tokens=10 + i) for i in range(40)]
+        requests += [
+            fleet.send_request(f"one{i}", prompt_tokens=50 + i, max_tokens=1) for i in range(4)
+        ]
+        await fleet.clients.wait_ended(44)
         for request in requests:
             assert_complete(fleet, request)
             record = fleet.clients.records[request.request_id]
             assert record.first_token_at_s is not None
             if request.max_tokens > 1:
                 assert record.first_token_at_s == record.prefill_done_at_s
-                assert record.worst_gap_s >= SLOWER_PULL.transfer_setup_s
+                assert record.max_itl_s >= SLOWER_PULL.transfer_setup_s
         pulls = sum(fleet.engines[name].load().transfers.pulls for name in ("d0", "d1"))
         assert pulls == 40, "a first token that is the last moves nothing"
-        await fleet.freed()
+        await fleet.wait_freed()
         assert all(v.inflight_legs == 0 for v in fleet.driver.fleet().replicas.values())
 
 
@@ -96,10 +98,10 @@ async def test_a_client_that_leaves_frees_both_engines_within_a_second(
 ) -> None:
     limits = CoordinatorLimits(transfer_s=60.0, early_first_token=early)
     async with running_fleet(settings=settings, limits=limits) as fleet:  # type: ignore[arg-type]
-        fleet.ask("r", max_tokens=1000)
-        await fleet.until_fleet(lambda: fleet.driver.phases()["r"] is phase)
+        fleet.send_request("r", max_tokens=1000)
+        await fleet.wait_until(lambda: fleet.driver.phases()["r"] is phase)
         fleet.driver.on_abort(("r",))
-        await fleet.freed(timeout_s=1.0)
+        await fleet.wait_freed(timeout_s=1.0)
         assert fleet.clients.records["r"].outcome is Phase.CANCELLED
         assert all(v.inflight_legs == 0 for v in fleet.driver.fleet().replicas.values())
 
@@ -108,12 +110,12 @@ async def test_a_client_that_leaves_frees_both_engines_within_a_second(
 async def test_a_decode_engine_that_dies_mid_stream_costs_no_token(*, early: bool) -> None:
     limits = CoordinatorLimits(early_first_token=early)
     async with running_fleet(decode=2, settings=SLOW, limits=limits) as fleet:
-        requests = [fleet.ask(f"r{i}", max_tokens=40) for i in range(8)]
-        await fleet.clients.until(
+        requests = [fleet.send_request(f"r{i}", max_tokens=40) for i in range(8)]
+        await fleet.clients.wait_until(
             lambda: all(len(fleet.clients.tokens.get(r.request_id, ())) >= 3 for r in requests)
         )
         fleet.engines["d0"].die()
-        await fleet.clients.ended(8)
+        await fleet.clients.wait_ended(8)
         for request in requests:
             assert_complete(fleet, request)
         resumed = [r for r in fleet.clients.records.values() if r.resumes]
@@ -124,11 +126,11 @@ async def test_a_decode_engine_that_dies_mid_stream_costs_no_token(*, early: boo
 async def test_a_prefill_engine_that_dies_during_prefill_only_delays() -> None:
     settings = replace(ENGINE, prefill_tokens_per_s=200)
     async with running_fleet(prefill=2, settings=settings) as fleet:
-        request = fleet.ask("r")
+        request = fleet.send_request("r")
         victim = fleet.driver.fleet()
         (name,) = [n for n, v in victim.replicas.items() if v.inflight_legs]
         fleet.engines[name].die()
-        await fleet.clients.ended(1)
+        await fleet.clients.wait_ended(1)
         assert_complete(fleet, request)
 
 
@@ -138,46 +140,46 @@ async def test_a_source_that_dies_during_the_transfer_only_delays(*, early: bool
         settings=replace(SLOW_PULL, transfer_setup_s=3.0),
         limits=CoordinatorLimits(transfer_s=0.3, early_first_token=early),
     ) as fleet:
-        request = fleet.ask("r")
-        await fleet.until_fleet(lambda: fleet.driver.phases()["r"] is Phase.TRANSFER)
+        request = fleet.send_request("r")
+        await fleet.wait_until(lambda: fleet.driver.phases()["r"] is Phase.TRANSFER)
         fleet.engines["p0"].die()
-        await fleet.clients.ended(1)
+        await fleet.clients.wait_ended(1)
         assert_complete(fleet, request)
 
 
 async def test_a_slow_transfer_falls_back_to_local() -> None:
     async with running_fleet(settings=SLOW_PULL, limits=CoordinatorLimits(transfer_s=0.2)) as fleet:
-        request = fleet.ask("r")
-        await fleet.clients.ended(1)
+        request = fleet.send_request("r")
+        await fleet.clients.wait_ended(1)
         assert_complete(fleet, request)
         first, *_, last = fleet.clients.records["r"].routes
         assert (first.mode, last.mode) == (HandoffMode.PULL, HandoffMode.LOCAL)
-        await fleet.freed()
+        await fleet.wait_freed()
 
 
 async def test_a_frozen_engine_is_given_up_and_its_stream_goes_on() -> None:
     async with running_fleet(
         decode=2, settings=SLOW, limits=CoordinatorLimits(stall_s=0.3)
     ) as fleet:
-        request = fleet.ask("r", max_tokens=30)
-        await fleet.clients.until(lambda: len(fleet.clients.tokens.get("r", ())) >= 3)
+        request = fleet.send_request("r", max_tokens=30)
+        await fleet.clients.wait_until(lambda: len(fleet.clients.tokens.get("r", ())) >= 3)
         (route,) = [v.replica_id for v in fleet.driver.fleet().replicas.values() if v.inflight_legs]
         fleet.engines[route].freeze()
-        await fleet.clients.ended(1)
+        await fleet.clients.wait_ended(1)
         assert_complete(fleet, request)
         assert fleet.clients.records["r"].resumes == 1
         fleet.engines[route].thaw()
-        await fleet.freed(timeout_s=5.0)
+        await fleet.wait_freed(timeout_s=5.0)
 
 
 async def test_a_stream_without_any_replica_waits_for_one_and_goes_on() -> None:
     async with running_fleet(prefill=0, decode=1, settings=SLOW) as fleet:
-        request = fleet.ask("r", max_tokens=30)
-        await fleet.clients.until(lambda: len(fleet.clients.tokens.get("r", ())) >= 3)
+        request = fleet.send_request("r", max_tokens=30)
+        await fleet.clients.wait_until(lambda: len(fleet.clients.tokens.get("r", ())) >= 3)
         fleet.engines["d0"].die()
-        await fleet.until_fleet(lambda: fleet.driver.phases() == {"r": Phase.QUEUED})
+        await fleet.wait_until(lambda: fleet.driver.phases() == {"r": Phase.QUEUED})
         await fleet.add("d1", Role.DECODE, SLOW)
-        await fleet.clients.ended(1)
+        await fleet.clients.wait_ended(1)
         assert_complete(fleet, request)
 
 
@@ -185,30 +187,30 @@ async def test_without_any_replica_a_request_is_refused_within_its_queue_deadlin
     async with running_fleet(
         prefill=0, decode=0, limits=CoordinatorLimits(queue_wait_s=0.05)
     ) as fleet:
-        fleet.ask("r")
-        await fleet.clients.ended(1, timeout_s=2.0)
+        fleet.send_request("r")
+        await fleet.clients.wait_ended(1, timeout_s=2.0)
         assert isinstance(fleet.clients.errors["r"], NoCapacity)
 
 
 async def test_a_dead_prefill_pool_degrades_to_local() -> None:
     async with running_fleet() as fleet:
         fleet.engines["p0"].die()
-        await fleet.until_fleet(lambda: "p0" not in fleet.driver.fleet().replicas)
-        request = fleet.ask("r")
-        await fleet.clients.ended(1)
+        await fleet.wait_until(lambda: "p0" not in fleet.driver.fleet().replicas)
+        request = fleet.send_request("r")
+        await fleet.clients.wait_ended(1)
         assert_complete(fleet, request)
         assert fleet.clients.records["r"].routes[0].reason is RouteReason.NO_PREFILL_REPLICA
 
 
 async def test_a_draining_replica_finishes_its_streams_and_gets_no_more() -> None:
     async with running_fleet(prefill=0, decode=2, settings=SLOW) as fleet:
-        old = fleet.ask("old", max_tokens=30)
-        await fleet.clients.until(lambda: len(fleet.clients.tokens.get("old", ())) >= 2)
+        old = fleet.send_request("old", max_tokens=30)
+        await fleet.clients.wait_until(lambda: len(fleet.clients.tokens.get("old", ())) >= 2)
         (name,) = [v.replica_id for v in fleet.driver.fleet().replicas.values() if v.inflight_legs]
         fleet.hosts[name].drain()
-        await fleet.until_fleet(lambda: fleet.driver.fleet().replicas[name].draining)
-        new = fleet.ask("new")
-        await fleet.clients.ended(2)
+        await fleet.wait_until(lambda: fleet.driver.fleet().replicas[name].draining)
+        new = fleet.send_request("new")
+        await fleet.clients.wait_ended(2)
         assert_complete(fleet, old)
         assert_complete(fleet, new)
         assert fleet.clients.records["new"].routes[-1].decode_replica_id != name
@@ -217,8 +219,10 @@ async def test_a_draining_replica_finishes_its_streams_and_gets_no_more() -> Non
 
 async def test_a_prompt_that_no_engine_takes_fails_at_once() -> None:
     async with running_fleet() as fleet:
-        fleet.ask("r", prompt_tokens=ENGINE.max_len_tokens + 1, local_only=LocalOnly.FAN_OUT)
-        await fleet.clients.ended(1, timeout_s=5.0)
+        fleet.send_request(
+            "r", prompt_tokens=ENGINE.max_len_tokens + 1, local_only=LocalOnlyReason.FAN_OUT
+        )
+        await fleet.clients.wait_ended(1, timeout_s=5.0)
         assert fleet.clients.records["r"].outcome is Phase.FAILED
 
 
@@ -236,7 +240,7 @@ async def test_a_request_that_engines_find_wrong_is_answered_once_and_harms_nobo
     async with running_fleet(
         prefill=2, decode=2, settings=settings, disaggregate=disaggregate
     ) as fleet:
-        stream = fleet.ask("stream", max_tokens=40)
+        stream = fleet.send_request("stream", max_tokens=40)
         for number in range(12):
             fleet.driver.on_request(
                 Request(
@@ -246,7 +250,7 @@ async def test_a_request_that_engines_find_wrong_is_answered_once_and_harms_nobo
                     arrived_at_s=0.0,
                 )
             )
-        await fleet.clients.ended(13)
+        await fleet.clients.wait_ended(13)
         assert_complete(fleet, stream)
         for number in range(12):
             error = fleet.clients.errors[f"wrong{number}"]
@@ -255,17 +259,17 @@ async def test_a_request_that_engines_find_wrong_is_answered_once_and_harms_nobo
             record = fleet.clients.records[f"wrong{number}"]
             assert (len(record.legs), record.resumes) == (1, 0)
         assert set(fleet.coordinator.circuits(asyncio.get_running_loop().time()).values()) <= {
-            Circuit.CLOSED
+            CircuitState.CLOSED
         }
-        assert not any(tries for _, tries in fleet.coordinator.recoveries().second_tries)
-        await fleet.freed()
+        assert not any(tries for _, tries in fleet.coordinator.retry_totals().retries)
+        await fleet.wait_freed()
 
 
 async def test_a_prompt_that_no_engine_has_room_for_is_answered_as_such() -> None:
     async with running_fleet() as fleet:
         most = ENGINE.max_len_tokens
-        fleet.ask("long", prompt_tokens=most + 3)
-        await fleet.clients.ended(1)
+        fleet.send_request("long", prompt_tokens=most + 3)
+        await fleet.clients.wait_ended(1)
         error = fleet.clients.errors["long"]
         assert isinstance(error, RequestInvalid)
         assert f"has {most + 3} tokens, wanted fewer than {most}" in str(error)

@@ -10,7 +10,7 @@ from baton.domain.events import CacheChanged, LinksReported, SideChannelChecked
 from baton.domain.fleet import LinkTotals
 from baton.domain.handoff import HandoffMode
 from baton.domain.request import Phase
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
 
 
@@ -22,23 +22,23 @@ def told(fleet: Fleet, replica_id: str) -> set[int]:
         if isinstance(event, CacheChanged) and event.replica_id == replica_id
         for change in event.update.changes
         if change.kind is CacheChangeKind.STORED
-        for block in unpack_hashes(change.hashes)
+        for block in unpack_hashes(change.packed_hashes)
     }
 
 
 async def test_both_replicas_of_a_handoff_tell_that_they_hold_the_prompt() -> None:
     async with running_fleet() as fleet:
-        request = fleet.ask("r", prompt_tokens=64)
+        request = fleet.send_request("r", prompt_tokens=64)
         root = chain_root(model="tiny", block_size_tokens=ENGINE.block_size_tokens)
-        hashes = chain(root, request.prompt_token_ids, ENGINE.block_size_tokens)
+        hashes = chain_hashes(root, request.prompt_token_ids, ENGINE.block_size_tokens)
         for name in ("p0", "d0"):
-            await fleet.until_fleet(lambda name=name: set(hashes) <= told(fleet, name))  # type: ignore[misc]
+            await fleet.wait_until(lambda name=name: set(hashes) <= told(fleet, name))  # type: ignore[misc]
 
 
 async def test_the_pulling_replica_tells_from_where_and_how_much() -> None:
     async with running_fleet() as fleet:
-        fleet.ask("r", prompt_tokens=64)
-        await fleet.until_fleet(lambda: any(isinstance(e, LinksReported) for e in fleet.events))
+        fleet.send_request("r", prompt_tokens=64)
+        await fleet.wait_until(lambda: any(isinstance(e, LinksReported) for e in fleet.events))
         (reported,) = [e for e in fleet.events if isinstance(e, LinksReported)]
         assert reported.replica_id == "d0"
         (link,) = reported.links
@@ -48,7 +48,7 @@ async def test_the_pulling_replica_tells_from_where_and_how_much() -> None:
 
 
 def checks(fleet: Fleet) -> list[bool]:
-    return [event.ok for event in fleet.events if isinstance(event, SideChannelChecked)]
+    return [event.is_reachable for event in fleet.events if isinstance(event, SideChannelChecked)]
 
 
 async def test_a_decode_replica_can_tell_a_live_side_channel_from_a_dead_one() -> None:
@@ -59,7 +59,7 @@ async def test_a_decode_replica_can_tell_a_live_side_channel_from_a_dead_one() -
                 fleet.engines[name].die()
             before = len(checks(fleet))
             fleet.link.check_side_channel("d0", name, address)
-            await fleet.until_fleet(lambda n=before: len(checks(fleet)) > n)  # type: ignore[misc]
+            await fleet.wait_until(lambda n=before: len(checks(fleet)) > n)  # type: ignore[misc]
             assert checks(fleet)[-1] is alive
 
 
@@ -68,10 +68,10 @@ async def test_a_leg_that_waits_to_pull_does_not_pass_for_a_failed_transfer() ->
     limits = CoordinatorLimits(transfer_s=1.0)  # the last one waits for longer than that
     async with running_fleet(settings=settings, limits=limits) as fleet:
         for n in range(5):
-            fleet.ask(f"r{n}", prompt_tokens=20 + n)
-        await fleet.clients.ended(5)
+            fleet.send_request(f"r{n}", prompt_tokens=20 + n)
+        await fleet.clients.wait_ended(5)
         for record in fleet.clients.records.values():
             assert record.outcome is Phase.FINISHED
             assert [route.mode for route in record.routes] == [HandoffMode.PULL]
         assert fleet.engines["d0"].load().transfers.pulls == 5
-        await fleet.freed()
+        await fleet.wait_freed()

@@ -12,10 +12,10 @@ import pytest
 
 _SCRIPT = """
 import gc
-from baton.runtime.process.gc_tuning import set_heap_aside
+from baton.runtime.process.gc_tuning import freeze_startup_heap
 
 old = [[number] for number in range(200_000)]
-set_heap_aside()
+freeze_startup_heap()
 sizes = []
 
 def note(when, info):
@@ -46,11 +46,11 @@ def test_garbage_from_before_is_let_go_first() -> None:
     thing.itself = thing  # type: ignore[attr-defined]  # a cycle
     gone = weakref.ref(thing)
     del thing
-    from baton.runtime.process.gc_tuning import set_heap_aside
+    from baton.runtime.process.gc_tuning import freeze_startup_heap
 
     before = gc.get_threshold()
     try:
-        set_heap_aside()
+        freeze_startup_heap()
         assert gone() is None
     finally:
         gc.set_threshold(*before)
@@ -59,7 +59,7 @@ def test_garbage_from_before_is_let_go_first() -> None:
 
 _HELD = """
 import gc
-from baton.runtime.process.gc_tuning import set_heap_aside
+from baton.runtime.process.gc_tuning import freeze_startup_heap
 
 def collections():
     before = [one["collections"] for one in gc.get_stats()]
@@ -67,7 +67,7 @@ def collections():
     return [one["collections"] - was for one, was in zip(gc.get_stats(), before)]
 
 usual = collections()
-set_heap_aside()
+freeze_startup_heap()
 ours = collections()
 assert 8 * sum(ours) < sum(usual), (ours, usual)
 assert ours[2] >= usual[2] >= 1, (ours, usual)
@@ -83,21 +83,21 @@ def test_what_is_new_is_looked_through_a_tenth_as_often_and_what_is_old_no_less(
 
 
 def test_tidying_lets_go_of_tuples_that_are_only_kept_to_be_used_again() -> None:
-    from baton.runtime.process.gc_tuning import tidy_heap
+    from baton.runtime.process.gc_tuning import trim_memory
 
-    tidy_heap()
+    trim_memory()
     before = sys.getallocatedblocks()
     kept = [tuple(number for number in range(13)) for _ in range(1500)]
     del kept
     for_later = sys.getallocatedblocks() - before
-    tidy_heap()
+    trim_memory()
     assert for_later > 1000, "this Python keeps none: then there is nothing to tidy"
     assert sys.getallocatedblocks() - before < 300
 
 
 _SCATTERED = """
 from pathlib import Path
-from baton.runtime.process.gc_tuning import tidy_heap
+from baton.runtime.process.gc_tuning import trim_memory
 
 def resident_mb():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
@@ -106,7 +106,7 @@ pieces = [bytes(2000) for _ in range(40_000)]
 pins = pieces[::100]
 del pieces
 before = resident_mb()
-tidy_heap()
+trim_memory()
 print(before - resident_mb())
 """
 

@@ -11,14 +11,14 @@ from baton.domain.handoff import HandoffMode
 from baton.domain.names.addresses import parse_address
 from baton.domain.request import Phase
 from baton.engine.sim import SimSettings, expected_tokens
-from baton.runtime.process.sockets import bound_socket
+from baton.runtime.process.sockets import create_bound_socket
 from tests.fakes.fleet_rig import ENGINE, running_fleet
-from tests.fakes.machine import need_ipv6
+from tests.fakes.machine import require_ipv6
 
 
 @pytest.fixture(autouse=True)
 def _needs_ipv6() -> None:
-    need_ipv6()
+    require_ipv6()
 
 
 def at_address(host: str) -> SimSettings:
@@ -32,15 +32,15 @@ async def test_blocks_and_tokens_move_over_addresses_of_ipv6(at: str) -> None:
             assert host.address.startswith("tcp://[")
             assert host.facts is not None
             assert parse_address(host.facts.side_channel).host == at
-        request = fleet.ask("r")
-        await fleet.clients.ended(1)
+        request = fleet.send_request("r")
+        await fleet.clients.wait_ended(1)
         record = fleet.clients.records["r"]
         assert (record.outcome, record.routes[-1].mode) == (Phase.FINISHED, HandoffMode.PULL)
         assert fleet.engines["d0"].load().transfers.pulls == 1
         assert fleet.clients.tokens["r"] == list(
             expected_tokens(request.prompt_token_ids, 16, model="tiny", settings=ENGINE)
         )
-        await fleet.freed()
+        await fleet.wait_freed()
 
 
 async def test_side_channels_at_addresses_of_ipv6_are_checked() -> None:
@@ -52,7 +52,7 @@ async def test_side_channels_at_addresses_of_ipv6_are_checked() -> None:
 
 @pytest.mark.parametrize("host", ["::", "::ffff:0.0.0.0"])
 def test_who_listens_everywhere_is_reached_by_ipv4_too(host: str) -> None:
-    with bound_socket(host, 0) as made:
+    with create_bound_socket(host, 0) as made:
         made.listen()
         port = made.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port), 5):
@@ -60,8 +60,8 @@ def test_who_listens_everywhere_is_reached_by_ipv4_too(host: str) -> None:
 
 
 def test_a_port_of_ipv6_that_somebody_has_is_not_given_twice() -> None:
-    with bound_socket("::1", 0) as made:
+    with create_bound_socket("::1", 0) as made:
         made.listen()
         port = made.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
-            bound_socket("::1", port)
+            create_bound_socket("::1", port)

@@ -21,17 +21,17 @@ from hypothesis import strategies as st
 from baton.domain.errors import ConfigInvalid, OperatorError
 from baton.runtime.keys import key_files
 from baton.runtime.keys.api_keys import (
-    PREFIX,
+    KEY_PREFIX,
     ApiKey,
     BadKeyLine,
+    InvalidKey,
     KeyRing,
     KeyState,
-    Known,
-    Unknown,
+    ValidKey,
     mint,
     parse_line,
 )
-from baton.runtime.keys.key_files import KeyFiles, editing, keys_of, load_ring, read_keys
+from baton.runtime.keys.key_files import KeyFiles, edit_key_file, load_ring, read_keys, read_lines
 
 NOW = datetime(2026, 11, 20, 21, 0, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -53,13 +53,13 @@ keys = st.builds(
 
 
 def put(path: Path, *made: ApiKey) -> None:
-    path.write_text("".join(f"{key.line()}\n" for key in made))
+    path.write_text("".join(f"{key.format_line()}\n" for key in made))
 
 
 @given(key=keys)
 @settings(max_examples=40)
 def test_a_key_is_read_from_its_line_as_it_was_written(key: ApiKey) -> None:
-    assert parse_line(key.line()) == key
+    assert parse_line(key.format_line()) == key
 
 
 @pytest.mark.parametrize("line", ["", "   ", "# a comment", "  # sha256:x"])
@@ -101,10 +101,10 @@ def test_a_bad_line_is_refused_and_its_text_is_not_repeated(line: str, wanted: s
 def test_a_key_is_made_of_more_than_256_bits_and_kept_as_a_hash() -> None:
     key, token = mint("acme", now=NOW, label=" ci ")
     prefix, key_id, secret = token.split("_")
-    assert (prefix + "_", key_id, key.label) == (PREFIX, key.key_id, "ci")
+    assert (prefix + "_", key_id, key.label) == (KEY_PREFIX, key.key_id, "ci")
     assert len(secret) == 43
     assert set(secret) <= set(string.ascii_letters + string.digits)
-    assert secret not in key.line()
+    assert secret not in key.format_line()
     assert 62**43 > 2**256
     assert mint("acme", now=NOW)[1] != token
 
@@ -113,31 +113,31 @@ def test_a_key_is_known_by_all_of_it_and_by_nothing_else() -> None:
     key, token = mint("acme", now=NOW)
     other, other_token = mint("beta", now=NOW)
     ring = KeyRing([key, other])
-    assert ring.look_up(token, NOW) == Known(key_id=key.key_id, tenant="acme")
+    assert ring.look_up(token, NOW) == ValidKey(key_id=key.key_id, tenant="acme")
     assert ring.tenant_of(other_token, NOW) == "beta"
-    mixed = f"{PREFIX}{key.key_id}_{other_token.rpartition('_')[2]}"
+    mixed = f"{KEY_PREFIX}{key.key_id}_{other_token.rpartition('_')[2]}"
     for wrong in (
         mixed,
         token[:-1],
         token + "x",
         token.upper(),
         f" {token}",
-        token.removeprefix(PREFIX),
+        token.removeprefix(KEY_PREFIX),
         key.digest,
-        f"{PREFIX}{key.key_id}_",
-        PREFIX,
+        f"{KEY_PREFIX}{key.key_id}_",
+        KEY_PREFIX,
         "",
         "\ud800",
         token + "x" * 10_000,
     ):
-        assert ring.look_up(wrong, NOW) == Unknown(), wrong
+        assert ring.look_up(wrong, NOW) == InvalidKey(), wrong
         assert ring.tenant_of(wrong, NOW) is None
 
 
 def test_no_key_is_known_to_an_empty_ring_not_even_the_hash_that_is_compared_for_nobody() -> None:
     ring = KeyRing()
     assert len(ring) == 0
-    assert ring.look_up("0" * 64, NOW) == Unknown()
+    assert ring.look_up("0" * 64, NOW) == InvalidKey()
 
 
 def test_every_check_hashes_and_compares_whether_the_id_is_known_or_not(
@@ -154,7 +154,12 @@ def test_every_check_hashes_and_compares_whether_the_id_is_known_or_not(
     key, token = mint("acme", now=NOW)
     ring = KeyRing([key])
     monkeypatch.setattr(hmac, "compare_digest", counting)
-    for shown in (token, f"{PREFIX}{key.key_id}_wrong", f"{PREFIX}nosuchkey0_wrong", "EMPTY"):
+    for shown in (
+        token,
+        f"{KEY_PREFIX}{key.key_id}_wrong",
+        f"{KEY_PREFIX}nosuchkey0_wrong",
+        "EMPTY",
+    ):
         compared.clear()
         ring.look_up(shown, NOW)
         ((one, other),) = compared
@@ -173,11 +178,11 @@ def test_a_key_is_good_until_it_expires_or_is_revoked(
     )
     found = KeyRing([key]).look_up(token, NOW)
     if revoked is not None:
-        assert found == Unknown(state=KeyState.REVOKED, key_id=key.key_id)
+        assert found == InvalidKey(state=KeyState.REVOKED, key_id=key.key_id)
     elif expires is not None and expires <= 0:
-        assert found == Unknown(state=KeyState.EXPIRED, key_id=key.key_id)
+        assert found == InvalidKey(state=KeyState.EXPIRED, key_id=key.key_id)
     else:
-        assert found == Known(key_id=key.key_id, tenant="acme")
+        assert found == ValidKey(key_id=key.key_id, tenant="acme")
 
 
 def test_what_keys_are_good_for_is_told_by_their_digests() -> None:
@@ -185,8 +190,8 @@ def test_what_keys_are_good_for_is_told_by_their_digests() -> None:
     bad = replace(mint("acme", now=NOW)[0], revoked_at=NOW)
     found = KeyRing([good, bad]).by_digest(NOW)
     assert found == {
-        hashlib.sha256(token.encode()).hexdigest(): Known(key_id=good.key_id, tenant="acme"),
-        bad.digest: Unknown(state=KeyState.REVOKED, key_id=bad.key_id),
+        hashlib.sha256(token.encode()).hexdigest(): ValidKey(key_id=good.key_id, tenant="acme"),
+        bad.digest: InvalidKey(state=KeyState.REVOKED, key_id=bad.key_id),
     }
 
 
@@ -195,7 +200,7 @@ def test_ten_thousand_wrong_keys_leave_nothing_behind() -> None:
     ring = KeyRing([key])
     rng = random.Random(1)
     for _ in range(10_000):
-        wrong = f"{PREFIX}{''.join(rng.choices(string.ascii_lowercase, k=10))}_x"
+        wrong = f"{KEY_PREFIX}{''.join(rng.choices(string.ascii_lowercase, k=10))}_x"
         assert ring.tenant_of(wrong, NOW) is None
     assert len(ring) == 1
 
@@ -216,7 +221,7 @@ def test_a_file_is_followed(tmp_path: Path) -> None:
 
     put(path, replace(key, revoked_at=NOW))
     assert len(files.poll()) == 1
-    assert files.ring.look_up(token, NOW) == Unknown(state=KeyState.REVOKED, key_id=key.key_id)
+    assert files.ring.look_up(token, NOW) == InvalidKey(state=KeyState.REVOKED, key_id=key.key_id)
 
 
 def test_a_file_that_is_replaced_within_one_tick_of_its_clock_is_read_again(
@@ -399,7 +404,7 @@ def test_loading_names_everything_that_is_wrong(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     key, token = mint("acme", now=NOW)
     put(good, key)
-    bad.write_text(f"\n{key.line()}\nx\n# fine\ny z\n")
+    bad.write_text(f"\n{key.format_line()}\nx\n# fine\ny z\n")
     assert load_ring({"acme": good}).tenant_of(token, NOW) == "acme"
     with pytest.raises(ConfigInvalid) as refused:
         load_ring({"acme": good, "beta": bad, "gamma": tmp_path / "none"})
@@ -415,15 +420,15 @@ def test_comments_stay_where_they_are_and_the_file_is_for_its_owner_only(tmp_pat
     path = tmp_path / "folder" / "acme.keys"
     first, _ = mint("acme", now=NOW)
     second, _ = mint("acme", now=NOW)
-    with editing(path, create=True) as document:
+    with edit_key_file(path, create=True) as document:
         document.add(first)
     path.write_text(f"# of the ci\n{path.read_text()}\n# the end\n")
     path.chmod(0o644)
-    with editing(path) as document:
+    with edit_key_file(path) as document:
         document.add(second)
         document.revoke(first.key_id, NOW)
     revoked = replace(first, revoked_at=NOW)
-    assert read_keys(path) == ["# of the ci", revoked, "", "# the end", second]
+    assert read_lines(path) == ["# of the ci", revoked, "", "# the end", second]
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert sorted(file.name for file in path.parent.iterdir()) == ["acme.keys", "acme.keys.lock"]
@@ -436,23 +441,23 @@ def test_a_change_that_fails_halfway_changes_nothing(tmp_path: Path) -> None:
     before = path.stat()
 
     def revoke(*key_ids: str) -> None:
-        with editing(path) as document:
+        with edit_key_file(path) as document:
             for key_id in key_ids:
                 document.revoke(key_id, NOW)
 
     with pytest.raises(OperatorError, match="nosuch"):
         revoke(key.key_id, "nosuch")
-    assert keys_of(path) == (key,)
-    with pytest.raises(OperatorError, match="already"), editing(path) as document:
+    assert read_keys(path) == (key,)
+    with pytest.raises(OperatorError, match="already"), edit_key_file(path) as document:
         document.add(key)
-    with editing(path) as document:
+    with edit_key_file(path) as document:
         document.expire(key.key_id, NOW + DAY)
     assert path.stat().st_ino != before.st_ino
     unchanged = path.stat()
-    with editing(path) as document:
+    with edit_key_file(path) as document:
         document.expire(key.key_id, NOW + 2 * DAY)
     assert path.stat().st_ino == unchanged.st_ino
-    assert keys_of(path)[0].expires_at == NOW + DAY
+    assert read_keys(path)[0].expires_at == NOW + DAY
 
 
 def test_revoking_twice_keeps_the_first_time(tmp_path: Path) -> None:
@@ -460,9 +465,9 @@ def test_revoking_twice_keeps_the_first_time(tmp_path: Path) -> None:
     key, _ = mint("acme", now=NOW)
     put(path, key)
     for later in (NOW, NOW + DAY):
-        with editing(path) as document:
+        with edit_key_file(path) as document:
             document.revoke(key.key_id, later)
-    assert keys_of(path)[0].revoked_at == NOW
+    assert read_keys(path)[0].revoked_at == NOW
 
 
 def test_a_file_that_is_a_link_stays_one(tmp_path: Path) -> None:
@@ -470,10 +475,10 @@ def test_a_file_that_is_a_link_stays_one(tmp_path: Path) -> None:
     key, _ = mint("acme", now=NOW)
     put(real, key)
     link.symlink_to(real)
-    with editing(link) as document:
+    with edit_key_file(link) as document:
         document.revoke(key.key_id, NOW)
     assert link.is_symlink()
-    assert keys_of(real)[0].revoked_at == NOW
+    assert read_keys(real)[0].revoked_at == NOW
 
 
 def test_two_who_change_a_file_at_once_both_do(tmp_path: Path) -> None:
@@ -483,7 +488,7 @@ def test_two_who_change_a_file_at_once_both_do(tmp_path: Path) -> None:
     def add() -> None:
         start.wait(5)
         for _ in range(5):
-            with editing(path, create=True) as document:
+            with edit_key_file(path, create=True) as document:
                 document.add(mint("acme", now=NOW)[0])
 
     threads = [threading.Thread(target=add) for _ in range(4)]
@@ -491,7 +496,7 @@ def test_two_who_change_a_file_at_once_both_do(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len(keys_of(path)) == 20
+    assert len(read_keys(path)) == 20
 
 
 def test_a_file_that_somebody_else_holds_is_not_waited_for_without_end(
@@ -502,23 +507,23 @@ def test_a_file_that_somebody_else_holds_is_not_waited_for_without_end(
     put(path)
     with (tmp_path / "acme.keys.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(OperatorError, match="somebody else"), editing(path):
+        with pytest.raises(OperatorError, match="somebody else"), edit_key_file(path):
             raise AssertionError("nobody else may change it")
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     path = tmp_path / "none"
-    with pytest.raises(OperatorError, match="there is no key file"), editing(path):
+    with pytest.raises(OperatorError, match="there is no key file"), edit_key_file(path):
         pass
     with pytest.raises(OperatorError, match="baton keys create"):
-        keys_of(path)
+        read_keys(path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_bad_lines_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "acme.keys"
     path.write_text("nonsense\n")
-    with pytest.raises(ConfigInvalid, match=r"acme\.keys:1"), editing(path):
+    with pytest.raises(ConfigInvalid, match=r"acme\.keys:1"), edit_key_file(path):
         pass
     assert path.read_text() == "nonsense\n"
 
@@ -526,9 +531,9 @@ def test_a_file_of_bad_lines_is_not_changed(tmp_path: Path) -> None:
 def test_a_key_that_may_administer_says_so_in_its_line_and_others_do_not() -> None:
     now = datetime(2026, 11, 20, 21, tzinfo=UTC)
     for administers in (True, False):
-        key, token = mint("ops", now=now, administers=administers, label="deploys")
-        assert parse_line(key.line()) == key
-        assert ("may=administer" in key.line()) == administers
+        key, token = mint("ops", now=now, is_admin=administers, label="deploys")
+        assert parse_line(key.format_line()) == key
+        assert ("may=administer" in key.format_line()) == administers
         found = KeyRing([key]).look_up(token, now)
-        assert isinstance(found, Known)
-        assert found.administers == administers
+        assert isinstance(found, ValidKey)
+        assert found.is_admin == administers

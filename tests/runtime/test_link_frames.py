@@ -14,11 +14,11 @@ from baton.domain.cache import (
     CacheShape,
     CacheTier,
     CacheUpdate,
-    GroupNeeds,
+    PrefixRequirement,
     pack_hashes,
 )
 from baton.domain.fleet import (
-    AdapterLoad,
+    AdapterStatus,
     LinkTotals,
     Load,
     ReplicaFacts,
@@ -26,17 +26,17 @@ from baton.domain.fleet import (
     StepTotals,
     TransferTotals,
 )
-from baton.domain.handoff import CacheUse, Leg, LegFailure, LegKind, LegOutput, LegTimes, Ticket
+from baton.domain.handoff import CacheUse, KvHandle, Leg, LegFailure, LegKind, LegOutput, LegTimes
 from baton.domain.request import FinishReason
 from baton.runtime.link import codec, frames
 from baton.runtime.link.codec import BadFrame
-from baton.runtime.link.frames import Parting
+from baton.runtime.link.frames import CloseReason
 from baton.runtime.link.options import LinkOptions
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 counts = st.integers(0, 2**31 - 1)
 token_ids = st.lists(counts, max_size=40).map(tuple)
-tickets = st.builds(Ticket, tokens=counts, blocks=counts, params=st.binary(max_size=60))
+tickets = st.builds(KvHandle, tokens=counts, blocks=counts, params=st.binary(max_size=60))
 floats = st.floats(allow_nan=False)
 
 
@@ -52,11 +52,11 @@ def legs(draw: st.DrawFn) -> Leg:
         max_tokens=draw(counts),
         min_tokens=draw(counts),
         priority=draw(st.integers(-(2**31), 2**31 - 1)),
-        ticket=draw(tickets) if kind is LegKind.DECODE else None,
+        kv_handle=draw(tickets) if kind is LegKind.DECODE else None,
         source_id=draw(st.none() | names),
         cache_salt=draw(st.none() | st.text(max_size=40)),
         adapter=draw(st.none() | names),
-        gives_token=kind is LegKind.PREFILL and draw(st.booleans()),
+        emits_first_token=kind is LegKind.PREFILL and draw(st.booleans()),
         uncached_tokens=draw(st.none() | counts),
         payload=draw(st.binary(max_size=200)),
     )
@@ -68,11 +68,11 @@ outputs = st.builds(
     token_ids=token_ids,
     finish=st.none() | st.sampled_from(FinishReason),
     stop_reason=st.none() | st.integers(-(2**63), 2**63 - 1) | names,
-    ticket=st.none() | tickets,
+    kv_handle=st.none() | tickets,
     cached_tokens=st.none() | counts,
-    detail=st.none() | st.binary(max_size=60),
+    engine_payload=st.none() | st.binary(max_size=60),
     times=st.none() | st.builds(LegTimes, floats, floats, counts),
-    cache=st.none() | st.builds(CacheUse, counts, counts),
+    cache_use=st.none() | st.builds(CacheUse, counts, counts),
 )
 loads = st.builds(
     Load,
@@ -85,26 +85,28 @@ loads = st.builds(
     pulling_requests=counts,
     steps=st.builds(StepTotals, counts, floats, *[counts] * 5),
     cache_sequence=counts,
-    adapters=st.builds(AdapterLoad, st.lists(names, max_size=3).map(tuple), counts, counts, floats),
+    adapters=st.builds(
+        AdapterStatus, st.lists(names, max_size=3).map(tuple), counts, counts, floats
+    ),
 )
 cache_changes = st.builds(
     CacheChange,
     kind=st.sampled_from(CacheChangeKind),
-    hashes=st.lists(st.integers(0, 2**60 - 1), max_size=20).map(pack_hashes),
+    packed_hashes=st.lists(st.integers(0, 2**60 - 1), max_size=20).map(pack_hashes),
     tier=st.sampled_from(CacheTier),
 )
 cache_updates = st.builds(
     CacheUpdate,
     sequence=counts,
     changes=st.lists(cache_changes, max_size=6).map(tuple),
-    snapshot=st.booleans(),
+    is_snapshot=st.booleans(),
 )
 links = st.builds(LinkTotals, names, counts, counts, floats, counts, names)
 shapes = st.builds(
     CacheShape,
-    st.lists(st.builds(CacheGroup, st.sampled_from(GroupNeeds), counts, counts, st.booleans())).map(
-        tuple
-    ),
+    st.lists(
+        st.builds(CacheGroup, st.sampled_from(PrefixRequirement), counts, counts, st.booleans())
+    ).map(tuple),
     counts,
 )
 facts = st.builds(
@@ -124,16 +126,16 @@ facts = st.builds(
     layout=names,
     side_channel=st.text(max_size=30),
     cache_events=st.booleans(),
-    prefix_fetch=st.booleans(),
+    supports_prefix_fetch=st.booleans(),
     host_blocks=counts,
     devices=floats,
-    decode_step_tokens=st.none() | counts,
+    max_batched_tokens_while_decoding=st.none() | counts,
     cache_shape=st.none() | shapes,
 )
 id_lists = st.lists(names, max_size=10).map(tuple)
-goodbyes = st.builds(frames.Goodbye, st.sampled_from(Parting), st.text(max_size=50))
+goodbyes = st.builds(frames.Close, st.sampled_from(CloseReason), st.text(max_size=50))
 from_coordinator = st.one_of(
-    st.builds(frames.Hello, st.just(frames.PROTOCOL), names, names),
+    st.builds(frames.Open, st.just(frames.PROTOCOL_VERSION), names, names),
     st.builds(frames.Submit, legs()),
     st.builds(frames.Abort, id_lists),
     st.builds(frames.Release, counts, counts, st.binary(max_size=60)),
@@ -144,14 +146,14 @@ from_coordinator = st.one_of(
     goodbyes,
 )
 from_replica = st.one_of(
-    st.builds(frames.Welcome, st.just(frames.PROTOCOL), names, facts),
+    st.builds(frames.Accept, st.just(frames.PROTOCOL_VERSION), names, facts),
     st.builds(frames.Step, st.integers(1, 2**63), st.lists(outputs, max_size=8).map(tuple)),
-    st.builds(frames.LegEnded, names, st.sampled_from(LegFailure), st.text(max_size=50)),
+    st.builds(frames.LegFailed, names, st.sampled_from(LegFailure), st.text(max_size=50)),
     st.builds(frames.Aborted, id_lists),
     st.builds(frames.ReplicaBeat, loads, st.booleans(), counts),
     st.builds(frames.RoleChanged, st.sampled_from(Role), st.integers(1, 2**63)),
     st.builds(frames.CacheUpdate, cache_updates),
-    st.builds(frames.Links, st.lists(links, max_size=5).map(tuple)),
+    st.builds(frames.LinkReport, st.lists(links, max_size=5).map(tuple)),
     st.builds(frames.SideChannelChecked, names, st.booleans(), floats, st.text(max_size=50)),
     goodbyes,
 )
@@ -212,7 +214,7 @@ def test_truncated_bodies_are_refused(frame: frames.Frame, data: st.DataObject) 
 
 @given(from_replica)
 def test_a_replicas_frame_is_refused_from_a_coordinator(frame: frames.FromReplica) -> None:
-    if not isinstance(frame, frames.Goodbye):
+    if not isinstance(frame, frames.Close):
         with pytest.raises(BadFrame):
             codec.decode_from_coordinator(codec.encode(frame))
 
@@ -266,7 +268,7 @@ def test_a_malformed_cache_update_is_refused(update: list[object]) -> None:
 
 def test_a_snapshot_of_a_million_blocks_fits_into_one_frame() -> None:
     change = CacheChange(CacheChangeKind.STORED, pack_hashes(range(1_000_000)))
-    frame = frames.CacheUpdate(CacheUpdate(7, (change,), snapshot=True))
+    frame = frames.CacheUpdate(CacheUpdate(7, (change,), is_snapshot=True))
     parts = codec.encode(frame)
     assert max(map(len, parts)) < LinkOptions().max_part_bytes // 8
     assert codec.decode_from_replica(parts) == frame
@@ -285,17 +287,21 @@ def test_deep_nesting_is_refused(nesting: int) -> None:
 
 
 def test_another_protocol_version_is_named_together_with_ours() -> None:
-    body = msgspec.msgpack.encode([frames.PROTOCOL + 1, {"new": "shape"}])
-    with pytest.raises(codec.ProtocolMismatch, match=f"protocol {frames.PROTOCOL + 1}") as caught:
+    body = msgspec.msgpack.encode([frames.PROTOCOL_VERSION + 1, {"new": "shape"}])
+    with pytest.raises(
+        codec.ProtocolMismatch, match=f"protocol {frames.PROTOCOL_VERSION + 1}"
+    ) as caught:
         codec.decode_from_coordinator([b"H", body])
-    assert f"this side speaks {frames.PROTOCOL}" in str(caught.value)
+    assert f"this side speaks {frames.PROTOCOL_VERSION}" in str(caught.value)
     with pytest.raises(codec.ProtocolMismatch):
         codec.decode_from_replica([b"W", body])
 
 
 def test_a_hello_with_fields_of_a_later_version_is_understood() -> None:
-    body = msgspec.msgpack.encode([frames.PROTOCOL, "c", "s", "later", 3])
-    assert codec.decode_from_coordinator([b"H", body]) == frames.Hello(frames.PROTOCOL, "c", "s")
+    body = msgspec.msgpack.encode([frames.PROTOCOL_VERSION, "c", "s", "later", 3])
+    assert codec.decode_from_coordinator([b"H", body]) == frames.Open(
+        frames.PROTOCOL_VERSION, "c", "s"
+    )
 
 
 def test_a_long_prompt_travels_as_four_bytes_a_token() -> None:

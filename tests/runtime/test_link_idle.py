@@ -11,7 +11,7 @@ import pytest
 from baton.domain.events import LoadReported, ReplicaLost
 from baton.domain.fleet import Load, LossReason
 from baton.policy.prefix_cache.index import IndexOptions
-from baton.policy.resilience.liveness import REST_S
+from baton.policy.resilience.liveness import IDLE_GRACE_S
 from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
@@ -19,16 +19,16 @@ from baton.runtime.replica_host import ReplicaHost
 from tests.fakes.link_rig import (
     EventLog,
     RawPeer,
-    coordinating,
-    hosting,
-    joined,
+    accept_session,
+    joined_client,
     raw_coordinator,
     raw_replica,
-    welcome,
+    running_client,
+    running_host,
 )
 from tests.fakes.scripted_engine import ScriptedEngine, make_leg
 
-BY_HAND = LinkOptions(beat_s=100.0, liveness_s=1000.0)
+BY_HAND = LinkOptions(heartbeat_interval_s=100.0, heartbeat_timeout_s=1000.0)
 """No beat is due while a test lasts but those that it asks for."""
 ROUNDS = 4
 
@@ -53,9 +53,9 @@ def take_turns(of: LinkClient | ReplicaHost, turns: int) -> None:
 @asynccontextmanager
 async def before_a_raw_replica() -> AsyncIterator[tuple[RawPeer, bytes, LinkClient, EventLog]]:
     with raw_replica() as (peer, address):
-        async with coordinating(link=BY_HAND) as (client, log):
+        async with running_client(link=BY_HAND) as (client, log):
             client.connect("r1", address)
-            identity = await welcome(peer, await peer.receive())
+            identity = await accept_session(peer, await peer.receive())
             await log.wait_joined()
             take_turns(client, 1)  # after its hello it has no need to beat
             yield peer, identity, client, log
@@ -75,7 +75,7 @@ async def test_a_coordinator_beats_less_often_to_who_has_nothing_to_do() -> None
             identity, *codec.encode(frames.ReplicaBeat(Load(), draining=False, received_legs=0))
         )
         await log.wait(LoadReported)
-        take_turns(client, ROUNDS * BY_HAND.idle_beats)
+        take_turns(client, ROUNDS * BY_HAND.idle_beat_divisor)
         client.submit("r1", make_leg("a"))
         beats = len(await told(peer, frames.Submit)) - 1
         assert beats == ROUNDS
@@ -117,60 +117,66 @@ async def reports(peer: RawPeer, host: ReplicaHost) -> list[frames.ReplicaBeat]:
 
 
 async def test_a_replica_repeats_less_often_what_a_coordinator_knows() -> None:
-    async with hosting(link=BY_HAND) as (host, _):
+    async with running_host(link=BY_HAND) as (host, _):
         with raw_coordinator(host.address) as peer:
-            await peer.hello()
-            take_turns(host, ROUNDS * BY_HAND.idle_beats)
+            await peer.open_session()
+            take_turns(host, ROUNDS * BY_HAND.idle_beat_divisor)
             assert len(await reports(peer, host)) == ROUNDS
 
 
 async def test_a_replica_beats_as_ever_to_who_waits_for_something() -> None:
-    async with hosting(link=BY_HAND) as (host, engine):
+    async with running_host(link=BY_HAND) as (host, engine):
         with raw_coordinator(host.address) as peer:
-            await peer.hello()
+            await peer.open_session()
             await peer.send(*codec.encode(frames.Submit(make_leg("a"))))
-            await engine.watch.until(lambda: "a" in engine.running)
+            await engine.watch.wait_until(lambda: "a" in engine.running)
             take_turns(host, ROUNDS)
             assert len(await reports(peer, host)) == ROUNDS
 
 
 async def test_what_is_new_is_said_with_the_next_beat() -> None:
     engine = ScriptedEngine()
-    async with hosting(engine, link=BY_HAND) as (host, _), joined(host, link=BY_HAND) as (_, log):
+    async with (
+        running_host(engine, link=BY_HAND) as (host, _),
+        joined_client(host, link=BY_HAND) as (_, log),
+    ):
         for used in (0.3, 0.4, 0.4, 0.0):
             engine.current_load = Load(kv_used_fraction=used)
             take_turns(host, 1)
         host.drain()
         await log.wait(LoadReported, 5)
-        said = [event.load.kv_used_fraction for event in log.of(LoadReported)]
+        said = [event.load.kv_used_fraction for event in log.of_type(LoadReported)]
         assert said == [0.0, 0.3, 0.4, 0.0, 0.0]
 
 
 async def test_a_replica_that_works_for_another_coordinator_beats_as_ever() -> None:
     engine = ScriptedEngine()
-    async with hosting(engine, link=BY_HAND) as (host, _):
+    async with running_host(engine, link=BY_HAND) as (host, _):
         engine.current_load = Load(running_requests=1)
         with raw_coordinator(host.address) as peer:
-            await peer.hello()
+            await peer.open_session()
             take_turns(host, ROUNDS)
             assert len(await reports(peer, host)) == ROUNDS
 
 
 def test_coordinators_expect_no_more_of_who_rests_than_is_said() -> None:
     options = LinkOptions()
-    assert options.idle_beats * options.beat_s <= options.beat_s + REST_S
+    assert (
+        options.idle_beat_divisor * options.heartbeat_interval_s
+        <= options.heartbeat_interval_s + IDLE_GRACE_S
+    )
 
 
 def test_the_cache_of_an_idle_replica_is_not_called_stale_between_two_heartbeats() -> None:
     options = LinkOptions()
-    assert IndexOptions().stale_s >= options.rest_s + options.liveness_s
+    assert IndexOptions().stale_after_s >= options.idle_extra_s + options.heartbeat_timeout_s
 
 
 def test_who_rests_speaks_once_in_two_livenesses() -> None:
-    assert LinkOptions().idle_beats == 16
-    assert LinkOptions(beat_s=0.5, liveness_s=2.0).idle_beats == 8
-    assert LinkOptions(beat_s=1.0, liveness_s=1.5).idle_beats == 3
-    assert LinkOptions(beat_s=1.0, liveness_s=1.5).rest_s == 2.0
+    assert LinkOptions().idle_beat_divisor == 16
+    assert LinkOptions(heartbeat_interval_s=0.5, heartbeat_timeout_s=2.0).idle_beat_divisor == 8
+    assert LinkOptions(heartbeat_interval_s=1.0, heartbeat_timeout_s=1.5).idle_beat_divisor == 3
+    assert LinkOptions(heartbeat_interval_s=1.0, heartbeat_timeout_s=1.5).idle_extra_s == 2.0
 
 
 async def test_a_replica_that_rests_is_borne_with_for_longer_until_it_has_work() -> None:
@@ -179,11 +185,13 @@ async def test_a_replica_that_rests_is_borne_with_for_longer_until_it_has_work()
         await peer.send(identity, *codec.encode(beat))
         await log.wait(LoadReported)
         now_s, connection = asyncio.get_running_loop().time(), client._connections["r1"]
-        connection.tick(now_s + BY_HAND.liveness_s + BY_HAND.rest_s - 1, stalled=False)
-        assert not log.of(ReplicaLost)
+        connection.tick(
+            now_s + BY_HAND.heartbeat_timeout_s + BY_HAND.idle_extra_s - 1, stalled=False
+        )
+        assert not log.of_type(ReplicaLost)
         client.submit("r1", make_leg("a"))
-        connection.tick(now_s + BY_HAND.liveness_s + 1, stalled=False)
-        assert [lost.reason for lost in log.of(ReplicaLost)] == [LossReason.SILENT]
+        connection.tick(now_s + BY_HAND.heartbeat_timeout_s + 1, stalled=False)
+        assert [lost.reason for lost in log.of_type(ReplicaLost)] == [LossReason.UNRESPONSIVE]
 
 
 @pytest.mark.parametrize(("requests", "rests"), [(0, True), (1, False)])
@@ -192,8 +200,8 @@ async def test_a_replica_bears_with_a_coordinator_for_as_long_as_that_bears_with
 ) -> None:
     engine = ScriptedEngine()
     engine.current_load = Load(running_requests=requests)
-    async with hosting(engine, link=BY_HAND) as (host, _), joined(host, link=BY_HAND):
+    async with running_host(engine, link=BY_HAND) as (host, _), joined_client(host, link=BY_HAND):
         assert host._server is not None
         (session,) = host._server._sessions.values()
-        late_s = asyncio.get_running_loop().time() + BY_HAND.liveness_s + 1
-        assert session.silence.too_long(late_s, stalled=False) is not rests
+        late_s = asyncio.get_running_loop().time() + BY_HAND.heartbeat_timeout_s + 1
+        assert session.heartbeat_monitor.expired(late_s, stalled=False) is not rests

@@ -21,20 +21,20 @@ from baton.runtime.link.keys import FleetKeys
 from baton.runtime.process.log_events import FIELDS
 from baton.runtime.replica_host import ReplicaHost
 from tests.fakes.link_rig import (
-    FAST,
+    FAST_LINK,
     RawPeer,
-    Sessions,
-    coordinating,
-    hosting,
-    joined,
+    SessionIds,
+    joined_client,
     raw_replica,
+    running_client,
+    running_host,
 )
 from tests.fakes.scripted_engine import make_leg
 
-KEYS = FleetKeys.make()
-OTHERS = FleetKeys.make()
-GUARDED = replace(FAST, keys=KEYS, handshake_s=0.3)
-HELLO = codec.encode(frames.Hello(frames.PROTOCOL, "stranger", "s"))
+KEYS = FleetKeys.generate()
+OTHERS = FleetKeys.generate()
+GUARDED = replace(FAST_LINK, keys=KEYS, handshake_s=0.3)
+HELLO = codec.encode(frames.Open(frames.PROTOCOL_VERSION, "stranger", "s"))
 CANARY = b"the-merger-closes-on-friday"
 
 
@@ -66,7 +66,7 @@ def no_key(_socket: zmq.Socket[bytes]) -> None:
 
 
 def keys_of_another_deployment(socket: zmq.Socket[bytes]) -> None:
-    OTHERS.guard(socket)
+    OTHERS.apply_curve(socket)
 
 
 def a_key_of_its_own(socket: zmq.Socket[bytes]) -> None:
@@ -82,22 +82,25 @@ def a_key_of_its_own(socket: zmq.Socket[bytes]) -> None:
 
 async def test_who_has_the_keys_streams_as_ever() -> None:
     async with (
-        hosting(link=GUARDED) as (host, engine),
-        joined(host, link=GUARDED) as (client, log),
+        running_host(link=GUARDED) as (host, engine),
+        joined_client(host, link=GUARDED) as (client, log),
     ):
         assert client.submit("decode-1", make_leg("a")) is None
-        await engine.watch.until(lambda: "a" in engine.running)
+        await engine.watch.wait_until(lambda: "a" in engine.running)
         engine.step_all()
         assert await log.wait_tokens("a", 1) == [4]
-        assert host.link_counters.strangers == 0
+        assert host.link_counters.rejected_connections == 0
 
 
 async def test_a_part_as_large_as_may_be_arrives_encrypted_too() -> None:
     link = replace(GUARDED, max_part_bytes=10_000)
-    async with hosting(link=link) as (host, engine), joined(host, link=link) as (client, log):
+    async with (
+        running_host(link=link) as (host, engine),
+        joined_client(host, link=link) as (client, log),
+    ):
         assert client.submit("decode-1", make_leg("a", payload=bytes(10_000))) is None
-        await engine.watch.until(lambda: "a" in engine.running)
-        assert not log.of(ReplicaLost)
+        await engine.watch.wait_until(lambda: "a" in engine.running)
+        assert not log.of_type(ReplicaLost)
 
 
 # ---------------------------------------------------------------------- those who are not
@@ -108,19 +111,19 @@ async def test_a_stranger_gets_no_session_and_no_word(
     guard: Callable[[zmq.Socket[bytes]], None],
 ) -> None:
     async with (
-        hosting(link=GUARDED) as (host, engine),
-        joined(host, link=GUARDED) as (client, log),
+        running_host(link=GUARDED) as (host, engine),
+        joined_client(host, link=GUARDED) as (client, log),
     ):
         with stranger(host.address, guard) as peer:
             knock(peer, HELLO, codec.encode(frames.Submit(make_leg("theirs"))))
-            await until(lambda: host.link_counters.strangers >= 1)
+            await until(lambda: host.link_counters.rejected_connections >= 1)
             assert not await asyncio.to_thread(peer.socket.poll, 50)
         assert host.link_counters.sessions == 1
         assert host.link_counters.bad_frames == 0
         client.submit("decode-1", make_leg("ours"))
-        await engine.watch.until(lambda: "ours" in engine.running)
+        await engine.watch.wait_until(lambda: "ours" in engine.running)
         assert [leg.leg_id for leg in engine.submitted] == ["ours"]
-        assert not log.of(ReplicaLost)
+        assert not log.of_type(ReplicaLost)
 
 
 @pytest.mark.parametrize(
@@ -135,19 +138,22 @@ async def test_a_stranger_gets_no_session_and_no_word(
     ids=["garbage", "HTTP", "a command of a terabyte"],
 )  # fmt: skip
 async def test_whoever_does_not_speak_the_protocol_is_hung_up_on(said: bytes) -> None:
-    async with hosting(link=GUARDED) as (host, _), joined(host, link=GUARDED) as (_, log):
+    async with (
+        running_host(link=GUARDED) as (host, _),
+        joined_client(host, link=GUARDED) as (_, log),
+    ):
         reader, writer = await _connected(host)
         writer.write(said)
         async with asyncio.timeout(5):
             await _hung_up(reader)
         writer.close()
-        await until(lambda: host.link_counters.strangers == 1)
-        assert not log.of(ReplicaLost)
+        await until(lambda: host.link_counters.rejected_connections == 1)
+        assert not log.of_type(ReplicaLost)
 
 
 @pytest.mark.parametrize("drip", [b"", b"\xff"], ids=["silent", "a byte at a time"])
 async def test_whoever_takes_its_time_is_hung_up_on(drip: bytes) -> None:
-    async with hosting(link=GUARDED) as (host, _):
+    async with running_host(link=GUARDED) as (host, _):
         reader, writer = await _connected(host)
         began_s = asyncio.get_running_loop().time()
 
@@ -163,26 +169,26 @@ async def test_whoever_takes_its_time_is_hung_up_on(drip: bytes) -> None:
         if task is not None:
             task.cancel()
         writer.close()
-        await until(lambda: host.link_counters.strangers == 1)
+        await until(lambda: host.link_counters.rejected_connections == 1)
 
 
 async def test_an_impostor_of_a_replica_hears_nothing_and_is_named() -> None:
     link = replace(GUARDED, reconnect_s=0.01, reconnect_max_s=0.02)
     with raw_replica() as (peer, address):
-        sessions = Sessions()
-        async with coordinating(link=link, new_session=sessions) as (client, log):
+        sessions = SessionIds()
+        async with running_client(link=link, new_session=sessions) as (client, log):
             client.connect("decode-1", address)
-            await sessions.opened(4)
-            await until(lambda: "link keys" in client.refusals.get("decode-1", ""))
+            await sessions.wait_opened(4)
+            await until(lambda: "link keys" in client.rejection_reasons.get("decode-1", ""))
             assert not await asyncio.to_thread(peer.socket.poll, 50)
             assert log.events == []
 
 
 async def test_a_socket_with_keys_and_no_gate_lets_nobody_in() -> None:
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as replica:
-        KEYS.guard(replica)
+        KEYS.apply_curve(replica)
         port = replica.bind_to_random_port("tcp://127.0.0.1")
-        with stranger(f"tcp://127.0.0.1:{port}", KEYS.guard) as peer:
+        with stranger(f"tcp://127.0.0.1:{port}", KEYS.apply_curve) as peer:
             knock(peer, HELLO)
             assert not await replica.poll(300)
 
@@ -229,27 +235,27 @@ async def recorded(host: ReplicaHost) -> AsyncIterator[tuple[str, Wire]]:
 
 
 async def test_who_listens_in_reads_no_prompt_and_may_not_say_it_again() -> None:
-    async with hosting(link=GUARDED) as (host, engine), recorded(host) as (address, wire):
-        async with coordinating(link=GUARDED) as (client, log):
+    async with running_host(link=GUARDED) as (host, engine), recorded(host) as (address, wire):
+        async with running_client(link=GUARDED) as (client, log):
             client.connect("decode-1", address)
             await log.wait_joined()
             leg = make_leg("a", prompt=tuple(range(770, 800)), payload=CANARY)
             client.submit("decode-1", leg)
-            await engine.watch.until(lambda: "a" in engine.running)
+            await engine.watch.wait_until(lambda: "a" in engine.running)
             engine.step_all()
             await log.wait_tokens("a", 1)
         seen = bytes(wire.said + wire.heard)
         assert len(seen) > 1000
         for secret in (CANARY, b"decode-1", struct.pack("<3i", 780, 781, 782)):
             assert secret not in seen
-        await engine.watch.until(lambda: engine.aborted == ["a"])
-        strangers = host.link_counters.strangers
+        await engine.watch.wait_until(lambda: engine.aborted == ["a"])
+        strangers = host.link_counters.rejected_connections
         reader, writer = await _connected(host)
         writer.write(wire.said)
         async with asyncio.timeout(5):
             await _hung_up(reader)
         writer.close()
-        await until(lambda: host.link_counters.strangers == strangers + 1)
+        await until(lambda: host.link_counters.rejected_connections == strangers + 1)
         assert host.link_counters.sessions == 1
         assert [leg.leg_id for leg in engine.submitted] == ["a"]
 
@@ -261,13 +267,13 @@ async def test_a_hundred_strangers_are_counted_and_told_of_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, logger="baton")
-    async with hosting(link=GUARDED) as (host, _):
+    async with running_host(link=GUARDED) as (host, _):
         for _ in range(100):
             _, writer = await _connected(host)
             writer.write(b"\x00" * 100)
             writer.close()
-        await until(lambda: host.link_counters.strangers == 100)
-    told = [one for one in caplog.records if one.message == "stranger_refused"]
+        await until(lambda: host.link_counters.rejected_connections == 100)
+    told = [record for record in caplog.records if record.message == "stranger_refused"]
     assert len(told) == 1
     assert 1 <= getattr(told[0], FIELDS)["strangers"] <= 100
 
@@ -279,8 +285,8 @@ def test_no_text_of_a_key_or_of_options_shows_it() -> None:
 
 
 def test_keys_are_read_as_they_were_written_and_are_new_each_time() -> None:
-    assert FleetKeys.read(KEYS.written()) == KEYS
-    assert len({FleetKeys.make().written() for _ in range(5)}) == 5
+    assert FleetKeys.from_bytes(KEYS.to_bytes()) == KEYS
+    assert len({FleetKeys.generate().to_bytes() for _ in range(5)}) == 5
 
 
 @pytest.mark.parametrize(
@@ -288,7 +294,7 @@ def test_keys_are_read_as_they_were_written_and_are_new_each_time() -> None:
 )
 def test_what_are_no_keys_is_refused_without_being_shown(kept: bytes) -> None:
     with pytest.raises(ValueError, match="link key") as caught:
-        FleetKeys.read(kept)
+        FleetKeys.from_bytes(kept)
     assert CANARY.decode() not in str(caught.value)
     assert caught.value.__cause__ is None
 

@@ -56,17 +56,17 @@ class Fleet:
     seen: list[Seen]
 
     def excuses(self) -> Counter[int]:
-        return Counter(sum(stalled for _, stalled in one.turns) for one in self.seen)
+        return Counter(sum(stalled for _, stalled in listener.turns) for listener in self.seen)
 
 
 @pytest.fixture
 async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
-    client = LinkClient("c", lambda _event: None, options=LinkOptions(beat_s=BEAT_S))
+    client = LinkClient("c", lambda _event: None, options=LinkOptions(heartbeat_interval_s=BEAT_S))
     client._timer.cancel()
     loop, replicas = ByHand(), [Seen(f"r{number}") for number in range(request.param)]
     whole: Any = client
     real, whole._loop = client._loop, loop
-    whole._connections = {one.replica_id: one for one in replicas}
+    whole._connections = {replica.replica_id: replica for replica in replicas}
     whole._tick_due_at_s = loop.now_s
     client._tick()
     yield Fleet(loop, replicas)
@@ -78,10 +78,10 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
 async def test_each_has_one_turn_in_a_beat_and_few_at_a_time(fleet: Fleet) -> None:
     while fleet.loop.due_at_s < 105.0 - 1e-6:
         fleet.loop.run()
-    at_once = Counter(at_s for one in fleet.seen for at_s, _ in one.turns)
+    at_once = Counter(at_s for listener in fleet.seen for at_s, _ in listener.turns)
     assert max(at_once.values()) <= 32
-    for one in fleet.seen:
-        times = [at_s for at_s, _ in one.turns]
+    for listener in fleet.seen:
+        times = [at_s for at_s, _ in listener.turns]
         assert len(times) == 5
         assert all(b - a == pytest.approx(BEAT_S) for a, b in itertools.pairwise(times))
 
@@ -102,5 +102,5 @@ async def test_a_loop_with_long_turns_beats_as_often(fleet: Fleet) -> None:
     # A round has 32 parts; here each begins two and a half parts late.
     while fleet.loop.due_at_s < 105.0:
         fleet.loop.run(late_s=2.5 * BEAT_S / 32)
-    assert {len(one.turns) for one in fleet.seen} <= {4, 5, 6}
+    assert {len(listener.turns) for listener in fleet.seen} <= {4, 5, 6}
     assert fleet.excuses() == {0: len(fleet.seen)}

@@ -24,7 +24,7 @@ from baton.runtime.process.owned_process import OwnedProcess, Program
 
 async def main():
     program = Program(name="p", argv=[sys.executable, "-c", sys.argv[2]], log=Path(sys.argv[1]))
-    process = OwnedProcess(program, on_end=lambda code: None)
+    process = OwnedProcess(program, on_exit=lambda code: None)
     process.start()
     print(process.pid, flush=True)
     await asyncio.sleep(600)
@@ -60,10 +60,10 @@ def is_dead(process: psutil.Process) -> bool:
 async def test_how_it_ended_is_told_once_with_what_it_wrote_last(tmp_path: Path) -> None:
     ended: asyncio.Queue[int] = asyncio.Queue()
     source = "import sys; print('no room'); sys.exit(3)"
-    process = OwnedProcess(run(tmp_path, source), on_end=ended.put_nowait)
+    process = OwnedProcess(run(tmp_path, source), on_exit=ended.put_nowait)
     process.start()
     assert await asyncio.wait_for(ended.get(), 20) == 3
-    assert not process.alive
+    assert not process.is_running
     assert process.tail() == "no room"
     await process.stop(grace_s=1)
     assert ended.empty()
@@ -71,17 +71,17 @@ async def test_how_it_ended_is_told_once_with_what_it_wrote_last(tmp_path: Path)
 
 async def test_who_is_stopped_is_asked_first_and_nobody_is_told(tmp_path: Path) -> None:
     told: list[int] = []
-    process = OwnedProcess(run(tmp_path, _FOREVER), on_end=told.append)
+    process = OwnedProcess(run(tmp_path, _FOREVER), on_exit=told.append)
     process.start()
     await asyncio.to_thread(until, lambda: is_up(tmp_path / "log"))
     await process.stop(grace_s=10)
     await process.stop(grace_s=10)
-    assert not process.alive
+    assert not process.is_running
     assert told == []
 
 
 async def test_who_does_not_listen_is_killed(tmp_path: Path) -> None:
-    process = OwnedProcess(run(tmp_path, _DEAF), on_end=print)
+    process = OwnedProcess(run(tmp_path, _DEAF), on_exit=print)
     process.start()
     await asyncio.to_thread(until, lambda: is_up(tmp_path / "log"))
     await process.stop(grace_s=0.05)
@@ -94,7 +94,7 @@ async def test_it_inherits_a_socket_under_its_number(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         fd = listener.fileno()
         source = "import socket, sys; print(socket.socket(fileno=int(sys.argv[1])).getsockname())"
-        process = OwnedProcess(run(tmp_path, source, str(fd), fds=(fd,)), on_end=ended.put_nowait)
+        process = OwnedProcess(run(tmp_path, source, str(fd), fds=(fd,)), on_exit=ended.put_nowait)
         process.start()
         assert await asyncio.wait_for(ended.get(), 20) == 0
         assert str(listener.getsockname()[1]) in process.tail()
@@ -103,7 +103,7 @@ async def test_it_inherits_a_socket_under_its_number(tmp_path: Path) -> None:
 async def test_a_program_that_is_not_there_ends_at_once(tmp_path: Path) -> None:
     ended: asyncio.Queue[int] = asyncio.Queue()
     program = Program(name="none", argv=[str(tmp_path / "none")], log=tmp_path / "log")
-    process = OwnedProcess(program, on_end=ended.put_nowait)
+    process = OwnedProcess(program, on_exit=ended.put_nowait)
     process.start()
     assert await asyncio.wait_for(ended.get(), 20) != 0
     assert "FileNotFoundError" in process.tail()

@@ -6,15 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.errors import RoleNotPossible
+from baton.domain.errors import RoleUnsupported
 from baton.domain.events import Event, LoadReported, ReplicaLost, RoleChanged
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegOutput
 from baton.runtime.link import codec, frames
-from baton.runtime.link.frames import Parting
+from baton.runtime.link.frames import CloseReason
 from baton.runtime.replica_host import HostOptions, ReplicaHost
-from baton.runtime.roles import check_role, known_role
-from tests.fakes.link_rig import ANY_PORT, EventLog, coordinating, hosting, joined, raw_replica
+from baton.runtime.roles import check_role, parse_role
+from tests.fakes.link_rig import (
+    ANY_PORT,
+    EventLog,
+    joined_client,
+    raw_replica,
+    running_client,
+    running_host,
+)
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts, make_leg
 
 HANDS_OVER = replace(make_facts(), side_channel="127.0.0.1:1")
@@ -25,14 +32,14 @@ def flippable() -> ScriptedEngine:
 
 
 def roles(log: EventLog) -> list[Role]:
-    return [event.role for event in log.of(RoleChanged)]
+    return [event.role for event in log.of_type(RoleChanged)]
 
 
 async def test_every_coordinator_hears_of_a_new_role() -> None:
     async with (
-        hosting(flippable()) as (host, _),
-        joined(host, "c1") as (_, one),
-        joined(host, "c2") as (_, two),
+        running_host(flippable()) as (host, _),
+        joined_client(host, "c1") as (_, one),
+        joined_client(host, "c2") as (_, two),
     ):
         assert host.set_role(Role.PREFILL)
         for log in (one, two):
@@ -43,9 +50,9 @@ async def test_every_coordinator_hears_of_a_new_role() -> None:
 
 
 async def test_a_coordinator_that_comes_later_is_told_the_present_role() -> None:
-    async with hosting(flippable()) as (host, _):
+    async with running_host(flippable()) as (host, _):
         assert host.set_role(Role.PREFILL)
-        async with joined(host) as (client, log):
+        async with joined_client(host) as (client, log):
             assert (await log.wait_joined()).facts.role is Role.PREFILL
             assert host.set_role(Role.DECODE)
             assert (await log.wait(RoleChanged)).role is Role.DECODE
@@ -57,7 +64,7 @@ async def test_a_coordinator_that_comes_later_is_told_the_present_role() -> None
 
 
 async def test_the_same_role_again_changes_nothing_and_is_not_said() -> None:
-    async with hosting(flippable()) as (host, _), joined(host) as (_, log):
+    async with running_host(flippable()) as (host, _), joined_client(host) as (_, log):
         assert not host.set_role(Role.DECODE)
         assert host.set_role(Role.MIXED)
         assert not host.set_role(Role.MIXED)
@@ -68,30 +75,30 @@ async def test_the_same_role_again_changes_nothing_and_is_not_said() -> None:
 
 
 async def test_what_runs_on_a_replica_runs_on_when_its_role_changes() -> None:
-    async with hosting(flippable()) as (host, engine), joined(host) as (client, log):
+    async with running_host(flippable()) as (host, engine), joined_client(host) as (client, log):
         client.submit("decode-1", make_leg("a", max_tokens=4))
-        await engine.watch.until(lambda: "a" in engine.running)
+        await engine.watch.wait_until(lambda: "a" in engine.running)
         engine.step_all()
         assert host.set_role(Role.PREFILL)
         for _ in range(3):
             engine.step_all()
         assert await log.wait_tokens("a", 4) == [4, 5, 6, 7]
-        assert not log.of(ReplicaLost)
+        assert not log.of_type(ReplicaLost)
         assert not engine.aborted
 
 
 async def test_legs_that_are_sent_before_a_coordinator_hears_of_a_flip_are_taken() -> None:
-    async with hosting(flippable()) as (host, engine), joined(host) as (client, log):
+    async with running_host(flippable()) as (host, engine), joined_client(host) as (client, log):
         assert host.set_role(Role.PREFILL)
         assert client.submit("decode-1", make_leg("late")) is None
-        await engine.watch.until(lambda: "late" in engine.running)
+        await engine.watch.wait_until(lambda: "late" in engine.running)
         engine.emit(LegOutput("late", (9,)))
         assert await log.wait_tokens("late", 1) == [9]
 
 
 async def test_an_engine_without_a_side_channel_cannot_become_a_prefill_replica() -> None:
-    async with hosting() as (host, _), joined(host) as (_, log):
-        with pytest.raises(RoleNotPossible, match="no side channel") as refused:
+    async with running_host() as (host, _), joined_client(host) as (_, log):
+        with pytest.raises(RoleUnsupported, match="no side channel") as refused:
             host.set_role(Role.PREFILL)
         assert "decode-1" in str(refused.value)
         assert refused.value.remedy
@@ -102,12 +109,12 @@ async def test_an_engine_without_a_side_channel_cannot_become_a_prefill_replica(
 
 async def test_a_replica_that_has_not_started_has_no_role_to_change() -> None:
     host = ReplicaHost(flippable(), bind=ANY_PORT)
-    with pytest.raises(RoleNotPossible, match="yet"):
+    with pytest.raises(RoleUnsupported, match="yet"):
         host.set_role(Role.DECODE)
 
 
 async def test_a_replica_that_drains_goes_on_draining_in_its_new_role() -> None:
-    async with hosting(flippable()) as (host, _), joined(host) as (client, log):
+    async with running_host(flippable()) as (host, _), joined_client(host) as (client, log):
         client.submit("decode-1", make_leg("a"))
         await log.wait(LoadReported)
         host.drain()
@@ -119,9 +126,9 @@ async def test_a_replica_that_drains_goes_on_draining_in_its_new_role() -> None:
 
 
 def test_a_name_that_is_no_role_is_refused_with_those_that_are() -> None:
-    assert known_role("r", "mixed") is Role.MIXED
-    with pytest.raises(RoleNotPossible, match=r"'chef'.*prefill, decode, mixed"):
-        known_role("r", "chef")
+    assert parse_role("r", "mixed") is Role.MIXED
+    with pytest.raises(RoleUnsupported, match=r"'chef'.*prefill, decode, mixed"):
+        parse_role("r", "chef")
 
 
 @pytest.mark.parametrize("role", [Role.DECODE, Role.MIXED])
@@ -130,7 +137,10 @@ def test_any_engine_can_decode(role: Role) -> None:
 
 
 async def test_a_replica_says_how_many_gpus_it_takes() -> None:
-    async with hosting(options=HostOptions(devices=4.0)) as (host, _), joined(host) as (_, log):
+    async with (
+        running_host(options=HostOptions(devices=4.0)) as (host, _),
+        joined_client(host) as (_, log),
+    ):
         assert (await log.wait_joined()).facts.devices == 4.0
 
 
@@ -140,18 +150,18 @@ async def test_a_replica_says_how_many_gpus_it_takes() -> None:
 async def heard(epochs: list[tuple[int, Role]]) -> list[Event]:
     """What a coordinator makes of changes that arrive in this order."""
     with raw_replica() as (peer, address):
-        async with coordinating() as (client, log):
+        async with running_client() as (client, log):
             client.connect("decode-1", address)
             sender, *hello = await peer.receive()
             said = codec.decode_from_coordinator(hello)
-            assert isinstance(said, frames.Hello)
-            welcome = frames.Welcome(frames.PROTOCOL, said.session, HANDS_OVER)
+            assert isinstance(said, frames.Open)
+            welcome = frames.Accept(frames.PROTOCOL_VERSION, said.session_id, HANDS_OVER)
             said_then: list[frames.FromReplica] = [welcome]
             said_then += [frames.RoleChanged(role, epoch) for epoch, role in epochs]
-            for frame in (*said_then, frames.Goodbye(Parting.CLOSED)):
+            for frame in (*said_then, frames.Close(CloseReason.CLOSED)):
                 await peer.send(sender, *codec.encode(frame))
             await log.wait_lost()
-            return list(log.of(RoleChanged))
+            return list(log.of_type(RoleChanged))
 
 
 async def test_a_late_frame_does_not_undo_a_newer_change() -> None:

@@ -13,19 +13,23 @@ from baton.policy.scaling.options import AutoscalerOptions, PoolBounds
 from baton.serving.ray.serve_control import DeploymentState
 from baton.serving.scaling.loop import ScalingLoop
 from baton.serving.scaling.plan import ScalingPlan
-from baton.serving.scaling.ports import Looks, Reports
+from baton.serving.scaling.ports import Reports, TickInputs
 
-AS_CONFIGURED = "baton.policy.scaling.fixed:Static"
+STATIC_POLICY = "baton.policy.scaling.fixed:Static"
 """A policy of the user's own: as many replicas as the bounds start with."""
 ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}
 
 
 def plan(
-    *, rule: str = AS_CONFIGURED, dry_run: bool = False, configured: bool = True, **start: int
+    *,
+    policy: str = STATIC_POLICY,
+    dry_run: bool = False,
+    configured: bool = True,
+    **initial_replicas: int,
 ) -> ScalingPlan:
-    bounds = {name: PoolBounds(min=0, start=start.get(name, 2), max=8) for name in ROLES}
+    bounds = {name: PoolBounds(min=0, start=initial_replicas.get(name, 2), max=8) for name in ROLES}
     options = AutoscalerOptions(interval_s=2.0, dry_run=dry_run, bounds=bounds)
-    return ScalingPlan(rule=rule, options=options, roles=ROLES, configured=configured)
+    return ScalingPlan(rule=policy, options=options, roles=ROLES, is_configured=configured)
 
 
 class Clock:
@@ -36,7 +40,7 @@ class Clock:
         return self.at_s
 
 
-class Fleet:
+class FakeFleet:
     """Pools that have at once what they are told to have, and one ingress that sees them."""
 
     def __init__(self, clock: Clock) -> None:
@@ -45,22 +49,22 @@ class Fleet:
         self.roles: dict[str, Role] = {}
         """Of replicas that play another role than their pool's."""
         self.calls: list[tuple[str, object]] = []
-        self.silent: tuple[str, ...] = ()
-        self.serve_fails: Exception | None = None
-        self.acting_fails: Exception | None = None
+        self.unresponsive: tuple[str, ...] = ()
+        self.serve_error: Exception | None = None
+        self.action_error: Exception | None = None
         self.requests = 0
 
     async def states(self) -> Mapping[str, DeploymentState]:
-        if self.serve_fails is not None:
-            raise self.serve_fails
+        if self.serve_error is not None:
+            raise self.serve_error
         return {
             name: DeploymentState(name=name, target=target, running=target)
             for name, target in self.targets.items()
         }
 
     async def reports(self) -> Reports:
-        if self.silent:
-            return (), self.silent
+        if self.unresponsive:
+            return (), self.unresponsive
         return (self.report(),), ()
 
     def report(self) -> CoordinatorReport:
@@ -81,103 +85,103 @@ class Fleet:
 
     async def scale(self, pool: str, replicas: int) -> None:
         self.calls.append((pool, replicas))
-        if self.acting_fails is not None:
-            raise self.acting_fails
+        if self.action_error is not None:
+            raise self.action_error
         self.targets[pool] = replicas
 
     async def set_role(self, pool: str, replica_ids: Sequence[str], role: Role) -> None:
         self.calls.append((pool, (tuple(replica_ids), role)))
-        if self.acting_fails is not None:
-            raise self.acting_fails
+        if self.action_error is not None:
+            raise self.action_error
         self.roles |= dict.fromkeys(replica_ids, role)
 
 
-class Memory:
+class FakeStore:
     """A store that several loops may share."""
 
     def __init__(self) -> None:
         self.owner: object = None
         self.overrides: dict[str, Override] = {}
         self.saves = 0
-        self.fails: Exception | None = None
-        self.save_fails: Exception | None = None
-        self.asked = asyncio.Semaphore(0)
+        self.error: Exception | None = None
+        self.save_error: Exception | None = None
+        self.queried = asyncio.Semaphore(0)
         """Released once a turn."""
 
-    def of(self, owner: object) -> MemoryOf:
-        return MemoryOf(self, owner)
+    def for_owner(self, owner: object) -> OwnedStore:
+        return OwnedStore(self, owner)
 
 
-class MemoryOf:
+class OwnedStore:
     """The store as one loop has it."""
 
-    def __init__(self, memory: Memory, owner: object) -> None:
-        self._memory, self._owner = memory, owner
+    def __init__(self, store: FakeStore, owner: object) -> None:
+        self._store, self._owner = store, owner
 
     async def claim(self) -> bool:
-        before, self._memory.owner = self._memory.owner, self._owner
-        return before not in {None, self._owner}
+        previous_owner, self._store.owner = self._store.owner, self._owner
+        return previous_owner not in {None, self._owner}
 
-    async def is_ours(self) -> bool:
-        self._memory.asked.release()
-        if self._memory.fails is not None:
-            raise self._memory.fails
-        return self._memory.owner == self._owner
+    async def is_owner(self) -> bool:
+        self._store.queried.release()
+        if self._store.error is not None:
+            raise self._store.error
+        return self._store.owner == self._owner
 
     async def load(self) -> dict[str, Override]:
-        return dict(self._memory.overrides)
+        return dict(self._store.overrides)
 
     async def save(self, overrides: Mapping[str, Override]) -> None:
-        if self._memory.save_fails is not None:
-            raise self._memory.save_fails
-        self._memory.saves += 1
-        self._memory.overrides = dict(overrides)
+        if self._store.save_error is not None:
+            raise self._store.save_error
+        self._store.saves += 1
+        self._store.overrides = dict(overrides)
 
 
-class Reader:
+class InputsReader:
     def __init__(self) -> None:
-        self.seen: list[Looks] = []
-        self.heard = asyncio.Semaphore(0)
-        self.fails = False
+        self.inputs: list[TickInputs] = []
+        self.received = asyncio.Semaphore(0)
+        self.is_failing = False
 
-    async def take(self, looks: Looks) -> None:
-        self.seen.append(looks)
-        self.heard.release()
-        if self.fails:
+    async def on_tick(self, inputs: TickInputs) -> None:
+        self.inputs.append(inputs)
+        self.received.release()
+        if self.is_failing:
             raise RuntimeError("no")
 
 
-class World:
+class ScalingWorld:
     """A loop and everything around it; `turn` lets two seconds pass and takes a turn."""
 
     def __init__(self, rules: ScalingPlan | None = None) -> None:
         self.clock = Clock()
-        self.fleet = Fleet(self.clock)
-        self.memory = Memory()
-        self.reader = Reader()
-        self.loop = self.another_loop(rules or plan())
+        self.fleet = FakeFleet(self.clock)
+        self.store = FakeStore()
+        self.reader = InputsReader()
+        self.loop = self.restart_loop(rules or plan())
 
-    def another_loop(self, rules: ScalingPlan) -> ScalingLoop:
+    def restart_loop(self, rules: ScalingPlan) -> ScalingLoop:
         """As a controller that starts again has it."""
-        self.memory.owner = owner = object()
+        self.store.owner = owner = object()
         self.loop = ScalingLoop(
             rules,
             fleet=self.fleet,
             observer=Observer(),
-            memory=self.memory.of(owner),
+            store=self.store.for_owner(owner),
             clock=self.clock,
-            readers=(self.reader,),
+            listeners=(self.reader,),
         )
         return self.loop
 
-    async def turn(self, times: int = 1) -> None:
+    async def tick(self, times: int = 1) -> None:
         for _ in range(times):
             self.clock.at_s += 2.0
-            await self.loop.turn()
+            await self.loop.run_tick()
 
     async def settle(self) -> None:
         """Rates need two reports."""
-        await self.turn(2)
+        await self.tick(2)
         self.fleet.calls.clear()
 
     async def override(self, replicas: int, *, for_s: float | None) -> None:

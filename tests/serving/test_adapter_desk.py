@@ -8,23 +8,23 @@ import pytest
 
 from baton.config.load import load_text
 from baton.config.schema.deployment import DeploymentConfig
-from baton.control.fleet.adapter_registry import AdapterRefusal, LoadOrder, Registry
-from baton.engine.vllm.gate.adapters import AdapterOrder
+from baton.control.fleet.adapter_registry import AdapterRegistry, AdapterRejection, LoadRequest
+from baton.engine.vllm.gate.adapters import AdapterRequest
 from baton.engine.vllm.gate.errors import Problem
-from baton.serving.controller.adapter_manager import AdapterDesk
-from baton.serving.ingress.adapter_admin import administered_by
-from baton.serving.ray.serve_control import NONE_READY, Answers
-from baton.serving.scaling.ports import Looks
+from baton.serving.controller.adapter_manager import AdapterManager
+from baton.serving.ingress.adapter_admin import make_administer
+from baton.serving.ray.serve_control import NO_REPLICA_READY, CallResults
+from baton.serving.scaling.ports import TickInputs
 from baton.serving.store.adapter_store import (
-    AdapterHolder,
+    AdapterFollower,
     AdapterStore,
-    carried_adapters,
-    decoded,
-    encoded,
+    active_adapters,
+    decode_registry,
+    encode_registry,
 )
 from tests.fakes.head_store import HeadStore
 
-LOOKS = Looks(reports=(), missing=())
+LOOKS = TickInputs(reports=(), missing=())
 FILE = """
 version: 1
 models:
@@ -44,8 +44,8 @@ def config(adapters: str = "") -> DeploymentConfig:
     return load_text(FILE.format(adapters=adapters))
 
 
-def order(name: str = "sql", **more: object) -> LoadOrder:
-    return LoadOrder(**{"name": name, "source": "/adapters/sql", "tenant": "ops"} | more)  # type: ignore[arg-type]
+def order(name: str = "sql", **more: object) -> LoadRequest:
+    return LoadRequest(**{"name": name, "source": "/adapters/sql", "tenant": "ops"} | more)  # type: ignore[arg-type]
 
 
 class Clock:
@@ -61,7 +61,7 @@ class Deployments:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
-        self.registries: dict[str, Registry] = {}
+        self.registries: dict[str, AdapterRegistry] = {}
         self.refuses: dict[str, dict[str, object]] = {}
         self.silent: dict[str, str] = {}
         self.needed: dict[str, int] = {}
@@ -69,21 +69,21 @@ class Deployments:
 
     async def __call__(
         self, deployment: str, method: str, *arguments: object, timeout_s: float
-    ) -> Answers:
+    ) -> CallResults:
         self.calls.append((deployment, method))
         if self.hold is not None:
             await self.hold.wait()
         if deployment in self.silent:
-            return Answers(missing=(f"{deployment}: {self.silent[deployment]}",))
+            return CallResults(failures=(f"{deployment}: {self.silent[deployment]}",))
         match method:
             case "check_adapter":
-                return Answers(given=(self.refuses.get(deployment),))
-            case "take_adapters":
-                registry = self.registries[deployment] = decoded(str(arguments[0]))
-                return Answers(given=(registry.version,))
+                return CallResults(values=(self.refuses.get(deployment),))
+            case "apply_adapters":
+                registry = self.registries[deployment] = decode_registry(str(arguments[0]))
+                return CallResults(values=(registry.version,))
             case "adapters_in_flight":
-                registry = decoded(str(arguments[0]))
-                return Answers(given=({"version": registry.version, "needed": self.needed},))
+                registry = decode_registry(str(arguments[0]))
+                return CallResults(values=({"version": registry.version, "needed": self.needed},))
             case _:
                 raise AssertionError(method)
 
@@ -94,18 +94,18 @@ class World:
         self.config = config()
         self.desk = self.new_desk()
 
-    def new_desk(self) -> AdapterDesk:
-        return AdapterDesk(
+    def new_desk(self) -> AdapterManager:
+        return AdapterManager(
             lambda: self.config, self.fleet, clock=self.clock, store=AdapterStore(self.store)
         )
 
     def offered(self) -> list[str]:
-        registry = self.fleet.registries.get("ingress", Registry())
-        return [one.name for one in registry.adapters if not one.draining]
+        registry = self.fleet.registries.get("ingress", AdapterRegistry())
+        return [adapter.name for adapter in registry.adapters if not adapter.draining]
 
     async def later(self, s: float) -> None:
         self.clock.at_s += s
-        await self.desk.take(LOOKS)
+        await self.desk.on_tick(LOOKS)
 
 
 @pytest.fixture
@@ -113,9 +113,9 @@ def world() -> World:
     return World()
 
 
-async def refusal(made: object) -> AdapterRefusal:
+async def refusal(made: object) -> AdapterRejection:
     found = await made  # type: ignore[misc]
-    assert isinstance(found, AdapterRefusal), found
+    assert isinstance(found, AdapterRejection), found
     return found
 
 
@@ -124,9 +124,9 @@ async def test_every_replica_is_asked_then_told_and_ingresses_last(world: World)
     assert world.fleet.calls == [
         ("prefill", "check_adapter"),
         ("decode", "check_adapter"),
-        ("prefill", "take_adapters"),
-        ("decode", "take_adapters"),
-        ("ingress", "take_adapters"),
+        ("prefill", "apply_adapters"),
+        ("decode", "apply_adapters"),
+        ("ingress", "apply_adapters"),
     ]
     assert world.offered() == ["sql"]
 
@@ -139,25 +139,25 @@ async def test_what_one_replica_cannot_serve_is_loaded_nowhere(world: World) -> 
     world.fleet.silent["decode"] = "no answer"
     refused = await refusal(world.desk.load(order()))
     assert (refused.status, "decode: no answer" in refused.why) == (503, True)
-    assert world.store.kept == {}
-    assert not [call for call in world.fleet.calls if call[1] == "take_adapters"]
+    assert world.store.values == {}
+    assert not [call for call in world.fleet.calls if call[1] == "apply_adapters"]
 
 
 async def test_a_pool_without_replicas_has_nobody_to_ask(world: World) -> None:
-    world.fleet.silent["decode"] = NONE_READY
+    world.fleet.silent["decode"] = NO_REPLICA_READY
     assert await world.desk.load(order()) is None
 
 
 async def test_a_controller_that_is_started_again_knows_what_was_loaded(world: World) -> None:
     assert await world.desk.load(order()) is None
     again = world.new_desk()
-    await again.holder.start()
+    await again.follower.start()
     try:
         assert [row["name"] for row in again.rows()] == ["sql"]
         refused = await refusal(again.load(order()))
         assert "already been loaded" in refused.why
     finally:
-        await again.holder.close()
+        await again.follower.close()
 
 
 async def test_of_two_controllers_one_at_a_time_changes_what_there_is(world: World) -> None:
@@ -166,7 +166,7 @@ async def test_of_two_controllers_one_at_a_time_changes_what_there_is(world: Wor
     assert await other.load(order("chat")) is None
     refused = await refusal(world.desk.load(order("third")))
     assert "runtime_adapters.max" in refused.why
-    names = [one.name for one in AdapterStore(world.store).newest().adapters]
+    names = [adapter.name for adapter in AdapterStore(world.store).newest().adapters]
     assert names == ["sql", "chat"]
 
 
@@ -204,7 +204,7 @@ async def test_an_ingress_that_does_not_answer_may_have_requests_for_as_long_as_
 
 async def test_who_does_not_hear_finds_it_in_the_store(world: World) -> None:
     taken: asyncio.Queue[int] = asyncio.Queue()
-    holder = AdapterHolder(
+    holder = AdapterFollower(
         lambda registry: taken.put_nowait(registry.version),
         AdapterStore(world.store),
         interval_s=0.01,
@@ -213,7 +213,7 @@ async def test_who_does_not_hear_finds_it_in_the_store(world: World) -> None:
     try:
         await world.desk.load(order())
         assert await asyncio.wait_for(taken.get(), 5) == 1
-        assert holder.take(Registry()) == 1, "an older one changes nothing"
+        assert holder.update(AdapterRegistry()) == 1, "an older one changes nothing"
     finally:
         await holder.close()
 
@@ -223,7 +223,7 @@ async def test_a_name_that_the_file_has_now_is_said(
 ) -> None:
     await world.desk.load(order())
     world.config = config("adapters: {sql: {source: /adapters/old}}")
-    world.desk.holder.anew()
+    world.desk.follower.reapply()
     assert "adapter_not_served" in caplog.text
     (row,) = world.desk.rows()
     assert "configuration file" in str(row["not_served"])
@@ -246,39 +246,41 @@ async def test_a_store_that_cannot_be_reached_is_said_and_changes_nothing(
 def test_what_is_kept_is_read_again_and_what_is_not_ours_is_refused() -> None:
     store = HeadStore()
     kept = AdapterStore(store)
-    assert kept.newest() == Registry()
-    registry = Registry(version=3)
-    assert decoded(encoded(registry)) == registry
-    assert kept.add(Registry(version=1))
-    assert not kept.add(Registry(version=1))
+    assert kept.newest() == AdapterRegistry()
+    registry = AdapterRegistry(version=3)
+    assert decode_registry(encode_registry(registry)) == registry
+    assert kept.add(AdapterRegistry(version=1))
+    assert not kept.add(AdapterRegistry(version=1))
     for text in ("{}", "[]", "x", '{"version": 1, "adapters": [{"name": "a"}]}'):
         with pytest.raises(ValueError, match=r"cannot be read|Expecting value"):
-            decoded(text)
+            decode_registry(text)
 
 
 def test_few_versions_are_kept() -> None:
     store = HeadStore()
     for version in range(1, 30):
-        assert AdapterStore(store).add(Registry(version=version))
-    assert len(store.kept) <= 3
+        assert AdapterStore(store).add(AdapterRegistry(version=version))
+    assert len(store.values) <= 3
     assert AdapterStore(store).version() == 29
 
 
 @pytest.mark.parametrize("unload", [False, True])
 async def test_an_ingress_says_what_the_controller_says(unload: bool) -> None:  # noqa: FBT001
     asked: list[tuple[object, ...]] = []
-    said: list[Answers] = [
-        Answers(given=(None,)),
-        Answers(given=({"status": 403, "why": "no"},)),
-        Answers(missing=("controller: gone",)),
+    said: list[CallResults] = [
+        CallResults(values=(None,)),
+        CallResults(values=({"status": 403, "why": "no"},)),
+        CallResults(failures=("controller: gone",)),
     ]
 
-    async def call(deployment: str, method: str, *arguments: object, timeout_s: float) -> Answers:
+    async def call(
+        deployment: str, method: str, *arguments: object, timeout_s: float
+    ) -> CallResults:
         asked.append((deployment, method, *arguments))
         return said.pop(0)
 
-    administer = administered_by(call)
-    wanted = AdapterOrder(name="sql", path=None if unload else "/a/sql", tenant="ops")
+    administer = make_administer(call)
+    wanted = AdapterRequest(name="sql", path=None if unload else "/a/sql", tenant="ops")
     assert await administer(wanted) is None
     assert await administer(wanted) == Problem(status=403, message="no")
     silent = await administer(wanted)
@@ -294,8 +296,8 @@ async def test_a_deployment_that_is_started_again_goes_on_with_what_does_not_dra
     await world.desk.load(order())
     await world.desk.load(order("chat"))
     await world.desk.unload("sql", "ops")
-    carried = carried_adapters(AdapterStore(world.store))
-    assert [one.name for one in carried.adapters] == ["chat"]
+    carried = active_adapters(AdapterStore(world.store))
+    assert [adapter.name for adapter in carried.adapters] == ["chat"]
     store = AdapterStore(HeadStore())
     assert store.add(carried)
     assert store.newest() == carried

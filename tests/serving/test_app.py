@@ -7,8 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from baton.serving.application.app import ingress_options, on_python, pool_options
-from baton.serving.application.builds import Mark, first_built, fresh_builds, pool_version
+from baton.serving.application.app import ingress_options, pool_options, with_interpreter
+from baton.serving.application.builds import (
+    BuildRef,
+    fresh_builds,
+    initial_build_record,
+    pool_version,
+)
 from tests.serving.configs import example
 
 
@@ -122,8 +127,8 @@ def test_a_new_revision_of_the_model_replaces_pools_and_ingresses() -> None:
 
 def test_actors_on_another_interpreter_ask_ray_for_it() -> None:
     options = pool_options(example("sim.yaml"), "decode")
-    assert on_python(options, "") == options
-    assert on_python(options, "/new/bin/python")["ray_actor_options"] == {
+    assert with_interpreter(options, "") == options
+    assert with_interpreter(options, "/new/bin/python")["ray_actor_options"] == {
         "num_cpus": 0.1,
         "runtime_env": {"py_executable": "/new/bin/python"},
     }
@@ -133,11 +138,15 @@ def test_what_is_built_by_other_code_keeps_its_word_and_its_interpreter() -> Non
     """Two versions of baton need not call the same configuration by the same word."""
     old, new = example("sim.yaml"), example("sim.yaml", "pools.decode.engine.max_num_seqs=9")
     built = replace(
-        first_built(old), marks={n: Mark(version="x", python="/a") for n in fresh_builds(old)}
+        initial_build_record(old),
+        build_refs={n: BuildRef(version="x", python="/a") for n in fresh_builds(old)},
     )
     assert {(b.version, b.python) for b in built.builds(old).values()} == {("x", "/a")}
-    assert {b.python for b in built.with_config(new).values()} == {"/a"}
-    assert {b.python for b in built.with_this_code(old).values()} == {""}
-    elsewhere = replace(built, base="/b")
-    assert {b.python for b in elsewhere.with_this_code(old).values()} == {sys.executable}
-    assert built.after(built.with_this_code(old)).marks == first_built(old).marks
+    assert {b.python for b in built.builds_for_config(new).values()} == {"/a"}
+    assert {b.python for b in built.builds_for_current_code(old).values()} == {""}
+    elsewhere = replace(built, base_python="/b")
+    assert {b.python for b in elsewhere.builds_for_current_code(old).values()} == {sys.executable}
+    assert (
+        built.with_builds(built.builds_for_current_code(old)).build_refs
+        == initial_build_record(old).build_refs
+    )

@@ -12,17 +12,29 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.control.autoscaling.rollout import RolloutRules, Tally
-from baton.domain.errors import ApplyRefused
-from baton.runtime.link.frames import PROTOCOL
-from baton.serving.application.builds import Builds, Built, Mark, first_built, vllm_version
-from baton.serving.code_version import code_name
-from baton.serving.rollout.apply import apply_config, new_sizes, report, roll_back
-from baton.serving.rollout.live_deployment import outgrown
-from baton.serving.rollout.ports import Applied
-from baton.serving.rollout.rollout import Manner, Sight
-from baton.serving.store.config_participant import ConfigHolder, Switch
-from baton.serving.store.config_store import ConfigFollower, Fate, Generations, Kept, LiveConfig
+from baton.control.autoscaling.rollout import RolloutCounts, RolloutRules
+from baton.domain.errors import ApplyRejected
+from baton.runtime.link.frames import PROTOCOL_VERSION
+from baton.serving.application.builds import (
+    BuildRecord,
+    BuildRef,
+    Builds,
+    initial_build_record,
+    vllm_version,
+)
+from baton.serving.code_version import code_version
+from baton.serving.rollout.apply import apply_config, report, roll_back, target_sizes
+from baton.serving.rollout.live_deployment import cpu_shortfall
+from baton.serving.rollout.ports import ApplyResult
+from baton.serving.rollout.rollout import FleetStatus, RolloutOptions
+from baton.serving.store.config_participant import ConfigParticipant, Switch
+from baton.serving.store.config_store import (
+    ConfigFollower,
+    GenerationRecord,
+    Generations,
+    GenerationStatus,
+    LiveConfig,
+)
 from tests.fakes.head_store import HeadStore
 from tests.serving.configs import written
 
@@ -66,9 +78,9 @@ class Fleet:
     """What each deployment was to be built from, by order."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of what runs."""
-    code: str = code_name()
+    code: str = code_version()
     vllm: str = field(default_factory=vllm_version)
-    link: int = PROTOCOL
+    link: int = PROTOCOL_VERSION
     python: str = ""
     """Not empty: the cluster was started by another interpreter than the one that asks."""
     pythons: list[dict[str, str]] = field(default_factory=list)
@@ -82,45 +94,45 @@ class Fleet:
         default_factory=lambda: Generations(HeadStore(), now_s=lambda: 1e9)
     )
     notes: list[dict[str, object]] = field(default_factory=list)
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    tallies: dict[str, RolloutCounts] = field(default_factory=dict)
     waited_s: float = 0.0
-    marks: dict[str, Mark] = field(default_factory=dict)
-    began_with: dict[str, Mark] = field(default_factory=dict)
+    marks: dict[str, BuildRef] = field(default_factory=dict)
+    began_with: dict[str, BuildRef] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        of_other_code = "" if self.code == code_name() else f" by {self.code}"
+        of_other_code = "" if self.code == code_version() else f" by {self.code}"
         self.marks = {
-            name: Mark(version=mark.version + of_other_code)
-            for name, mark in first_built(self.started_with).marks.items()
+            name: BuildRef(version=mark.version + of_other_code)
+            for name, mark in initial_build_record(self.started_with).build_refs.items()
         }
         self.began_with = dict(self.marks)
 
     def current(self) -> LiveConfig:
         return self.generations.newest(self.started_with)
 
-    def built(self) -> Built:
+    def build_record(self) -> BuildRecord:
         base = self.python and "/usr/bin/python"
-        return Built(
+        return BuildRecord(
             code=self.code,
             vllm=self.vllm,
-            link=self.link,
-            base=base or sys.executable,
-            marks=self.marks,
+            link_protocol=self.link,
+            base_python=base or sys.executable,
+            build_refs=self.marks,
         )
 
-    def prepare(self, on_top_of: int, config: DeploymentConfig) -> Sequence[str]:
-        assert on_top_of == self.current().generation
+    def prepare(self, base_generation: int, config: DeploymentConfig) -> Sequence[str]:
+        assert base_generation == self.current().generation
         return [self.refuses] if self.refuses else []
 
-    def commit(self, live: LiveConfig, by: str) -> bool:
+    def commit(self, live: LiveConfig, operation: str) -> bool:
         if live.generation == 1:
             self.generations.add_first(self.started_with)
         if self.overtaken:
             self.overtaken = False
             self.generations.add(live)
-        return self.generations.add(live, by=by)
+        return self.generations.add(live, operation=operation)
 
-    def tell(self, live: LiveConfig) -> Sequence[str]:
+    def distribute(self, live: LiveConfig) -> Sequence[str]:
         self.told.append(live)
         deaf, self.deaf = self.deaf, ""
         return [deaf] if deaf else []
@@ -138,55 +150,55 @@ class Fleet:
             raise RuntimeError("no such deployment")
         self.pools[pool] = replicas
 
-    def cannot_replace(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
+    def replace_blockers(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
         assert pools
         return [self.no_room] if self.no_room else []
 
-    def cannot_grow(self, config: DeploymentConfig) -> Sequence[str]:
-        return outgrown(config, self.current().config, cpus=self.cpus)
+    def growth_blockers(self, config: DeploymentConfig) -> Sequence[str]:
+        return cpu_shortfall(config, self.current().config, cpus=self.cpus)
 
-    def order(self, builds: Builds) -> None:
+    def deploy_builds(self, builds: Builds) -> None:
         self.orders.append({name: build.config for name, build in builds.items()})
         self.pythons.append({name: build.python for name, build in builds.items()})
-        self.marks = dict(self.built().after(builds).marks)
+        self.marks = dict(self.build_record().with_builds(builds).build_refs)
         if self.interrupted:
             self.interrupted = False
             raise KeyboardInterrupt
 
-    def look(self, names: Sequence[str]) -> Sight | None:
+    def fleet_status(self, names: Sequence[str]) -> FleetStatus | None:
         if self.stillborn and self.orders:
             stillborn, self.stillborn = self.stillborn, ""
-            return Sight(failed=stillborn)
+            return FleetStatus(failure=stillborn)
         ready = frozenset(f"{name}-{self.marks[name].version}" for name in names)
         bad = self.worse and bool(self.orders)
-        for one in ready:
-            self.tallies.setdefault(one, Tally(100, 50 if bad else 0, 100, 100))
-        return Sight(done=True, ready=ready, tallies=self.tallies)
+        for name in ready:
+            self.tallies.setdefault(name, RolloutCounts(100, 50 if bad else 0, 100, 100))
+        return FleetStatus(done=True, ready=ready, tallies=self.tallies)
 
     def find(self, generation: int) -> DeploymentConfig | None:
         return self.generations.find(generation)
 
-    def history(self) -> Sequence[Kept]:
+    def history(self) -> Sequence[GenerationRecord]:
         return self.generations.history()
 
-    def settle(self, generation: int, fate: Fate, why: str = "") -> None:
-        self.generations.settle(generation, fate, why)
+    def set_status(self, generation: int, status: GenerationStatus, why: str = "") -> None:
+        self.generations.set_status(generation, status, why)
 
-    def sign(self) -> None:
+    def record_code_version(self) -> None:
         self.signed = True
 
-    def note(self, told: Mapping[str, object]) -> None:
-        self.notes.append(dict(told))
+    def record_progress(self, progress: Mapping[str, object]) -> None:
+        self.notes.append(dict(progress))
 
-    def manner(self, **how: object) -> Manner:
-        manner = Manner(now_s=lambda: self.waited_s, sleep=self._wait)
+    def manner(self, **how: object) -> RolloutOptions:
+        manner = RolloutOptions(now_s=lambda: self.waited_s, sleep=self._wait)
         return replace(manner, **how)  # type: ignore[arg-type]  # as tests say it
 
-    def apply(self, config: DeploymentConfig, **how: object) -> Applied:
+    def apply(self, config: DeploymentConfig, **how: object) -> ApplyResult:
         return apply_config(self, config, self.manner(**how))
 
     def fates(self) -> list[str]:
-        return [str(one.fate) for one in self.history()]
+        return [str(generation.status) for generation in self.history()]
 
     def _wait(self, seconds: float) -> None:
         self.waited_s += seconds
@@ -231,13 +243,13 @@ def test_histograms_that_nobody_can_read_are_not_spoken_of(make: Make) -> None:
 
 def test_nothing_new_is_nothing_to_do(make: Make) -> None:
     fleet = Fleet(make())
-    assert fleet.apply(make()) == Applied(generation=0)
+    assert fleet.apply(make()) == ApplyResult(generation=0)
     assert fleet.told == []
 
 
 def test_what_takes_a_restart_is_refused_before_anybody_is_asked(make: Make) -> None:
     fleet = Fleet(make(), refuses="must not be asked")
-    with pytest.raises(ApplyRefused, match=r"server.port: 8000 -> 1 \(restart\)"):
+    with pytest.raises(ApplyRejected, match=r"server.port: 8000 -> 1 \(restart\)"):
         fleet.apply(make("server.port=1", "slo.default.ttft=1s"))
     assert fleet.current().generation == 0
 
@@ -264,10 +276,10 @@ def test_pools_are_replaced_one_after_the_other_and_watched_in_between(make: Mak
     fleet = Fleet(old)
     applied = fleet.apply(new, rules=RolloutRules(bake_s=7))
     assert applied.replaced == ("d", "p")
-    assert [(one["d"], one["p"]) for one in fleet.orders] == [(new, old), (new, new)]
+    assert [(order["d"], order["p"]) for order in fleet.orders] == [(new, old), (new, new)]
     assert fleet.waited_s >= 14
-    assert [one["state"] for one in fleet.notes][-1] == "done"
-    assert len(applied.why) == 2
+    assert [note["state"] for note in fleet.notes][-1] == "done"
+    assert len(applied.stage_verdicts) == 2
 
 
 def test_pools_that_could_not_exchange_blocks_meanwhile_are_replaced_together(make: Make) -> None:
@@ -280,7 +292,7 @@ def test_pools_that_could_not_exchange_blocks_meanwhile_are_replaced_together(ma
 
 def test_pools_do_not_grow_beyond_what_their_cluster_was_started_for(make: Make) -> None:
     fleet = Fleet(make(), cpus=14)  # four and six replicas, and what is beside them
-    with pytest.raises(ApplyRefused, match=r"may come to 24 CPUs, and Ray was started with 14: "):
+    with pytest.raises(ApplyRejected, match=r"may come to 24 CPUs, and Ray was started with 14: "):
         fleet.apply(make("pools.d.replicas.max=20"))
     assert fleet.current().generation == 0
     assert fleet.told == []
@@ -292,7 +304,7 @@ def test_pools_do_not_grow_beyond_what_their_cluster_was_started_for(make: Make)
 
 def test_replicas_are_not_replaced_where_there_is_no_room_for_it(make: Make) -> None:
     fleet = Fleet(make(), no_room="no room for pool d")
-    with pytest.raises(ApplyRefused, match="no room for pool d"):
+    with pytest.raises(ApplyRejected, match="no room for pool d"):
         fleet.apply(make(*ROLLED))
     assert (fleet.told, fleet.orders, fleet.current().generation) == ([], [], 0)
 
@@ -310,7 +322,7 @@ def test_replicas_that_are_no_good_are_taken_back_with_the_sizes(
 ) -> None:
     old = make()
     fleet = Fleet(old, **trouble)  # type: ignore[arg-type]
-    with pytest.raises(ApplyRefused, match=rf"taken back, generation 2 .* {why}"):
+    with pytest.raises(ApplyRejected, match=rf"taken back, generation 2 .* {why}"):
         fleet.apply(make(*ROLLED, *BOTH))
     assert len(fleet.orders) == 2, "the second pool was not begun"
     assert set(map(id, fleet.orders[-1].values())) == {id(fleet.orders[0]["p"])}
@@ -323,7 +335,7 @@ def test_replicas_that_are_no_good_are_taken_back_with_the_sizes(
 def test_without_rollback_what_is_no_good_stays_and_says_so(make: Make) -> None:
     new = make(*ROLLED)
     fleet = Fleet(make(), worse=True)
-    with pytest.raises(ApplyRefused, match="left as it is, generation 1 holds"):
+    with pytest.raises(ApplyRejected, match="left as it is, generation 1 holds"):
         fleet.apply(new, rollback=False)
     assert fleet.current() == LiveConfig(generation=1, config=new)
     assert (len(fleet.orders), fleet.fates()) == (1, ["started", "left as it is"])
@@ -332,8 +344,8 @@ def test_without_rollback_what_is_no_good_stays_and_says_so(make: Make) -> None:
 def test_without_waiting_all_is_ordered_and_nothing_judged(make: Make) -> None:
     new = make(*BOTH)
     fleet = Fleet(make(), worse=True)
-    assert fleet.apply(new, wait=False).why == ("not watched",)
-    assert [(one["d"], one["p"]) for one in fleet.orders] == [(new, new)]
+    assert fleet.apply(new, wait=False).stage_verdicts == ("not watched",)
+    assert [(order["d"], order["p"]) for order in fleet.orders] == [(new, new)]
     assert fleet.waited_s < 1
 
 
@@ -343,23 +355,23 @@ def test_one_can_go_back_to_what_was_good_and_differs(make: Make) -> None:
     for config in (first, second):
         fleet.apply(config)
     fleet.deaf = "ingress b: gone"
-    with pytest.raises(ApplyRefused):
+    with pytest.raises(ApplyRejected):
         fleet.apply(make("slo.default.ttft=9s"))
     assert fleet.fates() == ["started", "applied", "applied", "taken back", "applied"]
     assert fleet.current().config == second
-    assert roll_back(fleet, None, fleet.manner(by="rollback")).generation == 5
+    assert roll_back(fleet, None, fleet.manner(operation="rollback")).generation == 5
     assert fleet.current().config == first
-    assert roll_back(fleet, 0, fleet.manner(by="rollback")).generation == 6
-    assert (fleet.current().config, fleet.history()[-1].by) == (make(), "rollback")
-    with pytest.raises(ApplyRefused, match="generation 9 is not kept"):
+    assert roll_back(fleet, 0, fleet.manner(operation="rollback")).generation == 6
+    assert (fleet.current().config, fleet.history()[-1].operation) == (make(), "rollback")
+    with pytest.raises(ApplyRejected, match="generation 9 is not kept"):
         roll_back(fleet, 9, fleet.manner())
-    with pytest.raises(ApplyRefused, match="no other generation was good"):
+    with pytest.raises(ApplyRejected, match="no other generation was good"):
         roll_back(Fleet(make()), None, fleet.manner())
 
 
 def test_another_version_of_baton_does_not_touch_the_configuration(make: Make) -> None:
     fleet = Fleet(make(), code="0.0.9")
-    with pytest.raises(ApplyRefused, match=r"baton 0\.0\.9 .*runs, and this is"):
+    with pytest.raises(ApplyRejected, match=r"baton 0\.0\.9 .*runs, and this is"):
         fleet.apply(make("slo.default.ttft=1s"))
     assert (fleet.told, fleet.current().generation) == ([], 0)
 
@@ -370,7 +382,7 @@ def test_nor_does_one_with_another_vllm_but_one_without_any_may(
 ) -> None:
     fleet = Fleet(make(), vllm=vllm)
     if refused:
-        with pytest.raises(ApplyRefused, match=r"with vLLM 0\.0\.1 runs"):
+        with pytest.raises(ApplyRejected, match=r"with vLLM 0\.0\.1 runs"):
             fleet.apply(make("slo.default.ttft=1s"))
     else:
         assert fleet.apply(make("slo.default.ttft=1s")).generation == 1
@@ -384,14 +396,14 @@ def test_live_changes_replace_no_replica(make: Make) -> None:
 
 def test_one_refusal_and_nothing_has_changed_anywhere(make: Make) -> None:
     fleet = Fleet(make(), refuses="ingress: cannot use 'own:choose'")
-    with pytest.raises(ApplyRefused, match="cannot use 'own:choose'"):
+    with pytest.raises(ApplyRejected, match="cannot use 'own:choose'"):
         fleet.apply(make("slo.default.ttft=1s", "pools.d.replicas.start=4"))
     assert (fleet.told, fleet.resized, fleet.current().generation) == ([], [], 0)
 
 
 def test_of_two_who_apply_at_the_same_time_one_is_refused(make: Make) -> None:
     fleet = Fleet(make(), overtaken=True)
-    with pytest.raises(ApplyRefused, match="generation 1 was applied by somebody else"):
+    with pytest.raises(ApplyRejected, match="generation 1 was applied by somebody else"):
         fleet.apply(make("slo.default.ttft=1s"))
     assert fleet.told == []
 
@@ -402,13 +414,13 @@ def test_a_dry_run_asks_everybody_and_changes_nothing(make: Make) -> None:
     applied = fleet.apply(new, dry_run=True)
     assert applied.dry_run
     assert applied.resized == {"d": (3, 5)}
-    assert [str(one) for one in applied.changes] == [
+    assert [str(change) for change in applied.changes] == [
         "pools.d.replicas.start: 3 -> 5",
         "slo.default.ttft: null -> 1s",
     ]
     assert (fleet.told, fleet.resized, fleet.current().generation) == ([], [], 0)
     fleet.refuses = "no"
-    with pytest.raises(ApplyRefused):
+    with pytest.raises(ApplyRejected):
         fleet.apply(new, dry_run=True)
 
 
@@ -419,7 +431,7 @@ def test_what_does_not_work_out_is_taken_back_with_the_sizes(
     make: Make, trouble: dict[str, object]
 ) -> None:
     fleet = Fleet(make(), **trouble)  # type: ignore[arg-type]
-    with pytest.raises(ApplyRefused, match="taken back, generation 2 is as before"):
+    with pytest.raises(ApplyRejected, match="taken back, generation 2 is as before"):
         fleet.apply(make("slo.default.ttft=1s", "pools.d.replicas.start=5"))
     assert fleet.current() == LiveConfig(generation=2, config=make())
     assert fleet.told[-1] == fleet.current()
@@ -456,13 +468,13 @@ def test_sizes_follow_the_configuration_where_nothing_else_decides(
     # By hand, the decode pool has been scaled to 4 meanwhile.
     sizes = {"p": 2, "d": 4}
     expected = {pool: count for pool, count in wanted.items() if sizes[pool] != count}
-    assert new_sizes(make(), make(*sets), sizes) == expected
+    assert target_sizes(make(), make(*sets), sizes) == expected
 
 
 def test_a_pool_whose_counts_nobody_touched_is_left_as_it_is(make: Make) -> None:
     by_hand = {"p": 2, "d": 9}
-    assert new_sizes(make(), make("slo.default.ttft=1s"), by_hand) == {}
-    assert new_sizes(make(), make("pools.d.replicas.max=8"), by_hand) == {"d": 8}
+    assert target_sizes(make(), make("slo.default.ttft=1s"), by_hand) == {}
+    assert target_sizes(make(), make("pools.d.replicas.max=8"), by_hand) == {"d": 8}
 
 
 # ------------------------------------------------------------------ the part of one process
@@ -486,9 +498,9 @@ class Process:
         return switch
 
 
-def holder_of(config: DeploymentConfig) -> tuple[ConfigHolder, Process]:
+def holder_of(config: DeploymentConfig) -> tuple[ConfigParticipant, Process]:
     process = Process(config)
-    return ConfigHolder(LiveConfig(generation=3, config=config), process.build), process
+    return ConfigParticipant(LiveConfig(generation=3, config=config), process.build), process
 
 
 def test_preparing_changes_nothing_and_taking_builds_nothing_again(make: Make) -> None:
@@ -498,7 +510,7 @@ def test_preparing_changes_nothing_and_taking_builds_nothing_again(make: Make) -
         holder, process = holder_of(old)
         assert await holder.prepare(3, new) == ""
         assert process.at is old
-        assert await holder.take(LiveConfig(generation=4, config=new)) == 4
+        assert await holder.commit(LiveConfig(generation=4, config=new)) == 4
         assert (process.at, process.built, holder.live.generation) == (new, 1, 4)
 
     asyncio.run(scenario())
@@ -509,12 +521,12 @@ def test_what_cannot_be_taken_is_counted_and_what_came_too_late_is_not(make: Mak
         holder, _ = holder_of(make())
         await holder.prepare(3, make("router.seed=13"))
         await holder.prepare(2, make("router.seed=1"))
-        assert holder.refused == 1
+        assert holder.rejected == 1
         with pytest.raises(ValueError, match="cannot use 13"):
-            await holder.take(LiveConfig(generation=4, config=make("router.seed=13")))
-        await holder.take(LiveConfig(generation=3, config=make("router.seed=13")))
-        await holder.take(LiveConfig(generation=4, config=make("router.seed=1")))
-        assert (holder.refused, holder.live.generation) == (2, 4)
+            await holder.commit(LiveConfig(generation=4, config=make("router.seed=13")))
+        await holder.commit(LiveConfig(generation=3, config=make("router.seed=13")))
+        await holder.commit(LiveConfig(generation=4, config=make("router.seed=1")))
+        assert (holder.rejected, holder.live.generation) == (2, 4)
 
     asyncio.run(scenario())
 
@@ -535,9 +547,9 @@ def test_what_is_taken_counts_not_what_was_prepared(make: Make) -> None:
     async def scenario() -> None:
         holder, process = holder_of(make())
         await holder.prepare(3, prepared)
-        await holder.take(LiveConfig(generation=4, config=told))
+        await holder.commit(LiveConfig(generation=4, config=told))
         assert process.at == told
-        await holder.take(LiveConfig(generation=5, config=prepared))
+        await holder.commit(LiveConfig(generation=5, config=prepared))
         assert process.at == prepared
 
     asyncio.run(scenario())
@@ -548,7 +560,7 @@ def test_an_old_generation_is_not_taken_again(make: Make) -> None:
         holder, process = holder_of(make())
         for generation in (2, 3):
             assert (
-                await holder.take(LiveConfig(generation=generation, config=make("router.seed=1")))
+                await holder.commit(LiveConfig(generation=generation, config=make("router.seed=1")))
                 == 3
             )
         assert process.at == make()
@@ -560,9 +572,9 @@ def test_a_configuration_that_cannot_be_taken_leaves_the_old_one(make: Make) -> 
     async def scenario() -> None:
         holder, process = holder_of(make())
         with pytest.raises(ValueError, match="cannot use 13"):
-            await holder.take(LiveConfig(generation=4, config=make("router.seed=13")))
+            await holder.commit(LiveConfig(generation=4, config=make("router.seed=13")))
         assert (process.at, holder.live.generation) == (make(), 3)
-        assert await holder.take(LiveConfig(generation=5, config=make("router.seed=1"))) == 5
+        assert await holder.commit(LiveConfig(generation=5, config=make("router.seed=1"))) == 5
 
     asyncio.run(scenario())
 
@@ -577,7 +589,7 @@ def test_who_starts_later_begins_with_the_newest_generation(make: Make) -> None:
         live = LiveConfig(generation=number, config=make(f"router.seed={number}"))
         assert generations.add(live)
         assert generations.newest(make()) == live
-        assert generations.number() == number
+        assert generations.newest_number() == number
 
 
 def test_a_number_is_taken_once(make: Make) -> None:
@@ -593,7 +605,7 @@ def test_old_generations_are_forgotten(make: Make) -> None:
     config = make()
     for number in range(1, 26):
         Generations(shelf).add(LiveConfig(generation=number, config=config))
-    assert sorted(shelf.kept) == [f"config/{number:010d}" for number in range(6, 26)]
+    assert sorted(shelf.values) == [f"config/{number:010d}" for number in range(6, 26)]
 
 
 def test_what_became_of_a_generation_is_kept_with_it(make: Make) -> None:
@@ -601,14 +613,18 @@ def test_what_became_of_a_generation_is_kept_with_it(make: Make) -> None:
     generations = Generations(shelf, now_s=lambda: 1e9)
     generations.add_first(make())
     generations.add_first(make("router.seed=1"))
-    generations.add(LiveConfig(generation=1, config=make("router.seed=2")), by="rollback")
+    generations.add(LiveConfig(generation=1, config=make("router.seed=2")), operation="rollback")
     started, other = Generations(shelf).history()
-    assert (started.generation, started.fate, started.at_s) == (0, Fate.STARTED, None)
-    assert (other.by, other.fate, other.at_s) == ("rollback", Fate.UNDER_WAY, 1e9)
-    generations.settle(1, Fate.TAKEN_BACK, "did not start")
+    assert (started.generation, started.status, started.at_s) == (0, GenerationStatus.STARTED, None)
+    assert (other.operation, other.status, other.at_s) == (
+        "rollback",
+        GenerationStatus.IN_PROGRESS,
+        1e9,
+    )
+    generations.set_status(1, GenerationStatus.REVERTED, "did not start")
     assert Generations(shelf).history()[1].why == "did not start"
     assert Generations(shelf).find(0) == make()
-    assert b"seed: 2" in shelf.kept["config/0000000001"], "text, for other versions to read"
+    assert b"seed: 2" in shelf.values["config/0000000001"], "text, for other versions to read"
 
 
 def test_who_was_not_told_finds_the_newest_in_the_store(make: Make) -> None:
@@ -616,13 +632,13 @@ def test_who_was_not_told_finds_the_newest_in_the_store(make: Make) -> None:
 
     async def scenario() -> None:
         holder, process = holder_of(make())
-        follower = ConfigFollower(generations, current=lambda: holder.live, take=holder.take)
-        await follower.look()
+        follower = ConfigFollower(generations, current=lambda: holder.live, commit=holder.commit)
+        await follower.poll()
         assert process.built == 0
         for number in (4, 5):
             live = LiveConfig(generation=number, config=make(f"router.seed={number}"))
             generations.add(live)
-        await follower.look()
+        await follower.poll()
         assert (process.at.router.seed, process.built) == (5, 1)
 
     asyncio.run(scenario())
@@ -638,13 +654,13 @@ def test_looking_goes_on_after_it_has_failed(make: Make) -> None:
 
         async def take(live: LiveConfig) -> None:
             try:
-                await holder.take(live)
+                await holder.commit(live)
                 taken.set()
             finally:
                 generations.add(LiveConfig(generation=5, config=make("router.seed=5")))
 
         follower = ConfigFollower(
-            generations, current=lambda: holder.live, take=take, interval_s=0.001
+            generations, current=lambda: holder.live, commit=take, interval_s=0.001
         )
         follower.start()
         async with asyncio.timeout(10):

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from baton.domain.errors import Broken, RdmaMissing, TransferFailed
+from baton.domain.errors import ComponentUnhealthy, RdmaMissing, TransferFailed
 from baton.runtime.link.client import LinkClient
 from baton.runtime.replica_host import ReplicaHost
-from baton.serving.ingress.model_ingress import IngressBody
-from baton.serving.replica.deployment import EngineReplica, own_side_channel
-from baton.serving.replica.side_channel_watch import OwnCheckTiming, OwnSideChannel
-from tests.fakes.link_rig import FAST, EventLog, hosting
+from baton.serving.ingress.model_ingress import ModelIngress
+from baton.serving.replica.deployment import EngineReplica, start_side_channel_watch
+from baton.serving.replica.side_channel_watch import SideChannelTiming, SideChannelWatch
+from tests.fakes.link_rig import FAST_LINK, EventLog, running_host
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts, make_leg
 from tests.serving.configs import simulated
 
-FAILURES = OwnCheckTiming().failures
+FAILURES = SideChannelTiming().failure_threshold
 
 
 class Answers:
@@ -35,17 +35,17 @@ class Answers:
 
 async def test_one_that_is_silent_for_a_moment_is_not_given_up() -> None:
     answers = Answers()
-    watch = OwnSideChannel("decode-1", answers)
+    watch = SideChannelWatch("decode-1", answers)
     answers.fails = TransferFailed("decode-1", "nobody listens")
     for _ in range(FAILURES - 1):
-        await watch.look()
-    assert watch.trouble == ""
+        await watch.probe()
+    assert watch.failure == ""
     answers.fails = None
-    await watch.look()
+    await watch.probe()
     answers.fails = OSError("no route")
     for _ in range(FAILURES - 1):
-        await watch.look()
-    assert watch.trouble == ""
+        await watch.probe()
+    assert watch.failure == ""
 
 
 async def test_one_that_stays_silent_is_given_up_and_said_so_once(
@@ -53,20 +53,20 @@ async def test_one_that_stays_silent_is_given_up_and_said_so_once(
 ) -> None:
     answers = Answers()
     answers.fails = TransferFailed("decode-1", "nobody listens")
-    watch = OwnSideChannel("decode-1", answers)
+    watch = SideChannelWatch("decode-1", answers)
     for _ in range(FAILURES + 3):
-        await watch.look()
-    assert "nobody listens" in watch.trouble
+        await watch.probe()
+    assert "nobody listens" in watch.failure
     assert [record.message for record in caplog.records] == ["side_channel_dead"]
 
 
 async def test_one_whose_blocks_would_take_a_wrong_way_is_alive() -> None:
     answers = Answers()
     answers.fails = RdmaMissing("decode-1", "they come by tcp")
-    watch = OwnSideChannel("decode-1", answers)
+    watch = SideChannelWatch("decode-1", answers)
     for _ in range(FAILURES):
-        await watch.look()
-    assert watch.trouble == ""
+        await watch.probe()
+    assert watch.failure == ""
 
 
 async def test_a_check_that_never_ends_has_failed() -> None:
@@ -76,26 +76,28 @@ async def test_a_check_that_never_ends_has_failed() -> None:
     async def never() -> None:
         await engine.check_gate.wait()
 
-    watch = OwnSideChannel("decode-1", never, timing=OwnCheckTiming(failures=1, deadline_s=0.001))
-    await watch.look()
-    assert watch.trouble
+    watch = SideChannelWatch(
+        "decode-1", never, timing=SideChannelTiming(failure_threshold=1, timeout_s=0.001)
+    )
+    await watch.probe()
+    assert watch.failure
 
 
 async def test_it_is_asked_again_and_again_until_it_is_closed() -> None:
     engine = ScriptedEngine()
-    watch = OwnSideChannel(
+    watch = SideChannelWatch(
         "decode-1",
         lambda: engine.check_side_channel("decode-1", "here", 1.0),
-        timing=OwnCheckTiming(every_s=0.001),
+        timing=SideChannelTiming(period_s=0.001),
     )
     watch.start()
-    await engine.watch.until(lambda: len(engine.checks) >= 3)
+    await engine.watch.wait_until(lambda: len(engine.checks) >= 3)
     await watch.close()
     assert set(engine.checks) == {("decode-1", "here")}
 
 
 async def test_a_replica_without_a_side_channel_asks_nobody() -> None:
-    watch = own_side_channel(ScriptedEngine(), make_facts())
+    watch = start_side_channel_watch(ScriptedEngine(), make_facts())
     assert watch._task is None
     await watch.close()
 
@@ -104,9 +106,9 @@ class Body:
     """What Serve asks of a replica whether it is well."""
 
     check_health = EngineReplica.check_health
-    _started = EngineReplica._started
+    _require_host = EngineReplica._require_host
 
-    def __init__(self, host: ReplicaHost, watch: OwnSideChannel) -> None:
+    def __init__(self, host: ReplicaHost, watch: SideChannelWatch) -> None:
         self._host, self._side_channel = host, watch
         self._facts, self._pool = make_facts(), "decode"
         self._config = simulated()
@@ -115,34 +117,34 @@ class Body:
 @asynccontextmanager
 async def running_one(engine: ScriptedEngine) -> AsyncIterator[ReplicaHost]:
     """The host of an engine that runs a leg with one more token."""
-    async with hosting(engine) as (host, _):
+    async with running_host(engine) as (host, _):
         log = EventLog()
-        client = LinkClient("ingress-1", log, options=FAST)
+        client = LinkClient("ingress-1", log, options=FAST_LINK)
         client.connect("decode-1", host.address)
         await log.wait_joined()
         assert client.submit("decode-1", make_leg("leg-1", max_tokens=1)) is None
-        await engine.watch.until(lambda: "leg-1" in engine.running)
+        await engine.watch.wait_until(lambda: "leg-1" in engine.running)
         yield host
         await client.close()
 
 
-async def dead(engine: ScriptedEngine) -> OwnSideChannel:
+async def dead(engine: ScriptedEngine) -> SideChannelWatch:
     """What watches a side channel that has not answered for long enough."""
-    watch = own_side_channel(engine, engine.facts)
+    watch = start_side_channel_watch(engine, engine.facts)
     engine.unreachable["decode-1"] = "its thread hangs"
     for _ in range(FAILURES):
-        await watch.look()
+        await watch.probe()
     return watch
 
 
 async def test_serve_hears_of_a_side_channel_that_is_dead_though_the_engine_lives() -> None:
     engine = ScriptedEngine(replace(make_facts(), side_channel="127.0.0.1:1"))
-    async with hosting(engine) as (host, _):
-        well = Body(host, own_side_channel(engine, engine.facts))
+    async with running_host(engine) as (host, _):
+        well = Body(host, start_side_channel_watch(engine, engine.facts))
         await well.check_health()  # type: ignore[misc]
         await well._side_channel.close()
         body = Body(host, await dead(engine))
-        with pytest.raises(Broken, match=r"decode-1 is broken .* its thread hangs"):
+        with pytest.raises(ComponentUnhealthy, match=r"decode-1 is broken .* its thread hangs"):
             await body.check_health()  # type: ignore[misc]
         await body._side_channel.close()
 
@@ -156,7 +158,7 @@ async def test_what_runs_where_it_is_dead_ends_before_serve_ends_the_replica() -
         engine.step_all()
         async with asyncio.timeout(5):
             await host.drained.wait()
-        with pytest.raises(Broken):
+        with pytest.raises(ComponentUnhealthy):
             await body.check_health()  # type: ignore[misc]
         await body._side_channel.close()
 
@@ -167,12 +169,12 @@ async def test_a_replica_that_drains_for_it_stays_broken_though_it_answers_again
         body = Body(host, await dead(engine))
         await body.check_health()  # type: ignore[misc]
         engine.unreachable.clear()
-        await body._side_channel.look()
-        assert body._side_channel.trouble == ""
+        await body._side_channel.probe()
+        assert body._side_channel.failure == ""
         engine.step_all()
         async with asyncio.timeout(5):
             await host.drained.wait()
-        with pytest.raises(Broken, match="its thread hangs"):
+        with pytest.raises(ComponentUnhealthy, match="its thread hangs"):
             await body.check_health()  # type: ignore[misc]
         await body._side_channel.close()
 
@@ -180,22 +182,22 @@ async def test_a_replica_that_drains_for_it_stays_broken_though_it_answers_again
 async def test_serve_hears_of_an_agent_that_pulls_from_nobody_once_nothing_runs() -> None:
     engine = ScriptedEngine()
     async with running_one(engine) as host:
-        body = Body(host, own_side_channel(engine, engine.facts))
+        body = Body(host, start_side_channel_watch(engine, engine.facts))
         await body.check_health()  # type: ignore[misc]
-        host.agent_broken("it pulls from nobody")
+        host.report_broken_agent("it pulls from nobody")
         await body.check_health()  # type: ignore[misc]
         engine.step_all()
         async with asyncio.timeout(5):
             await host.drained.wait()
-        with pytest.raises(Broken, match="it pulls from nobody"):
+        with pytest.raises(ComponentUnhealthy, match="it pulls from nobody"):
             await body.check_health()  # type: ignore[misc]
 
 
 async def test_serve_hears_of_an_engine_that_died() -> None:
     engine = ScriptedEngine()
-    async with hosting(engine) as (host, _):
-        body = Body(host, own_side_channel(engine, engine.facts))
-        engine.die()
+    async with running_host(engine) as (host, _):
+        body = Body(host, start_side_channel_watch(engine, engine.facts))
+        engine.crash()
         failure = await host.failed
         with pytest.raises(type(failure)):
             await body.check_health()  # type: ignore[misc]
@@ -205,25 +207,26 @@ async def test_serve_hears_of_an_engine_that_died() -> None:
 class Frontend:
     """As much of a frontend as its ingress asks for."""
 
+    has_failed: bool = False
     broken: bool = False
 
 
 class Door:
     """What Serve asks of an ingress whether it is well."""
 
-    check = IngressBody.check
+    check = ModelIngress.check
 
     def __init__(self, frontend: Frontend | None) -> None:
         self._frontend = frontend
-        self.rust: Frontend | None = None
+        self.rust_ingress: Frontend | None = None
 
 
 def test_serve_hears_of_an_ingress_that_will_never_serve_again() -> None:
     Door(None).check()  # type: ignore[misc]  # it is starting
     Door(Frontend()).check()  # type: ignore[misc]
-    with pytest.raises(Broken, match="ingress is broken"):
-        Door(Frontend(broken=True)).check()  # type: ignore[misc]
+    with pytest.raises(ComponentUnhealthy, match="ingress is broken"):
+        Door(Frontend(has_failed=True)).check()  # type: ignore[misc]
     gated = Door(Frontend())
-    gated.rust = Frontend(broken=True)
-    with pytest.raises(Broken, match="the gate before its frontend has died"):
+    gated.rust_ingress = Frontend(broken=True)
+    with pytest.raises(ComponentUnhealthy, match="the gate before its frontend has died"):
         gated.check()  # type: ignore[misc]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from baton.serving.controller.clock_step_guard import ClockWatch
-from baton.serving.scaling.ports import Looks
+from baton.serving.controller.clock_step_guard import ClockStepGuard
+from baton.serving.scaling.ports import TickInputs
 from tests.serving.scaled_fleet import Clock
 
 HOUR_S = 3600.0
-LOOKS = Looks()
+LOOKS = TickInputs()
 
 
 class Machine:
@@ -20,7 +20,7 @@ class Machine:
         self.step_s = 0.0
         self.begun_anew = 0
         self.fails = False
-        self.watch = ClockWatch(self.clock, self._wall, self._begin_anew)
+        self.watch = ClockStepGuard(self.clock, self._wall, self._begin_anew)
 
     def _wall(self) -> float:
         return 1e9 + self.clock.at_s + self.step_s
@@ -34,7 +34,7 @@ class Machine:
         """Two seconds later, after a step of the wall clock: how often Serve was begun anew."""
         self.clock.at_s += 2.0
         self.step_s += step_s
-        await self.watch.take(LOOKS)
+        await self.watch.on_tick(LOOKS)
         return self.begun_anew
 
 

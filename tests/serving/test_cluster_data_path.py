@@ -15,7 +15,7 @@ from baton.serving.front.data_path import (
     FrontSettings,
     choose_data_path,
     find_haproxy,
-    front_threads,
+    front_thread_count,
     pick_front_ports,
     port_is_free,
     ray_environment,
@@ -23,10 +23,10 @@ from baton.serving.front.data_path import (
 )
 
 PORTS = FrontPorts(
-    stats=1, metrics=2, fallback_http=3, fallback_grpc=4, replica_http_from=5, replica_http_to=9
+    stats=1, metrics=2, fallback_http=3, fallback_grpc=4, replica_http_min=5, replica_http_max=9
 )
 SETTINGS = FrontSettings(
-    data_path=DataPath.HAPROXY, run_dir=Path("/run/baton-abcdefgh"), ports=PORTS
+    data_path=DataPath.SERVE_HAPROXY, run_dir=Path("/run/baton-abcdefgh"), ports=PORTS
 )
 AF_UNIX_BYTES = 107
 NODE_ID_CHARACTERS = 56
@@ -53,7 +53,7 @@ def test_everything_that_haproxy_writes_lies_in_the_run_dir_with_room_for_a_sock
 
 
 def test_old_streams_outlive_a_reload_for_as_long_as_a_stream_may_last() -> None:
-    environment = serve_environment(replace(SETTINGS, longest_stream_s=1800.5))
+    environment = serve_environment(replace(SETTINGS, max_stream_s=1800.5))
     hard_stop_s = int(environment["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
     assert hard_stop_s >= 1801
     assert float(environment["RAY_SERVE_PORT_QUARANTINE_S"]) > hard_stop_s
@@ -66,8 +66,8 @@ def test_two_batons_share_no_port_and_no_file() -> None:
         metrics=12,
         fallback_http=13,
         fallback_grpc=14,
-        replica_http_from=15,
-        replica_http_to=19,
+        replica_http_min=15,
+        replica_http_max=19,
     )
     two = serve_environment(replace(SETTINGS, run_dir=Path("/run/baton-x"), ports=other_ports))
     shared = {name for name in one if one[name] == two[name]}
@@ -75,29 +75,29 @@ def test_two_batons_share_no_port_and_no_file() -> None:
 
 
 def test_the_classic_proxy_is_really_started() -> None:
-    environment = serve_environment(replace(SETTINGS, data_path=DataPath.CLASSIC))
+    environment = serve_environment(replace(SETTINGS, data_path=DataPath.SERVE_PROXY))
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
     assert environment["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "0"
 
 
 def test_where_gates_are_the_front_replicas_have_ports_and_nothing_of_serves_runs_haproxy() -> None:
-    environment = serve_environment(replace(SETTINGS, data_path=DataPath.GATE))
+    environment = serve_environment(replace(SETTINGS, data_path=DataPath.INGRESS_HAPROXY))
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
     assert environment["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "1"
-    assert environment["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] == str(PORTS.replica_http_from)
+    assert environment["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] == str(PORTS.replica_http_min)
     assert not [name for name in environment if "HAPROXY" in name]
 
 
 def test_a_gate_is_not_waited_for_to_be_forgotten_by_others() -> None:
     name = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
-    assert serve_environment(replace(SETTINGS, data_path=DataPath.GATE))[name] == "0"
+    assert serve_environment(replace(SETTINGS, data_path=DataPath.INGRESS_HAPROXY))[name] == "0"
     assert float(serve_environment(SETTINGS)[name]) > 0
 
 
 def test_haproxy_is_chosen_where_it_runs() -> None:
     if find_haproxy({}) is None:
         pytest.skip("no HAProxy on this machine")
-    assert choose_data_path({}).data_path is DataPath.HAPROXY
+    assert choose_data_path({}).data_path is DataPath.SERVE_HAPROXY
     assert choose_data_path({}).warning is None
 
 
@@ -106,7 +106,7 @@ def test_an_haproxy_that_does_not_run_means_the_classic_path_and_one_line(tmp_pa
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
     choice = choose_data_path({"RAY_SERVE_HAPROXY_BINARY_PATH": str(broken)})
-    assert choice.data_path is DataPath.CLASSIC
+    assert choice.data_path is DataPath.SERVE_PROXY
     assert choice.warning is not None
     assert str(broken) in choice.warning
     assert "\n" not in choice.warning
@@ -120,9 +120,9 @@ def test_picked_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
     ports = pick_front_ports()
     single = [ports.stats, ports.metrics, ports.fallback_http, ports.fallback_grpc]
     assert len(set(single)) == 4
-    assert max(single) < ports.replica_http_from
-    assert ports.replica_http_to - ports.replica_http_from >= 100
-    assert ports.replica_http_to < 32768
+    assert max(single) < ports.replica_http_min
+    assert ports.replica_http_max - ports.replica_http_min >= 100
+    assert ports.replica_http_max < 32768
     assert all(port_is_free("", port) for port in single)
 
 
@@ -159,4 +159,4 @@ def test_haproxy_has_as_many_threads_as_ingresses_can_keep_busy(
     cores: int,
     threads: int,
 ) -> None:
-    assert front_threads(ingresses, in_python=in_python, tls=tls, cores=cores) == threads
+    assert front_thread_count(ingresses, in_python=in_python, tls=tls, cores=cores) == threads

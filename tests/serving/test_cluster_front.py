@@ -26,11 +26,13 @@ needs_haproxy = pytest.mark.skipif(
 
 
 def gated(port: int) -> LocalCluster:
-    settings = ClusterSettings(http_host="127.0.0.1", http_port=port, data_path=DataPath.GATE)
+    settings = ClusterSettings(
+        http_host="127.0.0.1", http_port=port, data_path=DataPath.INGRESS_HAPROXY
+    )
     return LocalCluster(settings)
 
 
-@pytest.mark.parametrize(("front", "path"), [("serve", None), ("gate", DataPath.GATE)])
+@pytest.mark.parametrize(("front", "path"), [("serve", None), ("gate", DataPath.INGRESS_HAPROXY)])
 def test_the_configuration_says_whose_haproxy_listens(front: str, path: DataPath | None) -> None:
     assert cluster_settings(load_text(CONFIG % front)).data_path is path
 

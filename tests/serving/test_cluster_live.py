@@ -102,7 +102,8 @@ def cancelled(url: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "data_path", [DataPath.HAPROXY, pytest.param(DataPath.CLASSIC, marks=pytest.mark.thorough)]
+    "data_path",
+    [DataPath.SERVE_HAPROXY, pytest.param(DataPath.SERVE_PROXY, marks=pytest.mark.thorough)],
 )
 def test_chunks_arrive_one_by_one_and_a_disconnect_is_seen_and_ctrl_c_leaves_nothing(
     data_path: DataPath,

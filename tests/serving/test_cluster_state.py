@@ -13,7 +13,7 @@ import pytest
 
 from baton.serving.cluster.cluster_state import (
     ClusterState,
-    process_ticks,
+    process_start_ticks,
     remove_state,
     running_clusters,
     state_folder,
@@ -31,7 +31,7 @@ def state() -> ClusterState:
         address="127.0.0.1:4711",
         namespace="baton",
         http_url="http://127.0.0.1:8000",
-        data_path=DataPath.HAPROXY,
+        data_path=DataPath.SERVE_HAPROXY,
         run_dir="/run/baton-abc",
         session_name="session_1",
         token_file=str(Path("/run/baton-abc/token")),
@@ -67,7 +67,7 @@ def test_a_pid_that_was_given_to_someone_else_is_not_mistaken(
 def test_a_wall_clock_that_jumps_does_not_make_a_baton_be_forgotten(
     tmp_path: Path, state: ClusterState, jump_s: float
 ) -> None:
-    ticks = process_ticks(os.getpid())
+    ticks = process_start_ticks(os.getpid())
     assert ticks is not None
     told = replace(state, pid_started_ticks=ticks, pid_started_at_s=state.pid_started_at_s + jump_s)
     write_state(told, tmp_path)
@@ -78,7 +78,7 @@ def test_a_wall_clock_that_jumps_does_not_make_a_baton_be_forgotten(
 def test_a_pid_that_began_at_another_tick_is_somebody_else(
     tmp_path: Path, state: ClusterState
 ) -> None:
-    ticks = process_ticks(os.getpid())
+    ticks = process_start_ticks(os.getpid())
     assert ticks is not None
     write_state(replace(state, pid_started_ticks=ticks - 1), tmp_path)
     assert running_clusters(tmp_path) == ()
@@ -87,7 +87,7 @@ def test_a_pid_that_began_at_another_tick_is_somebody_else(
 def test_a_process_that_has_ended_and_was_not_buried_has_no_ticks() -> None:
     with subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        assert process_ticks(ended.pid) is None
+        assert process_start_ticks(ended.pid) is None
 
 
 def test_a_file_that_cannot_be_read_is_removed(tmp_path: Path, state: ClusterState) -> None:

@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 from baton.console.feed import Feed
-from baton.domain.commands import RecordOrder
+from baton.domain.commands import RecordSelection
 from baton.domain.errors import NotRunning, TimedOut
 from baton.serving.controller import console_feed
-from baton.serving.controller.console_feed import AskIngresses, LiveFeed
-from baton.serving.ray.packing import packed
-from baton.serving.ray.serve_control import Answers
+from baton.serving.controller.console_feed import CallIngresses, LiveFeed
+from baton.serving.ray.packing import pack
+from baton.serving.ray.serve_control import CallResults
 from tests.serving.configs import simulated
 
 CONFIG = simulated()
-NOBODY = Answers(missing=("ingress: no answer to 'links' within 3 s",))
+NOBODY = CallResults(failures=("ingress: no answer to 'links' within 3 s",))
 
 
 class Ingresses:
@@ -28,10 +28,10 @@ class Ingresses:
         self.asked: list[tuple[object, ...]] = []
         self.missing: tuple[str, ...] = ()
 
-    async def __call__(self, method: str, *arguments: object) -> Answers:
+    async def __call__(self, method: str, *arguments: object) -> CallResults:
         self.asked.append((method, *arguments))
-        given = tuple(packed(one) for one in self.answers.get(method, []))
-        return Answers(given=given, missing=self.missing)
+        given = tuple(pack(answer) for answer in self.answers.get(method, []))
+        return CallResults(values=given, failures=self.missing)
 
 
 async def told() -> Mapping[str, object]:
@@ -39,12 +39,12 @@ async def told() -> Mapping[str, object]:
 
 
 def feed(
-    ask: AskIngresses, status: Callable[[], Awaitable[Mapping[str, object]]] = told
+    ask: CallIngresses, status: Callable[[], Awaitable[Mapping[str, object]]] = told
 ) -> LiveFeed:
     def ticks(count: int) -> Mapping[str, object]:
         return {"autoscaler": "slo", "ticks": [{"age_s": 1.0}] * count}
 
-    return LiveFeed(status=status, ticks=ticks, config=lambda: CONFIG, ask=ask)
+    return LiveFeed(status=status, ticks=ticks, config=lambda: CONFIG, call=ask)
 
 
 def story(request_id: str, *, age_s: float, slowness: float) -> dict[str, object]:
@@ -71,7 +71,7 @@ async def test_an_ingress_that_is_silent_is_named_and_hides_nobody() -> None:
 async def test_a_controller_that_has_seen_nothing_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(console_feed, "_ASK_S", 0.01)
+    monkeypatch.setattr(console_feed, "_QUERY_TIMEOUT_S", 0.01)
 
     def never() -> Awaitable[Mapping[str, object]]:
         return asyncio.Future()
@@ -94,10 +94,10 @@ async def test_requests_of_several_ingresses_are_in_one_order() -> None:
             [story("b", age_s=1.0, slowness=2.0), story("c", age_s=3.0, slowness=4.0)],
         ]
     )
-    latest = await feed(ask).requests(2, RecordOrder.LATEST)
-    slowest = await feed(ask).requests(2, RecordOrder.SLOWEST)
-    assert [one["request_id"] for one in latest] == ["b", "c"]
-    assert [one["request_id"] for one in slowest] == ["a", "c"]
+    latest = await feed(ask).requests(2, RecordSelection.LATEST)
+    slowest = await feed(ask).requests(2, RecordSelection.SLOWEST)
+    assert [entry["request_id"] for entry in latest] == ["b", "c"]
+    assert [entry["request_id"] for entry in slowest] == ["a", "c"]
     assert ask.asked == [("requests", 2, "latest"), ("requests", 2, "slowest")]
 
 
@@ -108,11 +108,11 @@ async def test_one_request_is_looked_for_everywhere() -> None:
 
 
 async def test_where_no_ingress_answers_that_is_said() -> None:
-    async def silent(method: str, *arguments: object) -> Answers:
+    async def silent(method: str, *arguments: object) -> CallResults:
         return NOBODY
 
     lone = feed(silent)
-    for call in (lone.links(), lone.requests(1, RecordOrder.LATEST), lone.request("x")):
+    for call in (lone.links(), lone.requests(1, RecordSelection.LATEST), lone.request("x")):
         with pytest.raises(NotRunning, match="no ingress answers: ingress: no answer"):
             await call
 

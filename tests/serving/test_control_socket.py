@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import DeploymentEnded, NotRunning, TimedOut
-from baton.serving.operator.attached import Joined
+from baton.serving.operator.attached import AttachedCluster
 from baton.serving.operator.control_socket import (
-    ANSWER_S,
-    NAME,
-    SCALE_S,
-    Ask,
+    ANSWER_TIMEOUT_S,
+    SCALE_TIMEOUT_S,
+    SOCKET_NAME,
     ControlClient,
     ControlSocket,
+    Query,
 )
 from baton.serving.shared.names import CONTROLLER, INGRESS
 
-Serve = Callable[[Ask], ControlClient]
+Serve = Callable[[Query], ControlClient]
 STATUS = {"model": "tiny", "baton": "0.1"}
 
 
@@ -43,26 +43,27 @@ def note(name: str) -> bytes | None:
 def serve(tmp_path: Path) -> Iterator[Serve]:
     sockets: list[ControlSocket] = []
 
-    def begin(ask: Ask) -> ControlClient:
-        sockets.append(ControlSocket(tmp_path, ask=ask, note=note))
+    def begin(ask: Query) -> ControlClient:
+        sockets.append(ControlSocket(tmp_path, query=ask, load_note=note))
         return ControlClient(tmp_path)
 
     yield begin
-    for one in sockets:
-        one.close()
+    for other in sockets:
+        other.close()
 
 
 def test_a_question_reaches_the_replicas_with_a_deadline_of_seconds(serve: Serve) -> None:
     client = serve(answers)
-    assert client.is_there()
-    (told,) = client.ask(INGRESS, "requests", 5, "slowest")
+    assert client.is_reachable()
+    (told,) = client.query(INGRESS, "requests", 5, "slowest")
     assert told == {
-        "deployment": INGRESS, "method": "requests", "arguments": [5, "slowest"], "s": ANSWER_S,
+        "deployment": INGRESS, "method": "requests", "arguments": [5, "slowest"],
+        "s": ANSWER_TIMEOUT_S,
     }  # fmt: skip
-    (told,) = client.ask(CONTROLLER, "scale", "decode", None, None)
-    assert told["s"] == SCALE_S  # type: ignore[index]
-    assert client.note("rollout") == note("rollout")
-    assert client.note("another") is None
+    (told,) = client.query(CONTROLLER, "scale", "decode", None, None)
+    assert told["s"] == SCALE_TIMEOUT_S  # type: ignore[index]
+    assert client.load_note("rollout") == note("rollout")
+    assert client.load_note("another") is None
 
 
 @pytest.mark.parametrize("error", [NotRunning("no", "a"), TimedOut("late", "b")])
@@ -73,19 +74,23 @@ def test_an_error_of_the_replicas_comes_back_as_itself(
         raise error
 
     with pytest.raises(type(error)) as caught:
-        serve(fails).ask(CONTROLLER, "status")
+        serve(fails).query(CONTROLLER, "status")
     assert (caught.value.why, caught.value.remedy) == (error.why, error.remedy)
 
 
 def test_while_a_deployment_ends_every_command_is_told_so_at_once(tmp_path: Path) -> None:
-    held, client = ControlSocket(tmp_path, ask=answers, note=note), ControlClient(tmp_path)
-    client.check()
-    held.end()
-    for command in (client.check, lambda: client.ask(INGRESS, "status"), lambda: client.note("x")):
+    held, client = ControlSocket(tmp_path, query=answers, load_note=note), ControlClient(tmp_path)
+    client.check_not_ending()
+    held.announce_shutdown()
+    for command in (
+        client.check_not_ending,
+        lambda: client.query(INGRESS, "status"),
+        lambda: client.load_note("x"),
+    ):
         with pytest.raises(DeploymentEnded, match="is being ended"):
             command()
     held.close()
-    client.check()  # there is nobody any more to say so
+    client.check_not_ending()  # there is nobody any more to say so
 
 
 def test_an_error_that_nobody_thought_of_is_told_and_the_next_question_answered(
@@ -98,15 +103,15 @@ def test_an_error_that_nobody_thought_of_is_told_and_the_next_question_answered(
 
     client = serve(fails_at_first)
     with pytest.raises(NotRunning, match="ZeroDivisionError: oops"):
-        client.ask(INGRESS, "status")
-    assert client.ask(CONTROLLER, "status") == ["well"]
+        client.query(INGRESS, "status")
+    assert client.query(CONTROLLER, "status") == ["well"]
 
 
 def test_only_what_control_commands_ask_is_passed_on(serve: Serve) -> None:
     client = serve(answers)
-    for deployment, method in ((INGRESS, "take_config"), ("prefill", "status")):
+    for deployment, method in ((INGRESS, "commit_config"), ("prefill", "status")):
         with pytest.raises(NotRunning, match="control socket: got"):
-            client.ask(deployment, method)
+            client.query(deployment, method)
 
 
 @pytest.mark.parametrize("garbage", [b"\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"note": \n'])
@@ -114,7 +119,7 @@ def test_what_cannot_be_read_is_told_so(serve: Serve, tmp_path: Path, garbage: b
     serve(answers)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10.0)
-        connection.connect(str(tmp_path / NAME))
+        connection.connect(str(tmp_path / SOCKET_NAME))
         connection.sendall(garbage)
         assert json.loads(connection.makefile("rb").readline())["error"] == "NotRunning"
 
@@ -128,14 +133,14 @@ def test_more_questions_than_may_be_answered_at_once_are_told_to_come_back(serve
         return ["done"]
 
     client = serve(waits)
-    threads = [threading.Thread(target=client.ask, args=(CONTROLLER, "status")) for _ in range(8)]
+    threads = [threading.Thread(target=client.query, args=(CONTROLLER, "status")) for _ in range(8)]
     try:
         for thread in threads:
             thread.start()
         for _ in threads:
             assert begun.acquire(timeout=30.0)
         with pytest.raises(TimedOut, match="8 commands are being answered"):
-            client.ask(CONTROLLER, "status")
+            client.query(CONTROLLER, "status")
     finally:
         go_on.set()
         for thread in threads:
@@ -143,13 +148,13 @@ def test_more_questions_than_may_be_answered_at_once_are_told_to_come_back(serve
 
 
 def test_only_its_user_may_open_it_and_it_is_gone_when_it_is_closed(tmp_path: Path) -> None:
-    open_socket = ControlSocket(tmp_path, ask=answers, note=note)
+    open_socket = ControlSocket(tmp_path, query=answers, load_note=note)
     client = ControlClient(tmp_path)
-    assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / SOCKET_NAME).stat().st_mode) == 0o600
     open_socket.close()
-    assert not client.is_there()
+    assert not client.is_reachable()
     with pytest.raises(DeploymentEnded):
-        client.ask(CONTROLLER, "status")
+        client.query(CONTROLLER, "status")
 
 
 # ---------------------------------------------------------------------- status
@@ -159,7 +164,7 @@ def test_a_status_says_what_did_not_answer_and_shows_the_rest(serve: Serve) -> N
             raise TimedOut("ingress did not answer 'status' within 5 s", "try again")
         return [STATUS]
 
-    report = Joined(None, serve(ingresses_are_late)).status()
+    report = AttachedCluster(None, serve(ingresses_are_late)).status()
     assert report["unanswered"] == ["ingress did not answer 'status' within 5 s"]
     assert (report["model"], report["ingresses"]) == ("tiny", [])
     assert report["rollout"]["what"] == "apply"  # type: ignore[index]
@@ -172,7 +177,7 @@ def test_a_status_of_which_a_part_is_not_there_shows_the_rest(serve: Serve, gone
             raise NotRunning(f"{gone}: none of its replicas is ready", "try again")
         return [STATUS] if deployment == CONTROLLER else [{"healthy": True}]
 
-    report = Joined(None, serve(one_is_there)).status()
+    report = AttachedCluster(None, serve(one_is_there)).status()
     assert report["unanswered"] == [f"{gone}: none of its replicas is ready"]
     assert ("model" in report, bool(report["ingresses"])) == (gone == INGRESS, gone == CONTROLLER)
 
@@ -182,7 +187,7 @@ def test_a_status_of_which_nothing_is_there_is_an_error(serve: Serve) -> None:
         raise NotRunning(f"{deployment}: none of its replicas is ready", "try again")
 
     with pytest.raises(NotRunning, match=r"controller: none .*; ingress: none "):
-        Joined(None, serve(none_is_there)).status()
+        AttachedCluster(None, serve(none_is_there)).status()
 
 
 def test_a_status_of_a_controller_that_is_late_shows_the_ingresses(serve: Serve) -> None:
@@ -191,7 +196,7 @@ def test_a_status_of_a_controller_that_is_late_shows_the_ingresses(serve: Serve)
             raise TimedOut("controller did not answer", "try again")
         return [{"healthy": True}]
 
-    report = Joined(None, serve(controller_is_late)).status()
+    report = AttachedCluster(None, serve(controller_is_late)).status()
     assert report["unanswered"] == ["controller did not answer"]
     assert report["ingresses"] == [{"healthy": True}]
 
@@ -201,12 +206,12 @@ def test_a_status_that_nobody_answers_is_an_error(serve: Serve) -> None:
         raise TimedOut(f"{deployment} did not answer", "try again")
 
     with pytest.raises(TimedOut, match="controller did not answer; ingress did not answer"):
-        Joined(None, serve(late)).status()
+        AttachedCluster(None, serve(late)).status()
 
 
 def test_a_whole_status_mentions_nothing_unanswered(serve: Serve) -> None:
     def all_answer(deployment: str, *_: object) -> list[object]:
         return [STATUS] if deployment == CONTROLLER else [{"healthy": True}]
 
-    report = Joined(None, serve(all_answer)).status()
+    report = AttachedCluster(None, serve(all_answer)).status()
     assert "unanswered" not in report

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from baton.runtime.ports import Clock
-from baton.serving.controller.deployment import ControllerBody
+from baton.serving.controller.deployment import ControllerService
 from baton.serving.scaling.loop import ScalingLoop
-from tests.serving.scaled_fleet import World
+from tests.serving.scaled_fleet import ScalingWorld
 
 
 class Body:
     """As much of a controller as scales by hand."""
 
-    scale = ControllerBody.scale
+    scale = ControllerService.scale
 
     def __init__(self, loop: ScalingLoop, clock: Clock) -> None:
         self._loop, self._clock = loop, clock
 
 
-async def scaled(world: World, replicas: int | None) -> dict[str, object]:
+async def scaled(world: ScalingWorld, replicas: int | None) -> dict[str, object]:
     """What an operator hears of the decode pool."""
     body = Body(world.loop, world.clock)
     world.loop.start()
@@ -28,15 +28,15 @@ async def scaled(world: World, replicas: int | None) -> dict[str, object]:
 
 
 async def test_it_says_what_a_pool_had_and_what_it_is_to_have() -> None:
-    world = World()
+    world = ScalingWorld()
     await world.settle()
     told = await scaled(world, 6)
     assert (told["had"], told["target"]) == (2, 6)
 
 
 async def test_a_pool_of_which_serve_has_said_nothing_yet_is_refused_in_words() -> None:
-    world = World()
-    world.fleet.serve_fails = TimeoutError("busy")
+    world = ScalingWorld()
+    world.fleet.serve_error = TimeoutError("busy")
     told = await scaled(world, 6)
     assert "Ray Serve does not say how many replicas it has" in str(told["refused"])
     told = await scaled(world, None)
@@ -45,9 +45,9 @@ async def test_a_pool_of_which_serve_has_said_nothing_yet_is_refused_in_words() 
 
 
 async def test_a_turn_that_fails_is_said_with_what_to_do() -> None:
-    world = World()
+    world = ScalingWorld()
     await world.settle()
-    world.memory.fails = TimeoutError("GCS")
+    world.store.error = TimeoutError("GCS")
     told = await scaled(world, 6)
     assert "the controller's turn failed: TimeoutError: GCS" in str(told["refused"])
     assert "tried again" in str(told["remedy"])

@@ -8,12 +8,12 @@ import weakref
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.serving.controller.deployment import Tidying
-from baton.serving.controller.metrics_state import Hearing, Measured
-from baton.serving.scaling.ports import Looks
+from baton.serving.controller.deployment import HeapTrimmer
+from baton.serving.controller.metrics_state import ControllerMetrics, ReportAges
+from baton.serving.scaling.ports import TickInputs
 from baton.telemetry import catalogue as c
 from tests.serving.configs import simulated
-from tests.serving.scaled_fleet import Clock, World
+from tests.serving.scaled_fleet import Clock, ScalingWorld
 
 PRICED = ("pools.decode.resources.price_per_hour=4", "slo.default.ttft=1s")
 
@@ -26,17 +26,17 @@ class Watched:
     """A world, and what is measured of it."""
 
     def __init__(self) -> None:
-        self.world = World()
-        self.hearing = Hearing(self.world.clock)
+        self.world = ScalingWorld()
+        self.hearing = ReportAges(self.world.clock)
         self.measured = self.measure(config())
 
-    def measure(self, said: DeploymentConfig) -> Measured:
+    def measure(self, said: DeploymentConfig) -> ControllerMetrics:
         loop = self.world.loop
-        return Measured(
+        return ControllerMetrics(
             said,
             loop=loop,
             observer=loop._observer,
-            hearing=self.hearing,
+            report_ages=self.hearing,
             clock=self.world.clock,
         )
 
@@ -58,42 +58,42 @@ async def test_pools_are_told_with_their_sizes_bounds_and_prices() -> None:
     assert found[c.POOL_PRICE.name, "decode"] == 4.0
     assert (c.POOL_PRICE.name, "prefill") not in found
     assert found[(c.CONFIG_GENERATION.name,)] == 5
-    assert found[(c.CONFIG_REFUSED.name,)] == 1
+    assert found[(c.CONFIG_REJECTED.name,)] == 1
 
 
 async def test_turns_and_decisions_are_counted_beyond_what_is_remembered() -> None:
     watched = Watched()
-    await watched.world.turn(350)
+    await watched.world.tick(350)
     found = watched.told()
     held = found.get((c.SCALING_DECISIONS.name, "decode", "held"), 0)
     fixed = found[c.SCALING_DECISIONS.name, "decode", "fixed"]
     assert held + fixed == 350, "a history of 300 ticks cannot say that"
-    turns = [value for key, value in found.items() if key[0] == c.SCALING_TURNS.name]
+    turns = [value for key, value in found.items() if key[0] == c.AUTOSCALER_TICKS.name]
     assert sum(turns) == 350
 
 
 async def test_what_operators_do_counts_as_well() -> None:
     watched = Watched()
     await watched.world.settle()
-    watched.world.loop._machine.override("decode", 5, until_s=None, now_s=0.0)
-    await watched.world.turn()
+    watched.world.loop._autoscaler.override("decode", 5, until_s=None, now_s=0.0)
+    await watched.world.tick()
     found = watched.told()
     assert found[c.SCALING_ACTIONS.name, "decode", "start"] == 3
-    assert found[(c.OVERRIDES.name,)] == 1
+    assert found[(c.POOL_OVERRIDES.name,)] == 1
 
 
 async def test_before_the_first_turn_bounds_are_known_and_nothing_is_decided() -> None:
     found = Watched().told()
     assert found[c.POOL_BOUNDS.name, "decode", "min"] == 1
-    assert found[(c.SCALING_HELD.name,)] == 1
+    assert found[(c.AUTOSCALER_PAUSED.name,)] == 1
     assert found[c.SLO_OBJECTIVE.name, "default", "ttft"] == 1.0
 
 
 async def test_a_price_that_is_applied_holds_from_then_on() -> None:
     watched = Watched()
-    await watched.world.turn(10)
+    await watched.world.tick(10)
     watched.measured.reconfigure(config("pools.decode.resources.price_per_hour=0"))
-    await watched.world.turn(10)
+    await watched.world.tick(10)
     # Two replicas for the 18 s between ten looks, which nobody scraped before the price changed.
     assert watched.told()[c.COST.name, "(idle)"] == pytest.approx(2 * 18 / 3600 * 4.0)
 
@@ -103,28 +103,30 @@ async def test_a_price_that_is_applied_holds_from_then_on() -> None:
 
 async def test_the_age_of_reports_is_that_of_the_last_turn_in_which_all_came() -> None:
     clock = Clock()
-    hearing = Hearing(clock)
-    report = World().fleet.report()
+    hearing = ReportAges(clock)
+    report = ScalingWorld().fleet.report()
     clock.at_s += 7.0
     assert hearing.age_s == 7.0, "since the beginning, while there was none"
-    await hearing.take(Looks(reports=(report,)))
-    assert (hearing.age_s, hearing.silent) == (0.0, 0)
+    await hearing.on_tick(TickInputs(reports=(report,)))
+    assert (hearing.age_s, hearing.unresponsive) == (0.0, 0)
     clock.at_s += 2.0
-    await hearing.take(Looks(reports=(report,), missing=("ingress: no answer",), silent=1))
-    assert (hearing.age_s, hearing.silent) == (2.0, 1)
-    await hearing.take(Looks())
+    await hearing.on_tick(
+        TickInputs(reports=(report,), missing=("ingress: no answer",), unresponsive_ingresses=1)
+    )
+    assert (hearing.age_s, hearing.unresponsive) == (2.0, 1)
+    await hearing.on_tick(TickInputs())
     assert hearing.age_s == 2.0, "that nobody is there is no report"
 
 
 async def test_a_silent_serve_is_no_silent_ingress() -> None:
-    world = World()
-    world.fleet.serve_fails = RuntimeError("no")
-    await world.turn()
-    assert world.reader.seen[-1].silent == 0
-    assert world.reader.seen[-1].missing
-    world.fleet.silent = ("ingress: no answer", "ingress: no answer")
-    await world.turn()
-    assert world.reader.seen[-1].silent == 2
+    world = ScalingWorld()
+    world.fleet.serve_error = RuntimeError("no")
+    await world.tick()
+    assert world.reader.inputs[-1].unresponsive_ingresses == 0
+    assert world.reader.inputs[-1].missing
+    world.fleet.unresponsive = ("ingress: no answer", "ingress: no answer")
+    await world.tick()
+    assert world.reader.inputs[-1].unresponsive_ingresses == 2
 
 
 async def test_once_in_a_while_a_controller_lets_go_of_what_nobody_uses() -> None:
@@ -132,7 +134,10 @@ async def test_once_in_a_while_a_controller_lets_go_of_what_nobody_uses() -> Non
         pass
 
     clock = Clock()
-    tidying, looks = Tidying(clock), Looks(states={}, reports=(), missing=(), silent=0)
+    tidying, looks = (
+        HeapTrimmer(clock),
+        TickInputs(states={}, reports=(), missing=(), unresponsive_ingresses=0),
+    )
     thing = Thing()
     thing.itself = thing  # type: ignore[attr-defined]  # a cycle
     gone = weakref.ref(thing)
@@ -140,10 +145,10 @@ async def test_once_in_a_while_a_controller_lets_go_of_what_nobody_uses() -> Non
     gc.disable()  # so that nobody else does
     try:
         clock.at_s += 59.0
-        await tidying.take(looks)
+        await tidying.on_tick(looks)
         assert gone() is not None
         clock.at_s += 1.0
-        await tidying.take(looks)
+        await tidying.on_tick(looks)
         assert gone() is None
     finally:
         gc.enable()

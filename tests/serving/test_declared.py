@@ -6,11 +6,11 @@ import pytest
 
 from baton.config.load import load_text
 from baton.config.schema.deployment import DeploymentConfig
-from baton.config.write.render import plain
+from baton.config.write.render import to_plain
 from baton.domain.errors import ConfigInvalid
-from baton.serving.app_builder import begin, config_of
-from baton.serving.application.builds import decoded
-from baton.serving.store.config_store import BUILT, Fate, Generations
+from baton.serving.app_builder import commit_config, config_of
+from baton.serving.application.builds import decode_build_record
+from baton.serving.store.config_store import BUILD_RECORD_KEY, Generations, GenerationStatus
 from tests.fakes.head_store import HeadStore
 
 TEXT = """
@@ -27,7 +27,7 @@ def config() -> DeploymentConfig:
 
 
 def test_the_configuration_comes_as_an_argument(config: DeploymentConfig) -> None:
-    assert config_of({"config": plain(config)}) == config
+    assert config_of({"config": to_plain(config)}) == config
 
 
 @pytest.mark.parametrize("arguments", [{}, {"config": "a.yaml"}, {"config": {}, "more": 1}])
@@ -38,48 +38,52 @@ def test_other_arguments_are_refused(arguments: dict[str, object]) -> None:
 
 def test_a_configuration_with_a_misspelt_key_is_refused(config: DeploymentConfig) -> None:
     with pytest.raises(ConfigInvalid, match="rotuer"):
-        config_of({"config": plain(config) | {"rotuer": {}}})
+        config_of({"config": to_plain(config) | {"rotuer": {}}})
 
 
 def test_the_first_configuration_is_generation_0(config: DeploymentConfig) -> None:
     store = HeadStore()
-    begin(config, store)
+    commit_config(config, store)
     (kept,) = Generations(store).history()
-    assert (kept.generation, kept.fate) == (0, Fate.STARTED)
-    assert decoded(store.kept[f"note/{BUILT}"]).marks.keys() == {"decode", "ingress", "controller"}
+    assert (kept.generation, kept.status) == (0, GenerationStatus.STARTED)
+    assert decode_build_record(store.values[f"note/{BUILD_RECORD_KEY}"]).build_refs.keys() == {
+        "decode",
+        "ingress",
+        "controller",
+    }
 
 
 def test_building_it_again_changes_nothing(config: DeploymentConfig) -> None:
     store = HeadStore()
-    begin(config, store)
-    before = dict(store.kept)
-    begin(config, store)
-    assert store.kept == before
+    commit_config(config, store)
+    before = dict(store.values)
+    commit_config(config, store)
+    assert store.values == before
 
 
 def test_another_configuration_is_the_next_generation(config: DeploymentConfig) -> None:
     store = HeadStore()
-    begin(config, store)
-    begin(load_text(OTHER), store)
+    commit_config(config, store)
+    commit_config(load_text(OTHER), store)
     newest = Generations(store).newest(config)
     assert (newest.generation, newest.config) == (1, load_text(OTHER))
-    assert Generations(store).history()[-1].fate is Fate.APPLIED
+    assert Generations(store).history()[-1].status is GenerationStatus.APPLIED
 
 
 def test_what_was_applied_by_hand_is_overruled_by_what_is_declared(
     config: DeploymentConfig,
 ) -> None:
     store = HeadStore()
-    begin(config, store)
-    begin(load_text(OTHER), store)
-    begin(config, store)
+    commit_config(config, store)
+    commit_config(load_text(OTHER), store)
+    commit_config(config, store)
     assert Generations(store).newest(load_text(OTHER)).config == config
-    assert Generations(store).number() == 2
+    assert Generations(store).newest_number() == 2
 
 
 def test_link_keys_and_notes_of_what_runs_are_kept(config: DeploymentConfig) -> None:
     store = HeadStore()
-    begin(config, store)
+    commit_config(config, store)
     store.put("link-keys", b"secret", overwrite=True)
-    begin(load_text(OTHER), store)
-    assert store.kept["link-keys"] == b"secret"
+    commit_config(load_text(OTHER), store)
+    assert store.values["link-keys"] == b"secret"

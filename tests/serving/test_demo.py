@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from baton.serving.operator.demo import Asked, summary
-from baton.serving.operator.local_deployment import progress_line, telling_line, where_to_look
+from baton.serving.operator.demo import RequestResult, summary
+from baton.serving.operator.local_deployment import error_line, observability_line, progress_line
 
 
-def asked(*, ok: bool = True, moved_bytes: int = 100, transfer_s: float = 0.2) -> Asked:
-    return Asked(
+def asked(*, ok: bool = True, moved_bytes: int = 100, transfer_s: float = 0.2) -> RequestResult:
+    return RequestResult(
         ok=ok,
-        problem="" if ok else "HTTP 500",
+        error="" if ok else "HTTP 500",
         ttft_s=0.5,
         tpot_s=0.01,
-        prefilled_at="p",
-        decoded_at="d",
+        prefill_replica="p",
+        decode_replica="d",
         moved_bytes=moved_bytes,
         transfer_s=transfer_s,
     )
@@ -42,20 +42,23 @@ def test_progress_names_each_deployment_and_what_it_still_does() -> None:
 
 def test_the_line_of_a_traceback_that_says_what_went_wrong_is_shown() -> None:
     message = "A replica failed:\n  File x\nbaton.domain.errors.EngineStartFailed: no such model\n"
-    assert telling_line([message]).endswith("EngineStartFailed: no such model")
-    assert telling_line([]) == ""
+    assert error_line([message]).endswith("EngineStartFailed: no such model")
+    assert error_line([]) == ""
 
 
 def test_where_to_look_is_said_where_there_is_something_to_see() -> None:
     seen = {"url": "http://127.0.0.1:9400", "metrics": True, "console": True}
-    assert where_to_look({"observability": seen}) == "console and metrics at http://127.0.0.1:9400"
-    assert where_to_look({"observability": seen | {"console": False}}).startswith("metrics at")
-    assert where_to_look({"observability": {"metrics": False, "console": False}}) == ""
-    assert where_to_look({}) == ""
+    assert (
+        observability_line({"observability": seen})
+        == "console and metrics at http://127.0.0.1:9400"
+    )
+    assert observability_line({"observability": seen | {"console": False}}).startswith("metrics at")
+    assert observability_line({"observability": {"metrics": False, "console": False}}) == ""
+    assert observability_line({}) == ""
 
 
 def test_where_nothing_can_be_seen_yet_the_reason_is_said() -> None:
     seen = {"url": None, "metrics": True, "console": True, "trouble": "127.0.0.1:9400 is taken"}
-    assert where_to_look({"observability": seen}) == (
+    assert observability_line({"observability": seen}) == (
         "console and metrics are not there yet: 127.0.0.1:9400 is taken"
     )

@@ -14,47 +14,47 @@ import pytest
 from baton.config.schema.deployment import DeploymentConfig
 from baton.serving.doctor.config import config_checks
 from baton.serving.doctor.facts import (
-    INGRESS,
-    Descriptors,
+    INGRESS_IMPORT,
+    FileDescriptorLimits,
     FileFact,
-    Imported,
-    MachineNow,
-    Unknown,
-    answers_at,
-    answers_health,
+    ImportResult,
+    MachineSnapshot,
+    UnknownFact,
     file_fact,
+    gather_fact,
+    health_problem,
+    http_problem,
     port_facts,
-    rdma_cards,
+    rdma_nics,
     secret_files,
-    within,
 )
 from baton.serving.doctor.machine import machine_checks
-from baton.serving.doctor.result import Check, Verdict
-from baton.serving.doctor.run import report
+from baton.serving.doctor.result import Check, CheckStatus
+from baton.serving.doctor.run import build_report
 from baton.serving.preflight.facts import PortFact, PortListener
 from tests.serving.configs import SMALL, written
 
 GIB = 1024**3
 IMPORTS = {
-    "torch": Imported(version="2.13.0+cpu"),
-    "ray": Imported(version="2.60.0"),
-    "vllm": Imported(version="0.32.0"),
-    "nixl": Imported(version="1.5.1"),
-    INGRESS: Imported(),
+    "torch": ImportResult(version="2.13.0+cpu"),
+    "ray": ImportResult(version="2.60.0"),
+    "vllm": ImportResult(version="0.32.0"),
+    "nixl": ImportResult(version="1.5.1"),
+    INGRESS_IMPORT: ImportResult(),
 }
-GOOD = MachineNow(
+GOOD = MachineSnapshot(
     python="3.11.2",
     versions={"ray": "2.60.0", "vllm": "0.32.0", "nixl": "1.5.1", "torch": "2.13.0+cpu"},
-    unwanted={"torchvision": None, "torchaudio": None, "torchcodec": None},
+    conflicting_packages={"torchvision": None, "torchaudio": None, "torchcodec": None},
     imports=IMPORTS,
     gpus=0,
     available_memory_bytes=256 * GIB,
-    shared_memory_bytes=8 * GIB,
-    disk_bytes=100 * GIB,
+    free_shared_memory_bytes=8 * GIB,
+    free_disk_bytes=100 * GIB,
     disk_path="/tmp",  # noqa: S108 - an example
-    descriptors=Descriptors(soft=65536, hard=65536),
-    front_warning=None,
-    clock_kept=True,
+    fd_limits=FileDescriptorLimits(soft=65536, hard=65536),
+    haproxy_warning=None,
+    clock_synchronized=True,
     ports=(PortFact(key="server.port", host="127.0.0.1", port=8000, free=True),),
 )
 
@@ -69,32 +69,32 @@ def loaded(tmp_path: Path, *sets: str) -> DeploymentConfig:
 
 
 def all_checks(
-    machine: MachineNow, config: DeploymentConfig | None, *, runs_at: str | None = None
+    machine: MachineSnapshot, config: DeploymentConfig | None, *, runs_at: str | None = None
 ) -> list[Check]:
     return [
         *machine_checks(machine, config),
-        *config_checks(machine, config, runs_at=runs_at),
+        *config_checks(machine, config, running_url=runs_at),
     ]
 
 
-def check(name: str, machine: MachineNow, config: DeploymentConfig | None = None) -> Check:
-    (found,) = [one for one in all_checks(machine, config) if one.name == name]
+def check(name: str, machine: MachineSnapshot, config: DeploymentConfig | None = None) -> Check:
+    (found,) = [other for other in all_checks(machine, config) if other.name == name]
     return found
 
 
 def test_a_good_machine_passes_every_check(config: DeploymentConfig) -> None:
-    assert {one.verdict for one in all_checks(GOOD, config)} == {Verdict.PASS}
+    assert {other.status for other in all_checks(GOOD, config)} == {CheckStatus.PASS}
 
 
-CARDS = replace(GOOD, cards=("mlx5_0", "mlx5_1"))
+CARDS = replace(GOOD, nics=("mlx5_0", "mlx5_1"))
 WIDE = ("pools.decode.parallel.tp=2", "pools.decode.resources.gpus=2")
 
 
 def test_workers_that_share_one_of_several_cards_are_told_of(tmp_path: Path) -> None:
     one = loaded(tmp_path, *WIDE, "transfer.env.UCX_NET_DEVICES=mlx5_0:1")
     found = check("network cards", CARDS, one)
-    assert found.verdict is Verdict.WARN
-    assert "workers of decode use mlx5_0:1, one of 2 cards here (mlx5_0, mlx5_1)" in found.found
+    assert found.status is CheckStatus.WARN
+    assert "workers of decode use mlx5_0:1, one of 2 cards here (mlx5_0, mlx5_1)" in found.detail
     assert "VLLM_GPU_NIC_PCIE_MAPPING" in found.fix
 
 
@@ -105,29 +105,31 @@ def test_workers_that_may_use_every_card_are_not(
     tmp_path: Path, cards: int, value: str | None
 ) -> None:
     sets = [] if value is None else [f"transfer.env.UCX_NET_DEVICES={value}"]
-    machine = replace(CARDS, cards=CARDS.cards[:cards])
+    machine = replace(CARDS, nics=CARDS.nics[:cards])
     found = check("network cards", machine, loaded(tmp_path, *WIDE, *sets))
-    assert found.verdict is Verdict.PASS
+    assert found.status is CheckStatus.PASS
 
 
 def test_half_of_a_mapping_of_cards_is_told_of(tmp_path: Path) -> None:
     half = loaded(tmp_path, "pools.decode.env.VLLM_GPU_NIC_PCIE_MAPPING=01:00.0=02:00.0")
     found = check("network cards", GOOD, half)
-    assert found.verdict is Verdict.FAIL
-    assert "VLLM_NIC_SELECTION_VARS" in found.found
+    assert found.status is CheckStatus.FAIL
+    assert "VLLM_NIC_SELECTION_VARS" in found.detail
 
 
 def test_cards_are_those_that_the_kernel_lists(tmp_path: Path) -> None:
-    assert rdma_cards(tmp_path / "none") == ()
+    assert rdma_nics(tmp_path / "none") == ()
     for name in ("mlx5_1", "mlx5_0"):
         (tmp_path / name).mkdir()
-    assert rdma_cards(tmp_path) == ("mlx5_0", "mlx5_1")
+    assert rdma_nics(tmp_path) == ("mlx5_0", "mlx5_1")
 
 
 def test_without_a_configuration_its_checks_are_skipped_and_say_how_to_name_one() -> None:
-    skipped = [one for one in all_checks(GOOD, None) if one.verdict is Verdict.SKIP]
-    assert len(skipped) == len(list(config_checks(GOOD, None, runs_at=None)))
-    assert {one.found for one in skipped} == {"no configuration was given; name one with -c FILE"}
+    skipped = [other for other in all_checks(GOOD, None) if other.status is CheckStatus.SKIP]
+    assert len(skipped) == len(list(config_checks(GOOD, None, running_url=None)))
+    assert {failed_check.detail for failed_check in skipped} == {
+        "no configuration was given; name one with -c FILE"
+    }
 
 
 # ------------------------------------------------------------------------------------- versions
@@ -147,93 +149,96 @@ def test_a_version_that_does_not_start_fails_unless_it_is_allowed(
 ) -> None:
     wrong = replace(GOOD, versions={**GOOD.versions, package: version})
     found = check("versions", wrong)
-    assert found.verdict is Verdict.FAIL
-    assert found.found == f"{package}: got {version}, expected {wanted}"
+    assert found.status is CheckStatus.FAIL
+    assert found.detail == f"{package}: got {version}, expected {wanted}"
     assert "--allow-untested-versions" in found.fix
     allowed = loaded(tmp_path, "cluster.allow_untested_versions=true")
-    assert check("versions", wrong, allowed).verdict is Verdict.WARN
+    assert check("versions", wrong, allowed).status is CheckStatus.WARN
 
 
 def test_a_package_that_is_missing_fails_and_says_what_to_install() -> None:
     found = check("versions", replace(GOOD, versions={**GOOD.versions, "vllm": None}))
-    assert found.verdict is Verdict.FAIL
-    assert "vllm missing" in found.found
+    assert found.status is CheckStatus.FAIL
+    assert "vllm missing" in found.detail
     assert "install vllm" in found.fix
 
 
 def test_a_package_that_cannot_be_imported_says_why() -> None:
-    broken = {**IMPORTS, "vllm": Imported(problem="ImportError: libnuma.so.1")}
+    broken = {**IMPORTS, "vllm": ImportResult(problem="ImportError: libnuma.so.1")}
     found = check("imports", replace(GOOD, imports=broken))
-    assert found.verdict is Verdict.FAIL
-    assert found.found == "vllm: ImportError: libnuma.so.1"
+    assert found.status is CheckStatus.FAIL
+    assert found.detail == "vllm: ImportError: libnuma.so.1"
     assert "vllm" in found.fix
 
 
 def test_an_ingress_that_this_vllm_does_not_carry_is_found_before_it_starts() -> None:
-    broken = {**IMPORTS, INGRESS: Imported(problem="ModuleNotFoundError: vllm.entrypoints.x")}
+    broken = {
+        **IMPORTS,
+        INGRESS_IMPORT: ImportResult(problem="ModuleNotFoundError: vllm.entrypoints.x"),
+    }
     found = check("imports", replace(GOOD, imports=broken))
-    assert found.verdict is Verdict.FAIL
-    assert "an ingress imports" in found.found
-    assert "vllm.entrypoints.x" in found.found
-    both = {**broken, "vllm": Imported(problem="ImportError: libnuma.so.1")}
-    assert check("imports", replace(GOOD, imports=both)).found == "vllm: ImportError: libnuma.so.1"
+    assert found.status is CheckStatus.FAIL
+    assert "an ingress imports" in found.detail
+    assert "vllm.entrypoints.x" in found.detail
+    both = {**broken, "vllm": ImportResult(problem="ImportError: libnuma.so.1")}
+    assert check("imports", replace(GOOD, imports=both)).detail == "vllm: ImportError: libnuma.so.1"
 
 
 def test_imports_that_never_end_fail() -> None:
-    found = check("imports", replace(GOOD, imports=Unknown("importing them: nothing came")))
-    assert (found.verdict, found.found) == (Verdict.FAIL, "importing them: nothing came")
-    assert check("build", replace(GOOD, imports=Unknown("x"))).verdict is Verdict.SKIP
+    found = check("imports", replace(GOOD, imports=UnknownFact("importing them: nothing came")))
+    assert (found.status, found.detail) == (CheckStatus.FAIL, "importing them: nothing came")
+    assert check("build", replace(GOOD, imports=UnknownFact("x"))).status is CheckStatus.SKIP
 
 
 def test_a_build_for_cpus_beside_gpus_is_a_warning_and_fails_where_gpus_are_asked_for(
     tmp_path: Path,
 ) -> None:
     machine = replace(GOOD, gpus=8)
-    assert check("build", machine).verdict is Verdict.WARN
+    assert check("build", machine).status is CheckStatus.WARN
     wants = loaded(tmp_path, "pools.decode.resources.gpus=1")
     found = check("build", machine, wants)
-    assert found.verdict is Verdict.FAIL
+    assert found.status is CheckStatus.FAIL
     assert "baton[gpu]" in found.fix
 
 
 def test_a_build_for_gpus_without_any_is_a_warning() -> None:
-    cuda = {**IMPORTS, "torch": Imported(version="2.14.0", cuda="13.0")}
-    assert check("build", replace(GOOD, imports=cuda)).verdict is Verdict.WARN
+    cuda = {**IMPORTS, "torch": ImportResult(version="2.14.0", cuda_version="13.0")}
+    assert check("build", replace(GOOD, imports=cuda)).status is CheckStatus.WARN
 
 
 def test_gpus_without_compilers_are_a_warning_with_the_command_that_mends_it() -> None:
     told = "got no g++, expected one on the PATH; install it (apt-get install g++)"
-    found = check("kernels", replace(GOOD, gpus=1, kernels=told))
-    assert found.verdict is Verdict.WARN
-    assert (found.found, found.fix) == (
+    found = check("kernels", replace(GOOD, gpus=1, kernel_compile_error=told))
+    assert found.status is CheckStatus.WARN
+    assert (found.detail, found.fix) == (
         "got no g++, expected one on the PATH",
         "install it (apt-get install g++)",
     )
-    assert check("kernels", replace(GOOD, gpus=1)).verdict is Verdict.PASS
+    assert check("kernels", replace(GOOD, gpus=1)).status is CheckStatus.PASS
 
 
 def test_a_driver_that_is_older_than_torch_is_a_failure_with_the_one_to_install() -> None:
     there = replace(GOOD, gpus=1, versions={**GOOD.versions, "torch": "2.14.0+cu130"})
     old = check("GPU driver", replace(there, driver_cuda=(12, 8)))
-    assert old.verdict is Verdict.FAIL
+    assert old.status is CheckStatus.FAIL
     assert (
-        old.found == "the GPU's driver speaks CUDA 12.8, and torch 2.14.0+cu130 is built for 13.0"
+        old.detail == "the GPU's driver speaks CUDA 12.8, and torch 2.14.0+cu130 is built for 13.0"
     )
     assert "580 or newer" in old.fix
-    assert check("GPU driver", replace(there, driver_cuda=(13, 0))).found == "it speaks CUDA 13.0"
-    assert check("GPU driver", there).verdict is Verdict.WARN
-    assert check("GPU driver", GOOD).verdict is Verdict.PASS
+    assert check("GPU driver", replace(there, driver_cuda=(13, 0))).detail == "it speaks CUDA 13.0"
+    assert check("GPU driver", there).status is CheckStatus.WARN
+    assert check("GPU driver", GOOD).status is CheckStatus.PASS
 
 
 def test_packages_that_break_others_are_named_with_how_to_remove_them() -> None:
-    found = check("other packages", replace(GOOD, unwanted={"torchvision": "0.24.0"}))
-    assert found.verdict is Verdict.FAIL
+    found = check("other packages", replace(GOOD, conflicting_packages={"torchvision": "0.24.0"}))
+    assert found.status is CheckStatus.FAIL
     assert found.fix == "pip uninstall torchvision"
 
 
 def test_a_build_of_them_for_cpus_breaks_nothing() -> None:
-    machine = replace(GOOD, unwanted={"torchvision": "0.24.0+cpu"})
-    assert check("other packages", machine).verdict is Verdict.PASS
+    machine = replace(GOOD, conflicting_packages={"torchvision": "0.24.0+cpu"})
+    assert check("other packages", machine).status is CheckStatus.PASS
 
 
 # -------------------------------------------------------------------------------------- machine
@@ -242,32 +247,44 @@ def test_a_build_of_them_for_cpus_breaks_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "verdict"),
     [
-        ({"shared_memory_bytes": 60 * 1024**2}, "shared memory", Verdict.FAIL),
-        ({"shared_memory_bytes": 256 * 1024**2}, "shared memory", Verdict.WARN),
-        ({"disk_bytes": 1024**2}, "disk", Verdict.FAIL),
-        ({"disk_bytes": GIB}, "disk", Verdict.WARN),
-        ({"descriptors": Descriptors(soft=256, hard=256)}, "file descriptors", Verdict.FAIL),
-        ({"descriptors": Descriptors(soft=1024, hard=65536)}, "file descriptors", Verdict.WARN),
-        ({"front_warning": "HAProxy cannot be used (none); install it"}, "front", Verdict.WARN),
-        ({"clock_kept": False}, "clock", Verdict.WARN),
+        ({"free_shared_memory_bytes": 60 * 1024**2}, "shared memory", CheckStatus.FAIL),
+        ({"free_shared_memory_bytes": 256 * 1024**2}, "shared memory", CheckStatus.WARN),
+        ({"free_disk_bytes": 1024**2}, "disk", CheckStatus.FAIL),
+        ({"free_disk_bytes": GIB}, "disk", CheckStatus.WARN),
+        (
+            {"fd_limits": FileDescriptorLimits(soft=256, hard=256)},
+            "file descriptors",
+            CheckStatus.FAIL,
+        ),
+        (
+            {"fd_limits": FileDescriptorLimits(soft=1024, hard=65536)},
+            "file descriptors",
+            CheckStatus.WARN,
+        ),
+        (
+            {"haproxy_warning": "HAProxy cannot be used (none); install it"},
+            "front",
+            CheckStatus.WARN,
+        ),
+        ({"clock_synchronized": False}, "clock", CheckStatus.WARN),
     ],
 )
 def test_too_little_of_something_is_said_with_its_fix(
-    changes: dict[str, object], name: str, verdict: Verdict
+    changes: dict[str, object], name: str, verdict: CheckStatus
 ) -> None:
     found = check(name, replace(GOOD, **changes))  # type: ignore[arg-type]  # one field each
-    assert found.verdict is verdict
+    assert found.status is verdict
     assert found.fix
     assert found.why
 
 
 @pytest.mark.parametrize(
-    "name", ["shared_memory_bytes", "disk_bytes", "front_warning", "clock_kept"]
+    "name", ["free_shared_memory_bytes", "free_disk_bytes", "haproxy_warning", "clock_synchronized"]
 )
 def test_what_could_not_be_found_out_is_skipped_and_says_why(name: str) -> None:
-    blind = replace(GOOD, **{name: Unknown("nobody tells")})  # type: ignore[arg-type]  # likewise
-    (found,) = [one for one in all_checks(blind, None) if one.found == "nobody tells"]
-    assert found.verdict is Verdict.SKIP
+    blind = replace(GOOD, **{name: UnknownFact("nobody tells")})  # type: ignore[arg-type]  # likewise
+    (found,) = [other for other in all_checks(blind, None) if other.detail == "nobody tells"]
+    assert found.status is CheckStatus.SKIP
 
 
 # -------------------------------------------------------------------------------- configuration
@@ -275,23 +292,23 @@ def test_what_could_not_be_found_out_is_skipped_and_says_why(name: str) -> None:
 
 def test_too_little_memory_names_the_shares_and_what_to_lower(config: DeploymentConfig) -> None:
     found = check("memory", replace(GOOD, available_memory_bytes=2 * GIB), config)
-    assert found.verdict is Verdict.FAIL
-    assert "1 x prefill" in found.found
-    assert "2.0 GiB is available" in found.found
+    assert found.status is CheckStatus.FAIL
+    assert "1 x prefill" in found.detail
+    assert "2.0 GiB is available" in found.detail
     assert "lower engine.kv_cache or replicas.start" in found.fix
 
 
 def test_too_few_gpus_fail(tmp_path: Path) -> None:
     found = check("GPUs", GOOD, loaded(tmp_path, "pools.decode.resources.gpus=1"))
-    assert found.verdict is Verdict.FAIL
-    assert "0 are there" in found.found
+    assert found.status is CheckStatus.FAIL
+    assert "0 are there" in found.detail
     assert "resources.gpus" in found.fix
 
 
 def test_a_model_that_is_not_there_fails(tmp_path: Path) -> None:
     found = check("model", GOOD, loaded(tmp_path, f"model.source={tmp_path}/none"))
-    assert found.verdict is Verdict.FAIL
-    assert "does not exist" in found.found
+    assert found.status is CheckStatus.FAIL
+    assert "does not exist" in found.detail
     assert "give the directory of a model" in found.fix
 
 
@@ -299,17 +316,17 @@ def test_a_port_that_is_taken_names_the_key_and_who_holds_it(config: DeploymentC
     nginx = PortListener(pid=17, program="nginx")
     taken = PortFact(key="server.port", host="127.0.0.1", port=80, free=False, listener=nginx)
     found = check("ports", replace(GOOD, ports=(taken,)), config)
-    assert found.verdict is Verdict.FAIL
-    assert found.found == "127.0.0.1:80 (server.port) is held by nginx (pid 17)"
+    assert found.status is CheckStatus.FAIL
+    assert found.detail == "127.0.0.1:80 (server.port) is held by nginx (pid 17)"
     assert found.fix == "stop it, or set server.port to another"
 
 
 def test_what_runs_here_may_hold_its_own_port_and_memory(config: DeploymentConfig) -> None:
     taken = PortFact(key="server.port", host="127.0.0.1", port=80, free=False)
     poor = replace(GOOD, ports=(taken,), available_memory_bytes=0)
-    found = {one.name: one for one in all_checks(poor, config, runs_at="http://h:80")}
-    assert found["ports"].verdict is Verdict.PASS
-    assert found["memory"].verdict is Verdict.SKIP
+    found = {other.name: other for other in all_checks(poor, config, runs_at="http://h:80")}
+    assert found["ports"].status is CheckStatus.PASS
+    assert found["memory"].status is CheckStatus.SKIP
 
 
 def test_a_token_file_that_others_can_read_fails_with_the_command_that_closes_it(
@@ -320,12 +337,12 @@ def test_a_token_file_that_others_can_read_fails_with_the_command_that_closes_it
     token.chmod(0o644)
     fact = file_fact("observability.token_file", token)
     found = check("token and key files", replace(GOOD, secrets=(fact,)), config)
-    assert found.verdict is Verdict.FAIL
-    assert f"{token} (observability.token_file) is open to others: 0644" in found.found
+    assert found.status is CheckStatus.FAIL
+    assert f"{token} (observability.token_file) is open to others: 0644" in found.detail
     assert found.fix.startswith(f"chmod 600 {token}")
     token.chmod(0o600)
     closed = replace(GOOD, secrets=(file_fact("observability.token_file", token),))
-    assert check("token and key files", closed, config).verdict is Verdict.PASS
+    assert check("token and key files", closed, config).status is CheckStatus.PASS
 
 
 def test_a_key_file_that_others_can_read_is_a_warning_for_it_holds_hashes(
@@ -336,22 +353,22 @@ def test_a_key_file_that_others_can_read_is_a_warning_for_it_holds_hashes(
     keys.chmod(0o644)
     config = loaded(tmp_path, f"tenants.acme.keys_file={keys}")
     found = check("token and key files", replace(GOOD, secrets=secret_files(config)), config)
-    assert (found.verdict, found.fix) == (Verdict.WARN, f"chmod 600 {keys}")
+    assert (found.status, found.fix) == (CheckStatus.WARN, f"chmod 600 {keys}")
 
 
 @pytest.mark.parametrize(
     "fact",
     [
-        FileFact(path="/t", what="observability.token_file", problem="No such file"),
-        FileFact(path="/t", what="observability.token_file", mode=0o600, readable=False),
-        FileFact(path="/t", what="observability.token_file", mode=0o600, empty=True),
+        FileFact(path="/t", purpose="observability.token_file", problem="No such file"),
+        FileFact(path="/t", purpose="observability.token_file", mode=0o600, readable=False),
+        FileFact(path="/t", purpose="observability.token_file", mode=0o600, empty=True),
     ],
 )
 def test_a_token_file_without_a_token_that_can_be_read_fails(
     config: DeploymentConfig, fact: FileFact
 ) -> None:
     found = check("token and key files", replace(GOOD, secrets=(fact,)), config)
-    assert found.verdict is Verdict.FAIL
+    assert found.status is CheckStatus.FAIL
     assert "create /t" in found.fix
 
 
@@ -359,13 +376,13 @@ def test_a_line_that_is_no_key_fails_and_a_tenant_without_keys_is_a_warning(
     tmp_path: Path,
 ) -> None:
     keyless = check("API keys", GOOD, loaded(tmp_path, "tenants.acme.weight=2"))
-    assert keyless.verdict is Verdict.WARN
+    assert keyless.status is CheckStatus.WARN
     assert "baton keys create --tenant acme" in keyless.fix
     keys = tmp_path / "keys"
     keys.write_text("nonsense\n")
     found = check("API keys", GOOD, loaded(tmp_path, f"tenants.acme.keys_file={keys}"))
-    assert found.verdict is Verdict.FAIL
-    assert str(keys) in found.found
+    assert found.status is CheckStatus.FAIL
+    assert str(keys) in found.detail
 
 
 # ---------------------------------------------------------------------------------------- facts
@@ -381,8 +398,10 @@ def test_the_ports_and_secrets_of_a_configuration_are_found(tmp_path: Path) -> N
         f"observability.token_file={token}",
         "tenants.acme.keys_file=/none",
     )
-    assert [(one.key, one.port) for one in port_facts(config)] == [("server.port", 8123)]
-    assert {(one.what, one.mode) for one in secret_files(config)} == {
+    assert [(port_fact.key, port_fact.port) for port_fact in port_facts(config)] == [
+        ("server.port", 8123)
+    ]
+    assert {(secret_file.purpose, secret_file.mode) for secret_file in secret_files(config)} == {
         ("keys of tenant acme", None),
         ("observability.token_file", token.stat().st_mode & 0o777),
     }
@@ -390,17 +409,17 @@ def test_the_ports_and_secrets_of_a_configuration_are_found(tmp_path: Path) -> N
 
 def test_a_fact_that_takes_too_long_is_unknown_and_nobody_waits_for_it() -> None:
     never = threading.Event()
-    found = within(0.01, "the disk", never.wait)
+    found = gather_fact(0.01, "the disk", never.wait)
     never.set()
-    assert found == Unknown("the disk: nothing came within 0.01 s")
+    assert found == UnknownFact("the disk: nothing came within 0.01 s")
 
 
 def test_a_fact_that_cannot_be_had_is_unknown_with_its_reason() -> None:
     def fails() -> int:
         raise PermissionError(13, "not yours")
 
-    assert within(5, "it", fails) == Unknown("it: PermissionError: [Errno 13] not yours")
-    assert within(5, "it", lambda: 7) == 7
+    assert gather_fact(5, "it", fails) == UnknownFact("it: PermissionError: [Errno 13] not yours")
+    assert gather_fact(5, "it", lambda: 7) == 7
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -423,29 +442,29 @@ def url() -> Iterator[str]:
 def test_an_endpoint_that_is_not_well_says_so_and_one_that_asks_for_a_token_answers(
     url: str,
 ) -> None:
-    assert answers_health(url) == "it answers 503"
-    assert answers_at(url) == ""
+    assert health_problem(url) == "it answers 503"
+    assert http_problem(url) == ""
 
 
 def test_nobody_there_is_told_as_such() -> None:
-    assert "ConnectError" in answers_at("http://127.0.0.1:1")
+    assert "ConnectError" in http_problem("http://127.0.0.1:1")
 
 
 # --------------------------------------------------------------------------------------- report
 
 
 def test_checks_are_numbered_over_all_areas_and_one_failure_is_enough() -> None:
-    good = Check(name="a", verdict=Verdict.PASS, found="well")
-    doubt = replace(good, name="b", verdict=Verdict.WARN)
-    told = report([("machine", [good, doubt]), ("deployment", [good])])
+    good = Check(name="a", status=CheckStatus.PASS, detail="well")
+    doubt = replace(good, name="b", status=CheckStatus.WARN)
+    told = build_report([("machine", [good, doubt]), ("deployment", [good])])
     assert told["ok"] is True
     assert told["counts"] == {"pass": 2, "warn": 1, "fail": 0, "skip": 0}
-    bad = replace(good, verdict=Verdict.FAIL)
-    again = report([("machine", [good]), ("deployment", [bad])])
+    bad = replace(good, status=CheckStatus.FAIL)
+    again = build_report([("machine", [good]), ("deployment", [bad])])
     assert again["ok"] is False
     rows = again["checks"]
     assert isinstance(rows, list)
-    assert [(row["number"], row["area"], row["verdict"]) for row in rows] == [
+    assert [(row["number"], row["area"], row["status"]) for row in rows] == [
         (1, "machine", "PASS"),
         (2, "deployment", "FAIL"),
     ]
@@ -457,18 +476,24 @@ def test_every_check_that_is_not_well_says_why_it_matters_and_what_to_do(
     broken = replace(
         GOOD,
         versions=dict.fromkeys(GOOD.versions),
-        imports=Unknown("it hangs"),
-        unwanted={"torchaudio": "2.9"},
+        imports=UnknownFact("it hangs"),
+        conflicting_packages={"torchaudio": "2.9"},
         available_memory_bytes=0,
-        shared_memory_bytes=0,
-        disk_bytes=0,
-        descriptors=Descriptors(soft=1, hard=1),
-        front_warning="it cannot be used; install it",
-        clock_kept=False,
+        free_shared_memory_bytes=0,
+        free_disk_bytes=0,
+        fd_limits=FileDescriptorLimits(soft=1, hard=1),
+        haproxy_warning="it cannot be used; install it",
+        clock_synchronized=False,
         ports=(PortFact(key="server.port", host="h", port=1, free=False),),
-        secrets=(FileFact(path="/t", what="token", mode=0o666),),
+        secrets=(FileFact(path="/t", purpose="token", mode=0o666),),
     )
-    bad = [one for one in all_checks(broken, config) if one.verdict in {Verdict.FAIL, Verdict.WARN}]
+    bad = [
+        other
+        for other in all_checks(broken, config)
+        if other.status in {CheckStatus.FAIL, CheckStatus.WARN}
+    ]
     assert len(bad) >= 9
-    assert all(one.why and one.fix and one.found for one in bad)
-    assert os.linesep not in "".join(one.fix for one in bad)
+    assert all(
+        failed_check.why and failed_check.fix and failed_check.detail for failed_check in bad
+    )
+    assert os.linesep not in "".join(failed_check.fix for failed_check in bad)

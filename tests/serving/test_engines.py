@@ -22,7 +22,7 @@ def site(pool: str) -> ReplicaSite:
         pool=pool,
         host="10.1.2.3",
         reserve_ports=lambda _host, base, count: base + count,
-        control_store="10.1.2.1:6379",
+        gcs_address="10.1.2.1:6379",
     )
 
 

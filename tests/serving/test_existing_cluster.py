@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.domain.errors import CannotStart, ClusterFailed, NotRunning
+from baton.domain.errors import ClusterFailed, NotRunning, PreflightFailed
 from baton.serving.application.app import ingress_options
-from baton.serving.operator.attached import join, state_of
-from baton.serving.operator.existing_cluster import deploy_there, named_cluster, where_it_runs
+from baton.serving.operator.attached import attach_deployment, find_local_state
+from baton.serving.operator.existing_cluster import (
+    cluster_address,
+    deploy_to_cluster,
+    with_live_cluster,
+)
 from tests.serving.configs import simulated
 
 
@@ -27,7 +31,7 @@ from tests.serving.configs import simulated
 def test_the_file_says_where_to_deploy_and_else_the_environment(
     said: str, environ: dict[str, str], named: str | None
 ) -> None:
-    assert named_cluster(simulated(*([said] if said else [])), environ) == named
+    assert cluster_address(simulated(*([said] if said else [])), environ) == named
 
 
 def test_an_address_that_is_none_is_refused_with_the_file() -> None:
@@ -37,7 +41,7 @@ def test_an_address_that_is_none_is_refused_with_the_file() -> None:
 
 def test_a_configuration_is_applied_to_where_it_runs_whatever_it_says_of_that() -> None:
     live = simulated("cluster.address=10.0.0.2:6379", "cluster.allow_open=true")
-    wanted = where_it_runs(simulated("slo.default.ttft=3s"), live)
+    wanted = with_live_cluster(simulated("slo.default.ttft=3s"), live)
     assert wanted.cluster == live.cluster
     assert wanted.slo != live.slo
 
@@ -45,14 +49,14 @@ def test_a_configuration_is_applied_to_where_it_runs_whatever_it_says_of_that() 
 def test_what_only_a_cluster_of_batons_own_can_do_is_said_before_it_is_joined() -> None:
     gate = ("server.frontend=rust", "server.front=gate")
     wanted = simulated("security.tls={cert_file: a.pem, key_file: b.pem}", *gate)
-    with pytest.raises(CannotStart, match=r"speaks no TLS") as raised:
-        deploy_there(wanted, "127.0.0.1:1", timeout_s=1.0, progress=print)
+    with pytest.raises(PreflightFailed, match=r"speaks no TLS") as raised:
+        deploy_to_cluster(wanted, "127.0.0.1:1", timeout_s=1.0, progress=print)
     assert "nobody starts on a cluster that runs already" in str(raised.value)
 
 
 def test_a_cluster_that_does_not_answer_is_one_line() -> None:
     with pytest.raises(ClusterFailed, match=r"nothing answers at 127\.0\.0\.1:1"):
-        deploy_there(simulated(), "127.0.0.1:1", timeout_s=1.0, progress=print)
+        deploy_to_cluster(simulated(), "127.0.0.1:1", timeout_s=1.0, progress=print)
 
 
 def test_ingresses_are_where_the_front_of_the_head_reaches_them() -> None:
@@ -70,10 +74,13 @@ def test_verbs_go_to_the_cluster_that_the_environment_names(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(NotRunning, match="no deployment of this user runs"):
-        state_of(None)
+        find_local_state(None)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    assert state_of(None) is None
-    with pytest.raises(ClusterFailed, match=r"nothing answers at 127\.0\.0\.1:1"), join(None):
+    assert find_local_state(None) is None
+    with (
+        pytest.raises(ClusterFailed, match=r"nothing answers at 127\.0\.0\.1:1"),
+        attach_deployment(None),
+    ):
         raise AssertionError("it was joined")
 
 
@@ -82,4 +89,4 @@ def test_the_address_of_something_else_of_rays_is_told_from_the_one_that_is_mean
     address: str,
 ) -> None:
     with pytest.raises(ClusterFailed, match=r"wanted HOST:PORT of its head's store"):
-        deploy_there(simulated(), address, timeout_s=1.0, progress=print)
+        deploy_to_cluster(simulated(), address, timeout_s=1.0, progress=print)

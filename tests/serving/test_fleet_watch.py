@@ -119,7 +119,7 @@ def test_who_is_joined_is_known_whatever_comes_of_what_was_told() -> None:
 def test_a_member_whose_link_breaks_is_tried_again() -> None:
     follow, links, events = watch()
     follow.on_members(frozenset({member("a")}))
-    follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.SILENT))
+    follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.UNRESPONSIVE))
     assert links.addresses.keys() == {"a"}
     assert len(events) == 1
 
@@ -142,7 +142,7 @@ def test_what_becomes_of_replicas_is_said_and_a_surprise_louder(
     follow.on_members(frozenset({member("b")}))
     for name in "ab":
         follow.on_link_event(ReplicaLost(replica_id=name, reason=LossReason.DISCONNECTED))
-    said = [(one.getMessage(), one.levelno) for one in caplog.records]
+    said = [(record.getMessage(), record.levelno) for record in caplog.records]
     assert said == [
         ("replica_joined", logging.INFO),
         ("replica_joined", logging.INFO),

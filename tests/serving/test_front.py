@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from baton.serving.cluster.readiness import direct_server_is_up, own_client
-from baton.serving.doctor.facts import answers_at
-from tests.fakes.hub import hub_of
+from baton.serving.cluster.readiness import local_client
+from baton.serving.doctor.facts import http_problem
+from baton.serving.front.haproxy_admin import direct_server_is_up
+from tests.fakes.hub import serve_hub
 
 STAT_HEADER = "# pxname,svname,scur,status,weight,act,bck,\n"
 
@@ -37,6 +38,6 @@ def test_what_is_on_this_machine_is_asked_without_the_shells_proxy(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
-    with hub_of({}) as server, own_client(server.url) as client:
+    with serve_hub({}) as server, local_client(server.url) as client:
         assert client.get("/health").status_code == 404
-        assert answers_at(server.url) == ""
+        assert http_problem(server.url) == ""

@@ -14,14 +14,14 @@ import pytest
 
 from baton.config import DeploymentConfig
 from baton.domain.errors import ConfigInvalid
-from baton.engine.vllm.frontend.settings import Brought
+from baton.engine.vllm.frontend.settings import RequestCapabilities
 from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.errors import Problem
 from baton.engine.vllm.wire.identity import Caller
 from baton.runtime.keys.api_keys import mint
-from baton.runtime.keys.key_files import editing
+from baton.runtime.keys.key_files import edit_key_file
 from baton.serving.ingress import auth as front_door
-from baton.serving.ingress.auth import FrontDoor, brought, frontend_limits
+from baton.serving.ingress.auth import IngressAuth, frontend_limits, request_capabilities
 from tests.serving.configs import simulated
 
 
@@ -30,19 +30,19 @@ def with_keys(path: Path, *sets: str) -> DeploymentConfig:
 
 
 def new_key(path: Path, tenant: str = "acme") -> str:
-    with editing(path, create=True) as document:
+    with edit_key_file(path, create=True) as document:
         key, token = mint(tenant, now=datetime.now(UTC))
         document.add(key)
     return token
 
 
 def revoke(path: Path, token: str) -> None:
-    with editing(path) as document:
+    with edit_key_file(path) as document:
         document.revoke(token.split("_")[1], datetime.now(UTC))
 
 
 def caller(access: Access, token: str | None) -> Caller | Problem:
-    return access.caller([] if token is None else [(b"x-api-key", token.encode())])
+    return access.identify_caller([] if token is None else [(b"x-api-key", token.encode())])
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -70,21 +70,21 @@ def test_what_one_request_may_ask_for_is_as_configured() -> None:
 
 
 def test_what_a_request_may_bring_along_is_nothing_unless_it_is_said() -> None:
-    assert brought(simulated()) == Brought()
-    told = brought(
+    assert request_capabilities(simulated()) == RequestCapabilities()
+    told = request_capabilities(
         simulated(
             "server.allow.chat_templates=true",
             "server.allow.media_domains=[media.example]",
             "server.allow.prompt_embeds=true",
         )
     )
-    assert told == Brought(
+    assert told == RequestCapabilities(
         chat_templates=True, media_domains=("media.example",), prompt_embeds=True
     )
 
 
 async def test_without_tenants_everybody_is_let_in_whatever_they_send() -> None:
-    door = FrontDoor(simulated())
+    door = IngressAuth(simulated())
     await door.start()
     access = door.access(simulated())
     assert caller(access, None) == caller(access, "bt_x_y") == Caller()
@@ -99,7 +99,7 @@ async def test_with_keys_a_tenant_is_known_by_them_and_has_a_cache_of_its_own(
     token = new_key(path)
     for sets, scope in (((), "acme"), (("tenants.acme.cache=shared",), None)):
         wanted = with_keys(path, *sets)
-        door = FrontDoor(wanted)
+        door = IngressAuth(wanted)
         await door.start()
         access = door.access(wanted)
         assert caller(access, token) == Caller("acme", None, scope)
@@ -109,7 +109,7 @@ async def test_with_keys_a_tenant_is_known_by_them_and_has_a_cache_of_its_own(
 
 async def test_callers_without_a_key_are_let_in_where_that_is_said(tmp_path: Path) -> None:
     wanted = with_keys(tmp_path / "none", "tenants.default.anonymous=true")
-    assert caller(FrontDoor(wanted).access(wanted), None) == Caller()
+    assert caller(IngressAuth(wanted).access(wanted), None) == Caller()
 
 
 async def test_keys_are_followed_while_it_runs(
@@ -119,7 +119,7 @@ async def test_keys_are_followed_while_it_runs(
     caplog.set_level(logging.INFO)
     path = tmp_path / "acme.keys"
     wanted = with_keys(path)
-    door = FrontDoor(wanted)
+    door = IngressAuth(wanted)
     await door.start()
     access = door.access(wanted)
     token = new_key(path)
@@ -138,7 +138,7 @@ async def test_keys_are_followed_while_it_runs(
 async def test_another_configuration_counts_at_once(tmp_path: Path) -> None:
     paths = {name: tmp_path / f"{name}.keys" for name in ("acme", "beta")}
     tokens = {name: new_key(path, name) for name, path in paths.items()}
-    door = FrontDoor(with_keys(paths["acme"]))
+    door = IngressAuth(with_keys(paths["acme"]))
     await door.start()
     new = simulated(f"tenants.beta.keys_file={paths['beta']}")
     door.check(new)
@@ -152,7 +152,7 @@ async def test_another_configuration_counts_at_once(tmp_path: Path) -> None:
 def test_key_files_that_cannot_be_read_are_found_before_they_count(tmp_path: Path) -> None:
     bad = tmp_path / "bad.keys"
     bad.write_text("nonsense\n")
-    door = FrontDoor(simulated())
+    door = IngressAuth(simulated())
     with pytest.raises(ConfigInvalid, match=r"bad\.keys:1"):
         door.check(with_keys(bad))
     with pytest.raises(ConfigInvalid, match="cannot be read"):
@@ -167,7 +167,7 @@ async def test_a_disk_that_hangs_is_said_and_takes_no_more_than_one_thread(
     path = tmp_path / "acme.keys"
     os.mkfifo(path)
     wanted = with_keys(path)
-    door = FrontDoor(wanted)
+    door = IngressAuth(wanted)
     await door.start()
     threads = threading.active_count()
     for _ in range(3):
@@ -183,7 +183,7 @@ async def test_a_configuration_may_come_while_key_files_are_being_read(tmp_path:
     first, second = tmp_path / "first", tmp_path / "second"
     new_key(first)
     token = new_key(second)
-    door = FrontDoor(with_keys(first))
+    door = IngressAuth(with_keys(first))
     reading = asyncio.gather(*(door._poll() for _ in range(3)))
     await asyncio.sleep(0)  # all of them wait for one and the same read
     await door.reconfigure(with_keys(second))

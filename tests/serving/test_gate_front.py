@@ -19,12 +19,12 @@ from baton.config.schema.security import TlsConfig
 from baton.domain.errors import EngineStartFailed
 from baton.serving.front.certificates import CertificateWatch
 from baton.serving.front.data_path import find_haproxy
-from baton.serving.front.gate_config import AtFront, GateSettings, gate_config
+from baton.serving.front.gate_config import GateSettings, PublicListener, render_gate_config
 from baton.serving.front.gate_maps import state_entries
-from baton.serving.front.gate_process import RustGate
-from baton.serving.front.haproxy_hardening import certificate, gate_guard
-from baton.serving.front.public_port import MARK, gate_socket, hold_port
-from tests.fakes.certificates import make_pair, serial_at
+from baton.serving.front.gate_process import GateProcess
+from baton.serving.front.haproxy_hardening import certificate_path, gate_guard_fields
+from baton.serving.front.public_port import DEPLOYMENT_VARIABLE, open_gate_socket, reserve_port
+from tests.fakes.certificates import make_key_pair, serial_at
 from tests.fakes.echo_backend import echo_backend
 from tests.fakes.machine import address_of_this_machine
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no executable haproxy w
 class Front:
     """A gate at a public port."""
 
-    gate: RustGate
+    gate: GateProcess
     folder: Path
     port: int
     asked: int
@@ -52,9 +52,11 @@ class Front:
     def pids(self) -> set[int]:
         """Who listens at the public port, as a next gate sees it."""
         return {
-            one.pid
-            for one in psutil.net_connections(kind="tcp")
-            if one.status == psutil.CONN_LISTEN and one.laddr[1:] == (self.port,) and one.pid
+            net_connection.pid
+            for net_connection in psutil.net_connections(kind="tcp")
+            if net_connection.status == psutil.CONN_LISTEN
+            and net_connection.laddr[1:] == (self.port,)
+            and net_connection.pid
         }
 
 
@@ -66,25 +68,25 @@ async def front(
     assert HAPROXY is not None
     own = folder / name
     own.mkdir(mode=0o700)
-    guard = gate_guard(own, HAPROXY, host=EVERYWHERE, tls=tls or TlsConfig())
+    guard = gate_guard_fields(own, HAPROXY, host=EVERYWHERE, tls=tls or TlsConfig())
     with (
-        gate_socket(EVERYWHERE, port, DEPLOYMENT) as public,
+        open_gate_socket(EVERYWHERE, port, DEPLOYMENT) as public,
         socket.create_server(("127.0.0.1", 0)) as asked,
         echo_backend(own / "http"),
     ):
         settings = GateSettings(
-            listen=f"fd@{public.fileno()}",
-            frontend=own / "http",
+            bind=f"fd@{public.fileno()}",
+            frontend_socket=own / "http",
             folder=own,
             routes=("chat", "models", "health"),
             max_body_bytes=300_000,
-            at_front=AtFront(asked=f"fd@{asked.fileno()}", guard=guard),
+            public_listener=PublicListener(probe_bind=f"fd@{asked.fileno()}", guard=guard),
         )
-        gate = RustGate(HAPROXY, settings)
-        await gate.tell_state(state_entries(healthy=True, anonymous="h-nobody", keys=False))
+        gate = GateProcess(HAPROXY, settings)
+        await gate.set_state(state_entries(healthy=True, anonymous="h-nobody", keys=False))
         descriptors = [public.fileno(), asked.fileno()]
-        await gate.start(listeners=descriptors, environment={MARK: DEPLOYMENT})
-        ports = [one.getsockname()[1] for one in (public, asked)]
+        await gate.start(listeners=descriptors, environment={DEPLOYMENT_VARIABLE: DEPLOYMENT})
+        ports = [listening_socket.getsockname()[1] for listening_socket in (public, asked)]
         public.close()  # as the ingress does: the listener is the gate's alone
         try:
             yield Front(gate=gate, folder=own, port=ports[0], asked=ports[1])
@@ -149,18 +151,18 @@ async def _listeners(made: Front) -> set[int]:
 
 async def _under_way(made: Front) -> int:
     await asyncio.sleep(0.01)
-    return await made.gate._under_way()
+    return await made.gate._in_flight_requests()
 
 
 async def test_a_gate_is_known_to_the_next_one_of_its_deployment_and_to_no_other(
     folder: Path,
 ) -> None:
     async with front(folder) as made:
-        with gate_socket(EVERYWHERE, made.port, DEPLOYMENT):
+        with open_gate_socket(EVERYWHERE, made.port, DEPLOYMENT):
             pass
         (pid,) = made.pids()
         with pytest.raises(EngineStartFailed, match=rf"haproxy \(pid {pid}\)"):
-            gate_socket(EVERYWHERE, made.port, "session_2/baton")
+            open_gate_socket(EVERYWHERE, made.port, "session_2/baton")
 
 
 async def test_who_started_the_deployment_may_hold_the_port(
@@ -169,7 +171,7 @@ async def test_who_started_the_deployment_may_hold_the_port(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with hold_port(EVERYWHERE, port):
+    with reserve_port(EVERYWHERE, port):
         async with front(folder, port=port) as made:
             for _ in range(5):
                 assert (await client.get(made.url("/health"))).status_code == 200
@@ -179,9 +181,9 @@ async def test_who_started_the_deployment_may_hold_the_port(
 
 
 async def test_clients_come_by_tls_and_not_in_clear(folder: Path) -> None:
-    pair = make_pair(folder, "server")
+    pair = make_key_pair(folder, "server")
     async with front(folder, pair.tls()) as made:
-        trusted = pair.trusted()
+        trusted = pair.client_context()
         async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:
             url = made.url(CHAT, scheme="https")
             answer = await client.post(url, headers={"x-forwarded-proto": "http"})
@@ -193,14 +195,14 @@ async def test_clients_come_by_tls_and_not_in_clear(folder: Path) -> None:
 async def test_clients_without_the_wanted_certificate_are_refused_but_for_health(
     folder: Path,
 ) -> None:
-    pair, known, other = (make_pair(folder, name) for name in ("server", "client", "other"))
+    pair, known, other = (make_key_pair(folder, name) for name in ("server", "client", "other"))
     async with front(folder, pair.tls(client_ca_file=str(known.cert))) as made:
         url, health = (made.url(path, scheme="https") for path in (CHAT, "/health"))
-        shown, unknown = pair.trusted(), pair.trusted()
+        shown, unknown = pair.client_context(), pair.client_context()
         shown.load_cert_chain(known.cert, known.key)
         unknown.load_cert_chain(other.cert, other.key)
-        assert await _status(url, pair.trusted()) == 403
-        assert await _status(health, pair.trusted()) == 200
+        assert await _status(url, pair.client_context()) == 403
+        assert await _status(health, pair.client_context()) == 200
         assert await _status(url, shown) == 200
         with pytest.raises((httpx.TransportError, ssl.SSLError)):
             await _status(health, unknown)
@@ -226,19 +228,19 @@ async def test_keys_from_other_machines_are_not_taken_in_clear(
 
 
 async def test_a_renewed_certificate_is_shown_without_a_restart(folder: Path) -> None:
-    pair, renewed = make_pair(folder, "server"), make_pair(folder, "renewed")
+    pair, renewed = make_key_pair(folder, "server"), make_key_pair(folder, "renewed")
     async with front(folder, pair.tls()) as made:
         own = made.folder
-        watch = CertificateWatch(pair.tls(), certificate(own), lambda: [own / "gate.sock"])
+        watch = CertificateWatch(pair.tls(), certificate_path(own), lambda: [own / "gate.sock"])
         before = await asyncio.to_thread(serial_at, made.port)
         renewed.cert.replace(pair.cert)
         renewed.key.replace(pair.key)
-        assert await asyncio.to_thread(watch.look)
+        assert await asyncio.to_thread(watch.poll)
         assert await asyncio.to_thread(serial_at, made.port) != before
 
 
 def test_what_comes_in_clear_is_guarded_by_nothing_more(folder: Path) -> None:
-    text = gate_config(_settings(folder))
+    text = render_gate_config(_settings(folder))
     assert "bind fd@5\n" in text
     assert "ssl" not in text
 
@@ -247,20 +249,20 @@ def test_what_comes_in_clear_is_guarded_by_nothing_more(folder: Path) -> None:
 
 
 def _settings(folder: Path) -> GateSettings:
-    guard = gate_guard(folder, "haproxy", host=EVERYWHERE, tls=TlsConfig())
+    guard = gate_guard_fields(folder, "haproxy", host=EVERYWHERE, tls=TlsConfig())
     return GateSettings(
-        listen="fd@5",
-        frontend=folder / "http",
+        bind="fd@5",
+        frontend_socket=folder / "http",
         folder=folder,
         routes=("chat", "health"),
         max_body_bytes=1000,
-        at_front=AtFront(asked="fd@6", guard=guard),
+        public_listener=PublicListener(probe_bind="fd@6", guard=guard),
     )
 
 
 async def test_who_is_refused_is_told_before_its_body_has_come(folder: Path) -> None:
     async with front(folder) as made:
-        await made.gate.tell_state({})
+        await made.gate.set_state({})
         assert b" 401 " in await _first_line(made, within_s=5)
 
 

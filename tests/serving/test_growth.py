@@ -11,20 +11,15 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.serving.preflight.autoscaling_capacity import (
-    Growth,
-    NodeKind,
-    beyond_growth,
-    waiting_line,
-)
-from baton.serving.preflight.checks import judge_cluster
+from baton.serving.preflight.autoscaling_capacity import infeasible_findings, waiting_line
+from baton.serving.preflight.checks import evaluate_cluster
 from baton.serving.preflight.facts import ClusterFacts
-from baton.serving.preflight.ray_autoscaler import monitors_here, node_types
+from baton.serving.ray.autoscaler import AutoscalingCapacity, NodeType, local_monitors, node_types
 from tests.serving.configs import example
 
 EMPTY = ClusterFacts(cpus=0, gpus=0, versions={})
-HEAD = NodeKind(name="", resources={"memory": 1e9})
-SMALL = NodeKind(name="small", resources={"CPU": 4.0}, most=2)
+HEAD = NodeType(name="", resources={"memory": 1e9})
+SMALL = NodeType(name="small", resources={"CPU": 4.0}, max_nodes=2)
 
 
 def two_cpus(*sets: str) -> DeploymentConfig:
@@ -33,61 +28,66 @@ def two_cpus(*sets: str) -> DeploymentConfig:
 
 
 def test_too_few_nodes_are_waited_for_only_where_somebody_starts_some() -> None:
-    growth = Growth(nodes=(HEAD,), types=(SMALL,))
-    (line,) = judge_cluster(two_cpus(), EMPTY).errors
+    growth = AutoscalingCapacity(nodes=(HEAD,), node_types=(SMALL,))
+    (line,) = evaluate_cluster(two_cpus(), EMPTY).errors
     assert "ask for 8 CPUs to start with, the cluster has 0" in line
-    assert judge_cluster(two_cpus(), EMPTY, growth).errors == ()
+    assert evaluate_cluster(two_cpus(), EMPTY, growth).errors == ()
 
 
 def test_a_replica_that_no_node_has_room_for_is_refused_with_the_types_that_there_are() -> None:
-    growth = Growth(nodes=(HEAD,), types=(SMALL,))
-    (line, _) = beyond_growth(two_cpus("pools.decode.resources.cpus=5"), growth)
+    growth = AutoscalingCapacity(nodes=(HEAD,), node_types=(SMALL,))
+    (line, _) = infeasible_findings(two_cpus("pools.decode.resources.cpus=5"), growth)
     assert "pool 'decode': a replica needs a node with 5 CPUs" in line
     assert "(small: 4 CPUs)" in line
 
 
 def test_a_node_that_is_there_counts_whatever_the_autoscaler_starts() -> None:
-    large = NodeKind(name="", resources={"CPU": 64.0})
+    large = NodeType(name="", resources={"CPU": 64.0})
     wanted = two_cpus("pools.decode.resources.cpus=5")
-    assert beyond_growth(wanted, Growth(nodes=(large,), types=(SMALL,))) == ()
+    assert (
+        infeasible_findings(wanted, AutoscalingCapacity(nodes=(large,), node_types=(SMALL,))) == ()
+    )
 
 
 def test_more_replicas_than_all_nodes_together_have_room_for_are_refused() -> None:
-    growth = Growth(nodes=(SMALL, SMALL), types=(SMALL,))
+    growth = AutoscalingCapacity(nodes=(SMALL, SMALL), node_types=(SMALL,))
     wanted = two_cpus("pools.decode.replicas.start=4")
-    (line,) = beyond_growth(wanted, growth)
+    (line,) = infeasible_findings(wanted, growth)
     assert "ask for 12 CPUs to start with, the cluster has 8 with all the nodes" in line
     # Of a type that has no bound, or one that more of are there than may be started, more come.
-    for more in (Growth(nodes=(), types=(NodeKind(name="small", resources={"CPU": 4.0}),)),
-                 Growth(nodes=(SMALL,) * 3, types=(SMALL,))):  # fmt: skip
-        assert beyond_growth(wanted, more) == ()
+    unbounded = NodeType(name="small", resources={"CPU": 4.0})
+    for more in (
+        AutoscalingCapacity(nodes=(), node_types=(unbounded,)),
+        AutoscalingCapacity(nodes=(SMALL,) * 3, node_types=(SMALL,)),
+    ):
+        assert infeasible_findings(wanted, more) == ()
 
 
 def test_labels_are_those_of_a_type_or_of_a_node() -> None:
     wanted = two_cpus("pools.decode.placement.labels.zone=a")
-    (line,) = beyond_growth(wanted, Growth(nodes=(), types=(SMALL,)))
+    (line,) = infeasible_findings(wanted, AutoscalingCapacity(nodes=(), node_types=(SMALL,)))
     assert "and the labels zone: a" in line
-    there = NodeKind(name="small", resources={"CPU": 4.0}, labels={"zone": "a"}, most=2)
-    assert beyond_growth(wanted, Growth(nodes=(), types=(there,))) == ()
+    there = NodeType(name="small", resources={"CPU": 4.0}, labels={"zone": "a"}, max_nodes=2)
+    assert infeasible_findings(wanted, AutoscalingCapacity(nodes=(), node_types=(there,))) == ()
 
 
 def test_an_engine_over_several_gpus_needs_a_node_for_each_part_or_one_for_all() -> None:
-    node = NodeKind(
+    node = NodeType(
         name="one",
         resources={"CPU": 8.0, "GPU": 1.0, "accelerator_type:H100": 1.0},
         labels={"baton/network": "rail-optimized"},
     )
     spread = example("llama-405b.yaml")
     packed = example("deepseek-v3.yaml")
-    growth = Growth(nodes=(), types=(node,))
-    assert not [line for line in beyond_growth(spread, growth) if "'decode'" in line]
-    (line,) = [line for line in beyond_growth(packed, growth) if "'prefill'" in line]
+    growth = AutoscalingCapacity(nodes=(), node_types=(node,))
+    assert not [line for line in infeasible_findings(spread, growth) if "'decode'" in line]
+    (line,) = [line for line in infeasible_findings(packed, growth) if "'prefill'" in line]
     assert "8 GPUs" in line
 
 
 def test_an_autoscaler_that_does_not_say_what_it_starts_is_waited_for() -> None:
-    growth = Growth(nodes=(HEAD,))
-    assert judge_cluster(example("llama-405b.yaml"), EMPTY, growth).errors == ()
+    growth = AutoscalingCapacity(nodes=(HEAD,))
+    assert evaluate_cluster(example("llama-405b.yaml"), EMPTY, growth).errors == ()
 
 
 def test_what_waits_is_said_by_pool_with_what_each_replica_wants() -> None:
@@ -130,26 +130,26 @@ def test_the_types_of_an_autoscaler_leave_its_node_and_its_secrets_do_not(tmp_pa
     file = tmp_path / "cluster.yaml"
     file.write_text(_TYPES)
     with _monitor(tmp_path, f"--autoscaling-config={file}"):
-        (found,) = monitors_here(tmp_path)
-        assert monitors_here(tmp_path / "another-session") == []
+        (found,) = local_monitors(tmp_path)
+        assert local_monitors(tmp_path / "another-session") == []
     assert found is not None
     assert "hush" not in str(found)
     kinds = {kind.name: kind for kind in node_types(found)}
-    assert {name: kind.most for name, kind in kinds.items()} == {"head": 0, "big": 5, "few": 1}
+    assert {name: kind.max_nodes for name, kind in kinds.items()} == {"head": 0, "big": 5, "few": 1}
     assert (kinds["big"].resources, kinds["big"].labels) == ({"CPU": 8, "GPU": 1}, {"zone": "a"})
 
 
 def test_a_monitor_that_starts_nothing_is_no_autoscaler(tmp_path: Path) -> None:
     with _monitor(tmp_path):
-        assert monitors_here(tmp_path) == [None]
+        assert local_monitors(tmp_path) == [None]
 
 
 @pytest.mark.parametrize("missing", ["ray._private.state", "ray.core.generated.autoscaler_pb2"])
 def test_a_ray_without_what_is_private_has_no_autoscaler_that_is_known(
     missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from baton.serving.preflight.ray_autoscaler import growth
+    from baton.serving.ray.autoscaler import read_autoscaling_capacity
 
     monkeypatch.setitem(sys.modules, missing, None)
-    assert growth() is None
+    assert read_autoscaling_capacity() is None
     assert "does not say whether an autoscaler runs" in caplog.text

@@ -23,9 +23,8 @@ import pytest
 
 from baton.config.schema.security import TlsConfig
 from baton.domain.errors import ClusterFailed
-from baton.domain.names.addresses import loopback
+from baton.domain.names.addresses import connectable_host
 from baton.engine.vllm.gate.errors import Dialect, error_type
-from baton.serving.cluster.readiness import admin_sockets
 from baton.serving.front import haproxy_wrapper as haproxy_front
 from baton.serving.front.certificates import CertificateWatch
 from baton.serving.front.data_path import (
@@ -35,24 +34,29 @@ from baton.serving.front.data_path import (
     pick_front_ports,
     serve_environment,
 )
-from baton.serving.front.haproxy_hardening import certificate, guard_front, unguard_front
-from baton.serving.front.haproxy_wrapper import Guard, UnknownConfiguration, guarded
-from tests.abuse.raw import converse
-from tests.fakes.certificates import make_pair, serial_at
+from baton.serving.front.haproxy_admin import admin_sockets
+from baton.serving.front.haproxy_hardening import (
+    certificate_path,
+    harden_front,
+    real_haproxy_environment,
+)
+from baton.serving.front.haproxy_wrapper import GuardFields, UnexpectedConfiguration, harden
+from tests.abuse.raw import exchange
+from tests.fakes.certificates import make_key_pair, serial_at
 from tests.fakes.machine import (
     address_of_this_machine,
     ipv6_address_of_this_machine,
-    need_ipv6,
+    require_ipv6,
 )
 
 VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
-OPEN: Guard = {
+OPEN: GuardFields = {
     "haproxy": "",
-    "host": "*",
-    "options": "",
+    "bind_host": "*",
+    "bind_options": "",
     "cert_file": None,
     "client_ca_file": None,
-    "required": False,
+    "require_tls": False,
 }
 HAPROXY = find_haproxy({})
 SHAPES = (Dialect.OPENAI, Dialect.ANTHROPIC)
@@ -62,7 +66,7 @@ needs_haproxy = pytest.mark.skipif(
 
 
 def settings(folder: Path) -> FrontSettings:
-    return FrontSettings(data_path=DataPath.HAPROXY, run_dir=folder, ports=pick_front_ports())
+    return FrontSettings(data_path=DataPath.SERVE_HAPROXY, run_dir=folder, ports=pick_front_ports())
 
 
 def rendered(
@@ -163,7 +167,7 @@ def test_only_the_public_port_is_open_and_the_admin_socket_is_its_owners(tmp_pat
     text = rendered(tmp_path)
     assert binds(text) == ["bind :8001", "bind 127.0.0.1:8000", "bind *:8002"]
     assert "mode 666" in text
-    closed = guarded(text, OPEN)
+    closed = harden(text, OPEN)
     assert binds(closed) == ["bind 127.0.0.1:8001", "bind *:8000", "bind 127.0.0.1:8002"]
     assert "mode 600 level admin" in closed
     assert "mode 666" not in closed
@@ -172,26 +176,26 @@ def test_only_the_public_port_is_open_and_the_admin_socket_is_its_owners(tmp_pat
 
 def test_nothing_is_taken_out_of_serves_configuration_but_what_is_replaced(tmp_path: Path) -> None:
     text = rendered(tmp_path)
-    closed = guarded(text, OPEN).splitlines()
+    closed = harden(text, OPEN).splitlines()
     gone = [line.split()[0] for line in text.splitlines() if line not in closed]
     assert sorted(gone) == ["bind", "bind", "bind", *["errorfile"] * 3, "http-request", "stats"]
 
 
 def test_what_is_guarded_already_stays_as_it_is(tmp_path: Path) -> None:
-    once = guarded(rendered(tmp_path), OPEN)
-    assert guarded(once, OPEN) == once
+    once = harden(rendered(tmp_path), OPEN)
+    assert harden(once, OPEN) == once
 
 
 @pytest.mark.parametrize("gone", ["bind :8001", "bind 127.0.0.1:8000", "bind *:8002", "mode 666"])
 def test_a_template_that_is_not_known_starts_nothing(tmp_path: Path, gone: str) -> None:
-    with pytest.raises(UnknownConfiguration, match="another version of Ray Serve"):
-        guarded(rendered(tmp_path).replace(gone, "something else"), OPEN)
+    with pytest.raises(UnexpectedConfiguration, match="another version of Ray Serve"):
+        harden(rendered(tmp_path).replace(gone, "something else"), OPEN)
 
 
 def test_a_line_that_is_there_twice_starts_nothing(tmp_path: Path) -> None:
     text = rendered(tmp_path).replace("bind *:8002", "bind *:8002\n  bind *:8003")
-    with pytest.raises(UnknownConfiguration):
-        guarded(text, OPEN)
+    with pytest.raises(UnexpectedConfiguration):
+        harden(text, OPEN)
 
 
 # ---------------------------------------------------------------------- the program
@@ -203,7 +207,7 @@ def test_the_program_becomes_haproxy_with_the_same_arguments_and_a_closed_file(
     fake = tmp_path / "real-haproxy"
     fake.write_text('#!/bin/sh\necho $$ "$@"\n')
     fake.chmod(0o755)
-    told = guard_front({VARIABLE: str(fake)}, settings(tmp_path), host="*", tls=TlsConfig())
+    told = harden_front({VARIABLE: str(fake)}, settings(tmp_path), host="*", tls=TlsConfig())
     written = tmp_path / "haproxy.cfg"
     written.write_text(rendered(tmp_path))
     arguments = ["-db", "-f", str(written), "-sf", "17", "-x", str(tmp_path / "a b.sock")]
@@ -218,7 +222,7 @@ def test_the_program_starts_nothing_that_it_cannot_guard(tmp_path: Path) -> None
     fake = tmp_path / "real-haproxy"
     fake.write_text("#!/bin/sh\necho started\n")
     fake.chmod(0o755)
-    told = guard_front({VARIABLE: str(fake)}, settings(tmp_path), host="*", tls=TlsConfig())
+    told = harden_front({VARIABLE: str(fake)}, settings(tmp_path), host="*", tls=TlsConfig())
     written = tmp_path / "haproxy.cfg"
     written.write_text("frontend all\n    bind *:8000\n")
     done = subprocess.run(
@@ -237,16 +241,16 @@ def test_the_real_haproxy_is_found_again_after_the_end(tmp_path: Path) -> None:
     fake = tmp_path / "real-haproxy"
     fake.write_text("#!/bin/sh\n")
     fake.chmod(0o755)
-    told = guard_front({VARIABLE: str(fake)}, settings(tmp_path), host="*", tls=TlsConfig())
+    told = harden_front({VARIABLE: str(fake)}, settings(tmp_path), host="*", tls=TlsConfig())
     assert told[VARIABLE] != str(fake)
-    assert unguard_front(tmp_path) == {VARIABLE: str(fake)}
+    assert real_haproxy_environment(tmp_path) == {VARIABLE: str(fake)}
 
 
 def test_tls_without_haproxy_is_refused_rather_than_left_out(tmp_path: Path) -> None:
-    classic = replace(settings(tmp_path), data_path=DataPath.CLASSIC)
-    assert guard_front({}, classic, host="*", tls=TlsConfig()) == {}
+    classic = replace(settings(tmp_path), data_path=DataPath.SERVE_PROXY)
+    assert harden_front({}, classic, host="*", tls=TlsConfig()) == {}
     with pytest.raises(ClusterFailed, match="TLS"):
-        guard_front({}, classic, host="*", tls=TlsConfig(required=True))
+        harden_front({}, classic, host="*", tls=TlsConfig(required=True))
 
 
 # ---------------------------------------------------------------------- the real HAProxy
@@ -280,20 +284,20 @@ def front(
     `gone`, nobody listens at their ports any more.
     """
     assert HAPROXY is not None
-    ingresses = [ThreadingHTTPServer(("127.0.0.1", 0), one) for one in handlers or (_Echo,)]
-    for one in ingresses:
-        threading.Thread(target=one.serve_forever, daemon=True).start()
+    ingresses = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in handlers or (_Echo,)]
+    for ingress in ingresses:
+        threading.Thread(target=ingress.serve_forever, daemon=True).start()
     port = pick_front_ports().stats  # and the two behind it
-    told = guard_front({VARIABLE: HAPROXY}, settings(folder), host=host, tls=tls)
+    told = harden_front({VARIABLE: HAPROXY}, settings(folder), host=host, tls=tls)
     written = folder / "haproxy.cfg"
-    ports = [one.server_address[1] for one in ingresses]
+    ports = [ingress.server_address[1] for ingress in ingresses]
     if gone:
-        for one in ingresses:
-            one.shutdown()
-            one.server_close()
+        for ingress in ingresses:
+            ingress.shutdown()
+            ingress.server_close()
     text = rendered(folder, public=port, backends=ports, path_prefix=path_prefix)
     if within_s is not None:
-        closed = guarded(text, {**OPEN, "host": "127.0.0.1"})
+        closed = harden(text, {**OPEN, "bind_host": "127.0.0.1"})
         text = closed.replace("timeout http-request 10s", f"timeout http-request {within_s}s")
     written.write_text(text)
     log = (folder / "haproxy.log").open("wb")
@@ -302,7 +306,7 @@ def front(
     )
     try:
         until_s = time.monotonic() + 10
-        while not _listens(loopback(host), port):
+        while not _listens(connectable_host(host), port):
             said = (folder / "haproxy.log").read_text()
             assert process.poll() is None, said
             assert time.monotonic() < until_s, said
@@ -311,9 +315,9 @@ def front(
     finally:
         process.terminate()
         process.wait(10)
-        for one in ingresses:
-            one.shutdown()
-            one.server_close()
+        for ingress in ingresses:
+            ingress.shutdown()
+            ingress.server_close()
         log.close()
 
 
@@ -327,14 +331,16 @@ def _listens(host: str, port: int) -> bool:
 
 @needs_haproxy
 def test_haproxy_serves_tls_and_nothing_in_clear(folder: Path) -> None:
-    pair = make_pair(folder, "server")
+    pair = make_key_pair(folder, "server")
     with front(folder, pair.tls()) as port:
         url = f"https://127.0.0.1:{port}/x"
-        seen = httpx.get(url, verify=pair.trusted(), headers={"x-forwarded-proto": "http"}).json()
+        seen = httpx.get(
+            url, verify=pair.client_context(), headers={"x-forwarded-proto": "http"}
+        ).json()
         assert seen["x-forwarded-proto"] == "https"
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{port}/x")
-        old = pair.trusted()
+        old = pair.client_context()
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             old.maximum_version = ssl.TLSVersion.TLSv1_1
         with pytest.raises(httpx.TransportError):
@@ -344,30 +350,32 @@ def test_haproxy_serves_tls_and_nothing_in_clear(folder: Path) -> None:
 
 @needs_haproxy
 def test_a_renewed_certificate_is_shown_without_a_restart(folder: Path) -> None:
-    pair, renewed = make_pair(folder, "server"), make_pair(folder, "renewed")
+    pair, renewed = make_key_pair(folder, "server"), make_key_pair(folder, "renewed")
     (folder / "h").mkdir()
     with front(folder, pair.tls()) as port:
         (folder / "h" / "a.sock").symlink_to(folder / "a.sock")
-        watch = CertificateWatch(pair.tls(), certificate(folder), lambda: admin_sockets(folder))
+        watch = CertificateWatch(
+            pair.tls(), certificate_path(folder), lambda: admin_sockets(folder)
+        )
         before = serial_at(port)
-        assert not watch.look()
+        assert not watch.poll()
         renewed.cert.replace(pair.cert)
-        assert watch.look()  # between the two files: they do not belong together
+        assert watch.poll()  # between the two files: they do not belong together
         assert serial_at(port) == before
         renewed.key.replace(pair.key)
-        assert watch.look()
+        assert watch.poll()
         assert serial_at(port) != before
-        assert not watch.look()
+        assert not watch.poll()
 
 
 @needs_haproxy
 def test_clients_without_the_wanted_certificate_are_refused_but_for_health(folder: Path) -> None:
-    pair, client, other = (make_pair(folder, name) for name in ("server", "client", "other"))
+    pair, client, other = (make_key_pair(folder, name) for name in ("server", "client", "other"))
     with front(folder, pair.tls(client_ca_file=str(client.cert))) as port:
         url = f"https://127.0.0.1:{port}"
-        assert httpx.get(f"{url}/x", verify=pair.trusted()).status_code == 403
-        assert httpx.get(f"{url}/health", verify=pair.trusted()).status_code == 200
-        shown, unknown = pair.trusted(), pair.trusted()
+        assert httpx.get(f"{url}/x", verify=pair.client_context()).status_code == 403
+        assert httpx.get(f"{url}/health", verify=pair.client_context()).status_code == 200
+        shown, unknown = pair.client_context(), pair.client_context()
         shown.load_cert_chain(client.cert, client.key)
         unknown.load_cert_chain(other.cert, other.key)
         assert httpx.get(f"{url}/x", verify=shown).status_code == 200
@@ -587,18 +595,18 @@ def test_what_no_application_could_serve_is_not_there_rather_than_not_there_yet(
     folder: Path, target: str
 ) -> None:
     with front(folder, TlsConfig()) as port:
-        heard = converse(
+        heard = exchange(
             ("127.0.0.1", port),
             f"{target} HTTP/1.1\r\nHost: front.example\r\nConnection: close\r\n\r\n".encode(),
         )
-    (answer,) = heard.answers
+    (answer,) = heard.responses
     assert answer.status == 404
     assert b"retry-after" not in answer.head.lower()
 
 
 def test_errors_are_called_what_the_gate_calls_them() -> None:
-    for status, types in haproxy_front.TYPES.items():
-        assert types == {str(one): error_type(status, one) for one in SHAPES}
+    for status, types in haproxy_front.ERROR_TYPES.items():
+        assert types == {str(dialect): error_type(status, dialect) for dialect in SHAPES}
 
 
 @needs_haproxy
@@ -616,7 +624,7 @@ def test_keys_from_other_machines_are_not_taken_in_clear(folder: Path) -> None:
 
 @needs_haproxy
 def test_haproxy_serves_at_an_address_of_ipv6_alone(folder: Path) -> None:
-    need_ipv6()
+    require_ipv6()
     with front(folder, TlsConfig(), host="::1") as port:
         assert httpx.get(f"http://[::1]:{port}/x").status_code == 200
         with pytest.raises(httpx.ConnectError):
@@ -628,7 +636,7 @@ def test_haproxy_serves_at_an_address_of_ipv6_alone(folder: Path) -> None:
 def test_who_serves_everywhere_tells_this_machine_from_others_by_either_protocol(
     folder: Path, host: str
 ) -> None:
-    need_ipv6()
+    require_ipv6()
     there = [address_of_this_machine()]
     here = ["127.0.0.1"]
     if host == "::":

@@ -25,21 +25,21 @@ from baton.domain.errors import BatonError
 from baton.domain.events import ReplicaJoined
 from baton.domain.request import Request
 from baton.engine.vllm.gate.errors import Dialect, Problem
-from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE, Gate, answer
+from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE, Gate, send_problem
 from baton.runtime.keys.api_keys import mint
-from baton.runtime.keys.key_files import editing
+from baton.runtime.keys.key_files import edit_key_file
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.process.log_events import FIELDS
 from baton.serving.ingress.deployment import Ingress
-from baton.serving.ingress.model_ingress import IngressBody
-from baton.serving.ingress.multi_model import SeveralBodies
+from baton.serving.ingress.model_ingress import ModelIngress
+from baton.serving.ingress.multi_model import MultiModelIngress
 from baton.telemetry.catalogue import (
     ADMISSIONS,
     INGRESS_GENERATION,
     REQUESTS,
     SLO_GOOD,
     SLO_REQUESTS,
-    UNJOINED,
+    UNREACHABLE_REPLICAS,
     Metric,
 )
 from tests.fakes.facts import replica_facts
@@ -51,7 +51,7 @@ PATH = "/v1/completions"
 class Handlers:
     """What vLLM's handlers do with a request, as far as it matters: it is served, or fails."""
 
-    def __init__(self, body: IngressBody) -> None:
+    def __init__(self, body: ModelIngress) -> None:
         self._body = body
         self._waiting: dict[str, asyncio.Future[BatonError | None]] = {}
         body._frontend = self  # type: ignore[assignment]  # it delivers and fails like one
@@ -72,8 +72,8 @@ class Handlers:
             )
         )
         error = await ended
-        problem = Problem(status=200, message="") if error is None else Problem.of(error)
-        await answer(send, problem, Dialect.OPENAI)
+        problem = Problem(status=200, message="") if error is None else Problem.from_error(error)
+        await send_problem(send, problem, Dialect.OPENAI)
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         raise AssertionError(f"no replica is there, and yet: {deliveries}")
@@ -82,20 +82,20 @@ class Handlers:
         self._waiting[request_id].set_result(error)
 
 
-def gate(body: IngressBody) -> Gate:
+def gate(body: ModelIngress) -> Gate:
     return Gate(
         Handlers(body),
         routes=["completions"],
         healthy=lambda: True,
         admit=body._hooks().admit,
-        access=body._door.access(body._config),
+        access=body._auth.access(body._config),
     )
 
 
 @asynccontextmanager
-async def an_ingress(*sets: str) -> AsyncIterator[IngressBody]:
+async def an_ingress(*sets: str) -> AsyncIterator[ModelIngress]:
     """With its metrics, and without vLLM, Ray or any replica."""
-    body = IngressBody(simulated(*sets), app="app", coordinator_id="c", link=LinkOptions())
+    body = ModelIngress(simulated(*sets), app="app", coordinator_id="c", link=LinkOptions())
     await body.telemetry.start("127.0.0.1")
     try:
         yield body
@@ -105,11 +105,13 @@ async def an_ingress(*sets: str) -> AsyncIterator[IngressBody]:
         await body.telemetry.close()
 
 
-async def scraped(body: IngressBody) -> Callable[..., dict[str, float]]:
+async def scraped(body: ModelIngress) -> Callable[..., dict[str, float]]:
     """What Prometheus reads: a metric's samples added up by one of its labels."""
     async with httpx.AsyncClient() as http:
         text = (await http.get(f"http://{body.telemetry.address}/metrics")).text
-    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    samples = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    ]
 
     def told(metric: Metric, by: str = "") -> dict[str, float]:
         sums: Counter[str] = Counter()
@@ -147,7 +149,7 @@ async def test_an_ingress_says_who_cannot_be_reached_and_by_what_it_goes() -> No
         body.telemetry.generation = lambda: 7
         body._link.connect("decode-1", "tcp://127.0.0.1:1")
         told = await scraped(body)
-    assert told(UNJOINED) == {"": 1}
+    assert told(UNREACHABLE_REPLICAS) == {"": 1}
     assert told(INGRESS_GENERATION) == {"": 7}
 
 
@@ -155,12 +157,12 @@ async def test_another_configuration_changes_edges_and_names_without_a_restart(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "acme.keys"
-    with editing(path, create=True) as document:
+    with edit_key_file(path, create=True) as document:
         document.add(mint("acme", now=datetime.now(UTC))[0])
     async with an_ingress() as body:
         assert 0.123 not in body.telemetry._metrics._ttft._edges
         live = simulated("slo.default.ttft=123ms", f"tenants.acme.keys_file={path}")
-        switch = await asyncio.to_thread(body.switch_to, live)
+        switch = await asyncio.to_thread(body.prepare_switch, live)
         assert 0.123 not in body.telemetry._metrics._ttft._edges, (
             "nothing changes before it is time"
         )
@@ -175,22 +177,22 @@ async def test_an_apply_that_changes_edges_is_logged_with_the_histograms_that_be
     caplog.set_level(logging.INFO, "baton")
     async with an_ingress() as body:
         for sets in (["admission.timeouts.stall=7s"], ["admission.timeouts.stall=7s"] * 2):
-            await (await asyncio.to_thread(body.switch_to, simulated(*sets)))()
-    told = [one for one in caplog.records if one.msg == "histogram_edges_changed"]
-    assert [getattr(one, FIELDS)["histograms"] for one in told] == [
+            await (await asyncio.to_thread(body.prepare_switch, simulated(*sets)))()
+    told = [record for record in caplog.records if record.msg == "histogram_edges_changed"]
+    assert [getattr(log, FIELDS)["histograms"] for log in told] == [
         "baton_time_per_output_token_seconds: +7 s; baton_worst_token_gap_seconds: +7 s;"
         " baton_inter_token_seconds: +7 s"
     ]
 
 
-def _the_one(body: IngressBody, _model: str, _part: DeploymentConfig) -> IngressBody:
+def _the_one(body: ModelIngress, _model: str, _part: DeploymentConfig) -> ModelIngress:
     return body
 
 
 async def test_an_ingress_tells_serve_where_its_metrics_are() -> None:
     async with an_ingress() as body:
-        bodies = SeveralBodies(simulated(), partial(_the_one, body))
-        served: Any = SimpleNamespace(_started=lambda: bodies)
+        bodies = MultiModelIngress(simulated(), partial(_the_one, body))
+        served: Any = SimpleNamespace(_require_models=lambda: bodies)
         told = Ingress.record_replica_metadata(served)
         assert told == {"metrics": body.telemetry.address}
 

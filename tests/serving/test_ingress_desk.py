@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.policy.scaling.ingresses import IngressBounds
-from baton.serving.controller.ingress_scaler import IngressDesk, Used
-from baton.serving.scaling.ports import Looks
+from baton.serving.controller.ingress_scaler import IngressScaler, IngressUsage
+from baton.serving.scaling.ports import TickInputs
 from tests.serving.scaled_fleet import Clock
 
 
@@ -27,9 +27,9 @@ class Doors:
         for name, busy in self.busy.items():
             self.used_s[name] = self.used_s.get(name, 0.0) + busy * self.cores * seconds
 
-    async def used(self) -> tuple[tuple[Used, ...], int]:
+    async def used(self) -> tuple[tuple[IngressUsage, ...], int]:
         now_s = self.clock.now_s()
-        told = (Used(n, self.used_s.get(n, 0.0), now_s, self.cores) for n in self.busy)
+        told = (IngressUsage(n, self.used_s.get(n, 0.0), now_s, self.cores) for n in self.busy)
         return tuple(told), self.silent
 
     async def seen(self) -> int | None:
@@ -39,43 +39,43 @@ class Doors:
         self.ordered.append(replicas)
         self.target = replicas
 
-    def desk(self, most: int = 4) -> IngressDesk:
+    def desk(self, most: int = 4) -> IngressScaler:
         bounds = IngressBounds(min=1, max=most)
-        return IngressDesk(
-            bounds, used=self.used, target=self.seen, scale=self.scale, clock=self.clock
+        return IngressScaler(
+            bounds, usage=self.used, target=self.seen, scale=self.scale, clock=self.clock
         )
 
 
 async def test_a_second_one_comes_when_the_first_has_little_left() -> None:
     doors = Doors(Clock(), {"a": 0.9})
     desk = doors.desk()
-    await desk.take(Looks())
+    await desk.on_tick(TickInputs())
     assert doors.ordered == [], "nobody knows yet how busy it is"
     doors.passes(2.0)
-    await desk.take(Looks())
+    await desk.on_tick(TickInputs())
     assert doors.ordered == [2]
     doors.passes(2.0)
-    await desk.take(Looks())
+    await desk.on_tick(TickInputs())
     assert doors.ordered == [2], "the second one has not come yet"
 
 
 async def test_what_one_can_use_counts() -> None:
     doors = Doors(Clock(), {"a": 0.5}, cores=4.0)
     desk = doors.desk()
-    await desk.take(Looks())
+    await desk.on_tick(TickInputs())
     doors.passes(2.0)
-    await desk.take(Looks())
+    await desk.on_tick(TickInputs())
     assert doors.ordered == []
 
 
 async def test_nothing_is_decided_while_one_is_silent_or_serve_is() -> None:
     doors = Doors(Clock(), {"a": 0.9})
     desk = doors.desk()
-    await desk.take(Looks())
+    await desk.on_tick(TickInputs())
     for silent, target in ((1, 1), (0, None)):
         doors.silent, doors.target = silent, target
         doors.passes(2.0)
-        await desk.take(Looks())
+        await desk.on_tick(TickInputs())
     assert doors.ordered == []
 
 
@@ -83,7 +83,7 @@ async def test_one_goes_when_there_is_little_to_do() -> None:
     doors = Doors(Clock(), {"a": 0.1, "b": 0.1}, target=2)
     desk = doors.desk()
     for _ in range(33):
-        await desk.take(Looks())
+        await desk.on_tick(TickInputs())
         doors.passes(2.0)
     assert doors.ordered == [1]
 
@@ -93,5 +93,5 @@ async def test_where_their_number_is_fixed_nobody_is_asked() -> None:
     desk = doors.desk(most=1)
     for _ in range(3):
         doors.passes(2.0)
-        await desk.take(Looks())
+        await desk.on_tick(TickInputs())
     assert doors.ordered == []

@@ -9,7 +9,7 @@ from baton.domain.events import ReplicaJoined
 from baton.domain.fleet import Role
 from baton.runtime.link.options import LinkOptions
 from baton.serving.ingress import model_ingress as ingress_body
-from baton.serving.ingress.model_ingress import IngressBody
+from baton.serving.ingress.model_ingress import ModelIngress
 from tests.fakes.facts import replica_facts
 from tests.serving.configs import example, simulated
 
@@ -25,14 +25,14 @@ async def test_imports_are_over_before_replicas_wait_for_beats(
     """They keep the loop waiting for seconds, and a replica leaves an ingress that is silent."""
     sets = [f"server.frontend={frontend}", "observability.metrics.enabled=false"]
     config = simulated(*sets)
-    body = IngressBody(config, app="app", coordinator_id="c", link=LinkOptions())
+    body = ModelIngress(config, app="app", coordinator_id="c", link=LinkOptions())
     done: list[str] = []
 
     async def ask_for_replicas() -> None:
         raise Stopped
 
     monkeypatch.setattr(
-        ingress_body, f"import_{frontend}_frontend", lambda: done.append("imported")
+        ingress_body, f"preload_{frontend}_frontend", lambda: done.append("imported")
     )
     monkeypatch.setattr(body._membership, "start", ask_for_replicas)
     try:
@@ -56,11 +56,11 @@ class Kept:
         self.kept[name] = data
 
 
-def a_body(*sets: str) -> IngressBody:
+def a_body(*sets: str) -> ModelIngress:
     """Of a model whose context's length only its replicas know."""
     settings = ["observability.metrics.enabled=false", "model.max_len=null", *sets]
     config = example("quickstart.yaml", *settings)
-    return IngressBody(config, app="app", coordinator_id="c", link=LinkOptions())
+    return ModelIngress(config, app="app", coordinator_id="c", link=LinkOptions())
 
 
 TO_ZERO = (
@@ -102,9 +102,9 @@ async def test_an_ingress_is_healthy_while_its_fleet_rests_at_zero() -> None:
     body = a_body(*TO_ZERO)
     try:
         assert not body._can_serve(), "it has not heard yet whether one starts for the first time"
-        body.take_start(ColdStart(takes_s=20.0, measured=True))
+        body.record_cold_start(ColdStart(duration_s=20.0, is_measured=True))
         assert body._can_serve()
-        body.take_start(ColdStart(can_start=False))
+        body.record_cold_start(ColdStart(can_start=False))
         assert not body._can_serve()
     finally:
         await body.close()

@@ -8,7 +8,7 @@ import pytest
 
 from baton.domain.names.trace_context import TraceContext
 from baton.runtime.process.clock import MonotonicClock
-from baton.serving.ingress.auth import FrontDoor
+from baton.serving.ingress.auth import IngressAuth
 from baton.serving.ingress.tracing import ingress_tracer
 from baton.telemetry.requests.tracing import Tracer
 from tests.serving.configs import simulated
@@ -16,7 +16,7 @@ from tests.telemetry.test_waterfall import RECORD
 
 pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")
 from baton.domain.value import evolve
-from tests.fakes.otlp_receiver import receiver
+from tests.fakes.otlp_receiver import running_receiver
 
 TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", sampled=True, operation="chat")
 
@@ -27,21 +27,21 @@ def tracer_of(*sets: str) -> Tracer | None:
 
 def test_without_a_collector_nothing_is_traced_and_no_trace_begins() -> None:
     assert tracer_of() is None
-    assert FrontDoor(simulated()).access(simulated()).begin_share is None
+    assert IngressAuth(simulated()).access(simulated()).trace_sample_fraction is None
 
 
 def test_with_a_collector_traces_begin_at_the_gate_in_the_share_that_is_sampled() -> None:
     wanted = simulated(
         "observability.tracing.otlp=http://127.0.0.1:1", "observability.tracing.sample=0.25"
     )
-    assert FrontDoor(wanted).access(wanted).begin_share == 0.25
+    assert IngressAuth(wanted).access(wanted).trace_sample_fraction == 0.25
 
 
 def test_a_request_that_has_ended_arrives_at_the_collector_at_the_walls_time() -> None:
     clock = MonotonicClock()
     now_s = clock.now_s()
     wall_ns = int((now_s + clock.wall_offset_s()) * 1e9)
-    with receiver() as collector:
+    with running_receiver() as collector:
         tracer = tracer_of(f"observability.tracing.otlp={collector.url}")
         assert tracer is not None
         tracer.start()
@@ -60,7 +60,7 @@ def test_a_request_that_has_ended_arrives_at_the_collector_at_the_walls_time() -
         root, _admission = collector.trace(TRACE.trace_id, lambda found: len(found) == 2)
     assert root.name == f"chat {simulated().model_name}"
     assert abs(root.end_ns - wall_ns) < 1e9
-    assert tracer.counts.told() == {"sent": 1, "dropped": 0, "failed": 0}
+    assert tracer.counts.as_dict() == {"sent": 1, "dropped": 0, "failed": 0}
 
 
 def test_a_node_without_opentelemetry_says_what_to_install_and_serves_on(

@@ -47,7 +47,7 @@ def test_time_for_which_others_had_its_core_is_counted() -> None:
     before_s = waited_s(thread)
     deadline = ScaledDeadline(60)
     while waited_s(thread) - before_s < BETWEEN_S:
-        assert not deadline.passed(), "it shares its core and has never waited"
+        assert not deadline.is_expired(), "it shares its core and has never waited"
 
 
 def test_a_thread_of_which_nothing_is_known_has_not_waited() -> None:
@@ -61,8 +61,8 @@ async def test_what_its_one_loop_waited_for_makes_an_ingress_busy(
     monkeypatch.setattr(ray_context, "replica_name", lambda: "ingress-1")
     monkeypatch.setattr(ingress, "waited_s", lambda _thread_id: LONG_S)
     config = load_config([SIM], env={}, sets=[f"server.frontend={frontend}"]).config
-    started = cast("Any", SimpleNamespace(_started=lambda: None, _config=config))
-    name, needed_s, _, cores = await Ingress.used(started)
+    started = cast("Any", SimpleNamespace(_require_models=lambda: None, _config=config))
+    name, needed_s, _, cores = await Ingress.resource_usage(started)
     assert name == "ingress-1"
     assert (needed_s >= LONG_S) is (frontend == "python")
     assert cores >= 1

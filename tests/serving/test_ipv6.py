@@ -15,18 +15,18 @@ from baton.domain.names.addresses import parse_address
 from baton.runtime.replica_host import ReplicaHost
 from baton.serving.cluster.local_cluster import attach
 from baton.serving.doctor.config import check_ports
-from baton.serving.doctor.result import Verdict
+from baton.serving.doctor.result import CheckStatus
 from baton.serving.doctor.security import OpenPort, check_open_ports
-from baton.serving.http.metrics_endpoint import Metrics, MetricsEndpoint
+from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
 from baton.serving.preflight.facts import PortFact
-from baton.serving.preflight.security import open_findings
+from baton.serving.preflight.security import exposure_findings
 from baton.serving.replica.engines import (
     ReplicaSite,
     build_engine,
     side_channel_host,
     vllm_settings,
 )
-from tests.fakes.machine import ipv6_address_of_this_machine, need_ipv6
+from tests.fakes.machine import ipv6_address_of_this_machine, require_ipv6
 from tests.serving.test_doctor import GOOD
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -43,7 +43,7 @@ def site(host: str) -> ReplicaSite:
 
 
 async def test_a_replica_of_a_node_with_an_ipv6_address_is_reached_there() -> None:
-    need_ipv6()
+    require_ipv6()
     engine = build_engine(config(), site("::1"))
     host = ReplicaHost(engine, bind="tcp://[::1]:0")
     facts = await host.start()
@@ -68,12 +68,12 @@ def test_the_address_in_a_network_of_ipv6_is_found() -> None:
 
 
 async def test_metrics_of_a_node_with_an_ipv6_address_can_be_scraped() -> None:
-    need_ipv6()
+    require_ipv6()
 
     def nothing() -> list[Family]:
         return []
 
-    endpoint = MetricsEndpoint(Metrics(nothing), host="::1")
+    endpoint = MetricsEndpoint(MetricsRenderer(nothing), host="::1")
     await endpoint.start()
     try:
         assert endpoint.address is not None
@@ -90,18 +90,18 @@ def test_what_is_said_of_a_port_has_brackets_around_its_address() -> None:
     machine = type(GOOD)(
         **{name: getattr(GOOD, name) for name in GOOD.__slots__ if name != "ports"}, ports=(taken,)
     )
-    said = check_ports(machine, config(), runs_at=None)
-    assert (said.verdict, "[::1]:8000" in said.found) == (Verdict.FAIL, True)
-    assert "reaches [::]:8000" in open_findings(config("server.host='::'"))[0]
+    said = check_ports(machine, config(), running_url=None)
+    assert (said.status, "[::1]:8000" in said.detail) == (CheckStatus.FAIL, True)
+    assert "reaches [::]:8000" in exposure_findings(config("server.host='::'"))[0]
 
 
 def test_open_ports_are_those_beyond_loopback_of_either_protocol() -> None:
     others = OpenPort(address="fd00::2", port=8404, program="haproxy")
-    said = check_open_ports((others,), endpoint="http://[fd00::2]:8000", metrics=None)
-    assert (said.verdict, "[fd00::2]:8404" in said.found) == (Verdict.FAIL, True)
+    said = check_open_ports((others,), endpoint="http://[fd00::2]:8000", metrics_url=None)
+    assert (said.status, "[fd00::2]:8404" in said.detail) == (CheckStatus.FAIL, True)
     own = OpenPort(address="fd00::2", port=8000, program="haproxy")
-    said = check_open_ports((own,), endpoint="http://[fd00::2]:8000", metrics=None)
-    assert said.verdict is Verdict.PASS
+    said = check_open_ports((own,), endpoint="http://[fd00::2]:8000", metrics_url=None)
+    assert said.status is CheckStatus.PASS
 
 
 @pytest.mark.parametrize("address", ["::1:6379", "fd00::2:6379", "[::1]", "head"])
@@ -112,7 +112,7 @@ def test_a_cluster_is_not_looked_for_at_what_is_no_address(address: str) -> None
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_a_cluster_is_not_waited_for_where_nobody_listens(host: str) -> None:
-    need_ipv6()
+    require_ipv6()
     with socket.socket(socket.AF_INET) as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"{host}:{closed.getsockname()[1]}"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from ray.exceptions import RayTaskError
 
-from baton.domain.errors import DeploymentEnded, NotRunning, SeveralRunning
-from baton.serving.cluster.cluster_state import ClusterState, process_ticks, write_state
+from baton.domain.errors import AmbiguousDeployment, DeploymentEnded, NotRunning
+from baton.serving.cluster.cluster_state import ClusterState, process_start_ticks, write_state
 from baton.serving.front.data_path import DataPath
-from baton.serving.operator.attached import Joined, join, local_state
-from baton.serving.operator.local_deployment import ask_all
+from baton.serving.operator.attached import AttachedCluster, attach_deployment, local_state
+from baton.serving.operator.local_deployment import query_all
 
 ENDED = ClusterState(
     name="one",
@@ -22,7 +22,7 @@ ENDED = ClusterState(
     address="127.0.0.1:1",
     namespace="baton",
     http_url="http://127.0.0.1:8000",
-    data_path=DataPath.HAPROXY,
+    data_path=DataPath.SERVE_HAPROXY,
     run_dir="/none",
     session_name="s",
     token_file="/none/token",  # noqa: S106 - a path
@@ -56,12 +56,12 @@ def test_what_is_not_deployed_yet_is_told_from_what_a_replica_trips_over(
     handle = _Broadcasts(error)
     monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *_: handle)
     with pytest.raises(wanted, match=match):
-        ask_all("ingress", "status")
+        query_all("ingress", "status")
 
 
 def test_a_deployment_that_has_ended_is_not_asked() -> None:
     with pytest.raises(DeploymentEnded, match="has ended") as raised:
-        Joined(ENDED).status()
+        AttachedCluster(ENDED).status()
     assert raised.value.retryable is False
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_joined_where_nothing_runs(
     write_state(replace(ENDED, name="stale"), tmp_path / "baton")
     with pytest.raises(NotRunning, match="no deployment of this user"):
         local_state()
-    with pytest.raises(NotRunning), join(None):
+    with pytest.raises(NotRunning), attach_deployment(None):
         pytest.fail("something was joined")
 
 
@@ -87,7 +87,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ENDED,
             name=f"held-{number}",
             pid=os.getpid(),
-            pid_started_ticks=process_ticks(os.getpid()),
+            pid_started_ticks=process_start_ticks(os.getpid()),
             address=f"127.0.0.1:{number}",
             http_url=f"http://127.0.0.1:800{number}",
         )
@@ -96,7 +96,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two")
 def test_where_two_run_neither_is_taken_for_the_one_that_is_meant() -> None:
-    with pytest.raises(SeveralRunning, match="say which with --address") as raised:
+    with pytest.raises(AmbiguousDeployment, match="say which with --address") as raised:
         local_state()
     for told in ("http://127.0.0.1:8001 at 127.0.0.1:1", "http://127.0.0.1:8002 at 127.0.0.1:2"):
         assert told in str(raised.value)
@@ -114,10 +114,10 @@ def test_where_two_run_another_address_is_neither() -> None:
         local_state("127.0.0.1:3")
 
 
-class Asked(Joined):
+class Asked(AttachedCluster):
     """Answers without anybody to ask."""
 
-    def ask(self, deployment: str, method: str, *arguments: object) -> list[object]:
+    def query(self, deployment: str, method: str, *arguments: object) -> list[object]:
         return [{"up_s": 1.0}]
 
 
@@ -136,7 +136,7 @@ def test_a_status_says_how_far_the_last_rollout_is_where_that_is_known(
     monkeypatch: pytest.MonkeyPatch, note: bytes | None, told: object
 ) -> None:
     monkeypatch.setattr("baton.serving.operator.attached.load", lambda _name: note)
-    monkeypatch.setattr("baton.serving.operator.attached.wall_s", lambda: 12.0)
+    monkeypatch.setattr("baton.serving.operator.attached.unix_time_s", lambda: 12.0)
     assert Asked(None).status().get("rollout") == told
 
 

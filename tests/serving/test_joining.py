@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from baton.serving.cluster.cluster_state import ClusterState
-from baton.serving.cluster.node_join import CannotJoin, joining, keep
+from baton.serving.cluster.node_join import CannotJoin, join_instructions, save_environment
 from baton.serving.front.data_path import DataPath
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> ClusterState:
     (tmp_path / "token").write_text("s3cret\n")
-    keep(
+    save_environment(
         tmp_path,
         {
             "RAY_AUTH_MODE": "token",
@@ -34,7 +34,7 @@ def state(tmp_path: Path) -> ClusterState:
         address="10.0.0.1:6379",
         namespace="baton",
         http_url="http://10.0.0.1:8000",
-        data_path=DataPath.HAPROXY,
+        data_path=DataPath.SERVE_HAPROXY,
         run_dir=str(tmp_path),
         session_name="session",
         token_file=str(tmp_path / "token"),
@@ -44,7 +44,7 @@ def state(tmp_path: Path) -> ClusterState:
 def test_it_is_told_the_token_and_the_settings_but_no_file_of_the_first_machine(
     state: ClusterState,
 ) -> None:
-    told = joining(state, labels=(), node_address=None)
+    told = join_instructions(state, labels=(), node_address=None)
     assert told["environment"] == {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": "s3cret",
@@ -59,7 +59,7 @@ def test_the_script_runs_in_a_plain_shell(state: ClusterState, tmp_path: Path) -
     ray.parent.mkdir()
     ray.write_text('#!/bin/sh\necho "$RAY_AUTH_TOKEN" "$NOTE" "$@"\n')
     ray.chmod(0o700)
-    told = joining(state, labels=("baton/node=a", "rack=7"), node_address="10.0.0.2")
+    told = join_instructions(state, labels=("baton/node=a", "rack=7"), node_address="10.0.0.2")
     done = subprocess.run(
         ["/bin/sh"],
         input=str(told["script"]),
@@ -76,7 +76,7 @@ def test_the_script_runs_in_a_plain_shell(state: ClusterState, tmp_path: Path) -
 def test_nobody_joins_a_cluster_that_listens_on_loopback(state: ClusterState) -> None:
     alone = replace(state, address="127.0.0.1:6379")
     with pytest.raises(CannotJoin, match=r"only this machine reaches it") as raised:
-        joining(alone, labels=(), node_address=None)
+        join_instructions(alone, labels=(), node_address=None)
     assert "cluster.node_address" in raised.value.remedy
 
 

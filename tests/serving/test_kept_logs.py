@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.serving.cluster.failed_start_logs import failures_folder, keep_logs, last_error
+from baton.serving.cluster.failed_start_logs import archive_logs, failures_folder, last_error
 
 TRACE = """Traceback (most recent call last):
   File "engine.py", line 9, in start
@@ -31,7 +31,7 @@ def test_logs_outlive_the_folder_that_they_were_in(tmp_path: Path) -> None:
     run_dir, folder = tmp_path / "baton-a", tmp_path / "failed"
     folder.mkdir()
     session(run_dir, serve__replica_x=TRACE)
-    kept = keep_logs(run_dir, folder)
+    kept = archive_logs(run_dir, folder)
     assert kept == folder / "baton-a"
     assert (kept / "serve" / "replica_x.log").read_text() == TRACE
     assert last_error(kept) == "ValueError: current platform cpu does not support ray"
@@ -40,7 +40,7 @@ def test_logs_outlive_the_folder_that_they_were_in(tmp_path: Path) -> None:
 def test_a_start_that_logged_nothing_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "failed").mkdir()
     (tmp_path / "baton-a").mkdir()
-    assert keep_logs(tmp_path / "baton-a", tmp_path / "failed") is None
+    assert archive_logs(tmp_path / "baton-a", tmp_path / "failed") is None
     assert not list((tmp_path / "failed").iterdir())
 
 
@@ -50,7 +50,7 @@ def test_the_last_five_are_kept(tmp_path: Path) -> None:
     for number in range(7):
         run_dir = tmp_path / f"baton-{number}"
         session(run_dir, serve__replica_x=TRACE)
-        kept = keep_logs(run_dir, folder)
+        kept = archive_logs(run_dir, folder)
         assert kept is not None
         os.utime(kept, (number, number))
     left = {path.name for path in folder.iterdir()}

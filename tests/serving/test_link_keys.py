@@ -18,7 +18,7 @@ class Raced(HeadStore):
         self._first = first
 
     def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
-        super().put(key, self._first.written(), overwrite=True)
+        super().put(key, self._first.to_bytes(), overwrite=True)
         return super().put(key, value, overwrite=overwrite)
 
 
@@ -30,7 +30,7 @@ def test_whoever_asks_later_gets_what_the_first_one_made() -> None:
 
 
 def test_of_two_who_make_them_at_once_both_use_the_first_ones() -> None:
-    first = FleetKeys.make()
+    first = FleetKeys.generate()
     assert fleet_keys(Raced(first)) == first
 
 
@@ -44,8 +44,8 @@ def test_a_deployment_that_begins_anew_has_new_ones() -> None:
 def test_keys_that_cannot_be_read_are_refused_and_not_shown() -> None:
     store = HeadStore()
     fleet_keys(store)
-    (name,) = store.kept
-    store.kept[name] = b'["a-secret", "another"]'
+    (name,) = store.values
+    store.values[name] = b'["a-secret", "another"]'
     with pytest.raises(EngineStartFailed, match="link key") as caught:
         fleet_keys(store)
     assert "a-secret" not in f"{caught.value} {caught.value.args} {caught.value.__cause__}"

@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from baton.serving.operator.log_files import LogFiles, LogLine, LogOrder, followed, parsed, printed
+from baton.serving.operator.log_files import (
+    LogFiles,
+    LogLine,
+    LogQuery,
+    existing_lines,
+    follow_lines,
+    parse_line,
+)
 from baton.telemetry.logs import LogFormat, configure_logs, log_event
 
-ALL = LogOrder(last=None)
+ALL = LogQuery(tail_lines=None)
 
 
 def at(second: int) -> str:
@@ -41,7 +48,7 @@ class Session:
         with self.file(part, number).open("a") as file:
             file.writelines(lines)
 
-    def read(self, order: LogOrder = ALL) -> list[str]:
+    def read(self, order: LogQuery = ALL) -> list[str]:
         return [f"{line.source}: {line.event or line.text}" for line in self.files.read(order)]
 
 
@@ -68,16 +75,16 @@ def test_events_of_all_processes_come_in_the_order_of_their_time(session: Sessio
 @pytest.mark.parametrize(
     ("order", "sources"),
     [
-        (LogOrder(replica="decode-x"), {"decode-x"}),
-        (LogOrder(replica="decode"), {"decode-x"}),
-        (LogOrder(replica="decode-y"), set()),
-        (LogOrder(ingress=True), {"ingress-abc"}),
-        (LogOrder(ingress=True, controller=True), {"ingress-abc", "controller-ctl"}),
-        (LogOrder(replica="decode-x", controller=True), {"decode-x", "controller-ctl"}),
+        (LogQuery(replica="decode-x"), {"decode-x"}),
+        (LogQuery(replica="decode"), {"decode-x"}),
+        (LogQuery(replica="decode-y"), set()),
+        (LogQuery(ingress=True), {"ingress-abc"}),
+        (LogQuery(ingress=True, controller=True), {"ingress-abc", "controller-ctl"}),
+        (LogQuery(replica="decode-x", controller=True), {"decode-x", "controller-ctl"}),
     ],
 )
 def test_only_those_are_shown_who_were_asked_for(
-    session: Session, order: LogOrder, sources: set[str]
+    session: Session, order: LogQuery, sources: set[str]
 ) -> None:
     assert {line.source for line in session.files.read(order)} == sources
 
@@ -114,11 +121,11 @@ def test_a_process_that_comes_later_is_found_and_gets_its_name_when_it_says_it(
 def test_levels_events_and_requests_narrow_what_is_shown(session: Session) -> None:
     session.write("ingress", 1, event(20, "w", "warning", request_id="cmpl-r-1-0f"))
     session.write("ingress", 1, event(21, "v", request_id="cmpl-r-12-0f"))
-    assert session.read(LogOrder(level="warning")) == ["ingress-abc: w"]
+    assert session.read(LogQuery(level="warning")) == ["ingress-abc: w"]
     other = Session(session.folder)
-    assert other.read(LogOrder(events=frozenset({"a", "b"}))) == ["decode-x: b", "ingress-abc: a"]
+    assert other.read(LogQuery(events=frozenset({"a", "b"}))) == ["decode-x: b", "ingress-abc: a"]
     again = Session(session.folder)
-    assert again.read(LogOrder(request_id="r-1")) == ["ingress-abc: w"]
+    assert again.read(LogQuery(request_id="r-1")) == ["ingress-abc: w"]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +144,7 @@ def test_a_request_is_found_by_its_name_before_the_words_of_the_rust_gate(
 ) -> None:
     request_id = "chatcmpl-r-1~20d39a8f~my-gold-deadbeef"
     session.write("ingress", 1, event(20, "w", request_id=request_id))
-    assert session.read(LogOrder(request_id=named)) == ["ingress-abc: w"] * found
+    assert session.read(LogQuery(request_id=named)) == ["ingress-abc: w"] * found
 
 
 def test_what_others_print_is_shown_on_request_beside_the_event_before_it(
@@ -145,7 +152,7 @@ def test_what_others_print_is_shown_on_request_beside_the_event_before_it(
 ) -> None:
     session.write("decode", 2, "Triton is installed\n", event(8, "c"))
     assert "decode-x: Triton is installed" not in session.read()
-    shown = Session(session.folder).read(LogOrder(others=True, replica="decode"))
+    shown = Session(session.folder).read(LogQuery(include_foreign=True, replica="decode"))
     assert shown == [
         "decode-x: replica_started",
         "decode-x: b",
@@ -157,7 +164,7 @@ def test_what_others_print_is_shown_on_request_beside_the_event_before_it(
 def test_a_traceback_is_shown_with_its_event(session: Session) -> None:
     told = ["Traceback (most recent call last):\n", '  File "x"\n', "ValueError: no\n", "chatter\n"]
     session.write("controller", 3, f"{at(30)} ERROR   turn_failed\n", *told)
-    assert session.read(LogOrder(controller=True))[1:] == [
+    assert session.read(LogQuery(controller=True))[1:] == [
         "controller-ctl: turn_failed",
         "controller-ctl: Traceback (most recent call last):",
         'controller-ctl:   File "x"',
@@ -166,13 +173,18 @@ def test_a_traceback_is_shown_with_its_event(session: Session) -> None:
 
 
 def test_the_last_lines_are_the_newest_of_all(session: Session) -> None:
-    assert [line.event for line in printed(session.files, LogOrder(last=2))] == ["b", "a"]
+    assert [line.event for line in existing_lines(session.files, LogQuery(tail_lines=2))] == [
+        "b",
+        "a",
+    ]
 
 
 def test_following_ends_with_the_deployment_and_misses_nothing(session: Session) -> None:
     lives = iter([True, False])
     seen: list[str] = []
-    for line in followed(session.files, LogOrder(last=1), alive=lambda: next(lives), pause_s=0):
+    for line in follow_lines(
+        session.files, LogQuery(tail_lines=1), is_alive=lambda: next(lives), pause_s=0
+    ):
         if line is None:
             session.write("decode", 2, event(40, "last_words"))
         else:
@@ -204,7 +216,7 @@ def test_events_are_read_as_they_are_written(
     finally:
         root.handlers, root.propagate = before[0], before[1]
         root.setLevel(before[2])
-    first, second = (parsed(text, "s") for text in capsys.readouterr().err.splitlines())
+    first, second = (parse_line(text, "s") for text in capsys.readouterr().err.splitlines())
     assert first is not None
     assert second is not None
     assert (first.level, first.event) == ("warning", "pool_scaled")
@@ -214,13 +226,13 @@ def test_events_are_read_as_they_are_written(
 
 @pytest.mark.parametrize("text", ["{", '{"a": 1}', "[1]", "", "2026 INFO x", "INFO 2026-11-22"])
 def test_what_is_no_event_is_none(text: str) -> None:
-    assert parsed(text, "s") is None
+    assert parse_line(text, "s") is None
 
 
 def test_a_report_is_flat_with_who_and_when_first() -> None:
-    line = parsed(event(1, "x", pool="decode").strip(), "s")
+    line = parse_line(event(1, "x", pool="decode").strip(), "s")
     assert isinstance(line, LogLine)
-    assert line.report() == {
+    assert line.to_dict() == {
         "at": at(1),
         "level": "info",
         "source": "s",
@@ -232,15 +244,15 @@ def test_a_report_is_flat_with_who_and_when_first() -> None:
 def test_a_field_of_the_events_own_does_not_take_the_place_of_who_and_when() -> None:
     fields = {"source": "prefill-1", "target": "decode-1", "text": "x"}
     lines = [
-        parsed(event(1, "link_quarantined", **fields).strip(), "ingress-abc"),
-        parsed(
+        parse_line(event(1, "link_quarantined", **fields).strip(), "ingress-abc"),
+        parse_line(
             f"{at(1)} INFO   link_quarantined source=prefill-1 target=decode-1 text=x",
             "ingress-abc",
         ),
     ]
     for line in lines:
         assert line is not None
-        assert line.report() == {
+        assert line.to_dict() == {
             "at": at(1),
             "level": "info",
             "source": "ingress-abc",
@@ -254,5 +266,5 @@ def test_a_field_of_the_events_own_does_not_take_the_place_of_who_and_when() -> 
 def test_many_lines_stay_in_order(session: Session) -> None:
     for second in range(10, 60):
         session.write("ingress" if second % 2 else "decode", 2 - second % 2, event(second, "n"))
-    times = [line.at for line in session.files.read(ALL)]
-    assert all(one <= other for one, other in pairwise(times))
+    times = [line.timestamp for line in session.files.read(ALL)]
+    assert all(name <= other for name, other in pairwise(times))

@@ -19,7 +19,7 @@ from baton.engine.vllm.gate.limits import FrontendLimits
 from baton.runtime.keys.api_keys import KeyRing, mint
 from baton.telemetry.logs import LogFormat, configure_logs
 from baton.telemetry.requests.recorders import Recorders
-from baton.telemetry.requests.request_log import RecordBook
+from baton.telemetry.requests.request_log import RequestLog
 from tests.engine.test_frontend_gate import Client, current
 from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
 
@@ -72,7 +72,7 @@ class Front:
                 payload=PROMPT.encode(),
             )
         )
-        await self._fleet.clients.until(lambda: request_id in self._fleet.clients.records)
+        await self._fleet.clients.wait_until(lambda: request_id in self._fleet.clients.records)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}", "more_body": False})
 
@@ -93,7 +93,7 @@ class Front:
 
 async def served_and_failed(fleet: Fleet) -> None:
     """One that is served, some that are refused, one whose handler breaks, and one resumed."""
-    book = RecordBook()
+    book = RequestLog()
     fleet.driver._recorder = Recorders(fleet.clients, book)
     front = Front(fleet)
     await front.ask("served")
@@ -102,7 +102,7 @@ async def served_and_failed(fleet: Fleet) -> None:
     with pytest.raises(RuntimeError, match="does not say"):
         await front.ask("broken", messages="broken")
     stream = asyncio.create_task(front.ask("resumed", max_tokens=60))
-    await fleet.clients.until(lambda: len(fleet.clients.tokens.get("resumed", ())) > 5)
+    await fleet.clients.wait_until(lambda: len(fleet.clients.tokens.get("resumed", ())) > 5)
     # One of the two runs it; the other one dies with nothing to lose.
     busy = max(("d0", "d1"), key=lambda name: fleet.engines[name].load().running_requests)
     fleet.engines[busy].die()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from baton.config import DeploymentConfig
-from baton.domain.errors import CannotStart, EngineStartFailed
+from baton.domain.errors import EngineStartFailed, PreflightFailed
 from baton.serving.application.app import controller_options, ingress_options, pool_options
-from baton.serving.preflight.checks import await_nodes, judge_cluster, judge_machine
+from baton.serving.preflight.checks import await_nodes, evaluate_cluster, evaluate_machine
 from baton.serving.preflight.facts import ClusterFacts, MachineFacts, PortFact
-from baton.serving.replica.engines import own_addresses, side_channel_host
+from baton.serving.replica.engines import local_addresses, side_channel_host
 from tests.serving.configs import example
 
 ROOM = ClusterFacts(cpus=1000, gpus=1000, versions={})
@@ -77,14 +77,16 @@ def test_ingress_and_controller_stay_where_clients_find_them(
 def test_labels_that_no_node_has_are_named() -> None:
     wanted = example("sim.yaml", "pools.decode.placement.labels.rack=b")
     racks = replace(ROOM, labels=({"rack": "a"}, {}))
-    (line,) = judge_cluster(wanted, racks).errors
+    (line,) = evaluate_cluster(wanted, racks).errors
     assert "no node has the labels that pool 'decode' asks for (rack: b)" in line
-    assert judge_cluster(wanted, replace(ROOM, labels=({"rack": "a"}, {"rack": "b"}))).errors == ()
+    assert (
+        evaluate_cluster(wanted, replace(ROOM, labels=({"rack": "a"}, {"rack": "b"}))).errors == ()
+    )
 
 
 def test_a_machine_need_not_have_what_other_nodes_bring() -> None:
-    alone = judge_machine(example("gpu-example.yaml"), HERE)
-    among = judge_machine(example("gpu-example.yaml", "cluster.node_address=10.0.0.1"), HERE)
+    alone = evaluate_machine(example("gpu-example.yaml"), HERE)
+    among = evaluate_machine(example("gpu-example.yaml", "cluster.node_address=10.0.0.1"), HERE)
     assert [line for line in alone.errors if "GPUs" in line]
     assert not [line for line in among.errors if "GPUs" in line or "memory" in line]
 
@@ -95,10 +97,10 @@ def test_nodes_are_waited_for_and_what_is_missing_is_told_once() -> None:
     several = example("sim.yaml", "cluster.node_address=10.0.0.1")
     await_nodes(
         several,
-        until_s=float("inf"),
-        tell=told.append,
-        room=lambda: rooms.pop(0),
-        pause=lambda _for_s: None,
+        deadline_at_s=float("inf"),
+        progress=told.append,
+        read_capacity=lambda: rooms.pop(0),
+        sleep=lambda _for_s: None,
     )
     assert rooms == []
     (line,) = told
@@ -107,9 +109,12 @@ def test_nodes_are_waited_for_and_what_is_missing_is_told_once() -> None:
 
 def test_nodes_that_do_not_come_are_an_error() -> None:
     several = example("sim.yaml", "cluster.node_address=10.0.0.1")
-    with pytest.raises(CannotStart, match="the cluster has 0"):
+    with pytest.raises(PreflightFailed, match="the cluster has 0"):
         await_nodes(
-            several, until_s=0.0, tell=lambda _line: None, room=lambda: replace(ROOM, cpus=0)
+            several,
+            deadline_at_s=0.0,
+            progress=lambda _line: None,
+            read_capacity=lambda: replace(ROOM, cpus=0),
         )
 
 
@@ -122,7 +127,7 @@ def test_a_side_channel_is_where_the_cluster_knows_the_node_unless_it_is_told() 
 
 
 def test_a_side_channel_in_a_network_is_at_this_nodes_own_address_there() -> None:
-    assert "127.0.0.1" in own_addresses()
+    assert "127.0.0.1" in local_addresses()
     assert side_channel_host("127.0.0.0/8", "10.1.2.3") == "127.0.0.1"
 
 

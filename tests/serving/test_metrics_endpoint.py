@@ -19,8 +19,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
 from baton.serving.http import side_server
-from baton.serving.http.access_token import TokenFile, TokenGate
-from baton.serving.http.metrics_endpoint import Metrics, MetricsEndpoint, metrics_app
+from baton.serving.http.access_token import TokenAuthMiddleware, TokenFile
+from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer, metrics_app
 from baton.telemetry.catalogue import RESUMES, SLO_GOOD
 from baton.telemetry.families import Families
 
@@ -35,8 +35,8 @@ def some_numbers() -> Iterator[Family]:
     return families.collect()
 
 
-def client(metrics: Metrics, token: Callable[[], str] | None = None) -> httpx.AsyncClient:
-    app = TokenGate(metrics_app(metrics), token, open_paths=["/healthz"])
+def client(metrics: MetricsRenderer, token: Callable[[], str] | None = None) -> httpx.AsyncClient:
+    app = TokenAuthMiddleware(metrics_app(metrics), token, open_paths=["/healthz"])
     transport = httpx.ASGITransport(app=app)
     return httpx.AsyncClient(transport=transport, base_url="http://here")
 
@@ -50,7 +50,7 @@ async def scraped(endpoint: MetricsEndpoint) -> httpx.Response:
 
 
 async def test_a_scraper_that_names_no_format_gets_plain_text() -> None:
-    async with client(Metrics(some_numbers)) as http:
+    async with client(MetricsRenderer(some_numbers)) as http:
         answer = await http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     [resumes, good] = plain_text(answer.text)
@@ -59,7 +59,7 @@ async def test_a_scraper_that_names_no_format_gets_plain_text() -> None:
 
 
 async def test_a_scraper_that_asks_for_openmetrics_gets_it() -> None:
-    async with client(Metrics(some_numbers)) as http:
+    async with client(MetricsRenderer(some_numbers)) as http:
         answer = await http.get("/metrics", headers={"accept": OPEN_METRICS})
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     told = open_metrics(answer.text)  # type: ignore[no-untyped-call]
@@ -69,7 +69,7 @@ async def test_a_scraper_that_asks_for_openmetrics_gets_it() -> None:
 async def test_what_another_registry_holds_is_told_too() -> None:
     registry = CollectorRegistry()
     Counter("vllm:swaps", "Of an engine.", registry=registry).inc(5)
-    async with client(Metrics(some_numbers, others=registry)) as http:
+    async with client(MetricsRenderer(some_numbers, extra=registry)) as http:
         for accept in ("", OPEN_METRICS):
             text = (await http.get("/metrics", headers={"accept": accept})).text
             assert "vllm:swaps_total 5.0" in text
@@ -92,7 +92,7 @@ async def test_numbers_are_read_on_the_loop_and_put_together_elsewhere() -> None
         threads["read"] = threading.get_ident()
         return put_together()
 
-    await Metrics(collect, others=Others()).text("")
+    await MetricsRenderer(collect, extra=Others()).render("")
     here = threading.get_ident()
     assert threads["read"] == here
     assert here not in {threads["others"], threads["put together"]}
@@ -109,14 +109,14 @@ async def test_numbers_that_cannot_be_read_are_an_error_that_is_logged_once(
     def broken() -> Iterator[Family]:
         return fail() if where == "put together" else iter(tuple(fail()))
 
-    async with client(Metrics(broken)) as http:
+    async with client(MetricsRenderer(broken)) as http:
         answers = [await http.get("/metrics") for _ in range(3)]
     assert [answer.status_code for answer in answers] == [500] * 3
     assert [record.message for record in caplog.records] == ["metrics cannot be told"]
 
 
 async def test_nothing_but_metrics_is_there_and_nothing_can_be_written() -> None:
-    async with client(Metrics(some_numbers)) as http:
+    async with client(MetricsRenderer(some_numbers)) as http:
         assert (await http.get("/")).status_code == 404
         assert (await http.post("/metrics")).status_code == 405
 
@@ -152,7 +152,7 @@ async def test_only_those_who_have_the_token_are_told(
     authorization: str | None, status: int
 ) -> None:
     headers = [] if authorization is None else [(b"authorization", authorization.encode())]
-    async with client(Metrics(some_numbers), lambda: TOKEN) as http:
+    async with client(MetricsRenderer(some_numbers), lambda: TOKEN) as http:
         answer = await http.get("/metrics", headers=headers)
     assert answer.status_code == status
     assert ("baton_resumes_total" in answer.text) == (status == 200)
@@ -161,12 +161,12 @@ async def test_only_those_who_have_the_token_are_told(
 
 async def test_two_credentials_at_once_are_none() -> None:
     headers = [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer wrong")]
-    async with client(Metrics(some_numbers), lambda: TOKEN) as http:
+    async with client(MetricsRenderer(some_numbers), lambda: TOKEN) as http:
         assert (await http.get("/metrics", headers=headers)).status_code == 401
 
 
 async def test_nobody_is_asked_where_it_says_so() -> None:
-    async with client(Metrics(some_numbers), lambda: TOKEN) as http:
+    async with client(MetricsRenderer(some_numbers), lambda: TOKEN) as http:
         assert (await http.get("/healthz")).status_code == 404
         assert (await http.get("/healthzz")).status_code == 401
 
@@ -178,7 +178,7 @@ async def test_a_token_that_cannot_be_read_lets_nobody_in_and_is_said_once(
     def token() -> str:
         raise error
 
-    async with client(Metrics(some_numbers), token) as http:
+    async with client(MetricsRenderer(some_numbers), token) as http:
         headers = {"authorization": "Bearer "}
         answers = [await http.get("/metrics", headers=headers) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [503, 503]
@@ -231,7 +231,7 @@ def test_a_token_file_that_others_can_read_is_said(
 
 
 async def test_an_endpoint_says_where_it_is_until_it_is_closed() -> None:
-    endpoint = MetricsEndpoint(Metrics(some_numbers), host="127.0.0.1")
+    endpoint = MetricsEndpoint(MetricsRenderer(some_numbers), host="127.0.0.1")
     addresses = [endpoint.address]
     await endpoint.start()
     addresses.append(endpoint.address)
@@ -249,7 +249,7 @@ async def test_an_endpoint_says_where_it_is_until_it_is_closed() -> None:
 async def test_an_address_that_is_not_ours_is_said_and_not_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    endpoint = MetricsEndpoint(Metrics(some_numbers), host="192.0.2.1")  # of no machine
+    endpoint = MetricsEndpoint(MetricsRenderer(some_numbers), host="192.0.2.1")  # of no machine
     await endpoint.start()
     await endpoint.close()
     assert endpoint.address is None
@@ -271,8 +271,8 @@ async def test_a_port_that_is_taken_is_tried_again_until_it_is_free(
         return bind(host, port)
 
     monkeypatch.setattr(side_server, "_bind", third_time_lucky)
-    endpoint = MetricsEndpoint(Metrics(some_numbers), host="127.0.0.1", port=port)
-    endpoint._server._again_s = 0.0
+    endpoint = MetricsEndpoint(MetricsRenderer(some_numbers), host="127.0.0.1", port=port)
+    endpoint._server._retry_interval_s = 0.0
     await endpoint.start()
     addresses = {endpoint.address}
     async with asyncio.timeout(10):
@@ -288,7 +288,7 @@ async def test_a_port_that_is_taken_is_tried_again_until_it_is_free(
 
 
 async def test_a_scraper_that_stays_connected_does_not_keep_an_endpoint_from_closing() -> None:
-    endpoint = MetricsEndpoint(Metrics(some_numbers), host="127.0.0.1")
+    endpoint = MetricsEndpoint(MetricsRenderer(some_numbers), host="127.0.0.1")
     await endpoint.start()
     host, _, port = (endpoint.address or "").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -302,7 +302,7 @@ async def test_signals_stay_with_whoever_owns_the_process() -> None:
     import signal
 
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    endpoint = MetricsEndpoint(Metrics(some_numbers), host="127.0.0.1")
+    endpoint = MetricsEndpoint(MetricsRenderer(some_numbers), host="127.0.0.1")
     await endpoint.start()
     assert (await scraped(endpoint)).status_code == 200
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -13,22 +13,22 @@ import pytest
 from baton.config import DeploymentConfig, load_config
 from baton.domain.errors import EngineStartFailed
 from baton.domain.names.model_sources import is_on_hub
-from baton.engine.hub_fetch import Order
-from baton.serving.replica.model_download import amounts, fetch, fetch_for_engine
+from baton.engine.hub_fetch import FetchRequest
+from baton.serving.replica.model_download import fetch, fetch_for_engine, progress_text
 from baton.serving.replica.start_reports import StartReporter
 from tests.fakes.head_store import HeadStore
-from tests.fakes.hub import REPOSITORY, Hub, Manners, hub_of
+from tests.fakes.hub import REPOSITORY, Hub, HubBehavior, serve_hub
 from tests.fakes.scaled_deadline import ScaledDeadline
 from tests.repo.project import ROOT
 
 _WEIGHTS = "model.safetensors"
 FILES = {"config.json": b"{}", _WEIGHTS: b"w" * 24_000_000}
-ORDER = Order(repository=REPOSITORY, revision=None, weights=True)
+ORDER = FetchRequest(repository=REPOSITORY, revision=None, needs_weights=True)
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with hub_of(FILES) as found:
+    with serve_hub(FILES) as found:
         yield found
 
 
@@ -44,7 +44,7 @@ def seen(hub: Hub, folder: Path) -> dict[str, str]:
 
 
 def doing(store: HeadStore) -> list[str]:
-    return [json.loads(data)["what"] for data in [*store.kept.values()] if b"what" in data]
+    return [json.loads(data)["what"] for data in [*store.values.values()] if b"what" in data]
 
 
 def halves(folder: Path) -> list[Path]:
@@ -54,7 +54,7 @@ def halves(folder: Path) -> list[Path]:
 async def until_said(store: HeadStore, words: str) -> None:
     deadline = ScaledDeadline(60)
     while not any(words in what for what in doing(store)):
-        assert not deadline.passed(), store.kept
+        assert not deadline.is_expired(), store.values
         await asyncio.sleep(0.05)
 
 
@@ -66,8 +66,8 @@ def test_folders_stores_and_the_tiny_model_are_on_no_hub() -> None:
 
 
 def test_amounts_are_in_a_unit_that_fits() -> None:
-    assert amounts(3_100_000_000, 16_100_000_000) == "3.1 of 16.1 GB"
-    assert amounts(0, 2_000_000) == "0.0 of 2.0 MB"
+    assert progress_text(3_100_000_000, 16_100_000_000) == "3.1 of 16.1 GB"
+    assert progress_text(0, 2_000_000) == "0.0 of 2.0 MB"
 
 
 @pytest.mark.slow
@@ -75,29 +75,29 @@ async def test_replicas_of_a_node_share_a_download_and_say_how_far_it_is(
     hub: Hub, tmp_path: Path
 ) -> None:
     release = Event()
-    hub.manners = Manners(held={_WEIGHTS: release})
+    hub.behavior = HubBehavior(stalled={_WEIGHTS: release})
     store, told = HeadStore(), config(REPOSITORY)
     async with asyncio.TaskGroup() as group:
         for pool in ("prefill", "decode"):
             say = StartReporter(pool, "n", store)
             group.create_task(fetch_for_engine(told, pool, seen(hub, tmp_path), say))
-        await asyncio.to_thread(hub.half.wait)
+        await asyncio.to_thread(hub.has_stalled.wait)
         await until_said(store, f"downloading {REPOSITORY}: 10.5 of 24.0 MB")
         release.set()
-    assert hub.fetched == {"config.json": 1, _WEIGHTS: 1}
-    assert store.kept == {}
+    assert hub.downloads == {"config.json": 1, _WEIGHTS: 1}
+    assert store.values == {}
 
 
 @pytest.mark.slow
 async def test_a_model_that_does_not_come_is_told_to_whoever_waits(
     hub: Hub, tmp_path: Path
 ) -> None:
-    hub.manners = Manners(gated=True)
+    hub.behavior = HubBehavior(gated=True)
     store = HeadStore()
     with pytest.raises(EngineStartFailed, match="is gated") as failed:
         await fetch(ORDER, seen(hub, tmp_path), StartReporter("decode", "n", store), deadline_s=60)
     assert "accept its licence" in failed.value.remedy
-    (data,) = store.kept.values()
+    (data,) = store.values.values()
     assert json.loads(data)["why"] == failed.value.why
 
 
@@ -105,10 +105,10 @@ async def test_a_model_that_does_not_come_is_told_to_whoever_waits(
 async def test_what_does_not_come_in_time_is_given_up_and_leaves_nothing_half(
     hub: Hub, tmp_path: Path
 ) -> None:
-    hub.manners = Manners(held={_WEIGHTS: Event()})
+    hub.behavior = HubBehavior(stalled={_WEIGHTS: Event()})
     say = StartReporter("decode", "n", HeadStore())
     waiting = asyncio.create_task(fetch(ORDER, seen(hub, tmp_path), say, deadline_s=3600))
-    await asyncio.to_thread(hub.half.wait)
+    await asyncio.to_thread(hub.has_stalled.wait)
     assert halves(tmp_path)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -18,13 +18,13 @@ from baton.config.schema.observability import (
     MetricsConfig,
     ObservabilityConfig,
 )
-from baton.domain.commands import RecordOrder
-from baton.domain.names.addresses import endpoint, loopback, parse_address
-from baton.serving.controller.http_server import Observatory, guarded
-from baton.serving.http.metrics_endpoint import Metrics
+from baton.domain.commands import RecordSelection
+from baton.domain.names.addresses import connectable_host, format_endpoint, parse_address
+from baton.serving.controller.http_server import ControllerHttp, guard_app
+from baton.serving.http.metrics_endpoint import MetricsRenderer
 from baton.telemetry.catalogue import CONFIG_GENERATION
 from baton.telemetry.families import Families
-from tests.fakes.machine import need_ipv6
+from tests.fakes.machine import require_ipv6
 
 ANY_PORT = MetricsConfig(port=0)
 OPEN = ObservabilityConfig(metrics=ANY_PORT)
@@ -41,7 +41,7 @@ class Feed:
     async def links(self) -> Sequence[Mapping[str, object]]:
         return []
 
-    async def requests(self, count: int, order: RecordOrder) -> Sequence[Mapping[str, object]]:
+    async def requests(self, count: int, order: RecordSelection) -> Sequence[Mapping[str, object]]:
         return []
 
     async def request(self, request_id: str) -> Sequence[Mapping[str, object]]:
@@ -54,20 +54,20 @@ class Feed:
         return "version: 1\n"
 
 
-def metrics() -> Metrics:
+def metrics() -> MetricsRenderer:
     found = Families()
     found.add(CONFIG_GENERATION, 7)
-    return Metrics(found.collect)
+    return MetricsRenderer(found.collect)
 
 
-def observatory(config: ObservabilityConfig) -> Observatory:
-    return Observatory(
+def observatory(config: ObservabilityConfig) -> ControllerHttp:
+    return ControllerHttp(
         config,
         node=NODE,
         metrics=metrics(),
         targets=lambda address: [{"targets": [address], "labels": {}}],
         feed=Feed(),
-        again_s=0.01,
+        retry_s=0.01,
     )
 
 
@@ -78,7 +78,7 @@ def client(config: ObservabilityConfig = OPEN) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def served(config: ObservabilityConfig = OPEN) -> AsyncIterator[Observatory]:
+async def served(config: ObservabilityConfig = OPEN) -> AsyncIterator[ControllerHttp]:
     made = observatory(config)
     await made.start()
     try:
@@ -221,9 +221,9 @@ async def test_other_addresses_of_ipv6_are_none_of_its_names(name: str) -> None:
     [("::1", "[::1]"), ("::", "[fd00::7]"), ("0.0.0.0", "[fd00::7]")],  # noqa: S104 - meant
 )
 async def test_its_address_is_one_that_can_be_asked_over_ipv6_too(host: str, reached: str) -> None:
-    need_ipv6()
+    require_ipv6()
     config = replace(OPEN, metrics=replace(ANY_PORT, host=host))
-    made = Observatory(
+    made = ControllerHttp(
         config,
         node="fd00::7",
         metrics=metrics(),
@@ -236,7 +236,7 @@ async def test_its_address_is_one_that_can_be_asked_over_ipv6_too(host: str, rea
         at = parse_address(made.address)
         assert made.address == f"{reached}:{at.port}"
         assert made.status()["url"] == f"http://{made.address}"
-        here = endpoint("http", loopback(host), at.port)
+        here = format_endpoint("http", connectable_host(host), at.port)
         async with httpx.AsyncClient(trust_env=False) as http:
             answer = await http.get(f"{here}/sd")
         assert answer.json() == [{"targets": [made.address], "labels": {}}]
@@ -251,7 +251,7 @@ async def test_where_a_token_guards_others_may_use_any_name(host: str, status: i
         await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
 
     config = replace(OPEN, metrics=replace(ANY_PORT, host=host))
-    transport = httpx.ASGITransport(app=guarded(app, config))
+    transport = httpx.ASGITransport(app=guard_app(app, config))
     async with httpx.AsyncClient(transport=transport, base_url="http://metrics.example") as http:
         assert (await http.get("/")).status_code == status
 
@@ -280,7 +280,9 @@ async def test_a_taken_port_is_said_with_what_to_do_and_taken_once_it_is_free(
         assert made.address is None
         assert made.status()["url"] is None
         assert f"127.0.0.1:{port} cannot be listened on" in str(made.status()["trouble"])
-        (said,) = [one for one in caplog.records if "observatory_not_served" in one.getMessage()]
+        (said,) = [
+            other for other in caplog.records if "observatory_not_served" in other.getMessage()
+        ]
         assert "observability.metrics.port" in str(said.__dict__)
     try:
         async with asyncio.timeout(5):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.control.autoscaling.autoscaler import Override
 from baton.runtime.ports import Clock
 from baton.serving.controller.overrides import decode, encode
-from baton.serving.controller.serve_fleet import StoredMemory
+from baton.serving.controller.serve_fleet import ClusterControllerStore
 from tests.serving.scaled_fleet import Clock as OwnClock
 
 _OVERRIDE = st.builds(
@@ -31,13 +31,13 @@ def test_an_override_ends_at_the_same_moment_by_another_clock(
     kept = encode(overrides, now_s=now_s, wall_s=wall_s)
     read = decode(kept, now_s=other_s, wall_s=wall_s + 10.0)
     assert read.keys() == overrides.keys()
-    for pool, one in overrides.items():
-        assert read[pool].replicas == one.replicas
-        if one.until_s is None:
+    for pool, override in overrides.items():
+        assert read[pool].replicas == override.replicas
+        if override.until_s is None:
             assert read[pool].until_s is None
         else:
             remaining_s = (read[pool].until_s or 0.0) - other_s
-            assert remaining_s == pytest.approx(one.until_s - now_s - 10.0, abs=1e-3)
+            assert remaining_s == pytest.approx(override.until_s - now_s - 10.0, abs=1e-3)
 
 
 def test_nothing_kept_is_nothing_said() -> None:
@@ -61,18 +61,20 @@ class Notes:
         self.kept[name] = data
 
 
-def memory(notes: Notes, owner: str, clock: Clock | None = None) -> StoredMemory:
-    return StoredMemory(notes, owner=owner, clock=clock or OwnClock(), wall=lambda: 1e9)
+def memory(notes: Notes, owner: str, clock: Clock | None = None) -> ClusterControllerStore:
+    return ClusterControllerStore(
+        notes, owner=owner, clock=clock or OwnClock(), wall_now_s=lambda: 1e9
+    )
 
 
 async def test_the_newest_controller_is_the_one_that_acts() -> None:
     notes = Notes()
     first, second = memory(notes, "first"), memory(notes, "second")
     await first.claim()
-    assert await first.is_ours()
+    assert await first.is_owner()
     await second.claim()
-    assert await second.is_ours()
-    assert not await first.is_ours()
+    assert await second.is_owner()
+    assert not await first.is_owner()
 
 
 async def test_who_claims_hears_whether_another_acted_before() -> None:
@@ -86,8 +88,8 @@ async def test_a_store_that_has_forgotten_everything_is_claimed_again() -> None:
     first = memory(notes, "first")
     await first.claim()
     notes.kept.clear()
-    assert await first.is_ours()
-    assert not await memory(notes, "second").is_ours()
+    assert await first.is_owner()
+    assert not await memory(notes, "second").is_owner()
 
 
 async def test_what_one_controller_keeps_the_next_one_reads() -> None:

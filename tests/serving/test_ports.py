@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import EngineStartFailed
-from baton.runtime.process.sockets import bound_socket
-from baton.serving.replica.port_reservation import REST_S, PortReservation
-from tests.fakes.machine import need_ipv6
+from baton.runtime.process.sockets import create_bound_socket
+from baton.serving.replica.port_reservation import QUARANTINE_S, PortReservation
+from tests.fakes.machine import require_ipv6
 
 HOST = "127.0.0.1"
 BASE = 27_000
@@ -39,8 +39,8 @@ def test_a_port_that_somebody_listens_on_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_ports_are_found_at_an_address_of_ipv6(tmp_path: Path) -> None:
-    need_ipv6()
-    with bound_socket("::1", 0) as listener:
+    require_ipv6()
+    with create_bound_socket("::1", 0) as listener:
         listener.listen()
         taken = listener.getsockname()[1]
         assert PortReservation(tmp_path).reserve("::1", taken, 1) != taken
@@ -79,14 +79,14 @@ def test_a_restarted_side_channel_takes_a_port_that_its_peers_do_not_remember(
     assert len(set(taken)) == 6
 
 
-@pytest.mark.parametrize(("after_s", "had"), [(REST_S - 1.0, 4), (REST_S, 5)])
+@pytest.mark.parametrize(("after_s", "had"), [(QUARANTINE_S - 1.0, 4), (QUARANTINE_S, 5)])
 def test_a_released_port_rests_and_can_then_be_had_again(
     tmp_path: Path, after_s: float, had: int
 ) -> None:
     clock = WallClock()
     one = PortReservation(tmp_path, clock=clock)
     one.reserve(HOST, 65_531, 1)
-    clock.now_s += 10 * REST_S
+    clock.now_s += 10 * QUARANTINE_S
     one.release()
     clock.now_s += after_s
     assert len(all_of_five(tmp_path, clock)) == had
@@ -107,7 +107,7 @@ def test_the_port_of_a_killed_process_rests_from_when_it_is_found_free(tmp_path:
     assert killed not in {other.reserve(HOST, 65_531, 1) for other in others}
     with pytest.raises(EngineStartFailed, match="rests"):
         PortReservation(tmp_path, clock=clock).reserve(HOST, 65_531, 1)
-    clock.now_s += REST_S
+    clock.now_s += QUARANTINE_S
     assert PortReservation(tmp_path, clock=clock).reserve(HOST, 65_531, 1) == killed
 
 
@@ -118,7 +118,7 @@ def test_a_clock_that_is_set_back_makes_no_port_rest_for_ever(tmp_path: Path) ->
     one.release()
     clock.now_s -= 365 * 86_400.0
     assert port not in all_of_five(tmp_path, clock)
-    clock.now_s += REST_S
+    clock.now_s += QUARANTINE_S
     assert all_of_five(tmp_path, clock) == [port]
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from baton.config.schema.deployment import DeploymentConfig
-from baton.domain.errors import CannotStart
+from baton.domain.errors import PreflightFailed
 from baton.serving.preflight.checks import (
     check_machine,
+    evaluate_cluster,
+    evaluate_machine,
     gpu_findings,
-    judge_cluster,
-    judge_machine,
     memory_findings,
     node_version_findings,
     replica_bytes,
@@ -50,7 +50,7 @@ def config(tmp_path: Path, *sets: str) -> DeploymentConfig:
 
 
 def test_a_machine_that_has_everything_is_silent(tmp_path: Path) -> None:
-    findings = judge_machine(config(tmp_path), GOOD)
+    findings = evaluate_machine(config(tmp_path), GOOD)
     assert findings.errors == ()
     assert findings.warnings == ()
 
@@ -67,7 +67,7 @@ def test_a_port_in_use_names_who_listens(
     tmp_path: Path, listener: PortListener | None, told: str
 ) -> None:
     facts = replace(GOOD, port=replace(GOOD.port, free=False, listener=listener))
-    (line,) = judge_machine(config(tmp_path), facts).errors
+    (line,) = evaluate_machine(config(tmp_path), facts).errors
     assert "127.0.0.1:8123" in line
     assert told in line
     assert "server.port" in line
@@ -132,7 +132,7 @@ def test_weights_on_disk_count(tmp_path: Path) -> None:
 
 
 def test_a_package_that_is_missing_stops_the_start(tmp_path: Path) -> None:
-    (error,) = judge_machine(
+    (error,) = evaluate_machine(
         config(tmp_path), replace(GOOD, versions={**GOOD.versions, "nixl": None})
     ).errors
     assert "nixl is not installed" in error
@@ -154,14 +154,14 @@ def test_what_nobody_has_tried_does_not_start_unless_somebody_says_so(
     tmp_path: Path, changes: Mapping[str, str], told: str
 ) -> None:
     there = replace(GOOD, versions={**GOOD.versions, **changes})
-    (error,) = judge_machine(config(tmp_path), there).errors
+    (error,) = evaluate_machine(config(tmp_path), there).errors
     assert error.startswith(told)
     assert "--allow-untested-versions" in error
     nodes = replace(ROOMY, versions={"10.0.0.1 (aa)": there.versions})
-    assert judge_cluster(config(tmp_path), nodes).errors == (error,)
+    assert evaluate_cluster(config(tmp_path), nodes).errors == (error,)
     allowed = config(tmp_path, "cluster.allow_untested_versions=true")
-    findings = judge_machine(allowed, there)
-    assert findings.errors == judge_cluster(allowed, nodes).errors == ()
+    findings = evaluate_machine(allowed, there)
+    assert findings.errors == evaluate_cluster(allowed, nodes).errors == ()
     (warning,) = findings.warnings
     assert warning.startswith(told)
 
@@ -174,22 +174,22 @@ def test_simulated_engines_need_no_nixl_of_any_version(tmp_path: Path) -> None:
     )
     for version in (None, "9.9.9"):
         there = replace(GOOD, versions={**GOOD.versions, "nixl": version})
-        assert judge_machine(simulated, there).errors == ()
+        assert evaluate_machine(simulated, there).errors == ()
 
 
 def test_an_argument_that_came_later_is_refused_before_anything_starts(tmp_path: Path) -> None:
     wanted = config(tmp_path, "model.api={reasoning_effort_map: {xhigh: high}}")
-    (error,) = judge_machine(wanted, GOOD).errors
+    (error,) = evaluate_machine(wanted, GOOD).errors
     assert error.startswith("models.tiny.api.reasoning_effort_map: got vllm 0.32.0, expected 0.33")
     versions: Mapping[str, str | None]
     versions = {**GOOD.versions, "vllm": "0.33.0", "torch": "2.14.0+cu130"}
-    assert judge_machine(wanted, replace(GOOD, versions=versions)).errors == ()
+    assert evaluate_machine(wanted, replace(GOOD, versions=versions)).errors == ()
 
 
 def test_both_supported_builds_start(tmp_path: Path) -> None:
     versions: Mapping[str, str | None]
     versions = {"ray": "2.60.0", "vllm": "0.33.0", "nixl": "1.5.1", "torch": "2.14.0+cu130"}
-    assert judge_machine(config(tmp_path), replace(GOOD, versions=versions)).errors == ()
+    assert evaluate_machine(config(tmp_path), replace(GOOD, versions=versions)).errors == ()
 
 
 def test_an_old_driver_of_gpus_that_are_asked_for_is_told(tmp_path: Path) -> None:
@@ -197,10 +197,10 @@ def test_an_old_driver_of_gpus_that_are_asked_for_is_told(tmp_path: Path) -> Non
     versions = {"ray": "2.60.0", "vllm": "0.33.0", "nixl": "1.5.1", "torch": "2.14.0+cu130"}
     there = replace(GOOD, versions=versions, gpus=8, driver_cuda=(12, 4))
     asked = config(tmp_path, "pools.decode.resources.gpus=1")
-    (error,) = judge_machine(asked, there).errors
+    (error,) = evaluate_machine(asked, there).errors
     assert error.startswith("the GPU's driver speaks CUDA 12.4, and torch 2.14.0+cu130 is built")
-    assert judge_machine(config(tmp_path), there).errors == ()
-    assert judge_machine(asked, replace(there, driver_cuda=(13, 1))).errors == ()
+    assert evaluate_machine(config(tmp_path), there).errors == ()
+    assert evaluate_machine(asked, replace(there, driver_cuda=(13, 1))).errors == ()
 
 
 def test_more_gpus_than_there_are_is_told(tmp_path: Path) -> None:
@@ -220,14 +220,14 @@ def test_key_files_that_are_not_there_stop_and_tenants_without_any_are_told(
     tmp_path: Path,
 ) -> None:
     keyed = f"tenants.acme.keys_file={tmp_path / 'acme.keys'}"
-    findings = judge_machine(config(tmp_path, keyed, "tenants.other.weight=2"), GOOD)
+    findings = evaluate_machine(config(tmp_path, keyed, "tenants.other.weight=2"), GOOD)
     (error,) = findings.errors
     assert str(tmp_path / "acme.keys") in error
     (warning,) = findings.warnings
     assert "nobody can call as tenant 'other'" in warning
     (tmp_path / "acme.keys").touch()
-    assert judge_machine(config(tmp_path, keyed), GOOD).errors == ()
-    assert judge_machine(config(tmp_path, "tenants.default.weight=2"), GOOD).warnings == ()
+    assert evaluate_machine(config(tmp_path, keyed), GOOD).errors == ()
+    assert evaluate_machine(config(tmp_path, "tenants.default.weight=2"), GOOD).warnings == ()
 
 
 def test_a_container_limit_bounds_the_memory(tmp_path: Path) -> None:
@@ -255,18 +255,18 @@ def test_versions_that_differ_between_nodes_name_the_nodes() -> None:
 def test_a_cluster_with_too_few_cpus_is_told(tmp_path: Path) -> None:
     chosen = config(tmp_path, "pools.decode.resources.cpus=8")
     small = ClusterFacts(cpus=8, gpus=0, versions={"10.0.0.1": GOOD.versions})
-    (line,) = judge_cluster(chosen, small).errors
+    (line,) = evaluate_cluster(chosen, small).errors
     assert "9 CPUs" in line
-    assert judge_cluster(chosen, replace(small, cpus=9)).errors == ()
+    assert evaluate_cluster(chosen, replace(small, cpus=9)).errors == ()
 
 
 def test_all_findings_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         chosen = config(tmp_path, f"server.port={port}", "model.source=/no/such/model")
-        with pytest.raises(CannotStart) as caught:
+        with pytest.raises(PreflightFailed) as caught:
             check_machine(chosen)
-    assert len(caught.value.findings) >= 2
+    assert len(caught.value.problems) >= 2
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
     assert str(again) == str(caught.value)
 

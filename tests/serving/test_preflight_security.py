@@ -8,8 +8,8 @@ import pytest
 
 from baton.config import DeploymentConfig
 from baton.serving.doctor.facts import secret_files
-from baton.serving.preflight.security import door_findings, open_findings, tls_findings
-from tests.fakes.certificates import Pair, make_pair
+from baton.serving.preflight.security import exposure_findings, ray_auth_findings, tls_findings
+from tests.fakes.certificates import KeyPair, make_key_pair
 from tests.serving.configs import written
 
 PUBLIC = "server.host=0.0.0.0"
@@ -27,17 +27,17 @@ def with_tls(folder: Path, cert: Path, key: Path, *sets: str) -> DeploymentConfi
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Pair:
-    return make_pair(tmp_path, "server")
+def pair(tmp_path: Path) -> KeyPair:
+    return make_key_pair(tmp_path, "server")
 
 
-def test_a_certificate_with_its_key_is_good(tmp_path: Path, pair: Pair) -> None:
+def test_a_certificate_with_its_key_is_good(tmp_path: Path, pair: KeyPair) -> None:
     authorities = f"security.tls.client_ca_file={pair.cert}"
     assert tls_findings(with_tls(tmp_path, pair.cert, pair.key, authorities)) == ()
     assert tls_findings(config(tmp_path)) == ()
 
 
-def test_a_file_that_is_not_there_is_named_by_its_key(tmp_path: Path, pair: Pair) -> None:
+def test_a_file_that_is_not_there_is_named_by_its_key(tmp_path: Path, pair: KeyPair) -> None:
     (line,) = tls_findings(with_tls(tmp_path, pair.cert, tmp_path / "none.pem"))
     assert line.startswith(f"security.tls.key_file: {tmp_path}/none.pem cannot be read")
     authorities = f"security.tls.client_ca_file={tmp_path}/no-ca.pem"
@@ -45,13 +45,13 @@ def test_a_file_that_is_not_there_is_named_by_its_key(tmp_path: Path, pair: Pair
     assert line.startswith(f"security.tls.client_ca_file: {tmp_path}/no-ca.pem cannot be read")
 
 
-def test_the_key_of_another_certificate_is_refused(tmp_path: Path, pair: Pair) -> None:
-    other = make_pair(tmp_path, "other")
+def test_the_key_of_another_certificate_is_refused(tmp_path: Path, pair: KeyPair) -> None:
+    other = make_key_pair(tmp_path, "other")
     (line,) = tls_findings(with_tls(tmp_path, pair.cert, other.key))
     assert "no certificate and its key" in line
 
 
-def test_what_is_no_certificate_is_refused_and_not_shown(tmp_path: Path, pair: Pair) -> None:
+def test_what_is_no_certificate_is_refused_and_not_shown(tmp_path: Path, pair: KeyPair) -> None:
     text = tmp_path / "text.pem"
     text.write_text("the-merger-closes-on-friday")
     (line,) = tls_findings(with_tls(tmp_path, text, pair.key))
@@ -62,31 +62,33 @@ def test_what_is_no_certificate_is_refused_and_not_shown(tmp_path: Path, pair: P
     assert "merger" not in line
 
 
-def test_a_private_key_that_others_may_read_is_found(tmp_path: Path, pair: Pair) -> None:
+def test_a_private_key_that_others_may_read_is_found(tmp_path: Path, pair: KeyPair) -> None:
     pair.key.chmod(0o644)
     found = secret_files(with_tls(tmp_path, pair.cert, pair.key))
-    assert [(one.what, one.mode) for one in found] == [("security.tls.key_file", 0o644)]
+    assert [(file_fact.purpose, file_fact.mode) for file_fact in found] == [
+        ("security.tls.key_file", 0o644)
+    ]
 
 
 def test_an_endpoint_for_this_machine_alone_may_be_as_it_is(tmp_path: Path) -> None:
-    assert open_findings(config(tmp_path)) == ()
-    assert open_findings(config(tmp_path, KEYED)) == ()
+    assert exposure_findings(config(tmp_path)) == ()
+    assert exposure_findings(config(tmp_path, KEYED)) == ()
 
 
 def test_whoever_reaches_an_endpoint_without_keys_is_served_and_that_is_said(
     tmp_path: Path,
 ) -> None:
-    (line,) = open_findings(config(tmp_path, PUBLIC))
+    (line,) = exposure_findings(config(tmp_path, PUBLIC))
     assert "0.0.0.0:8000 is served without a key" in line
 
 
 def test_keys_in_clear_are_said_unless_they_are_refused_or_encrypted(
-    tmp_path: Path, pair: Pair
+    tmp_path: Path, pair: KeyPair
 ) -> None:
-    (line,) = open_findings(config(tmp_path, PUBLIC, KEYED))
+    (line,) = exposure_findings(config(tmp_path, PUBLIC, KEYED))
     assert "in clear" in line
-    assert open_findings(config(tmp_path, PUBLIC, KEYED, "security.tls.required=true")) == ()
-    assert open_findings(with_tls(tmp_path, pair.cert, pair.key, PUBLIC, KEYED)) == ()
+    assert exposure_findings(config(tmp_path, PUBLIC, KEYED, "security.tls.required=true")) == ()
+    assert exposure_findings(with_tls(tmp_path, pair.cert, pair.key, PUBLIC, KEYED)) == ()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_keys_in_clear_are_said_unless_they_are_refused_or_encrypted(
 def test_a_ray_that_lets_everybody_in_is_not_deployed_on(
     store: str, door: str, *, refused: bool
 ) -> None:
-    closed, opened = door_findings(store, door)
+    closed, opened = ray_auth_findings(store, door)
     assert (bool(closed), opened) == (refused, ())
-    closed, opened = door_findings(store, door, allowed=True)
+    closed, opened = ray_auth_findings(store, door, allowed=True)
     assert (closed, bool(opened)) == ((), refused)

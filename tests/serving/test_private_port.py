@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from baton.serving.ray.grpc_port import keep_port_private
+from baton.serving.ray.grpc_port import bind_grpc_to_node
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ class Server:
 )
 def test_it_listens_at_the_nodes_address_alone(serves: ModuleType, host: str, wanted: str) -> None:
     server = Server()
-    keep_port_private(host)
-    keep_port_private(host)
+    bind_grpc_to_node(host)
+    bind_grpc_to_node(host)
     serves.add_port_to_grpc_server(server, "[::]:0")
     serves.add_port_to_grpc_server(server, "10.0.0.7:9000")
     assert server.bound == [wanted, "10.0.0.7:9000"]

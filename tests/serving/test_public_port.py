@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 
 from baton.domain.errors import ClusterFailed, EngineStartFailed
-from baton.runtime.process.sockets import bind_address
+from baton.runtime.process.sockets import resolve_bind_address
 from baton.serving.front.data_path import port_is_free
-from baton.serving.front.public_port import MARK, gate_socket, hold_port
+from baton.serving.front.public_port import DEPLOYMENT_VARIABLE, open_gate_socket, reserve_port
 
 HOST = "127.0.0.1"
 OURS = "session_1/baton"
@@ -44,7 +44,7 @@ def port() -> int:
 @contextmanager
 def listening(host: str, port: int, *, mark: str | None = None) -> Iterator[int]:
     """Another process that listens and lets others share; its id."""
-    marked = {} if mark is None else {MARK: mark}
+    marked = {} if mark is None else {DEPLOYMENT_VARIABLE: mark}
     with subprocess.Popen(
         [sys.executable, "-c", LISTEN, host, str(port)],
         stdin=subprocess.PIPE,
@@ -57,10 +57,10 @@ def listening(host: str, port: int, *, mark: str | None = None) -> Iterator[int]
 
 
 def test_who_asks_for_a_held_port_alone_does_not_get_it(port: int) -> None:
-    with hold_port(HOST, port):
+    with reserve_port(HOST, port):
         assert not port_is_free(HOST, port)
         with pytest.raises(ClusterFailed, match=f"{HOST}:{port}: the port is in use"):
-            hold_port(HOST, port)
+            reserve_port(HOST, port)
     assert port_is_free(HOST, port)
 
 
@@ -69,14 +69,14 @@ def test_a_port_at_which_somebody_listens_is_not_held_though_it_could_be_shared(
         listening(HOST, port),
         pytest.raises(ClusterFailed, match=f"{HOST}:{port}: the port is in use"),
     ):
-        hold_port(HOST, port)
+        reserve_port(HOST, port)
 
 
 def test_gates_share_a_held_port_and_who_holds_it_gets_no_client(port: int) -> None:
     with (
-        hold_port(HOST, port),
-        gate_socket(HOST, port, OURS) as one,
-        gate_socket(HOST, port, OURS) as other,
+        reserve_port(HOST, port),
+        open_gate_socket(HOST, port, OURS) as one,
+        open_gate_socket(HOST, port, OURS) as other,
     ):
         for gate in (one, other):
             gate.settimeout(0.01)
@@ -98,7 +98,7 @@ def accepted(gate: socket.socket) -> int:
 
 
 def test_a_gate_shares_with_gates_of_its_deployment(port: int) -> None:
-    with listening(HOST, port, mark=OURS), gate_socket(HOST, port, OURS) as gate:
+    with listening(HOST, port, mark=OURS), open_gate_socket(HOST, port, OURS) as gate:
         assert gate.getsockname() == (HOST, port)
 
 
@@ -110,17 +110,17 @@ def test_a_gate_does_not_share_with_anybody_else_and_says_who_it_is(
         listening(HOST, port, mark=mark) as other,
         pytest.raises(EngineStartFailed, match=rf"share {HOST}:{port} with .* \(pid {other}\)"),
     ):
-        gate_socket(HOST, port, OURS)
+        open_gate_socket(HOST, port, OURS)
 
 
 def test_who_listens_at_another_address_takes_no_clients_away(port: int) -> None:
-    with listening("127.0.0.2", port), gate_socket(HOST, port, OURS):
+    with listening("127.0.0.2", port), open_gate_socket(HOST, port, OURS):
         pass
     with (
         listening("127.0.0.2", port),
         pytest.raises(EngineStartFailed, match="share"),
     ):
-        gate_socket("0.0.0.0", port, OURS)  # noqa: S104 - what is refused
+        open_gate_socket("0.0.0.0", port, OURS)  # noqa: S104 - what is refused
 
 
 def test_a_port_that_somebody_has_alone_is_said_to_be_in_use(port: int) -> None:
@@ -128,24 +128,24 @@ def test_a_port_that_somebody_has_alone_is_said_to_be_in_use(port: int) -> None:
         socket.create_server((HOST, port)),
         pytest.raises(EngineStartFailed, match=f"{HOST}:{port}: the port is in use"),
     ):
-        gate_socket(HOST, port, OURS)
+        open_gate_socket(HOST, port, OURS)
 
 
 def test_an_address_of_another_machine_is_said_to_be_one(port: int) -> None:
     with pytest.raises(EngineStartFailed, match=r"192\.0\.2\.1") as error:
-        gate_socket("192.0.2.1", port, OURS)
+        open_gate_socket("192.0.2.1", port, OURS)
     assert "set server.host to an address of this machine" in str(error.value)
 
 
 def test_a_name_is_looked_up_and_its_older_address_taken(port: int) -> None:
-    assert bind_address("localhost", port) == (socket.AF_INET, (HOST, port))
+    assert resolve_bind_address("localhost", port) == (socket.AF_INET, (HOST, port))
 
 
 @pytest.mark.parametrize("host", ["::1", "::"])
 def test_addresses_of_the_newer_protocol_can_be_held_and_shared(port: int, host: str) -> None:
     if not socket.has_ipv6 or not port_is_free("::1", port):
         pytest.skip("this machine has no IPv6: enable it on the loopback interface")
-    with hold_port(host, port), gate_socket(host, port, OURS) as gate:
+    with reserve_port(host, port), open_gate_socket(host, port, OURS) as gate:
         gate.listen()
         with socket.create_connection(("::1", port), 5):
             pass

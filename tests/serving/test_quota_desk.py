@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from baton.domain.demand import CoordinatorReport
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
-from baton.serving.controller.quota_allocator import OwnShares, QuotaDesk, Shares
-from baton.serving.scaling.ports import Looks
+from baton.serving.controller.quota_allocator import IngressShares, QuotaAllocator, Shares
+from baton.serving.scaling.ports import TickInputs
 
 LIMIT = 100.0
 PLACES = 10
@@ -30,111 +30,111 @@ class Ingresses:
         self.deaf: frozenset[str] = frozenset()
         self.sent: list[Shares] = []
         self.most = 0.0
-        self._own: dict[str, OwnShares] = {}
+        self._own: dict[str, IngressShares] = {}
 
     async def send(self, shares: Shares, *, at_most: bool) -> frozenset[str]:
         self.sent.append(shares)
         taken = frozenset(self.shares) - self.deaf
         for name in sorted(taken & shares.keys()):
-            own = self._own.setdefault(name, OwnShares(name)).take(shares, at_most=at_most)
+            own = self._own.setdefault(name, IngressShares(name)).update(shares, at_most=at_most)
             assert own is not None
             self.shares[name] = dict(own)
             self._look()
         return taken
 
     def _look(self) -> None:
-        rates = [one["acme"].requests_per_s or 0.0 for one in self.shares.values()]
+        rates = [share["acme"].requests_per_s or 0.0 for share in self.shares.values()]
         self.most = max(self.most, sum(rates))
-        assert sum(one["acme"].max_in_flight or 0 for one in self.shares.values()) <= PLACES
+        assert sum(share["acme"].max_in_flight or 0 for share in self.shares.values()) <= PLACES
 
-    def looks(self, asked: Mapping[str, float]) -> Looks:
+    def looks(self, asked: Mapping[str, float]) -> TickInputs:
         reports = tuple(
             CoordinatorReport(
-                coordinator_id=name, at_s=0.0, wanted_rates=(("acme", rate, 10 * rate),)
+                coordinator_id=name, at_s=0.0, requested_rates=(("acme", rate, 10 * rate),)
             )
             for name, rate in asked.items()
             if name not in self.deaf
         )
-        return Looks(reports=reports, missing=tuple(f"{name} is silent" for name in self.deaf))
+        return TickInputs(reports=reports, missing=tuple(f"{name} is silent" for name in self.deaf))
 
 
 def rates(ingresses: Ingresses) -> dict[str, float]:
-    return {name: one["acme"].requests_per_s or 0.0 for name, one in ingresses.shares.items()}
+    return {name: entry["acme"].requests_per_s or 0.0 for name, entry in ingresses.shares.items()}
 
 
 async def test_who_is_asked_for_more_gets_more() -> None:
     ingresses = Ingresses("a", "b")
-    desk = QuotaDesk([ACME], ingresses.send)
-    await desk.take(ingresses.looks({"a": 200.0, "b": 0.0}))
+    desk = QuotaAllocator([ACME], ingresses.send)
+    await desk.on_tick(ingresses.looks({"a": 200.0, "b": 0.0}))
     assert rates(ingresses)["a"] > 4 * rates(ingresses)["b"] > 0
     assert sum(rates(ingresses).values()) <= LIMIT * 1.0001
 
 
 async def test_without_limits_nobody_is_told_anything() -> None:
     ingresses = Ingresses("a", "b")
-    desk = QuotaDesk([Tenant(name="acme")], ingresses.send)
-    await desk.take(ingresses.looks({"a": 200.0, "b": 0.0}))
+    desk = QuotaAllocator([Tenant(name="acme")], ingresses.send)
+    await desk.on_tick(ingresses.looks({"a": 200.0, "b": 0.0}))
     assert ingresses.sent == []
 
 
 async def test_what_is_in_force_is_not_sent_again() -> None:
     ingresses = Ingresses("a", "b")
-    desk = QuotaDesk([ACME], ingresses.send)
-    await desk.take(ingresses.looks({"a": 200.0, "b": 20.0}))
+    desk = QuotaAllocator([ACME], ingresses.send)
+    await desk.on_tick(ingresses.looks({"a": 200.0, "b": 20.0}))
     ingresses.sent.clear()
-    await desk.take(ingresses.looks({"a": 200.0, "b": 20.1}))
+    await desk.on_tick(ingresses.looks({"a": 200.0, "b": 20.1}))
     assert ingresses.sent == [], "rates are measured, and never twice the same"
-    await desk.take(ingresses.looks({"a": 200.0, "b": 25.0}))
+    await desk.on_tick(ingresses.looks({"a": 200.0, "b": 25.0}))
     assert rates(ingresses)["b"] == 25.0
 
 
 async def test_nobody_gets_what_another_has_not_given_back() -> None:
     ingresses = Ingresses("a", "b")
-    desk = QuotaDesk([ACME], ingresses.send)
-    await desk.take(ingresses.looks({"a": 200.0, "b": 0.0}))
+    desk = QuotaAllocator([ACME], ingresses.send)
+    await desk.on_tick(ingresses.looks({"a": 200.0, "b": 0.0}))
     before = rates(ingresses)
     ingresses.deaf = frozenset({"a"})
-    await desk.take(ingresses.looks({"a": 0.0, "b": 200.0}))
+    await desk.on_tick(ingresses.looks({"a": 0.0, "b": 200.0}))
     assert rates(ingresses) == before
     ingresses.deaf = frozenset()
-    await desk.take(ingresses.looks({"a": 0.0, "b": 200.0}))
+    await desk.on_tick(ingresses.looks({"a": 0.0, "b": 200.0}))
     assert rates(ingresses)["b"] > rates(ingresses)["a"]
 
 
 async def test_what_one_had_that_is_gone_is_dealt_out_again() -> None:
     ingresses = Ingresses("a", "b")
-    desk = QuotaDesk([ACME], ingresses.send)
-    await desk.take(ingresses.looks({"a": 200.0, "b": 100.0}))
+    desk = QuotaAllocator([ACME], ingresses.send)
+    await desk.on_tick(ingresses.looks({"a": 200.0, "b": 100.0}))
     del ingresses.shares["a"]
-    await desk.take(ingresses.looks({"b": 100.0}))
+    await desk.on_tick(ingresses.looks({"b": 100.0}))
     assert rates(ingresses) == {"b": LIMIT}
-    assert desk.told.keys() == {"b"}
+    assert desk.accepted.keys() == {"b"}
 
 
 async def test_a_new_desk_never_gives_out_what_an_ingress_still_has() -> None:
     ingresses = Ingresses("a", "b")
     # `a` is heard first, so that it is raised before `b` has given anything back.
-    await QuotaDesk([ACME], ingresses.send).take(ingresses.looks({"a": 0.0, "b": 200.0}))
+    await QuotaAllocator([ACME], ingresses.send).on_tick(ingresses.looks({"a": 0.0, "b": 200.0}))
     ingresses.most = 0.0
-    await QuotaDesk([ACME], ingresses.send).take(ingresses.looks({"a": 100.0, "b": 100.0}))
+    await QuotaAllocator([ACME], ingresses.send).on_tick(ingresses.looks({"a": 100.0, "b": 100.0}))
     assert ingresses.most <= LIMIT * 1.0001
     assert rates(ingresses) == {"a": 50.0, "b": 50.0}
 
 
 async def test_who_is_not_told_anything_has_what_it_had() -> None:
-    own = OwnShares("a")
+    own = IngressShares("a")
     share = QuotaShare(5.0, None, None)
-    assert own.take({"a": {"acme": share}}, at_most=False) == {"acme": share}
-    assert own.take({"b": {"acme": QuotaShare(1.0, None, None)}}, at_most=True) is None
-    assert own.take({"a": {"acme": QuotaShare(9.0, None, None)}}, at_most=True) == {"acme": share}
+    assert own.update({"a": {"acme": share}}, at_most=False) == {"acme": share}
+    assert own.update({"b": {"acme": QuotaShare(1.0, None, None)}}, at_most=True) is None
+    assert own.update({"a": {"acme": QuotaShare(9.0, None, None)}}, at_most=True) == {"acme": share}
 
 
 async def test_a_limit_that_is_changed_is_dealt_out_at_once() -> None:
     ingresses = Ingresses("a")
-    desk = QuotaDesk([ACME], ingresses.send)
-    await desk.take(ingresses.looks({"a": 200.0}))
+    desk = QuotaAllocator([ACME], ingresses.send)
+    await desk.on_tick(ingresses.looks({"a": 200.0}))
     desk.reconfigure([Tenant(name="acme", rate=RateLimit(requests_per_s=5.0))])
-    await desk.take(ingresses.looks({"a": 200.0}))
+    await desk.on_tick(ingresses.looks({"a": 200.0}))
     assert ingresses.shares["a"]["acme"] == QuotaShare(5.0, None, None)
 
 
@@ -150,14 +150,14 @@ async def test_shares_never_add_up_to_more_than_the_limit_whoever_is_deaf(
     rounds: list[tuple[dict[str, float], frozenset[str]]],
 ) -> None:
     ingresses = Ingresses(*_NAMES)
-    desk = QuotaDesk([ACME], ingresses.send)
+    desk = QuotaAllocator([ACME], ingresses.send)
     # At first everyone has an equal share of its own accord; the desk has to hear of all of them.
-    await desk.take(ingresses.looks(dict.fromkeys(_NAMES, 1.0)))
+    await desk.on_tick(ingresses.looks(dict.fromkeys(_NAMES, 1.0)))
     ingresses.most = 0.0
     for asked, deaf in rounds:
         ingresses.deaf = deaf
-        await desk.take(ingresses.looks(asked))
+        await desk.on_tick(ingresses.looks(asked))
     ingresses.deaf = frozenset()
-    await desk.take(ingresses.looks(dict.fromkeys(_NAMES, 1.0)))
+    await desk.on_tick(ingresses.looks(dict.fromkeys(_NAMES, 1.0)))
     assert ingresses.most <= LIMIT * (1 + 1e-9)
     assert min(rates(ingresses).values()) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray._private import worker
 
-from baton.serving.ray.logging import ray_messages_to_stderr
+from baton.serving.ray.logging import redirect_ray_messages
 
 
 def test_messages_of_ray_go_to_standard_error(
@@ -13,7 +13,7 @@ def test_messages_of_ray_go_to_standard_error(
 ) -> None:
     monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
     for _ in range(2):
-        ray_messages_to_stderr()
+        redirect_ray_messages()
     said = {"lines": ["a node has been marked dead"], "pid": "raylet", "is_err": False}
     worker.print_to_stdstream(said, ignore_prefix=False)
     out, err = capsys.readouterr()
@@ -23,5 +23,5 @@ def test_messages_of_ray_go_to_standard_error(
 
 def test_a_ray_that_has_no_such_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(worker, "print_to_stdstream")
-    ray_messages_to_stderr()
+    redirect_ray_messages()
     assert not hasattr(worker, "print_to_stdstream")

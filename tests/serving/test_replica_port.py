@@ -15,7 +15,7 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.engine.vllm.gate.gate import AsgiApp, Message, Receive, Scope, Send
-from baton.serving.ray.asgi_port import nothing_here, serve_app_at_port, serve_at_port
+from baton.serving.ray.asgi_port import placeholder_app, serve_app_at_port, serve_at_port
 
 DIRECT = {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "1"}
 
@@ -90,9 +90,9 @@ async def test_the_app_that_serve_is_given_instead_serves_nothing() -> None:
     async def receive() -> Message:
         return {}
 
-    await nothing_here({"type": "http"}, receive, send)
+    await placeholder_app({"type": "http"}, receive, send)
     assert sent[0]["status"] == 503
-    await nothing_here({"type": "lifespan"}, receive, send)
+    await placeholder_app({"type": "lifespan"}, receive, send)
     told = [message["type"] for message in sent[2:]]
     assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 

@@ -10,26 +10,26 @@ import pytest
 from baton.config.schema.routing import Policy
 from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, ReplicaView
-from baton.perf.fitting.engine_timings import TimingBook
-from baton.policy.links.estimates import LinkBook
+from baton.perf.fitting.engine_timings import EngineTimings
+from baton.policy.links.estimates import LinkTable
 from baton.policy.placement.chooser import ChooserPlacer
 from baton.policy.placement.port import Disaggregate, PlacementQuery
 from baton.policy.placement.predicted import PredictedPlacer
 from baton.serving.shared.reports import (
     Row,
-    explained,
     fleet_report,
     link_report,
-    merged_links,
+    merge_link_reports,
     policy_report,
+    route_report,
     timing_report,
 )
 from tests.fakes.facts import replica_facts
-from tests.fakes.timings import surroundings
+from tests.fakes.timings import placement_context
 
 
 def view(replica_id: str, pool: str = "decode") -> ReplicaView:
-    return ReplicaView(facts=replica_facts(replica_id, pool=pool), load_at_s=9.5)
+    return ReplicaView(facts=replica_facts(replica_id, pool=pool), load_received_at_s=9.5)
 
 
 def fleet(*views: ReplicaView) -> FleetView:
@@ -66,7 +66,7 @@ def test_failures_of_a_policy_that_is_a_function_are_told() -> None:
     mine = ChooserPlacer("own:code", broken, disaggregate=Disaggregate.ALWAYS, rng=Random(0))
     quiet = {"name": "own:code", "failures": 0, "last_failure": ""}
     assert policy_report("own:code", mine) == quiet
-    mine.place(PlacementQuery(prompt_tokens=1), surroundings(view("a")))
+    mine.place(PlacementQuery(prompt_tokens=1), placement_context(view("a")))
     row = policy_report("own:code", mine)
     assert row["failures"] == 1
     assert "raised LookupError: no table" in str(row["last_failure"])
@@ -78,7 +78,7 @@ def test_batons_own_policy_has_no_function_that_could_fail() -> None:
 
 
 def test_how_good_predictions_were_is_told_for_each_pool() -> None:
-    book = TimingBook()
+    book = EngineTimings()
     book.of(view("a"))
     book.observe_ttft("decode", predicted_s=0.1, actual_s=0.2)
     (row,) = timing_report(book.quality())
@@ -105,27 +105,27 @@ def told_by(rows: list[Row]) -> list[object]:
 
 def test_of_several_ingresses_the_one_that_probed_last_is_believed() -> None:
     old, new = link("p", "d", age_s=9.0, told_by="a"), link("p", "d", age_s=0.0, told_by="b")
-    assert told_by(merged_links([[old], [new]])) == ["b"]
-    assert told_by(merged_links([[new], [old]])) == ["b"]
+    assert told_by(merge_link_reports([[old], [new]])) == ["b"]
+    assert told_by(merge_link_reports([[new], [old]])) == ["b"]
 
 
 def test_whoever_probed_is_believed_over_whoever_never_did() -> None:
     never, old = link("p", "d", age_s=None, told_by="a"), link("p", "d", age_s=1e6, told_by="b")
-    assert told_by(merged_links([[never], [old]])) == ["b"]
-    assert told_by(merged_links([[old], [never]])) == ["b"]
+    assert told_by(merge_link_reports([[never], [old]])) == ["b"]
+    assert told_by(merge_link_reports([[old], [never]])) == ["b"]
 
 
 @pytest.mark.parametrize("state", ["ok", "quarantined"])
 def test_an_ingress_whose_probe_told_nothing_does_not_overrule_one_that_knows(state: str) -> None:
     unclear = link("p", "d", age_s=0.1, state="unknown", told_by="a")
     known = link("p", "d", age_s=3.0, state=state, told_by="b")
-    assert told_by(merged_links([[unclear], [known]])) == ["b"]
-    assert told_by(merged_links([[known], [unclear]])) == ["b"]
+    assert told_by(merge_link_reports([[unclear], [known]])) == ["b"]
+    assert told_by(merge_link_reports([[known], [unclear]])) == ["b"]
 
 
 def test_pairs_that_only_some_ingresses_know_are_all_told_in_order() -> None:
     one = [link("p-2", "d-1", age_s=1.0), link("p-1", "d-1", age_s=None)]
-    rows = merged_links([one, [], [link("p-1", "d-2", age_s=1.0)]])
+    rows = merge_link_reports([one, [], [link("p-1", "d-2", age_s=1.0)]])
     assert [(row["source_id"], row["target_id"]) for row in rows] == [
         ("p-1", "d-1"),
         ("p-1", "d-2"),
@@ -134,20 +134,20 @@ def test_pairs_that_only_some_ingresses_know_are_all_told_in_order() -> None:
 
 
 def test_the_two_directions_of_a_pair_are_two_links() -> None:
-    assert len(merged_links([[link("a", "b", age_s=1.0), link("b", "a", age_s=1.0)]])) == 2
+    assert len(merge_link_reports([[link("a", "b", age_s=1.0), link("b", "a", age_s=1.0)]])) == 2
 
 
 def test_pulls_are_told_once_and_each_ingress_own_counts_are_added_up() -> None:
-    (row,) = merged_links([[link("p", "d", age_s=1.0)], [link("p", "d", age_s=2.0)]])
+    (row,) = merge_link_reports([[link("p", "d", age_s=1.0)], [link("p", "d", age_s=2.0)]])
     assert (row["pulls"], row["broken_handoffs"], row["flows"]) == (7, 2, 4)
 
 
 def test_what_is_known_of_a_link_is_told_as_strict_json() -> None:
-    book = LinkBook()
+    book = LinkTable()
     for replica_id in ("p", "d-1", "d-2"):
-        book.join(replica_id)
-    book.probe_failed("p", "d-1", 10.0, "no listener")
-    book.failed("p", "d-2", 11.0)
+        book.add_replica(replica_id)
+    book.record_probe_failure("p", "d-1", 10.0, "no listener")
+    book.record_failure("p", "d-2", 11.0)
     told = link_report(book.rows(12.5))
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     probed, unprobed = told
@@ -163,14 +163,14 @@ def test_what_is_known_of_a_link_is_told_as_strict_json() -> None:
 
 
 def test_without_an_answer_there_are_no_links() -> None:
-    assert merged_links([]) == []
+    assert merge_link_reports([]) == []
 
 
 def test_a_request_is_explained_by_every_ingress_that_knows_it() -> None:
-    report = explained("r", [[], [{"a": 1}, {"b": 2}], [{"c": 3}]])
+    report = route_report("r", [[], [{"a": 1}, {"b": 2}], [{"c": 3}]])
     assert report == {"request_id": "r", "requests": [{"a": 1}, {"b": 2}, {"c": 3}]}
 
 
 def test_a_request_that_no_ingress_knows_is_an_error_that_names_it() -> None:
     with pytest.raises(UnknownRequest, match="no request 'r-1'"):
-        explained("r-1", [[], []])
+        route_report("r-1", [[], []])

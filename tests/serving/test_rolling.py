@@ -8,18 +8,31 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.control.autoscaling.rollout import RolloutRules, Tally
-from baton.domain.errors import ApplyRefused, ClusterFailed
-from baton.runtime.link.frames import PROTOCOL
-from baton.serving.application.builds import Build, Builds, Built, Mark, decoded, encoded
-from baton.serving.code_version import code_name
-from baton.serving.rollout.rollout import Course, Manner, Sight, ordered_back, rolled
+from baton.control.autoscaling.rollout import RolloutCounts, RolloutRules
+from baton.domain.errors import ApplyRejected, ClusterFailed
+from baton.runtime.link.frames import PROTOCOL_VERSION
+from baton.serving.application.builds import (
+    Build,
+    BuildRecord,
+    BuildRef,
+    Builds,
+    decode_build_record,
+    encode_build_record,
+)
+from baton.serving.code_version import code_version
+from baton.serving.rollout.rollout import (
+    FleetStatus,
+    RolloutOptions,
+    RolloutPlan,
+    revert,
+    run_rollout,
+)
 from baton.serving.rollout.upgrade import upgrade
 from baton.serving.shared.names import CONTROLLER, INGRESS
 from tests.serving.test_apply import BOTH, Fleet, Make, make
 
 __all__ = ["make"]  # the fixture
-GOOD, BAD = Tally(200, 0, 200, 200), Tally(200, 60, 200, 200)
+GOOD, BAD = RolloutCounts(200, 0, 200, 200), RolloutCounts(200, 60, 200, 200)
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +40,10 @@ def config() -> DeploymentConfig:
     return load_config(["configs/sim.yaml"]).config
 
 
-def course(config: DeploymentConfig, *stages: tuple[str, ...]) -> Course:
+def course(config: DeploymentConfig, *stages: tuple[str, ...]) -> RolloutPlan:
     names = [name for stage in stages for name in stage]
     old = {name: Build(config=config, version="old") for name in names}
-    return Course(
+    return RolloutPlan(
         old=old, new={n: replace(b, version="new") for n, b in old.items()}, stages=stages
     )
 
@@ -39,25 +52,25 @@ def course(config: DeploymentConfig, *stages: tuple[str, ...]) -> Course:
 class Script:
     """Shows one sight after the other, the last one for ever; a look takes no time."""
 
-    sights: list[Sight | None]
+    sights: list[FleetStatus | None]
     orders: list[dict[str, str]] = field(default_factory=list)
     notes: list[Mapping[str, object]] = field(default_factory=list)
     now_s: float = 0.0
 
-    def order(self, builds: Builds) -> None:
+    def deploy_builds(self, builds: Builds) -> None:
         self.orders.append({name: build.version for name, build in builds.items()})
 
-    def look(self, names: Sequence[str]) -> Sight | None:
+    def fleet_status(self, names: Sequence[str]) -> FleetStatus | None:
         assert names
         return self.sights.pop(0) if len(self.sights) > 1 else self.sights[0]
 
-    def note(self, told: Mapping[str, object]) -> None:
-        self.notes.append(told)
+    def record_progress(self, progress: Mapping[str, object]) -> None:
+        self.notes.append(progress)
 
-    def manner(self, *, bake_s: float = 2.0) -> Manner:
-        return Manner(
+    def manner(self, *, bake_s: float = 2.0) -> RolloutOptions:
+        return RolloutOptions(
             rules=RolloutRules(bake_s=bake_s),
-            stage_s=60.0,
+            stage_timeout_s=60.0,
             now_s=lambda: self.now_s,
             sleep=self._sleep,
         )
@@ -66,25 +79,25 @@ class Script:
         self.now_s += seconds
 
 
-def sight(*ready: str, done: bool = True, target: int = 2, **tallies: Tally) -> Sight:
-    return Sight(done=done, ready=frozenset(ready), targets={"d": target}, tallies=tallies)
+def sight(*ready: str, done: bool = True, target: int = 2, **tallies: RolloutCounts) -> FleetStatus:
+    return FleetStatus(done=done, ready=frozenset(ready), targets={"d": target}, tallies=tallies)
 
 
 def test_a_stage_is_watched_for_a_while_after_its_last_replica(config: DeploymentConfig) -> None:
     script = Script(
         [sight("a", "b"), *[sight("a", "n", done=False)] * 6, sight("m", "n", m=GOOD, n=GOOD)]
     )
-    outcome = rolled(script, course(config, ("d",)), script.manner(bake_s=5))
-    assert (outcome.failed, outcome.reached) == ("", 1)
+    outcome = run_rollout(script, course(config, ("d",)), script.manner(bake_s=5))
+    assert (outcome.failure, outcome.stages_started) == ("", 1)
     assert script.now_s == pytest.approx(3 + 5)
 
 
 def test_the_next_stage_waits_for_a_verdict_on_this_one(config: DeploymentConfig) -> None:
     bad = sight("a", "n", done=False, a=GOOD, n=BAD)
     script = Script([sight("a", "b", a=GOOD), bad])
-    outcome = rolled(script, course(config, ("d",), ("p",)), script.manner())
-    assert "legs broke on new replicas" in outcome.failed
-    assert (outcome.reached, script.orders) == (1, [{"d": "new", "p": "old"}])
+    outcome = run_rollout(script, course(config, ("d",), ("p",)), script.manner())
+    assert "legs broke on new replicas" in outcome.failure
+    assert (outcome.stages_started, script.orders) == (1, [{"d": "new", "p": "old"}])
     assert script.now_s < 1, "it is not waited for the others"
     assert script.notes[-1]["state"] == "failed"
 
@@ -94,9 +107,9 @@ def test_a_new_replica_that_vanishes_is_a_death_and_an_old_one_is_not(
 ) -> None:
     well = [sight("a", "b"), sight("a", "n", done=False), sight("n", "m")]
     lived = Script(list(well))
-    assert not rolled(lived, course(config, ("d",)), lived.manner()).failed
+    assert not run_rollout(lived, course(config, ("d",)), lived.manner()).failure
     died = Script([*well[:2], sight("a", done=False)])
-    assert "ended by themselves" in rolled(died, course(config, ("d",)), died.manner()).failed
+    assert "ended by themselves" in run_rollout(died, course(config, ("d",)), died.manner()).failure
 
 
 @pytest.mark.parametrize(("most", "least", "ok"), [(2, 1, True), (3, 2, True), (2, 2, False)])
@@ -111,7 +124,7 @@ def test_who_was_told_to_end_has_not_died(
             sight("n", "m", target=least),
         ]
     )
-    assert (not rolled(script, course(config, ("d",)), script.manner()).failed) is ok
+    assert (not run_rollout(script, course(config, ("d",)), script.manner()).failure) is ok
 
 
 def test_who_was_told_to_end_has_not_died_when_another_is_started_later(
@@ -124,43 +137,45 @@ def test_who_was_told_to_end_has_not_died_when_another_is_started_later(
         sight("n", "k", "o", target=3),
     ]
     lived = Script(list(fewer_and_more))
-    assert not rolled(lived, course(config, ("d",)), lived.manner()).failed
+    assert not run_rollout(lived, course(config, ("d",)), lived.manner()).failure
     died = Script([*fewer_and_more, sight("n", "k", target=3)])
-    assert "1 new replicas ended" in rolled(died, course(config, ("d",)), died.manner()).failed
+    assert (
+        "1 new replicas ended" in run_rollout(died, course(config, ("d",)), died.manner()).failure
+    )
 
 
 def test_one_that_was_starting_before_is_an_old_one(config: DeploymentConfig) -> None:
     before = replace(sight("a"), starting=frozenset({"b"}))
     script = Script([before, sight("a", "b", done=False), sight("n", "m")])
-    assert not rolled(script, course(config, ("d",)), script.manner()).failed
+    assert not run_rollout(script, course(config, ("d",)), script.manner()).failure
 
 
 def test_a_look_that_fails_is_no_verdict_and_the_deadline_is(config: DeploymentConfig) -> None:
     script = Script([None, sight("a"), None, None, sight("n")])
-    assert not rolled(script, course(config, ("d",)), script.manner()).failed
+    assert not run_rollout(script, course(config, ("d",)), script.manner()).failure
     for never in (None, sight("a", done=False)):
         script = Script([sight("a"), never])
-        outcome = rolled(script, course(config, ("d",)), script.manner())
-        assert "d: not replaced after 60 s" in outcome.failed
+        outcome = run_rollout(script, course(config, ("d",)), script.manner())
+        assert "d: not replaced after 60 s" in outcome.failure
         assert 60 <= script.now_s < 62
     silent = Script([None])
-    outcome = rolled(silent, course(config, ("d",)), silent.manner())
-    assert (outcome.failed, silent.orders) == ("nobody says what runs", [])
+    outcome = run_rollout(silent, course(config, ("d",)), silent.manner())
+    assert (outcome.failure, silent.orders) == ("nobody says what runs", [])
 
 
 def test_what_bakes_is_not_late(config: DeploymentConfig) -> None:
     script = Script([sight("a"), sight("n")])
-    assert not rolled(script, course(config, ("d",)), script.manner(bake_s=90)).failed
+    assert not run_rollout(script, course(config, ("d",)), script.manner(bake_s=90)).failure
 
 
 @pytest.mark.parametrize("meanwhile", [None, sight("n", "m", done=False)])
 def test_what_bakes_past_the_deadline_is_not_late_by_one_look(
-    config: DeploymentConfig, meanwhile: Sight | None
+    config: DeploymentConfig, meanwhile: FleetStatus | None
 ) -> None:
     """It fails, or finds one more replica on its way."""
     slow, done = [sight("a", "n", done=False)] * 118, sight("n", "m")
     script = Script([sight("a", "b"), *slow, done, meanwhile, meanwhile, done])
-    assert not rolled(script, course(config, ("d",)), script.manner()).failed
+    assert not run_rollout(script, course(config, ("d",)), script.manner()).failure
     assert script.now_s > 60
 
 
@@ -168,19 +183,19 @@ def test_what_has_baked_while_nobody_said_how_it_is_has_a_deadline(
     config: DeploymentConfig,
 ) -> None:
     script = Script([sight("a"), sight("n"), None])
-    outcome = rolled(script, course(config, ("d",)), script.manner(bake_s=5))
-    assert outcome.failed == "d: nobody has said for 60 s how they fare"
+    outcome = run_rollout(script, course(config, ("d",)), script.manner(bake_s=5))
+    assert outcome.failure == "d: nobody has said for 60 s how they fare"
     assert script.now_s == pytest.approx(5 + 60)
 
 
 def test_serve_s_own_word_ends_it_and_the_way_back_is_waited_for(config: DeploymentConfig) -> None:
     way = course(config, ("d",))
-    script = Script([sight("a"), Sight(failed="no such option"), Sight(), sight("a")])
-    assert rolled(script, way, script.manner()).failed == "no such option"
-    assert ordered_back(script, way, way.old, script.manner()) == ()
+    script = Script([sight("a"), FleetStatus(failure="no such option"), FleetStatus(), sight("a")])
+    assert run_rollout(script, way, script.manner()).failure == "no such option"
+    assert revert(script, way, way.old, script.manner()) == ()
     assert script.orders == [{"d": "new"}, {"d": "old"}]
-    stuck = Script([Sight()])
-    (why,) = ordered_back(stuck, way, way.old, stuck.manner())
+    stuck = Script([FleetStatus()])
+    (why,) = revert(stuck, way, way.old, stuck.manner())
     assert "not back after 60 s" in why
 
 
@@ -190,11 +205,11 @@ class Refusing(Script):
 
     refused: int = 0
 
-    def order(self, builds: Builds) -> None:
+    def deploy_builds(self, builds: Builds) -> None:
         if self.refused:
             self.refused -= 1
             raise ClusterFailed("Ray Serve took no order", "look")
-        super().order(builds)
+        super().deploy_builds(builds)
 
 
 def test_the_way_back_is_ordered_again_where_serve_does_not_take_it(
@@ -202,12 +217,12 @@ def test_the_way_back_is_ordered_again_where_serve_does_not_take_it(
 ) -> None:
     way = course(config, ("d",))
     script = Refusing([sight("a")], refused=4)
-    outcome = rolled(script, way, script.manner())
-    assert (outcome.failed, script.orders) == ("ClusterFailed: Ray Serve took no order; look", [])
-    assert ordered_back(script, way, way.old, script.manner()) == ()
+    outcome = run_rollout(script, way, script.manner())
+    assert (outcome.failure, script.orders) == ("ClusterFailed: Ray Serve took no order; look", [])
+    assert revert(script, way, way.old, script.manner()) == ()
     assert (script.orders, script.notes[-1]["state"]) == ([{"d": "old"}], "done")
     never = Refusing([sight("a")], refused=9999)
-    assert ordered_back(never, way, way.old, never.manner()) == ("Ray Serve took no order",)
+    assert revert(never, way, way.old, never.manner()) == ("Ray Serve took no order",)
     assert never.notes[-1]["state"] == "failed"
 
 
@@ -216,10 +231,10 @@ def test_the_way_back_is_ordered_again_where_serve_does_not_take_it(
 
 def test_code_goes_pool_by_pool_and_ingresses_come_last(make: Make) -> None:
     fleet = Fleet(make(), code="0.0.9", python="/new/bin/python")
-    told = upgrade(fleet, fleet.manner(by="upgrade"))
-    assert told.code is not None
-    assert [one.partition(" ")[0] for one in told.code] == ["0.0.9", code_name()]
-    begun = [{n for n, python in one.items() if python} for one in fleet.pythons]
+    told = upgrade(fleet, fleet.manner(operation="upgrade"))
+    assert told.code_versions is not None
+    assert [other.partition(" ")[0] for other in told.code_versions] == ["0.0.9", code_version()]
+    begun = [{n for n, python in other.items() if python} for other in fleet.pythons]
     assert begun == [{"d"}, {"d", "p"}, {"d", "p", CONTROLLER}, {"d", "p", CONTROLLER, INGRESS}]
     assert fleet.signed
     assert fleet.current().generation == 0
@@ -227,29 +242,29 @@ def test_code_goes_pool_by_pool_and_ingresses_come_last(make: Make) -> None:
 
 def test_pools_get_another_vllm_together(make: Make) -> None:
     fleet = Fleet(make(), vllm="0.0.1", python="/new/bin/python")
-    upgrade(fleet, fleet.manner(by="upgrade"))
+    upgrade(fleet, fleet.manner(operation="upgrade"))
     assert {n for n, python in fleet.pythons[0].items() if python} == {"d", "p"}
 
 
 def test_code_that_is_no_good_gives_way_to_the_old_interpreter(make: Make) -> None:
     fleet = Fleet(make(), code="0.0.9", python="/new/bin/python", worse=True)
-    with pytest.raises(ApplyRefused, match="the old code runs again"):
-        upgrade(fleet, fleet.manner(by="upgrade"))
+    with pytest.raises(ApplyRejected, match="the old code runs again"):
+        upgrade(fleet, fleet.manner(operation="upgrade"))
     assert set(fleet.pythons[-1].values()) == {""}
     assert not fleet.signed
 
 
 def test_code_in_the_place_of_the_old_keeps_what_is_not_replaced_yet(make: Make) -> None:
     fleet = Fleet(make(), code="0.0.9", worse=True)
-    with pytest.raises(ApplyRefused, match="install the old version again"):
-        upgrade(fleet, fleet.manner(by="upgrade"))
+    with pytest.raises(ApplyRejected, match="install the old version again"):
+        upgrade(fleet, fleet.manner(operation="upgrade"))
     assert fleet.marks == fleet.began_with
 
 
 def test_code_in_place_that_is_interrupted_does_not_go_on_to_what_was_not_begun(make: Make) -> None:
     fleet = Fleet(make(), code="0.0.9", interrupted=True)
-    with pytest.raises(ApplyRefused, match="interrupted"):
-        upgrade(fleet, fleet.manner(by="upgrade"))
+    with pytest.raises(ApplyRejected, match="interrupted"):
+        upgrade(fleet, fleet.manner(operation="upgrade"))
     assert fleet.marks == fleet.began_with
 
 
@@ -259,36 +274,39 @@ class Disturbed(Fleet):
 
     by: BaseException | None = None
 
-    def look(self, names: Sequence[str]) -> Sight | None:
+    def fleet_status(self, names: Sequence[str]) -> FleetStatus | None:
         if "p" in names and self.by is not None:
             by, self.by = self.by, None
             raise by
-        return super().look(names)
+        return super().fleet_status(names)
 
 
 def test_who_is_interrupted_between_two_stages_takes_the_first_back(make: Make) -> None:
     fleet = Disturbed(make(), code="0.0.9", python="/new/bin/python", by=KeyboardInterrupt())
-    with pytest.raises(ApplyRefused, match="interrupted; the old code runs again"):
-        upgrade(fleet, fleet.manner(by="upgrade"))
-    assert [{n for n, python in one.items() if python} for one in fleet.pythons] == [{"d"}, set()]
+    with pytest.raises(ApplyRejected, match="interrupted; the old code runs again"):
+        upgrade(fleet, fleet.manner(operation="upgrade"))
+    assert [{n for n, python in other.items() if python} for other in fleet.pythons] == [
+        {"d"},
+        set(),
+    ]
     assert not fleet.signed
 
 
 def test_code_in_place_that_is_interrupted_between_two_stages_keeps_both(make: Make) -> None:
     fleet = Disturbed(make(), code="0.0.9", by=KeyboardInterrupt())
-    with pytest.raises(ApplyRefused, match="interrupted; this code lies where"):
-        upgrade(fleet, fleet.manner(by="upgrade"))
+    with pytest.raises(ApplyRejected, match="interrupted; this code lies where"):
+        upgrade(fleet, fleet.manner(operation="upgrade"))
     replaced = {name for name, mark in fleet.marks.items() if mark != fleet.began_with[name]}
     assert replaced == {"d"}
 
 
 def test_what_somebody_else_is_changing_now_is_not_taken_back(make: Make) -> None:
-    lost = ApplyRefused("b:2 has begun to change what runs", "look")
+    lost = ApplyRejected("b:2 has begun to change what runs", "look")
     fleet = Disturbed(make(), code="0.0.9", python="/new/bin/python", by=lost)
-    with pytest.raises(ApplyRefused, match="b:2 has begun"):
-        upgrade(fleet, fleet.manner(by="upgrade"))
+    with pytest.raises(ApplyRejected, match="b:2 has begun"):
+        upgrade(fleet, fleet.manner(operation="upgrade"))
     fleet_too = Disturbed(make(), by=lost)
-    with pytest.raises(ApplyRefused, match="b:2 has begun"):
+    with pytest.raises(ApplyRejected, match="b:2 has begun"):
         fleet_too.apply(make(*BOTH))
     assert (len(fleet.orders), len(fleet_too.orders)) == (1, 1)
     assert fleet_too.history()[-1].why == "b:2 has begun to change what runs"
@@ -296,22 +314,28 @@ def test_what_somebody_else_is_changing_now_is_not_taken_back(make: Make) -> Non
 
 
 def test_code_that_speaks_another_protocol_is_refused_before_anything_changes(make: Make) -> None:
-    fleet = Fleet(make(), code="0.0.9", link=PROTOCOL - 1)
-    with pytest.raises(ApplyRefused, match=f"protocol {PROTOCOL - 1} is spoken"):
-        upgrade(fleet, fleet.manner(by="upgrade"))
+    fleet = Fleet(make(), code="0.0.9", link=PROTOCOL_VERSION - 1)
+    with pytest.raises(ApplyRejected, match=f"protocol {PROTOCOL_VERSION - 1} is spoken"):
+        upgrade(fleet, fleet.manner(operation="upgrade"))
     assert fleet.orders == []
 
 
 def test_code_that_runs_already_is_not_rolled_out(make: Make) -> None:
     fleet = Fleet(make())
-    assert upgrade(fleet, fleet.manner(by="upgrade")).code is None
+    assert upgrade(fleet, fleet.manner(operation="upgrade")).code_versions is None
     assert fleet.orders == []
 
 
 def test_what_is_kept_of_builds_comes_back_as_it_was() -> None:
-    marks = {"d": Mark(version="1a2b"), INGRESS: Mark(version="0.1.0", python="/x")}
-    built = Built(code="0.1.0", vllm="0.32.0", link=4, base="/usr/bin/python", marks=marks)
-    assert decoded(encoded(built)) == built
-    for data in (b"{}", b"[]", b"nonsense", b'{"marks": {"a": {"x": 1}}}'):
+    marks = {"d": BuildRef(version="1a2b"), INGRESS: BuildRef(version="0.1.0", python="/x")}
+    built = BuildRecord(
+        code="0.1.0",
+        vllm="0.32.0",
+        link_protocol=4,
+        base_python="/usr/bin/python",
+        build_refs=marks,
+    )
+    assert decode_build_record(encode_build_record(built)) == built
+    for data in (b"{}", b"[]", b"nonsense", b'{"build_refs": {"a": {"x": 1}}}'):
         with pytest.raises(ValueError):  # noqa: PT011 - any of its kinds
-            decoded(data)
+            decode_build_record(data)

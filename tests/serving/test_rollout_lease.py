@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.domain.errors import ApplyRefused
+from baton.domain.errors import ApplyRejected
 from baton.serving.rollout.lease import RolloutLease
 from tests.fakes.head_store import HeadStore
 
@@ -22,81 +22,81 @@ class Wall:
 def test_of_two_who_roll_out_one_hears_of_the_other() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
-    assert first.take() == ""
-    assert second.take() == "a:1"
-    second.drop()
-    assert second.take() == "a:1", "who does not hold it cannot drop it"
-    first.drop()
-    assert second.take() == ""
+    assert first.acquire() == ""
+    assert second.acquire() == "a:1"
+    second.release()
+    assert second.acquire() == "a:1", "who does not hold it cannot drop it"
+    first.release()
+    assert second.acquire() == ""
 
 
 def test_who_lives_keeps_it_and_who_was_killed_loses_it() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
-    first.take()
+    first.acquire()
     for _ in range(40):
         wall.now_s += 10
         first.renew()
-    assert second.take() == "a:1"
+    assert second.acquire() == "a:1"
     wall.now_s += 61
-    assert second.take() == ""
-    assert first.take() == "b:2"
+    assert second.acquire() == ""
+    assert first.acquire() == "b:2"
 
 
 def test_it_is_renewed_now_and_then_only() -> None:
     shelf, wall = HeadStore(), Wall()
     lease = RolloutLease("a:1", shelf, now_s=wall)
     lease.renew()
-    assert shelf.kept == {}, "what is not held is not renewed"
-    lease.take()
-    (kept,) = shelf.kept.values()
+    assert shelf.values == {}, "what is not held is not renewed"
+    lease.acquire()
+    (kept,) = shelf.values.values()
     wall.now_s += 4
     lease.renew()
-    assert list(shelf.kept.values()) == [kept]
+    assert list(shelf.values.values()) == [kept]
 
 
 def test_who_slept_past_its_lease_neither_renews_nor_drops_another_s() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second, third = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2", "c:3"))
-    first.take()
+    first.acquire()
     wall.now_s += 61
-    assert second.take() == ""
+    assert second.acquire() == ""
     for _ in range(2):
-        with pytest.raises(ApplyRefused, match="not heard of for 61 s, and b:2 has begun"):
+        with pytest.raises(ApplyRejected, match="not heard of for 61 s, and b:2 has begun"):
             first.renew()
-    first.drop()
-    assert third.take() == "b:2"
+    first.release()
+    assert third.acquire() == "b:2"
 
 
 def test_who_slept_while_another_came_and_went_has_lost_it_too() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
-    first.take()
+    first.acquire()
     wall.now_s += 61
-    second.take()
-    second.drop()
-    with pytest.raises(ApplyRefused, match="somebody else has begun"):
+    second.acquire()
+    second.release()
+    with pytest.raises(ApplyRejected, match="somebody else has begun"):
         first.renew()
-    assert shelf.kept == {}
+    assert shelf.values == {}
 
 
 def test_two_of_one_name_are_told_apart() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease("pod, process 1", shelf, now_s=wall) for _ in range(2))
-    first.take()
+    first.acquire()
     wall.now_s += 61
-    assert second.take() == ""
-    with pytest.raises(ApplyRefused):
+    assert second.acquire() == ""
+    with pytest.raises(ApplyRejected):
         first.renew()
 
 
 def test_who_slept_and_was_missed_by_nobody_goes_on() -> None:
     shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
-    first.take()
+    first.acquire()
     wall.now_s += 61
     first.renew()
-    assert second.take() == "a:1"
+    assert second.acquire() == "a:1"
 
 
 class Crowded(HeadStore):
@@ -117,15 +117,15 @@ class Crowded(HeadStore):
 def test_of_two_who_find_the_same_old_lease_one_hears_of_it() -> None:
     shelf, wall = Crowded(), Wall()
     gone, first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("z:0", "a:1", "b:2"))
-    gone.take()
+    gone.acquire()
     wall.now_s += 61
 
     def deleted_for_the_old_one() -> None:
         shelf.delete("lease/rollout")
-        assert second.take() == ""
+        assert second.acquire() == ""
 
     shelf.then = deleted_for_the_old_one
-    assert first.take() == "somebody who was quicker"
-    first.drop()
+    assert first.acquire() == "somebody who was quicker"
+    first.release()
     wall.now_s += 6
     second.renew()

@@ -12,10 +12,16 @@ import pytest
 from ray.exceptions import ActorUnavailableError, RpcError
 
 from baton.config import DeploymentConfig
-from baton.domain.errors import ApplyRefused, ClusterFailed
+from baton.domain.errors import ApplyRejected, ClusterFailed
 from baton.serving.rollout.lease import RolloutLease
-from baton.serving.rollout.live_deployment import ServeRunning, cramped, fits, outgrown, wants
-from baton.serving.store.config_store import Fate, LiveConfig
+from baton.serving.rollout.live_deployment import (
+    LiveDeployment,
+    cpu_shortfall,
+    fits,
+    no_room_reasons,
+    resource_requests,
+)
+from baton.serving.store.config_store import GenerationStatus, LiveConfig
 from tests.fakes.head_store import HeadStore
 from tests.serving.configs import written
 from tests.serving.test_apply import Fleet
@@ -35,12 +41,12 @@ def make(tmp_path: Path) -> Make:
 
 def test_a_replica_fits_where_nothing_that_it_takes_is_lacking(make: Make) -> None:
     pool = make().pools["d"]
-    taken = wants(pool)
+    taken = resource_requests(pool)
     assert taken == {"CPU": 2, "GPU": 1, "memory": 8 * 1024**3}
     assert fits(pool, free=taken)
     for name, amount in taken.items():
         assert not fits(pool, free=taken | {name: amount - 0.5})
-        assert not fits(pool, free={one: n for one, n in taken.items() if one != name})
+        assert not fits(pool, free={other: n for other, n in taken.items() if other != name})
 
 
 def test_a_pool_without_gpus_needs_none(make: Make) -> None:
@@ -49,17 +55,17 @@ def test_a_pool_without_gpus_needs_none(make: Make) -> None:
 
 def test_a_lone_replica_that_decodes_is_not_replaced_where_no_other_fits(make: Make) -> None:
     config = make("pools.d.engine.max_num_seqs=9")
-    (why,) = cramped(config, make(), {"p": 1, "d": 1}, ["p", "d"])
+    (why,) = no_room_reasons(config, make(), {"p": 1, "d": 1}, ["p", "d"])
     assert why.startswith("pool d has one replica")
-    assert cramped(config, make(), {"p": 1, "d": 2}, ["p", "d"]) == []
+    assert no_room_reasons(config, make(), {"p": 1, "d": 2}, ["p", "d"]) == []
 
 
 def test_replicas_that_take_more_than_before_need_room_beside(make: Make) -> None:
     more, less = make("pools.d.resources.cpus=3"), make("pools.d.resources.cpus=1")
-    (why,) = cramped(more, make(), {"p": 2, "d": 2}, ["d"])
+    (why,) = no_room_reasons(more, make(), {"p": 2, "d": 2}, ["d"])
     assert why.startswith("pool d asks for more than before")
-    assert cramped(less, make(), {"p": 2, "d": 2}, ["d"]) == []
-    assert cramped(more, make(), {"p": 2, "d": 2}, []) == []
+    assert no_room_reasons(less, make(), {"p": 2, "d": 2}, ["d"]) == []
+    assert no_room_reasons(more, make(), {"p": 2, "d": 2}, []) == []
 
 
 # ------------------------------------------------------------------ Ray's errors
@@ -74,21 +80,21 @@ def restarting(*_: object, **__: object) -> NoReturn:
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServeRunning]:
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveDeployment]:
     """On a cluster whose head is silent, and whose Serve controller is just starting again."""
     monkeypatch.setattr("ray.experimental.internal_kv.internal_kv_get_gcs_client", silent)
     monkeypatch.setattr("ray.get_actor", restarting)
     with asyncio.Runner() as runner:
-        yield ServeRunning(runner)
+        yield LiveDeployment(runner)
 
 
 def test_what_pools_may_come_to_is_all_replicas_that_they_may_have(make: Make) -> None:
     more = make("pools.d.replicas.max=3", "pools.p.resources.cpus=4")
-    (why,) = outgrown(more, make(), cpus=9.5)
+    (why,) = cpu_shortfall(more, make(), cpus=9.5)
     assert "may come to 10 CPUs, and Ray was started with 9.5" in why
-    assert outgrown(more, make(), cpus=10) == []
-    assert outgrown(more, more, cpus=1) == []
-    assert outgrown(make(), more, cpus=1) == []
+    assert cpu_shortfall(more, make(), cpus=10) == []
+    assert cpu_shortfall(more, more, cpus=1) == []
+    assert cpu_shortfall(make(), more, cpus=1) == []
 
 
 @pytest.mark.parametrize(
@@ -99,63 +105,65 @@ def test_what_pools_may_come_to_is_all_replicas_that_they_may_have(make: Make) -
         lambda running, live: running.commit(live, "apply"),
         lambda running, _live: running.find(1),
         lambda running, _live: running.history(),
-        lambda running, _live: running.built(),
-        lambda running, _live: running.sign(),
-        lambda running, _live: running.alone().__enter__(),
+        lambda running, _live: running.build_record(),
+        lambda running, _live: running.record_code_version(),
+        lambda running, _live: running.exclusive().__enter__(),
     ],
 )
 def test_whatever_ray_raises_is_an_error_of_ours(
-    make: Make, running: ServeRunning, ask: Callable[[ServeRunning, LiveConfig], object]
+    make: Make, running: LiveDeployment, ask: Callable[[LiveDeployment, LiveConfig], object]
 ) -> None:
     with pytest.raises(ClusterFailed, match=r"RpcError|ActorUnavailableError"):
         ask(running, LiveConfig(generation=2, config=make()))
 
 
-def test_a_size_that_serve_cannot_take_now_is_taken_back(make: Make, running: ServeRunning) -> None:
+def test_a_size_that_serve_cannot_take_now_is_taken_back(
+    make: Make, running: LiveDeployment
+) -> None:
     fleet = Fleet(make())
     fleet.resize = running.resize  # type: ignore[method-assign]
-    with pytest.raises(ApplyRefused, match=r"taken back, generation 2 .* ActorUnavailableError"):
+    with pytest.raises(ApplyRejected, match=r"taken back, generation 2 .* ActorUnavailableError"):
         fleet.apply(make("pools.d.replicas={min: 1, start: 4, max: 6}"))
     assert fleet.fates() == ["started", "taken back", "applied"]
     assert fleet.current().config == make()
 
 
 def test_what_only_says_how_it_stands_is_missed_and_stops_nothing(
-    running: ServeRunning, caplog: pytest.LogCaptureFixture
+    running: LiveDeployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    running.note({"state": "under way"})
-    running.settle(3, Fate.APPLIED)
-    assert [one.getMessage().partition(":")[0] for one in caplog.records] == [
+    running.record_progress({"state": "under way"})
+    running.set_status(3, GenerationStatus.APPLIED)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "'baton status' will not say how far it is",
         "'baton history' will not say that generation 3 is applied",
     ]
 
 
 def test_who_has_lost_the_right_to_change_anything_changes_nothing(
-    make: Make, running: ServeRunning
+    make: Make, running: LiveDeployment
 ) -> None:
     shelf, now_s = HeadStore(), [0.0]
     ours, theirs = (RolloutLease(who, shelf, now_s=lambda: now_s[0]) for who in ("a:1", "b:2"))
     running._lease = ours
-    with running.alone():
+    with running.exclusive():
         now_s[0] = 61.0
-        assert theirs.take() == ""
+        assert theirs.acquire() == ""
         live = LiveConfig(generation=2, config=make())
         for change in (
             lambda: running.commit(live, "apply"),
-            lambda: running.order({}),
-            lambda: running.look(["d"]),
+            lambda: running.deploy_builds({}),
+            lambda: running.fleet_status(["d"]),
         ):
-            with pytest.raises(ApplyRefused, match="b:2 has begun to change what runs"):
+            with pytest.raises(ApplyRejected, match="b:2 has begun to change what runs"):
                 change()
-    assert RolloutLease("c:3", shelf, now_s=lambda: now_s[0]).take() == "b:2"
+    assert RolloutLease("c:3", shelf, now_s=lambda: now_s[0]).acquire() == "b:2"
 
 
 def test_what_was_done_stands_where_the_lease_cannot_be_dropped(
-    running: ServeRunning, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    running: LiveDeployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shelf = HeadStore()
     running._lease = RolloutLease("a:1", shelf)
-    with running.alone():
+    with running.exclusive():
         monkeypatch.setattr(shelf, "get", silent)
     assert "is kept for another minute" in caplog.text

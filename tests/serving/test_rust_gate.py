@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.vllm.gate.access import TAKEN_OFF
-from baton.runtime.keys.api_keys import KeyState, Known, Unknown
-from baton.serving.front.gate_config import GateSettings, gate_config
+from baton.engine.vllm.gate.access import STRIPPED_HEADERS
+from baton.runtime.keys.api_keys import InvalidKey, KeyState, ValidKey
+from baton.serving.front.gate_config import GateSettings, render_gate_config
 from baton.serving.front.gate_maps import key_entries, map_commands, shed_entries, state_entries
 
 SETTINGS = GateSettings(
-    listen="fd@5",
-    frontend=Path("/run/g/http"),
+    bind="fd@5",
+    frontend_socket=Path("/run/g/http"),
     folder=Path("/run/g"),
     routes=("chat", "models", "health"),
     max_body_bytes=1000,
@@ -23,11 +23,11 @@ MAP = Path("/g/keys.map")
 
 
 def rules(settings: GateSettings) -> list[str]:
-    return [line.strip() for line in gate_config(settings).splitlines() if line.strip()]
+    return [line.strip() for line in render_gate_config(settings).splitlines() if line.strip()]
 
 
 def test_the_same_settings_make_the_same_configuration() -> None:
-    assert gate_config(SETTINGS) == gate_config(replace(SETTINGS))
+    assert render_gate_config(SETTINGS) == render_gate_config(replace(SETTINGS))
 
 
 def test_only_listed_paths_exist_and_that_is_looked_at_first() -> None:
@@ -46,7 +46,7 @@ def test_every_header_that_goes_no_further_is_taken_off_before_the_id_is_set() -
         "http-request set-header x-request-id %[var(txn.name)]~%[var(txn.who)]~%[var(txn.class)]"
         "%[var(txn.session)]"
     )
-    for header in TAKEN_OFF:
+    for header in STRIPPED_HEADERS:
         assert lines.index(f"http-request del-header {header.decode()}") < last
     assert lines.index("http-request del-header x-baton- -m beg") < last
 
@@ -64,8 +64,8 @@ def test_health_is_answered_only_where_it_is_open(routes: tuple[str, ...]) -> No
 def test_a_good_key_is_the_word_for_its_tenant_and_another_says_why_not() -> None:
     found = key_entries(
         {
-            "aa": Known(key_id="k1", tenant="acme"),
-            "bb": Unknown(state=KeyState.REVOKED, key_id="k2"),
+            "aa": ValidKey(key_id="k1", tenant="acme"),
+            "bb": InvalidKey(state=KeyState.REVOKED, key_id="k2"),
         },
         {"acme": "h0"},
     )

@@ -30,7 +30,7 @@ from baton.serving.front.gate_maps import (
     shed_entries,
     state_entries,
 )
-from baton.serving.front.gate_process import RustGate
+from baton.serving.front.gate_process import GateProcess
 from tests.fakes.echo_backend import echo_backend
 
 HAPROXY = find_haproxy(os.environ)
@@ -44,8 +44,8 @@ pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no executable haproxy w
 @pytest.fixture
 def settings(folder: Path) -> GateSettings:
     return GateSettings(
-        listen="127.0.0.1:0",
-        frontend=folder / "http",
+        bind="127.0.0.1:0",
+        frontend_socket=folder / "http",
         folder=folder,
         routes=("chat", "models", "health"),
         max_body_bytes=MAX_BODY_BYTES,
@@ -59,7 +59,7 @@ def settings(folder: Path) -> GateSettings:
 class Running:
     """A gate, its keys and a client of it."""
 
-    def __init__(self, gate: RustGate, base_url: str, anonymous: str | None) -> None:
+    def __init__(self, gate: GateProcess, base_url: str, anonymous: str | None) -> None:
         self.gate = gate
         self._anonymous = anonymous
         self.http = httpx.AsyncClient(base_url=base_url, timeout=20, trust_env=False)
@@ -77,13 +77,13 @@ class Running:
 
     async def tell(self) -> None:
         handles = {"acme": "h-acme", "other": "h-other"}
-        await self.gate.tell_keys(key_entries(KeyRing(self._keys).by_digest(NOW), handles))
+        await self.gate.set_keys(key_entries(KeyRing(self._keys).by_digest(NOW), handles))
 
     async def let_in(
         self, *, healthy: bool = False, keys: bool = True, anonymous: str | None = None
     ) -> None:
         state = state_entries(healthy=healthy, anonymous=anonymous or self._anonymous, keys=keys)
-        await self.gate.tell_state(state)
+        await self.gate.set_state(state)
 
     async def post(self, *headers: tuple[str, str], body: bytes = b"{}") -> httpx.Response:
         return await self.http.post(CHAT, content=body, headers=list(headers))
@@ -105,14 +105,14 @@ def error(answer: httpx.Response) -> tuple[int, str]:
 
 async def run(settings: GateSettings, anonymous: str | None = None) -> AsyncIterator[Running]:
     assert HAPROXY is not None
-    with socket.create_server(("127.0.0.1", 0)) as listener, echo_backend(settings.frontend):
-        listen = replace(settings, listen=f"fd@{listener.fileno()}")
-        gate = RustGate(HAPROXY, listen)
+    with socket.create_server(("127.0.0.1", 0)) as listener, echo_backend(settings.frontend_socket):
+        listen = replace(settings, bind=f"fd@{listener.fileno()}")
+        gate = GateProcess(HAPROXY, listen)
         await gate.start(listeners=[listener.fileno()])
         base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         running = Running(gate, base_url, anonymous)
         await running.let_in()
-        await gate.tell_classes(class_entries([("h-nobody", "gold"), ("h-nobody", "batch")]))
+        await gate.set_classes(class_entries([("h-nobody", "gold"), ("h-nobody", "batch")]))
         try:
             yield running
         finally:
@@ -227,7 +227,7 @@ async def test_anthropics_clients_get_their_own_list(opened: Running) -> None:
 
 async def test_errors_have_the_shape_of_the_clients_api(closed: Running) -> None:
     token = await closed.key("acme")
-    await closed.gate.tell_shed(shed_entries({("h-acme", None): 3.0}))
+    await closed.gate.set_shed(shed_entries({("h-acme", None): 3.0}))
     cases = {
         401: (CHAT, {}),
         404: ("/nope", {}),
@@ -254,7 +254,7 @@ async def test_when_the_frontend_is_gone_clients_are_told_to_come_back(
     settings: GateSettings,
 ) -> None:
     async for running in run(settings, "h-nobody"):
-        settings.frontend.unlink()
+        settings.frontend_socket.unlink()
         for headers, kind in (({}, "ServiceUnavailableError"), (ANTHROPIC, "overloaded_error")):
             answer = await running.http.post(CHAT, content=b"{}", headers=headers)
             assert (answer.status_code, answer.json()["error"]["type"]) == (503, kind)
@@ -380,14 +380,14 @@ async def test_who_is_let_in_can_change(closed: Running) -> None:
 
 async def test_until_it_was_told_nobody_is_let_in(closed: Running) -> None:
     token = await closed.key("acme")
-    await closed.gate.tell_state({})
+    await closed.gate.set_state({})
     assert (await closed.post(bearer(token))).status_code == 401
     assert (await closed.post()).status_code == 401
 
 
 async def test_a_gate_that_could_not_be_told_forgets_rather_than_believes(closed: Running) -> None:
     token = await closed.key("acme")
-    closed.gate._told[closed.gate._settings.key_map] = None
+    closed.gate._written_entries[closed.gate._settings.key_map] = None
     await closed.revoke_all()
     assert (await closed.post(bearer(token))).status_code == 401
     assert "~h-acme~" in seen(await closed.post(bearer(await closed.key("acme"))))["x-request-id"]
@@ -472,7 +472,7 @@ async def test_a_class_that_a_tenant_may_not_ask_for_is_refused(opened: Running)
     for _ in range(2):
         answer = await opened.post(bearer(token), ("x-slo-class", "gold"))
         assert answer.status_code == 403, "others may"
-    await opened.gate.tell_classes(class_entries([("h-acme", "gold")]))
+    await opened.gate.set_classes(class_entries([("h-acme", "gold")]))
     seen(await opened.post(bearer(token), ("x-slo-class", "gold")))
     assert (await opened.post(("x-slo-class", "gold"))).status_code == 403
 
@@ -537,7 +537,7 @@ async def test_a_body_as_large_as_may_be_goes_through(opened: Running) -> None:
 
 async def test_who_is_refused_is_told_when_to_come_back(opened: Running) -> None:
     token = await opened.key("acme")
-    await opened.gate.tell_shed(shed_entries({("h-acme", None): 2.2}))
+    await opened.gate.set_shed(shed_entries({("h-acme", None): 2.2}))
     answer = await opened.post(bearer(token))
     assert error(answer) == (429, "more of these requests are not taken for now; retry in 3 s")
     assert answer.json()["error"]["type"] == "RateLimitError"
@@ -545,12 +545,12 @@ async def test_who_is_refused_is_told_when_to_come_back(opened: Running) -> None
     seen(await opened.post())
     models = await opened.http.get("/v1/models", headers=[bearer(token)])
     assert models.status_code == 200
-    await opened.gate.tell_shed({})
+    await opened.gate.set_shed({})
     seen(await opened.post(bearer(token)))
 
 
 async def test_one_class_can_be_refused_alone(opened: Running) -> None:
-    await opened.gate.tell_shed(shed_entries({("h-nobody", "batch"): 5.0}))
+    await opened.gate.set_shed(shed_entries({("h-nobody", "batch"): 5.0}))
     answer = await opened.post(("x-slo-class", "batch"))
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
     seen(await opened.post(("x-slo-class", "gold")))
@@ -558,7 +558,7 @@ async def test_one_class_can_be_refused_alone(opened: Running) -> None:
 
 
 async def test_those_who_ask_for_no_class_can_be_refused_alone(opened: Running) -> None:
-    await opened.gate.tell_shed(shed_entries({("h-nobody", ""): 0.4}))
+    await opened.gate.set_shed(shed_entries({("h-nobody", ""): 0.4}))
     answer = await opened.post()
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     seen(await opened.post(("x-slo-class", "gold")))
@@ -570,7 +570,7 @@ async def test_those_who_ask_for_no_class_can_be_refused_alone(opened: Running) 
 async def test_a_stream_that_is_silent_for_longer_than_a_body_may_be_goes_on(
     settings: GateSettings,
 ) -> None:
-    async for running in run(replace(settings, body_idle_s=1.0), "h"):
+    async for running in run(replace(settings, client_idle_timeout_s=1.0), "h"):
         seen(await running.post(("x-pause-s", "2.5")))
 
 
@@ -589,7 +589,7 @@ async def test_a_gate_that_died_is_broken(closed: Running) -> None:
     assert closed.gate._process.pid is not None
     os.kill(closed.gate._process.pid, signal.SIGKILL)
     async with asyncio.timeout(20):
-        await closed.gate._process._ended  # type: ignore[misc]  # it was started
+        await closed.gate._process._exit_code  # type: ignore[misc]  # it was started
     assert closed.gate.broken
 
 
@@ -610,7 +610,7 @@ async def test_a_gate_that_drains_lets_streams_end_and_is_not_broken(opened: Run
 async def test_a_gate_that_is_late_to_answer_drains_until_streams_have_ended(
     settings: GateSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rust_gate_process, "_ASK_S", 0.1)
+    monkeypatch.setattr(rust_gate_process, "_QUERY_TIMEOUT_S", 0.1)
     asked: list[str] = []
     under_way = 1
 
@@ -622,9 +622,9 @@ async def test_a_gate_that_is_late_to_answer_drains_until_streams_have_ended(
             writer.write(f"# pxname,svname,scur\nrust,BACKEND,{under_way}\n".encode())
         writer.close()
 
-    gate = RustGate("haproxy", settings)
-    monkeypatch.setattr(gate, "_process", SimpleNamespace(alive=True))
-    async with await asyncio.start_unix_server(haproxy, str(settings.socket)):
+    gate = GateProcess("haproxy", settings)
+    monkeypatch.setattr(gate, "_process", SimpleNamespace(is_running=True))
+    async with await asyncio.start_unix_server(haproxy, str(settings.admin_socket)):
         draining = asyncio.create_task(gate.drain())
         async with asyncio.timeout(20):
             while len(asked) < 6:  # noqa: ASYNC110 - HAProxy has no event for it
@@ -642,7 +642,7 @@ async def test_serve_is_told_that_its_replica_is_there(closed: Running) -> None:
 
 async def test_why_a_gate_does_not_start_is_said_in_its_own_words(settings: GateSettings) -> None:
     assert HAPROXY is not None
-    gate = RustGate(HAPROXY, replace(settings, listen="127.0.0.1:99999"))
+    gate = GateProcess(HAPROXY, replace(settings, bind="127.0.0.1:99999"))
     with pytest.raises(EngineStartFailed, match="99999"):
         await gate.start()
 

@@ -19,7 +19,7 @@ import pytest
 
 from baton.config import load_config
 from baton.config.schema.deployment import DeploymentConfig
-from baton.control.queue.recent_estimates import Shedding
+from baton.control.queue.recent_estimates import SheddingClass
 from baton.domain.commands import Delivery
 from baton.domain.errors import EngineStartFailed, RateLimited, Rejected
 from baton.domain.request import FinishReason, Request
@@ -27,11 +27,16 @@ from baton.engine.vllm.frontend.rust_binary import find_rust_frontend
 from baton.engine.vllm.frontend.rust_frontend import RustFrontend
 from baton.engine.vllm.frontend.settings import FrontendHooks, FrontendSettings
 from baton.runtime.keys.api_keys import mint
-from baton.runtime.keys.key_files import editing
+from baton.runtime.keys.key_files import edit_key_file
 from baton.runtime.process.clock import MonotonicClock
 from baton.serving.front.data_path import find_haproxy
-from baton.serving.ingress.auth import FrontDoor, frontend_limits
-from baton.serving.ingress.rust_ingress import RustIngress, gate_settings, open_routes, real_haproxy
+from baton.serving.ingress.auth import IngressAuth, frontend_limits
+from baton.serving.ingress.rust_ingress import (
+    RustIngress,
+    find_real_haproxy,
+    gate_settings,
+    open_routes,
+)
 from tests.engine.test_rust_frontend import FACTS
 from tests.fakes.tiny_model import tiny_model
 
@@ -59,7 +64,7 @@ class Fleet:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.refused: dict[str, Rejected] = {}
-        self.shedding: list[Shedding] = []
+        self.shedding: list[SheddingClass] = []
         self.frontend: RustFrontend | None = None
 
     def hooks(self) -> FrontendHooks:
@@ -99,12 +104,12 @@ class Running:
 
     def key(self) -> str:
         key, token = mint("acme", now=NOW)
-        with editing(self.keys, create=True) as document:
+        with edit_key_file(self.keys, create=True) as document:
             document.add(key)
         return token
 
     def revoke_all(self) -> None:
-        with editing(self.keys) as document:
+        with edit_key_file(self.keys) as document:
             for key in document.keys:
                 document.revoke(key.key_id, NOW)
 
@@ -148,12 +153,12 @@ async def an_ingress(
     fleet = Fleet()
     settings = FrontendSettings(
         model=config.models[config.model_name].source,
-        served_name="tiny",
+        served_model_name="tiny",
         routes=open_routes(config),
         limits=frontend_limits(config),
     )
     fleet.frontend = RustFrontend(settings, FACTS, hooks=fleet.hooks(), clock=MonotonicClock())
-    door = FrontDoor(config)
+    door = IngressAuth(config)
     await door.start()
     ingress = RustIngress(
         fleet.frontend,
@@ -211,7 +216,9 @@ async def test_a_tenant_that_is_refused_is_told_before_anybody_reads_its_body(
 
 
 async def test_a_class_that_would_be_late_is_refused_and_others_are_not(running: Running) -> None:
-    running.fleet.shedding = [Shedding("default", "default", own=True, retry_after_s=1.2)]
+    running.fleet.shedding = [
+        SheddingClass("default", "default", is_default=True, retry_after_s=1.2)
+    ]
     for headers in ({}, {"x_slo_class": "default"}):
         answer = await running.until(429, **headers)
         assert answer.headers["retry-after"] == "2"
@@ -226,7 +233,7 @@ async def test_a_class_of_higher_priority_than_ones_own_is_refused(running: Runn
     await running.until(200)
     assert (await running.chat(x_slo_class="rush")).status_code == 403
     assert (await running.chat(x_slo_class="nobody-has-it")).status_code == 403
-    assert not any(one.slo_class == "rush" for one in running.fleet.requests)
+    assert not any(request.slo_class == "rush" for request in running.fleet.requests)
 
 
 async def test_when_the_program_dies_the_ingress_is_broken_and_says_so(running: Running) -> None:
@@ -282,9 +289,9 @@ def test_haproxy_itself_is_found_behind_what_stands_in_for_it(tmp_path: Path) ->
         path.write_text("#!/bin/sh\n")
         path.chmod(0o700)
     environ = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(guard)}
-    assert real_haproxy(environ) == str(guard)
+    assert find_real_haproxy(environ) == str(guard)
     (tmp_path / "front.json").write_text(json.dumps({"haproxy": str(real)}))
-    assert real_haproxy(environ) == str(real)
+    assert find_real_haproxy(environ) == str(real)
 
 
 def test_routes_that_the_frontend_does_not_have_are_closed(config: DeploymentConfig) -> None:
@@ -299,6 +306,6 @@ def test_a_gate_holds_the_longest_stream_and_the_largest_body_that_are_configure
     timeouts = replace(config.admission.timeouts, total_s=3600.0)
     admission = replace(config.admission, timeouts=timeouts, max_body_bytes=5000)
     said = replace(config, admission=admission)
-    settings = gate_settings(said, listen="fd@3", frontend=Path("/run/x/http"))
-    assert (settings.longest_stream_s, settings.max_body_bytes) == (3600.0, 5000)
+    settings = gate_settings(said, bind="fd@3", frontend_socket=Path("/run/x/http"))
+    assert (settings.max_stream_s, settings.max_body_bytes) == (3600.0, 5000)
     assert settings.folder == Path("/run/x")

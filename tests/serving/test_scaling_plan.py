@@ -33,13 +33,13 @@ def test_only_a_configured_autoscaler_that_is_not_static_scales(
     sets: tuple[str, ...], *, automatic: bool, text: str
 ) -> None:
     found = plan(*sets)
-    assert (found.automatic, found.text) == (automatic, text)
+    assert (found.is_automatic, found.description) == (automatic, text)
 
 
 def test_what_nobody_scales_is_wanted_as_it_is() -> None:
     pool = PoolObservation(name="decode", role=Role.DECODE, decode=5, starting=1)
     seen = Observation(at_s=0.0, window_s=1.0, pools={"decode": pool})
-    assert plan().policy().wants(seen)["decode"].replicas == 6
+    assert plan().policy().desired(seen)["decode"].replicas == 6
 
 
 def test_a_policy_of_the_users_own_that_is_not_there_is_said() -> None:

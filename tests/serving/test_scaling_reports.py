@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 
-from baton.cli.explain.explain_scale import readable
+from baton.cli.explain.explain_scale import report_lines
 from baton.control.autoscaling.autoscaler import Override
 from baton.control.autoscaling.observer import Observer
 from baton.domain.demand import CoordinatorReport, DemandTotals, Tally
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
-from baton.policy.scaling.actions import FlipReplicas, ScalingDecision, StartReplicas, Tick
+from baton.policy.scaling.actions import (
+    AutoscalerTick,
+    FlipReplicas,
+    ScalingDecision,
+    StartReplicas,
+)
 from baton.policy.scaling.desired import ScalingReason
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.serving.ray.serve_control import DeploymentState
@@ -26,31 +31,33 @@ from baton.serving.scaling.reports import (
 def decision(pool: str = "decode", have: int = 2, want: int = 2) -> ScalingDecision:
     return ScalingDecision(
         pool=pool,
-        have=have,
-        want=want,
-        asked=want,
+        current_replicas=have,
+        target_replicas=want,
+        desired_replicas=want,
         reason=ScalingReason.FORECAST,
         why="decode needs 2.1 now",
         inputs={"output_tokens_per_s": 1234.5, "horizon_s": float("inf")},
     )
 
 
-def tick(at_s: float = 90.0, *decisions: ScalingDecision, held: str = "") -> Tick:
+def tick(at_s: float = 90.0, *decisions: ScalingDecision, held: str = "") -> AutoscalerTick:
     actions = tuple(
-        StartReplicas(pool=one.pool, replicas=one.want - one.have)
-        for one in decisions
-        if one.want > one.have
+        StartReplicas(pool=other.pool, replicas=other.target_replicas - other.current_replicas)
+        for other in decisions
+        if other.target_replicas > other.current_replicas
     )
-    return Tick(at_s=at_s, policy="slo", decisions=decisions, actions=actions, held=held)
+    return AutoscalerTick(
+        at_s=at_s, policy="slo", decisions=decisions, actions=actions, paused_reason=held
+    )
 
 
-def lines(*ticks: Tick) -> list[str]:
+def lines(*ticks: AutoscalerTick) -> list[str]:
     rows = tick_rows(ticks, 100.0)
-    return list(readable(json.loads(json.dumps({"autoscaler": "slo", "ticks": rows}))))
+    return list(report_lines(json.loads(json.dumps({"autoscaler": "slo", "ticks": rows}))))
 
 
 def report(at_s: float, judged: int, good: int, name: str = "i") -> CoordinatorReport:
-    row = Tally("default", "acme", "m", "decode", judged=judged, good=good)
+    row = Tally("default", "acme", "m", "decode", evaluated=judged, good=good)
     return CoordinatorReport(
         coordinator_id=name, at_s=at_s, demand=DemandTotals(requests=judged), tallies=(row,)
     )
@@ -78,8 +85,8 @@ def test_a_tick_is_told_by_its_age_with_everything_it_was_decided_from() -> None
 
 
 def test_a_flip_is_told_with_its_role() -> None:
-    flip = FlipReplicas(pool="prefill", replicas=1, to=Role.DECODE)
-    (row,) = tick_rows([Tick(at_s=0.0, policy="slo", actions=(flip,))], 1.0)
+    flip = FlipReplicas(pool="prefill", replicas=1, role=Role.DECODE)
+    (row,) = tick_rows([AutoscalerTick(at_s=0.0, policy="slo", actions=(flip,))], 1.0)
     assert row["actions"] == ["flip 1 of prefill to decode"]
 
 

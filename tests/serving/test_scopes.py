@@ -10,9 +10,9 @@ import pytest
 
 from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.adapters import ADAPTER_PATHS
-from baton.engine.vllm.gate.gate import ROUTES, Gate, methods_of
+from baton.engine.vllm.gate.gate import ROUTES, Gate, allowed_methods
 from baton.runtime.keys.api_keys import KeyRing, mint
-from baton.serving.http.access_token import TokenGate
+from baton.serving.http.access_token import TokenAuthMiddleware
 
 NOW = datetime.now(UTC)
 KEY, API_KEY = mint("acme", now=NOW)
@@ -36,14 +36,14 @@ def api() -> Gate:
     )
 
 
-def console() -> TokenGate:
-    return TokenGate(reached, lambda: TOKEN)
+def console() -> TokenAuthMiddleware:
+    return TokenAuthMiddleware(reached, lambda: TOKEN)
 
 
 async def asked(app: Any, path: str, headers: dict[str, str]) -> int:  # noqa: ANN401
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-        method = methods_of(path)[0]
+        method = allowed_methods(path)[0]
         return (await client.request(method, path, json={}, headers=headers)).status_code
 
 

@@ -64,12 +64,12 @@ def test_who_serves_no_metrics_is_not_named() -> None:
 def test_the_order_is_always_the_same() -> None:
     members = [replica(name, pool) for name in "cab" for pool in ("prefill", "decode")]
     assert labels(*members) == labels(*reversed(members))
-    assert [one["replica"] for one in labels(*members)][:2] == ["decode-a", "decode-b"]
+    assert [label["replica"] for label in labels(*members)][:2] == ["decode-a", "decode-b"]
 
 
 def test_no_label_of_a_target_hides_one_of_a_metric_that_comes_from_there() -> None:
     told = labels(replica("a", "decode"), ingress("b"), controller="10.0.0.9:9400")
-    assert {one["component"] for one in told} == set(Component)
+    assert {entry["component"] for entry in told} == set(Component)
     for target in told:
         own = {
             str(label)

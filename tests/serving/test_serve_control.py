@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.serving.ray.serve_control import DeploymentState, _why, deployment_state, present
+from baton.serving.ray.serve_control import (
+    DeploymentState,
+    _failure_reason,
+    deployment_replicas,
+    deployment_state,
+)
 
 if TYPE_CHECKING:
     from ray.serve.schema import DeploymentDetails
@@ -66,7 +71,9 @@ def test_what_serve_complains_of_is_told_only_while_something_is_wrong() -> None
 
 
 def test_replicas_are_told_by_their_ids_and_those_that_stop_are_not() -> None:
-    found = present(details(2, "RUNNING", "STARTING", "STOPPING", "UPDATING", "RECOVERING"))
+    found = deployment_replicas(
+        details(2, "RUNNING", "STARTING", "STOPPING", "UPDATING", "RECOVERING")
+    )
     assert (found.target, found.ready, found.starting) == (
         2,
         frozenset({"r0", "r3", "r4"}),
@@ -84,14 +91,14 @@ def test_those_that_run_or_start_are_exactly_as_many_as_wanted(
     state = deployment_state(details(target, *states))
     assert state.running + state.starting == target
     assert min(state.running, state.starting, state.stopping) >= 0
-    gone = sum(one in {"STARTING", "STOPPED"} for one in states)
+    gone = sum(other in {"STARTING", "STOPPED"} for other in states)
     assert state.running + state.stopping == len(states) - gone
 
 
 def test_a_deployment_without_a_ready_replica_is_told_in_words() -> None:
     exceptions = pytest.importorskip("ray.serve.exceptions")
     deployment = common.DeploymentID(name="ingress", app_name="baton")
-    told = _why(exceptions.DeploymentUnavailableError(deployment), 2.0)
+    told = _failure_reason(exceptions.DeploymentUnavailableError(deployment), 2.0)
     assert told == "none of its replicas is ready: it is starting, or could not start"
-    assert _why(ValueError("first\nlast"), 2.0) == "ValueError: last"
-    assert _why(TimeoutError(), 2.0) == "could not be called within 2 s"
+    assert _failure_reason(ValueError("first\nlast"), 2.0) == "ValueError: last"
+    assert _failure_reason(TimeoutError(), 2.0) == "could not be called within 2 s"

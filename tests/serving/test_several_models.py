@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.config.derive.per_model import each_model
-from baton.config.simulation.to_scenario import CannotModel, simulated
+from baton.config.derive.per_model import split_by_model
+from baton.config.simulation.to_scenario import CannotModel, to_scenario
 from baton.serving.application.app import pool_options
-from baton.serving.ingress.multi_model import merged_status
+from baton.serving.ingress.multi_model import merge_statuses
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -21,7 +21,7 @@ def config() -> DeploymentConfig:
 
 
 def test_each_model_has_its_pools_and_what_all_share(config: DeploymentConfig) -> None:
-    parts = each_model(config)
+    parts = split_by_model(config)
     assert {name: tuple(part.pools) for name, part in parts.items()} == {
         "small": ("small",),
         "large": ("large-prefill", "large-decode"),
@@ -44,12 +44,12 @@ def test_every_pool_is_a_deployment_of_its_own(config: DeploymentConfig) -> None
 
 def test_models_are_simulated_one_after_the_other(config: DeploymentConfig) -> None:
     with pytest.raises(CannotModel, match="got small, large, wanted one"):
-        simulated(config)
+        to_scenario(config)
 
 
 def test_the_status_of_one_model_is_as_it_is() -> None:
     told: dict[str, object] = {"healthy": True, "replicas": [{"id": 1}], "in_flight": {}}
-    assert merged_status({"small": told}) == told
+    assert merge_statuses({"small": told}) == told
 
 
 def test_statuses_of_several_models_are_added_up() -> None:
@@ -64,7 +64,7 @@ def test_statuses_of_several_models_are_added_up() -> None:
         "replicas": [{"id": 2}],
         "in_flight": {"decode": 1, "queued": 4},
     }
-    assert merged_status({"small": one, "large": other}) == {
+    assert merge_statuses({"small": one, "large": other}) == {
         "healthy": True,
         "replicas": [{"id": 1}, {"id": 2}],
         "in_flight": {"decode": 3, "queued": 4},

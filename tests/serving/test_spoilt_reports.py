@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.cases.surroundings import held_while, spoilt_reports
+from tests.chaos.cases.surroundings import corrupted_reports, paused_while
 
 SOME = (
     "absent",
@@ -18,4 +18,4 @@ SOME = (
 
 @pytest.mark.parametrize("way", SOME)
 async def test_the_loop_holds_while_a_report_is_spoilt_and_goes_on_after_it(way: str) -> None:
-    assert await held_while(spoilt_reports()[way]) == (True, True)
+    assert await paused_while(corrupted_reports()[way]) == (True, True)

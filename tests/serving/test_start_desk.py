@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from baton.control.autoscaling.autoscaler import Override
-from baton.control.queue.cold_start_forecast import cold_starts, startable
+from baton.control.queue.cold_start_forecast import forecast_cold_starts, startable_pools
 from baton.domain.demand import ColdStart, CoordinatorReport
 from baton.domain.fleet import Role
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule
-from baton.serving.controller.cold_start_notices import StartDesk, Starts
+from baton.serving.controller.cold_start_notices import ColdStartNotifier, ColdStartsByModel
 from baton.serving.scaling.plan import ScalingPlan
-from baton.serving.scaling.ports import Looks
+from baton.serving.scaling.ports import TickInputs
 
 BOUNDS = {"prefill": PoolBounds(min=0, start=1, max=2), "decode": PoolBounds(min=0, start=1, max=2)}
 ZERO = AutoscalerOptions(scale_to_zero=True, bounds=BOUNDS)
@@ -29,41 +29,51 @@ def pool(name: str, *, ready: int = 0, starting: int = 0, **known: float | bool)
 
 
 def seen(*pools: PoolObservation, models: dict[str, Observation] | None = None) -> Observation:
-    by_name = {one.name: one for one in pools}
+    by_name = {other.name: other for other in pools}
     return Observation(at_s=0.0, window_s=1.0, pools=by_name, models=models or {})
 
 
 def test_the_pool_that_is_there_first_counts() -> None:
     at = seen(
-        pool("prefill", starting=1, cold_start_s=50.0, starting_for_s=10.0),
-        pool("decode", starting=1, cold_start_s=30.0, starting_for_s=5.0, cold_start_measured=True),
+        pool("prefill", starting=1, cold_start_s=50.0, oldest_start_age_s=10.0),
+        pool(
+            "decode",
+            starting=1,
+            cold_start_s=30.0,
+            oldest_start_age_s=5.0,
+            is_cold_start_measured=True,
+        ),
     )
-    told = cold_starts(at, startable=startable(ZERO, {}))
-    assert told == {"": ColdStart(can_start=True, takes_s=30.0, measured=True, left_s=25.0)}
+    told = forecast_cold_starts(at, startable=startable_pools(ZERO, {}))
+    assert told == {
+        "": ColdStart(can_start=True, duration_s=30.0, is_measured=True, remaining_s=25.0)
+    }
 
 
 def test_a_start_that_nobody_saw_begin_takes_all_of_it() -> None:
-    told = cold_starts(seen(pool("decode", starting=1, cold_start_s=30.0)), startable={"decode"})
-    assert told[""].left_s == 30.0
+    told = forecast_cold_starts(
+        seen(pool("decode", starting=1, cold_start_s=30.0)), startable={"decode"}
+    )
+    assert told[""].remaining_s == 30.0
 
 
 def test_while_there_is_a_replica_none_is_waited_for() -> None:
-    told = cold_starts(seen(pool("decode", ready=1, starting=1)), startable={"decode"})
-    assert told[""].left_s is None
+    told = forecast_cold_starts(seen(pool("decode", ready=1, starting=1)), startable={"decode"})
+    assert told[""].remaining_s is None
 
 
 def test_a_pool_that_an_operator_keeps_at_zero_does_not_start() -> None:
-    able = startable(ZERO, {"decode": 0})
+    able = startable_pools(ZERO, {"decode": 0})
     assert able == {"prefill"}
-    assert not cold_starts(seen(pool("decode")), startable=able)[""].can_start
-    assert startable(ZERO, {"decode": 1}) == {"prefill", "decode"}
-    assert not startable(AutoscalerOptions(bounds=BOUNDS), {})
+    assert not forecast_cold_starts(seen(pool("decode")), startable=able)[""].can_start
+    assert startable_pools(ZERO, {"decode": 1}) == {"prefill", "decode"}
+    assert not startable_pools(AutoscalerOptions(bounds=BOUNDS), {})
 
 
 def test_of_several_models_each_has_its_own() -> None:
     models = {"a": seen(pool("prefill", cold_start_s=7.0)), "b": seen(pool("decode", ready=1))}
-    told = cold_starts(seen(models=models), startable=startable(ZERO, {}))
-    assert told["a"].takes_s == 7.0
+    told = forecast_cold_starts(seen(models=models), startable=startable_pools(ZERO, {}))
+    assert told["a"].duration_s == 7.0
     assert told.keys() == {"a", "b"}
 
 
@@ -71,10 +81,10 @@ class Ingresses:
     """Those that listen; some may not hear."""
 
     def __init__(self) -> None:
-        self.sent: list[Starts] = []
+        self.sent: list[ColdStartsByModel] = []
         self.hear = True
 
-    async def send(self, starts: Starts) -> int:
+    async def send(self, starts: ColdStartsByModel) -> int:
         self.sent.append(starts)
         return int(self.hear)
 
@@ -87,18 +97,20 @@ class Desk:
         self.seen: Observation | None = seen(pool("decode"))
         self.overrides: dict[str, Override] = {}
         plan = ScalingPlan(rule=rule, options=ZERO, roles={"decode": Role.DECODE})
-        self.desk = StartDesk(
+        self.desk = ColdStartNotifier(
             self.ingresses.send,
-            seen=lambda: self.seen,
+            observation=lambda: self.seen,
             plan=lambda: plan,
             overrides=lambda: self.overrides,
         )
 
-    async def turn(self, *ingresses: str, missing: tuple[str, ...] = ()) -> list[Starts]:
+    async def turn(self, *ingresses: str, missing: tuple[str, ...] = ()) -> list[ColdStartsByModel]:
         """What was sent in one turn."""
-        reports = tuple(CoordinatorReport(coordinator_id=one, at_s=0.0) for one in ingresses)
+        reports = tuple(
+            CoordinatorReport(coordinator_id=ingress, at_s=0.0) for ingress in ingresses
+        )
         before = len(self.ingresses.sent)
-        await self.desk.take(Looks(reports=reports, missing=missing))
+        await self.desk.on_tick(TickInputs(reports=reports, missing=missing))
         return self.ingresses.sent[before:]
 
 
@@ -106,9 +118,9 @@ async def test_ingresses_are_told_once_and_again_when_something_changes() -> Non
     at = Desk()
     assert len(await at.turn("a")) == 1
     assert not await at.turn("a")
-    at.seen = seen(pool("decode", starting=1, cold_start_s=20.0, starting_for_s=1.0))
-    ((told,),) = [list(one.values()) for one in await at.turn("a")]
-    assert told.left_s == 19.0
+    at.seen = seen(pool("decode", starting=1, cold_start_s=20.0, oldest_start_age_s=1.0))
+    ((told,),) = [list(entry.values()) for entry in await at.turn("a")]
+    assert told.remaining_s == 19.0
 
 
 async def test_an_ingress_that_is_new_is_told_what_others_know() -> None:

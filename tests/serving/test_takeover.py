@@ -7,58 +7,58 @@ from dataclasses import replace
 
 from baton.control.autoscaling.autoscaler import Override
 from baton.serving.scaling.plan import ScalingPlan
-from tests.serving.scaled_fleet import World, plan
+from tests.serving.scaled_fleet import ScalingWorld, plan
 
 
-async def took_over(rules: ScalingPlan) -> World:
+async def took_over(rules: ScalingPlan) -> ScalingWorld:
     """A loop that begins where another one acted until now."""
-    world = World(rules)
-    world.memory.owner = "another controller"
+    world = ScalingWorld(rules)
+    world.store.owner = "another controller"
     await world.loop.claim()
     return world
 
 
 async def test_a_loop_that_takes_over_holds_still_until_it_has_seen_a_whole_window() -> None:
     world = await took_over(plan(decode=5))  # ticks of two seconds, of which fifteen are a window
-    await world.turn(15)
+    await world.tick(15)
     assert world.fleet.calls == []
-    assert "another controller acted until now" in world.loop.history()[-1].held
-    await world.turn(2)
+    assert "another controller acted until now" in world.loop.history()[-1].paused_reason
+    await world.tick(2)
     assert world.fleet.calls == [("decode", 5)]
 
 
 async def test_time_in_which_an_ingress_was_silent_was_not_watched() -> None:
     world = await took_over(plan(decode=5))
-    world.fleet.silent = ("ingress: no answer to 'report' within 2 s",)
-    await world.turn(20)
-    world.fleet.silent = ()
-    await world.turn(15)
+    world.fleet.unresponsive = ("ingress: no answer to 'report' within 2 s",)
+    await world.tick(20)
+    world.fleet.unresponsive = ()
+    await world.tick(15)
     assert world.fleet.calls == []
-    await world.turn(2)
+    await world.tick(2)
     assert world.fleet.calls == [("decode", 5)]
 
 
 async def test_an_operators_word_is_carried_out_by_a_loop_that_just_took_over() -> None:
     world = await took_over(plan())
-    world.memory.overrides = {"decode": Override(replicas=4)}
-    await world.turn()
+    world.store.overrides = {"decode": Override(replicas=4)}
+    await world.tick()
     assert world.fleet.targets["decode"] == 4
 
 
 async def test_the_first_loop_of_a_deployment_has_missed_nothing() -> None:
-    world = World(plan(decode=5))
-    world.memory.owner = None
+    world = ScalingWorld(plan(decode=5))
+    world.store.owner = None
     await world.loop.claim()
-    await world.turn(2)
+    await world.tick(2)
     assert world.fleet.targets["decode"] == 5
 
 
 async def test_a_loop_that_another_one_has_relieved_has_ended() -> None:
-    world = World(replace(plan(), options=replace(plan().options, interval_s=0.0)))
+    world = ScalingWorld(replace(plan(), options=replace(plan().options, interval_s=0.0)))
     world.loop.start()
-    await world.memory.asked.acquire()
+    await world.store.queried.acquire()
     ended_at_once = world.loop.has_ended
-    world.memory.owner = "another controller"
+    world.store.owner = "another controller"
     task = world.loop._task
     assert task is not None
     async with asyncio.timeout(5):

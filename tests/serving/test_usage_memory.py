@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from baton.control.accounting.cluster_totals import Held, Ledgers
-from baton.domain.demand import CoordinatorReport, Spent, Tally
+from baton.control.accounting.cluster_totals import ClusterTotals, PoolCapacity
+from baton.domain.demand import CoordinatorReport, GpuUsage, Tally
 from baton.domain.fleet import Role
 from baton.policy.scaling.observation import PoolObservation
-from baton.serving.controller.usage_store import UsageMemory, Used
-from baton.serving.scaling.ports import Looks
+from baton.serving.controller.usage_store import UsageStore, UsageTotals
+from baton.serving.scaling.ports import TickInputs
 from tests.serving.scaled_fleet import Clock
 
-LOOKS = Looks()
+LOOKS = TickInputs()
 DECODE = PoolObservation(name="decode", role=Role.DECODE, decode=2)
 
 
@@ -41,30 +41,30 @@ class Controller:
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.clock = clock
-        self.ledgers = Ledgers()
-        self.memory = UsageMemory(self.ledgers, store, clock=clock)
+        self.ledgers = ClusterTotals()
+        self.memory = UsageStore(self.ledgers, store, clock=clock)
 
     async def hears(self, requests: int, gpu_s: float) -> None:
         """Two seconds later."""
         self.clock.at_s += 2.0
         now_s = self.clock.at_s
-        row = Tally("chat", "acme", "tiny", "decode", judged=requests)
-        self.ledgers.take(
+        row = Tally("chat", "acme", "tiny", "decode", evaluated=requests)
+        self.ledgers.ingest(
             CoordinatorReport(
                 coordinator_id="ingress",
                 at_s=now_s,
                 tallies=(row,),
-                spent=(Spent("acme", "decode", gpu_s),),
+                gpu_usage=(GpuUsage("acme", "decode", gpu_s),),
             ),
             now_s,
         )
-        self.ledgers.held([DECODE], {"decode": 1.0}, now_s)
-        await self.memory.take(LOOKS)
+        self.ledgers.record_capacity([DECODE], {"decode": 1.0}, now_s)
+        await self.memory.on_tick(LOOKS)
 
-    def told(self) -> tuple[int, float, Held]:
-        used = self.memory.used()
+    def told(self) -> tuple[int, float, PoolCapacity]:
+        used = self.memory.usage()
         (row,), (spent,) = used.tallies, used.spent
-        return row.judged, spent.gpu_s, used.pools["decode"]
+        return row.evaluated, spent.gpu_s, used.pools["decode"]
 
 
 async def test_the_next_controller_goes_on_where_the_last_one_ended() -> None:
@@ -72,12 +72,12 @@ async def test_the_next_controller_goes_on_where_the_last_one_ended() -> None:
     first = Controller(store, clock)
     await first.hears(100, 50.0)  # from before this controller
     await first.hears(110, 55.0)
-    await first.memory.note()
+    await first.memory.save()
     second = Controller(store, clock)
     await second.hears(115, 56.0)  # nobody counted these five
     await second.hears(118, 58.0)
-    assert second.told() == (13, 7.0, Held(device_s=8.0, busy_s=4.0))
-    assert second.memory.used().over_s == pytest.approx(8.0)
+    assert second.told() == (13, 7.0, PoolCapacity(device_s=8.0, busy_s=4.0))
+    assert second.memory.usage().duration_s == pytest.approx(8.0)
 
 
 async def test_a_controller_that_is_killed_loses_half_a_minute() -> None:
@@ -95,12 +95,12 @@ async def test_a_store_that_is_away_is_asked_again_and_nothing_is_overwritten() 
     first = Controller(store, clock)
     await first.hears(0, 0.0)
     await first.hears(7, 0.0)
-    await first.memory.note()
+    await first.memory.save()
     second = Controller(store, clock)
     store.away = True
     with pytest.raises(ConnectionError):
         await second.hears(8, 0.0)
-    await second.memory.note()  # as when it is stopped: it must not write what it knows alone
+    await second.memory.save()  # as when it is stopped: it must not write what it knows alone
     store.away = False
     await second.hears(9, 0.0)
     assert second.told()[0] == 8
@@ -120,9 +120,13 @@ async def test_a_note_that_nobody_can_read_is_given_up(
 
 
 def test_what_was_used_adds_up_by_tenant_and_pool() -> None:
-    def rows(*spent: Spent) -> Used:
-        return Used(spent=spent, pools={spent[0].pool: Held(device_s=1.0)})
+    def rows(*spent: GpuUsage) -> UsageTotals:
+        return UsageTotals(spent=spent, pools={spent[0].pool: PoolCapacity(device_s=1.0)})
 
-    both = rows(Spent("a", "p", 1.0), Spent("b", "p", 2.0)) + rows(Spent("a", "d", 4.0))
-    assert set(both.spent) == {Spent("a", "p", 1.0), Spent("b", "p", 2.0), Spent("a", "d", 4.0)}
-    assert (both + both).pools == {"p": Held(device_s=2.0), "d": Held(device_s=2.0)}
+    both = rows(GpuUsage("a", "p", 1.0), GpuUsage("b", "p", 2.0)) + rows(GpuUsage("a", "d", 4.0))
+    assert set(both.spent) == {
+        GpuUsage("a", "p", 1.0),
+        GpuUsage("b", "p", 2.0),
+        GpuUsage("a", "d", 4.0),
+    }
+    assert (both + both).pools == {"p": PoolCapacity(device_s=2.0), "d": PoolCapacity(device_s=2.0)}

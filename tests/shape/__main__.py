@@ -59,8 +59,8 @@ def path_of_a_handed_off_request() -> tuple[frozenset[str], frozenset[str]]:
     function's.
     """
     world = World(policy=PredictedPlacer(PredictedOptions(disaggregate=Disaggregate.ALWAYS)))
-    world.pd()
-    tell, entered = world.tell, set[tuple[str, str]]()
+    world.join_prefill_decode()
+    tell, entered = world.handle, set[tuple[str, str]]()
 
     def watch(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and (path := _in_the_brain(frame.f_code.co_filename)):
@@ -74,8 +74,8 @@ def path_of_a_handed_off_request() -> tuple[frozenset[str], frozenset[str]]:
         finally:
             sys.setprofile(None)
 
-    world.tell = watched  # type: ignore[assignment]
-    world.machine.check_integrity = lambda: None  # type: ignore[method-assign]
+    world.handle = watched  # type: ignore[assignment]
+    world.coordinator.check_integrity = lambda: None  # type: ignore[method-assign]
     world.arrive(request("r", prompt_tokens=200, max_tokens=3))
     world.run_to_end()
     assert world.records["r"].handed_off_blocks > 0, "it was not handed off"
@@ -90,9 +90,9 @@ def modules_with_one_importer() -> Sequence[str]:
         for path in _sources(PACKAGE)
     }
     return sorted(
-        one
-        for one in modules & graph.modules
-        if len(graph.find_modules_that_directly_import(one)) == 1
+        module
+        for module in modules & graph.modules
+        if len(graph.find_modules_that_directly_import(module)) == 1
     )
 
 

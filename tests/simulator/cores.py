@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegKind, LegOutput
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings, expected_tokens
-from baton.engine.sim.kv_handles import read_ticket, write_ticket
-from baton.simulator.engine.commands import SimTicket, StartPull
+from baton.engine.sim.kv_handles import decode_kv_handle, encode_kv_handle
+from baton.simulator.engine.commands import SimKvHandle, StartPull
 from baton.simulator.engine.core import SimCore
 
 SETTINGS = SimSettings(
@@ -22,11 +22,15 @@ PROMPT = tuple(range(3, 33))
 
 def new_core(settings: SimSettings = SETTINGS, engine_id: str = "e0") -> SimCore:
     return SimCore(
-        settings, engine_id=engine_id, model="tiny", address="nowhere:1", write_ticket=write_ticket
+        settings,
+        engine_id=engine_id,
+        model="tiny",
+        address="nowhere:1",
+        encode_kv_handle=encode_kv_handle,
     )
 
 
-def local(leg_id: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 1) -> Leg:
+def local_leg(leg_id: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 1) -> Leg:
     return Leg(
         leg_id=leg_id,
         request_id="r",
@@ -36,18 +40,18 @@ def local(leg_id: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 1) ->
     )
 
 
-def salted(leg_id: str, salt: str | None, prompt: tuple[int, ...] = PROMPT) -> Leg:
-    return evolve(local(leg_id, prompt), cache_salt=salt)
+def salted_leg(leg_id: str, salt: str | None, prompt: tuple[int, ...] = PROMPT) -> Leg:
+    return evolve(local_leg(leg_id, prompt), cache_salt=salt)
 
 
-def decode(
-    leg_id: str, ticket: Ticket, max_tokens: int = 3, prompt: tuple[int, ...] = PROMPT
-) -> tuple[Leg, SimTicket]:
-    leg = evolve(local(leg_id, prompt, max_tokens), kind=LegKind.DECODE, ticket=ticket)
-    return leg, read_ticket(ticket)
+def decode_leg(
+    leg_id: str, ticket: KvHandle, max_tokens: int = 3, prompt: tuple[int, ...] = PROMPT
+) -> tuple[Leg, SimKvHandle]:
+    leg = evolve(local_leg(leg_id, prompt, max_tokens), kind=LegKind.DECODE, kv_handle=ticket)
+    return leg, decode_kv_handle(ticket)
 
 
-def run_dry(core: SimCore, now_s: float = 0.0) -> list[LegOutput]:
+def run_until_idle(core: SimCore, now_s: float = 0.0) -> list[LegOutput]:
     """Step until there is nothing to do; the outputs in order."""
     outputs: list[LegOutput] = []
     while (step := core.begin_step(now_s)) is not None:
@@ -57,11 +61,11 @@ def run_dry(core: SimCore, now_s: float = 0.0) -> list[LegOutput]:
     return outputs
 
 
-def prefilled(core: SimCore, leg_id: str = "p", prompt: tuple[int, ...] = PROMPT) -> Ticket:
-    assert core.add(evolve(local(leg_id, prompt), kind=LegKind.PREFILL)) is None
-    (output,) = run_dry(core)
-    assert output.ticket is not None
-    return output.ticket
+def run_prefill(core: SimCore, leg_id: str = "p", prompt: tuple[int, ...] = PROMPT) -> KvHandle:
+    assert core.add(evolve(local_leg(leg_id, prompt), kind=LegKind.PREFILL)) is None
+    (output,) = run_until_idle(core)
+    assert output.kv_handle is not None
+    return output.kv_handle
 
 
 def tokens_of(outputs: list[LegOutput], leg_id: str) -> tuple[int, ...]:
@@ -74,12 +78,12 @@ def expected(max_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, ..
 
 
 def pulled_tokens(
-    leg: Leg, ticket: SimTicket, *, kept: bool = True, settings: SimSettings = SETTINGS
+    leg: Leg, ticket: SimKvHandle, *, kept: bool = True, settings: SimSettings = SETTINGS
 ) -> tuple[int, ...]:
     """The tokens of a decode leg on an engine of its own, once it has its blocks."""
     core = new_core(settings, "target")
     assert core.add(leg, ticket) is None
     assert core.begin_step(0.0) is None
-    (order,) = (one for one in core.take_orders() if isinstance(one, StartPull))
-    assert core.pull_done(leg.leg_id, blocks=order.blocks, took_s=0.1, kept=kept) is None
-    return tokens_of(run_dry(core), leg.leg_id)
+    (order,) = (command for command in core.pop_commands() if isinstance(command, StartPull))
+    assert core.pull_done(leg.leg_id, blocks=order.blocks, duration_s=0.1, source_kept=kept) is None
+    return tokens_of(run_until_idle(core), leg.leg_id)

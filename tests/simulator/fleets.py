@@ -22,14 +22,14 @@ JOINED_S = 1.0
 """By then every coordinator has heard of every replica."""
 
 
-class Tokens:
+class ReceivedTokens:
     """What clients got, by request."""
 
     def __init__(self) -> None:
-        self.of: defaultdict[str, tuple[int, ...]] = defaultdict(tuple)
+        self.by_request: defaultdict[str, tuple[int, ...]] = defaultdict(tuple)
 
-    def take(self, delivery: Delivery) -> None:
-        self.of[delivery.request_id] += delivery.token_ids
+    def on_delivery(self, delivery: Delivery) -> None:
+        self.by_request[delivery.request_id] += delivery.token_ids
 
 
 def coordinator(
@@ -48,17 +48,17 @@ def fleet(
     engine: EngineSettings = ENGINE,
     options: FleetOptions | None = None,
     coordinators: Sequence[Coordinator] = (),
-    tokens: Tokens | None = None,
+    tokens: ReceivedTokens | None = None,
 ) -> VirtualFleet:
     """A fleet in which everybody knows everybody."""
-    made = VirtualFleet(options)
-    for one in coordinators or (coordinator(),):
-        made.add_coordinator(one, None if tokens is None else tokens.take)
+    virtual_fleet = VirtualFleet(options)
+    for other in coordinators or (coordinator(),):
+        virtual_fleet.add_coordinator(other, None if tokens is None else tokens.on_delivery)
     for role, count in replicas.items():
         for number in range(count):
-            made.add_replica(f"{role}-{number}", engine, role=role, pool=str(role))
-    made.run(until_s=JOINED_S)
-    return made
+            virtual_fleet.add_replica(f"{role}-{number}", engine, role=role, pool=str(role))
+    virtual_fleet.run(until_s=JOINED_S)
+    return virtual_fleet
 
 
 def requests(
@@ -67,11 +67,11 @@ def requests(
     """Requests of which those of one group share three quarters of their prompt."""
     rng = random.Random(seed)
     shared = [tuple(rng.randbytes(prompt_tokens * 3 // 4)) for _ in range(groups)]
-    made = []
+    batch = []
     for number in range(count):
-        stem = rng.choice(shared) if groups else ()
-        prompt = stem + tuple(rng.randbytes(prompt_tokens - len(stem)))
-        made.append(
+        prefix = rng.choice(shared) if groups else ()
+        prompt = prefix + tuple(rng.randbytes(prompt_tokens - len(prefix)))
+        batch.append(
             Request(
                 request_id=f"r{number}",
                 prompt_token_ids=prompt,
@@ -79,4 +79,4 @@ def requests(
                 arrived_at_s=JOINED_S,
             )
         )
-    return made
+    return batch

@@ -15,25 +15,25 @@ from baton.simulator.workloads.trace import Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearStepTiming:
     """A step that costs so much by itself, and so much for each token and each decode."""
 
-    step: float = 0.005
-    token: float = 0.000_05
-    decode: float = 0.000_1
-    context: float = 1e-7
+    per_step_s: float = 0.005
+    per_prefill_token_s: float = 0.000_05
+    per_decode_s: float = 0.000_1
+    per_context_token_s: float = 1e-7
 
     def step_s(self, batch: StepBatch) -> float:
         return (
-            self.step
-            + batch.prefill_tokens * self.token
-            + batch.decode_requests * self.decode
-            + batch.decode_context_tokens * self.context
+            self.per_step_s
+            + batch.prefill_tokens * self.per_prefill_token_s
+            + batch.decode_requests * self.per_decode_s
+            + batch.decode_context_tokens * self.per_context_token_s
         )
 
 
 ENGINE = V1Settings(
-    timing=Linear(),
+    timing=LinearStepTiming(),
     kv_blocks=2000,
     kv_block_bytes=1_000_000,
     transfer_bytes_per_s=10e9,
@@ -51,8 +51,8 @@ def scenario(
     *pools: PoolPlan, disaggregate: Disaggregate = Disaggregate.AUTO, **changes: object
 ) -> Scenario:
     options = PredictedOptions(disaggregate=disaggregate)
-    made = Scenario(pools=pools, placer=lambda: PredictedPlacer(options))
-    return replace(made, **changes)  # type: ignore[arg-type]  # tests name them right
+    base = Scenario(pools=pools, placer=lambda: PredictedPlacer(options))
+    return replace(base, **changes)  # type: ignore[arg-type]  # tests name them right
 
 
 def trace(
@@ -77,6 +77,8 @@ def trace(
     return Trace(name="test", requests=tuple(requests), block_tokens=block_tokens)
 
 
-def at_once(count: int, *, prompt_tokens: int, output_tokens: int, at_s: float = 0.0) -> Trace:
-    one = TraceRequest(at_s, prompt_tokens, output_tokens)
-    return Trace(name="test", requests=(one,) * count)
+def simultaneous_trace(
+    count: int, *, prompt_tokens: int, output_tokens: int, at_s: float = 0.0
+) -> Trace:
+    request = TraceRequest(at_s, prompt_tokens, output_tokens)
+    return Trace(name="test", requests=(request,) * count)

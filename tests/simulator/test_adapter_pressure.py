@@ -15,7 +15,7 @@ from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.request import Phase, Request
 from baton.domain.slo import Slo
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
@@ -54,7 +54,7 @@ def coordinator(seed: int, ttft_s: float | None = TTFT_S) -> Coordinator:
     return Coordinator(
         limits=CoordinatorLimits(),
         placer=PredictedPlacer(PredictedOptions(ttft_slo_s=ttft_s), seed=seed),
-        rules=ServiceRules(slos=SloBook(classes={"default": Slo(ttft_s=ttft_s)})),
+        rules=ServiceRules(slos=SloClasses(classes={"default": Slo(ttft_s=ttft_s)})),
         seed=seed,
     )
 
@@ -95,7 +95,7 @@ def found(fleet: VirtualFleet) -> Found:
     fleet.check_idle()
     ends = Counter(record.outcome for record in fleet.records)
     now_s = fleet.timeline.now_s
-    told = [one.engine.load(now_s).adapters for one in fleet.replicas.values()]
+    told = [replica.engine.load(now_s).adapters for replica in fleet.replicas.values()]
     waits = [
         record.first_token_at_s - record.arrived_at_s
         for record in fleet.records
@@ -104,7 +104,7 @@ def found(fleet: VirtualFleet) -> Found:
     return Found(
         refused=ends[Phase.SHED] + ends[Phase.EVICTED],
         late=sum(wait_s > TTFT_S for wait_s in waits),
-        loads=sum(one.loads for one in told),
+        loads=sum(adapter.loads for adapter in told),
     )
 
 
@@ -117,15 +117,15 @@ def served(given: Pressure, seed: int = 0, *, kill_at_s: float | None = None) ->
     times_s = poisson_times(given.rate_per_s, given.requests, rng, start_s=JOINED_S)
     open_loop(fleet, sent, times_s, lambda item: turns[item.request_id])
     if kill_at_s is not None:
-        fleet.timeline.at(kill_at_s, lambda: fleet.kill(_having(fleet, "adapter-0")))
-    fleet.run(ended=given.requests, until_s=3600.0)
+        fleet.timeline.call_at(kill_at_s, lambda: fleet.kill(_having(fleet, "adapter-0")))
+    fleet.run(until_ended=given.requests, until_s=3600.0)
     fleet.run(until_s=fleet.timeline.now_s + 60.0)
     return found(fleet)
 
 
 def _having(fleet: VirtualFleet, adapter: str) -> str:
     now_s = fleet.timeline.now_s
-    told = {name: one.engine.load(now_s).adapters for name, one in fleet.replicas.items()}
+    told = {name: replica.engine.load(now_s).adapters for name, replica in fleet.replicas.items()}
     return next(name for name, adapters in told.items() if adapter in adapters.loaded)
 
 

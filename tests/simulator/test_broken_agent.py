@@ -48,14 +48,14 @@ def test_one_broken_agent_among_well_ones_is_replaced_and_no_request_fails(*, bu
     virtual = fleet(
         replicas={Role.PREFILL: 2, Role.DECODE: 4}, coordinators=[probing(0), probing(1)]
     )
-    virtual.on_broken = replacing = Replacing(virtual)
+    virtual.on_replica_broken = replacing = Replacing(virtual)
     virtual.run(until_s=20.0)
     broken_at_s = virtual.timeline.now_s
     virtual.replicas["decode-2"].break_agent()
     sent = requests(400 if busy else 10)
     spacing_s = 400.0 / len(sent)
     for number, request in enumerate(sent):
-        virtual.timeline.after(number * spacing_s, partial(virtual.send, request, number % 2))
+        virtual.timeline.call_later(number * spacing_s, partial(virtual.send, request, number % 2))
     virtual.run(until_s=broken_at_s + 500.0)
     assert [replica_id for _, replica_id in replacing.replaced] == ["decode-2"]
     assert replacing.replaced[0][0] - broken_at_s < BOUND_S
@@ -67,7 +67,7 @@ def test_one_broken_agent_among_well_ones_is_replaced_and_no_request_fails(*, bu
 
 def test_where_every_agent_breaks_none_is_replaced() -> None:
     virtual = fleet(replicas={Role.PREFILL: 2, Role.DECODE: 4}, coordinators=[probing(0)])
-    virtual.on_broken = replacing = Replacing(virtual)
+    virtual.on_replica_broken = replacing = Replacing(virtual)
     virtual.run(until_s=20.0)
     for number in range(4):
         virtual.replicas[f"decode-{number}"].break_agent()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegKind
 from baton.engine.sim import SimSettings
-from baton.simulator.fleet.engines import EngineSettings, engine_of
+from baton.simulator.fleet.engines import EngineSettings, create_engine
 from tests.simulator.scenes import ENGINE as COUNTED
 
 EXACT = SimSettings(max_len_tokens=2048, kv_blocks=512)
@@ -30,7 +30,7 @@ def leg(number: int, uncached_tokens: int | None) -> Leg:
 def test_prompts_queue_with_what_is_expected_to_be_computed_of_them(
     settings: EngineSettings, uncached: int | None, queued: int
 ) -> None:
-    engine = engine_of(settings, engine_id="e", model="sim", address="e:0")
+    engine = create_engine(settings, engine_id="e", model="sim", address="e:0")
     for number in range(3):
         assert engine.add(leg(number, uncached), now_s=0.0) is None
     assert engine.load(0.0).queued_tokens == queued
@@ -40,22 +40,27 @@ def test_prompts_queue_with_what_is_expected_to_be_computed_of_them(
 def test_once_begun_what_is_not_cached_counts_whatever_was_expected(
     settings: EngineSettings,
 ) -> None:
-    engine = engine_of(settings, engine_id="e", model="sim", address="e:0")
+    engine = create_engine(settings, engine_id="e", model="sim", address="e:0")
     engine.add(leg(0, 64), now_s=0.0)
-    engine.begin(0.0, patience_s=0.0)
+    engine.begin(0.0, horizon_s=0.0)
     assert engine.load(0.0).queued_tokens in {0, 1000}  # before, or with, the step under way
 
 
 def test_a_leg_computes_what_it_neither_pulls_nor_finds_cached() -> None:
     make: Callable[[int | None], Leg] = lambda uncached: leg(0, uncached)  # noqa: E731 - short
-    assert [make(one).to_compute for one in (None, 0, 64, 9999)] == [1000, 0, 64, 1000]
+    assert [make(value).uncached_prompt_tokens for value in (None, 0, 64, 9999)] == [
+        1000,
+        0,
+        64,
+        1000,
+    ]
     pulling = Leg(
         leg_id="l",
         request_id="r",
         kind=LegKind.DECODE,
         prompt_token_ids=tuple(range(1000)),
         max_tokens=8,
-        ticket=Ticket(tokens=960, blocks=60, params=b""),
+        kv_handle=KvHandle(tokens=960, blocks=60, params=b""),
         source_id="p",
     )
-    assert pulling.to_compute == 40
+    assert pulling.uncached_prompt_tokens == 40

@@ -19,19 +19,21 @@ from baton.domain.request import Request
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings
 from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
-from baton.simulator.fleet.reporting import Reporting
+from baton.simulator.fleet.reporting import ReportingOptions
 from benchmarks._arrivals import open_loop, poisson_times
 from tests.simulator.fleets import JOINED_S, coordinator, fleet, requests
 
 REPLICAS = 8
 BURST = 40
 ENGINE = SimSettings(max_len_tokens=4096, kv_blocks=8192)
-STALE = Reporting(beat_s=0.05, stale_s=0.05)
+STALE = ReportingOptions(report_interval_s=0.05, load_delay_s=0.05)
 """A snapshot is 50 ms old when it arrives, and up to 100 ms when the next one comes."""
-FRESH = Reporting(beat_s=0.001, stale_s=0.0)
+FRESH = ReportingOptions(report_interval_s=0.001, load_delay_s=0.0)
 
 
-def with_coordinators(count: int, reporting: Reporting, seed: int, replicas: int) -> VirtualFleet:
+def with_coordinators(
+    count: int, reporting: ReportingOptions, seed: int, replicas: int
+) -> VirtualFleet:
     return fleet(
         replicas={Role.MIXED: replicas},
         engine=ENGINE,
@@ -46,12 +48,14 @@ def send_burst(made: VirtualFleet, burst: Iterable[Request]) -> None:
     for number, request in enumerate(burst):
         at_s = begun_at_s + number * 0.0005
         sent = evolve(request, arrived_at_s=at_s)
-        made.timeline.at(at_s, partial(made.send, sent, number % len(made.ingresses)))
+        made.timeline.call_at(at_s, partial(made.send, sent, number % len(made.ingresses)))
 
 
 def assigned(records: Iterable[RequestRecord], sent: Iterable[Request]) -> Counter[str]:
     ids = {request.request_id for request in sent}
-    return Counter(one.routes[0].decode_replica_id for one in records if one.request_id in ids)
+    return Counter(
+        record.routes[0].decode_replica_id for record in records if record.request_id in ids
+    )
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -59,7 +63,7 @@ def test_of_a_burst_no_replica_gets_much_more_than_its_share(seed: int) -> None:
     made = with_coordinators(4, STALE, seed, REPLICAS)
     burst = requests(BURST, prompt_tokens=1000, max_tokens=50, seed=seed)
     send_burst(made, burst)
-    made.run(ended=BURST, until_s=60.0)
+    made.run(until_ended=BURST, until_s=60.0)
     got = assigned(made.records, burst)
     assert len(got) == REPLICAS
     assert max(got.values()) <= 7  # 5 on average
@@ -73,9 +77,11 @@ def test_a_replica_that_has_just_joined_is_not_run_over(seed: int) -> None:
     made.run(until_s=JOINED_S + 0.3)
     made.add_replica("new", ENGINE, role=Role.MIXED, pool="mixed")
     made.run(until_s=JOINED_S + 0.5)
-    burst = [evolve(one, request_id=f"b-{one.request_id}") for one in requests(BURST, seed=9)]
+    burst = [
+        evolve(request, request_id=f"b-{request.request_id}") for request in requests(BURST, seed=9)
+    ]
     send_burst(made, burst)
-    made.run(ended=2 * BURST, until_s=60.0)
+    made.run(until_ended=2 * BURST, until_s=60.0)
     # With all 80 spread evenly it would have 10; each coordinator alone would give it no more.
     assert 5 <= assigned(made.records, burst)["new"] <= 16
 
@@ -93,7 +99,7 @@ def worst_windows(made: VirtualFleet, seed: int) -> float:
     times_s = poisson_times(200.0, len(sent), rng, start_s=JOINED_S)
     count = len(made.ingresses)
     open_loop(made, sent, times_s, lambda request: int(request.request_id[1:]) % count)
-    made.run(ended=len(sent), until_s=60.0)
+    made.run(until_ended=len(sent), until_s=60.0)
     windows: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for record in made.records:
         window = windows[int(record.arrived_at_s / 0.1)]

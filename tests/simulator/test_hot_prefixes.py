@@ -16,8 +16,8 @@ import pytest
 
 from baton.config import DeploymentConfig
 from baton.config.load import load_config
-from baton.config.simulation.to_scenario import simulated
-from baton.simulator.scenario import Run, Scenario, simulate
+from baton.config.simulation.to_scenario import to_scenario
+from baton.simulator.scenario import Scenario, SimulationResult, simulate
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 CONFIG = Path(__file__).parents[2] / "configs" / "sim.yaml"
@@ -96,10 +96,12 @@ def configured(
 def scenario_of(
     *, engine: str, replicas: Mapping[str, int] = SPLIT, policy: str = "predicted"
 ) -> Scenario:
-    return simulated(configured(engine=engine, replicas=replicas, policy=policy)).scenario
+    return to_scenario(configured(engine=engine, replicas=replicas, policy=policy)).scenario
 
 
-def served(load: Load, engine: str, replicas: Mapping[str, int], policy: str = "predicted") -> Run:
+def served(
+    load: Load, engine: str, replicas: Mapping[str, int], policy: str = "predicted"
+) -> SimulationResult:
     return simulate(scenario_of(engine=engine, replicas=replicas, policy=policy), load.trace(0))
 
 
@@ -113,10 +115,10 @@ class Waits:
     p99_s: float
 
     @classmethod
-    def of(cls, run: Run) -> Waits:
+    def of(cls, run: SimulationResult) -> Waits:
         """All but the first once caches are warm."""
-        assert all(one.ok for one in run.outcomes)
-        all_s = [one.ttft_s for one in run.outcomes]
+        assert all(outcome.ok for outcome in run.outcomes)
+        all_s = [outcome.ttft_s for outcome in run.outcomes]
         warm_s = sorted(all_s[int(WARM_FRACTION * len(all_s)) :])
         p90_s, p99_s = (warm_s[int(share * len(warm_s))] for share in (0.9, 0.99))
         return cls(whole_mean_s=fmean(all_s), mean_s=fmean(warm_s), p90_s=p90_s, p99_s=p99_s)
@@ -189,7 +191,7 @@ def test_they_wait_no_longer_on_fleets_of_any_shape(
 
 def test_a_simulated_coordinator_knows_as_little_of_its_engines_as_a_live_one() -> None:
     config = load_config([CONFIG], sets=(f"model.engine.sim={SLOW}",)).config
-    assert simulated(config).scenario.priors == {}
+    assert to_scenario(config).scenario.priors == {}
 
 
 def test_what_is_handed_off_hardly_depends_on_what_is_known_of_engines_at_first() -> None:

@@ -13,7 +13,7 @@ import random
 import pytest
 
 from baton.config import DeploymentConfig, sim_settings
-from baton.config.simulation.to_scenario import simulated
+from baton.config.simulation.to_scenario import to_scenario
 from baton.control.coordinator import Coordinator
 from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode
@@ -27,7 +27,7 @@ from tests.simulator.test_hot_prefixes import SLOW, SPLIT, Load, configured
 
 def simulated_share(load: Load, config: DeploymentConfig) -> float:
     """Of the requests, those that were handed off."""
-    run = simulate(simulated(config).scenario, load.trace(0), declared_tokens=load.output_tokens)
+    run = simulate(to_scenario(config).scenario, load.trace(0), declared_tokens=load.output_tokens)
     return run.handoffs / len(run.outcomes)
 
 
@@ -35,7 +35,7 @@ async def live_share(load: Load, config: DeploymentConfig) -> float:
     """The same, of a fleet in real time."""
     (model,) = config.models.values()
     settings = sim_settings(config.pools["prefill"].engine, model, config.transfer)
-    scenario, clock, rng = simulated(config).scenario, MonotonicClock(), random.Random(0)
+    scenario, clock, rng = to_scenario(config).scenario, MonotonicClock(), random.Random(0)
     coordinator = Coordinator(
         limits=scenario.limits, rules=scenario.rules, placer=scenario.placer(), index=scenario.index
     )
@@ -46,9 +46,9 @@ async def live_share(load: Load, config: DeploymentConfig) -> float:
             for number in range(replicas):
                 await fleet.add(f"{role}-{number}", Role(role), settings)
         began_s, asked = clock.now_s(), load.trace(0).requests
-        for number, one in enumerate(asked):
+        for number, other in enumerate(asked):
             own = rng.choices(range(3, 93), k=load.own_tokens)
-            await asyncio.sleep(max(0.0, began_s + one.at_s - clock.now_s()))
+            await asyncio.sleep(max(0.0, began_s + other.at_s - clock.now_s()))
             request = Request(
                 request_id=f"r{number}",
                 prompt_token_ids=(*shared, *own),
@@ -56,7 +56,7 @@ async def live_share(load: Load, config: DeploymentConfig) -> float:
                 arrived_at_s=clock.now_s(),
             )
             fleet.driver.on_request(request)
-        await fleet.clients.ended(len(asked), timeout_s=100.0)
+        await fleet.clients.wait_ended(len(asked), timeout_s=100.0)
         assert not fleet.clients.errors
         modes = [record.routes[-1].mode for record in fleet.clients.records.values()]
         return modes.count(HandoffMode.PULL) / len(asked)

@@ -23,7 +23,7 @@ def run(net: Network) -> dict[str, float]:
     """When each flow is done, with nothing else happening."""
     done: dict[str, float] = {}
     while (at_s := net.next_done_at_s()) is not None:
-        done |= dict.fromkeys(net.take_done(at_s), at_s)
+        done |= dict.fromkeys(net.pop_done(at_s), at_s)
     return done
 
 
@@ -81,15 +81,15 @@ def test_the_flows_of_an_engine_are_those_in_and_out() -> None:
     net.begin("in", source_id="a", target_id="b", moved_bytes=1, now_s=0.0)
     net.begin("out", source_id="b", target_id="c", moved_bytes=1, now_s=0.0)
     net.begin("other", source_id="a", target_id="c", moved_bytes=1, now_s=0.0)
-    assert set(net.of_engine("b")) == {"in", "out"}
+    assert set(net.flows_of_engine("b")) == {"in", "out"}
     run(net)
-    assert (net.of_engine("b"), len(net)) == ((), 0)
+    assert (net.flows_of_engine("b"), len(net)) == ((), 0)
 
 
 def test_a_flow_without_bytes_is_done_at_once() -> None:
     net = network("a", "b")
     net.begin("f", source_id="a", target_id="b", moved_bytes=0, now_s=3.0)
-    assert net.take_done(3.0) == ["f"]
+    assert net.pop_done(3.0) == ["f"]
 
 
 def test_a_look_that_comes_late_finds_flows_ended_when_they_would_have() -> None:
@@ -97,7 +97,7 @@ def test_a_look_that_comes_late_finds_flows_ended_when_they_would_have() -> None
     net.begin("short", source_id="a", target_id="b", moved_bytes=50, now_s=0.0)
     net.begin("long", source_id="a", target_id="b", moved_bytes=150, now_s=0.0)
     # Together until 1 s; the other 100 bytes of the long one then have the way to themselves.
-    assert net.take_done(1.9) == ["short"]
+    assert net.pop_done(1.9) == ["short"]
     assert net.next_done_at_s() == pytest.approx(2.0)
 
 
@@ -146,7 +146,7 @@ def test_flows_end_when_small_steps_of_time_say(flows: list[tuple[str, str, int,
     for index in sorted(range(len(flows)), key=lambda i: flows[i][2]):
         source, target, start, size = flows[index]
         while (at_s := net.next_done_at_s()) is not None and at_s <= start / 20:
-            found |= dict.fromkeys(net.take_done(at_s), at_s)
+            found |= dict.fromkeys(net.pop_done(at_s), at_s)
         net.begin(
             str(index), source_id=source, target_id=target, moved_bytes=size, now_s=start / 20
         )
@@ -161,8 +161,8 @@ def test_an_interface_that_changes_changes_its_flows_and_no_others() -> None:
         network.connect(name, 100.0)
     network.begin("x", source_id="a", target_id="b", moved_bytes=100.0, now_s=0.0)
     network.begin("y", source_id="c", target_id="d", moved_bytes=100.0, now_s=0.0)
-    network.change("b", 25.0, 0.5)
-    assert network.take_done(1.0) == ["y"]
+    network.set_bandwidth("b", 25.0, 0.5)
+    assert network.pop_done(1.0) == ["y"]
     assert network.next_done_at_s() == pytest.approx(0.5 + 50 / 25)
-    network.change("a", 10.0, 1.5)
+    network.set_bandwidth("a", 10.0, 1.5)
     assert network.next_done_at_s() == pytest.approx(1.5 + 25 / 10)

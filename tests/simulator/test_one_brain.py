@@ -19,15 +19,15 @@ from baton.domain.commands import (
     Command,
     Deliver,
     FailRequest,
-    RecordRequest,
     ReleaseLease,
-    ReportBrokenAgent,
+    ReportFailedAgent,
+    StoreRequestRecord,
     SubmitLeg,
     SyncCache,
 )
 from baton.domain.events import Event, RequestsCancelled
 from baton.domain.fleet import Role
-from baton.domain.retry_reasons import Trouble
+from baton.domain.retry_reasons import RetryReason
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.resilience.circuit_breakers import BreakerOptions
@@ -51,10 +51,10 @@ HASTY = CoordinatorLimits(
     total_s=1.5,
     retry_s=0.03,
     recovery=RecoveryOptions(
-        silence_s=0.6,
-        breaker=BreakerOptions(failures=2, pause_s=0.1),
-        retries=RetryOptions(fraction=0.3, floor=4),
-        hedge=HedgeOptions(factor=1.5, least_s=0.05),
+        heartbeat_timeout_s=0.6,
+        breaker=BreakerOptions(failure_threshold=2, open_duration_s=0.1),
+        retries=RetryOptions(budget_ratio=0.3, min_retries=4),
+        hedge=HedgeOptions(latency_multiple=1.5, min_delay_s=0.05),
     ),
 )
 """So that every deadline passes now and then."""
@@ -78,7 +78,9 @@ class Watched(Coordinator):
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         commands = super().handle(event, now_s)
-        self.said += [(round(now_s, 9), type(one).__name__, gist(one)) for one in commands]
+        self.said += [
+            (round(now_s, 9), type(command).__name__, gist(command)) for command in commands
+        ]
         return commands
 
 
@@ -88,12 +90,12 @@ def gist(command: Command) -> object:
         case SubmitLeg() | AbortLegs() | SyncCache() | CheckSideChannel() | Deliver():
             return command
         case ReleaseLease():
-            return command.lease.ticket, command.via_replica_id
-        case ReportBrokenAgent():
+            return command.lease.kv_handle, command.via_replica_id
+        case ReportFailedAgent():
             return command.replica_id
         case FailRequest():
             return command.request_id, type(command.error), command.error.args[0]
-        case RecordRequest():
+        case StoreRequestRecord():
             record = command.record
             return record.request_id, record.outcome, record.routes, record.output_tokens
         case _:
@@ -123,7 +125,7 @@ def told(  # noqa: PLR0913 - all that a story is made of
     ingress = body(brain, fleet)
     fleet.ingresses.append(ingress)  # type: ignore[arg-type]  # it is like one
 
-    at = fleet.timeline.at
+    at = fleet.timeline.call_at
     for role in (Role.PREFILL, Role.DECODE):
         for number in range(2):
             join(fleet, engine, role, number)
@@ -134,7 +136,7 @@ def told(  # noqa: PLR0913 - all that a story is made of
         at(at_s + 0.3, partial(join, fleet, engine, role, number))
     for turn, at_s in enumerate(sorted(freezes)):
         at(at_s, partial(freeze, fleet, (Role.DECODE, Role.PREFILL)[turn % 2], turn // 2 % 2))
-    sent = trace(40, rate_per_s=40, seed=seed, groups=3).asked(start_s=BEGIN_S)
+    sent = trace(40, rate_per_s=40, seed=seed, groups=3).to_requests(start_s=BEGIN_S)
     for number, request in enumerate(sent):
         at(request.arrived_at_s, partial(ingress.send, request))
         if number % 7 == 3:
@@ -156,7 +158,7 @@ def die(fleet: VirtualFleet, role: Role, number: int) -> None:
 
 def freeze(fleet: VirtualFleet, role: Role, number: int) -> None:
     if f"{role}-{number}" in fleet.replicas:
-        fleet.freeze(f"{role}-{number}", 0.9, liveness_s=0.8)
+        fleet.freeze(f"{role}-{number}", 0.9, heartbeat_timeout_s=0.8)
 
 
 def give_up(ingress: VirtualIngress | LiveIngress, request_id: str) -> None:
@@ -186,8 +188,8 @@ def test_the_live_driver_and_the_simulator_give_the_same_orders(
     story = partial(told, kills=kills, freezes=freezes, limits=limits)
     live = story(LiveIngress, engine, disaggregate, seed)
     virtual = story(simulated, engine, disaggregate, seed)
-    for one, other in zip(live, virtual, strict=False):
-        assert one == other
+    for key, other in zip(live, virtual, strict=False):
+        assert key == other
     assert len(live) == len(virtual)
 
 
@@ -203,7 +205,7 @@ def test_such_stories_have_every_order_in_them() -> None:
         "CheckSideChannel",
         "Deliver",
         "FailRequest",
-        "RecordRequest",
+        "StoreRequestRecord",
     }
 
 
@@ -215,4 +217,4 @@ def test_such_stories_have_second_tries_for_silence_in_them() -> None:
         return simulated(coordinator, fleet)
 
     told(noted, COUNTED, Disaggregate.AUTO, 1, kills=[], freezes=[0.8], limits=CALM)
-    assert dict(brains[0].recoveries().second_tries)[Trouble.SILENT] > 0
+    assert dict(brains[0].retry_totals().retries)[RetryReason.UNRESPONSIVE] > 0

@@ -13,35 +13,42 @@ from hypothesis import strategies as st
 from baton.domain.fleet import Role
 from baton.policy.placement.port import Disaggregate
 from baton.policy.prefix_cache.index import IndexOptions
-from baton.simulator.fleet.reporting import Reporting
+from baton.simulator.fleet.reporting import ReportingOptions
 from baton.simulator.scenario import (
-    Happening,
     Kill,
-    Run,
     Scenario,
+    ScheduledEvent,
     SetBandwidth,
     SetRole,
-    Stage,
+    Simulation,
+    SimulationResult,
     Start,
     Stop,
     StopReplica,
-    economical,
     simulate,
+    throttled_reporting,
 )
 from baton.simulator.workloads.trace import Trace, TraceRequest
-from tests.simulator.scenes import ENGINE, Linear, at_once, pool, scenario, trace
+from tests.simulator.scenes import (
+    ENGINE,
+    LinearStepTiming,
+    pool,
+    scenario,
+    simultaneous_trace,
+    trace,
+)
 
 PAIR = (pool(Role.PREFILL, 1), pool(Role.DECODE, 1))
 SPLIT = Disaggregate.ALWAYS
 
 
-def served(run: Run) -> int:
-    return sum(one.ok for one in run.outcomes)
+def served(run: SimulationResult) -> int:
+    return sum(outcome.ok for outcome in run.outcomes)
 
 
 # ---------------------------------------------------------------------- the same story
 def test_the_same_seed_tells_the_same_story_and_another_one_another() -> None:
-    def story(seed: int) -> Run:
+    def story(seed: int) -> SimulationResult:
         made = scenario(pool(Role.PREFILL, 2), pool(Role.DECODE, 3), seed=seed, coordinators=2)
         return simulate(made, trace(150, rate_per_s=60.0, groups=4))
 
@@ -77,31 +84,31 @@ def test_the_story_does_not_depend_on_how_a_process_hashes_strings() -> None:
 
 @pytest.mark.parametrize("groups", [0, 5])
 def test_many_steps_at_once_are_the_same_as_one_at_a_time(groups: int) -> None:
-    def outcomes(patience_s: float) -> Run:
-        reporting = Reporting(patience_s=patience_s, cached=groups > 0)
+    def outcomes(patience_s: float) -> SimulationResult:
+        reporting = ReportingOptions(max_step_run_s=patience_s, report_cache=groups > 0)
         one = scenario(pool(Role.MIXED, 1), reporting=reporting)
         return simulate(one, trace(120, rate_per_s=15.0, groups=groups))
 
     jumps, steps = outcomes(100.0), outcomes(1e-9)
-    assert jumps.events < 0.7 * steps.events
-    for one, other in zip(jumps.outcomes, steps.outcomes, strict=True):
-        assert one.ttft_s == pytest.approx(other.ttft_s, rel=1e-6)
-        assert one.e2e_s == pytest.approx(other.e2e_s, rel=1e-6)
-        assert one.cached_tokens == other.cached_tokens
+    assert jumps.event_count < 0.7 * steps.event_count
+    for outcome, other in zip(jumps.outcomes, steps.outcomes, strict=True):
+        assert outcome.ttft_s == pytest.approx(other.ttft_s, rel=1e-6)
+        assert outcome.e2e_s == pytest.approx(other.e2e_s, rel=1e-6)
+        assert outcome.cached_tokens == other.cached_tokens
 
 
 # ---------------------------------------------------------------------- closed forms
 def test_a_handoff_takes_its_prefill_its_bytes_and_its_messages() -> None:
     made = scenario(*PAIR, disaggregate=SPLIT, latency_s=0.01)
-    run = simulate(made, at_once(1, prompt_tokens=320, output_tokens=5))
+    run = simulate(made, simultaneous_trace(1, prompt_tokens=320, output_tokens=5))
     (one,) = run.outcomes
-    timing = Linear()
-    prefill_s = timing.step + 320 * timing.token
+    timing = LinearStepTiming()
+    prefill_s = timing.per_step_s + 320 * timing.per_prefill_token_s
     transfer_s = ENGINE.transfer_setup_s + 20 * ENGINE.kv_block_bytes / ENGINE.transfer_bytes_per_s
     assert one.ttft_s == pytest.approx(
-        4 * 0.01 + prefill_s + transfer_s + timing.step + timing.decode, rel=0.2
+        4 * 0.01 + prefill_s + transfer_s + timing.per_step_s + timing.per_decode_s, rel=0.2
     )
-    assert one.ttft_s > 4 * 0.008 + prefill_s + transfer_s + timing.step
+    assert one.ttft_s > 4 * 0.008 + prefill_s + transfer_s + timing.per_step_s
     assert (run.handoffs, run.resumes, one.ok, one.output_tokens) == (1, 0, True, 5)
 
 
@@ -110,11 +117,11 @@ def test_handoffs_into_one_replica_share_its_interface() -> None:
     made = scenario(
         pool(Role.PREFILL, 4, slow), pool(Role.DECODE, 1, slow), disaggregate=SPLIT, latency_s=0.0
     )
-    run = simulate(made, at_once(4, prompt_tokens=1600, output_tokens=2))
-    prefill_s = Linear().step + 1600 * Linear().token
+    run = simulate(made, simultaneous_trace(4, prompt_tokens=1600, output_tokens=2))
+    prefill_s = LinearStepTiming().per_step_s + 1600 * LinearStepTiming().per_prefill_token_s
     alone_s = 100 * ENGINE.kv_block_bytes / 1e9
-    for one in run.outcomes:
-        assert one.ttft_s == pytest.approx(prefill_s + 4 * alone_s, rel=0.05)
+    for outcome in run.outcomes:
+        assert outcome.ttft_s == pytest.approx(prefill_s + 4 * alone_s, rel=0.05)
 
 
 def test_one_pull_at_a_time_brings_the_first_blocks_sooner() -> None:
@@ -122,10 +129,10 @@ def test_one_pull_at_a_time_brings_the_first_blocks_sooner() -> None:
     made = scenario(
         pool(Role.PREFILL, 4, slow), pool(Role.DECODE, 1, slow), disaggregate=SPLIT, latency_s=0.0
     )
-    run = simulate(made, at_once(4, prompt_tokens=1600, output_tokens=2))
-    prefill_s = Linear().step + 1600 * Linear().token
+    run = simulate(made, simultaneous_trace(4, prompt_tokens=1600, output_tokens=2))
+    prefill_s = LinearStepTiming().per_step_s + 1600 * LinearStepTiming().per_prefill_token_s
     alone_s = 100 * ENGINE.kv_block_bytes / 1e9
-    waits_s = sorted(one.ttft_s - prefill_s for one in run.outcomes)
+    waits_s = sorted(outcome.ttft_s - prefill_s for outcome in run.outcomes)
     assert waits_s == pytest.approx([alone_s, 2 * alone_s, 3 * alone_s, 4 * alone_s], rel=0.1)
 
 
@@ -133,9 +140,9 @@ def test_a_slower_interface_slows_what_is_under_way() -> None:
     slow = replace(ENGINE, transfer_bytes_per_s=1e8, transfer_setup_s=0.0)
     pools = (pool(Role.PREFILL, 1, slow), pool(Role.DECODE, 1, slow))
     change = SetBandwidth(at_s=0.5, replica_id="decode-0", bytes_per_s=5e7)
-    made = scenario(*pools, disaggregate=SPLIT, latency_s=0.0, happenings=(change,))
-    run = simulate(made, at_once(1, prompt_tokens=1600, output_tokens=2))
-    begun_s = Linear().step + 1600 * Linear().token
+    made = scenario(*pools, disaggregate=SPLIT, latency_s=0.0, scheduled_events=(change,))
+    run = simulate(made, simultaneous_trace(1, prompt_tokens=1600, output_tokens=2))
+    begun_s = LinearStepTiming().per_step_s + 1600 * LinearStepTiming().per_prefill_token_s
     left_bytes = 100 * ENGINE.kv_block_bytes - 1e8 * (0.5 - begun_s)
     assert run.outcomes[0].ttft_s == pytest.approx(0.5 + left_bytes / 5e7, rel=0.01)
 
@@ -144,41 +151,48 @@ def test_a_faster_interface_speeds_up_what_is_under_way() -> None:
     slow = replace(ENGINE, transfer_bytes_per_s=1e7, transfer_setup_s=0.0)
     pools = (pool(Role.PREFILL, 1, slow), pool(Role.DECODE, 1, slow))
     changes = tuple(
-        SetBandwidth(at_s=0.5, replica_id=one, bytes_per_s=1e9) for one in ("prefill-0", "decode-0")
+        SetBandwidth(at_s=0.5, replica_id=name, bytes_per_s=1e9)
+        for name in ("prefill-0", "decode-0")
     )
-    made = scenario(*pools, disaggregate=SPLIT, latency_s=0.0, happenings=changes)
-    run = simulate(made, at_once(1, prompt_tokens=1600, output_tokens=2))
+    made = scenario(*pools, disaggregate=SPLIT, latency_s=0.0, scheduled_events=changes)
+    run = simulate(made, simultaneous_trace(1, prompt_tokens=1600, output_tokens=2))
     assert run.outcomes[0].ttft_s == pytest.approx(0.5 + 0.1, rel=0.05)
 
 
 def test_the_longest_gap_is_that_of_the_tokens_and_not_of_the_messages() -> None:
-    alone = simulate(scenario(pool(Role.MIXED, 1)), at_once(1, prompt_tokens=16, output_tokens=100))
+    alone = simulate(
+        scenario(pool(Role.MIXED, 1)), simultaneous_trace(1, prompt_tokens=16, output_tokens=100)
+    )
     (one,) = alone.outcomes
-    assert one.worst_gap_s == pytest.approx(one.tpot_s, rel=0.02)
+    assert one.max_itl_s == pytest.approx(one.tpot_s, rel=0.02)
     assert one.e2e_s == pytest.approx(one.ttft_s + 99 * one.tpot_s)
     longer = TraceRequest(0.2, 6000, 2)
     late = Trace(name="t", requests=(TraceRequest(0.0, 16, 100), longer))
     beside = simulate(scenario(pool(Role.MIXED, 1)), late)
-    prefill_s = Linear().step + 6000 * Linear().token
-    assert beside.outcomes[0].worst_gap_s == pytest.approx(prefill_s, rel=0.05)
+    prefill_s = LinearStepTiming().per_step_s + 6000 * LinearStepTiming().per_prefill_token_s
+    assert beside.outcomes[0].max_itl_s == pytest.approx(prefill_s, rel=0.05)
 
 
 # ---------------------------------------------------------------------- what happens to replicas
 def test_a_replica_that_is_asked_for_serves_when_its_weights_are_loaded() -> None:
-    made = scenario(pool(Role.MIXED, 0), happenings=(Start(at_s=1.0, pool="mixed", replicas=2),))
-    run = simulate(made, at_once(4, prompt_tokens=100, output_tokens=4))
+    made = scenario(
+        pool(Role.MIXED, 0), scheduled_events=(Start(at_s=1.0, pool="mixed", replicas=2),)
+    )
+    run = simulate(made, simultaneous_trace(4, prompt_tokens=100, output_tokens=4))
     assert served(run) == 4
-    assert all(4.0 < one.ttft_s < 4.1 for one in run.outcomes)
+    assert all(4.0 < outcome.ttft_s < 4.1 for outcome in run.outcomes)
     assert run.replica_seconds["mixed"] == pytest.approx(2 * (run.ended_at_s - 1.0))
-    starting = {one.pools[0].starting for one in run.timeline if 1.0 < one.at_s < 4.0}
+    starting = {sample.pools[0].starting for sample in run.timeline if 1.0 < sample.at_s < 4.0}
     assert starting == {2}
     last = run.timeline[-1].pools[0]
     assert (last.replicas, last.starting) == (2, 0)
 
 
 def test_a_replica_that_is_stopped_ends_its_work_and_is_paid_until_then() -> None:
-    made = scenario(pool(Role.MIXED, 2), happenings=(Stop(at_s=0.1, pool="mixed", replicas=1),))
-    first = at_once(2, prompt_tokens=100, output_tokens=200).requests
+    made = scenario(
+        pool(Role.MIXED, 2), scheduled_events=(Stop(at_s=0.1, pool="mixed", replicas=1),)
+    )
+    first = simultaneous_trace(2, prompt_tokens=100, output_tokens=200).requests
     later = tuple(TraceRequest(0.2 + 0.1 * n, 100, 50) for n in range(20))
     run = simulate(made, Trace(name="t", requests=first + later))
     assert (served(run), run.resumes) == (22, 0)
@@ -191,8 +205,8 @@ def test_a_replica_that_is_stopped_keeps_the_blocks_that_are_being_pulled() -> N
     slow = replace(ENGINE, transfer_bytes_per_s=1e8)
     pools = (pool(Role.PREFILL, 1, slow), pool(Role.DECODE, 1, slow))
     stop = Stop(at_s=0.3, pool="prefill")
-    made = scenario(*pools, disaggregate=SPLIT, happenings=(stop,))
-    run = simulate(made, at_once(1, prompt_tokens=1600, output_tokens=2))
+    made = scenario(*pools, disaggregate=SPLIT, scheduled_events=(stop,))
+    run = simulate(made, simultaneous_trace(1, prompt_tokens=1600, output_tokens=2))
     (one,) = run.outcomes
     assert (run.handoffs, run.resumes) == (1, 0)
     assert one.ttft_s > 1.0
@@ -201,16 +215,16 @@ def test_a_replica_that_is_stopped_keeps_the_blocks_that_are_being_pulled() -> N
 
 def test_an_idle_replica_that_is_stopped_leaves_at_once() -> None:
     stop = StopReplica(at_s=0.5, replica_id="mixed-1")
-    made = scenario(pool(Role.MIXED, 2), happenings=(stop,))
-    run = simulate(made, at_once(1, prompt_tokens=100, output_tokens=4, at_s=2.0))
+    made = scenario(pool(Role.MIXED, 2), scheduled_events=(stop,))
+    run = simulate(made, simultaneous_trace(1, prompt_tokens=100, output_tokens=4, at_s=2.0))
     assert run.replica_seconds["mixed"] == pytest.approx(0.5 + run.ended_at_s)
 
 
 def test_what_runs_on_a_replica_that_dies_is_resumed_with_what_it_had_sent() -> None:
-    made = scenario(pool(Role.MIXED, 2), happenings=(Kill(at_s=0.6, replica_id="mixed-0"),))
-    run = simulate(made, at_once(2, prompt_tokens=100, output_tokens=200))
+    made = scenario(pool(Role.MIXED, 2), scheduled_events=(Kill(at_s=0.6, replica_id="mixed-0"),))
+    run = simulate(made, simultaneous_trace(2, prompt_tokens=100, output_tokens=200))
     assert (served(run), run.resumes) == (2, 1)
-    assert {one.output_tokens for one in run.outcomes} == {200}
+    assert {outcome.output_tokens for outcome in run.outcomes} == {200}
     # Recomputing 0.6 s of tokens takes one prefill, not 0.6 s.
     assert abs(run.outcomes[0].e2e_s - run.outcomes[1].e2e_s) < 0.1
 
@@ -218,20 +232,20 @@ def test_what_runs_on_a_replica_that_dies_is_resumed_with_what_it_had_sent() -> 
 def test_a_role_that_changes_moves_new_work_and_leaves_the_old_alone() -> None:
     flip = SetRole(at_s=0.5, replica_id="prefill-0", role=Role.DECODE)
     made = scenario(
-        pool(Role.PREFILL, 2), pool(Role.DECODE, 1), disaggregate=SPLIT, happenings=(flip,)
+        pool(Role.PREFILL, 2), pool(Role.DECODE, 1), disaggregate=SPLIT, scheduled_events=(flip,)
     )
     requests = tuple(TraceRequest(0.02 * n, 200, 60) for n in range(100))
-    stage = Stage(made, Trace(name="t", requests=requests))
-    stage.run(iter(Trace(name="t", requests=requests).asked()))
+    stage = Simulation(made, Trace(name="t", requests=requests))
+    stage.run(iter(Trace(name="t", requests=requests).to_requests()))
     run = stage.result()
     assert (served(run), run.resumes) == (100, 0)
     assert stage.fleet.replicas["prefill-0"].facts.role is Role.DECODE
-    running = [one.pools[0].running for one in run.timeline if 0.8 < one.at_s < 1.5]
+    running = [sample.pools[0].running for sample in run.timeline if 0.8 < sample.at_s < 1.5]
     assert max(running) > 3  # streams, which a prefill replica has none of
 
 
 def test_happenings_to_replicas_that_are_gone_do_not_happen() -> None:
-    gone: tuple[Happening, ...] = (
+    gone: tuple[ScheduledEvent, ...] = (
         Kill(at_s=0.1, replica_id="mixed-1"),
         Kill(at_s=0.2, replica_id="mixed-1"),
         SetRole(at_s=0.2, replica_id="mixed-1", role=Role.DECODE),
@@ -239,8 +253,8 @@ def test_happenings_to_replicas_that_are_gone_do_not_happen() -> None:
         StopReplica(at_s=0.3, replica_id="mixed-1"),
     )
     run = simulate(
-        scenario(pool(Role.MIXED, 2), happenings=gone),
-        at_once(1, prompt_tokens=10, output_tokens=100),
+        scenario(pool(Role.MIXED, 2), scheduled_events=gone),
+        simultaneous_trace(1, prompt_tokens=10, output_tokens=100),
     )
     assert served(run) == 1
 
@@ -276,7 +290,7 @@ happenings = st.one_of(
     st.sampled_from([0, 3]),
 )
 def test_whatever_happens_no_request_is_lost_and_nothing_is_left(
-    happens: list[Happening], seed: int, disaggregate: Disaggregate, groups: int
+    happens: list[ScheduledEvent], seed: int, disaggregate: Disaggregate, groups: int
 ) -> None:
     # Somebody is always there in the end.
     happens = [*happens, Start(at_s=4.0, pool="decode", replicas=1)]
@@ -285,18 +299,18 @@ def test_whatever_happens_no_request_is_lost_and_nothing_is_left(
         pool(Role.PREFILL, 2, tight),
         pool(Role.DECODE, 2, tight),
         disaggregate=disaggregate,
-        happenings=tuple(happens),
+        scheduled_events=tuple(happens),
         seed=seed,
         coordinators=2,
     )
     sent = trace(60, rate_per_s=25.0, seed=seed, groups=groups)
-    stage = Stage(made, sent)
-    stage.run(sent.asked())
+    stage = Simulation(made, sent)
+    stage.run(sent.to_requests())
     run = stage.result()
     assert len(run.outcomes) == 60
-    assert served(run) == 60, run.reasons
-    wanted = [one.output_tokens for one in sent.requests]
-    assert [one.output_tokens for one in run.outcomes] == wanted
+    assert served(run) == 60, run.route_reasons
+    wanted = [request.output_tokens for request in sent.requests]
+    assert [outcome.output_tokens for outcome in run.outcomes] == wanted
     stage.fleet.run(until_s=run.ended_at_s + 2 * ENGINE.lease_s)
     stage.fleet.check_idle()
 
@@ -305,8 +319,8 @@ def test_whatever_happens_no_request_is_lost_and_nothing_is_left(
 def test_outcomes_are_in_order_of_arrival_whoever_ends_first() -> None:
     requests = (TraceRequest(0.0, 100, 300), TraceRequest(0.1, 100, 2), TraceRequest(0.2, 50, 5))
     run = simulate(scenario(pool(Role.MIXED, 1)), Trace(name="t", requests=requests))
-    assert [one.output_tokens for one in run.outcomes] == [300, 2, 5]
-    assert [one.arrived_at_s for one in run.outcomes] == [0.0, 0.1, 0.2]
+    assert [outcome.output_tokens for outcome in run.outcomes] == [300, 2, 5]
+    assert [outcome.arrived_at_s for outcome in run.outcomes] == [0.0, 0.1, 0.2]
 
 
 def test_a_run_that_is_cut_off_tells_of_those_who_wait_and_not_of_those_to_come() -> None:
@@ -323,7 +337,8 @@ def test_a_run_that_is_cut_off_tells_of_those_who_wait_and_not_of_those_to_come(
 def test_a_request_that_no_engine_takes_has_not_been_served() -> None:
     short = replace(ENGINE, max_len_tokens=100)
     run = simulate(
-        scenario(pool(Role.MIXED, 1, short)), at_once(1, prompt_tokens=500, output_tokens=5)
+        scenario(pool(Role.MIXED, 1, short)),
+        simultaneous_trace(1, prompt_tokens=500, output_tokens=5),
     )
     (one,) = run.outcomes
     assert (one.ok, one.ttft_s, run.timeline[-1].ended) == (False, float("inf"), 1)
@@ -333,13 +348,13 @@ def test_samples_tell_the_story_of_each_pool() -> None:
     sent = trace(200, rate_per_s=50.0)
     run = simulate(scenario(*PAIR), sent)
     assert 400 < len(run.timeline) < 1100
-    times_s = [one.at_s for one in run.timeline]
+    times_s = [sample.at_s for sample in run.timeline]
     assert times_s == sorted(times_s)
     last = run.timeline[-1]
     assert (last.arrived, last.ended) == (200, 200)
-    assert [one.pool for one in last.pools] == ["prefill", "decode"]
-    assert max(one.pools[1].running for one in run.timeline) > 1
-    assert max(one.pools[1].kv_used_fraction for one in run.timeline) > 0
+    assert [other.pool for other in last.pools] == ["prefill", "decode"]
+    assert max(sample.pools[1].running for sample in run.timeline) > 1
+    assert max(sample.pools[1].kv_used_fraction for sample in run.timeline) > 0
 
 
 def test_a_run_that_takes_much_longer_than_its_trace_keeps_as_many_samples() -> None:
@@ -363,7 +378,9 @@ def test_an_empty_trace_is_served_at_once() -> None:
 
 
 def test_pools_may_be_of_different_shapes() -> None:
-    slow = replace(ENGINE, timing=Linear(token=0.001), max_batched_tokens=512)
+    slow = replace(
+        ENGINE, timing=LinearStepTiming(per_prefill_token_s=0.001), max_batched_tokens=512
+    )
     made = Scenario(
         pools=(
             replace(pool(Role.MIXED, 1, slow), name="slow"),
@@ -372,17 +389,17 @@ def test_pools_may_be_of_different_shapes() -> None:
         placer=scenario().placer,
     )
     run = simulate(made, trace(60, rate_per_s=10.0))
-    running = [{one.pool: one.running for one in sample.pools} for sample in run.timeline]
-    assert sum(one["fast"] for one in running) > sum(one["slow"] for one in running)
+    running = [{other.pool: other.running for other in sample.pools} for sample in run.timeline]
+    assert sum(entry["fast"] for entry in running) > sum(entry["slow"] for entry in running)
 
 
 def test_coordinators_with_a_model_of_their_engines_choose_the_faster_one_at_once() -> None:
-    slow = replace(ENGINE, timing=Linear(token=0.001))
+    slow = replace(ENGINE, timing=LinearStepTiming(per_prefill_token_s=0.001))
     pools = (
         replace(pool(Role.MIXED, 1, slow), name="a-slow"),
         replace(pool(Role.MIXED, 1), name="b-fast"),
     )
-    first = at_once(1, prompt_tokens=1000, output_tokens=2)
+    first = simultaneous_trace(1, prompt_tokens=1000, output_tokens=2)
     knowing = simulate(Scenario(pools=pools, placer=scenario().placer), first)
     learning = simulate(Scenario(pools=pools, placer=scenario().placer, priors={}), first)
     assert knowing.outcomes[0].ttft_s < 0.1
@@ -392,7 +409,9 @@ def test_coordinators_with_a_model_of_their_engines_choose_the_faster_one_at_onc
 # ---------------------------------------------------------------------- reports
 def test_an_index_is_asked_for_what_is_shared_and_only_then() -> None:
     made = scenario(pool(Role.MIXED, 2))
-    assert sum(one.cached_tokens for one in simulate(made, trace(40, groups=2)).outcomes) > 0
+    assert (
+        sum(outcome.cached_tokens for outcome in simulate(made, trace(40, groups=2)).outcomes) > 0
+    )
     assert (
         simulate(made, trace(40)).outcomes
         == simulate(replace(made, index=IndexOptions()), trace(40)).outcomes
@@ -400,25 +419,27 @@ def test_an_index_is_asked_for_what_is_shared_and_only_then() -> None:
 
 
 def test_large_fleets_report_less_often() -> None:
-    assert economical(100, 1).beat_s == 0.25
-    assert economical(1000, 1).beat_s == 2.5
-    assert economical(100, 4).beat_s == 1.0
+    assert throttled_reporting(100, 1).report_interval_s == 0.25
+    assert throttled_reporting(1000, 1).report_interval_s == 2.5
+    assert throttled_reporting(100, 4).report_interval_s == 1.0
 
 
 def test_where_nothing_is_shared_nobody_says_what_is_cached() -> None:
-    assert economical(8, 1).cached
-    assert not economical(8, 1, shared=False).cached
+    assert throttled_reporting(8, 1).report_cache
+    assert not throttled_reporting(8, 1, prompts_shared=False).report_cache
     for groups in (0, 2):
-        stage = Stage(scenario(pool(Role.MIXED, 1)), trace(5, groups=groups))
-        stage.run(trace(5, groups=groups).asked())
+        stage = Simulation(scenario(pool(Role.MIXED, 1)), trace(5, groups=groups))
+        stage.run(trace(5, groups=groups).to_requests())
         assert stage.fleet.replicas["mixed-0"].facts.cache_events == (groups > 0)
 
 
 def test_who_has_nothing_new_to_say_is_silent() -> None:
     def events(*, always: bool) -> int:
-        reporting = Reporting(always=always)
+        reporting = ReportingOptions(report_unchanged=always)
         quiet = scenario(pool(Role.MIXED, 8), reporting=reporting)
-        return simulate(quiet, at_once(1, prompt_tokens=10, output_tokens=5, at_s=20.0)).events
+        return simulate(
+            quiet, simultaneous_trace(1, prompt_tokens=10, output_tokens=5, at_s=20.0)
+        ).event_count
 
     assert events(always=True) - events(always=False) > 8 * 20 * 3
 
@@ -432,9 +453,9 @@ def test_who_has_nothing_new_to_say_is_silent() -> None:
         (SetBandwidth(at_s=1.0, replica_id="mixed-0", bytes_per_s=0.0), "wanted more than 0"),
     ],
 )
-def test_what_can_never_happen_is_refused(wrong: Happening, why: str) -> None:
+def test_what_can_never_happen_is_refused(wrong: ScheduledEvent, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        scenario(pool(Role.MIXED, 1), happenings=(wrong,))
+        scenario(pool(Role.MIXED, 1), scheduled_events=(wrong,))
 
 
 def test_pools_have_names_of_their_own_and_coordinators_are_there() -> None:

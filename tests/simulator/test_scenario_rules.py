@@ -8,20 +8,20 @@ from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.simulator.scenario import Stage, simulate
+from baton.simulator.scenario import Simulation, simulate
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.simulator.scenes import pool, scenario
 
 FAST = Slo(name="fast", ttft_s=0.5)
-RULES = ServiceRules(slos=SloBook(classes={"default": Slo(), "fast": FAST}))
+RULES = ServiceRules(slos=SloClasses(classes={"default": Slo(), "fast": FAST}))
 
 
 def requests_of(trace: Trace, rules: ServiceRules) -> list[tuple[str, str | None]]:
-    asked = trace.asked(classes=rules.slos.classes)
-    return [(one.tenant, one.slo_class) for one in asked]
+    asked = trace.to_requests(classes=rules.slos.classes)
+    return [(request.tenant, request.slo_class) for request in asked]
 
 
 def test_requests_ask_only_for_classes_that_the_deployment_has() -> None:
@@ -46,8 +46,8 @@ def test_outcomes_say_whose_they_are_and_that_who_was_cut_off_got_nothing() -> N
         ),
     )
     run = simulate(scenario(pool(Role.MIXED, 1), rules=RULES), trace, until_s=1.0)
-    assert [one.tenant for one in run.outcomes] == ["acme", "default"]
-    assert [one.good for one in run.outcomes] == [True, False]
+    assert [outcome.tenant for outcome in run.outcomes] == ["acme", "default"]
+    assert [outcome.slo_met for outcome in run.outcomes] == [True, False]
     assert run.outcomes[1].slo_class == "fast"
 
 
@@ -59,13 +59,13 @@ def test_limits_of_a_tenant_are_those_of_all_coordinators_together() -> None:
     for coordinators in (1, 2):
         fleet = scenario(pool(Role.MIXED, 1), rules=rules, coordinators=coordinators)
         outcomes = simulate(fleet, trace).outcomes
-        served[coordinators] = sum(one.good for one in outcomes)
+        served[coordinators] = sum(outcome.slo_met for outcome in outcomes)
     assert served == {1: 2, 2: 2}
 
 
 def test_who_scales_looks_at_as_many_ticks_as_a_live_controller() -> None:
     fleet = scenario(pool(Role.MIXED, 1), scaling_interval_s=10.0)
-    stage = Stage(fleet, Trace(name="t", requests=()))
-    body = stage._scaled_by(Autoscaler(Static(AutoscalerOptions()), AutoscalerOptions()))
-    assert body._observer._options == ObserverOptions.of_ticks(10.0)
-    assert ObserverOptions.of_ticks(10.0).window_s == 150.0
+    stage = Simulation(fleet, Trace(name="t", requests=()))
+    body = stage._build_scaling_loop(Autoscaler(Static(AutoscalerOptions()), AutoscalerOptions()))
+    assert body._observer._options == ObserverOptions.for_interval(10.0)
+    assert ObserverOptions.for_interval(10.0).window_s == 150.0

@@ -85,12 +85,12 @@ class PoolAgainstSlowTwin(RuleBasedStateMachine):
         cached, twin_cached = self.pool.match(hashes), self.twin.match(hashes)
         assert len(cached) == len(twin_cached)
         fresh = len(prompt) - len(cached) + growth
-        blocks = self.pool.try_take(cached, fresh)
+        blocks = self.pool.try_allocate(cached, fresh)
         twin_blocks = self.twin.try_take(twin_cached, fresh)
         assert (blocks is None) == (twin_blocks is None)
         if blocks is not None and twin_blocks is not None:
             self.held.append((hashes, blocks, twin_blocks))
-        assert list(self.pool.take_evicted()) == self.twin.evicted
+        assert list(self.pool.pop_evicted()) == self.twin.evicted
         self.twin.evicted = []
 
     @rule(index=st.integers(0, 10), full=st.integers(0, 5))
@@ -99,7 +99,7 @@ class PoolAgainstSlowTwin(RuleBasedStateMachine):
             hashes, blocks, twin_blocks = self.held[index % len(self.held)]
             for position in range(min(full, len(hashes))):
                 own, twin_own = blocks[position], twin_blocks[position]
-                blocks[position] = self.pool.remember(own, hashes[position])
+                blocks[position] = self.pool.cache_full_block(own, hashes[position])
                 twin_blocks[position] = self.twin.remember(twin_own, hashes[position])
                 assert (blocks[position] == own) == (twin_blocks[position] is twin_own)
 
@@ -107,7 +107,7 @@ class PoolAgainstSlowTwin(RuleBasedStateMachine):
     def give_back(self, index: int) -> None:
         if self.held:
             _, blocks, twin_blocks = self.held.pop(index % len(self.held))
-            self.pool.give_back(blocks)
+            self.pool.free(blocks)
             self.twin.give_back(twin_blocks)
 
     @invariant()
@@ -130,15 +130,15 @@ TestPoolAgainstSlowTwin.settings = settings(max_examples=60, stateful_step_count
 
 def test_taking_without_room_changes_nothing() -> None:
     pool = BlockPool(4)
-    held = pool.try_take((), 3)
+    held = pool.try_allocate((), 3)
     assert held is not None
-    assert pool.try_take((), 2) is None
+    assert pool.try_allocate((), 2) is None
     assert pool.used_blocks == 3
     pool.check_integrity([held])
 
 
 def test_integrity_notices_a_block_that_nobody_admits_to() -> None:
     pool = BlockPool(4)
-    assert pool.try_take((), 1) is not None
+    assert pool.try_allocate((), 1) is not None
     with pytest.raises(AssertionError, match="owners are"):
         pool.check_integrity([])

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from baton.domain.handoff import LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
 from baton.engine.sim import OnTransferFailure, expected_tokens
-from baton.engine.sim.kv_handles import UnreadableTicketError, read_ticket
+from baton.engine.sim.kv_handles import UnreadableKvHandleError, decode_kv_handle
 from baton.simulator.engine.commands import CancelFetch, FreeSource, StartPull
 from tests.simulator.cores import (
     PROMPT,
     SETTINGS,
-    decode,
-    local,
+    decode_leg,
+    local_leg,
     new_core,
-    prefilled,
-    run_dry,
+    run_prefill,
+    run_until_idle,
     tokens_of,
 )
 
@@ -28,26 +28,26 @@ from tests.simulator.cores import (
 # ---------------------------------------------------------------------- what is not accepted
 @pytest.mark.parametrize(("tokens", "failure"), [(199, None), (200, LegFailure.INVALID)])
 def test_a_prompt_must_leave_room_for_a_token(tokens: int, failure: LegFailure | None) -> None:
-    assert new_core().add(local("a", (5,) * tokens)) is failure
+    assert new_core().add(local_leg("a", (5,) * tokens)) is failure
 
 
 def test_the_id_of_a_live_leg_is_refused_and_that_of_an_ended_one_is_not() -> None:
     core = new_core()
-    assert core.add(local("a")) is None
-    assert core.add(local("a")) is LegFailure.REFUSED
-    run_dry(core)
-    assert core.add(local("a")) is None
+    assert core.add(local_leg("a")) is None
+    assert core.add(local_leg("a")) is LegFailure.REJECTED
+    run_until_idle(core)
+    assert core.add(local_leg("a")) is None
 
 
 def test_the_id_of_a_leased_leg_is_refused() -> None:
     core = new_core()
-    prefilled(core, "p")
-    assert core.add(local("p")) is LegFailure.REFUSED
+    run_prefill(core, "p")
+    assert core.add(local_leg("p")) is LegFailure.REJECTED
 
 
 def test_one_leg_more_than_may_wait_is_turned_away() -> None:
     core = new_core()
-    assert [core.add(local(str(n))) for n in range(4)] == [None] * 3 + [LegFailure.OVERLOADED]
+    assert [core.add(local_leg(str(n))) for n in range(4)] == [None] * 3 + [LegFailure.OVERLOADED]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_one_leg_more_than_may_wait_is_turned_away() -> None:
     ],
 )
 def test_a_ticket_for_something_else_is_not_accepted(change: dict[str, object]) -> None:
-    leg, ticket = decode("d", prefilled(new_core()))
+    leg, ticket = decode_leg("d", run_prefill(new_core()))
     core = new_core()
     assert core.add(leg, evolve(ticket, **change)) is LegFailure.KV_LOAD_FAILED  # type: ignore[arg-type]  # parametrized
     assert core.add(leg, ticket) is None
@@ -67,14 +67,14 @@ def test_a_ticket_for_something_else_is_not_accepted(change: dict[str, object]) 
 
 @pytest.mark.parametrize("params", [b"", b"\xc1", b"\x92\xa1x\x80", b"\x92\xa1\xff\x80", b"nixl"])
 def test_bytes_that_are_no_ticket_are_recognised(params: bytes) -> None:
-    with pytest.raises(UnreadableTicketError):
-        read_ticket(Ticket(tokens=1, blocks=1, params=params))
+    with pytest.raises(UnreadableKvHandleError):
+        decode_kv_handle(KvHandle(tokens=1, blocks=1, params=params))
 
 
 # ---------------------------------------------------------------------- batching
 def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget() -> None:
     core = new_core()
-    core.add(local("a", (5,) * 40))
+    core.add(local_leg("a", (5,) * 40))
     steps = []
     while (step := core.begin_step(0.0)) is not None:
         steps.append(step.tokens)
@@ -84,10 +84,10 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget() -> None:
 
 def test_running_legs_are_served_before_newcomers() -> None:
     core = new_core()
-    core.add(local("old", (5,) * 8, max_tokens=5))
+    core.add(local_leg("old", (5,) * 8, max_tokens=5))
     core.begin_step(0.0)
     core.finish_step(0.0)
-    core.add(local("new", (6,) * 30))
+    core.add(local_leg("new", (6,) * 30))
     step = core.begin_step(0.0)
     assert step is not None
     assert (step.decode_requests, step.prefill_tokens) == (1, 15)
@@ -97,7 +97,7 @@ def test_running_legs_are_served_before_newcomers() -> None:
 def test_no_more_legs_run_at_once_than_may() -> None:
     core = new_core(replace(SETTINGS, max_running_requests=2))
     for n in range(3):
-        core.add(local(str(n), (5 + n,) * 3, max_tokens=2))
+        core.add(local_leg(str(n), (5 + n,) * 3, max_tokens=2))
     step = core.begin_step(0.0)
     assert step is not None
     assert core.load().running_requests == 2
@@ -114,8 +114,8 @@ def test_a_step_takes_the_time_of_its_tokens() -> None:
         speed=2.0,
     )
     core = new_core(settings)
-    core.add(local("a", (5,) * 8, max_tokens=3))
-    core.add(local("b", (6,) * 4, max_tokens=3))
+    core.add(local_leg("a", (5,) * 8, max_tokens=3))
+    core.add(local_leg("b", (6,) * 4, max_tokens=3))
     first = core.begin_step(1.0)
     assert first is not None
     assert first.duration_s == pytest.approx((0.002 + 12 / 100) / 2)
@@ -127,7 +127,7 @@ def test_a_step_takes_the_time_of_its_tokens() -> None:
 
 def test_the_average_step_time_follows_the_steps() -> None:
     core = new_core()
-    core.add(local("a", max_tokens=100))
+    core.add(local_leg("a", max_tokens=100))
     assert core.load().step_s == 0.0
     for n in range(40):
         core.begin_step(n)
@@ -141,7 +141,7 @@ def test_without_legs_there_is_no_step() -> None:
 
 def test_steps_do_not_overlap() -> None:
     core = new_core()
-    core.add(local("a"))
+    core.add(local_leg("a"))
     core.begin_step(0.0)
     with pytest.raises(AssertionError, match="under way"):
         core.begin_step(0.0)
@@ -152,8 +152,8 @@ def test_steps_do_not_overlap() -> None:
 
 def test_a_leg_aborted_during_a_step_says_nothing_at_its_end() -> None:
     core = new_core()
-    core.add(local("a", (5,) * 3, max_tokens=9))
-    core.add(local("b", (6,) * 3, max_tokens=9))
+    core.add(local_leg("a", (5,) * 3, max_tokens=9))
+    core.add(local_leg("b", (6,) * 3, max_tokens=9))
     core.begin_step(0.0)
     core.abort(["a"])
     assert [output.leg_id for output in core.finish_step(0.0)] == ["b"]
@@ -162,8 +162,8 @@ def test_a_leg_aborted_during_a_step_says_nothing_at_its_end() -> None:
 
 def test_the_load_is_counted() -> None:
     core = new_core()
-    core.add(local("a", (5,) * 20, max_tokens=2))
-    core.add(local("b", (6,) * 7))
+    core.add(local_leg("a", (5,) * 20, max_tokens=2))
+    core.add(local_leg("b", (6,) * 7))
     core.begin_step(0.0)
     core.finish_step(0.0)
     load = core.load()
@@ -178,8 +178,8 @@ def test_out_of_blocks_the_youngest_leg_recomputes_and_loses_no_token() -> None:
     core = new_core(settings)
     prompts = {"old": (5,) * 16, "young": (6,) * 16}
     for leg_id, prompt in prompts.items():
-        core.add(local(leg_id, prompt, max_tokens=20))
-    outputs = run_dry(core)
+        core.add(local_leg(leg_id, prompt, max_tokens=20))
+    outputs = run_until_idle(core)
     ends = [output.leg_id for output in outputs if output.finish is FinishReason.LENGTH]
     assert ends == ["old", "young"]
     for leg_id, prompt in prompts.items():
@@ -194,34 +194,34 @@ def test_out_of_blocks_the_youngest_leg_recomputes_and_loses_no_token() -> None:
 def test_a_leg_that_is_ready_runs_in_the_step_that_puts_the_only_running_one_back() -> None:
     settings = replace(SETTINGS, kv_blocks=10, max_len_tokens=40, max_running_requests=1)
     core = new_core(settings)
-    core.add(*decode("ready", prefilled(new_core())))  # takes 8 of the 10 blocks
-    core.add(local("running", (5,) * 8, max_tokens=9))  # takes the other 2, and soon a third
+    core.add(*decode_leg("ready", run_prefill(new_core())))  # takes 8 of the 10 blocks
+    core.add(local_leg("running", (5,) * 8, max_tokens=9))  # takes the other 2, and soon a third
     assert core.begin_step(0.0) is not None
-    core.pull_done("ready", blocks=8, took_s=0.1, kept=True)
+    core.pull_done("ready", blocks=8, duration_s=0.1, source_kept=True)
     assert [output.leg_id for output in core.finish_step(0.0)] == ["running"]
     assert core.begin_step(0.0) is not None
     assert [output.leg_id for output in core.finish_step(0.0)] == ["ready"]
-    ends = [output.leg_id for output in run_dry(core) if output.finish is not None]
+    ends = [output.leg_id for output in run_until_idle(core) if output.finish is not None]
     assert ends == ["ready", "running"]
 
 
 def test_leased_blocks_are_kept_while_others_need_room_until_the_lease_ends() -> None:
     settings = replace(SETTINGS, kv_blocks=10, max_len_tokens=40, lease_s=5.0)
     core = new_core(settings)
-    prefilled(core, "p", (5,) * 20)
-    core.add(local("big", (6,) * 36))
+    run_prefill(core, "p", (5,) * 20)
+    core.add(local_leg("big", (6,) * 36))
     assert core.begin_step(4.0) is None
     assert core.next_expiry_s is not None
     assert core.next_expiry_s < 5.1
     assert core.load().transfers.expired_leases == 0
-    assert run_dry(core, 5.1)[-1].finish is FinishReason.LENGTH
+    assert run_until_idle(core, 5.1)[-1].finish is FinishReason.LENGTH
     assert core.load().transfers.expired_leases == 1
     assert core.next_expiry_s is None
 
 
 def test_a_lease_is_released_once() -> None:
     core = new_core()
-    prefilled(core, "p")
+    run_prefill(core, "p")
     assert core.load().kv_used_fraction > 0
     assert core.release("p", 1.0)
     assert core.load().kv_used_fraction == 0
@@ -241,8 +241,8 @@ def test_what_is_cached_is_the_longest_common_prefix_in_full_blocks(
     core = new_core(settings)
     computed: list[tuple[int, ...]] = []
     for number, prompt in enumerate(prompts):
-        core.add(local(str(number), tuple(prompt), max_tokens))
-        outputs = run_dry(core)
+        core.add(local_leg(str(number), tuple(prompt), max_tokens))
+        outputs = run_until_idle(core)
         usable = prompt[:-1]  # the last token is computed for its logits
         common = 0
         for earlier in computed:
@@ -257,18 +257,18 @@ def test_what_is_cached_is_the_longest_common_prefix_in_full_blocks(
 
 # ---------------------------------------------------------------------- transfers
 def test_only_blocks_that_are_not_here_are_pulled() -> None:
-    ticket = prefilled(new_core())
+    ticket = run_prefill(new_core())
     core = new_core()
-    core.add(local("warm", (*PROMPT[:17], 90)))
-    run_dry(core)
-    leg, sim_ticket = decode("d", ticket)
+    core.add(local_leg("warm", (*PROMPT[:17], 90)))
+    run_until_idle(core)
+    leg, sim_ticket = decode_leg("d", ticket)
     core.add(leg, sim_ticket)
     assert core.begin_step(0.0) is None
-    (order,) = core.take_orders()
+    (order,) = core.pop_commands()
     assert isinstance(order, StartPull)
     assert (ticket.blocks, order.blocks) == (8, 4)
-    core.pull_done("d", blocks=order.blocks, took_s=0.5, kept=True)
-    outputs = run_dry(core)
+    core.pull_done("d", blocks=order.blocks, duration_s=0.5, source_kept=True)
+    outputs = run_until_idle(core)
     assert outputs[0].cached_tokens == len(PROMPT) - 1
     assert tokens_of(outputs, "d") == expected_tokens(PROMPT, 3, model="tiny", settings=SETTINGS)
     totals = core.load().transfers
@@ -278,14 +278,14 @@ def test_only_blocks_that_are_not_here_are_pulled() -> None:
 
 def test_a_decode_leg_whose_blocks_are_all_here_pulls_nothing_and_frees_the_source() -> None:
     prompt = PROMPT[:28]
-    ticket = prefilled(new_core(), prompt=prompt)
+    ticket = run_prefill(new_core(), prompt=prompt)
     core = new_core()
-    core.add(local("warm", (*prompt, 90)))
-    run_dry(core)
-    leg = evolve(local("d", (*prompt, 91)), kind=LegKind.DECODE, ticket=ticket)
-    core.add(leg, read_ticket(ticket))
-    run_dry(core)
-    assert core.take_orders() == (FreeSource(ticket=read_ticket(ticket)),)
+    core.add(local_leg("warm", (*prompt, 90)))
+    run_until_idle(core)
+    leg = evolve(local_leg("d", (*prompt, 91)), kind=LegKind.DECODE, kv_handle=ticket)
+    core.add(leg, decode_kv_handle(ticket))
+    run_until_idle(core)
+    assert core.pop_commands() == (FreeSource(kv_handle=decode_kv_handle(ticket)),)
     assert core.load().transfers.pulls == 0
 
 
@@ -294,10 +294,10 @@ def test_a_failed_pull_is_counted_and_ends_or_recomputes_the_leg(
     policy: OnTransferFailure,
 ) -> None:
     core = new_core(replace(SETTINGS, on_transfer_failure=policy))
-    core.add(*decode("d", prefilled(new_core())))
+    core.add(*decode_leg("d", run_prefill(new_core())))
     core.begin_step(0.0)
     output = core.pull_failed("d")
-    outputs = run_dry(core)
+    outputs = run_until_idle(core)
     assert core.load().transfers.failures == 1
     assert core.load().kv_used_fraction == 0
     if policy is OnTransferFailure.FAIL:
@@ -312,39 +312,39 @@ def test_a_failed_pull_is_counted_and_ends_or_recomputes_the_leg(
 
 def test_aborting_a_leg_in_its_transfer_cancels_the_pull_and_frees_both_sides() -> None:
     core = new_core()
-    leg, ticket = decode("d", prefilled(new_core()))
+    leg, ticket = decode_leg("d", run_prefill(new_core()))
     core.add(leg, ticket)
     core.begin_step(0.0)
-    core.take_orders()
+    core.pop_commands()
     core.abort(["d"])
-    assert core.take_orders() == (CancelFetch(leg_id="d"), FreeSource(ticket=ticket))
+    assert core.pop_commands() == (CancelFetch(leg_id="d"), FreeSource(kv_handle=ticket))
     assert core.load().kv_used_fraction == 0
-    core.pull_done("d", blocks=8, took_s=0.1, kept=True)
+    core.pull_done("d", blocks=8, duration_s=0.1, source_kept=True)
     assert core.pull_failed("d") is None
     assert core.load().transfers == new_core().load().transfers
 
 
 def test_aborting_a_decode_leg_that_waits_frees_the_source() -> None:
     core = new_core()
-    leg, ticket = decode("d", prefilled(new_core()))
+    leg, ticket = decode_leg("d", run_prefill(new_core()))
     core.add(leg, ticket)
     core.abort(["d"])
-    assert core.take_orders() == (FreeSource(ticket=ticket),)
+    assert core.pop_commands() == (FreeSource(kv_handle=ticket),)
 
 
 def test_aborting_a_leg_that_is_ready_to_run_frees_its_blocks() -> None:
     core = new_core()
-    core.add(*decode("d", prefilled(new_core())))
+    core.add(*decode_leg("d", run_prefill(new_core())))
     core.begin_step(0.0)
-    core.pull_done("d", blocks=8, took_s=0.1, kept=True)
+    core.pull_done("d", blocks=8, duration_s=0.1, source_kept=True)
     core.abort(["d"])
     core.check_integrity()
     assert core.load().kv_used_fraction == 0
-    assert run_dry(core) == []
+    assert run_until_idle(core) == []
 
 
 def test_aborting_a_finished_prefill_leg_leaves_its_lease() -> None:
     core = new_core()
-    prefilled(core, "p")
+    run_prefill(core, "p")
     core.abort(["p"])
-    assert core.holds("p", 1.0)
+    assert core.is_leased("p", 1.0)

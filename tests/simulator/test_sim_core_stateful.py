@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind, LegOutput
 from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored
 from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimSettings, expected_tokens
-from baton.engine.sim.kv_handles import read_ticket, write_ticket
+from baton.engine.sim.kv_handles import decode_kv_handle, encode_kv_handle
 from baton.simulator.engine.commands import CancelFetch, FreeSource, LoadBlocks, StartPull
 from baton.simulator.engine.core import SimCore
 
@@ -59,7 +59,7 @@ class Story:
         if not self.outputs or self.outputs[-1].finish is None:
             return
         last = self.outputs[-1]
-        assert (last.ticket is not None) == prefill
+        assert (last.kv_handle is not None) == prefill
         if last.finish is FinishReason.ERROR:
             assert config.on_transfer_failure is OnTransferFailure.FAIL
             assert tokens == ()
@@ -73,7 +73,11 @@ class Body:
     def __init__(self, engine_id: str, config: SimSettings) -> None:
         self.config = config
         self.core = SimCore(
-            config, engine_id=engine_id, model="tiny", address=engine_id, write_ticket=write_ticket
+            config,
+            engine_id=engine_id,
+            model="tiny",
+            address=engine_id,
+            encode_kv_handle=encode_kv_handle,
         )
         self.stories: dict[str, Story] = {}
         self.pulls: dict[str, StartPull] = {}
@@ -83,7 +87,7 @@ class Body:
         self.stepping = False
 
     def add(self, leg: Leg) -> LegFailure | None:
-        ticket = None if leg.ticket is None else read_ticket(leg.ticket)
+        ticket = None if leg.kv_handle is None else decode_kv_handle(leg.kv_handle)
         failure = self.core.add(leg, ticket)
         if failure is None:
             self.stories[leg.leg_id] = Story(leg)
@@ -116,7 +120,7 @@ class Body:
         self.absorb()
 
     def absorb(self) -> None:
-        for order in self.core.take_orders():
+        for order in self.core.pop_commands():
             match order:
                 case StartPull():
                     assert order.leg_id not in self.pulls
@@ -130,7 +134,7 @@ class Body:
                     self.loads.pop(order.leg_id, None)
                 case FreeSource():
                     self.frees.append(order)
-        for event in self.core.take_events():
+        for event in self.core.pop_events():
             match event:
                 case BlocksStored():
                     somewhere = self.cached["gpu"] | self.cached["cpu"]
@@ -156,7 +160,7 @@ class TwoCores(RuleBasedStateMachine):
         self.now_s = 100.0
         self.source = Body("p0", SMALL)
         self.target = Body("d0", self.decode_settings)
-        self.tickets: list[tuple[Leg, Ticket]] = []
+        self.tickets: list[tuple[Leg, KvHandle]] = []
         self.ids = 0
 
     def leg(self, kind: LegKind, prompt: tuple[int, ...], **rest: object) -> Leg:
@@ -213,8 +217,8 @@ class TwoCores(RuleBasedStateMachine):
         prompt = prefill.prompt_token_ids
         prompt = (*prompt, *(90 for _ in range(min(more, 38 - len(prompt)))))
         prompt += expected_tokens(prompt, resumed, model="tiny", settings=SMALL, min_tokens=resumed)
-        leg = self.leg(LegKind.DECODE, prompt, max_tokens=max_tokens, ticket=ticket)
-        assert self.target.add(leg) in {None, LegFailure.OVERLOADED, LegFailure.REFUSED}
+        leg = self.leg(LegKind.DECODE, prompt, max_tokens=max_tokens, kv_handle=ticket)
+        assert self.target.add(leg) in {None, LegFailure.OVERLOADED, LegFailure.REJECTED}
 
     @rule(at_source=st.booleans())
     def step(self, *, at_source: bool) -> None:
@@ -234,9 +238,9 @@ class TwoCores(RuleBasedStateMachine):
     def end_pull(self, *, index: int, works: bool) -> None:
         order = self.target.pulls.pop(sorted(self.target.pulls)[index % len(self.target.pulls)])
         if works:
-            kept = self.source.core.release(order.ticket.leg_id, self.now_s)
+            kept = self.source.core.release(order.kv_handle.leg_id, self.now_s)
             output = self.target.core.pull_done(
-                order.leg_id, blocks=order.blocks, took_s=0.01, kept=kept
+                order.leg_id, blocks=order.blocks, duration_s=0.01, source_kept=kept
             )
         else:
             output = self.target.core.pull_failed(order.leg_id)
@@ -263,7 +267,7 @@ class TwoCores(RuleBasedStateMachine):
     @precondition(lambda self: self.target.frees)
     @rule()
     def free_source(self) -> None:
-        self.source.core.release(self.target.frees.pop().ticket.leg_id, self.now_s)
+        self.source.core.release(self.target.frees.pop().kv_handle.leg_id, self.now_s)
 
     @rule(index=st.integers(0, 50), at_source=st.booleans())
     def abort(self, *, index: int, at_source: bool) -> None:
@@ -273,10 +277,10 @@ class TwoCores(RuleBasedStateMachine):
 
     def collect_tickets(self) -> None:
         self.tickets = [
-            (story.leg, output.ticket)
+            (story.leg, output.kv_handle)
             for story in self.source.stories.values()
             for output in story.outputs
-            if output.ticket is not None
+            if output.kv_handle is not None
         ]
 
     @invariant()
@@ -294,7 +298,7 @@ class TwoCores(RuleBasedStateMachine):
     def events_say_what_is_cached(self) -> None:
         for body in (self.source, self.target):
             assert body.cached["gpu"] == set(body.core._memory._pool._block_of)
-            assert body.cached["cpu"] == body.core._memory._host.holds()
+            assert body.cached["cpu"] == body.core._memory._host.block_hashes()
             assert len(body.cached["cpu"]) <= body.config.host_blocks
 
     def teardown(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from baton.engine.sim import SimSettings
-from baton.simulator.engine.settings import BadSetting
+from baton.simulator.engine.settings import SettingInvalid
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def test_a_setting_that_cannot_work_is_named_with_what_is_wanted(
 
 
 def test_a_bad_setting_travels_by_pickle() -> None:
-    error = BadSetting("speed", 0.0, "more than 0")
+    error = SettingInvalid("speed", 0.0, "more than 0")
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     assert str(again) == str(error) == "simulated engine: speed is 0.0, wanted more than 0"
-    assert (again.name, again.got, again.wanted) == ("speed", 0.0, "more than 0")
+    assert (again.name, again.got, again.expected) == ("speed", 0.0, "more than 0")
 
 
 def test_engines_of_different_models_or_blocks_have_different_layouts() -> None:

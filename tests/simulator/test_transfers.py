@@ -29,8 +29,8 @@ class Story:
                 target_id=target,
                 moved_bytes=moved_bytes,
                 setup_s=setup_s,
-                done=lambda: say("done"),
-                failed=lambda: say("failed"),
+                on_done=lambda: say("done"),
+                on_failed=lambda: say("failed"),
             )
         )
 
@@ -48,7 +48,7 @@ def test_a_pull_takes_its_set_up_and_its_bytes() -> None:
 def test_a_short_pull_that_begins_later_is_not_waited_for_until_the_long_one_is_done() -> None:
     story = Story()
     story.pull("long", "a", "b", 400)
-    story.line.at(1.0, lambda: story.pull("short", "c", "b", 50))
+    story.line.call_at(1.0, lambda: story.pull("short", "c", "b", 50))
     story.line.run()
     # Alone 0.5 to 1.5 s: 100 bytes. Together at 50 a second until 2.5 s. 250 bytes are left.
     assert [key for key, _, _ in story.said] == ["short", "long"]
@@ -59,7 +59,7 @@ def test_a_short_pull_that_begins_later_is_not_waited_for_until_the_long_one_is_
 def test_a_cancelled_pull_is_not_heard_of_again(at_s: float) -> None:
     story = Story()
     story.pull("x", "a", "b")
-    story.line.at(at_s, lambda: story.transfers.cancel("x"))
+    story.line.call_at(at_s, lambda: story.transfers.cancel("x"))
     story.line.run()
     assert story.said == []
     assert (len(story.transfers), len(story.transfers.network)) == (0, 0)
@@ -71,7 +71,7 @@ def test_pulls_from_an_engine_that_dies_fail_and_those_into_it_are_forgotten(at_
     story.pull("from", "a", "b")
     story.pull("into", "c", "a")
     story.pull("other", "c", "b")
-    story.line.at(at_s, lambda: story.transfers.engine_died("a"))
+    story.line.call_at(at_s, lambda: story.transfers.on_engine_died("a"))
     story.line.run()
     assert story.said[0] == ("from", "failed", at_s)
     assert [(key, what) for key, what, _ in story.said[1:]] == [("other", "done")]

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from baton.simulator.v1.blocks import CountedBlocks
-from tests.simulator.v1_cores import Mirror
+from baton.simulator.v1.blocks import V1BlockPool
+from tests.simulator.v1_cores import CacheMirror
 
 CHAINS = [[10, 11, 12, 13, 14], [10, 11, 22, 23, 24], [10, 31, 32, 33, 34], [41, 42, 43, 44, 45]]
 
@@ -30,23 +30,23 @@ class Listed:
             self.idle.remove(one)
         self.users[one] = self.users.get(one, 0) + 1
 
-    def take(self, blocks: int) -> None:
+    def allocate(self, blocks: int) -> None:
         for _ in range(blocks - self.empty):
             self.idle.pop(0)
         self.private += blocks
 
-    def publish(self, hashes: list[int]) -> None:
-        for one in hashes:
-            self.use(one)
+    def cache_full_blocks(self, hashes: list[int]) -> None:
+        for hash_ in hashes:
+            self.use(hash_)
             self.private -= 1
 
-    def give_back(self, hashes: list[int], private: int) -> None:
+    def free(self, hashes: list[int], private: int) -> None:
         self.private -= private
-        for one in reversed(hashes):
-            self.users[one] -= 1
-            if not self.users[one]:
-                del self.users[one]
-                self.idle.append(one)
+        for hash_ in reversed(hashes):
+            self.users[hash_] -= 1
+            if not self.users[hash_]:
+                del self.users[hash_]
+                self.idle.append(hash_)
 
 
 @hypothesis_settings(max_examples=80)
@@ -55,34 +55,36 @@ class Listed:
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 2)), max_size=80),
 )
 def test_counted_blocks_are_as_listed_ones(total: int, acts: list[tuple[int, int, int]]) -> None:
-    blocks, listed, mirror = CountedBlocks(total), Listed(total), Mirror()
+    blocks, listed, mirror = V1BlockPool(total), Listed(total), CacheMirror()
     runs: list[tuple[list[int], int]] = []
     for which, length, own in acts:
         hashes = CHAINS[which][:length]
-        cached, idle = blocks.cached(hashes, len(hashes))
+        cached, idle = blocks.count_cached(hashes, len(hashes))
         known = listed.users.keys() | set(listed.idle)
-        assert cached == next((n for n, one in enumerate(hashes) if one not in known), len(hashes))
-        assert idle == sum(one in listed.idle for one in hashes[:cached])
+        assert cached == next(
+            (n for n, value in enumerate(hashes) if value not in known), len(hashes)
+        )
+        assert idle == sum(hash_ in listed.idle for hash_ in hashes[:cached])
         fresh = length - cached + own
         if fresh + idle <= blocks.available and length:
-            blocks.share(hashes[:cached])
-            for one in hashes[:cached]:
-                listed.use(one)
+            blocks.touch(hashes[:cached])
+            for hash_ in hashes[:cached]:
+                listed.use(hash_)
             for each in (blocks, listed):
-                each.take(fresh)
+                each.allocate(fresh)
             for each in (blocks, listed):
-                each.publish(hashes[cached:])
+                each.cache_full_blocks(hashes[cached:])
             runs.append((hashes, own))
         elif runs:
             hashes, private = runs.pop(which % len(runs))
             for each in (blocks, listed):
-                each.give_back(hashes, private)
-        assert blocks.idle() == listed.idle
+                each.free(hashes, private)
+        assert blocks.idle_blocks() == listed.idle
         assert blocks.users() == listed.users
         assert (blocks.empty, blocks.available) == (listed.empty, listed.empty + len(listed.idle))
         assert blocks.used == listed.private + len(listed.users)
-        mirror.take(blocks.take_update())
-        assert mirror.held == known_to(listed)
+        mirror.apply(blocks.pop_update())
+        assert mirror.blocks == known_to(listed)
 
 
 def known_to(listed: Listed) -> set[int]:
@@ -90,35 +92,35 @@ def known_to(listed: Listed) -> set[int]:
 
 
 def test_computing_what_is_cached_gives_the_copy_back() -> None:
-    blocks = CountedBlocks(10)
-    blocks.take(4)
-    blocks.publish([1, 2])
-    blocks.publish([1, 2])
+    blocks = V1BlockPool(10)
+    blocks.allocate(4)
+    blocks.cache_full_blocks([1, 2])
+    blocks.cache_full_blocks([1, 2])
     assert (blocks.empty, blocks.users()) == (8, {1: 2, 2: 2})
-    blocks.give_back([1, 2], 0)
-    blocks.give_back([1, 2], 0)
-    blocks.take(2)
-    blocks.publish([1, 2])
+    blocks.free([1, 2], 0)
+    blocks.free([1, 2], 0)
+    blocks.allocate(2)
+    blocks.cache_full_blocks([1, 2])
     assert (blocks.empty, blocks.available, blocks.users()) == (8, 8, {1: 1, 2: 1})
 
 
 def test_using_the_same_blocks_for_ever_takes_no_more_memory() -> None:
-    blocks = CountedBlocks(10)
-    blocks.take(5)
-    blocks.publish([1, 2, 3, 4, 5])
+    blocks = V1BlockPool(10)
+    blocks.allocate(5)
+    blocks.cache_full_blocks([1, 2, 3, 4, 5])
     for _ in range(100):
-        blocks.give_back([1, 2, 3, 4, 5], 0)
-        blocks.share([1, 2, 3, 4, 5])
-    assert sum(len(returned) for _, returned in blocks._returned) <= 25
-    blocks.give_back([1, 2, 3, 4, 5], 0)
-    assert blocks.idle() == [5, 4, 3, 2, 1]
+        blocks.free([1, 2, 3, 4, 5], 0)
+        blocks.touch([1, 2, 3, 4, 5])
+    assert sum(len(returned) for _, returned in blocks._eviction_queue) <= 25
+    blocks.free([1, 2, 3, 4, 5], 0)
+    assert blocks.idle_blocks() == [5, 4, 3, 2, 1]
 
 
 def test_what_comes_and_goes_between_two_updates_is_not_told() -> None:
-    blocks = CountedBlocks(2)
-    blocks.take(2)
-    blocks.publish([1, 2])
-    blocks.give_back([1, 2], 0)
-    blocks.take(2)
-    assert not blocks.has_news
-    assert blocks.take_update() is None
+    blocks = V1BlockPool(2)
+    blocks.allocate(2)
+    blocks.cache_full_blocks([1, 2])
+    blocks.free([1, 2], 0)
+    blocks.allocate(2)
+    assert not blocks.has_update
+    assert blocks.pop_update() is None

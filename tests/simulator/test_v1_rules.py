@@ -12,15 +12,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from baton.domain.handoff import Leg, LegKind
-from baton.engine.sim.kv_handles import write_ticket
+from baton.engine.sim.kv_handles import encode_kv_handle
 from baton.perf.step_timing import StepBatch
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.network.timeline import Timeline
 from baton.simulator.v1.settings import V1Settings
-from baton.simulator.workloads.trace import output_payload
-from tests.simulator.v1_cores import SETTINGS, Body, impatient, new_core
+from baton.simulator.workloads.trace import encode_output_tokens
+from tests.simulator.v1_cores import SETTINGS, VirtualEngine, new_core, with_changes
 
 
 class Asked(NamedTuple):
@@ -64,7 +64,7 @@ class SlowEngine:
         self.stamps = count(1)
 
     def serve(self, requests: list[Asked]) -> list[SlowRun]:
-        runs = [SlowRun(one, list(one.prompt)) for one in requests]
+        runs = [SlowRun(request, list(request.prompt)) for request in requests]
         to_come, now_s = list(runs), 0.0
         while to_come or self.waiting or self.running:
             while to_come and to_come[0].asked.at_s <= now_s:
@@ -213,7 +213,7 @@ asked = st.lists(
     max_size=14,
 )
 pressed = st.builds(
-    lambda blocks, seats, budget, longest, fewer: impatient(
+    lambda blocks, seats, budget, longest, fewer: with_changes(
         SETTINGS,
         kv_blocks=blocks,
         max_running_requests=seats,
@@ -244,15 +244,15 @@ def as_leg(number: int, one: Asked) -> Leg:
         kind=LegKind.LOCAL,
         prompt_token_ids=one.prompt,
         max_tokens=one.output,
-        payload=output_payload(one.output),
+        payload=encode_output_tokens(one.output),
     )
 
 
-def counted(config: V1Settings, requests: list[Asked]) -> Body:
+def counted(config: V1Settings, requests: list[Asked]) -> VirtualEngine:
     timeline = Timeline()
-    body = Body(new_core(config), timeline)
-    for number, one in enumerate(requests):
-        body.send_at(one.at_s, as_leg(number, one))
+    body = VirtualEngine(new_core(config), timeline)
+    for number, asked_request in enumerate(requests):
+        body.send_at(asked_request.at_s, as_leg(number, asked_request))
     timeline.run()
     return body
 
@@ -263,7 +263,7 @@ def test_scheduling_is_vllms(config: V1Settings, requests: list[Asked]) -> None:
     slow = SlowEngine(config)
     runs = slow.serve(requests)
     body = counted(config, requests)
-    for run, story in zip(runs, body.stories.values(), strict=True):
+    for run, story in zip(runs, body.legs.values(), strict=True):
         assert run.first_at_s is not None
         assert story.tokens == run.asked.output
         assert story.cached_tokens == run.cached
@@ -272,8 +272,8 @@ def test_scheduling_is_vllms(config: V1Settings, requests: list[Asked]) -> None:
     size = config.block_size_tokens
     root = chain_root(model="tiny", block_size_tokens=size)
     idle = sorted((block for block in slow.blocks if block.name), key=lambda block: block.freed)
-    hashes = [chain(root, block.name or (), size)[-1] for block in idle]
-    assert body.core._memory.blocks.idle() == hashes
+    hashes = [chain_hashes(root, block.name or (), size)[-1] for block in idle]
+    assert body.core._memory.blocks.idle_blocks() == hashes
 
 
 # ---------------------------------------------------------------------- the token engine
@@ -301,7 +301,7 @@ def test_with_memory_to_spare_it_is_the_token_engine(
         max_batched_tokens=budget,
     )
     firsts, lasts = token_engine(exact, requests)
-    stories = counted(config, requests).stories.values()
+    stories = counted(config, requests).legs.values()
     for first_s, last_s, story in zip(firsts, lasts, stories, strict=True):
         assert math.isclose(story.first_at_s, first_s, rel_tol=1e-9)
         assert math.isclose(story.last_at_s, last_s, rel_tol=1e-9)
@@ -320,7 +320,7 @@ class AsExact:
 
 
 def token_engine(exact: SimSettings, requests: list[Asked]) -> tuple[list[float], list[float]]:
-    core = SimCore(exact, engine_id="e", model="m", address="a", write_ticket=write_ticket)
+    core = SimCore(exact, engine_id="e", model="m", address="a", encode_kv_handle=encode_kv_handle)
     firsts, lasts = [0.0] * len(requests), [0.0] * len(requests)
     now_s, sent = 0.0, 0
     while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.simulator.v1.settings import Scheduling
-from tests.simulator.v1_cores import SETTINGS, impatient
+from tests.simulator.v1_cores import SETTINGS, with_changes
 
 
 @pytest.mark.parametrize("tokens", [0, 3, 17])
@@ -17,21 +17,21 @@ def test_a_budget_beside_streams_has_a_token_for_each_and_is_not_the_larger_one(
         r" to max_batched_tokens=16$"
     )
     with pytest.raises(ValueError, match=wanted):
-        impatient(SETTINGS, decode_step_tokens=tokens)
+        with_changes(SETTINGS, decode_step_tokens=tokens)
 
 
 @pytest.mark.parametrize("tokens", [None, 4, 16])
 def test_a_budget_beside_streams_may_be_as_small_as_their_number_and_as_large_as_the_other(
     tokens: int | None,
 ) -> None:
-    assert impatient(SETTINGS, decode_step_tokens=tokens).decode_step_tokens == tokens
+    assert with_changes(SETTINGS, decode_step_tokens=tokens).decode_step_tokens == tokens
 
 
 def test_an_engine_that_cuts_no_prompt_has_no_budget_beside_streams() -> None:
-    whole = impatient(SETTINGS, scheduling=Scheduling.PREFILL_FIRST)
+    whole = with_changes(SETTINGS, scheduling=Scheduling.PREFILL_FIRST)
     wanted = (
         "^simulated engine: decode_step_tokens is 8, wanted none with scheduling 'prefill_first',"
         " which cuts no prompt: leave one of them out$"
     )
     with pytest.raises(ValueError, match=wanted):
-        impatient(whole, decode_step_tokens=8)
+        with_changes(whole, decode_step_tokens=8)

@@ -9,9 +9,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from baton.domain.handoff import LegFailure
 from baton.simulator.network.timeline import Timeline
 from baton.simulator.v1.settings import Scheduling
-from tests.simulator.v1_cores import SETTINGS, Body, decode, impatient, leg, new_core, prefill
+from tests.simulator.v1_cores import (
+    SETTINGS,
+    VirtualEngine,
+    decode,
+    leg,
+    new_core,
+    prefill,
+    with_changes,
+)
 
-SMALL = impatient(SETTINGS, kv_blocks=40, max_waiting_requests=6)
+SMALL = with_changes(SETTINGS, kv_blocks=40, max_waiting_requests=6)
 ids = st.lists(st.integers(0, 1), max_size=8).map(tuple)
 
 
@@ -23,8 +31,8 @@ class TwoEngines(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.timeline = Timeline()
-        self.source = Body(new_core(SMALL, "p0"), self.timeline)
-        self.target = Body(new_core(self.target_settings, "d0"), self.timeline)
+        self.source = VirtualEngine(new_core(SMALL, "p0"), self.timeline)
+        self.target = VirtualEngine(new_core(self.target_settings, "d0"), self.timeline)
         self.target.sources["p0"] = self.source
         self.names = 0
 
@@ -61,8 +69,8 @@ class TwoEngines(RuleBasedStateMachine):
     @rule(which=st.integers(0, 50), at_source=st.booleans())
     def abort(self, *, which: int, at_source: bool) -> None:
         body = self.source if at_source else self.target
-        if body.stories:
-            body.abort([list(body.stories)[which % len(body.stories)]])
+        if body.legs:
+            body.abort([list(body.legs)[which % len(body.legs)]])
 
     @precondition(lambda self: self.source.tickets)
     @rule(which=st.integers(0, 50))
@@ -78,7 +86,7 @@ class TwoEngines(RuleBasedStateMachine):
         for body in (self.source, self.target):
             body.core.check_integrity()
             load = body.core.load(self.timeline.now_s)
-            going = [not (one.finished or one.aborted) for one in body.stories.values()]
+            going = [not (other.finished or other.aborted) for other in body.legs.values()]
             alive = load.queued_requests + load.running_requests + load.pulling_requests
             assert sum(going) == alive
             assert 0 <= load.kv_used_fraction <= 1
@@ -87,24 +95,24 @@ class TwoEngines(RuleBasedStateMachine):
         """Left alone, every leg ends and no block stays in use."""
         self.timeline.run(until_s=self.timeline.now_s + 500)
         for body in (self.source, self.target):
-            assert all(story.finished or story.aborted for story in body.stories.values())
+            assert all(story.finished or story.aborted for story in body.legs.values())
             load = body.core.load(self.timeline.now_s)
             busy = load.queued_requests + load.running_requests + load.pulling_requests
             assert (busy, load.queued_tokens, load.kv_used_fraction) == (0, 0, 0.0)
-            assert body.mirror.held == set(body.core._memory.blocks.idle())
+            assert body.mirror.blocks == set(body.core._memory.blocks.idle_blocks())
             body.core.check_integrity()
 
 
 class TwoEnginesInStages(TwoEngines):
     """The same where batches overlap."""
 
-    target_settings = impatient(SMALL, pipeline_stages=3)
+    target_settings = with_changes(SMALL, pipeline_stages=3)
 
 
 class TwoEnginesPromptsFirst(TwoEngines):
     """The same where prompts are computed whole."""
 
-    target_settings = impatient(SMALL, scheduling=Scheduling.PREFILL_FIRST, prefix_caching=False)
+    target_settings = with_changes(SMALL, scheduling=Scheduling.PREFILL_FIRST, prefix_caching=False)
 
 
 TestTwoEngines = TwoEngines.TestCase

@@ -15,13 +15,13 @@ from baton.simulator.network.timeline import Timeline
 from baton.simulator.v1.settings import Scheduling, V1Settings
 from tests.simulator.v1_cores import (
     SETTINGS,
-    Body,
-    Story,
+    LegLog,
+    VirtualEngine,
     decode,
-    impatient,
     leg,
     new_core,
     prefill,
+    with_changes,
 )
 
 
@@ -47,7 +47,7 @@ doings = st.builds(
     which=st.integers(0, 30),
 )
 sizes = st.builds(
-    lambda blocks, seats, budget, first, longest, fewer: impatient(
+    lambda blocks, seats, budget, first, longest, fewer: with_changes(
         SETTINGS,
         kv_blocks=blocks,
         max_running_requests=seats,
@@ -67,20 +67,24 @@ sizes = st.builds(
 )
 
 
-def play(config: V1Settings, script: list[Doing], *, jumps: bool) -> tuple[Body, Body]:
+def play(
+    config: V1Settings, script: list[Doing], *, jumps: bool
+) -> tuple[VirtualEngine, VirtualEngine]:
     timeline = Timeline(100.0)
-    source = Body(new_core(impatient(config, kv_blocks=60), "p0", jumps=jumps), timeline)
-    target = Body(new_core(config, "d0", jumps=jumps), timeline)
+    source = VirtualEngine(
+        new_core(with_changes(config, kv_blocks=60), "p0", jumps=jumps), timeline
+    )
+    target = VirtualEngine(new_core(config, "d0", jumps=jumps), timeline)
     target.sources["p0"] = source
     at_s = 100.0
     for number, doing in enumerate(script):
         at_s += doing.after_s
-        timeline.at(at_s, partial(_do, source, target, number, doing))
+        timeline.call_at(at_s, partial(_do, source, target, number, doing))
     timeline.run(until_s=at_s + 500)
     return source, target
 
 
-def _do(source: Body, target: Body, number: int, doing: Doing) -> None:
+def _do(source: VirtualEngine, target: VirtualEngine, number: int, doing: Doing) -> None:
     name = f"leg{number}"
     match doing.what:
         case "local":
@@ -93,13 +97,13 @@ def _do(source: Body, target: Body, number: int, doing: Doing) -> None:
             ticket = source.tickets[first]
             prompt = source.prompts[first].extended(doing.tokens % 30)
             target.add(decode(name, prompt, ticket, doing.output))
-        case "abort" if target.stories:
-            target.abort([list(target.stories)[doing.which % len(target.stories)]])
+        case "abort" if target.legs:
+            target.abort([list(target.legs)[doing.which % len(target.legs)]])
         case "release" if source.tickets:
             source.release(list(source.tickets)[doing.which % len(source.tickets)])
         case _:
-            source.look()
-            target.look()
+            source.sample_load()
+            target.sample_load()
 
 
 def _assert_same_load(fast: Load, slow: Load) -> None:
@@ -112,7 +116,7 @@ def _countable(load: Load) -> Load:
     return load._replace(step_s=0.0, steps=load.steps._replace(busy_s=0.0), cache_sequence=0)
 
 
-def _assert_same_story(fast: Story, slow: Story) -> None:
+def _assert_same_story(fast: LegLog, slow: LegLog) -> None:
     assert (fast.finished, fast.cached_tokens) == (slow.finished, slow.cached_tokens)
     assert fast.aborted == slow.aborted
     assert fast.tokens <= slow.tokens if fast.aborted else fast.tokens == slow.tokens
@@ -128,7 +132,7 @@ def doing(after_s: float, what: str, tokens: int, output: int, ids: tuple[int, .
 
 # Once a prompt waited until a decode that had just been computed again had ended.
 @example(
-    impatient(
+    with_changes(
         SETTINGS,
         kv_blocks=80,
         max_running_requests=3,
@@ -146,15 +150,15 @@ def doing(after_s: float, what: str, tokens: int, output: int, ids: tuple[int, .
 def test_many_steps_at_once_are_as_one_at_a_time(config: V1Settings, script: list[Doing]) -> None:
     fast, slow = play(config, script, jumps=True), play(config, script, jumps=False)
     for quick, single in zip(fast, slow, strict=True):
-        assert quick.stories.keys() == single.stories.keys()
-        for leg_id, story in quick.stories.items():
-            _assert_same_story(story, single.stories[leg_id])
+        assert quick.legs.keys() == single.legs.keys()
+        for leg_id, story in quick.legs.items():
+            _assert_same_story(story, single.legs[leg_id])
         for ours, theirs in zip(quick.loads, single.loads, strict=True):
             _assert_same_load(ours, theirs)
-        assert quick.core._memory.blocks.idle() == single.core._memory.blocks.idle()
-        assert quick.mirror.held == set(quick.core._memory.blocks.idle())
-        assert quick.begun <= single.begun
-        quick.look()
+        assert quick.core._memory.blocks.idle_blocks() == single.core._memory.blocks.idle_blocks()
+        assert quick.mirror.blocks == set(quick.core._memory.blocks.idle_blocks())
+        assert quick.started_steps <= single.started_steps
+        quick.sample_load()
         load = quick.loads[-1]
         busy = (load.queued_requests, load.running_requests, load.pulling_requests)
         assert (busy, load.queued_tokens, load.kv_used_fraction) == ((0, 0, 0), 0, 0.0)
@@ -163,13 +167,14 @@ def test_many_steps_at_once_are_as_one_at_a_time(config: V1Settings, script: lis
 def test_a_long_answer_alone_is_a_handful_of_events() -> None:
     def begun(*, jumps: bool) -> int:
         timeline = Timeline()
-        body = Body(
-            new_core(impatient(SETTINGS, max_len_tokens=2000, kv_blocks=900), jumps=jumps), timeline
+        body = VirtualEngine(
+            new_core(with_changes(SETTINGS, max_len_tokens=2000, kv_blocks=900), jumps=jumps),
+            timeline,
         )
         body.add(leg("a", 10, 1000))
         timeline.run()
-        assert body.stories["a"].tokens == 1000
-        return body.begun
+        assert body.legs["a"].tokens == 1000
+        return body.started_steps
 
     assert begun(jumps=False) == 1000
     assert begun(jumps=True) == 2

@@ -15,10 +15,10 @@ from baton.domain.value import evolve
 from baton.engine.sim import SimSettings, expected_tokens
 from baton.policy.placement.port import Disaggregate
 from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
-from baton.simulator.fleet.reporting import Reporting
+from baton.simulator.fleet.reporting import ReportingOptions
 from benchmarks._arrivals import closed_loop, open_loop, poisson_times
-from tests.control.world import check_story
-from tests.simulator.fleets import ENGINE, JOINED_S, Tokens, coordinator, fleet, requests
+from tests.control.world import check_record
+from tests.simulator.fleets import ENGINE, JOINED_S, ReceivedTokens, coordinator, fleet, requests
 
 EXACT = FleetOptions(latency_s=0.01, latency_spread=0.0)
 
@@ -49,7 +49,7 @@ def leases_out(made: VirtualFleet) -> None:
 def test_every_way_through_the_fleet_gives_the_expected_tokens(
     disaggregate: Disaggregate,
 ) -> None:
-    tokens = Tokens()
+    tokens = ReceivedTokens()
     made = fleet(
         replicas={Role.PREFILL: 2, Role.DECODE: 2},
         tokens=tokens,
@@ -57,9 +57,9 @@ def test_every_way_through_the_fleet_gives_the_expected_tokens(
     )
     sent = requests(40, groups=4)
     open_loop(made, sent, poisson_times(50.0, 40, random.Random(1), start_s=JOINED_S))
-    made.run(ended=40, until_s=60.0)
+    made.run(until_ended=40, until_s=60.0)
     assert {record.outcome for record in made.records} == {Phase.FINISHED}
-    assert tokens.of == {request.request_id: wanted(request) for request in sent}
+    assert tokens.by_request == {request.request_id: wanted(request) for request in sent}
     modes = {record.routes[-1].mode for record in made.records}
     if disaggregate is Disaggregate.ALWAYS:
         assert modes == {HandoffMode.PULL}
@@ -70,24 +70,24 @@ def test_every_way_through_the_fleet_gives_the_expected_tokens(
 
 
 def test_a_stream_goes_on_elsewhere_when_its_replica_dies() -> None:
-    tokens = Tokens()
+    tokens = ReceivedTokens()
     made = fleet(replicas={Role.MIXED: 2}, tokens=tokens)
     (request,) = requests(1, max_tokens=50)
     made.send(request)
     made.run(until_s=JOINED_S + 0.2)
-    got = tokens.of["r0"]
+    got = tokens.by_request["r0"]
     assert 0 < len(got) < 50
-    (victim,) = (one for one, it in made.replicas.items() if it.load().running_requests)
+    (victim,) = (name for name, it in made.replicas.items() if it.load().running_requests)
     made.kill(victim)
-    made.run(ended=1, until_s=60.0)
-    assert tokens.of["r0"] == wanted(request)
+    made.run(until_ended=1, until_s=60.0)
+    assert tokens.by_request["r0"] == wanted(request)
     assert made.records[0].resumes == 1
     made.check_idle()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_dies_and_joins_every_request_ends_once_and_nothing_is_left(seed: int) -> None:
-    tokens = Tokens()
+    tokens = ReceivedTokens()
     made = fleet(
         replicas={Role.PREFILL: 2, Role.DECODE: 3},
         options=FleetOptions(seed=seed),
@@ -106,17 +106,17 @@ def test_whatever_dies_and_joins_every_request_ends_once_and_nothing_is_left(see
     for round_ in range(6):
         victim = rng.choice(everyone).facts
         at_s = JOINED_S + 0.4 * (round_ + 1)
-        made.timeline.at(at_s, partial(strike, made, victim.replica_id))
-        made.timeline.at(at_s + 0.3, partial(revive, made, victim.replica_id, victim.role))
+        made.timeline.call_at(at_s, partial(strike, made, victim.replica_id))
+        made.timeline.call_at(at_s + 0.3, partial(revive, made, victim.replica_id, victim.role))
     while len(made.records) < len(sent):
         made.run(until_s=made.timeline.now_s + 0.1)
         made.check_integrity()
         assert made.timeline.now_s < 120
     assert {record.outcome for record in made.records} == {Phase.FINISHED}
-    assert tokens.of == {request.request_id: wanted(request) for request in sent}
+    assert tokens.by_request == {request.request_id: wanted(request) for request in sent}
     assert any(record.resumes for record in made.records)
     for record in made.records:
-        check_story(record)
+        check_record(record)
     leases_out(made)
     made.check_idle()
 
@@ -145,8 +145,8 @@ def story(seed: int) -> list[RequestRecord]:
         poisson_times(60.0, 60, random.Random(seed), start_s=JOINED_S),
         lambda request: int(request.request_id[1:]) % 2,
     )
-    made.timeline.at(JOINED_S + 0.5, lambda: made.kill("decode-1"))
-    made.run(ended=60, until_s=60.0)
+    made.timeline.call_at(JOINED_S + 0.5, lambda: made.kill("decode-1"))
+    made.run(until_ended=60, until_s=60.0)
     return made.records
 
 
@@ -160,7 +160,7 @@ def test_a_request_alone_takes_its_steps_and_two_messages() -> None:
     made = fleet(replicas={Role.MIXED: 1}, options=EXACT)
     (request,) = requests(1, prompt_tokens=300, max_tokens=5)
     made.send(request)
-    made.run(ended=1)
+    made.run(until_ended=1)
     (record,) = made.records
     prefill_s = ENGINE.step_s(prefill_tokens=300, decode_requests=0)
     decode_s = ENGINE.step_s(prefill_tokens=0, decode_requests=1)
@@ -178,7 +178,7 @@ def test_a_handoff_takes_set_up_bytes_and_its_messages() -> None:
     )
     (request,) = requests(1, prompt_tokens=320)
     made.send(request)
-    made.run(ended=1)
+    made.run(until_ended=1)
     prefill_s = ENGINE.step_s(prefill_tokens=320, decode_requests=0)
     transfer_s = ENGINE.transfer_s(20 * ENGINE.kv_block_bytes)
     decode_s = ENGINE.step_s(prefill_tokens=0, decode_requests=1)
@@ -204,7 +204,7 @@ def test_every_wait_in_a_queue_is_that_of_one_server_with_constant_service() -> 
     service_s = engine.step_s(prefill_tokens=100, decode_requests=0)
     times_s = list(poisson_times(0.7 / service_s, 300, random.Random(5), start_s=JOINED_S))
     open_loop(made, requests(300, prompt_tokens=100, max_tokens=1), times_s)
-    made.run(ended=300)
+    made.run(until_ended=300)
     waited_s = [ttft_s(record) - service_s for record in made.records]
     assert waited_s == pytest.approx(waits_s(times_s, service_s), abs=1e-9)
 
@@ -224,7 +224,7 @@ def test_pulls_into_one_replica_share_its_interface() -> None:
         coordinators=[coordinator(0, Disaggregate.ALWAYS)],
     )
     send_at_once(made, requests(4, prompt_tokens=1600))
-    made.run(ended=4)
+    made.run(until_ended=4)
     assert Counter(record.routes[0].prefill_replica_id for record in made.records) == Counter(
         f"prefill-{n}" for n in range(4)
     )
@@ -238,7 +238,9 @@ def test_pulls_into_one_replica_share_its_interface() -> None:
 # ---------------------------------------------------------------------- reports
 def test_load_reports_arrive_as_late_as_they_are_set_to() -> None:
     late = FleetOptions(
-        latency_s=0.0, reporting=Reporting(beat_s=0.1, stale_s=0.5), latency_spread=0.0
+        latency_s=0.0,
+        reporting=ReportingOptions(report_interval_s=0.1, load_delay_s=0.5),
+        latency_spread=0.0,
     )
     made = fleet(replicas={Role.MIXED: 1}, options=late)
     (request,) = requests(1, max_tokens=200)
@@ -261,10 +263,10 @@ def test_coordinators_learn_what_is_cached_where() -> None:
     )
     first, second = requests(2, prompt_tokens=800, groups=1)
     made.send(first)
-    made.run(ended=1)
+    made.run(until_ended=1)
     made.run(until_s=made.timeline.now_s + 1)
     made.send(evolve(second, arrived_at_s=made.timeline.now_s))
-    made.run(ended=2)
+    made.run(until_ended=2)
     before, after = made.records
     assert after.routes[-1].decode_replica_id == before.routes[-1].decode_replica_id
     assert after.cached_tokens == 600 // 16 * 16
@@ -276,19 +278,23 @@ def test_a_draining_replica_gets_nothing_new_and_ends_what_it_has() -> None:
     )
     made.send(requests(1, max_tokens=60)[0])
     made.run(until_s=JOINED_S + 0.1)
-    (busy,) = (one for one, it in made.replicas.items() if it.load().running_requests)
+    (busy,) = (name for name, it in made.replicas.items() if it.load().running_requests)
     made.replicas[busy].drain()
     made.run(until_s=JOINED_S + 0.15)
-    later = [evolve(one, request_id=f"later-{one.request_id}") for one in requests(6, seed=9)]
+    later = [
+        evolve(request, request_id=f"later-{request.request_id}") for request in requests(6, seed=9)
+    ]
     send_at_once(made, later)
-    made.run(ended=7)
+    made.run(until_ended=7)
     decoders = {record.request_id: record.routes[-1].decode_replica_id for record in made.records}
     assert decoders.pop("r0") == busy
     assert busy not in decoders.values()
 
 
 def test_what_a_former_life_said_is_not_taken_for_the_new_one() -> None:
-    slow = FleetOptions(latency_s=0.001, reporting=Reporting(beat_s=0.05, stale_s=0.5))
+    slow = FleetOptions(
+        latency_s=0.001, reporting=ReportingOptions(report_interval_s=0.05, load_delay_s=0.5)
+    )
     made = fleet(replicas={Role.MIXED: 1}, options=slow)
     made.send(requests(1, max_tokens=500)[0])
     made.run(until_s=JOINED_S + 0.3)
@@ -296,7 +302,7 @@ def test_what_a_former_life_said_is_not_taken_for_the_new_one() -> None:
     revive(made, "mixed-0", Role.MIXED)
     made.run(until_s=JOINED_S + 0.31)
     made.check_integrity()
-    made.run(ended=1, until_s=60.0)
+    made.run(until_ended=1, until_s=60.0)
     assert made.records[0].outcome is Phase.FINISHED
 
 
@@ -326,7 +332,7 @@ def test_poisson_arrivals_have_their_rate_and_their_spread() -> None:
 def test_a_deadline_passes_though_nothing_happens() -> None:
     made = fleet(replicas={}, coordinators=[coordinator(0, queue_wait_s=3.0)])
     made.send(requests(1)[0])
-    made.run(ended=1, until_s=60.0)
+    made.run(until_ended=1, until_s=60.0)
     (record,) = made.records
     assert record.outcome is Phase.EVICTED
     assert record.ended_at_s == JOINED_S + 3.0
@@ -335,8 +341,8 @@ def test_a_deadline_passes_though_nothing_happens() -> None:
 def test_each_pair_has_a_latency_of_its_own() -> None:
     made = fleet(replicas={Role.MIXED: 8}, options=FleetOptions(latency_s=0.01, latency_spread=0.5))
     send_at_once(made, requests(8))
-    made.run(ended=8)
+    made.run(until_ended=8)
     ttfts_s = {round(ttft_s(record), 9) for record in made.records}
     assert len(ttfts_s) == 8
     prefill_s = ENGINE.step_s(prefill_tokens=200, decode_requests=0)
-    assert all(0.01 <= one - prefill_s <= 0.03 for one in ttfts_s)
+    assert all(0.01 <= value - prefill_s <= 0.03 for value in ttfts_s)

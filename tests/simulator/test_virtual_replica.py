@@ -13,19 +13,19 @@ from baton.domain.events import (
     ReplicaDraining,
     ReplicaJoined,
     SideChannelChecked,
-    StepProduced,
+    StepCompleted,
 )
 from baton.domain.fleet import LossReason
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind, LegOutput
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings
-from baton.simulator.fleet.context import World
-from baton.simulator.fleet.engines import engine_of, wiring
+from baton.simulator.fleet.context import FleetContext
+from baton.simulator.fleet.engines import create_engine, link_settings
 from baton.simulator.fleet.replica import Session, VirtualReplica
-from baton.simulator.fleet.reporting import Reporting
+from baton.simulator.fleet.reporting import ReportingOptions
 from baton.simulator.network.timeline import Timeline
 from baton.simulator.network.transfers import Transfers
-from tests.simulator.cores import local
+from tests.simulator.cores import local_leg
 
 ENGINE = SimSettings(max_len_tokens=400, kv_blocks=32, max_batched_tokens=512, lease_s=1.0)
 PROMPT = tuple(range(3, 163))
@@ -38,7 +38,7 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[object] = []
 
-    def hear(self, replica: VirtualReplica, event: object) -> None:
+    def on_replica_event(self, replica: VirtualReplica, event: object) -> None:
         self.heard.append(event)
 
     def of(self, kind: type[Kind]) -> list[Kind]:
@@ -47,13 +47,13 @@ class Ear:
     def outputs(self, leg_id: str) -> list[LegOutput]:
         return [
             output
-            for event in self.of(StepProduced)
+            for event in self.of(StepCompleted)
             for output in event.outputs
             if output.leg_id == leg_id
         ]
 
-    def ticket(self, leg_id: str) -> Ticket:
-        ticket = self.outputs(leg_id)[-1].ticket
+    def ticket(self, leg_id: str) -> KvHandle:
+        ticket = self.outputs(leg_id)[-1].kv_handle
         assert ticket is not None
         return ticket
 
@@ -63,23 +63,23 @@ class Stage:
 
     def __init__(self, settings: SimSettings = ENGINE, other: SimSettings | None = None) -> None:
         self.line = Timeline()
-        self.world = World(
+        self.world = FleetContext(
             timeline=self.line,
             transfers=Transfers(self.line, share=True),
-            reporting=Reporting(),
-            replace=lambda _: None,
+            reporting=ReportingOptions(),
+            replace_replica=lambda _: None,
         )
         self.ear = Ear()
         self.source, self.own_source = self._replica("p", settings)
         self.target, self.own = self._replica("d", other or settings)
 
     def _replica(self, name: str, settings: SimSettings) -> tuple[VirtualReplica, Session]:
-        engine = engine_of(settings, engine_id=name, model="sim", address=f"{name}:0")
+        engine = create_engine(settings, engine_id=name, model="sim", address=f"{name}:0")
         facts = engine.facts(replica_id=name, side_channel=f"{name}:0")
-        replica = VirtualReplica(facts, engine, wiring(settings), self.world)
-        return replica, replica.open(self.ear, 0.001)
+        replica = VirtualReplica(facts, engine, link_settings(settings), self.world)
+        return replica, replica.open_session(self.ear, 0.001)
 
-    def prefilled(self, leg_id: str = "p") -> Ticket:
+    def prefilled(self, leg_id: str = "p") -> KvHandle:
         self.source.submit(self.own_source, evolve(leg(leg_id), kind=LegKind.PREFILL))
         self.line.run(until_s=self.line.now_s + 0.1)
         return self.ear.ticket(leg_id)
@@ -89,11 +89,11 @@ class Stage:
 
 
 def leg(leg_id: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 3) -> Leg:
-    return local(leg_id, prompt, max_tokens)
+    return local_leg(leg_id, prompt, max_tokens)
 
 
-def handoff(ticket: Ticket, leg_id: str = "d") -> Leg:
-    return evolve(leg(leg_id), kind=LegKind.DECODE, ticket=ticket)
+def handoff(ticket: KvHandle, leg_id: str = "d") -> Leg:
+    return evolve(leg(leg_id), kind=LegKind.DECODE, kv_handle=ticket)
 
 
 def test_a_session_begins_with_who_it_is_what_is_cached_and_how_loaded_it_is() -> None:
@@ -101,13 +101,13 @@ def test_a_session_begins_with_who_it_is_what_is_cached_and_how_loaded_it_is() -
     stage.target.submit(stage.own, leg("a"))
     stage.let_pass(0.1)
     late = Ear()
-    stage.target.open(late, 0.001)
+    stage.target.open_session(late, 0.001)
     stage.let_pass(0.01)
     joined, cached, load = late.heard
     assert isinstance(joined, ReplicaJoined)
     assert isinstance(cached, CacheChanged)
-    assert cached.update.snapshot
-    assert len(cached.update.changes[0].hashes) == 10 * 8
+    assert cached.update.is_snapshot
+    assert len(cached.update.changes[0].packed_hashes) == 10 * 8
     assert isinstance(load, LoadReported)
     assert load.load.cache_sequence == cached.update.sequence == 1
 
@@ -117,7 +117,7 @@ def test_cache_changes_are_gathered_and_numbered() -> None:
     for number in range(3):
         stage.target.submit(stage.own, leg(str(number), tuple(range(number, 160 + number))))
         stage.let_pass(0.1)
-    updates = [e.update for e in stage.ear.of(CacheChanged) if not e.update.snapshot]
+    updates = [e.update for e in stage.ear.of(CacheChanged) if not e.update.is_snapshot]
     assert [update.sequence for update in updates] == [1, 2, 3]
     kinds = {change.kind for change in updates[0].changes}
     assert kinds == {CacheChangeKind.STORED}
@@ -130,7 +130,7 @@ def test_a_snapshot_comes_when_asked_for_after_what_is_new() -> None:
     stage.target.sync_cache(stage.own)
     stage.let_pass(0.1)
     updates = [event.update for event in stage.ear.of(CacheChanged)][-2:]
-    assert [(update.snapshot, update.sequence) for update in updates] == [(False, 1), (True, 1)]
+    assert [(update.is_snapshot, update.sequence) for update in updates] == [(False, 1), (True, 1)]
 
 
 def test_an_abort_is_confirmed_and_frees_everything() -> None:
@@ -190,7 +190,7 @@ def test_a_lease_is_renewed_while_a_leg_waits_for_its_blocks() -> None:
     stage.target.submit(stage.own, handoff(stage.prefilled()))
     stage.let_pass(3.0)
     assert stage.ear.outputs("d")[0].cached_tokens
-    assert stage.target.load().transfers.void_pulls == 0
+    assert stage.target.load().transfers.invalidated_pulls == 0
 
 
 def test_blocks_that_are_read_after_their_lease_are_computed_again() -> None:
@@ -201,7 +201,7 @@ def test_blocks_that_are_read_after_their_lease_are_computed_again() -> None:
     stage.let_pass(1.0)
     assert stage.ear.outputs("d")[0].cached_tokens == 0
     totals = stage.target.load().transfers
-    assert (totals.pulls, totals.void_pulls, totals.failures) == (1, 1, 0)
+    assert (totals.pulls, totals.invalidated_pulls, totals.failures) == (1, 1, 0)
 
 
 def test_a_source_that_is_gone_fails_the_pull_at_once() -> None:
@@ -244,7 +244,7 @@ def test_links_are_reported_when_something_is_new() -> None:
     stage.target.submit(stage.own, handoff(stage.prefilled()))
     stage.let_pass(0.1)
     for _ in range(2):
-        stage.target.beat()
+        stage.target.heartbeat()
         stage.let_pass(0.01)
     (report,) = stage.ear.of(LinksReported)
     (link,) = report.links
@@ -254,11 +254,11 @@ def test_links_are_reported_when_something_is_new() -> None:
 def test_side_channels_are_checked_for_an_answer_and_for_the_layout() -> None:
     stage = Stage(other=replace(ENGINE, kv_dtype="fp8"))
     alike = Stage()
-    for one, address in ((stage, "p:0"), (alike, "p:0"), (alike, "nobody:9")):
-        one.target.check_side_channel(one.own, "p", address)
-        one.let_pass(0.1)
-    assert [event.ok for event in stage.ear.of(SideChannelChecked)] == [False]
-    assert [event.ok for event in alike.ear.of(SideChannelChecked)] == [True, False]
+    for other, address in ((stage, "p:0"), (alike, "p:0"), (alike, "nobody:9")):
+        other.target.check_side_channel(other.own, "p", address)
+        other.let_pass(0.1)
+    assert [event.is_reachable for event in stage.ear.of(SideChannelChecked)] == [False]
+    assert [event.is_reachable for event in alike.ear.of(SideChannelChecked)] == [True, False]
 
 
 def test_all_that_a_host_memory_larger_than_the_kv_cache_holds_is_told() -> None:
@@ -269,10 +269,10 @@ def test_all_that_a_host_memory_larger_than_the_kv_cache_holds_is_told() -> None
         stage.target.submit(stage.own, leg(str(number), prompt, max_tokens=1))
         stage.let_pass(0.2)
     late = Ear()
-    stage.target.open(late, 0.001)
+    stage.target.open_session(late, 0.001)
     stage.let_pass(0.1)
     held = {
-        change.tier: len(unpack_hashes(change.hashes))
+        change.tier: len(unpack_hashes(change.packed_hashes))
         for change in late.of(CacheChanged)[0].update.changes
     }
     assert held[CacheTier.HOST] > 2 * 25
@@ -289,7 +289,7 @@ def test_blocks_come_back_from_the_hosts_memory() -> None:
 
 def test_each_coordinator_gets_the_outputs_of_its_own_legs() -> None:
     stage, other = Stage(), Ear()
-    theirs = stage.target.open(other, 0.001)
+    theirs = stage.target.open_session(other, 0.001)
     stage.target.submit(stage.own, leg("ours"))
     stage.target.submit(theirs, leg("theirs"))
     stage.let_pass(0.2)

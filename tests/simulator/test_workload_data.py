@@ -55,9 +55,9 @@ def test_a_recorded_trace_is_as_its_documentation_says(  # noqa: PLR0917 - a row
     assert found.requests == requests
     assert found.rate_per_s == pytest.approx(rate, abs=0.05)
     for lengths, wanted in ((found.prompt_tokens, prompt), (found.output_tokens, output)):
-        got = (lengths.mean, lengths.p50, lengths.p99, lengths.most)
+        got = (lengths.mean, lengths.p50, lengths.p99, lengths.maximum)
         assert got == pytest.approx(wanted, abs=0.7)
-    assert found.reused_share == pytest.approx(reused, abs=0.0006)
+    assert found.reused_tokens_fraction == pytest.approx(reused, abs=0.0006)
 
 
 def test_bursts_are_as_documented() -> None:
@@ -69,7 +69,7 @@ def test_bursts_are_as_documented() -> None:
 def test_spread_ticks_leave_no_bursts_that_never_were() -> None:
     found = describe(recorded(MOONCAKE))
     assert found.gap_cv == pytest.approx(1.0, abs=0.05)
-    assert found.reused_mean == pytest.approx(0.409, abs=0.001)
+    assert found.mean_reused_fraction == pytest.approx(0.409, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_twice_mooncake_has_twice_the_rate_and_the_reuse_of_one() -> None:
     trace = recorded(MOONCAKE)
     double = describe(scaling.at_rate(trace, 2 * trace.rate_per_s, random.Random(1)))
     assert double.rate_per_s == pytest.approx(2 * trace.rate_per_s, rel=0.01)
-    assert double.reused_share == pytest.approx(0.374, abs=0.01)
+    assert double.reused_tokens_fraction == pytest.approx(0.374, abs=0.01)

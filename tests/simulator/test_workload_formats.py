@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.errors import BadTrace
+from baton.domain.errors import TraceInvalid
 from baton.simulator.workloads import csv_traces as azure
 from baton.simulator.workloads import lengths, mooncake, rate_series
-from baton.simulator.workloads.formats import TraceFormat, detect, read_trace
+from baton.simulator.workloads.formats import TraceFormat, detect_format, read_trace
 from baton.simulator.workloads.lengths import Lengths
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
@@ -52,12 +52,14 @@ RATES = [
     ],
 )
 def test_a_format_is_told_by_the_first_line(lines: list[str], wanted: TraceFormat) -> None:
-    assert detect(lines[0], "f") is wanted
+    assert detect_format(lines[0], "f") is wanted
 
 
 @pytest.mark.parametrize("lines", [["a,b,c\n", "1,2,3\n"], ['{"prompt": "hello"}\n'], ["\n"], []])
 def test_an_unknown_format_is_refused_with_what_would_do(lines: list[str]) -> None:
-    with pytest.raises(BadTrace, match=r"wanted JSON lines|no known format has the fields prompt"):
+    with pytest.raises(
+        TraceInvalid, match=r"wanted JSON lines|no known format has the fields prompt"
+    ):
         read_trace("f", lines)
 
 
@@ -104,11 +106,11 @@ def test_a_date_counts_from_1970(date: str, seconds: float) -> None:
 )
 def test_a_bad_row_is_named_by_file_line_and_what_and_can_be_skipped(row: str, what: str) -> None:
     lines = [*AZURE, "\n", row + "\n"]
-    with pytest.raises(BadTrace) as found:
+    with pytest.raises(TraceInvalid) as found:
         read_trace("conv.csv", lines)
     assert (found.value.name, found.value.line) == ("conv.csv", 5)
-    assert what in found.value.what
-    kept = read_trace("conv.csv", lines, skip_bad=True)
+    assert what in found.value.problem
+    kept = read_trace("conv.csv", lines, ignore_invalid=True)
     assert (len(kept), kept.skipped_lines) == (2, 1)
 
 
@@ -129,10 +131,10 @@ def test_a_bad_row_is_named_by_file_line_and_what_and_can_be_skipped(row: str, w
     ],
 )
 def test_a_bad_json_line_is_named_too(line: str, what: str) -> None:
-    with pytest.raises(BadTrace, match="line 2") as found:
+    with pytest.raises(TraceInvalid, match="line 2") as found:
         read_trace("t.jsonl", [*MOONCAKE, line])
-    assert what in found.value.what
-    assert read_trace("t.jsonl", [*MOONCAKE, line], skip_bad=True).skipped_lines == 1
+    assert what in found.value.problem
+    assert read_trace("t.jsonl", [*MOONCAKE, line], ignore_invalid=True).skipped_lines == 1
 
 
 @pytest.mark.parametrize("lines", [MOONCAKE, LOG, AZURE, RATES])
@@ -142,14 +144,14 @@ def test_a_mark_of_the_byte_order_loses_no_line(lines: list[str]) -> None:
 
 
 def test_a_trace_of_nothing_but_bad_lines_is_refused_even_when_they_may_be_skipped() -> None:
-    with pytest.raises(BadTrace, match="holds no requests, and 1 lines that were skipped"):
-        read_trace("t", ["{oops"], skip_bad=True)
+    with pytest.raises(TraceInvalid, match="holds no requests, and 1 lines that were skipped"):
+        read_trace("t", ["{oops"], ignore_invalid=True)
 
 
 def test_requests_are_sorted_by_arrival_and_those_at_one_time_keep_their_order() -> None:
     rows = [f"{at},{prompt},1" for at, prompt in ((5, 1), (2, 2), (5, 3), (2, 4), (9, 5))]
     trace = azure.read(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows], "t")
-    assert [one.prompt_tokens for one in trace.requests] == [2, 4, 1, 3, 5]
+    assert [request.prompt_tokens for request in trace.requests] == [2, 4, 1, 3, 5]
     assert trace.reordered_lines == 2
 
 
@@ -164,7 +166,7 @@ def test_a_vllm_log_gives_arrivals_and_lengths() -> None:
 
 def test_lengths_alone_need_a_rate() -> None:
     assert lengths.read(LENGTHS, "l") == ((Lengths(18, 243),), 0)
-    with pytest.raises(BadTrace, match="give a rate"):
+    with pytest.raises(TraceInvalid, match="give a rate"):
         read_trace("l", LENGTHS)
     many = read_trace("l", [LENGTHS[0], *LENGTHS[1:] * 4000], rate_per_s=20.0)
     assert len(many) == 4000
@@ -174,14 +176,14 @@ def test_lengths_alone_need_a_rate() -> None:
 def test_a_series_of_rates_becomes_arrivals_with_its_rates_and_mean_lengths() -> None:
     trace = read_trace("r", RATES)
     by_window = [
-        [one for one in trace.requests if start <= one.at_s < start + 600]
+        [request for request in trace.requests if start <= request.at_s < start + 600]
         for start in (0, 600, 1200)
     ]
     assert sum(map(len, by_window)) == len(trace)
-    assert [len(one) for one in by_window] == pytest.approx([2400, 0, 4800], rel=0.07)
+    assert [len(item) for item in by_window] == pytest.approx([2400, 0, 4800], rel=0.07)
     for requests, prompt, output in ((by_window[0], 100, 20), (by_window[2], 300, 40)):
-        mean_prompt = sum(one.prompt_tokens for one in requests) / len(requests)
-        mean_output = sum(one.output_tokens for one in requests) / len(requests)
+        mean_prompt = sum(request.prompt_tokens for request in requests) / len(requests)
+        mean_output = sum(request.output_tokens for request in requests) / len(requests)
         assert (mean_prompt, mean_output) == pytest.approx((prompt, output), rel=0.1)
 
 
@@ -193,11 +195,11 @@ def test_windows_count_as_long_as_they_are() -> None:
     rows = ["0,9,1,10,10", "100,1,1,10,10", "1000,0,0,,"]  # 900 and 900 in 1,500 s, the last 500
     windows, _ = rate_series.read([RATES[0], *rows], "r")
     assert rate_series.duration_s(windows) == 1500
-    assert rate_series.mean_rate(windows) == pytest.approx(1.2)
+    assert rate_series.mean_rate_per_s(windows) == pytest.approx(1.2)
 
 
 def test_windows_that_all_begin_at_one_time_are_refused() -> None:
-    with pytest.raises(BadTrace, match="all 2 windows begin at 5 s") as found:
+    with pytest.raises(TraceInvalid, match="all 2 windows begin at 5 s") as found:
         read_trace("r", [RATES[0], "5,1,1,10,10", "5,1,1,10,10"])
     assert found.value.name == "r"
     assert len(rate_series.read([RATES[0], "5,1,1,10,10"], "r")[0]) == 1
@@ -206,13 +208,13 @@ def test_windows_that_all_begin_at_one_time_are_refused() -> None:
 def test_a_series_in_which_nothing_arrives_cannot_be_scaled() -> None:
     nothing = [RATES[0], "0,0,0,,", "60,0,0,,"]
     assert len(read_trace("r", nothing)) == 0
-    with pytest.raises(BadTrace, match="every window asks for 0 requests") as found:
+    with pytest.raises(TraceInvalid, match="every window asks for 0 requests") as found:
         read_trace("r", nothing, rate_per_s=5.0)
     assert found.value.name == "r"
 
 
 def test_a_series_that_asks_for_more_than_memory_holds_says_at_what_rate_it_would_do() -> None:
-    with pytest.raises(BadTrace, match="scale it with a rate below"):
+    with pytest.raises(TraceInvalid, match="scale it with a rate below"):
         read_trace("r", [RATES[0], "0,100000,1,10,10", "600,1,1,10,10"])
 
 
@@ -226,12 +228,14 @@ def ticking(*ticks_ms: int) -> list[str]:
 def test_ticks_are_spread_evenly_and_keep_the_order_of_the_file() -> None:
     ticks = [3000 * (number // 50) - (number // 50 % 2) for number in range(2000)]
     trace = read_trace("m", ticking(*ticks))
-    assert [one.prompt_tokens for one in trace.requests] == list(range(1, 2001))
+    assert [request.prompt_tokens for request in trace.requests] == list(range(1, 2001))
     assert trace.reordered_lines == 0
-    inside = [one.at_s - tick / 1000 for one, tick in zip(trace.requests, ticks, strict=True)]
-    assert all(0 <= one < 3.002 for one in inside)
+    inside = [
+        request.at_s - tick / 1000 for request, tick in zip(trace.requests, ticks, strict=True)
+    ]
+    assert all(0 <= value < 3.002 for value in inside)
     assert sum(inside) / len(inside) == pytest.approx(1.5, abs=0.1)
-    quarter = sum(one < 0.75 for one in inside) / len(inside)
+    quarter = sum(value < 0.75 for value in inside) / len(inside)
     assert quarter == pytest.approx(0.25, abs=0.04)
 
 
@@ -243,15 +247,15 @@ def test_spreading_is_the_same_for_the_same_seed_only() -> None:
 
 def test_spreading_over_more_than_a_tick_still_keeps_the_order_of_the_file() -> None:
     trace = mooncake.read(ticking(*(1000 * (number // 9) for number in range(90))), "m", spread_s=3)
-    assert [one.prompt_tokens for one in trace.requests] == list(range(1, 91))
-    assert max(one.at_s for one in trace.requests) > 10
+    assert [request.prompt_tokens for request in trace.requests] == list(range(1, 91))
+    assert max(request.at_s for request in trace.requests) > 10
 
 
 def test_times_that_do_not_tick_are_left_alone() -> None:
     sparse = mooncake.read(ticking(7000, 10000, 13000, 13000), "m")
-    assert [one.at_s for one in sparse.requests] == [0, 3, 6, 6]
+    assert [request.at_s for request in sparse.requests] == [0, 3, 6, 6]
     told = mooncake.read(ticking(0, 0, 0, 0, 3000, 3000), "m", spread_s=0)
-    assert [one.at_s for one in told.requests] == [0, 0, 0, 0, 3, 3]
+    assert [request.at_s for request in told.requests] == [0, 0, 0, 0, 3, 3]
     fine = mooncake.read(ticking(0, 0, 0, 0, 10, 10), "m")
     assert fine.requests[-1].at_s == 0.01
 
@@ -273,7 +277,7 @@ def test_the_size_of_blocks_is_found_in_the_lengths(size: int, *, full_only: boo
 
 def test_blocks_of_no_known_size_are_refused() -> None:
     line = '{"timestamp": 0, "input_length": 900, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5]}'
-    with pytest.raises(BadTrace, match="block_tokens"):
+    with pytest.raises(TraceInvalid, match="block_tokens"):
         read_trace("m", [line])
     assert mooncake.read([line], "m", block_tokens=180).block_tokens == 180
 
@@ -283,7 +287,7 @@ def test_lines_that_say_different_sizes_of_blocks_are_refused() -> None:
         f'{{"at_s": 0, "input_length": 9, "output_length": 1, "block_tokens": {size}}}'
         for size in (16, 32)
     ]
-    with pytest.raises(BadTrace, match=r"different block_tokens: \[16, 32\]"):
+    with pytest.raises(TraceInvalid, match=r"different block_tokens: \[16, 32\]"):
         read_trace("m", lines)
 
 
@@ -306,8 +310,8 @@ REQUESTS = st.builds(
 
 @given(st.lists(REQUESTS, min_size=1, max_size=8), st.sampled_from((7, 16, 512)))
 def test_what_is_written_is_read_back_exactly(requests: list[TraceRequest], size: int) -> None:
-    requests.sort(key=lambda one: one.at_s)
-    block_tokens = size if any(one.block_ids for one in requests) else 512
+    requests.sort(key=lambda request: request.at_s)
+    block_tokens = size if any(request.block_ids for request in requests) else 512
     trace = Trace(name="t", requests=tuple(requests), block_tokens=block_tokens)
     assert read_trace("t", list(mooncake.write(trace))) == trace
 
@@ -330,7 +334,7 @@ def test_whatever_a_file_holds_it_is_read_or_refused_as_a_bad_trace(lines: list[
     for head in ([], [AZURE[0]], MOONCAKE, LOG, LENGTHS, RATES):
         try:
             trace = read_trace("f", [*head, *lines], rate_per_s=1.0)
-        except BadTrace as refused:
+        except TraceInvalid as refused:
             assert refused.name == "f"  # noqa: PT017 - either way is right
         else:
             assert trace.skipped_lines == 0

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.domain.hashed_prompt import Outline
+from baton.domain.hashed_prompt import HashedPrompt
 from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.arrivals import RateStep
-from baton.simulator.workloads.generators import Phase, ToolAgents, phased
-from baton.simulator.workloads.lengths import Lengths, Lognormal, among, fixed
+from baton.simulator.workloads.generators import ToolAgents, TrafficPhase, phased_traffic
+from baton.simulator.workloads.lengths import Lengths, Lognormal, fixed, sampled_from
 from baton.simulator.workloads.presets import WORKLOADS, synthetic
 from baton.simulator.workloads.sessions import Conversations
-from baton.simulator.workloads.trace import TraceRequest, as_request
+from baton.simulator.workloads.trace import TraceRequest, to_request
 
 SHORT = Lognormal(40, 0.5)
 
@@ -31,7 +31,7 @@ def conversations(**changes: float) -> Conversations:
         message=SHORT,
         output=SHORT,
         think_s_mean=10.0,
-        most_context_tokens=int(changes.get("most_context_tokens", 1 << 15)),
+        max_context_tokens=int(changes.get("most_context_tokens", 1 << 15)),
     )
 
 
@@ -57,7 +57,7 @@ def test_a_rate_that_is_none_is_refused(rate: float) -> None:
 
 def test_arrivals_follow_a_rate_that_changes() -> None:
     steps = [RateStep(from_s=at, rate_per_s=rate) for at, rate in ((0, 20.0), (100, 0.0), (150, 5))]
-    times = list(arrivals.varying(steps, 350, random.Random(5)))
+    times = list(arrivals.piecewise_poisson(steps, 350, random.Random(5)))
     assert times == sorted(times)
     counts = Counter("a" if at < 100 else "b" if at < 150 else "c" for at in times)
     assert counts["a"] == pytest.approx(2000, rel=0.08)
@@ -82,9 +82,9 @@ def test_lengths_are_at_least_one_and_never_above_their_limit(
 
 def test_given_lengths_are_drawn_as_they_are_and_there_must_be_some() -> None:
     rng, both = random.Random(2), [Lengths(1, 10), Lengths(2, 20)]
-    assert {among(both)(rng) for _ in range(50)} == set(both)
+    assert {sampled_from(both)(rng) for _ in range(50)} == set(both)
     with pytest.raises(ValueError, match="no lengths"):
-        among([])
+        sampled_from([])
 
 
 @settings(max_examples=30)
@@ -95,19 +95,19 @@ def test_a_turn_begins_with_all_that_was_said_before(
     made = conversations(system_tokens=system_tokens, turns=turns)
     trace = made.generate("chat", [0.0, 1.0, 2.0], random.Random(seed))
     sessions: dict[str | None, list[TraceRequest]] = defaultdict(list)
-    for one in trace.requests:
-        sessions[one.session_id].append(one)
+    for request in trace.requests:
+        sessions[request.session_id].append(request)
     shared = system_tokens // trace.block_tokens
     assert len(sessions) == 3
     for turns_of_it in sessions.values():
-        for one in turns_of_it:
-            said = one.prompt_tokens + one.output_tokens
-            assert len(one.block_ids) == -(-said // trace.block_tokens)
-            assert one.block_ids[:shared] == trace.requests[0].block_ids[:shared]
-        for one, following in pairwise(turns_of_it):
-            assert following.block_ids[: len(one.block_ids)] == one.block_ids
-            assert following.prompt_tokens > one.prompt_tokens + one.output_tokens
-            assert following.at_s > one.at_s
+        for turn in turns_of_it:
+            said = turn.prompt_tokens + turn.output_tokens
+            assert len(turn.block_ids) == -(-said // trace.block_tokens)
+            assert turn.block_ids[:shared] == trace.requests[0].block_ids[:shared]
+        for request, following in pairwise(turns_of_it):
+            assert following.block_ids[: len(request.block_ids)] == request.block_ids
+            assert following.prompt_tokens > request.prompt_tokens + request.output_tokens
+            assert following.at_s > request.at_s
     own = [set(turns_of_it[-1].block_ids[shared:]) for turns_of_it in sessions.values()]
     assert len(own[0] | own[1] | own[2]) == sum(map(len, own))
 
@@ -115,27 +115,27 @@ def test_a_turn_begins_with_all_that_was_said_before(
 def test_what_an_engine_generated_is_the_front_of_the_next_turns_prompt() -> None:
     trace = conversations().generate("chat", [0.0], random.Random(1))
     first, second = (
-        as_request(one, number, block_tokens=trace.block_tokens)
-        for number, one in enumerate(trace.requests[:2])
+        to_request(request, number, block_tokens=trace.block_tokens)
+        for number, request in enumerate(trace.requests[:2])
     )
     outline, later = first.prompt_token_ids, second.prompt_token_ids
-    assert isinstance(outline, Outline)
-    assert isinstance(later, Outline)
+    assert isinstance(outline, HashedPrompt)
+    assert isinstance(later, HashedPrompt)
     said = outline.extended(trace.requests[0].output_tokens)
     assert list(later[: len(said)]) == list(said)
-    assert later.chain(0, 16)[: len(said) // 16] == said.chain(0, 16)
+    assert later.chain_hashes(0, 16)[: len(said) // 16] == said.chain_hashes(0, 16)
 
 
 def test_conversations_have_their_mean_number_of_turns_and_think_in_between() -> None:
     trace = conversations(turns=3.0).generate("chat", range(2000), random.Random(4))
     assert len(trace) == pytest.approx(6000, rel=0.06)
     sessions: dict[str | None, list[TraceRequest]] = defaultdict(list)
-    for one in trace.requests:
-        sessions[one.session_id].append(one)
+    for request in trace.requests:
+        sessions[request.session_id].append(request)
     thinking = [
-        later.at_s - one.at_s - one.output_tokens * 0.03
+        later.at_s - request.at_s - request.output_tokens * 0.03
         for turns in sessions.values()
-        for one, later in pairwise(turns)
+        for request, later in pairwise(turns)
     ]
     assert min(thinking) > 0
     assert fmean(thinking) == pytest.approx(10.0, rel=0.06)
@@ -144,7 +144,7 @@ def test_conversations_have_their_mean_number_of_turns_and_think_in_between() ->
 def test_a_session_ends_before_its_context_is_too_long() -> None:
     made = conversations(turns=1000.0, most_context_tokens=2000)
     trace = made.generate("chat", range(20), random.Random(4))
-    longest = max(one.prompt_tokens + one.output_tokens for one in trace.requests)
+    longest = max(request.prompt_tokens + request.output_tokens for request in trace.requests)
     assert 1500 < longest <= 2000
 
 
@@ -156,37 +156,41 @@ def test_turns_that_would_come_too_late_are_left_out() -> None:
 
 def test_agents_share_prompts_by_a_zipf_law_and_nothing_else() -> None:
     agents = ToolAgents(
-        shared_prompts=8, skew=1.0, shared=Lognormal(300, 0.5), own=SHORT, output=SHORT
+        shared_prompts=8,
+        zipf_exponent=1.0,
+        shared_prompt=Lognormal(300, 0.5),
+        own_prompt=SHORT,
+        output=SHORT,
     )
     trace = agents.generate("a", range(8000), random.Random(6))
-    by_front = Counter(one.block_ids[0] for one in trace.requests)
+    by_front = Counter(request.block_ids[0] for request in trace.requests)
     weights = [count for _, count in by_front.most_common()]
     harmonic = sum(1 / k for k in range(1, 9))
     assert weights == pytest.approx([8000 / harmonic / k for k in range(1, 9)], rel=0.15)
-    uses = Counter(block for one in trace.requests for block in one.block_ids)
-    for one in trace.requests[:200]:
-        assert len(one.block_ids) == -(-one.prompt_tokens // trace.block_tokens)
-        front = [uses[block] > 1 for block in one.block_ids]
+    uses = Counter(block for request in trace.requests for block in request.block_ids)
+    for request in trace.requests[:200]:
+        assert len(request.block_ids) == -(-request.prompt_tokens // trace.block_tokens)
+        front = [uses[block] > 1 for block in request.block_ids]
         assert front == sorted(front, reverse=True)
-        assert uses[one.block_ids[-1]] == 1
+        assert uses[request.block_ids[-1]] == 1
 
 
 def test_phases_change_the_rate_and_the_mix() -> None:
     kinds = {"code": fixed(2000, 10), "conv": fixed(500, 200)}
     phases = [
-        Phase(duration_s=100, rate_per_s=10, shares=(("code", 3), ("conv", 1))),
-        Phase(duration_s=100, rate_per_s=40, shares=(("conv", 1),)),
+        TrafficPhase(duration_s=100, rate_per_s=10, shares=(("code", 3), ("conv", 1))),
+        TrafficPhase(duration_s=100, rate_per_s=40, shares=(("conv", 1),)),
     ]
-    trace = phased("p", phases, kinds, random.Random(9))
-    early = [one for one in trace.requests if one.at_s < 100]
+    trace = phased_traffic("p", phases, kinds, random.Random(9))
+    early = [request for request in trace.requests if request.at_s < 100]
     late = trace.requests[len(early) :]
     assert (len(early), len(late)) == pytest.approx((1000, 4000), rel=0.1)
-    assert sum(one.slo_class == "code" for one in early) / len(early) == pytest.approx(
+    assert sum(request.slo_class == "code" for request in early) / len(early) == pytest.approx(
         0.75, abs=0.05
     )
-    assert {one.slo_class for one in late} == {"conv"}
+    assert {request.slo_class for request in late} == {"conv"}
     lengths = {"code": (2000, 10), "conv": (500, 200)}
-    assert all(lengths[one.slo_class or ""] == one[1:3] for one in trace.requests)
+    assert all(lengths[request.slo_class or ""] == request[1:3] for request in trace.requests)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -24,7 +24,7 @@ REQUESTS = st.lists(
     ),
     min_size=2,
     max_size=30,
-).map(lambda requests: sorted(requests, key=lambda one: one.at_s))
+).map(lambda requests: sorted(requests, key=lambda request: request.at_s))
 
 
 def trace_of(requests: list[TraceRequest], block_tokens: int = 16) -> Trace:
@@ -48,8 +48,8 @@ def test_what_stays_of_a_thin_trace_stays_in_a_denser_one_and_sessions_stay_whol
     assert not set(few) - set(many)
     assert set(many) <= set(requests)
     for session in "abc":
-        whole = [one for one in requests if one.session_id == session]
-        assert [one for one in many if one.session_id == session] in ([], whole)
+        whole = [request for request in requests if request.session_id == session]
+        assert [request for request in many if request.session_id == session] in ([], whole)
 
 
 @given(REQUESTS, st.floats(0.1, 4), st.floats(0.1, 4), st.integers())
@@ -70,19 +70,23 @@ def test_copies_have_all_requests_once_and_share_nothing(
 ) -> None:
     trace = scaling.superpose(trace_of(requests), copies, random.Random(seed))
     assert len(trace) == copies * len(requests)
-    lengths = sorted(one[1:3] for one in requests)
-    assert sorted(one[1:3] for one in trace.requests) == sorted(lengths * copies)
-    kinds = {block for one in requests for block in one.block_ids}
-    assert len({block for one in trace.requests for block in one.block_ids}) == copies * len(kinds)
-    sessions = {one.session_id for one in requests} - {None}
-    assert len({one.session_id for one in trace.requests} - {None}) == copies * len(sessions)
+    lengths = sorted(request[1:3] for request in requests)
+    assert sorted(request[1:3] for request in trace.requests) == sorted(lengths * copies)
+    kinds = {block for request in requests for block in request.block_ids}
+    assert len(
+        {block for request in trace.requests for block in request.block_ids}
+    ) == copies * len(kinds)
+    sessions = {request.session_id for request in requests} - {None}
+    assert len({request.session_id for request in trace.requests} - {None}) == copies * len(
+        sessions
+    )
 
 
 def test_copies_fill_the_whole_time_evenly() -> None:
     trace = scaling.superpose(steady(2000), 3, random.Random(1))
     span = steady(2000).span_s
     thirds = [
-        sum(third * span / 3 <= one.at_s < (third + 1) * span / 3 for one in trace.requests)
+        sum(third * span / 3 <= request.at_s < (third + 1) * span / 3 for request in trace.requests)
         for third in range(3)
     ]
     assert thirds == pytest.approx([2000] * 3, rel=0.1)
@@ -102,13 +106,13 @@ def test_its_own_rate_changes_nothing() -> None:
 
 
 def test_a_compressed_trace_is_squeezed_in_time() -> None:
-    trace = scaling.compressed(trace_of([TraceRequest(2, 1, 1), TraceRequest(6, 1, 1)]), 2)
-    assert [one.at_s for one in trace.requests] == [1, 3]
+    trace = scaling.compress(trace_of([TraceRequest(2, 1, 1), TraceRequest(6, 1, 1)]), 2)
+    assert [request.at_s for request in trace.requests] == [1, 3]
 
 
 def test_a_cut_counts_from_its_beginning_and_leaves_out_its_end() -> None:
     trace = scaling.cut(trace_of([TraceRequest(at, at, 1) for at in (1, 2, 3, 4)]), 2, 4)
-    assert [one[:2] for one in trace.requests] == [(0, 2), (1, 3)]
+    assert [request[:2] for request in trace.requests] == [(0, 2), (1, 3)]
     assert trace.skipped_lines == 3
 
 
@@ -116,7 +120,7 @@ def test_a_cut_counts_from_its_beginning_and_leaves_out_its_end() -> None:
     "scaled",
     [
         lambda trace: scaling.superpose(trace, 0, random.Random(1)),
-        lambda trace: scaling.compressed(trace, 0),
+        lambda trace: scaling.compress(trace, 0),
         lambda trace: scaling.at_rate(scaling.first(trace, 1), 2, random.Random(1)),
     ],
 )
@@ -137,11 +141,11 @@ def test_reuse_is_what_a_slow_look_at_all_earlier_prompts_finds(
         return length
 
     slow = []
-    for number, one in enumerate(requests):
+    for number, request in enumerate(requests):
         hits = max(
-            (common(one.block_ids, other.block_ids) for other in requests[:number]), default=0
+            (common(request.block_ids, other.block_ids) for other in requests[:number]), default=0
         )
-        slow.append(min(hits * block_tokens, one.prompt_tokens))
+        slow.append(min(hits * block_tokens, request.prompt_tokens))
     assert reused_tokens(trace_of(requests, block_tokens)) == slow
 
 
@@ -151,5 +155,5 @@ def test_statistics_of_a_trace_done_by_hand() -> None:
     assert (found.requests, found.span_s, found.rate_per_s) == (6, 40, 0.125)
     assert found.gap_cv == pytest.approx(6.4187 / 8, abs=1e-4)  # of 10 10 1 1 18
     assert found.peak_to_mean == 2.0  # 3 in [20, 30), 1.5 in the mean 10 s
-    assert (found.output_tokens.p50, found.output_tokens.most) == (21.5, 41)
-    assert found.reused_share == found.reused_mean == pytest.approx(5 / 6)
+    assert (found.output_tokens.p50, found.output_tokens.maximum) == (21.5, 41)
+    assert found.reused_tokens_fraction == found.mean_reused_fraction == pytest.approx(5 / 6)

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from baton.control.accounting.class_counts import ClassCounts
-from baton.control.accounting.cluster_totals import Held
-from baton.domain.demand import Spent
+from baton.control.accounting.cluster_totals import PoolCapacity
+from baton.domain.demand import GpuUsage
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
-from baton.policy.scaling.actions import ScalingDecision, Tick
+from baton.policy.scaling.actions import AutoscalerTick, ScalingDecision
 from baton.policy.scaling.desired import ScalingReason
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation
 from baton.telemetry import catalogue as c
 from baton.telemetry.metrics.controller import (
-    ClassFare,
+    ClassStatus,
     ControllerState,
     PoolSize,
     controller_families,
@@ -35,7 +35,7 @@ POOL = PoolObservation(
     cold_start_s=30.0,
     prefill_tokens_per_s=1000.0,
     decode_tokens_per_s=200.0,
-    busy_fraction=0.5,
+    utilization_fraction=0.5,
 )
 SEEN = Observation(
     at_s=1.0,
@@ -45,24 +45,24 @@ SEEN = Observation(
 )
 DECISION = ScalingDecision(
     pool="decode",
-    have=4,
-    want=5,
-    asked=7,
+    current_replicas=4,
+    target_replicas=5,
+    desired_replicas=7,
     reason=ScalingReason.DEMAND,
     inputs={"target": 7.0, "horizon_s": float("inf")},
 )
-TICK = Tick(at_s=1.0, policy="slo", decisions=(DECISION,))
+TICK = AutoscalerTick(at_s=1.0, policy="slo", decisions=(DECISION,))
 SIZE = PoolSize(
-    name="decode", min=1, max=8, want=5, running=9, starting=8, stopping=7, price_per_hour=2.5
+    name="decode", min=1, max=8, desired=5, running=9, starting=8, stopping=7, price_per_hour=2.5
 )
 CHAT = Slo(name="chat", ttft_s=0.5, tpot_s=0.05, itl_p99_s=0.2, attainment_target=0.9)
 
 
 def busy_counters() -> ScalingCounters:
     counters = ScalingCounters()
-    counters.decided(TICK)
-    counters.turned(TICK)
-    counters.scaled("decode", had=4, want=5)
+    counters.record_decisions(TICK)
+    counters.record_tick(TICK)
+    counters.record_scaling("decode", current=4, desired=5)
     return counters
 
 
@@ -70,19 +70,19 @@ FULL = ControllerState(
     version="1.2.3",
     model="tiny",
     generation=4,
-    refused_configs=2,
+    rejected_configs=2,
     pools=(SIZE,),
-    seen=SEEN,
+    observation=SEEN,
     tick=TICK,
     counters=busy_counters(),
     overridden_pools=1,
     report_age_s=1.5,
-    silent_ingresses=1,
+    unresponsive_ingresses=1,
     classes=(
-        ClassFare(
+        ClassStatus(
             slo=CHAT,
-            lately=ClassCounts(judged=10, good=8),
-            over_window=ClassCounts(judged=100, good=95),
+            recent=ClassCounts(evaluated=10, good=8),
+            over_window=ClassCounts(evaluated=100, good=95),
         ),
     ),
 )
@@ -90,8 +90,8 @@ FULL = ControllerState(
 
 def used() -> UsageMeter:
     meter = UsageMeter()
-    pools = {"decode": Held(device_s=7200.0, busy_s=3600.0)}
-    meter.take([Spent("acme", "decode", 3600.0)], pools, {"decode": 2.5})
+    pools = {"decode": PoolCapacity(device_s=7200.0, busy_s=3600.0)}
+    meter.ingest([GpuUsage("acme", "decode", 3600.0)], pools, {"decode": 2.5})
     return meter
 
 
@@ -105,7 +105,7 @@ def told(state: ControllerState) -> dict[tuple[str, ...], float]:
 
 
 def test_every_metric_of_controllers_is_told() -> None:
-    wanted = {one.name for one in c.CATALOGUE if one.component is c.Component.CONTROLLER}
+    wanted = {metric.name for metric in c.CATALOGUE if metric.component is c.Component.CONTROLLER}
     assert {name for name, *_ in told(FULL)} == wanted
 
 
@@ -123,14 +123,14 @@ def test_pools_are_told_as_ingresses_see_them() -> None:
 
 
 def test_pools_that_no_ingress_has_seen_are_told_as_they_are_deployed() -> None:
-    found = told(replace(FULL, seen=None))
+    found = told(replace(FULL, observation=None))
     assert found[c.POOL_REPLICAS.name, "decode", "ready"] == 9
     assert found[c.POOL_REPLICAS.name, "decode", "draining"] == 7
     assert c.DEMAND_REQUESTS.name not in {name for name, *_ in found}
 
 
 def test_a_pool_of_which_nothing_is_known_has_bounds_and_no_counts() -> None:
-    found = told(replace(FULL, seen=None, pools=(PoolSize(name="new", min=0, max=3),)))
+    found = told(replace(FULL, observation=None, pools=(PoolSize(name="new", min=0, max=3),)))
     assert found[c.POOL_BOUNDS.name, "new", "min"] == 0
     assert not [key for key in found if key[0] == c.POOL_REPLICAS.name]
 
@@ -143,14 +143,16 @@ def test_a_decision_is_told_with_what_it_was_made_from_and_what_was_asked_for() 
     assert found[c.SCALING_DECISIONS.name, "decode", "demand"] == 1
     assert found[c.SCALING_ACTIONS.name, "decode", "start"] == 1
     assert found[c.SCALING_ACTIONS.name, "decode", "stop"] == 0, "an increase needs a first value"
-    assert found[c.SCALING_TURNS.name, "decided"] == 1
+    assert found[c.AUTOSCALER_TICKS.name, "decided"] == 1
 
 
 @pytest.mark.parametrize(
-    ("tick", "held"), [(TICK, 0), (replace(TICK, held="silent"), 1), (None, 1)]
+    ("tick", "held"), [(TICK, 0), (replace(TICK, paused_reason="silent"), 1), (None, 1)]
 )
-def test_an_autoscaler_that_has_decided_nothing_is_held(tick: Tick | None, held: int) -> None:
-    assert told(replace(FULL, tick=tick))[(c.SCALING_HELD.name,)] == held
+def test_an_autoscaler_that_has_decided_nothing_is_held(
+    tick: AutoscalerTick | None, held: int
+) -> None:
+    assert told(replace(FULL, tick=tick))[(c.AUTOSCALER_PAUSED.name,)] == held
 
 
 def test_a_class_is_told_with_its_promises_and_how_it_fares() -> None:
@@ -163,7 +165,7 @@ def test_a_class_is_told_with_its_promises_and_how_it_fares() -> None:
 
 
 def test_what_a_class_does_not_promise_is_not_told() -> None:
-    bare = ClassFare(slo=Slo(name="batch"))
+    bare = ClassStatus(slo=Slo(name="batch"))
     found = told(replace(FULL, classes=(bare,)))
     assert not [key for key in found if key[0] in {c.SLO_OBJECTIVE.name, c.SLO_ATTAINMENT.name}]
     assert found[c.SLO_BUDGET.name, "batch"] == 1.0
@@ -184,8 +186,8 @@ def test_the_budget_is_what_is_left_of_the_misses_that_are_allowed(
     judged: int, good: int, target: float, left: float | None
 ) -> None:
     slo = Slo(attainment_target=target)
-    fare = ClassFare(slo=slo, over_window=ClassCounts(judged=judged, good=good))
-    assert fare.budget == (None if left is None else pytest.approx(left))
+    fare = ClassStatus(slo=slo, over_window=ClassCounts(evaluated=judged, good=good))
+    assert fare.error_budget_fraction == (None if left is None else pytest.approx(left))
 
 
 def test_usage_and_the_process_itself_are_told() -> None:
@@ -194,6 +196,6 @@ def test_usage_and_the_process_itself_are_told() -> None:
     assert found[c.COST.name, "acme"] == 2.5
     assert found[c.COST.name, "(idle)"] == 2.5
     assert found[(c.CONFIG_GENERATION.name,)] == 4
-    assert found[(c.CONFIG_REFUSED.name,)] == 2
+    assert found[(c.CONFIG_REJECTED.name,)] == 2
     assert found[c.BUILD_INFO.name, "1.2.3", "tiny"] == 1
     assert found[(c.REPORT_AGE.name,)] == 1.5

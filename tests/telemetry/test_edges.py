@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 
 from baton.config import DeploymentConfig
-from baton.config.derive.options import coordinator_limits, slo_book
-from baton.config.language.bounds import Wait
+from baton.config.derive.options import coordinator_limits, slo_classes
+from baton.config.language.bounds import Timeout
 from baton.config.language.fields import fields_of
 from baton.config.language.scalars import Quantity
 from baton.config.language.units import Unit
@@ -27,7 +27,7 @@ LIMITS = CoordinatorLimits()
 
 def promised(config: DeploymentConfig, objective: str) -> list[float | None]:
     classes = (config.slo.default, *config.slo.classes.values())
-    return [getattr(one, objective) for one in classes]
+    return [getattr(class_, objective) for class_ in classes]
 
 
 def between_tokens(config: DeploymentConfig) -> list[float | None]:
@@ -90,7 +90,7 @@ def test_every_histogram_of_seconds_is_looked_at() -> None:
 @given(tree=CONFIGS)
 def test_any_configuration_has_an_edge_at_all_that_it_promises_and_permits(tree: Tree) -> None:
     config = load(tree).config
-    edges = all_edges(slo_book(config).classes.values(), coordinator_limits(config))
+    edges = all_edges(slo_classes(config).classes.values(), coordinator_limits(config))
     assert [*edges] == HISTOGRAMS
     for metric, own in edges.items():
         assert [*own] == sorted(set(own)), metric.name
@@ -102,14 +102,14 @@ def test_any_configuration_has_an_edge_at_all_that_it_promises_and_permits(tree:
 
 
 def test_no_timeout_and_no_objective_can_be_longer_than_the_last_edge() -> None:
-    assert Wait.high == c.LONGEST_WAIT_S
+    assert Timeout.high == c.MAX_TIMEOUT_S
     for section in (Timeouts, TransferConfig, SloObjectives):
         for key, field in fields_of(section).items():
             if isinstance(field.kind, Quantity) and key != "window":
-                assert (field.kind.bounds.high or 0) <= c.LONGEST_WAIT_S, key
+                assert (field.kind.bounds.high or 0) <= c.MAX_TIMEOUT_S, key
     for metric in HISTOGRAMS:
         if metric.deadlines:
-            assert metric.edges[-1] == c.LONGEST_WAIT_S, metric.name
+            assert metric.edges[-1] == c.MAX_TIMEOUT_S, metric.name
 
 
 @pytest.mark.parametrize("deadline", c.Deadline)
@@ -140,7 +140,7 @@ def test_every_timeout_of_a_request_is_an_edge_or_bounds_nothing_that_is_observe
 def test_what_changes_is_told_by_histogram() -> None:
     old = all_edges([Slo(ttft_s=0.3)], LIMITS)
     new = all_edges([Slo(ttft_s=0.35)], LIMITS)
-    assert [str(one) for one in changed_edges(old, new)] == [
+    assert [str(changed_edge) for changed_edge in changed_edges(old, new)] == [
         "baton_time_to_first_token_seconds: +0.35 s, -0.3 s",
         "baton_held_seconds: +0.35 s, -0.3 s",
     ]

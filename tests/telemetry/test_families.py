@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from baton.telemetry.catalogue import (
-    LEASES,
+    INGRESS_KV_LEASES,
     LINK_SETUP,
     OTHER,
     RESUMES,
@@ -27,22 +27,22 @@ def told(families: Families) -> dict[tuple[str, ...], float]:
 def test_counters_and_gauges_are_called_as_the_catalogue_calls_them() -> None:
     families = Families()
     families.add(RESUMES, 2)
-    families.add(LEASES, 3, "decode")
+    families.add(INGRESS_KV_LEASES, 3, "decode")
     counter, gauge = families.collect()
     assert isinstance(counter, CounterMetricFamily)
     assert isinstance(gauge, GaugeMetricFamily)
     assert [sample.name for sample in counter.samples] == [RESUMES.name]
     assert [(sample.name, sample.labels) for sample in gauge.samples] == [
-        (LEASES.name, {"pool": "decode"})
+        (INGRESS_KV_LEASES.name, {"pool": "decode"})
     ]
-    assert (counter.documentation, gauge.documentation) == (RESUMES.help, LEASES.help)
+    assert (counter.documentation, gauge.documentation) == (RESUMES.help, INGRESS_KV_LEASES.help)
 
 
 def test_what_is_added_under_the_same_labels_is_one_series() -> None:
     families = Families()
-    families.add(LEASES, 1, "a")
-    families.add(LEASES, 2, "b")
-    families.add(LEASES, 3, "a")
+    families.add(INGRESS_KV_LEASES, 1, "a")
+    families.add(INGRESS_KV_LEASES, 2, "b")
+    families.add(INGRESS_KV_LEASES, 3, "a")
     assert told(families) == {("a",): 4, ("b",): 2}
 
 
@@ -62,7 +62,7 @@ def test_nought_is_a_number() -> None:
 @pytest.mark.parametrize("labels", [(), ("a", "b")])
 def test_labels_that_were_not_declared_are_an_error(labels: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="wanted pool"):
-        Families().add(LEASES, 1, *labels)
+        Families().add(INGRESS_KV_LEASES, 1, *labels)
 
 
 def test_a_histogram_is_not_added_to() -> None:
@@ -73,7 +73,7 @@ def test_a_histogram_is_not_added_to() -> None:
 
 
 def test_ten_thousand_tenants_are_no_more_series_than_there_is_room_for() -> None:
-    families = Families(most_values=20)
+    families = Families(max_values=20)
     for number in range(10_000):
         families.add(SLO_REQUESTS, 1, "chat", f"tenant-{number}", "m", "p")
     series = told(families)
@@ -83,7 +83,7 @@ def test_ten_thousand_tenants_are_no_more_series_than_there_is_room_for() -> Non
 
 
 def test_a_label_without_room_leaves_the_others_as_they_are() -> None:
-    families = Families(most_values=2)
+    families = Families(max_values=2)
     for tenant in "abcd":
         for slo_class in ("chat", "batch"):
             families.add(SLO_REQUESTS, 1, slo_class, tenant, "m", "p")
@@ -96,8 +96,8 @@ def test_a_label_without_room_leaves_the_others_as_they_are() -> None:
 
 
 def test_each_metric_has_room_of_its_own() -> None:
-    families = Families(most_values=1)
-    families.add(LEASES, 1, "a")
+    families = Families(max_values=1)
+    families.add(INGRESS_KV_LEASES, 1, "a")
     families.add(LINK_SETUP, 1, "b", "c")
     assert [len(family.samples) for family in families.collect()] == [1, 1]
     assert [tuple(f.samples[0].labels.values()) for f in families.collect()] == [("a",), ("b", "c")]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.telemetry.catalogue import ITL, OTHER, TTFT, TTFT_RATIO
 from baton.telemetry.edges import digest
-from baton.telemetry.histograms import MOST_EDGE_SETS, Histogram
+from baton.telemetry.histograms import MAX_EDGE_SETS, Histogram
 
 VALUES = st.floats(0, 20_000, allow_nan=False)
 CHAT = ("chat", "tiny", "decode")
@@ -69,7 +69,7 @@ def test_what_many_share_is_observed_once_with_a_weight() -> None:
 def test_the_same_edges_change_nothing() -> None:
     histogram = Histogram(TTFT, [0.3])
     histogram.observe(0.2, *CHAT)
-    assert not histogram.fit([0.3, 0.3, 0.5])  # there is an edge at 0.5 anyway
+    assert not histogram.set_edges([0.3, 0.3, 0.5])  # there is an edge at 0.5 anyway
     assert told(histogram, 0.3)[CHAT]["count"] == 1
     assert len(sets_of(histogram)) == 1
 
@@ -78,7 +78,7 @@ def test_other_edges_begin_new_series_and_what_was_observed_before_stays_in_its_
     histogram = Histogram(TTFT, [0.3])
     histogram.observe(0.2, *CHAT)
     before = told(histogram, 0.3)
-    assert histogram.fit([0.35])
+    assert histogram.set_edges([0.35])
     assert told(histogram, 0.3) == before
     histogram.observe(0.2, *CHAT)
     assert told(histogram, 0.3) == before
@@ -90,9 +90,9 @@ def test_other_edges_begin_new_series_and_what_was_observed_before_stays_in_its_
 def test_edges_that_come_again_go_on_where_they_were() -> None:
     histogram = Histogram(TTFT, [0.3])
     histogram.observe(0.2, *CHAT)
-    histogram.fit([0.35])
+    histogram.set_edges([0.35])
     histogram.observe(0.2, *CHAT)
-    assert histogram.fit([0.3])
+    assert histogram.set_edges([0.3])
     histogram.observe(0.2, *CHAT)
     assert told(histogram, 0.3)[CHAT]["count"] == 2
     assert told(histogram, 0.35)[CHAT]["count"] == 1
@@ -101,9 +101,9 @@ def test_edges_that_come_again_go_on_where_they_were() -> None:
 def test_ten_thousand_sets_of_edges_are_no_more_series_than_a_few() -> None:
     histogram = Histogram(TTFT)
     for number in range(10_000):
-        histogram.fit([3.0 + number / 1000])
+        histogram.set_edges([3.0 + number / 1000])
         histogram.observe(0.1, *CHAT)
-    assert len(sets_of(histogram)) == MOST_EDGE_SETS
+    assert len(sets_of(histogram)) == MAX_EDGE_SETS
     assert told(histogram, 3.0 + 9_999 / 1000)[CHAT]["count"] == 1
 
 
@@ -111,15 +111,15 @@ def test_sets_with_which_nothing_was_observed_take_no_room() -> None:
     histogram = Histogram(TTFT, [0.3])
     histogram.observe(0.1, *CHAT)
     for number in range(10):
-        histogram.fit([3.0 + number])
-    histogram.fit([0.35])
+        histogram.set_edges([3.0 + number])
+    histogram.set_edges([0.35])
     histogram.observe(0.1, *CHAT)
     assert told(histogram, 0.3)[CHAT]["count"] == told(histogram, 0.35)[CHAT]["count"] == 1
 
 
 def test_the_same_edges_have_the_same_label_in_every_process() -> None:
     one, other = Histogram(TTFT, [0.3, 2]), Histogram(TTFT)
-    other.fit([2.0, 0.3])
+    other.set_edges([2.0, 0.3])
     for histogram in (one, other):
         histogram.observe(0.1, *CHAT)
     assert sets_of(one) == sets_of(other)
@@ -133,7 +133,7 @@ def test_a_histogram_whose_edges_never_change_does_not_name_them() -> None:
 
 
 def test_beyond_the_bound_classes_stay_apart_and_then_nothing_does() -> None:
-    histogram = Histogram(TTFT, most_rows=3)
+    histogram = Histogram(TTFT, max_rows=3)
     for number in range(1000):
         histogram.observe(0.1, "chat", "tiny", f"pool-{number}")
     rows = told(histogram)
@@ -148,7 +148,7 @@ def test_beyond_the_bound_classes_stay_apart_and_then_nothing_does() -> None:
 
 
 def test_there_is_no_more_than_one_row_beyond_the_bound_of_a_single_label() -> None:
-    histogram = Histogram(ITL, most_rows=3)
+    histogram = Histogram(ITL, max_rows=3)
     for number in range(1000):
         histogram.observe(0.1, f"pool-{number}")
     rows = told(histogram)
@@ -161,7 +161,7 @@ def test_what_was_copied_does_not_change() -> None:
     histogram.observe(0.1, *CHAT)
     copied = histogram.copy()
     histogram.observe(0.1, *CHAT)
-    histogram.fit([0.35])
+    histogram.set_edges([0.35])
     assert told(copied, 0.3)[CHAT]["count"] == 1
 
 

@@ -10,17 +10,21 @@ import pytest
 from baton.control.probing.prober import ProbeOptions
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.errors import QueueFull
-from baton.domain.events import LinksReported, RequestsRefused
+from baton.domain.events import LinksReported, RequestsRejected
 from baton.domain.fleet import LinkTotals, LossReason, Role
 from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
 from baton.domain.value import evolve
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.links.estimates import LinkCounts, LinkState
 from baton.telemetry import catalogue as c
 from baton.telemetry.metrics.ingress import IngressMetrics
-from baton.telemetry.metrics.ingress_families import BrokenByTarget, IngressCollector, IngressFacts
+from baton.telemetry.metrics.ingress_families import (
+    HandoffFailuresByTarget,
+    IngressCollector,
+    IngressFacts,
+)
 from tests.control.world import LIMITS, World, request
 
 FULL = QueueFull("-", 1.0, "full")
@@ -32,7 +36,7 @@ class Told:
     def __init__(self, at: World, tenants: Iterable[str] = ()) -> None:
         facts = IngressFacts(lambda: at.now_s, lambda: 2, lambda: 5)
         metrics = IngressMetrics((), now_s=lambda: at.now_s)
-        self.collector = IngressCollector(at.machine, metrics, facts, tenants=tenants)
+        self.collector = IngressCollector(at.coordinator, metrics, facts, tenants=tenants)
 
     def __call__(self, metric: c.Metric) -> dict[tuple[str, ...], float]:
         """A metric's series, by their labels in the order of the catalogue."""
@@ -48,7 +52,7 @@ class Told:
 
 def world_of_tenants(*names: str) -> World:
     rules = ServiceRules(
-        slos=SloBook(classes={"default": Slo(ttft_s=9.0), "batch": Slo(name="batch")}),
+        slos=SloClasses(classes={"default": Slo(ttft_s=9.0), "batch": Slo(name="batch")}),
         tenants={name: Tenant(name=name) for name in names},
     )
     return World(replace(LIMITS, max_requests=40_000, max_queued=1), rules=rules)
@@ -62,7 +66,7 @@ def test_ten_thousand_names_are_no_more_series_than_tenants_and_one() -> None:
     at = world_of_tenants(*tenants)
     told = Told(at, tenants[:20])
     for tenant in tenants:
-        at.machine.handle(RequestsRefused(error=FULL, requests=1, tenant=tenant), at.now_s)
+        at.coordinator.handle(RequestsRejected(error=FULL, requests=1, tenant=tenant), at.now_s)
     series = told(c.SLO_REQUESTS)
     assert len(series) == 21
     assert sum(series.values()) == 10_000
@@ -73,23 +77,23 @@ def test_names_that_are_not_configured_are_one_series() -> None:
     at = world_of_tenants("acme")
     told = Told(at, ["acme"])
     for number in range(1000):
-        event = RequestsRefused(error=FULL, requests=1, tenant=f"nobody-{number}")
-        at.machine.handle(event, at.now_s)
+        event = RequestsRejected(error=FULL, requests=1, tenant=f"nobody-{number}")
+        at.coordinator.handle(event, at.now_s)
     assert told(c.SLO_REQUESTS) == {("default", "default", "", ""): 1000}
 
 
 def test_a_tenant_that_leaves_the_configuration_keeps_its_name_and_its_counts() -> None:
     at = world_of_tenants("acme", "lab")
     told = Told(at, ["acme", "lab"])
-    at.tell(RequestsRefused(error=FULL, requests=3, tenant="acme"))
-    told.collector.know(["lab"])
+    at.handle(RequestsRejected(error=FULL, requests=3, tenant="acme"))
+    told.collector.add_tenants(["lab"])
     assert told(c.SLO_REQUESTS) == {("default", "acme", "", ""): 3}
 
 
 def test_no_more_tenants_are_named_than_there_is_room_for() -> None:
     at = world_of_tenants()
     told = Told(at, (f"tenant-{number}" for number in range(10_000)))
-    assert len(told.collector._tenants) == c.MOST_VALUES
+    assert len(told.collector._tenants) == c.MAX_LABEL_VALUES
 
 
 def test_classes_stay_apart_where_there_is_no_room_for_tenants() -> None:
@@ -97,7 +101,7 @@ def test_classes_stay_apart_where_there_is_no_room_for_tenants() -> None:
     told = Told(at)
     for tenant in "ab":
         for slo_class in ("default", "batch"):
-            at.tell(RequestsRefused(error=FULL, requests=1, tenant=tenant, slo_class=slo_class))
+            at.handle(RequestsRejected(error=FULL, requests=1, tenant=tenant, slo_class=slo_class))
     assert told(c.SLO_REQUESTS) == {
         ("default", c.OTHER, "", ""): 2,
         ("batch", c.OTHER, "", ""): 2,
@@ -116,29 +120,29 @@ def test_requests_under_way_are_told_by_phase_and_held_ones_with_their_slack() -
     assert told(c.SLACK) == {}
     at.arrive(request("waits"))
     at.now_s = 1.5
-    assert told(c.IN_FLIGHT)["queued",] == told(c.HELD_REQUESTS)[()] == 1
+    assert told(c.IN_FLIGHT)["queued",] == told(c.QUEUED_REQUESTS)[()] == 1
     assert told(c.SLACK)[()] == pytest.approx(7.5)
 
 
 def test_leases_are_told_by_pool_also_where_there_are_none() -> None:
     at = World()
-    at.pd(prefill=2)
+    at.join_prefill_decode(prefill=2)
     told = Told(at)
     for name in "ab":
         at.arrive(request(name))
     for leg_id, (_, leg) in tuple(at.legs.items()):
         if leg.kind is LegKind.PREFILL:
             at.step(leg_id)
-    assert told(c.LEASES) == {("prefill",): 2, ("decode",): 0}
+    assert told(c.INGRESS_KV_LEASES) == {("prefill",): 2, ("decode",): 0}
     assert told(c.IN_FLIGHT)["transfer",] == 2
 
 
 def test_blocks_of_the_index_are_told_by_how_they_are_known() -> None:
     at = World()
-    at.pd()
+    at.join_prefill_decode()
     told = Told(at)
     item = request("r", prompt_tokens=64)
-    at.caches("p0", item)
+    at.report_cached("p0", item)
     blocks = told(c.INDEX_BLOCKS)
     assert blocks["reported",] == 4
     assert blocks["predicted",] == 0
@@ -148,13 +152,13 @@ def test_blocks_of_the_index_are_told_by_how_they_are_known() -> None:
 
 def test_who_cannot_be_reached_and_which_configuration_holds_is_told() -> None:
     told = Told(World())
-    assert told(c.UNJOINED) == {(): 2}
+    assert told(c.UNREACHABLE_REPLICAS) == {(): 2}
     assert told(c.INGRESS_GENERATION) == {(): 5}
 
 
 def test_rare_outcomes_are_told_before_there_are_any() -> None:
     at = World()
-    at.pd()
+    at.join_prefill_decode()
     at.arrive(request("r"))
     at.run_to_end()
     outcomes = {labels[-1]: value for labels, value in Told(at)(c.REQUESTS).items()}
@@ -170,17 +174,17 @@ def test_rare_outcomes_are_told_before_there_are_any() -> None:
 
 def test_second_tries_are_told_by_what_was_wrong_and_circuits_by_pool_and_state() -> None:
     at = World()
-    at.pd(decode=2)
+    at.join_prefill_decode(decode=2)
     told = Told(at)
-    assert told(c.SECOND_TRIES)["failed",] == 0
+    assert told(c.RETRIES)["failed",] == 0
     for number in range(3):
         at.arrive(request(f"r{number}"))
     for leg_id in tuple(at.legs):
         at.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
-    tries = told(c.SECOND_TRIES)
+    tries = told(c.RETRIES)
     assert (tries["failed",], tries["lost",]) == (3, 0)
-    assert told(c.SECOND_TRIES_REFUSED) == {(): 0}
-    assert told(c.CIRCUITS) == {
+    assert told(c.RETRIES_DENIED) == {(): 0}
+    assert told(c.CIRCUIT_BREAKERS) == {
         ("prefill", "closed"): 0,
         ("prefill", "open"): 1,
         ("prefill", "half_open"): 0,
@@ -209,11 +213,11 @@ def break_handoffs(at: World, count: int) -> None:
 
 def test_pairs_are_told_by_state_with_what_is_estimated_of_each() -> None:
     at = World(probing=ProbeOptions())
-    at.pd(prefill=2)
+    at.join_prefill_decode(prefill=2)
     told = Told(at)
     links = (LinkTotals("p0", pulls=3, moved_bytes=30_000, busy_s=0.3, transport="rdma"),)
-    at.tell(LinksReported(replica_id="d0", links=links))
-    at.machine.knowledge.links.probe_failed("p1", "d0", at.now_s, "no answer")
+    at.handle(LinksReported(replica_id="d0", links=links))
+    at.coordinator.fleet_model.links.record_probe_failure("p1", "d0", at.now_s, "no answer")
     assert told(c.LINK_PAIRS) == {("unknown",): 0, ("ok",): 1, ("quarantined",): 1}
     assert told(c.LINK_QUARANTINED) == {("p0", "d0"): 0, ("p1", "d0"): 1}
     assert ("p0", "d0", "rdma") in told(c.LINK_BANDWIDTH)
@@ -222,18 +226,18 @@ def test_pairs_are_told_by_state_with_what_is_estimated_of_each() -> None:
 
 def test_broken_handoffs_are_told_by_target_and_do_not_go_down_when_a_source_leaves() -> None:
     at = World()
-    at.pd()
+    at.join_prefill_decode()
     told = Told(at)
     for broken in (1, 2):
         break_handoffs(at, 1)
         for _ in range(2):  # however often it is asked
-            assert told(c.BROKEN_HANDOFFS) == {("d0",): broken}
+            assert told(c.HANDOFF_FAILURES) == {("d0",): broken}
     at.join("p1", Role.PREFILL)
-    at.lose("p0", LossReason.LEFT)
+    at.disconnect("p0", LossReason.LEFT)
     break_handoffs(at, 1)
-    assert told(c.BROKEN_HANDOFFS) == {("d0",): 3}
-    at.lose("d0", LossReason.LEFT)
-    assert told(c.BROKEN_HANDOFFS) == {}
+    assert told(c.HANDOFF_FAILURES) == {("d0",): 3}
+    at.disconnect("d0", LossReason.LEFT)
+    assert told(c.HANDOFF_FAILURES) == {}
 
 
 def broken(*targets: str, count: int = 1) -> list[LinkCounts]:
@@ -241,7 +245,7 @@ def broken(*targets: str, count: int = 1) -> list[LinkCounts]:
 
 
 def test_what_is_broken_on_the_way_to_others_does_not_go_down_when_anyone_leaves() -> None:
-    book = BrokenByTarget(most_named=2)
+    book = HandoffFailuresByTarget(max_named=2)
     assert dict(book.totals(broken(*"bcd"))) == {"b": 1, "c": 1, c.OTHER: 1}
     assert dict(book.totals(broken(*"abcd"))) == {"b": 1, "c": 1, c.OTHER: 2}
     assert dict(book.totals(broken(*"acd"))) == {"c": 1, c.OTHER: 2}
@@ -251,34 +255,34 @@ def test_what_is_broken_on_the_way_to_others_does_not_go_down_when_anyone_leaves
 
 def test_targets_beyond_those_that_are_named_keep_their_count_when_a_named_one_leaves() -> None:
     at = World()
-    links = at.machine.knowledge.links
-    links.join("p0")
-    for number in range(c.MOST_VALUES + 2):
-        links.join(f"d{number:03}")
-        links.failed("p0", f"d{number:03}", 0.0)
+    links = at.coordinator.fleet_model.links
+    links.add_replica("p0")
+    for number in range(c.MAX_LABEL_VALUES + 2):
+        links.add_replica(f"d{number:03}")
+        links.record_failure("p0", f"d{number:03}", 0.0)
     told = Told(at)
-    before = told(c.BROKEN_HANDOFFS)
-    assert (len(before), before[c.OTHER,]) == (c.MOST_VALUES + 1, 2)
-    links.leave("d000")
-    after = told(c.BROKEN_HANDOFFS)
-    assert (len(after), after[c.OTHER,]) == (c.MOST_VALUES, 2)
+    before = told(c.HANDOFF_FAILURES)
+    assert (len(before), before[c.OTHER,]) == (c.MAX_LABEL_VALUES + 1, 2)
+    links.remove_replica("d000")
+    after = told(c.HANDOFF_FAILURES)
+    assert (len(after), after[c.OTHER,]) == (c.MAX_LABEL_VALUES, 2)
 
 
 def test_of_very_many_pairs_all_are_counted_and_those_of_note_are_described() -> None:
     at = World()
-    links = at.machine.knowledge.links
+    links = at.coordinator.fleet_model.links
     for number in range(30):
-        links.join(f"p{number}")
-        links.join(f"d{number}")
+        links.add_replica(f"p{number}")
+        links.add_replica(f"d{number}")
     for source in range(30):
         for target in range(30):
             totals = LinkTotals(f"p{source}", pulls=1, moved_bytes=source * 30 + target, busy_s=0.1)
             links.observe(f"d{target}", totals, 0.0)
-    links.probe_failed("p0", "d0", 0.0, "no answer")
+    links.record_probe_failure("p0", "d0", 0.0, "no answer")
     told = Told(at)
     assert told(c.LINK_PAIRS)["ok",] == 899
     described = told(c.LINK_QUARANTINED)
-    assert len(described) == c.MOST_VALUES
+    assert len(described) == c.MAX_LABEL_VALUES
     assert described["p0", "d0"] == 1
     assert ("p29", "d29") in described
     assert ("p1", "d1") not in described

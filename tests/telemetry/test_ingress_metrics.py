@@ -7,26 +7,26 @@ from dataclasses import replace
 import pytest
 
 from baton.control.state.limits import CoordinatorLimits
-from baton.domain.events import ReplicaJoined, ReplicaLost, StepProduced
+from baton.domain.events import ReplicaJoined, ReplicaLost, StepCompleted
 from baton.domain.fleet import LossReason
-from baton.domain.handoff import HandoffMode, LegOutput, LegTimes, Ticket
-from baton.domain.leg_record import LegEnd
+from baton.domain.handoff import HandoffMode, KvHandle, LegOutput, LegTimes
+from baton.domain.leg_record import LegOutcome
 from baton.domain.request import FinishReason, Phase
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
 from baton.telemetry.catalogue import (
     DURATION,
     HANDOFF_GAP,
-    HELD,
-    HIT_TOKENS,
     ITL,
+    MAX_ITL,
     PLACEMENTS,
+    PREDICTED_HIT_TOKENS,
+    QUEUE_WAIT,
     RESUMES,
     TPOT,
     TTFT,
     TTFT_PARTS,
     TTFT_RATIO,
-    WORST_GAP,
     Metric,
 )
 from baton.telemetry.metrics.ingress import IngressMetrics
@@ -34,10 +34,10 @@ from tests.fakes.facts import replica_facts
 from tests.telemetry.test_waterfall import DECISION, DECODE, LOCAL, OPTION, PREFILL, RECORD
 
 CHAT = Slo(name="chat", ttft_s=1.3, tpot_s=0.123, itl_p99_s=0.077)
-GOOD = evolve(RECORD, slo=CHAT, model="tiny", pool="decode", worst_gap_s=0.8, held_s=0.25)
+GOOD = evolve(RECORD, slo=CHAT, model="tiny", pool="decode", max_itl_s=0.8, queue_wait_s=0.25)
 WHOSE = ("chat", "tiny", "decode")
 LIMITS = CoordinatorLimits()
-TICKET = Ticket(tokens=3, blocks=1, params=b"")
+TICKET = KvHandle(tokens=3, blocks=1, params=b"")
 
 
 class Measured:
@@ -66,7 +66,7 @@ class Measured:
 
     def step(self, replica_id: str, at_s: float, *outputs: LegOutput) -> None:
         self.now_s = at_s
-        self.metrics.on_event(StepProduced(replica_id=replica_id, outputs=outputs))
+        self.metrics.on_event(StepCompleted(replica_id=replica_id, outputs=outputs))
 
 
 # ------------------------------------------------------------------------------- requests
@@ -78,9 +78,9 @@ def test_a_request_is_observed_once_with_its_latencies() -> None:
     for metric, seconds in (
         (TTFT, 1.5),
         (TPOT, 0.75),
-        (WORST_GAP, 0.8),
+        (MAX_ITL, 0.8),
         (DURATION, 3.0),
-        (HELD, 0.25),
+        (QUEUE_WAIT, 0.25),
         (HANDOFF_GAP, 0.5),
     ):
         assert at.value(metric, *WHOSE, part="_count") == 1, metric.name
@@ -100,7 +100,7 @@ def test_one_that_got_no_token_has_no_latencies_and_one_that_was_not_placed_was_
         output_tokens=0,
     )
     at.metrics.record(refused)
-    for metric in (TTFT, TPOT, WORST_GAP, DURATION, HELD, HANDOFF_GAP):
+    for metric in (TTFT, TPOT, MAX_ITL, DURATION, QUEUE_WAIT, HANDOFF_GAP):
         assert at.value(metric, *WHOSE, part="_count") is None, metric.name
 
 
@@ -115,7 +115,7 @@ def test_a_single_token_has_no_pace() -> None:
     at = Measured()
     at.metrics.record(evolve(GOOD, output_tokens=1, last_token_at_s=101.5))
     assert at.value(TPOT, *WHOSE, part="_count") is None
-    assert at.value(WORST_GAP, *WHOSE, part="_count") is None
+    assert at.value(MAX_ITL, *WHOSE, part="_count") is None
 
 
 def test_there_is_an_edge_at_each_objective_of_each_class() -> None:
@@ -124,7 +124,7 @@ def test_there_is_an_edge_at_each_objective_of_each_class() -> None:
     for metric, edges in (
         (TTFT, ("1.3", "33.0")),
         (TPOT, ("0.123", "3.3")),
-        (WORST_GAP, ("0.077",)),
+        (MAX_ITL, ("0.077",)),
     ):
         for edge in edges:
             assert at.value(metric, *WHOSE, edge, part="_bucket") is not None, (metric.name, edge)
@@ -145,9 +145,9 @@ def test_there_is_an_edge_at_each_timeout_that_bounds_a_histogram() -> None:
     for metric, edges in (
         (TTFT, ("33.0", "777.0")),
         (TPOT, ("11.0", "66.0", "33.0", "2.2", "777.0")),
-        (WORST_GAP, ("11.0", "66.0", "33.0", "2.2", "777.0")),
+        (MAX_ITL, ("11.0", "66.0", "33.0", "2.2", "777.0")),
         (DURATION, ("777.0",)),
-        (HELD, ("1.3", "2.1", "33.0", "777.0")),
+        (QUEUE_WAIT, ("1.3", "2.1", "33.0", "777.0")),
         (HANDOFF_GAP, ("2.2", "34.0", "33.0", "777.0")),
     ):
         for edge in edges:
@@ -159,7 +159,7 @@ def test_two_models_and_two_pools_do_not_mix() -> None:
     at.metrics.record(GOOD)
     at.metrics.record(evolve(GOOD, model="large", pool="big-decode"))
     at.metrics.record(evolve(GOOD, pool="other-decode"))
-    for metric in (TTFT, TPOT, WORST_GAP, DURATION, HELD, HANDOFF_GAP):
+    for metric in (TTFT, TPOT, MAX_ITL, DURATION, QUEUE_WAIT, HANDOFF_GAP):
         for whose in (WHOSE, ("chat", "large", "big-decode"), ("chat", "tiny", "other-decode")):
             assert at.value(metric, *whose, part="_count") == 1, (metric.name, whose)
     assert at.value(TTFT_RATIO, "pull", "large", part="_count") == 1
@@ -169,8 +169,8 @@ def test_two_models_and_two_pools_do_not_mix() -> None:
 def test_other_objectives_begin_new_series_and_leave_the_old_ones_as_they_are() -> None:
     at = Measured()
     at.metrics.record(GOOD)
-    changed = at.metrics.fit([replace(CHAT, ttft_s=1.4)], LIMITS)
-    assert [str(one) for one in changed] == [
+    changed = at.metrics.set_edges([replace(CHAT, ttft_s=1.4)], LIMITS)
+    assert [str(edges) for edges in changed] == [
         "baton_time_to_first_token_seconds: +1.4 s, -1.3 s",
         "baton_held_seconds: +1.4 s, -1.3 s",
     ]
@@ -183,15 +183,15 @@ def test_other_objectives_begin_new_series_and_leave_the_old_ones_as_they_are() 
 def test_another_timeout_begins_new_series_of_what_it_bounds() -> None:
     at = Measured()
     at.metrics.record(GOOD)
-    changed = at.metrics.fit([CHAT], replace(LIMITS, stall_s=7.5))
-    assert [one.metric for one in changed] == [TPOT, WORST_GAP, ITL]
-    assert at.metrics.fit([CHAT], replace(LIMITS, stall_s=7.5)) == ()
+    changed = at.metrics.set_edges([CHAT], replace(LIMITS, stall_s=7.5))
+    assert [edges.metric for edges in changed] == [TPOT, MAX_ITL, ITL]
+    assert at.metrics.set_edges([CHAT], replace(LIMITS, stall_s=7.5)) == ()
 
 
 def test_an_old_generation_that_is_applied_again_goes_on_counting_where_it_was() -> None:
     at = Measured()
     for classes in ([CHAT], [replace(CHAT, ttft_s=1.4)], [CHAT]):
-        at.metrics.fit(classes, LIMITS)
+        at.metrics.set_edges(classes, LIMITS)
         at.metrics.record(GOOD)
     assert sorted(at.by_edges(TTFT, *WHOSE, part="_count").values()) == [1, 2]
 
@@ -218,7 +218,7 @@ def test_placements_resumes_and_expected_hits_are_added_up() -> None:
     at.metrics.record(evolve(GOOD, resumes=2, routes=GOOD.routes * 3, decisions=(hit,) * 3))
     assert at.value(PLACEMENTS, "pull", "disaggregated") == 4
     assert at.value(RESUMES) == 2
-    assert at.value(HIT_TOKENS) == 4 * 64
+    assert at.value(PREDICTED_HIT_TOKENS) == 4 * 64
 
 
 def test_resumes_are_told_before_there_are_any() -> None:
@@ -236,9 +236,9 @@ def test_a_prediction_is_compared_with_what_came_from_the_placement_that_was_fol
 
 def test_a_placement_that_came_to_nothing_is_not_compared() -> None:
     at = Measured()
-    broken = evolve(PREFILL, end=LegEnd.BROKEN, first_output_at_s=None)
+    broken = evolve(PREFILL, outcome=LegOutcome.FAILED, first_output_at_s=None)
     again = evolve(DECISION, at_s=101.0, options=(evolve(OPTION, mode=HandoffMode.LOCAL),))
-    local = evolve(LOCAL, placement=1, began_at_s=101.0)
+    local = evolve(LOCAL, route_index=1, started_at_s=101.0)
     at.metrics.record(evolve(GOOD, legs=(broken, local), decisions=(DECISION, again)))
     assert at.value(TTFT_RATIO, "pull", "tiny", part="_count") is None
 
@@ -247,7 +247,7 @@ def test_a_request_that_was_resumed_after_its_first_token_is_compared_by_its_fir
     None
 ):
     at = Measured()
-    resumed = evolve(LOCAL, placement=1, began_at_s=103.0, first_output_at_s=104.0)
+    resumed = evolve(LOCAL, route_index=1, started_at_s=103.0, first_output_at_s=104.0)
     later = evolve(DECISION, at_s=103.0)
     at.metrics.record(
         evolve(GOOD, legs=(PREFILL, DECODE, resumed), decisions=(DECISION, later), resumes=1)
@@ -265,7 +265,7 @@ def test_where_who_prefills_gives_the_first_token_the_handoff_is_a_gap_after_it(
     at = Measured()
     gave = evolve(PREFILL, output_tokens=1, last_output_at_s=101.0)
     rest = evolve(DECODE, output_tokens=2)
-    option = evolve(DECISION.options[0], early=True)
+    option = evolve(DECISION.options[0], is_early_token=True)
     decision = evolve(DECISION, options=(option,))
     at.metrics.record(
         evolve(GOOD, legs=(gave, rest), first_token_at_s=101.0, decisions=(decision,))
@@ -279,8 +279,10 @@ def test_where_who_prefills_gives_the_first_token_the_handoff_is_a_gap_after_it(
 
 def test_a_handoff_that_was_given_up_for_one_replica_has_no_gap() -> None:
     at = Measured()
-    given_up = evolve(DECODE, end=LegEnd.GIVEN_UP, first_output_at_s=None, ended_at_s=101.2)
-    local = evolve(LOCAL, placement=1, began_at_s=101.2)
+    given_up = evolve(
+        DECODE, outcome=LegOutcome.TIMED_OUT, first_output_at_s=None, ended_at_s=101.2
+    )
+    local = evolve(LOCAL, route_index=1, started_at_s=101.2)
     at.metrics.record(evolve(GOOD, legs=(PREFILL, given_up, local)))
     assert at.value(HANDOFF_GAP, *WHOSE, part="_count") is None
 
@@ -335,7 +337,7 @@ def test_steps_of_different_replicas_have_nothing_to_do_with_each_other() -> Non
 
 def test_a_prompt_that_was_computed_is_no_stream() -> None:
     at = joined("p")
-    done = LegOutput("a", (7,), FinishReason.LENGTH, ticket=TICKET, cached_tokens=0)
+    done = LegOutput("a", (7,), FinishReason.LENGTH, kv_handle=TICKET, cached_tokens=0)
     for at_s in (1.0, 2.0, 3.0):
         at.step("p", at_s, done, LegOutput("b"))
     assert gaps(at) == (0, 0)

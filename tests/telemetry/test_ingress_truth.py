@@ -29,22 +29,22 @@ from baton.domain.request import FinishReason, Request
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
 from baton.domain.value import evolve
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
-from baton.serving.http.metrics_endpoint import Metrics
+from baton.serving.http.metrics_endpoint import MetricsRenderer
 from baton.serving.ingress.telemetry import IngressTelemetry
 from baton.simulator.fleet.fleet import VirtualFleet
 from baton.simulator.fleet.replica import VirtualReplica
 from baton.telemetry.catalogue import (
     ADMISSIONS,
     DURATION,
-    HELD,
     ITL,
     OTHER,
+    QUEUE_WAIT,
     REQUESTS,
     RESUMES,
-    SLO_EXCUSED,
+    SLO_EXCLUDED,
     SLO_GOOD,
     SLO_REQUESTS,
     TOKENS,
@@ -59,14 +59,14 @@ ROUNDING_S = 1e-9
 CHAT = Slo(name="default", ttft_s=0.45, tpot_s=0.0125)
 CODE = Slo(name="code", ttft_s=0.3, itl_p99_s=0.03, priority=1)
 BATCH = Slo(name="batch", ttft_s=3.0, priority=-1)
-CLASSES = {one.name: one for one in (CHAT, CODE, BATCH)}
+CLASSES = {other.name: other for other in (CHAT, CODE, BATCH)}
 TENANTS = {
     "acme": Tenant(name="acme", slo="code"),
     "lab": Tenant(name="lab", slo="batch"),
     "free": Tenant(name="free"),
     "slow": Tenant(name="slow", rate=RateLimit(requests_per_s=1.0, burst_s=5.0)),
 }
-RULES = ServiceRules(slos=SloBook(classes=CLASSES), tenants=TENANTS)
+RULES = ServiceRules(slos=SloClasses(classes=CLASSES), tenants=TENANTS)
 LIMITS = CoordinatorLimits(
     max_requests=120,
     max_queued=30,
@@ -112,7 +112,7 @@ class Client:
 
     def became(self) -> str:
         if self.error is not None:
-            return "barred" if self.error.own_doing else "missed"
+            return "barred" if self.error.is_client_error else "missed"
         if self.finished:
             return "good" if self.in_time and self.at_pace and self.even else "missed"
         assert self.left_at_s is not None
@@ -161,7 +161,7 @@ class Clients(LiveIngress):
             RULES,
             limits=LIMITS,
             now_s=lambda: fleet.timeline.now_s,
-            unjoined=lambda: 0,
+            count_unreachable=lambda: 0,
         )
         self.clients: dict[str, Client] = {}
         super().__init__(coordinator, fleet)
@@ -170,7 +170,9 @@ class Clients(LiveIngress):
         """As the gate has it: who is refused there is sent no further."""
         client = Client(class_of(request), self._timeline.now_s)
         self.clients[request.request_id] = client
-        client.error = self.driver.refuse(1, tenant=request.tenant, slo_class=request.slo_class)
+        client.error = self.driver.check_admission(
+            1, tenant=request.tenant, slo_class=request.slo_class
+        )
         if client.error is None:
             self.driver.on_request(request)
 
@@ -192,15 +194,15 @@ class Clients(LiveIngress):
         for recorder in self.telemetry.recorders:
             recorder.record(record)
 
-    def hear(self, replica: VirtualReplica, event: Event) -> None:
+    def on_replica_event(self, replica: VirtualReplica, event: Event) -> None:
         self.telemetry.on_event(event)
-        super().hear(replica, event)
+        super().on_replica_event(replica, event)
 
 
 def sent() -> Iterable[Request]:
     """Requests of every tenant and class, some of which nobody would serve."""
     rng = random.Random(11)
-    asked = trace(REQUESTS_SENT, rate_per_s=300, seed=7, groups=5).asked(start_s=1.0)
+    asked = trace(REQUESTS_SENT, rate_per_s=300, seed=7, groups=5).to_requests(start_s=1.0)
     for request in asked:
         tenant = rng.choices(list(TENANTS), [4, 2, 4, 1])[0]
         slo_class = rng.choices([None, "default", "batch", NO_SUCH_CLASS], [20, 3, 3, 1])[0]
@@ -222,7 +224,7 @@ def after_the_storm() -> Clients:
     for role in (Role.PREFILL, Role.DECODE):
         for number in range(2):
             join(fleet, role, number)
-    at, rng = fleet.timeline.at, random.Random(3)
+    at, rng = fleet.timeline.call_at, random.Random(3)
     for request in sent():
         at(request.arrived_at_s, partial(ingress.ask, request))
         if rng.random() < 0.12:
@@ -241,8 +243,8 @@ def after_the_storm() -> Clients:
 @cache
 def exposed() -> tuple[Sample, ...]:
     """What Prometheus reads afterwards."""
-    metrics = Metrics(after_the_storm().telemetry._collector.collect)
-    text, _ = asyncio.run(metrics.text("application/openmetrics-text;version=1.0.0"))
+    metrics = MetricsRenderer(after_the_storm().telemetry._collector.collect)
+    text, _ = asyncio.run(metrics.render("application/openmetrics-text;version=1.0.0"))
     families = text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]
     return tuple(sample for family in families for sample in family.samples)
 
@@ -271,7 +273,7 @@ def test_there_are_many_of_every_kind() -> None:
     outcomes = told(REQUESTS.name, "outcome")
     assert set(outcomes) == {"finished", "shed", "evicted", "failed", "cancelled", "barred"}
     assert min(outcomes.values()) >= 5, outcomes
-    late = sum(one.finished and one.became() == "missed" for one in clients.values())
+    late = sum(client.finished and client.became() == "missed" for client in clients.values())
     assert late >= 15
     unread = len(clients) - len(after_the_storm().records)
     assert unread >= 15, "nobody was refused at the gate"
@@ -286,7 +288,7 @@ def test_the_good_ones_of_each_class_are_those_that_its_clients_count() -> None:
 
 
 def test_who_is_excused_or_barred_is_in_neither() -> None:
-    assert told(SLO_EXCUSED.name, "slo_class") == counted("excused")
+    assert told(SLO_EXCLUDED.name, "slo_class") == counted("excused")
     assert told(REQUESTS.name, "outcome")["barred"] == sum(counted("barred").values())
 
 
@@ -298,16 +300,18 @@ def test_every_request_is_counted_once_however_it_ended() -> None:
 def test_every_outcome_is_what_clients_have_seen() -> None:
     clients = after_the_storm().clients.values()
     outcomes = told(REQUESTS.name, "outcome")
-    assert outcomes["finished"] == sum(one.finished for one in clients)
-    assert outcomes["cancelled"] == sum(one.left_at_s is not None for one in clients)
-    errors = sum(one.error is not None for one in clients)
+    assert outcomes["finished"] == sum(client.finished for client in clients)
+    assert outcomes["cancelled"] == sum(client.left_at_s is not None for client in clients)
+    errors = sum(client.error is not None for client in clients)
     assert sum(outcomes[kind] for kind in ("shed", "evicted", "failed", "barred")) == errors
 
 
 def test_why_nobody_was_let_in_is_what_clients_were_told() -> None:
     clients = after_the_storm().clients.values()
     never = Counter(
-        str(one.error.cause) for one in clients if one.error is not None and not one.tokens
+        str(client.error.cause)
+        for client in clients
+        if client.error is not None and not client.tokens
     )
     reasons = told(ADMISSIONS.name, "reason")
     for word in ("queue_full", "too_late", "rate_limited", "prompt_too_long", "not_allowed"):
@@ -317,13 +321,13 @@ def test_why_nobody_was_let_in_is_what_clients_were_told() -> None:
 def test_the_share_of_first_tokens_in_time_can_be_read_off_the_histogram_exactly() -> None:
     for slo in CLASSES.values():
         served = [
-            one
-            for one in after_the_storm().clients.values()
-            if one.slo is slo and one.tokens and one.became() != "barred"
+            client
+            for client in after_the_storm().clients.values()
+            if client.slo is slo and client.tokens and client.became() != "barred"
         ]
         edge = f"{slo.ttft_s:.10g}" if slo.ttft_s != 3.0 else "3.0"
         in_time = told(f"{TTFT.name}_bucket", "slo_class", le=edge)
-        assert in_time[slo.name] == sum(one.in_time for one in served)
+        assert in_time[slo.name] == sum(client.in_time for client in served)
         assert told(f"{TTFT.name}_count", "slo_class")[slo.name] == len(served)
 
 
@@ -331,20 +335,20 @@ def test_latencies_are_told_by_the_model_and_the_pool_that_requests_are_counted_
     served = told(REQUESTS.name, "model", "pool", outcome="finished")
     assert told(f"{DURATION.name}_count", "model", "pool") == served
     assert served.keys() == {("sim", "decode"), ("sim", "prefill")}
-    for metric in (TTFT, TPOT, HELD):
+    for metric in (TTFT, TPOT, QUEUE_WAIT):
         assert told(f"{metric.name}_count", "model", "pool").keys() == served.keys(), metric.name
 
 
 def test_tokens_and_durations_are_those_that_clients_got() -> None:
     clients = after_the_storm().clients.values()
-    assert told(TOKENS.name, "tokens")["output"] == sum(one.tokens for one in clients)
-    finished = Counter(one.slo.name for one in clients if one.finished)
+    assert told(TOKENS.name, "tokens")["output"] == sum(client.tokens for client in clients)
+    finished = Counter(client.slo.name for client in clients if client.finished)
     assert told(f"{DURATION.name}_count", "slo_class") == dict(finished)
 
 
 def test_gaps_between_tokens_are_those_that_clients_saw_but_for_pauses_of_resumed_streams() -> None:
     clients, records = after_the_storm().clients.values(), after_the_storm().records
-    gaps_s = [gap_s for one in clients for gap_s in one.gaps_s]
+    gaps_s = [gap_s for client in clients for gap_s in client.gaps_s]
     missing = len(gaps_s) - sum(told(f"{ITL.name}_count", "pool").values())
     assert 0 <= missing <= sum(record.resumes for record in records)
     for edge_s in (0.01, 0.025, 0.05, 0.1):

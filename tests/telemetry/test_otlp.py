@@ -16,7 +16,7 @@ from tests.telemetry.test_waterfall import RECORD
 pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")
 from baton.domain.value import evolve
 from baton.telemetry.requests.otlp import OtlpExporter
-from tests.fakes.otlp_receiver import OtlpReceiver, receiver, tree
+from tests.fakes.otlp_receiver import OtlpReceiver, running_receiver, span_paths
 
 CONTEXT = TraceContext(
     "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", state="v=1", operation="chat"
@@ -26,7 +26,7 @@ WALL_S = 1_700_000_000.0
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[OtlpReceiver]:
-    with receiver() as found:
+    with running_receiver() as found:
         yield found
 
 
@@ -40,7 +40,7 @@ def test_a_trace_arrives_whole_with_each_engine_as_its_own_service(
 ) -> None:
     assert OtlpExporter(collector.url, instance_id="ingress-1").export([traced()]) is None
     spans = collector.trace(CONTEXT.trace_id, lambda found: len(found) == 10)
-    assert sorted(tree(spans)) == [
+    assert sorted(span_paths(spans)) == [
         "chat tiny",
         "chat tiny/admission",
         "chat tiny/leg decode",

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from baton.control.autoscaling.rollout import Tally
+from baton.control.autoscaling.rollout import RolloutCounts
 from baton.domain.handoff import LegKind
-from baton.domain.leg_record import LegEnd, LegStory
-from baton.domain.slo import Judgement
+from baton.domain.leg_record import LegOutcome, LegRecord
+from baton.domain.slo import SloResult
 from baton.domain.value import evolve
 from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from tests.telemetry.test_promises import RECORD, leg
 
-BAD = Judgement(served=True, ttft_met=False, tpot_met=True, itl_met=True)
+BAD = SloResult(was_served=True, ttft_met=False, tpot_met=True, itl_met=True)
 
 
-def of(replica_id: str, end: LegEnd = LegEnd.DONE) -> LegStory:
-    return leg(LegKind.LOCAL, 0.0, 1.0, replica_id=replica_id, end=end)
+def of(replica_id: str, end: LegOutcome = LegOutcome.COMPLETED) -> LegRecord:
+    return leg(LegKind.LOCAL, 0.0, 1.0, replica_id=replica_id, outcome=end)
 
 
 def test_legs_count_where_they_ran_and_requests_for_all_who_took_part() -> None:
     outcomes = ReplicaOutcomes()
     outcomes.record(evolve(RECORD, legs=(of("p"), of("d"))))
-    outcomes.record(evolve(RECORD, legs=(of("d"),), judgement=BAD))
-    assert outcomes.tallies() == {"p": Tally(1, 0, 1, 1), "d": Tally(2, 0, 2, 1)}
+    outcomes.record(evolve(RECORD, legs=(of("d"),), slo_result=BAD))
+    assert outcomes.tallies() == {"p": RolloutCounts(1, 0, 1, 1), "d": RolloutCounts(2, 0, 2, 1)}
 
 
 def test_legs_that_broke_or_were_given_up_are_their_replicas_and_moved_ones_are_nobodys() -> None:
     outcomes = ReplicaOutcomes()
-    ends = (LegEnd.BROKEN, LegEnd.GIVEN_UP, LegEnd.MOVED, LegEnd.CANCELLED, LegEnd.DONE)
+    ends = (
+        LegOutcome.FAILED,
+        LegOutcome.TIMED_OUT,
+        LegOutcome.MIGRATED,
+        LegOutcome.CANCELLED,
+        LegOutcome.COMPLETED,
+    )
     outcomes.record(evolve(RECORD, legs=tuple(of("d", end) for end in ends)))
-    outcomes.record(evolve(RECORD, legs=(of("m", LegEnd.MOVED),)))
-    assert outcomes.tallies() == {"d": Tally(3, 2, 1, 1)}
+    outcomes.record(evolve(RECORD, legs=(of("m", LegOutcome.MIGRATED),)))
+    assert outcomes.tallies() == {"d": RolloutCounts(3, 2, 1, 1)}
 
 
 def test_those_heard_of_longest_ago_are_forgotten() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import HandoffMode, LegKind, LegTimes, Route, RouteReason
-from baton.domain.leg_record import LegEnd, LegStory
+from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase
-from baton.domain.slo import Judgement, Slo
+from baton.domain.slo import Slo, SloResult
 from baton.domain.value import evolve
-from baton.telemetry.requests.error_budget import missed, objectives, ttft_parts
+from baton.telemetry.requests.error_budget import missed_objectives, objective_rows, ttft_parts
 from baton.telemetry.requests.request_log import headline
 
 PULL = Route(
@@ -38,28 +38,30 @@ RECORD = RequestRecord(
 )
 
 
-def leg(kind: LegKind, began_at_s: float, ended_at_s: float, **changes: object) -> LegStory:
+def leg(kind: LegKind, began_at_s: float, ended_at_s: float, **changes: object) -> LegRecord:
     decodes = kind is not LegKind.PREFILL
     told: dict[str, Any] = {
         "leg_id": "r~1",
         "replica_id": "d" if decodes else "p",
-        "placement": 0,
+        "route_index": 0,
         "first_output_at_s": ended_at_s,
         "last_output_at_s": ended_at_s if decodes else None,
         "prompt_tokens": 10,
         "fetched_tokens": 10 if kind is LegKind.DECODE else 0,
         "cached_tokens": None,
         "output_tokens": 3 if decodes else 0,
-        "times": None,
-        "end": LegEnd.DONE,
+        "engine_times": None,
+        "outcome": LegOutcome.COMPLETED,
     }
     told |= changes
-    return LegStory(kind=kind, began_at_s=began_at_s, ended_at_s=ended_at_s, **told)
+    return LegRecord(kind=kind, started_at_s=began_at_s, ended_at_s=ended_at_s, **told)
 
 
 HANDED_OFF = (
-    leg(LegKind.PREFILL, 100.25, 100.75, times=LegTimes(0.25, 0.125)),
-    leg(LegKind.DECODE, 100.75, 101.5, first_output_at_s=101.0, times=LegTimes(0.125, 0.0625)),
+    leg(LegKind.PREFILL, 100.25, 100.75, engine_times=LegTimes(0.25, 0.125)),
+    leg(
+        LegKind.DECODE, 100.75, 101.5, first_output_at_s=101.0, engine_times=LegTimes(0.125, 0.0625)
+    ),
 )
 
 
@@ -84,9 +86,14 @@ def test_what_comes_after_the_first_token_is_no_part_of_the_time_to_it() -> None
 
 def test_a_leg_that_came_to_nothing_before_the_first_token_was_lost() -> None:
     broken = leg(
-        LegKind.LOCAL, 100.0, 100.5, end=LegEnd.BROKEN, first_output_at_s=None, output_tokens=0
+        LegKind.LOCAL,
+        100.0,
+        100.5,
+        outcome=LegOutcome.FAILED,
+        first_output_at_s=None,
+        output_tokens=0,
     )
-    again = leg(LegKind.LOCAL, 100.5, 101.5, placement=1, first_output_at_s=101.0)
+    again = leg(LegKind.LOCAL, 100.5, 101.5, route_index=1, first_output_at_s=101.0)
     told = evolve(RECORD, legs=(broken, again), routes=(PULL, PULL), resumes=1)
     parts = ttft_parts(told)
     assert parts is not None
@@ -99,22 +106,29 @@ def test_without_a_first_token_there_are_no_parts() -> None:
 
 def test_only_what_is_promised_is_an_objective() -> None:
     told = evolve(RECORD, slo=Slo(name="chat", tpot_s=0.5))
-    assert objectives(told) == [
+    assert objective_rows(told) == [
         {"objective": "tpot", "promised_s": 0.5, "got_s": 0.25, "met": True}
     ]
 
 
 def test_slow_gaps_are_told_with_how_many_were_allowed() -> None:
-    told = evolve(RECORD, slo=Slo(itl_p99_s=0.5), output_tokens=301, slow_gaps=2, worst_gap_s=0.7)
-    (row,) = objectives(told)
+    told = evolve(
+        RECORD, slo=Slo(itl_p99_s=0.5), output_tokens=301, itl_violations=2, max_itl_s=0.7
+    )
+    (row,) = objective_rows(told)
     assert (row["got_s"], row["slow_gaps"], row["allowed_gaps"]) == (0.7, 2, 3)
 
 
 def test_the_headline_says_whose_it_was_and_how_it_was_judged() -> None:
-    judgement = Judgement(served=False, ttft_met=False, tpot_met=True, itl_met=True)
+    judgement = SloResult(was_served=False, ttft_met=False, tpot_met=True, itl_met=True)
     told = headline(
         evolve(
-            RECORD, tenant="acme", slo=Slo(name="chat"), judgement=judgement, held_s=0.5, gpu_s=2.0
+            RECORD,
+            tenant="acme",
+            slo=Slo(name="chat"),
+            slo_result=judgement,
+            queue_wait_s=0.5,
+            gpu_s=2.0,
         )
     )
     assert (told["tenant"], told["slo_class"]) == ("acme", "chat")
@@ -123,17 +137,22 @@ def test_the_headline_says_whose_it_was_and_how_it_was_judged() -> None:
 
 
 def test_each_objective_that_was_broken_is_named() -> None:
-    none_met = Judgement(served=False, ttft_met=False, tpot_met=False, itl_met=False)
-    assert missed(evolve(RECORD, judgement=none_met)) == ("served", "ttft", "tpot", "itl")
-    assert missed(RECORD) == ()
+    none_met = SloResult(was_served=False, ttft_met=False, tpot_met=False, itl_met=False)
+    assert missed_objectives(evolve(RECORD, slo_result=none_met)) == (
+        "served",
+        "ttft",
+        "tpot",
+        "itl",
+    )
+    assert missed_objectives(RECORD) == ()
 
 
 def test_one_that_is_barred_is_neither_good_nor_has_it_missed_anything() -> None:
     refused = evolve(
         RECORD,
         outcome=Phase.SHED,
-        judgement=Judgement(served=False, ttft_met=True, tpot_met=True, itl_met=True),
+        slo_result=SloResult(was_served=False, ttft_met=True, tpot_met=True, itl_met=True),
     )
-    assert (headline(refused)["verdict"], missed(refused)) == ("missed", ("served",))
-    barred = evolve(refused, barred=True)
-    assert (headline(barred)["verdict"], missed(barred)) == ("barred", ())
+    assert (headline(refused)["verdict"], missed_objectives(refused)) == ("missed", ("served",))
+    barred = evolve(refused, is_client_error=True)
+    assert (headline(barred)["verdict"], missed_objectives(barred)) == ("barred", ())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 
 from baton.domain.commands import RequestRecord
-from baton.domain.leg_record import LegEnd
+from baton.domain.leg_record import LegOutcome
 from baton.domain.names.trace_context import TraceContext, span_id
 from baton.domain.request import Phase
-from baton.domain.slo import Judgement, Slo
+from baton.domain.slo import Slo, SloResult
 from baton.domain.value import evolve
 from baton.telemetry.requests.spans import MAX_TEXT_CHARS, Span, request_spans
 from tests.telemetry.test_waterfall import DECODE, LOCAL, OPTION, PREFILL, RECORD, records, told
@@ -53,7 +53,7 @@ def test_a_handed_off_request_is_one_trace_with_both_engines_under_its_legs() ->
 
 def test_the_request_is_its_callers_span_served_with_what_opentelemetry_has_names_for() -> None:
     root = spans_of(RECORD)[0]
-    assert (root.parent_id, root.serves, root.error) == (CONTEXT.parent_id, True, "")
+    assert (root.parent_id, root.is_server, root.error) == (CONTEXT.parent_id, True, "")
     assert root.span_id == span_id(CONTEXT.trace_id, "r"), "what engines were told"
     assert (root.start_s, root.end_s) == (100.0, 103.0)
     wanted = {
@@ -81,13 +81,13 @@ def test_a_route_tells_what_it_was_chosen_from() -> None:
 def test_a_leg_tells_what_its_engine_said_and_nothing_where_it_said_nothing() -> None:
     leg = only("leg prefill")
     assert leg.attributes["baton.engine_compute_s"] == 0.25
-    silent = only("leg prefill", told(evolve(PREFILL, times=None), DECODE))
+    silent = only("leg prefill", told(evolve(PREFILL, engine_times=None), DECODE))
     assert "baton.engine_compute_s" not in silent.attributes
 
 
 def test_a_resume_is_told_with_its_reason_between_the_legs() -> None:
-    broken = evolve(DECODE, end=LegEnd.BROKEN, ended_at_s=102.0, last_output_at_s=101.75)
-    again = evolve(LOCAL, leg_id="r~3", placement=1, began_at_s=102.5, first_output_at_s=102.75)
+    broken = evolve(DECODE, outcome=LegOutcome.FAILED, ended_at_s=102.0, last_output_at_s=101.75)
+    again = evolve(LOCAL, leg_id="r~3", route_index=1, started_at_s=102.5, first_output_at_s=102.75)
     resumed = evolve(told(PREFILL, broken, again), resume_reasons=("d: " + "x" * 999,))
     span = only("resume", resumed)
     assert (span.start_s, span.end_s) == (102.0, 102.5)
@@ -102,7 +102,7 @@ def test_a_request_that_was_refused_says_why_and_was_never_anywhere() -> None:
         told(outcome=Phase.SHED),
         reason="the queue is full",
         slo=Slo(name="chat", ttft_s=1.0),
-        judgement=Judgement(served=False, ttft_met=False, tpot_met=True, itl_met=True),
+        slo_result=SloResult(was_served=False, ttft_met=False, tpot_met=True, itl_met=True),
         first_token_at_s=None,
         output_tokens=0,
     )

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.domain.commands import RequestRecord
-from baton.domain.names.trace_context import TraceContext, in_share
-from baton.domain.slo import Judgement, Slo
+from baton.domain.names.trace_context import TraceContext, is_in_sample
+from baton.domain.slo import Slo, SloResult
 from baton.domain.value import evolve
-from baton.telemetry.requests.tracing import Tracer, TraceRules, TraceSpans
+from baton.telemetry.requests.tracing import SamplingRules, Tracer, TraceSpans
 from tests.telemetry.test_waterfall import RECORD
 
-MISSED = Judgement(served=True, ttft_met=False, tpot_met=True, itl_met=True)
+MISSED = SloResult(was_served=True, ttft_met=False, tpot_met=True, itl_met=True)
 WAIT_S = 5.0
 
 
@@ -23,7 +23,7 @@ def traced(number: int = 1, *, sampled: bool = False, missed: bool = False) -> R
     """One whose trace id falls into no share below a half."""
     context = TraceContext(f"{number:016x}ffffffffffffffff", sampled=sampled)
     one = evolve(RECORD, trace=context, slo=Slo(name="chat", ttft_s=1.0))
-    return evolve(one, judgement=MISSED) if missed else one
+    return evolve(one, slo_result=MISSED) if missed else one
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Collector:
 
 def tracer_to(collector: Collector, *, queue_traces: int = 100, sample: float = 0.0) -> Tracer:
     tracer = Tracer(
-        TraceRules(sample=sample),
+        SamplingRules(sample_fraction=sample),
         model="tiny",
         wall_offset_s=lambda: 1000.0,
         connect=lambda: collector,
@@ -64,23 +64,23 @@ def tracer_to(collector: Collector, *, queue_traces: int = 100, sample: float = 
 @pytest.mark.parametrize(
     ("record", "rules", "kept"),
     [
-        (traced(), TraceRules(sample=0.0), False),
-        (traced(), TraceRules(sample=1.0), True),
-        (traced(), TraceRules(sample=0.4), False),
-        (traced(sampled=True), TraceRules(sample=0.0), True),
-        (traced(missed=True), TraceRules(sample=0.0), True),
-        (traced(missed=True), TraceRules(sample=0.0, keep_slo_misses=False), False),
+        (traced(), SamplingRules(sample_fraction=0.0), False),
+        (traced(), SamplingRules(sample_fraction=1.0), True),
+        (traced(), SamplingRules(sample_fraction=0.4), False),
+        (traced(sampled=True), SamplingRules(sample_fraction=0.0), True),
+        (traced(missed=True), SamplingRules(sample_fraction=0.0), True),
+        (traced(missed=True), SamplingRules(sample_fraction=0.0, keep_slo_misses=False), False),
     ],
 )
 def test_traces_are_kept_that_somebody_wants(
     record: RequestRecord,
-    rules: TraceRules,
+    rules: SamplingRules,
     kept: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     tracer = Tracer(rules, model="tiny", wall_offset_s=lambda: 0.0, connect=Collector)
     assert record.trace is not None
-    assert in_share(record.trace.trace_id, 1.0)
-    assert tracer.keeps(record, record.trace) is kept
+    assert is_in_sample(record.trace.trace_id, 1.0)
+    assert tracer.should_keep(record, record.trace) is kept
 
 
 def test_kept_traces_are_sent_with_the_walls_time() -> None:
@@ -106,7 +106,7 @@ def test_where_there_is_no_room_traces_are_dropped_counted_and_said_once(
     for number in range(200):
         tracer.record(traced(number, sampled=True))
     assert tracer.counts.dropped >= 200 - 64 - 2
-    assert [one.getMessage() for one in caplog.records].count("traces_dropped") == 1
+    assert [record.getMessage() for record in caplog.records].count("traces_dropped") == 1
     for _ in range(10):
         collector.takes.release()
     tracer.close(WAIT_S)
@@ -127,7 +127,7 @@ def test_a_collector_that_is_away_is_said_once_and_again_when_it_is_back(
     collector.away = None
     collector.takes.release()
     tracer.close(WAIT_S)
-    said = [one.getMessage() for one in caplog.records]
+    said = [record.getMessage() for record in caplog.records]
     assert said == ["trace_collector_away", "trace_collector_back"]
     assert (tracer.counts.failed, tracer.counts.sent) == (128, 64)
 
@@ -136,7 +136,9 @@ def test_a_tracer_that_breaks_says_so_and_harms_nobody(caplog: pytest.LogCapture
     def broken() -> Collector:
         raise ImportError("no opentelemetry here")
 
-    tracer = Tracer(TraceRules(sample=1.0), model="tiny", wall_offset_s=lambda: 0.0, connect=broken)
+    tracer = Tracer(
+        SamplingRules(sample_fraction=1.0), model="tiny", wall_offset_s=lambda: 0.0, connect=broken
+    )
     tracer.start()
     tracer.record(traced())
     tracer.close(WAIT_S)
@@ -149,4 +151,4 @@ def test_closing_twice_or_before_the_start_is_no_harm() -> None:
     tracer = tracer_to(collector)
     tracer.close(WAIT_S)
     tracer.close(WAIT_S)
-    Tracer(TraceRules(), model="", wall_offset_s=lambda: 0.0, connect=Collector).close()
+    Tracer(SamplingRules(), model="", wall_offset_s=lambda: 0.0, connect=Collector).close()

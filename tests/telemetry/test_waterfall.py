@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import (
-    Decision,
     HandoffMode,
     HitSource,
     LegKind,
     LegTimes,
-    Option,
+    PlacementDecision,
     Route,
+    RouteOption,
     RouteReason,
 )
-from baton.domain.leg_record import LegEnd, LegStory
+from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase
 from baton.domain.value import evolve
 from baton.telemetry.requests.error_budget import ttft_parts
@@ -29,7 +29,7 @@ PULL = Route(
     decode_replica_id="d",
     reason=RouteReason.DISAGGREGATED,
 )
-OPTION = Option(
+OPTION = RouteOption(
     mode=HandoffMode.PULL,
     prefill_replica_id="p",
     decode_replica_id="d",
@@ -40,15 +40,17 @@ OPTION = Option(
     prefill_s=0.125,
     transfer_s=0.25,
     decode_s=0.0625,
-    harm_s=0.0,
+    interference_s=0.0,
 )
-DECISION = Decision(route=PULL, policy="predicted", at_s=100.0, options=(OPTION,), considered=1)
-PREFILL = LegStory(
+DECISION = PlacementDecision(
+    route=PULL, policy="predicted", at_s=100.0, options=(OPTION,), options_considered=1
+)
+PREFILL = LegRecord(
     leg_id="r~1",
     kind=LegKind.PREFILL,
     replica_id="p",
-    placement=0,
-    began_at_s=100.25,
+    route_index=0,
+    started_at_s=100.25,
     first_output_at_s=101.0,
     last_output_at_s=None,
     ended_at_s=101.0,
@@ -56,21 +58,21 @@ PREFILL = LegStory(
     fetched_tokens=0,
     cached_tokens=0,
     output_tokens=0,
-    times=LegTimes(0.25, 0.25),
-    end=LegEnd.DONE,
+    engine_times=LegTimes(0.25, 0.25),
+    outcome=LegOutcome.COMPLETED,
 )
 DECODE = evolve(
     PREFILL,
     leg_id="r~2",
     kind=LegKind.DECODE,
     replica_id="d",
-    began_at_s=101.0,
+    started_at_s=101.0,
     first_output_at_s=101.5,
     last_output_at_s=103.0,
     ended_at_s=103.0,
     fetched_tokens=10,
     output_tokens=3,
-    times=LegTimes(0.25, 0.125),
+    engine_times=LegTimes(0.25, 0.125),
 )
 RECORD = RequestRecord(
     request_id="r",
@@ -93,8 +95,8 @@ RECORD = RequestRecord(
 LOCAL = evolve(DECODE, kind=LegKind.LOCAL, fetched_tokens=0)
 
 
-def told(*legs: LegStory, outcome: Phase = Phase.FINISHED) -> RequestRecord:
-    placements = max((leg.placement for leg in legs), default=-1) + 1
+def told(*legs: LegRecord, outcome: Phase = Phase.FINISHED) -> RequestRecord:
+    placements = max((leg.route_index for leg in legs), default=-1) + 1
     return evolve(
         RECORD,
         legs=legs,
@@ -111,7 +113,7 @@ def brief(record: RequestRecord) -> list[tuple[str, str, float, float]]:
 
 def test_a_handoff_is_told_part_by_part_as_its_engines_said() -> None:
     assert waterfall(RECORD) == (
-        Bar(Part.HELD, "", 0.0, 0.25),
+        Bar(Part.INGRESS_WAIT, "", 0.0, 0.25),
         Bar(Part.QUEUE, "p", 0.25, 0.75, 0.5),
         Bar(Part.PREFILL, "p", 0.75, 1.0, 0.125),
         Bar(Part.TRANSFER, "d", 1.0, 1.375, 0.25),
@@ -121,17 +123,17 @@ def test_a_handoff_is_told_part_by_part_as_its_engines_said() -> None:
 
 
 def test_where_an_engine_says_nothing_predictions_part_the_bars_and_they_say_so() -> None:
-    silent = told(evolve(PREFILL, times=None), DECODE)
+    silent = told(evolve(PREFILL, engine_times=None), DECODE)
     assert waterfall(silent)[1:4] == (
-        Bar(Part.QUEUE, "p", 0.25, 0.875, 0.5, guessed=True),
-        Bar(Part.PREFILL, "p", 0.875, 1.0, 0.125, guessed=True),
+        Bar(Part.QUEUE, "p", 0.25, 0.875, 0.5, is_estimated=True),
+        Bar(Part.PREFILL, "p", 0.875, 1.0, 0.125, is_estimated=True),
         Bar(Part.TRANSFER, "d", 1.0, 1.375, 0.25),
     )
 
 
 def test_where_nothing_was_predicted_either_all_of_a_wait_counts_as_computing() -> None:
-    silent = evolve(told(evolve(PREFILL, times=None)), decisions=())
-    assert Bar(Part.PREFILL, "p", 0.25, 1.0, guessed=True) in waterfall(silent)
+    silent = evolve(told(evolve(PREFILL, engine_times=None)), decisions=())
+    assert Bar(Part.PREFILL, "p", 0.25, 1.0, is_estimated=True) in waterfall(silent)
 
 
 def test_the_rest_of_a_prompt_whose_front_was_fetched_is_prefill() -> None:
@@ -145,8 +147,8 @@ def test_a_request_that_was_never_placed_was_held_all_along() -> None:
 
 
 def test_what_came_to_nothing_is_lost_time_and_the_wait_after_it_is_held() -> None:
-    broken = evolve(DECODE, end=LegEnd.BROKEN, output_tokens=0, ended_at_s=101.25)
-    again = evolve(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=102.5)
+    broken = evolve(DECODE, outcome=LegOutcome.FAILED, output_tokens=0, ended_at_s=101.25)
+    again = evolve(LOCAL, route_index=1, started_at_s=102.0, first_output_at_s=102.5)
     assert brief(told(PREFILL, evolve(broken, first_output_at_s=None), again)) == [
         ("held", "", 0.0, 0.25),
         ("lost", "p", 0.25, 1.0),
@@ -159,8 +161,8 @@ def test_what_came_to_nothing_is_lost_time_and_the_wait_after_it_is_held() -> No
 
 
 def test_of_a_stream_that_broke_off_the_time_since_its_last_token_is_lost() -> None:
-    broken = evolve(DECODE, end=LegEnd.GIVEN_UP, last_output_at_s=101.75, ended_at_s=102.0)
-    again = evolve(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=102.5)
+    broken = evolve(DECODE, outcome=LegOutcome.TIMED_OUT, last_output_at_s=101.75, ended_at_s=102.0)
+    again = evolve(LOCAL, route_index=1, started_at_s=102.0, first_output_at_s=102.5)
     assert brief(told(PREFILL, broken, again))[4:7] == [
         ("decode", "d", 1.375, 1.5),
         ("decode", "d", 1.5, 1.75),
@@ -169,21 +171,21 @@ def test_of_a_stream_that_broke_off_the_time_since_its_last_token_is_lost() -> N
 
 
 def test_a_client_that_leaves_before_the_first_token_loses_nothing() -> None:
-    left = evolve(LOCAL, first_output_at_s=None, end=LegEnd.CANCELLED, output_tokens=0)
+    left = evolve(LOCAL, first_output_at_s=None, outcome=LegOutcome.CANCELLED, output_tokens=0)
     assert waterfall(told(left, outcome=Phase.CANCELLED))[1:] == (
-        Bar(Part.QUEUE, "d", 1.0, 3.0, guessed=True),
+        Bar(Part.QUEUE, "d", 1.0, 3.0, is_estimated=True),
     )
 
 
 def test_a_resumed_request_whose_client_left_did_not_lose_its_last_leg() -> None:
-    broken = evolve(LOCAL, end=LegEnd.BROKEN, output_tokens=0, ended_at_s=102.0)
-    left = evolve(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=None, output_tokens=0)
-    cancelled = told(broken, evolve(left, end=LegEnd.CANCELLED), outcome=Phase.CANCELLED)
+    broken = evolve(LOCAL, outcome=LegOutcome.FAILED, output_tokens=0, ended_at_s=102.0)
+    left = evolve(LOCAL, route_index=1, started_at_s=102.0, first_output_at_s=None, output_tokens=0)
+    cancelled = told(broken, evolve(left, outcome=LegOutcome.CANCELLED), outcome=Phase.CANCELLED)
     assert brief(cancelled)[1:] == [("lost", "d", 1.0, 2.0), ("queue", "d", 2.0, 3.0)]
 
 
 def test_a_request_that_failed_lost_what_it_ran_for() -> None:
-    failed = evolve(LOCAL, first_output_at_s=None, end=LegEnd.BROKEN, output_tokens=0)
+    failed = evolve(LOCAL, first_output_at_s=None, outcome=LegOutcome.FAILED, output_tokens=0)
     assert brief(told(failed, outcome=Phase.FAILED))[1:] == [("lost", "d", 1.0, 3.0)]
 
 
@@ -197,7 +199,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
     """Any record whose legs follow each other; times that engines say may be anything."""
     arrived_at_s = draw(st.floats(0.0, 1e6))
     at_s, placement = arrived_at_s + draw(moments), 0
-    legs: list[LegStory] = []
+    legs: list[LegRecord] = []
     for number in range(draw(st.integers(0, 4))):
         placement += bool(legs) and draw(st.booleans())
         kind = draw(st.sampled_from(LegKind))
@@ -210,21 +212,21 @@ def records(draw: st.DrawFn) -> RequestRecord:
                 leg_id=f"r~{number + 1}",
                 kind=kind,
                 replica_id=draw(st.sampled_from("abc")),
-                placement=placement,
-                began_at_s=at_s,
+                route_index=placement,
+                started_at_s=at_s,
                 first_output_at_s=None if silent else first_s,
                 last_output_at_s=first_s + last_s if tokens else None,
                 ended_at_s=first_s + last_s + end_s,
                 fetched_tokens=draw(st.integers(0, 10)),
                 output_tokens=tokens,
-                times=draw(st.none() | st.builds(LegTimes, durations, durations)),
-                end=draw(st.sampled_from(LegEnd)),
+                engine_times=draw(st.none() | st.builds(LegTimes, durations, durations)),
+                outcome=draw(st.sampled_from(LegOutcome)),
             )
         )
         at_s = legs[-1].ended_at_s + draw(moments)
     spoke = [leg.first_output_at_s for leg in legs if leg.output_tokens]
     outcome = draw(st.sampled_from((Phase.FINISHED, Phase.FAILED, Phase.CANCELLED)))
-    placed_at_s = {leg.placement: leg.began_at_s for leg in reversed(legs)}
+    placed_at_s = {leg.route_index: leg.started_at_s for leg in reversed(legs)}
     record = told(*legs, outcome=outcome)
     return evolve(
         record,
@@ -264,7 +266,7 @@ def test_no_bar_is_where_no_leg_ran_at_that_time(record: RequestRecord) -> None:
         if bar.to_s - bar.from_s < _ROUNDING_S:
             continue
         middle_s = record.arrived_at_s + (bar.from_s + bar.to_s) / 2
-        runs = [leg for leg in record.legs if leg.began_at_s < middle_s < leg.ended_at_s]
+        runs = [leg for leg in record.legs if leg.started_at_s < middle_s < leg.ended_at_s]
         where = runs[0].replica_id if runs else ""
         assert bar.replica_id == where
 
@@ -286,9 +288,15 @@ def test_a_first_token_of_who_prefills_comes_before_the_transfer_and_what_follow
 def test_a_decode_leg_that_was_given_up_after_an_early_token_is_time_lost() -> None:
     gave = evolve(PREFILL, output_tokens=1, last_output_at_s=101.0)
     given_up = evolve(
-        DECODE, end=LegEnd.GIVEN_UP, first_output_at_s=None, ended_at_s=102.0, output_tokens=0
+        DECODE,
+        outcome=LegOutcome.TIMED_OUT,
+        first_output_at_s=None,
+        ended_at_s=102.0,
+        output_tokens=0,
     )
-    local = evolve(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=102.5, output_tokens=2)
+    local = evolve(
+        LOCAL, route_index=1, started_at_s=102.0, first_output_at_s=102.5, output_tokens=2
+    )
     record = evolve(told(gave, given_up, local), first_token_at_s=101.0, resumes=1)
     (lost,) = [bar for bar in waterfall(record) if bar.part is Part.LOST]
     assert (lost.from_s, lost.to_s) == (1.0, 2.0)

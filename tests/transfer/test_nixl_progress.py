@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from baton.domain.names.process_names import ASKER_VARIABLE, process_name
+from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
 from baton.engine.vllm.core import settings
 from baton.engine.vllm.patches import plugin
 from baton.transfer import nixl_progress, ucx_log
@@ -71,10 +71,10 @@ def test_two_idle_agents_burn_a_core_where_none_is_set() -> None:
 
 def test_agents_get_the_delay_that_was_set_last() -> None:
     fake = binding()
-    assert nixl_progress.delay_in_force_us(fake) is None
-    nixl_progress.slow_down(fake, 1000)
-    nixl_progress.slow_down(fake, 5000)
-    assert nixl_progress.delay_in_force_us(fake) == 5000
+    assert nixl_progress.current_delay_us(fake) is None
+    nixl_progress.set_progress_delay(fake, 1000)
+    nixl_progress.set_progress_delay(fake, 5000)
+    assert nixl_progress.current_delay_us(fake) == 5000
     assert fake.nixlAgent("agent", config()) == ("agent", 5000)
 
 
@@ -96,11 +96,11 @@ def test_an_interval_that_is_no_time_is_refused(
 
 def test_the_log_is_flushed_from_the_first_agent_on_by_one_thread() -> None:
     fake = binding()
-    nixl_progress.slow_down(fake, 1000)
+    nixl_progress.set_progress_delay(fake, 1000)
     slowed = fake.nixlAgent
     before = flushing_threads()
     ucx_log.flush_from_first_agent(fake, 3600.0)
-    assert nixl_progress.delay_in_force_us(fake) == 1000
+    assert nixl_progress.current_delay_us(fake) == 1000
     assert flushing_threads() == before
     assert [fake.nixlAgent("agent", config()) for _ in range(2)] == [("agent", 1000)] * 2
     assert flushing_threads() == before + 1
@@ -121,7 +121,7 @@ def test_the_process_that_asks_for_an_engine_does_not_load_nixl(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(nixl_progress.PROGRESS_DELAY_VARIABLE, "no number, so it would be refused")
-    monkeypatch.setenv(ASKER_VARIABLE, process_name())
+    monkeypatch.setenv(OWNER_ENV_VAR, process_name())
     nixl_progress.install()
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import RdmaMissing, TransferFailed
-from baton.runtime.rank_transports import RankTransports, own_transports
+from baton.runtime.rank_transports import RankTransports, read_own_transports
 from baton.transfer import peers as peers_module
 from baton.transfer.peers import Peers
 from baton.transfer.transport import transport_environment
-from tests.fakes.side_channel import HOST, answer, listening, say
-from tests.fakes.ucx_lines import choice, logged, zero_copy
+from tests.fakes.side_channel import HOST, reply_metadata, reply_with, running_listener
+from tests.fakes.ucx_lines import transport_choice, write_log, zero_copy
 
 SOON_S = 5.0
 OWN = f"{HOST}:1"
 """Nobody listens there, so that nothing is compared."""
-CMA = choice(zero_copy("cma/memory"))
-TCP = choice(zero_copy("tcp/lo"))
-TCP_BETWEEN = choice(zero_copy("tcp/eth0"), reach="inter-node")
+CMA = transport_choice(zero_copy("cma/memory"))
+TCP = transport_choice(zero_copy("tcp/lo"))
+TCP_BETWEEN = transport_choice(zero_copy("tcp/eth0"), reach="inter-node")
 
 
 def folder(peers: Peers) -> Path:
@@ -37,15 +37,15 @@ class Workers:
         self.said: dict[int, RankTransports] = {}
         self.silent: set[int] = set()
         self.asked = 0
-        peers.ask_ranks = self
+        peers.query_ranks = self
         for rank in range(count):
             self.say(rank, "")
 
     def say(self, rank: int, log: str) -> None:
         """What UCX has logged in a worker, on a node of its own."""
-        logged(self._folder, log, f"ucx.host.{17 + rank}")
-        found = own_transports(self._environment, 17 + rank)
-        self.said[rank] = RankTransports(rank=rank, node=f"node-{rank}", found=found)
+        write_log(self._folder, log, f"ucx.host.{17 + rank}")
+        found = read_own_transports(self._environment, 17 + rank)
+        self.said[rank] = RankTransports(rank=rank, node=f"node-{rank}", transports=found)
 
     async def __call__(self) -> tuple[RankTransports, ...]:
         self.asked += 1
@@ -54,8 +54,8 @@ class Workers:
 
 @pytest.fixture(autouse=True)
 def _asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_module, "_SOON_S", 0.0)
-    monkeypatch.setattr(peers_module, "_LATER_S", 0.0)
+    monkeypatch.setattr(peers_module, "_UNKNOWN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(peers_module, "_KNOWN_INTERVAL_S", 0.0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -63,7 +63,7 @@ def test_the_folder_of_ucx_logs_goes_away_with_its_owner_and_without_a_warning()
     peers = Peers("d0", "127.0.0.1:1")
     logs = folder(peers)
     assert logs.is_dir()
-    logged(logs, CMA)
+    write_log(logs, CMA)
     gone = weakref.ref(peers)
     del peers
     gc.collect()
@@ -88,7 +88,7 @@ def test_an_engines_environment_has_ucx_tell_its_choices_there() -> None:
 async def test_a_transport_is_known_after_a_check_and_not_before() -> None:
     peers = Peers("d-1", OWN)
     Workers(peers).say(0, CMA)
-    async with listening(answer()) as source:
+    async with running_listener(reply_metadata()) as source:
         assert peers.transport("p-1") == ""
         await peers.check("p-1", source.address, SOON_S)
         assert peers.transport("p-1") == "cma"
@@ -98,7 +98,7 @@ async def test_a_transport_is_known_after_a_check_and_not_before() -> None:
 async def test_a_transport_that_was_chosen_since_is_known_after_the_next_check() -> None:
     peers = Peers("d-1", OWN)
     workers = Workers(peers)
-    async with listening(answer()) as source:
+    async with running_listener(reply_metadata()) as source:
         await peers.check("p-1", source.address, SOON_S)
         assert peers.transport("p-1") == ""
         workers.say(0, CMA)
@@ -109,7 +109,10 @@ async def test_a_transport_that_was_chosen_since_is_known_after_the_next_check()
 async def test_sources_on_this_node_and_on_others_are_told_apart_by_their_address() -> None:
     peers = Peers("d-1", OWN)
     Workers(peers).say(0, CMA + TCP_BETWEEN)
-    async with listening(answer()) as near, listening(answer(), "::1") as far:
+    async with (
+        running_listener(reply_metadata()) as near,
+        running_listener(reply_metadata(), "::1") as far,
+    ):
         await peers.check("near", near.address, SOON_S)
         await peers.check("far", far.address, SOON_S)
     assert (peers.transport("near"), peers.transport("far")) == ("cma", "tcp")
@@ -118,7 +121,7 @@ async def test_sources_on_this_node_and_on_others_are_told_apart_by_their_addres
 async def test_tcp_is_refused_where_rdma_is_required_and_still_told() -> None:
     peers = Peers("d-1", OWN, require_rdma=True)
     Workers(peers).say(0, TCP)
-    async with listening(answer()) as source:
+    async with running_listener(reply_metadata()) as source:
         with pytest.raises(RdmaMissing, match="carried by tcp") as caught:
             await peers.check("p-1", source.address, SOON_S)
     assert caught.value.replica_id == "p-1"
@@ -128,7 +131,7 @@ async def test_tcp_is_refused_where_rdma_is_required_and_still_told() -> None:
 async def test_tcp_will_do_where_rdma_is_not_required() -> None:
     peers = Peers("d-1", OWN)
     Workers(peers).say(0, TCP)
-    async with listening(answer()) as source:
+    async with running_listener(reply_metadata()) as source:
         await peers.check("p-1", source.address, SOON_S)
     assert peers.transport("p-1") == "tcp"
 
@@ -136,7 +139,7 @@ async def test_tcp_will_do_where_rdma_is_not_required() -> None:
 async def test_a_pair_over_which_nothing_was_pulled_yet_passes_where_rdma_is_required() -> None:
     peers = Peers("d-1", OWN, require_rdma=True)
     Workers(peers)
-    async with listening(answer()) as source:
+    async with running_listener(reply_metadata()) as source:
         for _ in range(5):
             await peers.check("p-1", source.address, SOON_S)
 
@@ -145,7 +148,7 @@ async def test_every_worker_counts_and_the_one_without_rdma_is_named_with_its_no
     peers = Peers("d-1", OWN, workers=2, require_rdma=True)
     workers = Workers(peers, 2)
     workers.say(0, CMA)
-    async with listening(answer()) as source:
+    async with running_listener(reply_metadata()) as source:
         await peers.check("p-1", source.address, SOON_S)
         assert peers.transport("p-1") == "", "one of them has not pulled yet"
         workers.say(1, TCP)
@@ -160,7 +163,7 @@ async def test_a_worker_that_never_answers_is_not_taken_for_one_that_has_rdma() 
     workers = Workers(peers, 3)
     workers.say(0, CMA)
     workers.silent = {1, 2}
-    async with listening(answer()) as source:
+    async with running_listener(reply_metadata()) as source:
         for _ in range(2):
             await peers.check("p-1", source.address, SOON_S)
         with pytest.raises(RdmaMissing, match="ranks 1, 2 of 3 do not say"):
@@ -174,7 +177,7 @@ async def test_what_a_worker_said_holds_while_it_is_too_busy_to_answer() -> None
     peers = Peers("d-1", OWN, require_rdma=True)
     workers = Workers(peers)
     workers.say(0, CMA)
-    async with listening(answer()) as source:
+    async with running_listener(reply_metadata()) as source:
         await peers.check("p-1", source.address, SOON_S)
         workers.silent = {0}
         for _ in range(5):
@@ -185,10 +188,10 @@ async def test_what_a_worker_said_holds_while_it_is_too_busy_to_answer() -> None
 async def test_workers_are_asked_seldom_once_they_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peers_module, "_LATER_S", 3600.0)
+    monkeypatch.setattr(peers_module, "_KNOWN_INTERVAL_S", 3600.0)
     peers = Peers("d-1", OWN)
     workers = Workers(peers)
-    async with listening(answer()) as source:
+    async with running_listener(reply_metadata()) as source:
         for _ in range(3):
             await peers.check("p-1", source.address, SOON_S)
         workers.say(0, CMA)
@@ -198,7 +201,7 @@ async def test_workers_are_asked_seldom_once_they_are_known(
 
 
 async def test_an_engine_that_asks_its_own_side_channel_leaves_its_workers_alone() -> None:
-    async with listening(answer("a1")) as own:
+    async with running_listener(reply_metadata("a1")) as own:
         peers = Peers("d-1", own.address)
         workers = Workers(peers)
         await peers.check("d-1", own.address, SOON_S)
@@ -207,12 +210,15 @@ async def test_an_engine_that_asks_its_own_side_channel_leaves_its_workers_alone
 
 async def test_a_source_that_does_not_answer_rightly_is_no_less_refused() -> None:
     peers = Peers("d-1", OWN)
-    async with listening(say(b"nonsense")) as source:
+    async with running_listener(reply_with(b"nonsense")) as source:
         with pytest.raises(TransferFailed, match="answered what no engine can read"):
             await peers.check("p-1", source.address, SOON_S)
 
 
 async def test_an_engine_compares_others_with_itself() -> None:
-    async with listening(answer("a1")) as own, listening(answer("b2")) as source:
+    async with (
+        running_listener(reply_metadata("a1")) as own,
+        running_listener(reply_metadata("b2")) as source,
+    ):
         with pytest.raises(TransferFailed, match="got hash b2, wanted a1"):
             await Peers("d-1", own.address).check("p-1", source.address, SOON_S)

@@ -13,11 +13,11 @@ import pytest
 
 from baton.domain.errors import TransferFailed
 from baton.transfer.side_channel import (
-    SideChannelChecks,
+    SideChannelChecker,
     SideChannelFacts,
     check_side_channel,
 )
-from tests.fakes.side_channel import HOST, Reply, answer, listening, say
+from tests.fakes.side_channel import HOST, Reply, reply_metadata, reply_with, running_listener
 
 SOON_S = 5.0
 BRIEF_S = 0.3
@@ -35,7 +35,7 @@ async def check(
     address: str, wanted: str | None = None, deadline_s: float = SOON_S
 ) -> SideChannelFacts:
     return await check_side_channel(
-        "p-1", address, wanted_compatibility=wanted, deadline_s=deadline_s
+        "p-1", address, expected_compatibility=wanted, deadline_s=deadline_s
     )
 
 
@@ -52,20 +52,22 @@ def descriptors() -> int:
 
 @pytest.mark.parametrize("host", [HOST, "::1"])
 async def test_a_listener_that_is_well_says_what_it_is(host: str) -> None:
-    async with listening(answer("a1", b"x" * 700), host) as listener:
+    async with running_listener(reply_metadata("a1", b"x" * 700), host) as listener:
         facts = await check(listener.address, "a1")
     assert (facts.compatibility, facts.metadata_bytes) == ("a1", 700)
-    assert 0 < facts.took_s < SOON_S
+    assert 0 < facts.elapsed_s < SOON_S
 
 
 async def test_the_question_names_the_first_rank_which_every_engine_has() -> None:
-    async with listening(answer()) as listener:
+    async with running_listener(reply_metadata()) as listener:
         await check(listener.address)
-    assert [msgspec.msgpack.decode(one) for one in listener.requests] == [[b"get_meta_msg", 0, 0]]
+    assert [msgspec.msgpack.decode(request) for request in listener.requests] == [
+        [b"get_meta_msg", 0, 0]
+    ]
 
 
 async def test_a_port_where_nobody_listens_is_named() -> None:
-    async with listening(answer()) as listener:
+    async with running_listener(reply_metadata()) as listener:
         address = listener.address
     assert "nobody listens" in await why(address)
 
@@ -79,42 +81,42 @@ async def test_a_listener_that_takes_connections_but_is_silent_is_given_up_at_th
 
 
 async def test_a_listener_that_hangs_after_the_handshake_is_given_up_at_the_deadline() -> None:
-    async with listening(lambda _: None) as listener:
+    async with running_listener(lambda _: None) as listener:
         assert "no answer" in await why(listener.address, deadline_s=BRIEF_S)
     assert listener.requests
 
 
 async def test_an_engine_that_is_not_compatible_is_refused_with_both_hashes() -> None:
-    async with listening(answer("b2")) as listener:
+    async with running_listener(reply_metadata("b2")) as listener:
         text = await why(listener.address, "a1")
     assert "got hash b2, wanted a1" in text
 
 
 async def test_any_hash_will_do_where_none_is_wanted() -> None:
-    async with listening(answer("b2")) as listener:
+    async with running_listener(reply_metadata("b2")) as listener:
         assert (await check(listener.address)).compatibility == "b2"
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        say(b"hello"),
-        say(b"\x93", b"\x00"),
-        say(b"\xff" * 200, b"\x00"),
-        say(msgspec.msgpack.encode([1, 2]), b"\x00"),
-        say(msgspec.msgpack.encode({"compatibility_hash": "a1"}), b"\x00"),
-        say(*answer()(b""), b"more"),  # type: ignore[misc]  # this one does answer
-        answer(""),
-        answer(metadata=b""),
+        reply_with(b"hello"),
+        reply_with(b"\x93", b"\x00"),
+        reply_with(b"\xff" * 200, b"\x00"),
+        reply_with(msgspec.msgpack.encode([1, 2]), b"\x00"),
+        reply_with(msgspec.msgpack.encode({"compatibility_hash": "a1"}), b"\x00"),
+        reply_with(*reply_metadata()(b""), b"more"),  # type: ignore[misc]  # this one does answer
+        reply_metadata(""),
+        reply_metadata(metadata=b""),
     ],
 )
 async def test_an_answer_that_no_engine_can_read_is_refused(reply: Reply) -> None:
-    async with listening(reply) as listener:
+    async with running_listener(reply) as listener:
         assert "no engine can read" in await why(listener.address)
 
 
 async def test_an_endless_answer_is_not_taken_in() -> None:
-    async with listening(answer(metadata=bytes(9 << 20))) as listener:
+    async with running_listener(reply_metadata(metadata=bytes(9 << 20))) as listener:
         assert "no answer" in await why(listener.address, deadline_s=BRIEF_S)
 
 
@@ -126,7 +128,7 @@ async def test_an_address_that_is_none_is_refused(address: str) -> None:
 
 
 async def test_no_outcome_leaves_a_socket_behind() -> None:
-    async with listening(answer()) as listener, mute() as silent:
+    async with running_listener(reply_metadata()) as listener, mute() as silent:
         await check(listener.address)
         before = descriptors()
         for _ in range(5):
@@ -144,7 +146,7 @@ async def test_a_check_that_is_cancelled_leaves_no_socket_behind() -> None:
     def note(_: bytes) -> None:
         asked.set()
 
-    async with listening(note) as listener:
+    async with running_listener(note) as listener:
         await why(listener.address, deadline_s=BRIEF_S)
         before = descriptors()
         for _ in range(3):
@@ -158,8 +160,11 @@ async def test_a_check_that_is_cancelled_leaves_no_socket_behind() -> None:
 
 
 async def test_an_engine_compares_others_with_itself() -> None:
-    async with listening(answer("a1")) as own, listening(answer("b2")) as other:
-        checks = SideChannelChecks("d-1", own.address)
+    async with (
+        running_listener(reply_metadata("a1")) as own,
+        running_listener(reply_metadata("b2")) as other,
+    ):
+        checks = SideChannelChecker("d-1", own.address)
         await checks.check("p-1", own.address, SOON_S)
         with pytest.raises(TransferFailed, match="got hash b2, wanted a1"):
             await checks.check("p-1", other.address, SOON_S)
@@ -167,8 +172,8 @@ async def test_an_engine_compares_others_with_itself() -> None:
 
 
 async def test_an_engine_whose_own_listener_is_dead_still_checks_others() -> None:
-    async with listening(answer("b2")) as other, mute() as own:
-        checks = SideChannelChecks("d-1", own)
+    async with running_listener(reply_metadata("b2")) as other, mute() as own:
+        checks = SideChannelChecker("d-1", own)
         await checks.check("p-1", other.address, BRIEF_S)
         assert len(other.requests) == 1
 
@@ -176,4 +181,4 @@ async def test_an_engine_whose_own_listener_is_dead_still_checks_others() -> Non
 async def test_asking_oneself_does_not_stretch_the_deadline() -> None:
     async with mute() as own, mute() as other:
         with pytest.raises(TransferFailed, match=r"p-1: .* within 0\.[0-2] s"):
-            await SideChannelChecks("d-1", own).check("p-1", other, 0.5)
+            await SideChannelChecker("d-1", own).check("p-1", other, 0.5)

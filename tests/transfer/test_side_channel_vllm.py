@@ -79,7 +79,7 @@ def vllm_listener() -> Iterator[VllmListener]:
 
 async def check(listener: VllmListener) -> side_channel.SideChannelFacts:
     return await check_side_channel(
-        "p-1", listener.address, wanted_compatibility="a1", deadline_s=DEADLINE_S
+        "p-1", listener.address, expected_compatibility="a1", deadline_s=DEADLINE_S
     )
 
 

@@ -13,36 +13,36 @@ import pytest
 
 from baton.domain.errors import RdmaMissing
 from baton.runtime.rank_transports import (
+    Locality,
     RankTransports,
-    Reach,
     Transports,
-    own_transports,
+    read_own_transports,
     read_transports,
 )
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from baton.transfer.transport import (
     check_rdma,
     transport_environment,
-    transport_towards,
+    transport_to,
 )
 from baton.transfer.ucx_log import FLUSH_VARIABLE
 from baton.transfer.ucx_settings import UCX_SETTINGS
-from benchmarks._transfer_pair import Agents, Pair, Pull
-from tests.fakes.ucx_lines import choice, logged, zero_copy
+from benchmarks._transfer_pair import AgentOptions, Pull, TransferPair
+from tests.fakes.ucx_lines import transport_choice, write_log, zero_copy
 
-SAME, OTHER = Reach.SAME_NODE, Reach.OTHER_NODE
+SAME, OTHER = Locality.SAME_NODE, Locality.OTHER_NODE
 RAIL = "rc_mlx5"
 
 
 def ranks(*found: Transports | None) -> list[RankTransports]:
     """Workers of an engine, each on a node of its own."""
-    return [RankTransports(rank=n, node=f"node-{n}", found=one) for n, one in enumerate(found)]
+    return [
+        RankTransports(rank=n, node=f"node-{n}", transports=entry) for n, entry in enumerate(found)
+    ]
 
 
 def towards(*found: Transports | None, same_host: bool, workers: int | None = None) -> str:
-    return transport_towards(
-        ranks(*found), workers=workers or max(1, len(found)), same_host=same_host
-    )
+    return transport_to(ranks(*found), workers=workers or max(1, len(found)), same_host=same_host)
 
 
 def check(transport: str) -> None:
@@ -66,36 +66,38 @@ PULL = Pull(pieces=16, piece_bytes=65536, scattered=True, hot_polling=False)
     ],
 )
 def test_the_transport_is_what_ucx_says_it_chose(tmp_path: Path, row: str, transport: str) -> None:
-    assert read_transports(logged(tmp_path, choice(row))) == {SAME: {transport}}
+    assert read_transports(write_log(tmp_path, transport_choice(row))) == {SAME: {transport}}
 
 
 def test_what_carries_large_reads_counts_not_what_carries_small_ones(tmp_path: Path) -> None:
-    text = choice(zero_copy("tcp/lo", "0..4095"), zero_copy("cma/memory", "4K..inf"))
-    assert read_transports(logged(tmp_path, text)) == {SAME: {"cma"}}
+    text = transport_choice(zero_copy("tcp/lo", "0..4095"), zero_copy("cma/memory", "4K..inf"))
+    assert read_transports(write_log(tmp_path, text)) == {SAME: {"cma"}}
 
 
 def test_peers_on_this_node_and_on_others_are_told_apart(tmp_path: Path) -> None:
     here, there = zero_copy("cuda_ipc/cuda"), zero_copy("rc_mlx5/mlx5_0:1")
-    text = choice(here) + choice(there, reach="inter-node")
-    assert read_transports(logged(tmp_path, text)) == {SAME: {"cuda_ipc"}, OTHER: {"rc_mlx5"}}
+    text = transport_choice(here) + transport_choice(there, reach="inter-node")
+    assert read_transports(write_log(tmp_path, text)) == {SAME: {"cuda_ipc"}, OTHER: {"rc_mlx5"}}
 
 
 def test_what_an_engine_does_with_itself_or_besides_reads_does_not_count(tmp_path: Path) -> None:
     row = zero_copy("tcp/lo")
-    text = choice(row, reach="self") + choice(row, what="active message by ucp_am_send*(egr)")
-    assert read_transports(logged(tmp_path, text)) == {}
+    text = transport_choice(row, reach="self") + transport_choice(
+        row, operation="active message by ucp_am_send*(egr)"
+    )
+    assert read_transports(write_log(tmp_path, text)) == {}
 
 
 def test_all_processes_of_an_engine_are_read(tmp_path: Path) -> None:
-    logged(tmp_path, choice(zero_copy("cma/memory")), "ucx.host.1")
-    logged(tmp_path, choice(zero_copy("tcp/lo")), "ucx.host.2")
-    logged(tmp_path, choice(zero_copy("sysv/memory")), "other.log")
+    write_log(tmp_path, transport_choice(zero_copy("cma/memory")), "ucx.host.1")
+    write_log(tmp_path, transport_choice(zero_copy("tcp/lo")), "ucx.host.2")
+    write_log(tmp_path, transport_choice(zero_copy("sysv/memory")), "other.log")
     assert read_transports(tmp_path) == {SAME: {"cma", "tcp"}}
 
 
 def test_warnings_and_broken_bytes_in_between_do_no_harm(tmp_path: Path) -> None:
     text = "[1.0] [vm:1:0] select.c:722  UCX  ERROR   no transport | cfg#1\n"
-    text += choice(zero_copy("cma/memory"))
+    text += transport_choice(zero_copy("cma/memory"))
     (tmp_path / "ucx.h.1").write_bytes(b"\xff\xfe\n" + text.encode() + b"| 0..in")
     assert read_transports(tmp_path) == {SAME: {"cma"}}
 
@@ -153,11 +155,11 @@ def test_a_worker_whose_log_cannot_be_read_has_no_rdma() -> None:
 
 
 def test_a_process_reads_its_own_log_and_no_other(tmp_path: Path) -> None:
-    logged(tmp_path, choice(zero_copy("cma/memory")), "ucx.host.1")
-    logged(tmp_path, choice(zero_copy("tcp/lo")), "ucx.host.11")
+    write_log(tmp_path, transport_choice(zero_copy("cma/memory")), "ucx.host.1")
+    write_log(tmp_path, transport_choice(zero_copy("tcp/lo")), "ucx.host.11")
     environment = transport_environment(tmp_path)
-    assert own_transports(environment, 1) == {SAME: frozenset({"cma"})}
-    assert own_transports(environment, 2) == {}
+    assert read_own_transports(environment, 1) == {SAME: frozenset({"cma"})}
+    assert read_own_transports(environment, 2) == {}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_a_process_whose_log_goes_elsewhere_knows_nothing(
 ) -> None:
     given = transport_environment(tmp_path) | changed
     environment = {name: value for name, value in given.items() if value is not None}
-    assert own_transports(environment, 1) is None
+    assert read_own_transports(environment, 1) is None
 
 
 @pytest.mark.parametrize("transport", ["rc_mlx5", "dc_mlx5", "rc_verbs", "srd", "dc_mlx5+rc_mlx5"])
@@ -201,7 +203,7 @@ def test_what_is_read_about_two_agents_is_what_they_were_forced_to_use(
         PROGRESS_DELAY_VARIABLE: "1000",
     }
     environment = transport_environment(tmp_path) | variables
-    with Pair(Agents(environment=environment, threads=4), PULL.size_bytes) as pair:
+    with TransferPair(AgentOptions(environment=environment, threads=4), PULL.size_bytes) as pair:
         pair.run(PULL)
         assert what_comes(tmp_path) == {SAME: {transport}}
 

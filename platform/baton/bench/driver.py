@@ -20,92 +20,92 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
-from baton.bench.client.client import CompletionClient, Message, Prepared, ServedModel
-from baton.bench.client.samples import Asked, Sample, sample_of
-from baton.bench.client.timer import Alarm
-from baton.bench.load import Maker, Plan
+from baton.bench.client.client import CompletionClient, EncodedRequest, Message, ServedModel
+from baton.bench.client.samples import RequestSample, SentRequest, build_sample
+from baton.bench.client.timer import Timer
+from baton.bench.load import LoadPlan, RequestFactory
 from baton.simulator.workloads.trace import TraceRequest
 
-_LAG_EVERY_S = 0.02
-_AHEAD_BYTES = 128 << 20
+_LAG_INTERVAL_S = 0.02
+_MAX_PREPARED_BYTES = 128 << 20
 """Of questions that are made before a run begins; the rest is made while it runs."""
 
-_AT_A_TIME = 64
+_PREPARE_BATCH = 64
 """Questions, before a stop is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Which threads of a plan are sent from here: every `of`-th, from `index` on."""
+class PlanShare:
+    """Which threads of a plan are sent from here: every `shares`-th, from `index` on."""
 
     index: int = 0
-    of: int = 1
+    shares: int = 1
 
-    def numbers(self, most: int | None) -> Iterator[int]:
+    def conversation_indices(self, limit: int | None) -> Iterator[int]:
         """Of the threads."""
         return (
-            iter(range(self.index, most, self.of))
-            if most is not None
-            else count(self.index, self.of)
+            iter(range(self.index, limit, self.shares))
+            if limit is not None
+            else count(self.index, self.shares)
         )
 
-    def part(self, amount: int) -> int:
+    def portion_of(self, amount: int) -> int:
         """Of so many streams or slots, those that are here."""
-        return amount // self.of + (self.index < amount % self.of)
+        return amount // self.shares + (self.index < amount % self.shares)
 
 
 @dataclass(slots=True, kw_only=True)
-class Driven:
+class LoadResult:
     """What came of a load, or of a share of it."""
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[RequestSample] = field(default_factory=list)
     """Of those that ended, in order."""
-    lags_s: array[float] = field(default_factory=lambda: array("d"))
+    loop_lags_s: array[float] = field(default_factory=lambda: array("d"))
     """How late the client's own event loop was, every few milliseconds."""
-    busy: float = 0.0
+    busy_fraction: float = 0.0
     """Of a core that the busiest client used."""
-    clipped_prompts: int = 0
+    truncated_prompts: int = 0
     """Cut, since with their output they were longer than the endpoint takes."""
-    too_long: int = 0
+    skipped_too_long: int = 0
     """Left out: the output alone is longer."""
     dropped_turns: int = 0
     """Never asked, since a turn before them failed."""
-    abandoned: int = 0
+    unfinished: int = 0
     """Under way, or not sent yet, when the run was stopped; those not begun only in open loop."""
     stopped: bool = False
 
-    def add(self, other: Driven) -> None:
+    def merge(self, other: LoadResult) -> None:
         """Another share's."""
         self.samples = sorted([*self.samples, *other.samples])
-        self.lags_s.extend(other.lags_s)
-        self.busy = max(self.busy, other.busy)
-        self.clipped_prompts += other.clipped_prompts
-        self.too_long += other.too_long
+        self.loop_lags_s.extend(other.loop_lags_s)
+        self.busy_fraction = max(self.busy_fraction, other.busy_fraction)
+        self.truncated_prompts += other.truncated_prompts
+        self.skipped_too_long += other.skipped_too_long
         self.dropped_turns += other.dropped_turns
-        self.abandoned += other.abandoned
+        self.unfinished += other.unfinished
         self.stopped = self.stopped or other.stopped
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _PreparedRequest:
     """A question that can be sent."""
 
-    number: int
-    one: TraceRequest
-    prepared: Prepared
+    index: int
+    request: TraceRequest
+    prepared: EncodedRequest
     messages: tuple[Message, ...] = ()
 
 
-class Driver:
+class LoadDriver:
     """Sends one plan, or a share of it; `run` it once."""
 
     def __init__(
         self,
         client: CompletionClient,
         model: ServedModel,
-        plan: Plan,
+        plan: LoadPlan,
         *,
-        share: Share = Share(),
+        share: PlanShare = PlanShare(),
         max_in_flight: int = 1024,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -113,188 +113,204 @@ class Driver:
         self._model = model
         self._plan = plan
         self._share = share
-        self._maker = Maker(plan.source)
-        self._slots = asyncio.Semaphore(max(1, share.part(max_in_flight)))
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._ahead: dict[int, _Ready | None] = {}
-        self._driven = Driven()
-        self._begun = 0
-        self._began_at_s = 0.0
+        self._factory = RequestFactory(plan.source)
+        self._slots = asyncio.Semaphore(max(1, share.portion_of(max_in_flight)))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._prepared: dict[int, _PreparedRequest | None] = {}
+        self._load_result = LoadResult()
+        self._started_requests = 0
+        self._start_at_s = 0.0
         self._on_progress = on_progress
 
     async def prepare(self, stop: asyncio.Event) -> None:
         """Make questions ahead of the run, as many as may be kept, or until `stop` is set."""
-        most = len(self._plan.starts_s) if self._plan.streams is None else self._plan.threads
-        kept = 0
-        for thread in self._share.numbers(most or 0):
-            number = thread * self._plan.turns
-            ready = self._ahead[number] = self._made(number)
-            kept += 0 if ready is None else len(ready.prepared.body)
-            if kept > _AHEAD_BYTES or stop.is_set():
+        limit = (
+            len(self._plan.starts_s)
+            if self._plan.concurrency is None
+            else self._plan.max_conversations
+        )
+        prepared_bytes = 0
+        for thread in self._share.conversation_indices(limit or 0):
+            index = thread * self._plan.turns
+            prepared = self._prepared[index] = self._prepare_request(index)
+            prepared_bytes += 0 if prepared is None else len(prepared.prepared.body)
+            if prepared_bytes > _MAX_PREPARED_BYTES or stop.is_set():
                 return
-            if not len(self._ahead) % _AT_A_TIME:
+            if not len(self._prepared) % _PREPARE_BATCH:
                 await asyncio.sleep(0)
 
-    async def run(self, began_at_s: float, stop: asyncio.Event) -> Driven:
+    async def run(self, start_at_s: float, stop: asyncio.Event) -> LoadResult:
         """Send everything and wait for all answers, or until `stop` is set.
 
-        `began_at_s`, of the monotonic clock, is when the plan's times begin.
+        `start_at_s`, of the monotonic clock, is when the plan's times begin.
         """
-        self._began_at_s = began_at_s
-        alarm = Alarm()
+        self._start_at_s = start_at_s
+        timer = Timer()
         try:
-            await self._run(alarm, stop)
+            await self._run(timer, stop)
         finally:
-            alarm.close()
-        return self._result(stop)
+            timer.close()
+        return self._finish(stop)
 
-    async def _run(self, alarm: Alarm, stop: asyncio.Event) -> None:
+    async def _run(self, timer: Timer, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             watchers = [
-                group.create_task(self._cancel_when(stop, alarm)),
-                group.create_task(self._note_lags()),
+                group.create_task(self._cancel_on_stop(stop, timer)),
+                group.create_task(self._measure_loop_lag()),
             ]
-            used_s, at_s = time.process_time(), time.monotonic()
-            if self._plan.streams is None:
-                await self._send_all(group, alarm, stop)
+            cpu_before_s, wall_before_s = time.process_time(), time.monotonic()
+            if self._plan.concurrency is None:
+                await self._send_all(group, timer, stop)
             else:
-                await alarm.until(self._began_at_s)
-                self._start_streams(group, self._plan.streams, stop)
-            if self._under_way:
-                await asyncio.wait(self._under_way)
-            wall_s = time.monotonic() - at_s
-            self._driven.busy = (time.process_time() - used_s) / wall_s if wall_s else 0.0
+                await timer.sleep_until(self._start_at_s)
+                self._start_streams(group, self._plan.concurrency, stop)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            wall_s = time.monotonic() - wall_before_s
+            self._load_result.busy_fraction = (
+                (time.process_time() - cpu_before_s) / wall_s if wall_s else 0.0
+            )
             for watcher in watchers:
                 watcher.cancel()
 
-    def _result(self, stop: asyncio.Event) -> Driven:
-        driven = self._driven
-        driven.samples.sort()
+    def _finish(self, stop: asyncio.Event) -> LoadResult:
+        result = self._load_result
+        result.samples.sort()
         if not stop.is_set():
-            return driven
-        planned = self._begun
-        if self._plan.streams is None:
-            threads = len(range(self._share.index, len(self._plan.starts_s), self._share.of))
-            planned = threads * self._plan.turns - driven.too_long - driven.dropped_turns
-        driven.abandoned = planned - len(driven.samples)
-        driven.stopped = True
-        return driven
+            return result
+        planned = self._started_requests
+        if self._plan.concurrency is None:
+            threads = len(range(self._share.index, len(self._plan.starts_s), self._share.shares))
+            planned = threads * self._plan.turns - result.skipped_too_long - result.dropped_turns
+        result.unfinished = planned - len(result.samples)
+        result.stopped = True
+        return result
 
     # -------------------------------------------------------------- open loop
-    async def _send_all(self, group: asyncio.TaskGroup, alarm: Alarm, stop: asyncio.Event) -> None:
-        for thread in self._share.numbers(len(self._plan.starts_s)):
-            ready = self._next(thread * self._plan.turns)
-            if ready is None:
+    async def _send_all(self, group: asyncio.TaskGroup, timer: Timer, stop: asyncio.Event) -> None:
+        for thread in self._share.conversation_indices(len(self._plan.starts_s)):
+            prepared = self._pop_or_prepare(thread * self._plan.turns)
+            if prepared is None:
                 continue
-            due_at_s = self._began_at_s + self._plan.starts_s[thread]
+            due_at_s = self._start_at_s + self._plan.starts_s[thread]
             if not stop.is_set():
-                await alarm.until(due_at_s)
+                await timer.sleep_until(due_at_s)
                 await self._slots.acquire()
             if stop.is_set():
                 return
-            self._start(group, self._converse(ready, due_at_s, stop)).add_done_callback(
-                lambda _: self._slots.release()
-            )
+            self._start_task(
+                group, self._run_conversation(prepared, due_at_s, stop)
+            ).add_done_callback(lambda _: self._slots.release())
 
     # -------------------------------------------------------------- closed loop
     def _start_streams(self, group: asyncio.TaskGroup, streams: int, stop: asyncio.Event) -> None:
-        threads = self._share.numbers(self._plan.threads)
-        for _ in range(self._share.part(streams)):
-            self._start(group, self._stream(threads, stop))
+        threads = self._share.conversation_indices(self._plan.max_conversations)
+        for _ in range(self._share.portion_of(streams)):
+            self._start_task(group, self._stream(threads, stop))
 
     async def _stream(self, threads: Iterator[int], stop: asyncio.Event) -> None:
-        end_at_s = self._began_at_s + self._plan.until_s
+        end_at_s = self._start_at_s + self._plan.stop_starting_s
         for thread in threads:
             due_at_s = time.monotonic()
             if stop.is_set() or due_at_s >= end_at_s:
                 return
-            if (ready := self._next(thread * self._plan.turns)) is not None:
-                await self._converse(ready, due_at_s, stop)
+            if (prepared := self._pop_or_prepare(thread * self._plan.turns)) is not None:
+                await self._run_conversation(prepared, due_at_s, stop)
 
     # -------------------------------------------------------------- one thread
-    async def _converse(self, ready: _Ready, due_at_s: float, stop: asyncio.Event) -> None:
+    async def _run_conversation(
+        self, prepared: _PreparedRequest, due_at_s: float, stop: asyncio.Event
+    ) -> None:
         """Ask a question, and those that follow on its answer."""
-        last = ready.number + self._plan.turns - 1
+        last_index = prepared.index + self._plan.turns - 1
         while True:
-            self._begun += 1
-            answer = await self._client.ask(ready.prepared)
-            one = ready.one
-            asked = Asked(
-                number=ready.number,
+            self._started_requests += 1
+            answer = await self._client.complete(prepared.prepared)
+            request = prepared.request
+            sent_request = SentRequest(
+                index=prepared.index,
                 due_at_s=due_at_s,
-                prompt_tokens=one.prompt_tokens,
-                output_tokens=one.output_tokens,
-                slo_class=one.slo_class,
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=request.output_tokens,
+                slo_class=request.slo_class,
             )
-            sample = sample_of(asked, answer, self._began_at_s)
-            self._driven.samples.append(sample)
-            self._on_progress(len(self._driven.samples))
-            if ready.number == last:
+            sample = build_sample(sent_request, answer, self._start_at_s)
+            self._load_result.samples.append(sample)
+            self._on_progress(len(self._load_result.samples))
+            if prepared.index == last_index:
                 return
             if not sample.ok:
-                self._driven.dropped_turns += last - ready.number
+                self._load_result.dropped_turns += last_index - prepared.index
                 return
-            reply = Message(role="assistant", content="".join(answer.text))
-            following = self._made(ready.number + 1, (*ready.messages, reply))
-            if following is None:
+            reply = Message(role="assistant", content="".join(answer.text_pieces))
+            next_turn = self._prepare_request(prepared.index + 1, (*prepared.messages, reply))
+            if next_turn is None:
                 return
-            due_at_s = self._began_at_s + sample.end_s + self._plan.think_s
-            await _until(due_at_s, stop)
-            ready = following
+            due_at_s = self._start_at_s + sample.completed_s + self._plan.think_s
+            await _sleep_until(due_at_s, stop)
+            prepared = next_turn
 
-    def _start(
-        self, group: asyncio.TaskGroup, what: Coroutine[None, None, None]
+    def _start_task(
+        self, group: asyncio.TaskGroup, coroutine: Coroutine[None, None, None]
     ) -> asyncio.Task[None]:
-        task = group.create_task(what)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task = group.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return task
 
-    def _next(self, number: int) -> _Ready | None:
-        return self._ahead.pop(number) if number in self._ahead else self._made(number)
+    def _pop_or_prepare(self, number: int) -> _PreparedRequest | None:
+        return (
+            self._prepared.pop(number)
+            if number in self._prepared
+            else self._prepare_request(number)
+        )
 
-    def _made(self, number: int, said: tuple[Message, ...] = ()) -> _Ready | None:
+    def _prepare_request(
+        self, number: int, history: tuple[Message, ...] = ()
+    ) -> _PreparedRequest | None:
         """A question, ready to be sent; None if the endpoint cannot take it."""
-        one = self._fitting(self._maker.request(number))
-        if one is None:
+        request = self._fit_to_context(self._factory.request(number))
+        if request is None:
             return None
         turns = self._plan.turns
         if turns > 1:
-            one = one._replace(session_id=f"{self._plan.source.texts}-{number // turns}")
-        question = self._maker.question(number, one, said)
-        prepared = self._client.prepare(
-            self._model.name, question, keep_text=number % turns < turns - 1
+            request = request._replace(
+                session_id=f"{self._plan.source.text_seed}-{number // turns}"
+            )
+        completion_request = self._factory.build_completion_request(number, request, history)
+        prepared = self._client.encode(
+            self._model.name, completion_request, keep_text=number % turns < turns - 1
         )
-        messages = question.messages if turns > 1 else ()
-        return _Ready(number, one, prepared, messages)
+        messages = completion_request.messages if turns > 1 else ()
+        return _PreparedRequest(number, request, prepared, messages)
 
-    def _fitting(self, one: TraceRequest) -> TraceRequest | None:
+    def _fit_to_context(self, request: TraceRequest) -> TraceRequest | None:
         """The request with its prompt cut to what the endpoint takes; None if nothing is left."""
-        most = self._model.max_tokens
-        if most is None or one.prompt_tokens + one.output_tokens <= most:
-            return one
-        room = most - one.output_tokens
-        if room < 1:
-            self._driven.too_long += 1
+        max_tokens = self._model.max_tokens
+        if max_tokens is None or request.prompt_tokens + request.output_tokens <= max_tokens:
+            return request
+        max_prompt_tokens = max_tokens - request.output_tokens
+        if max_prompt_tokens < 1:
+            self._load_result.skipped_too_long += 1
             return None
-        self._driven.clipped_prompts += 1
-        return one._replace(prompt_tokens=room)
+        self._load_result.truncated_prompts += 1
+        return request._replace(prompt_tokens=max_prompt_tokens)
 
     # -------------------------------------------------------------- beside it
-    async def _cancel_when(self, stop: asyncio.Event, alarm: Alarm) -> None:
+    async def _cancel_on_stop(self, stop: asyncio.Event, timer: Timer) -> None:
         await stop.wait()
-        alarm.ring()
-        for task in list(self._under_way):
+        timer.wake()
+        for task in list(self._tasks):
             task.cancel()
 
-    async def _note_lags(self) -> None:
+    async def _measure_loop_lag(self) -> None:
         while True:
-            wanted_s = time.monotonic() + _LAG_EVERY_S
-            await asyncio.sleep(_LAG_EVERY_S)
-            self._driven.lags_s.append(max(0.0, time.monotonic() - wanted_s))
+            expected_at_s = time.monotonic() + _LAG_INTERVAL_S
+            await asyncio.sleep(_LAG_INTERVAL_S)
+            self._load_result.loop_lags_s.append(max(0.0, time.monotonic() - expected_at_s))
 
 
-async def _until(due_at_s: float, stop: asyncio.Event) -> None:
+async def _sleep_until(due_at_s: float, stop: asyncio.Event) -> None:
     """Wait for a time, or for `stop` if that comes first."""
     wait_s = due_at_s - time.monotonic()
     if wait_s <= 0:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 class KneeOptions:
     """How to look."""
 
-    first_per_s: float
+    initial_rate_per_s: float
     target: float
     tolerance: float = 0.05
     """How far apart, as a share, the highest rate that keeps the promise and the lowest that breaks
     it may be."""
-    most_runs: int = 16
+    max_runs: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Knee:
 
     rate_per_s: float | None
     """The highest rate that kept the promise; None when none did."""
-    broken_at_per_s: float | None
+    lowest_failing_per_s: float | None
     """The lowest that broke it; None when none did."""
-    bracketed: bool
+    is_bracketed: bool
     """Whether the knee is known to lie between the two, near enough."""
-    says: str
+    description: str
     probes: tuple[Probe, ...]
 
 
@@ -58,75 +58,78 @@ class KneeSearch:
     def next_rate(self) -> float | None:
         """The rate to try next; None when there is nothing more to find out."""
         if not self.probes:
-            return self.options.first_per_s
-        if len(self.probes) >= self.options.most_runs:
+            return self.options.initial_rate_per_s
+        if len(self.probes) >= self.options.max_runs:
             return None
-        kept, broken = self._kept(), self._broken()
-        if kept is None:
-            assert broken is not None, "a rate neither kept nor broke the promise"
-            return broken.rate_per_s / 2
-        if broken is None:
-            return kept * 2
-        if broken.rate_per_s <= kept * (1 + self.options.tolerance):
+        passing_per_s, failing = self._highest_passing(), self._lowest_failing()
+        if passing_per_s is None:
+            assert failing is not None, "a rate neither kept nor broke the promise"
+            return failing.rate_per_s / 2
+        if failing is None:
+            return passing_per_s * 2
+        if failing.rate_per_s <= passing_per_s * (1 + self.options.tolerance):
             return None
-        return math.sqrt(kept * broken.rate_per_s)
+        return math.sqrt(passing_per_s * failing.rate_per_s)
 
-    def tell(self, rate_per_s: float, attainment: float, *, valid: bool) -> None:
+    def add_probe(self, rate_per_s: float, attainment: float, *, valid: bool) -> None:
         """What came of a rate."""
         self.probes.append(Probe(rate_per_s, attainment, valid))
 
     def knee(self) -> Knee:
         """What is known so far."""
-        kept, broken = self._kept(), self._broken()
-        near = (
-            kept is not None
-            and broken is not None
-            and broken.valid
-            and broken.rate_per_s <= kept * (1 + self.options.tolerance)
+        passing_per_s, failing = self._highest_passing(), self._lowest_failing()
+        is_close = (
+            passing_per_s is not None
+            and failing is not None
+            and failing.valid
+            and failing.rate_per_s <= passing_per_s * (1 + self.options.tolerance)
         )
         return Knee(
-            rate_per_s=kept,
-            broken_at_per_s=None if broken is None else broken.rate_per_s,
-            bracketed=near,
-            says=self._says(kept, broken, near=near),
+            rate_per_s=passing_per_s,
+            lowest_failing_per_s=None if failing is None else failing.rate_per_s,
+            is_bracketed=is_close,
+            description=self._describe(passing_per_s, failing, is_close=is_close),
             probes=tuple(self.probes),
         )
 
-    def _says(self, kept: float | None, broken: Probe | None, *, near: bool) -> str:
-        if kept is None and broken is None:
+    def _describe(
+        self, passing_per_s: float | None, failing: Probe | None, *, is_close: bool
+    ) -> str:
+        if passing_per_s is None and failing is None:
             return "nothing was tried"
-        if kept is None and broken is not None:
+        if passing_per_s is None and failing is not None:
             return (
-                f"not bracketed: even {broken.rate_per_s:.4g}/s, the lowest rate tried,"
-                f" {_missed(broken, self.options.target)}"
+                f"not bracketed: even {failing.rate_per_s:.4g}/s, the lowest rate tried,"
+                f" {_describe_miss(failing, self.options.target)}"
             )
-        if broken is None:
-            return f"not bracketed: at least {kept:.4g}/s, the highest rate tried"
-        if near:
-            return f"between {kept:.4g}/s and {broken.rate_per_s:.4g}/s"
-        if not broken.valid:
+        if failing is None:
+            return f"not bracketed: at least {passing_per_s:.4g}/s, the highest rate tried"
+        if is_close:
+            return f"between {passing_per_s:.4g}/s and {failing.rate_per_s:.4g}/s"
+        if not failing.valid:
             return (
-                f"not bracketed: at least {kept:.4g}/s; at {broken.rate_per_s:.4g}/s the client,"
+                f"not bracketed: at least {passing_per_s:.4g}/s; at {failing.rate_per_s:.4g}/s"
+                " the client,"
                 " not the endpoint, was what was measured"
             )
         return (
-            f"not near enough: between {kept:.4g}/s and {broken.rate_per_s:.4g}/s after"
+            f"not near enough: between {passing_per_s:.4g}/s and {failing.rate_per_s:.4g}/s after"
             f" {len(self.probes)} runs"
         )
 
-    def _kept(self) -> float | None:
-        kept = [one.rate_per_s for one in self.probes if self._keeps(one)]
-        return max(kept, default=None)
+    def _highest_passing(self) -> float | None:
+        rates_per_s = [probe.rate_per_s for probe in self.probes if self._passes(probe)]
+        return max(rates_per_s, default=None)
 
-    def _broken(self) -> Probe | None:
-        broken = [one for one in self.probes if not self._keeps(one)]
-        return min(broken, key=lambda one: one.rate_per_s, default=None)
+    def _lowest_failing(self) -> Probe | None:
+        failing = [probe for probe in self.probes if not self._passes(probe)]
+        return min(failing, key=lambda level: level.rate_per_s, default=None)
 
-    def _keeps(self, one: Probe) -> bool:
-        return one.valid and one.attainment >= self.options.target
+    def _passes(self, probe: Probe) -> bool:
+        return probe.valid and probe.attainment >= self.options.target
 
 
-def _missed(one: Probe, target: float) -> str:
-    if not one.valid:
+def _describe_miss(probe: Probe, target: float) -> str:
+    if not probe.valid:
         return "is more than the client can send"
-    return f"met the objectives for {one.attainment:.1%} of requests, wanted {target:.4g}"
+    return f"met the objectives for {probe.attainment:.1%} of requests, wanted {target:.4g}"

@@ -17,15 +17,15 @@ from enum import StrEnum
 from itertools import islice
 from typing import assert_never
 
-from baton.bench.client.client import Api, Message, Question
-from baton.bench.prompts.datasets import Row
-from baton.bench.prompts.token_prompts import PromptMaker
-from baton.bench.prompts.word_prompts import WordCosts, WordMaker
+from baton.bench.client.client import Api, CompletionRequest, Message
+from baton.bench.prompts.datasets import DatasetRow
+from baton.bench.prompts.token_prompts import TokenPromptFactory
+from baton.bench.prompts.word_prompts import WordCosts, WordPromptFactory
 from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.trace import TraceRequest
 
 
-class Pace(StrEnum):
+class ArrivalProcess(StrEnum):
     """How arrivals are spaced."""
 
     CONSTANT = "constant"
@@ -34,7 +34,7 @@ class Pace(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenRange:
     """A number of tokens, any from `low` to `high` with the same chance."""
 
     low: int
@@ -46,132 +46,153 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeUp:
+class SyntheticRequests:
     """Requests of random lengths."""
 
-    prompt: Span
-    output: Span
+    prompt: TokenRange
+    output: TokenRange
     shared_tokens: int = 0
     """At the front of each prompt, one of `shared_prompts` that requests have in common."""
     shared_prompts: int = 1
     classes: tuple[tuple[str, float], ...] = ()
     """SLO classes that requests ask for, and how often, in any unit."""
 
-    def request(self, number: int, seed: str) -> TraceRequest:
-        """Request `number`; the same for the same seed."""
-        rng = random.Random(f"{seed} {number}")  # noqa: S311 - seeded, not secret
+    def request(self, index: int, seed: str) -> TraceRequest:
+        """Request `index`; the same for the same seed."""
+        rng = random.Random(f"{seed} {index}")  # noqa: S311 - seeded, not secret
         prompt, output = self.prompt.draw(rng), self.output.draw(rng)
-        shared = (rng.randrange(self.shared_prompts),) if self.shared_tokens else ()
+        shared_block_ids = (rng.randrange(self.shared_prompts),) if self.shared_tokens else ()
         names, weights = [name for name, _ in self.classes], [much for _, much in self.classes]
         return TraceRequest(
             at_s=0.0,
             prompt_tokens=max(prompt, self.shared_tokens),
             output_tokens=output,
-            block_ids=shared,
+            block_ids=shared_block_ids,
             slo_class=rng.choices(names, weights)[0] if names else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRequests:
     """The requests of a trace, in order, and again from the start when they are used up."""
 
     requests: tuple[TraceRequest, ...]
 
-    def request(self, number: int, _seed: str) -> TraceRequest:
-        """Request `number`."""
-        return self.requests[number % len(self.requests)]
+    def request(self, index: int, _seed: str) -> TraceRequest:
+        """Request `index`."""
+        return self.requests[index % len(self.requests)]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DatasetRequests:
     """The prompts of a file, likewise; each says how long its answer shall be."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[DatasetRow, ...]
 
-    def request(self, number: int, _seed: str) -> TraceRequest:
-        """Request `number`; how long its prompt is, the endpoint will say."""
-        output = self.rows[number % len(self.rows)].output_tokens
+    def request(self, index: int, _seed: str) -> TraceRequest:
+        """Request `index`; how long its prompt is, the endpoint will say."""
+        output = self.rows[index % len(self.rows)].output_tokens
         assert output is not None, "a row without a length was let in"
         return TraceRequest(0.0, 0, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RequestSource:
     """Where requests come from."""
 
-    what: MadeUp | Recorded | Rows
+    requests: SyntheticRequests | RecordedRequests | DatasetRequests
     api: Api
     seed: str
     """Of lengths and classes."""
-    texts: str
+    text_seed: str
     """Of what prompts say: with another no cache has them."""
     block_tokens: int = 16
     """Of what `block_ids` of the requests name."""
     vocabulary: int = 8_000
     """Prompts have token ids below this. No model of today knows fewer, and that they come from a
     corner of a larger vocabulary changes nothing about how long they take."""
-    words: WordCosts | None = None
+    word_costs: WordCosts | None = None
     """To make prompts of words; None makes them of token ids."""
-    classes: tuple[str, ...] = ()
+    slo_classes: tuple[str, ...] = ()
     """The SLO classes that may be asked for. Traces also name kinds of requests that are no classes
     of who serves them."""
 
 
-class Maker:
+class RequestFactory:
     """Makes the questions of a source."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RequestSource) -> None:
         self._source = source
-        size = source.block_tokens
-        self._tokens = PromptMaker(
-            block_tokens=size, vocabulary=source.vocabulary, seed=source.texts
+        block_tokens = source.block_tokens
+        self._token_prompts = TokenPromptFactory(
+            block_tokens=block_tokens, vocabulary=source.vocabulary, seed=source.text_seed
         )
-        self._words = None if source.words is None else WordMaker(source.words)
+        self._word_prompts = (
+            None if source.word_costs is None else WordPromptFactory(source.word_costs)
+        )
 
-    def request(self, number: int) -> TraceRequest:
-        """What request `number` is like."""
-        one = self._source.what.request(number, self._source.seed)
-        return one if one.slo_class in self._source.classes else one._replace(slo_class=None)
+    def request(self, index: int) -> TraceRequest:
+        """What request `index` is like."""
+        request = self._source.requests.request(index, self._source.seed)
+        return (
+            request
+            if request.slo_class in self._source.slo_classes
+            else request._replace(slo_class=None)
+        )
 
-    def question(self, number: int, one: TraceRequest, said: Sequence[Message] = ()) -> Question:
+    def build_completion_request(
+        self, index: int, request: TraceRequest, history: Sequence[Message] = ()
+    ) -> CompletionRequest:
         """How it is asked, after what was said before in its conversation."""
-        prompt = self._prompt(number, one, said)
+        prompt = self._build_prompt(index, request, history)
         if self._source.api is Api.CHAT and isinstance(prompt, str):
-            prompt = [*said, Message(role="user", content=prompt)]
-        return Question(
+            prompt = [*history, Message(role="user", content=prompt)]
+        return CompletionRequest(
             prompt=prompt,
-            output_tokens=one.output_tokens,
-            session_id=one.session_id,
-            slo_class=one.slo_class,
+            output_tokens=request.output_tokens,
+            session_id=request.session_id,
+            slo_class=request.slo_class,
         )
 
-    def _prompt(
-        self, number: int, one: TraceRequest, said: Sequence[Message]
+    def _build_prompt(
+        self, number: int, request: TraceRequest, history: Sequence[Message]
     ) -> Sequence[int] | str | Sequence[Message]:
-        match self._source.what:
-            case Rows(rows):
+        match self._source.requests:
+            case DatasetRequests(rows):
                 row = rows[number % len(rows)]
                 return row.text if self._source.api is Api.COMPLETIONS else row.messages
-            case MadeUp() | Recorded():
-                if self._words is None:
-                    return self._tokens.prompt(one, number)
-                return self._text(self._words, number, one, first=not said)
+            case SyntheticRequests() | RecordedRequests():
+                if self._word_prompts is None:
+                    return self._token_prompts.build_prompt(request, number)
+                return self._build_text(
+                    self._word_prompts, number, request, is_first_turn=not history
+                )
             case _:
-                assert_never(self._source.what)
+                assert_never(self._source.requests)
 
-    def _text(self, words: WordMaker, number: int, one: TraceRequest, *, first: bool) -> str:
+    def _build_text(
+        self, words: WordPromptFactory, number: int, request: TraceRequest, *, is_first_turn: bool
+    ) -> str:
         """Blocks with equal ids are equal runs of words, as they are of token ids."""
-        size, seed = self._source.block_tokens, self._source.texts
-        left = one.prompt_tokens
+        block_tokens, seed = self._source.block_tokens, self._source.text_seed
+        remaining_tokens = request.prompt_tokens
         text = ""
-        for block in one.block_ids if first else ():
-            if left <= 0:
+        for block in request.block_ids if is_first_turn else ():
+            if remaining_tokens <= 0:
                 break
-            text += words.text(min(size, left), f"{seed} shared {block}", bare=True)
-            left -= size
+            text += words.build_text(
+                min(block_tokens, remaining_tokens), f"{seed} shared {block}", without_overhead=True
+            )
+            remaining_tokens -= block_tokens
         # What stands around a prompt is paid for once in a conversation, at its front.
-        return text + words.text(left, f"{seed} own {number}", bare=not first) if left > 0 else text
+        return (
+            text
+            + words.build_text(
+                remaining_tokens, f"{seed} own {number}", without_overhead=not is_first_turn
+            )
+            if remaining_tokens > 0
+            else text
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,38 +204,44 @@ class WarmUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LoadPlan:
     """One run's load."""
 
-    source: Source
+    source: RequestSource
     starts_s: tuple[float, ...] = ()
     """When threads come, from the run's beginning on, in open loop."""
-    streams: int | None = None
+    concurrency: int | None = None
     """Requests under way at any time in closed loop; None for an open one."""
-    threads: int | None = None
+    max_conversations: int | None = None
     """No more than so many, in closed loop; None until its time is over."""
-    until_s: float = float("inf")
+    stop_starting_s: float = float("inf")
     """No thread begins later, in closed loop."""
     turns: int = 1
     think_s: float = 0.0
     """From an answer's end to the next turn."""
     warm_up: WarmUp = WarmUp()
 
-    def counts(self, number: int, due_s: float) -> bool:
+    def is_measured(self, index: int, due_s: float) -> bool:
         """Whether a request is measured, or of the warm-up."""
-        return number >= self.warm_up.requests and due_s >= self.warm_up.duration_s
+        return index >= self.warm_up.requests and due_s >= self.warm_up.duration_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Length:
+class MeasuredLength:
     """How much is measured: so many requests, or so long; one of the two."""
 
     requests: int | None = None
     duration_s: float | None = None
 
 
-def starts(
-    pace: Pace, rate_per_s: float, burstiness: float, *, warm_up: WarmUp, length: Length, seed: str
+def start_times(
+    process: ArrivalProcess,
+    rate_per_s: float,
+    burstiness: float,
+    *,
+    warm_up: WarmUp,
+    length: MeasuredLength,
+    seed: str,
 ) -> tuple[float, ...]:
     """Times from 0 on at which threads come, of the warm-up and of what is measured.
 
@@ -222,21 +249,21 @@ def starts(
         ValueError: a rate or a burstiness that is not above 0.
     """
     rng = random.Random(f"{seed} arrivals")  # noqa: S311 - seeded, not secret
-    match pace:
-        case Pace.CONSTANT:
+    match process:
+        case ArrivalProcess.CONSTANT:
             times_s = arrivals.constant(rate_per_s)
-        case Pace.POISSON:
+        case ArrivalProcess.POISSON:
             times_s = arrivals.poisson(rate_per_s, rng)
-        case Pace.GAMMA:
+        case ArrivalProcess.GAMMA:
             times_s = arrivals.gamma(rate_per_s, burstiness, rng)
         case _:
-            assert_never(pace)
-    warm = [next(times_s) for _ in range(warm_up.requests)]
-    from_s = warm[-1] if warm else 0.0
+            assert_never(process)
+    warm_up_times_s = [next(times_s) for _ in range(warm_up.requests)]
+    warm_up_end_s = warm_up_times_s[-1] if warm_up_times_s else 0.0
     if warm_up.duration_s:
-        warm += arrivals.before(warm_up.duration_s, times_s)
-        from_s = warm_up.duration_s
+        warm_up_times_s += arrivals.take_until(warm_up.duration_s, times_s)
+        warm_up_end_s = warm_up.duration_s
     if length.requests is not None:
-        return (*warm, *islice(times_s, length.requests))
+        return (*warm_up_times_s, *islice(times_s, length.requests))
     assert length.duration_s is not None, "neither a number of requests nor a duration"
-    return (*warm, *arrivals.before(from_s + length.duration_s, times_s))
+    return (*warm_up_times_s, *arrivals.take_until(warm_up_end_s + length.duration_s, times_s))

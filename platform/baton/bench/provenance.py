@@ -12,7 +12,7 @@ import psutil
 
 import baton
 
-_GIT_WITHIN_S = 5.0
+_GIT_TIMEOUT_S = 5.0
 _PACKAGES = ("aiohttp", "uvloop", "msgspec")
 """What the client's own speed depends on."""
 
@@ -21,7 +21,7 @@ def provenance() -> dict[str, object]:
     """Versions, the commit where baton runs from a checkout, and the machine of the client."""
     return {
         "baton": baton.__version__,
-        "git_sha": _commit(Path(baton.__file__).parent),
+        "git_sha": _git_describe(Path(baton.__file__).parent),
         "python": platform.python_version(),
         **{name: version for name in _PACKAGES if (version := _version(name))},
         "machine": {
@@ -40,20 +40,20 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit(folder: Path) -> str | None:
+def _git_describe(folder: Path) -> str | None:
     """None where there is no checkout, or no git; `-dirty` where something was changed in it."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],  # noqa: S607
             cwd=folder,
             capture_output=True,
             text=True,
             check=False,
-            timeout=_GIT_WITHIN_S,
+            timeout=_GIT_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return result.stdout.strip() or None if result.returncode == 0 else None
 
 
 def _cpu_model() -> str:

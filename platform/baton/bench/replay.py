@@ -1,6 +1,6 @@
 """Replays a trace against a live endpoint, in open loop: requests do not wait for answers.
 
-How it is sent, and what late sends mean, is in `drive`.
+How it is sent, and what late sends mean, is in `driver`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from baton.bench.client.client import Api, CompletionClient, ServedModel
-from baton.bench.driver import Driven, Driver
-from baton.bench.load import Plan, Recorded, Source
+from baton.bench.driver import LoadDriver, LoadResult
+from baton.bench.load import LoadPlan, RecordedRequests, RequestSource
 from baton.simulator.outcome import Outcome
 from baton.simulator.workloads.trace import Trace
 
-LATE_S = 0.02
+LATE_SEND_THRESHOLD_S = 0.02
 """A send this much behind its time counts as late: about one step of an engine."""
 
 
@@ -31,7 +31,7 @@ class ReplayOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplayResult:
     """What came of a replay."""
 
     outcomes: tuple[Outcome, ...]
@@ -39,14 +39,14 @@ class Replayed:
     failures: Mapping[str, int]
     """Causes, and how often."""
     late_sends: int = 0
-    worst_late_s: float = 0.0
-    clipped_prompts: int = 0
+    max_late_s: float = 0.0
+    truncated_prompts: int = 0
     """Cut, since with their output they were longer than the endpoint takes."""
-    too_long: int = 0
+    skipped_too_long: int = 0
     """Left out: the output alone is longer."""
     short_answers: int = 0
     """Finished with fewer tokens than were asked for."""
-    abandoned: int = 0
+    unfinished: int = 0
     """Under way, or not sent yet, when the replay was stopped."""
 
 
@@ -63,18 +63,18 @@ class Replay:
         on_progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         first_s = trace.requests[0].at_s if trace.requests else 0.0
-        plan = Plan(
-            source=Source(
-                what=Recorded(trace.requests),
+        plan = LoadPlan(
+            source=RequestSource(
+                requests=RecordedRequests(trace.requests),
                 api=Api.COMPLETIONS,
                 seed=str(options.seed),
-                texts=str(options.seed),
+                text_seed=str(options.seed),
                 block_tokens=trace.block_tokens,
                 vocabulary=options.vocabulary,
             ),
-            starts_s=tuple(one.at_s - first_s for one in trace.requests),
+            starts_s=tuple(request.at_s - first_s for request in trace.requests),
         )
-        self._driver = Driver(
+        self._driver = LoadDriver(
             client,
             model,
             plan,
@@ -82,21 +82,25 @@ class Replay:
             on_progress=lambda done: on_progress(done / len(trace)),
         )
 
-    async def run(self, stop: asyncio.Event) -> Replayed:
+    async def run(self, stop: asyncio.Event) -> ReplayResult:
         """Send everything when it is due and wait for all answers, or until `stop` is set."""
         await self._driver.prepare(stop)
-        return _replayed(await self._driver.run(time.monotonic(), stop))
+        return _to_result(await self._driver.run(time.monotonic(), stop))
 
 
-def _replayed(driven: Driven) -> Replayed:
-    failures = Counter(one.failure for one in driven.samples if one.failure is not None)
-    return Replayed(
-        outcomes=tuple(one.outcome() for one in driven.samples),
+def _to_result(load_result: LoadResult) -> ReplayResult:
+    failures = Counter(
+        sample.failure for sample in load_result.samples if sample.failure is not None
+    )
+    return ReplayResult(
+        outcomes=tuple(sample.to_outcome() for sample in load_result.samples),
         failures=dict(failures.most_common()),
-        late_sends=sum(one.late_s > LATE_S for one in driven.samples),
-        worst_late_s=max((one.late_s for one in driven.samples), default=0.0),
-        clipped_prompts=driven.clipped_prompts,
-        too_long=driven.too_long,
-        short_answers=sum(one.short for one in driven.samples),
-        abandoned=driven.abandoned,
+        late_sends=sum(
+            sample.send_delay_s > LATE_SEND_THRESHOLD_S for sample in load_result.samples
+        ),
+        max_late_s=max((sample.send_delay_s for sample in load_result.samples), default=0.0),
+        truncated_prompts=load_result.truncated_prompts,
+        skipped_too_long=load_result.skipped_too_long,
+        short_answers=sum(sample.is_short for sample in load_result.samples),
+        unfinished=load_result.unfinished,
     )

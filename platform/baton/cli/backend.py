@@ -13,7 +13,7 @@ from baton.domain.errors import BatonError
 
 if TYPE_CHECKING:
     from baton.config import LoadedConfig
-    from baton.serving.operator.log_files import LogOrder
+    from baton.serving.operator.log_files import LogQuery
     from baton.serving.rollout.ports import ApplyOptions
 
 Progress = Callable[[str], None]
@@ -24,7 +24,7 @@ Files = Mapping[str, bytes]
 class LogLine(Protocol):
     """One line that was logged."""
 
-    def report(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Its fields: `at`, `source`, and `level` and `event` or, of other lines, `text`.
 
         Besides, `node`, where it is of a cluster with several.
@@ -32,7 +32,7 @@ class LogLine(Protocol):
         ...
 
 
-class Joined(Protocol):
+class AttachedDeployment(Protocol):
     """A deployment that was joined once, to be asked as often as wanted."""
 
     def status(self) -> Report:
@@ -64,7 +64,7 @@ class Commands(Protocol):
         """
         ...
 
-    def joined(self, *, address: str | None) -> AbstractContextManager[Joined]:
+    def attach(self, *, address: str | None) -> AbstractContextManager[AttachedDeployment]:
         """What runs, to be asked again and again.
 
         Raises:
@@ -90,7 +90,7 @@ class Commands(Protocol):
         ...
 
     def requests(self, count: int, *, order: str, address: str | None) -> Report:
-        """Stories of the last requests, under `requests`; `order` is a `RecordOrder`.
+        """Stories of the last requests, under `requests`; `order` is a `RecordSelection`.
 
         Raises:
             NotRunning: there is no deployment.
@@ -112,7 +112,7 @@ class Commands(Protocol):
 
         Raises:
             NotRunning: there is no deployment.
-            ScalingRefused: there is no such pool, or it may not have so many.
+            ScalingRejected: there is no such pool, or it may not have so many.
         """
         ...
 
@@ -121,7 +121,7 @@ class Commands(Protocol):
 
         Raises:
             NotRunning: there is no deployment.
-            ScalingRefused: there is no such pool.
+            ScalingRejected: there is no such pool.
         """
         ...
 
@@ -130,7 +130,7 @@ class Commands(Protocol):
 
         Raises:
             NotRunning: there is no deployment.
-            ApplyRefused: it cannot, or could not be kept; what held before does.
+            ApplyRejected: it cannot, or could not be kept; what held before does.
         """
         ...
 
@@ -139,7 +139,7 @@ class Commands(Protocol):
 
         Raises:
             NotRunning: there is no deployment.
-            ApplyRefused: it cannot, or could not be kept; what held before does.
+            ApplyRejected: it cannot, or could not be kept; what held before does.
         """
         ...
 
@@ -148,7 +148,7 @@ class Commands(Protocol):
 
         Raises:
             NotRunning: there is no deployment.
-            ApplyRefused: it cannot, or could not be kept.
+            ApplyRejected: it cannot, or could not be kept.
         """
         ...
 
@@ -186,7 +186,7 @@ class Commands(Protocol):
         ...
 
     def logs(
-        self, order: LogOrder, *, follow: bool, progress: Progress, address: str | None = None
+        self, query: LogQuery, *, follow: bool, progress: Progress, address: str | None = None
     ) -> Iterable[LogLine | None]:
         """What was logged, and with `follow` what will be; None for nothing new for a moment.
 
@@ -238,7 +238,7 @@ class NotInstalled(BatonError):
         return f"{self.why}; {self.remedy}"
 
 
-def _serving() -> Commands:
+def _load_commands() -> Commands:
     try:
         module = importlib.import_module("baton.serving.commands")
     except ModuleNotFoundError as error:
@@ -248,23 +248,23 @@ def _serving() -> Commands:
     return cast(Commands, module)
 
 
-def _dashboards() -> Files:
+def _dashboard_files() -> Files:
     files: Callable[[], Files] = importlib.import_module("baton.telemetry.dashboards").files
     return files()
 
 
-def _rules(runbook_base: str | None) -> Files:
+def _rule_files(runbook_base: str | None) -> Files:
     files: Callable[..., Files] = importlib.import_module("baton.telemetry.rules").files
     return files() if runbook_base is None else files(runbook_base=runbook_base)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seam:
+class Backend:
     """Where the verbs get what they do not do themselves."""
 
-    commands: Callable[[], Commands] = _serving
-    dashboards: Callable[[], Files] = _dashboards
+    commands: Callable[[], Commands] = _load_commands
+    dashboards: Callable[[], Files] = _dashboard_files
     """Files by their path below a folder."""
-    rules: Callable[[str | None], Files] = _rules
+    rules: Callable[[str | None], Files] = _rule_files
     """Likewise; alerts link to runbooks below the given URL."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

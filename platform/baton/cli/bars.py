@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LEVELS = "▁▂▃▄▅▆▇█"
-_WHOLE = 8
+_EIGHTHS_PER_CELL = 8
 
 
-def speaks_blocks() -> bool:
+def can_draw_blocks() -> bool:
     """Whether what reads stdout knows Unicode's blocks."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     try:
@@ -20,25 +20,25 @@ def speaks_blocks() -> bool:
     return True
 
 
-def stretch(from_fraction: float, to_fraction: float, width: int, *, blocks: bool = True) -> str:
+def range_bar(from_fraction: float, to_fraction: float, width: int, *, blocks: bool = True) -> str:
     """A bar from one place of a line to another; what is not nothing is seen.
 
     Ends are rounded to eighths of a character; the start to whole ones, for no block begins in the
     middle of one.
     """
-    first = min(width - 1, max(0, int(from_fraction * width + 1e-9)))
+    start = min(width - 1, max(0, int(from_fraction * width + 1e-9)))
     if to_fraction <= from_fraction:
         return " " * width
-    length = max(1, round((min(1.0, to_fraction) * width - first) * _WHOLE))
-    return (" " * first + bar(length / _WHOLE, blocks=blocks)).ljust(width)[:width]
+    length = max(1, round((min(1.0, to_fraction) * width - start) * _EIGHTHS_PER_CELL))
+    return (" " * start + bar(length / _EIGHTHS_PER_CELL, blocks=blocks)).ljust(width)[:width]
 
 
 def bar(cells: float, *, blocks: bool = True) -> str:
     """A bar so many characters long, to an eighth of one."""
     if not blocks:
         return "#" * max(1, round(cells)) if cells > 0 else ""
-    whole, rest = divmod(round(cells * _WHOLE), _WHOLE)
-    return "█" * whole + (_EIGHTHS[rest] if rest else "")
+    full_cells, eighths = divmod(round(cells * _EIGHTHS_PER_CELL), _EIGHTHS_PER_CELL)
+    return "█" * full_cells + (_EIGHTHS[eighths] if eighths else "")
 
 
 def gauge(fraction: float | None, width: int, *, blocks: bool = True) -> str:
@@ -48,13 +48,13 @@ def gauge(fraction: float | None, width: int, *, blocks: bool = True) -> str:
     return bar(min(1.0, max(0.0, fraction)) * width, blocks=blocks).ljust(width)
 
 
-def spark(values: Sequence[float], width: int, *, blocks: bool = True) -> str:
+def sparkline(values: Sequence[float], width: int, *, blocks: bool = True) -> str:
     """The last values as a line of columns; the greatest of them is the highest."""
     shown = list(values)[-width:]
-    top = max(shown, default=0.0)
+    peak = max(shown, default=0.0)
     if not blocks:
         return ""
     return "".join(
-        _LEVELS[0] if top <= 0 else _LEVELS[round(value / top * (len(_LEVELS) - 1))]
+        _LEVELS[0] if peak <= 0 else _LEVELS[round(value / peak * (len(_LEVELS) - 1))]
         for value in shown
     )

@@ -20,11 +20,11 @@ def build_app() -> typer.Typer:
         # Locals in a traceback could show what must not be shown.
         pretty_exceptions_enable=False,
     )
-    app.callback()(_nothing)
+    app.callback()(_no_op)
     return app
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     """The verbs do it all: see `baton.cli.verbs`."""
 
 

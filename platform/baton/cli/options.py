@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.backend import Seam
+from baton.cli.backend import Backend
 from baton.cli.output import OutputFormat
 from baton.serving.versions import FLAG, KEY
 
@@ -23,7 +23,7 @@ ConfigFiles = Annotated[
         show_default=False,
     ),
 ]
-Sets = Annotated[
+SetOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -38,7 +38,7 @@ AllowUntested = Annotated[
         help="Start also with versions of Ray, vLLM, torch or NIXL that baton was not tested with.",
     ),
 ]
-AllowOpen = Annotated[
+AllowOpenCluster = Annotated[
     bool,
     typer.Option(
         "--allow-open-cluster",
@@ -46,7 +46,7 @@ AllowOpen = Annotated[
     ),
 ]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print the result.")]
-Json = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -69,41 +69,41 @@ Timeout = Annotated[
 Interval = Annotated[
     str, typer.Option("--interval", metavar="DURATION", help="Between two looks, as 1s or 500ms.")
 ]
-_LEAST_INTERVAL_S = 0.1
-_MOST_S = 100 * 365 * 86_400.0
+_MIN_INTERVAL_S = 0.1
+_MAX_DURATION_S = 100 * 365 * 86_400.0
 """Python's timers end at three hundred years, and its calendar at the year 9999."""
 
 
-def interval_of(text: str) -> float:
+def parse_interval(text: str) -> float:
     """How long to wait between two looks, in seconds.
 
     Raises:
         BadParameter: it is no duration, or so short that looking would be all that is done.
     """
-    interval_s = seconds(text, "--interval")
-    if interval_s < _LEAST_INTERVAL_S:
+    interval_s = parse_seconds(text, "--interval")
+    if interval_s < _MIN_INTERVAL_S:
         raise typer.BadParameter(
-            f"got {text!r}, wanted at least {_LEAST_INTERVAL_S:g} s", param_hint="--interval"
+            f"got {text!r}, wanted at least {_MIN_INTERVAL_S:g} s", param_hint="--interval"
         )
     return interval_s
 
 
-def all_sets(sets: list[str] | None, *, allow_untested: bool) -> list[str]:
+def config_overrides(sets: list[str] | None, *, allow_untested: bool) -> list[str]:
     """What options set of a configuration."""
     return [*(sets or ()), *([f"{KEY}=true"] if allow_untested else ())]
 
 
-def wanted_format(output: OutputFormat, *, as_json: bool) -> OutputFormat:
+def resolve_format(output: OutputFormat, *, as_json: bool) -> OutputFormat:
     """How to print, of the two ways to say it."""
     return OutputFormat.JSON if as_json else output
 
 
-def seam_of(context: typer.Context) -> Seam:
+def backend_of(context: typer.Context) -> Backend:
     """Where this verb gets what it needs; tests put their own there."""
-    return context.obj if isinstance(context.obj, Seam) else Seam()
+    return context.obj if isinstance(context.obj, Backend) else Backend()
 
 
-def seconds(text: str, option: str = "--timeout") -> float:
+def parse_seconds(text: str, option: str = "--timeout") -> float:
     """A duration option in seconds.
 
     Raises:
@@ -114,7 +114,7 @@ def seconds(text: str, option: str = "--timeout") -> float:
     duration_s = parse_quantity(text, Unit.SECONDS)
     if not duration_s:
         raise typer.BadParameter(f"got {text!r}, wanted {Unit.SECONDS}", param_hint=option)
-    if duration_s > _MOST_S:
+    if duration_s > _MAX_DURATION_S:
         raise typer.BadParameter(f"got {text!r}, wanted at most 100 years", param_hint=option)
     return duration_s
 
@@ -132,13 +132,13 @@ def positive(number: float, option: str) -> float:
 
 def command_line(context: typer.Context) -> str:
     """The command with the options that were given, so that a report says how to make it again."""
-    words = ["baton", *context.command_path.split()[1:]]
+    args = ["baton", *context.command_path.split()[1:]]
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is None or source.name != "COMMANDLINE":
             continue
-        given: object = context.params[parameter.name or ""]
+        option_value: object = context.params[parameter.name or ""]
         option = [parameter.opts[0]] if parameter.opts[0].startswith("-") else []
-        for value in given if isinstance(given, list | tuple) else [given]:
-            words += option if isinstance(value, bool) else [*option, str(value)]
-    return shlex.join(words)
+        for value in option_value if isinstance(option_value, list | tuple) else [option_value]:
+            args += option if isinstance(value, bool) else [*option, str(value)]
+    return shlex.join(args)

@@ -15,7 +15,7 @@ from enum import IntEnum, StrEnum
 
 import typer
 
-from baton.bench.formatting import seconds_text
+from baton.bench.formatting import format_seconds
 from baton.domain.errors import (
     BatonError,
     ConfigInvalid,
@@ -43,21 +43,21 @@ class ExitCode(IntEnum):
     TIMEOUT = 4
 
 
-class Paint(StrEnum):
+class TextStyle(StrEnum):
     """What colour says; never the only thing that does."""
 
     GOOD = "green"
-    DOUBT = "yellow"
+    WARNING = "yellow"
     BAD = "red"
-    PALE = "dim"
+    DIM = "dim"
 
 
-_LONG_S = 120.0
+_MINUTES_FROM_S = 120.0
 """From here on, minutes say more than seconds."""
 _LONG_UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 _KILO = 1000.0
 _CENT = 0.01
-_NEXT = {
+_NEXT_STEPS = {
     ExitCode.FAILURE: "look at what is said above, then at 'baton status'",
     ExitCode.USAGE: "correct these lines, then check with 'baton config validate'",
     ExitCode.NOT_RUNNING: "start one with 'baton up -c FILE', or name its address",
@@ -79,23 +79,23 @@ def exit_code(error: BatonError | OSError) -> ExitCode:
 
 
 @contextmanager
-def reported_errors() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Turn an error into lines on stderr, the last of them a next step, and an exit status."""
     try:
         yield
     except (BatonError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _is_unread():
+        if isinstance(error, BrokenPipeError) and _is_reader_gone():
             raise  # Click ends it without a word: `baton logs | head` has what it wanted
         code = exit_code(error)
         why: object = getattr(error, "why", None)
         remedy: object = getattr(error, "remedy", None)
         for line in str(error if remedy is None else why).splitlines():
-            complain(line)
-        typer.echo(f"next: {remedy or _NEXT[code]}", err=True)
+            print_error(line)
+        typer.echo(f"next: {remedy or _NEXT_STEPS[code]}", err=True)
         raise typer.Exit(code) from error
 
 
-def _is_unread() -> bool:
+def _is_reader_gone() -> bool:
     """Whether nobody reads any more what is printed; else it was another pipe that broke."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
@@ -104,25 +104,25 @@ def _is_unread() -> bool:
     return bool(poll.poll(0))
 
 
-def complain(line: str) -> None:
+def print_error(line: str) -> None:
     """One line of an error."""
-    typer.echo(painted("error: ", Paint.BAD, bold=True, err=True) + line, err=True)
+    typer.echo(styled("error: ", TextStyle.BAD, bold=True, err=True) + line, err=True)
 
 
-def painted(text: str, paint: Paint, *, bold: bool = False, err: bool = False) -> str:
+def styled(text: str, style: TextStyle, *, bold: bool = False, err: bool = False) -> str:
     """Text in a colour, where it goes to a terminal that wants any (https://no-color.org)."""
-    if not wants_colour(err=err):
+    if not supports_color(err=err):
         return text
-    if paint is Paint.PALE:
+    if style is TextStyle.DIM:
         return typer.style(text, dim=True, bold=bold)
-    return typer.style(text, fg=str(paint), bold=bold)
+    return typer.style(text, fg=str(style), bold=bold)
 
 
-def wants_colour(*, err: bool = False) -> bool:
+def supports_color(*, err: bool = False) -> bool:
     """Whether what is written there may have colours."""
     stream = sys.stderr if err else sys.stdout
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return not plain and stream.isatty()
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not is_plain and stream.isatty()
 
 
 class ProgressLines:
@@ -133,8 +133,8 @@ class ProgressLines:
 
     def __call__(self, line: str) -> None:
         """Print one line."""
-        passed = f"[{time.monotonic() - self._start_s:6.1f}s] "
-        typer.echo(painted(passed, Paint.PALE, err=True) + line, err=True)
+        elapsed = f"[{time.monotonic() - self._start_s:6.1f}s] "
+        typer.echo(styled(elapsed, TextStyle.DIM, err=True) + line, err=True)
 
 
 def print_report(report: Mapping[str, object], output: OutputFormat) -> None:
@@ -166,7 +166,7 @@ def table_lines(rows: Sequence[Mapping[str, object]], indent: str = "") -> Itera
     """Rows as a table, a line each; its columns are all their keys, in order of appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [columns, *([one_line(_text(row.get(key))) for key in columns] for row in rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
     for row in cells:
         padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield indent + "  ".join(padded).rstrip()
@@ -176,22 +176,26 @@ def one_line(text: str) -> str:
     """Text without line breaks and what else moves a cursor, such as why an engine has failed."""
     if text.isprintable():
         return text
-    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return " ".join(
+        "".join(character if character.isprintable() else " " for character in text).split()
+    )
 
 
 def duration_text(duration_s: float | None) -> str:
     """Seconds as people write them: `231 ms`, `1.24 s`, `30 min`, `2 h 5 min`; `-` for None."""
-    if duration_s is None or not math.isfinite(duration_s) or abs(duration_s) < _LONG_S:
-        return seconds_text(duration_s)
-    left_s = round(abs(duration_s))
+    if duration_s is None or not math.isfinite(duration_s) or abs(duration_s) < _MINUTES_FROM_S:
+        return format_seconds(duration_s)
+    remaining_s = round(abs(duration_s))
     counts = []
     for unit, unit_s in _LONG_UNITS.items():
-        count, left_s = divmod(left_s, unit_s)
+        count, remaining_s = divmod(remaining_s, unit_s)
         counts.append((count, unit))
-    first = next(at for at, (count, _) in enumerate(counts) if count)
+    first_unit = next(index for index, (count, _) in enumerate(counts) if count)
     # Two units tell enough: whoever reads "3 d 4 h" does not ask for minutes.
-    said = " ".join(f"{count} {unit}" for count, unit in counts[first : first + 2] if count)
-    return f"-{said}" if duration_s < 0 else said
+    text = " ".join(
+        f"{count} {unit}" for count, unit in counts[first_unit : first_unit + 2] if count
+    )
+    return f"-{text}" if duration_s < 0 else text
 
 
 def money_text(dollars: float | None) -> str:

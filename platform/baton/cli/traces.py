@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from baton.domain.errors import BadTrace, OperatorError
+from baton.domain.errors import OperatorError, TraceInvalid
 
 if TYPE_CHECKING:
     from baton.simulator.workloads.trace import Trace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _WARM_UP_S = {"chat": 600.0}
 """Of workloads with sessions, how long before the first request that is kept they begin: 4 turns
 of 39 s in the mean, 16 and more in one session of a hundred."""
-_MOST_REQUESTS = 5_000_000
+_MAX_REQUESTS = 5_000_000
 """That are made up: some gigabytes of memory."""
 
 
@@ -24,7 +24,7 @@ class TraceUnusable(OperatorError):
 
 
 def load_trace(
-    path: Path, *, skip_bad: bool = False, rate_per_s: float | None = None, seed: int = 0
+    path: Path, *, ignore_invalid: bool = False, rate_per_s: float | None = None, seed: int = 0
 ) -> Trace:
     """The trace in a file; `rate_per_s` is for formats that do not say when requests arrive.
 
@@ -35,9 +35,11 @@ def load_trace(
 
     try:
         with path.open(encoding="utf-8") as lines:
-            read = read_trace(str(path), lines, skip_bad=skip_bad, rate_per_s=rate_per_s, seed=seed)
-        return replace(read, name=path.name)
-    except BadTrace as error:
+            trace = read_trace(
+                str(path), lines, ignore_invalid=ignore_invalid, rate_per_s=rate_per_s, seed=seed
+            )
+        return replace(trace, name=path.name)
+    except TraceInvalid as error:
         raise TraceUnusable(str(error), _remedy(error)) from error
     except UnicodeDecodeError as error:
         raise TraceUnusable(f"{path}: is no text: {error}", "name a file of UTF-8 text") from error
@@ -46,8 +48,8 @@ def load_trace(
         raise TraceUnusable(f"{path}: cannot be read: {why}", "name a file that can be") from error
 
 
-def load_or_pace(
-    path: Path, *, skip_bad: bool, rate_per_s: float | None, seed: int
+def load_with_arrivals(
+    path: Path, *, ignore_invalid: bool, rate_per_s: float | None, seed: int
 ) -> tuple[Trace, bool]:
     """The trace in a file, and whether its arrivals were made at `rate_per_s`: it had none.
 
@@ -55,18 +57,20 @@ def load_or_pace(
         TraceUnusable: it cannot be read.
     """
     try:
-        return load_trace(path, skip_bad=skip_bad, seed=seed), False
+        return load_trace(path, ignore_invalid=ignore_invalid, seed=seed), False
     except TraceUnusable:
         if rate_per_s is None:
             raise
         # Perhaps it only does not say when requests arrive; if not, this says what is wrong.
-        return load_trace(path, skip_bad=skip_bad, rate_per_s=rate_per_s, seed=seed), True
+        return load_trace(
+            path, ignore_invalid=ignore_invalid, rate_per_s=rate_per_s, seed=seed
+        ), True
 
 
-def _remedy(error: BadTrace) -> str:
+def _remedy(error: TraceInvalid) -> str:
     if error.line > 1:
         return "correct the line, or leave out all that are bad with --skip-bad"
-    if "a rate" in error.what:
+    if "a rate" in error.problem:
         return "give --rate, in requests per second"
     if not error.line:
         return "name another file, or correct this one"
@@ -78,7 +82,7 @@ def make_workload(
     *,
     rate_per_s: float,
     duration_s: float | None = None,
-    most: int | None = None,
+    max_requests: int | None = None,
     seed: int = 0,
 ) -> Trace:
     """The workload of that name, for so long or so many requests; one of the two may be left out.
@@ -89,37 +93,37 @@ def make_workload(
     Raises:
         TraceUnusable: there is none, or not with these figures.
     """
-    if duration_s is None and most is None:
+    if duration_s is None and max_requests is None:
         raise ValueError("neither a duration nor a number of requests is given, wanted one")
     # A tenth more and a few, so that there are enough although arrivals are random.
-    long_s = (1.1 * (most or 0) + 10) / rate_per_s if duration_s is None else duration_s
-    made = _made(name, rate_per_s, long_s, seed)
-    while duration_s is None and most is not None and len(made) < most:
-        long_s *= 2
-        made = _made(name, rate_per_s, long_s, seed)
-    if not len(made):
-        what = f"workload {name!r}: no request arrives within {long_s:g} s at {rate_per_s:g}/s"
-        raise TraceUnusable(what, "give a longer --duration or a higher --rate")
-    if most is not None:
+    span_s = (1.1 * (max_requests or 0) + 10) / rate_per_s if duration_s is None else duration_s
+    trace = _generate(name, rate_per_s, span_s, seed)
+    while duration_s is None and max_requests is not None and len(trace) < max_requests:
+        span_s *= 2
+        trace = _generate(name, rate_per_s, span_s, seed)
+    if not len(trace):
+        problem = f"workload {name!r}: no request arrives within {span_s:g} s at {rate_per_s:g}/s"
+        raise TraceUnusable(problem, "give a longer --duration or a higher --rate")
+    if max_requests is not None:
         from baton.simulator.workloads.scaling import first  # here: keeps --help fast
 
-        return first(made, most)
-    return made
+        return first(trace, max_requests)
+    return trace
 
 
-def _made(name: str, rate_per_s: float, duration_s: float, seed: int) -> Trace:
+def _generate(name: str, rate_per_s: float, duration_s: float, seed: int) -> Trace:
     from baton.simulator.workloads.presets import synthetic  # here: keeps --help fast
     from baton.simulator.workloads.scaling import cut
 
-    if rate_per_s * duration_s > _MOST_REQUESTS:
-        what = (
+    if rate_per_s * duration_s > _MAX_REQUESTS:
+        problem = (
             f"workload {name!r}: {rate_per_s:g}/s for {duration_s:g} s are"
-            f" {rate_per_s * duration_s:.3g} requests, more than {_MOST_REQUESTS:,}"
+            f" {rate_per_s * duration_s:.3g} requests, more than {_MAX_REQUESTS:,}"
         )
-        raise TraceUnusable(what, "give a lower --rate or a shorter --duration")
-    before_s = _WARM_UP_S.get(name, 0.0)
+        raise TraceUnusable(problem, "give a lower --rate or a shorter --duration")
+    warm_up_s = _WARM_UP_S.get(name, 0.0)
     try:
-        made = synthetic(name, rate_per_s=rate_per_s, duration_s=before_s + duration_s, seed=seed)
+        trace = synthetic(name, rate_per_s=rate_per_s, duration_s=warm_up_s + duration_s, seed=seed)
     except ValueError as error:
         raise TraceUnusable(str(error), "correct --workload, --rate or --duration") from error
-    return cut(made, before_s) if before_s else made
+    return cut(trace, warm_up_s) if warm_up_s else trace

@@ -16,93 +16,118 @@ from typing import NamedTuple, Protocol
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-Built = TyperCommand | TyperGroup
+CommandOrGroup = TyperCommand | TyperGroup
 
 
 class Verb(NamedTuple):
     """One word after `baton`."""
 
-    text: str
+    help: str
     """What `baton --help` says of it: the first sentence of its own help."""
-    where: str | Mapping[str, str]
+    entry_point: str | Mapping[str, str]
     """Module and function below `baton.cli`; of a verb with verbs of its own, theirs by name."""
 
 
 VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
     {
         "Run a deployment": {
-            "demo": Verb("Start a deployment and stream a few requests through it.", "demo:demo"),
-            "up": Verb("Start a deployment, and hold it until Ctrl-C.", "up:up"),
+            "demo": Verb(
+                "Start a deployment and stream a few requests through it.", "run.demo:demo"
+            ),
+            "up": Verb("Start a deployment, and hold it until Ctrl-C.", "run.up:up"),
             "apply": Verb(
-                "Apply a configuration to what runs: all of it, or nothing.", "apply:apply"
+                "Apply a configuration to what runs: all of it, or nothing.", "run.apply:apply"
             ),
             "rollback": Verb(
-                "Go back to an earlier configuration, as another generation.", "rollback:rollback"
+                "Go back to an earlier configuration, as another generation.",
+                "run.rollback:rollback",
             ),
             "upgrade": Verb(
-                "Replace every process by one that runs this version of baton.", "upgrade:upgrade"
+                "Replace every process by one that runs this version of baton.",
+                "run.upgrade:upgrade",
             ),
-            "scale": Verb("Set a pool's replicas, whatever the autoscaler wants.", "scale:scale"),
+            "scale": Verb(
+                "Set a pool's replicas, whatever the autoscaler wants.", "run.scale:scale"
+            ),
             "join": Verb(
-                "Print what another machine runs to join the deployment's cluster.", "join:join"
+                "Print what another machine runs to join the deployment's cluster.", "run.join:join"
             ),
             "down": Verb(
                 "Drain and stop the deployment; a cluster that ran before goes on.",
-                "down:down",
+                "run.down:down",
             ),
         },
         "Look at it": {
-            "status": Verb("Show what runs: pools, replicas, health.", "status:status"),
+            "status": Verb("Show what runs: pools, replicas, health.", "inspect.status:status"),
             "history": Verb(
                 "Show past configurations, and what became of each.",
-                "history:history",
+                "inspect.history:history",
             ),
-            "top": Verb("Watch goodput, pools, links and the slowest requests live.", "top:top"),
+            "top": Verb(
+                "Watch goodput, pools, links and the slowest requests live.", "inspect.top:top"
+            ),
             "links": Verb(
-                "Show the links that KV blocks move over: speed, failures.", "links:links"
+                "Show the links that KV blocks move over: speed, failures.", "inspect.links:links"
             ),
-            "usage": Verb("Show tokens, device time and money of each tenant.", "usage:usage"),
-            "logs": Verb("Show what the processes of the deployment have logged.", "logs:logs"),
+            "usage": Verb(
+                "Show tokens, device time and money of each tenant.", "inspect.usage:usage"
+            ),
+            "logs": Verb(
+                "Show what the processes of the deployment have logged.", "inspect.logs:logs"
+            ),
         },
         "Ask why": {
             "trace": Verb(
-                "Show where a request's time went, predicted against actual.", "trace:trace"
+                "Show where a request's time went, predicted against actual.", "explain.trace:trace"
             ),
             "explain": Verb(
                 "Ask why something was decided.",
-                {"route": "explain:route", "scale": "explain_scale:scale"},
+                {"route": "explain.explain:route", "scale": "explain.explain_scale:scale"},
             ),
-            "doctor": Verb("Find what is wrong, why it matters, and the fix.", "doctor:doctor"),
+            "doctor": Verb(
+                "Find what is wrong, why it matters, and the fix.", "inspect.doctor:doctor"
+            ),
         },
         "Measure and plan": {
             "bench": Verb(
-                "Send a load to an endpoint and measure what its users would meet.", "bench:bench"
+                "Send a load to an endpoint and measure what its users would meet.",
+                "measure.bench:bench",
             ),
-            "plan": Verb("Find the cheapest fleet that keeps its promises.", "plan:plan"),
-            "simulate": Verb("Serve a trace or a workload in virtual time.", "simulate:simulate"),
-            "replay": Verb("Send a trace to a running endpoint, and measure.", "replay:replay"),
-            "fit": Verb("Say whether a model fits so many devices.", "fit:fit"),
+            "plan": Verb("Find the cheapest fleet that keeps its promises.", "model.plan:plan"),
+            "simulate": Verb(
+                "Serve a trace or a workload in virtual time.", "model.simulate:simulate"
+            ),
+            "replay": Verb(
+                "Send a trace to a running endpoint, and measure.", "measure.replay:replay"
+            ),
+            "fit": Verb("Say whether a model fits so many devices.", "model.fit:fit"),
         },
         "Set it up": {
             "config": Verb(
                 "Look at a configuration.",
-                {"validate": "config:validate", "show": "config:show", "schema": "config:schema"},
+                {
+                    "validate": "setup.config:validate",
+                    "show": "setup.config:show",
+                    "schema": "setup.config:schema",
+                },
             ),
             "keys": Verb(
                 "Manage API keys.",
                 {
-                    "create": "keys:create",
-                    "list": "keys:show",
-                    "revoke": "keys:revoke",
-                    "rotate": "keys:rotate",
+                    "create": "setup.keys:create",
+                    "list": "setup.keys:show",
+                    "revoke": "setup.keys:revoke",
+                    "rotate": "setup.keys:rotate",
                 },
             ),
-            "dashboards": Verb("Get the Grafana dashboards.", {"export": "exports:dashboards"}),
-            "rules": Verb("Get the rules for Prometheus.", {"export": "exports:rules"}),
-            "manifests": Verb(
-                "Get files for clusters and machines.", {"export": "manifests:export"}
+            "dashboards": Verb(
+                "Get the Grafana dashboards.", {"export": "setup.export_files:dashboards"}
             ),
-            "version": Verb("Show which versions are installed.", "version:version"),
+            "rules": Verb("Get the rules for Prometheus.", {"export": "setup.export_files:rules"}),
+            "manifests": Verb(
+                "Get files for clusters and machines.", {"export": "setup.manifests:export"}
+            ),
+            "version": Verb("Show which versions are installed.", "setup.version:version"),
         },
     }
 )
@@ -122,23 +147,23 @@ class Formatter(Protocol):
         ...
 
 
-class BuiltWhenAsked(MutableMapping[str, Built]):
+class LazyCommands(MutableMapping[str, CommandOrGroup]):
     """Commands by name; a verb is imported and built when somebody asks for it."""
 
     def __init__(self) -> None:
         self._verbs = {name: verb for verbs in VERBS.values() for name, verb in verbs.items()}
-        self._built: dict[str, Built] = {}
+        self._loaded: dict[str, CommandOrGroup] = {}
 
-    def __getitem__(self, name: str) -> Built:
-        if name not in self._built:
-            self._built[name] = _build(name, self._verbs[name])
-        return self._built[name]
+    def __getitem__(self, name: str) -> CommandOrGroup:
+        if name not in self._loaded:
+            self._loaded[name] = _build(name, self._verbs[name])
+        return self._loaded[name]
 
-    def __setitem__(self, name: str, command: Built) -> None:
-        self._built[name] = command
+    def __setitem__(self, name: str, command: CommandOrGroup) -> None:
+        self._loaded[name] = command
 
     def __delitem__(self, name: str) -> None:
-        self._built.pop(name, None)
+        self._loaded.pop(name, None)
         del self._verbs[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -148,7 +173,7 @@ class BuiltWhenAsked(MutableMapping[str, Built]):
         return len(self._verbs)
 
 
-class QuickGroup(TyperGroup):
+class FastGroup(TyperGroup):
     """A verb with verbs, that reads its own options without what Typer reads others with."""
 
     def get_help_option(self, ctx: object) -> TyperOption | None:
@@ -159,12 +184,12 @@ class QuickGroup(TyperGroup):
         return option
 
 
-class GroupedVerbs(QuickGroup):
+class GroupedVerbs(FastGroup):
     """`baton` itself."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)  # type: ignore[arg-type]  # Typer's, handed on
-        self.commands = BuiltWhenAsked()  # type: ignore[assignment]  # Typer's own private types
+        self.commands = LazyCommands()  # type: ignore[assignment]  # Typer's own private types
 
     def format_commands(self, ctx: object, formatter: Formatter) -> None:
         """Write the verbs under their headings, aligned over all of them."""
@@ -172,35 +197,35 @@ class GroupedVerbs(QuickGroup):
         for heading, verbs in VERBS.items():
             with formatter.section(heading):
                 formatter.write_dl(
-                    [(name.ljust(longest), verb.text) for name, verb in verbs.items()]
+                    [(name.ljust(longest), verb.help) for name, verb in verbs.items()]
                 )
 
 
-def _build(name: str, verb: Verb) -> Built:
+def _build(name: str, verb: Verb) -> CommandOrGroup:
     app = typer.Typer(
         name=name,
-        cls=QuickGroup,
-        help=verb.text if isinstance(verb.where, Mapping) else None,
+        cls=FastGroup,
+        help=verb.help if isinstance(verb.entry_point, Mapping) else None,
         add_completion=False,
-        no_args_is_help=isinstance(verb.where, Mapping),
+        no_args_is_help=isinstance(verb.entry_point, Mapping),
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    if isinstance(verb.where, Mapping):
-        for word, where in verb.where.items():
-            app.command(word)(_function(where))
-        app.callback()(_nothing)  # also one verb alone is a verb of this one
+    if isinstance(verb.entry_point, Mapping):
+        for subcommand, entry_point in verb.entry_point.items():
+            app.command(subcommand)(_load_function(entry_point))
+        app.callback()(_no_op)  # also one verb alone is a verb of this one
     else:
-        app.command(name)(_function(verb.where))
-    built: Built = typer.main.get_command(app)  # type: ignore[assignment]  # likewise
-    return built
+        app.command(name)(_load_function(verb.entry_point))
+    command: CommandOrGroup = typer.main.get_command(app)  # type: ignore[assignment]  # likewise
+    return command
 
 
-def _function(where: str) -> Callable[..., None]:
-    module, _, function = where.partition(":")
-    found: Callable[..., None] = getattr(import_module(f"baton.cli.{module}"), function)
-    return found
+def _load_function(entry_point: str) -> Callable[..., None]:
+    module, _, function = entry_point.partition(":")
+    loaded: Callable[..., None] = getattr(import_module(f"baton.cli.{module}"), function)
+    return loaded
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass

@@ -5,7 +5,8 @@ from baton.config.derive.options import (
     allows_anonymous,
     autoscaler_options,
     coordinator_limits,
-    devices_of,
+    devices_per_replica,
+    emits_cache_events,
     engine_env,
     index_options,
     key_files,
@@ -16,14 +17,13 @@ from baton.config.derive.options import (
     scaling_policy_name,
     service_rules,
     sim_settings,
-    slo_book,
+    slo_classes,
     tenants,
-    wants_cache_events,
 )
 from baton.config.language.fields import SecretRef
 from baton.config.load import LoadedConfig, load_config
 from baton.config.schema.deployment import DeploymentConfig
-from baton.config.write.jsonschema import schema
+from baton.config.write.jsonschema import json_schema
 from baton.config.write.render import render
 
 __all__ = [
@@ -34,9 +34,11 @@ __all__ = [
     "allows_anonymous",
     "autoscaler_options",
     "coordinator_limits",
-    "devices_of",
+    "devices_per_replica",
+    "emits_cache_events",
     "engine_env",
     "index_options",
+    "json_schema",
     "key_files",
     "load_config",
     "pool_bounds",
@@ -45,10 +47,8 @@ __all__ = [
     "probe_options",
     "render",
     "scaling_policy_name",
-    "schema",
     "service_rules",
     "sim_settings",
-    "slo_book",
+    "slo_classes",
     "tenants",
-    "wants_cache_events",
 ]

@@ -20,63 +20,63 @@ SHORT_FORM_NAME = "model"
 """What a model is called when neither `name` nor `source` gives it a name."""
 
 
-def complete(root: Section, findings: list[Finding]) -> tuple[Section, str | None]:
+def apply_defaults(root: Section, findings: list[Finding]) -> tuple[Section, str | None]:
     """The tree with all of that written out; also the model's name if it came in the short form."""
     short_name: str | None = None
     if "model" in root.entries:
-        root, short_name = _long_form(root, findings)
-    root = _each(root, "models", _with_sim)
+        root, short_name = _expand_short_form(root, findings)
+    root = _map_sections(root, "models", _default_sim)
     models = _section(root, "models")
-    root = _each(root, "pools", lambda pool: _complete_pool(pool, models))
-    root = _each(root, "tenants", _with_cache)
+    root = _map_sections(root, "pools", lambda pool: _apply_pool_defaults(pool, models))
+    root = _map_sections(root, "tenants", _default_cache)
     router = _section(root, "router")
     if router is not None:
-        root = _with(root, "router", _with_disaggregate(router))
+        root = _set_key(root, "router", _default_disaggregate(router))
     server = _section(root, "server")
     if server is not None and (replicas := _section(server, "replicas")) is not None:
-        replicas = _following(replicas, "max", "min")
-        root = _with(root, "server", _with(server, "replicas", replicas))
+        replicas = _default_from_key(replicas, "max", "min")
+        root = _set_key(root, "server", _set_key(server, "replicas", replicas))
     return root, short_name
 
 
-def _long_form(root: Section, findings: list[Finding]) -> tuple[Section, str | None]:
+def _expand_short_form(root: Section, findings: list[Finding]) -> tuple[Section, str | None]:
     entry = root.entries["model"]
     entries = {key: value for key, value in root.entries.items() if key != "model"}
     if "models" in entries:
-        what = f"both 'model' and 'models' are given, the latter at {entries['models'].origin}"
-        findings.append(Finding(entry.origin, ("model",), f"{what}, keep one"))
+        message = f"both 'model' and 'models' are given, the latter at {entries['models'].origin}"
+        findings.append(Finding(entry.origin, ("model",), f"{message}, keep one"))
         return Section(entries, root.origin), None
     node, name = entry.node, SHORT_FORM_NAME
     if isinstance(node, Section):
-        source, given = _text(node, "source"), _text(node, "name")
-        name = given or (source or "").rstrip("/").rpartition("/")[2] or name
-        if given is not None:
+        source, explicit_name = _text(node, "source"), _text(node, "name")
+        name = explicit_name or (source or "").rstrip("/").rpartition("/")[2] or name
+        if explicit_name is not None:
             node = Section({k: v for k, v in node.entries.items() if k != "name"}, node.origin)
     models = Section({name: Entry(node, entry.origin)}, entry.origin)
     return Section({**entries, "models": Entry(models, entry.origin)}, root.origin), name
 
 
-def _complete_pool(pool: Section, models: Section | None) -> Section:
+def _apply_pool_defaults(pool: Section, models: Section | None) -> Section:
     names = list(models.entries) if models is not None else []
     if "model" not in pool.entries and len(names) == 1:
-        pool = _with(pool, "model", Scalar(names[0], DefaultOrigin("the only model"), names[0]))
+        pool = _set_key(pool, "model", Scalar(names[0], DefaultOrigin("the only model"), names[0]))
     model = _section(models, _text(pool, "model") or "") if models is not None else None
     if model is not None and "engine" in model.entries:
         inherited = model.entries["engine"]
-        own = pool.entries.get("engine")
+        pool_engine = pool.entries.get("engine")
         engine = inherited
-        if own is not None:
-            merged = merge_sections(inherited.node, own.node, EngineConfig)
-            engine = Entry(merged, own.origin)
+        if pool_engine is not None:
+            merged = merge_sections(inherited.node, pool_engine.node, EngineConfig)
+            engine = Entry(merged, pool_engine.origin)
         pool = Section({**pool.entries, "engine": engine}, pool.origin)
     replicas = _section(pool, "replicas")
     if replicas is not None:
-        replicas = _following(_following(replicas, "start", "min"), "max", "start")
-        pool = _with(pool, "replicas", replicas)
-    return _with_sim(pool)
+        replicas = _default_from_key(_default_from_key(replicas, "start", "min"), "max", "start")
+        pool = _set_key(pool, "replicas", replicas)
+    return _default_sim(pool)
 
 
-def _with_sim(owner: Section) -> Section:
+def _default_sim(owner: Section) -> Section:
     """A model or pool of simulated engines, with timings even if it says nothing about them."""
     engine = _section(owner, "engine")
     if engine is None or _text(engine, "kind") != "sim":
@@ -84,10 +84,10 @@ def _with_sim(owner: Section) -> Section:
     sim = engine.entries.get("sim")
     if sim is not None and not (isinstance(sim.node, Scalar) and sim.node.value is None):
         return owner
-    return _with(owner, "engine", _with(engine, "sim", Section({}, DefaultOrigin())))
+    return _set_key(owner, "engine", _set_key(engine, "sim", Section({}, DefaultOrigin())))
 
 
-def _with_disaggregate(router: Section) -> Section:
+def _default_disaggregate(router: Section) -> Section:
     """`auto` is for policies that decide about it; plain ones split whatever they can."""
     policy = _text(router, "policy")
     plain = [str(known) for known in Policy if known is not Policy.PREDICTED]
@@ -95,27 +95,27 @@ def _with_disaggregate(router: Section) -> Section:
         return router
     always = str(Disaggregate.ALWAYS)
     origin = DefaultOrigin(f"policy {policy!r} does not decide about it")
-    return _with(router, "disaggregate", Scalar(always, origin, always))
+    return _set_key(router, "disaggregate", Scalar(always, origin, always))
 
 
-def _with_cache(tenant: Section) -> Section:
+def _default_cache(tenant: Section) -> Section:
     """Who has keys has a cache of its own, so that nobody can find out what it asked."""
     if "cache" in tenant.entries or _text(tenant, "keys_file") is None:
         return tenant
     isolated = str(CacheSharing.ISOLATED)
-    return _with(tenant, "cache", Scalar(isolated, DefaultOrigin("it has keys"), isolated))
+    return _set_key(tenant, "cache", Scalar(isolated, DefaultOrigin("it has keys"), isolated))
 
 
-def _following(section: Section, key: str, leader: str) -> Section:
-    """`section` with `key` as large as `leader` if only the latter is given."""
-    entry = section.entries.get(leader)
+def _default_from_key(section: Section, key: str, source_key: str) -> Section:
+    """`section` with `key` as large as `source_key` if only the latter is given."""
+    entry = section.entries.get(source_key)
     if key in section.entries or entry is None or not isinstance(entry.node, Scalar):
         return section
     if isinstance(entry.node.value, bool) or not isinstance(entry.node.value, int):
         return section
     # A pool may rest at zero, but one that could never have a replica is none.
     count = max(1, entry.node.value) if key == "max" else entry.node.value
-    return _with(section, key, Scalar(count, DefaultOrigin(f"as {leader}"), str(count)))
+    return _set_key(section, key, Scalar(count, DefaultOrigin(f"as {source_key}"), str(count)))
 
 
 def _section(parent: Section, key: str) -> Section | None:
@@ -130,13 +130,13 @@ def _text(section: Section, key: str) -> str | None:
     return entry.node.value if isinstance(entry.node.value, str) else None
 
 
-def _with(section: Section, key: str, node: Node) -> Section:
-    old = section.entries.get(key)
-    origin = old.origin if old is not None else DefaultOrigin()
+def _set_key(section: Section, key: str, node: Node) -> Section:
+    old_entry = section.entries.get(key)
+    origin = old_entry.origin if old_entry is not None else DefaultOrigin()
     return Section({**section.entries, key: Entry(node, origin)}, section.origin)
 
 
-def _each(root: Section, key: str, change: Callable[[Section], Section]) -> Section:
+def _map_sections(root: Section, key: str, change: Callable[[Section], Section]) -> Section:
     parent = _section(root, key)
     if parent is None:
         return root
@@ -144,4 +144,4 @@ def _each(root: Section, key: str, change: Callable[[Section], Section]) -> Sect
         name: Entry(change(entry.node), entry.origin) if isinstance(entry.node, Section) else entry
         for name, entry in parent.entries.items()
     }
-    return _with(root, key, Section(entries, parent.origin))
+    return _set_key(root, key, Section(entries, parent.origin))

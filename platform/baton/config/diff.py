@@ -3,8 +3,8 @@
 Theory of operation. One table says of every key what a change of it takes, and which processes are
 built from it. A process keeps what it is built from until it is replaced; all else it takes while
 it runs. So what is announced of a change and what is done about it are read from the same rows: the
-word for what a replica or an ingress is built from (`serving.built`) is made of the keys that have
-it in their row, and of no others.
+word for what a replica or an ingress is built from (`serving.built_into`) is made of the keys that
+have it in their row, and of no others.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.config.derive.api_arguments import READS_MODEL
+from baton.config.derive.api_arguments import MODEL_LOADING_ARGUMENTS
 from baton.config.language.fields import each, fields_of
-from baton.config.language.tree import Path, format_path, is_raw, is_secret_name, matches
-from baton.config.schema.deployment import DeploymentConfig, FrontendKind
-from baton.config.write.render import flow, plain_value
+from baton.config.language.tree import Path, format_path, is_secret_name, is_vllm_argument, matches
+from baton.config.schema.deployment import ApiServerKind, DeploymentConfig
+from baton.config.write.render import format_flow, plain_value
 
 
 class Reload(StrEnum):
@@ -34,7 +34,7 @@ class Reload(StrEnum):
     """The deployment is drained, ended and started again."""
 
 
-class Part(StrEnum):
+class ProcessKind(StrEnum):
     """A kind of process that is built from a configuration, as far as it is replaced for another.
 
     What Ray and its HAProxy are started with is no part: that takes a restart, and replaces all.
@@ -46,94 +46,100 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Where:
+class _Condition:
     """In which deployments a row holds, where it does not in all."""
 
-    words: str
+    description: str
     """Behind what a change takes there."""
-    holds: Callable[[DeploymentConfig], bool]
+    applies: Callable[[DeploymentConfig], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _KeyRule:
     """What is known of the keys that a pattern names."""
 
     pattern: str
     reload: Reload
-    built: tuple[Part, ...] = ()
+    built_into: tuple[ProcessKind, ...] = ()
     """Who is built from them; nobody, exactly where whoever runs takes them."""
-    where: _Where | None = None
+    condition: _Condition | None = None
 
-    def names(self, path: Path) -> bool:
+    def covers(self, path: Path) -> bool:
         """Whether it is about this key."""
         return matches(path, self.pattern)
 
 
-_ENGINES = (Part.REPLICA,)
-_FRONTS = (Part.INGRESS,)
-_DATA_PATH = (Part.REPLICA, Part.INGRESS)
-_ALL = (Part.REPLICA, Part.INGRESS, Part.CONTROLLER)
-_IN_RUST = _Where(
-    words="with `server.frontend: rust`",
-    holds=lambda config: config.server.frontend is FrontendKind.RUST,
+_REPLICAS = (ProcessKind.REPLICA,)
+_INGRESSES = (ProcessKind.INGRESS,)
+_DATA_PATH = (ProcessKind.REPLICA, ProcessKind.INGRESS)
+_ALL = (ProcessKind.REPLICA, ProcessKind.INGRESS, ProcessKind.CONTROLLER)
+_WITH_RUST_API_SERVER = _Condition(
+    description="with `server.frontend: rust`",
+    applies=lambda config: config.server.frontend is ApiServerKind.RUST,
 )
 
-_ROWS: tuple[_Row, ...] = (
-    _Row("version", Reload.RESTART),
-    _Row("slo.**", Reload.LIVE),
-    _Row("tenants.**", Reload.LIVE),
-    _Row("autoscaler.**", Reload.LIVE),
+_KEY_RULES: tuple[_KeyRule, ...] = (
+    _KeyRule("version", Reload.RESTART),
+    _KeyRule("slo.**", Reload.LIVE),
+    _KeyRule("tenants.**", Reload.LIVE),
+    _KeyRule("autoscaler.**", Reload.LIVE),
     # Which engines report what they cache is settled when they start, and so is what an ingress
     # keeps of it.
-    _Row("router.index", Reload.RESTART, _DATA_PATH),
-    _Row("router.**", Reload.LIVE),
+    _KeyRule("router.index", Reload.RESTART, _DATA_PATH),
+    _KeyRule("router.**", Reload.LIVE),
     # The front and every replica are given time for the longest stream when they start.
-    _Row("admission.timeouts.total", Reload.RESTART, _DATA_PATH),
+    _KeyRule("admission.timeouts.total", Reload.RESTART, _DATA_PATH),
     # The gate before vLLM's Rust frontend and that program are started with it.
-    _Row("admission.max_body", Reload.ROLLING, _FRONTS, _IN_RUST),
-    _Row("admission.**", Reload.LIVE),
-    _Row("pools.*.replicas.*", Reload.POOL_SIZE),
+    _KeyRule("admission.max_body", Reload.ROLLING, _INGRESSES, _WITH_RUST_API_SERVER),
+    _KeyRule("admission.**", Reload.LIVE),
+    _KeyRule("pools.*.replicas.*", Reload.POOL_SIZE),
     # Only what usage is reckoned with.
-    _Row("pools.*.resources.price_per_hour", Reload.LIVE),
-    _Row("pools.*.resources.*", Reload.ROLLING, _ENGINES),
-    _Row("pools.*.parallel.*", Reload.ROLLING, _ENGINES),
-    _Row("pools.*.placement.**", Reload.ROLLING, _ENGINES),
-    _Row("pools.*.env.*", Reload.ROLLING, _ENGINES),
-    _Row("pools.*.engine.kind", Reload.RESTART, _ENGINES),
-    _Row("pools.*.engine.**", Reload.ROLLING, _ENGINES),
+    _KeyRule("pools.*.resources.price_per_hour", Reload.LIVE),
+    _KeyRule("pools.*.resources.*", Reload.ROLLING, _REPLICAS),
+    _KeyRule("pools.*.parallel.*", Reload.ROLLING, _REPLICAS),
+    _KeyRule("pools.*.placement.**", Reload.ROLLING, _REPLICAS),
+    _KeyRule("pools.*.env.*", Reload.ROLLING, _REPLICAS),
+    _KeyRule("pools.*.engine.kind", Reload.RESTART, _REPLICAS),
+    _KeyRule("pools.*.engine.**", Reload.ROLLING, _REPLICAS),
     # Which pools there are, and of which model, ingresses and the controller learn when they start.
-    _Row("pools.*.model", Reload.RESTART, _ALL),
-    _Row("pools.*.role", Reload.RESTART, _ENGINES),
+    _KeyRule("pools.*.model", Reload.RESTART, _ALL),
+    _KeyRule("pools.*.role", Reload.RESTART, _REPLICAS),
     # Read by nobody but the pools, where whatever it changes shows again.
-    *(_Row(f"models.*.engine.extra.{name}", Reload.RESTART, _FRONTS) for name in READS_MODEL),
-    _Row("models.*.engine.**", Reload.LIVE),
+    *(
+        _KeyRule(f"models.*.engine.extra.{name}", Reload.RESTART, _INGRESSES)
+        for name in MODEL_LOADING_ARGUMENTS
+    ),
+    _KeyRule("models.*.engine.**", Reload.LIVE),
     # Ingresses are replaced with the pools: their API servers are started for one revision.
-    _Row("models.*.revision", Reload.ROLLING, _DATA_PATH),
-    *(_Row(f"models.*.api.{name}", Reload.RESTART, _DATA_PATH) for name in READS_MODEL),
-    _Row("models.*.api.*", Reload.RESTART, _FRONTS),
+    _KeyRule("models.*.revision", Reload.ROLLING, _DATA_PATH),
+    *(
+        _KeyRule(f"models.*.api.{name}", Reload.RESTART, _DATA_PATH)
+        for name in MODEL_LOADING_ARGUMENTS
+    ),
+    _KeyRule("models.*.api.*", Reload.RESTART, _INGRESSES),
     # A request must not begin on one model and end on another.
-    _Row("models.**", Reload.RESTART, _DATA_PATH),
+    _KeyRule("models.**", Reload.RESTART, _DATA_PATH),
     # Each request keeps what held when it came.
-    _Row("transfer.early_first_token", Reload.LIVE),
-    _Row("transfer.probe.interval", Reload.RESTART, _FRONTS),
+    _KeyRule("transfer.early_first_token", Reload.LIVE),
+    _KeyRule("transfer.probe.interval", Reload.RESTART, _INGRESSES),
     # Both ends of a handoff must agree about it, at any time.
-    _Row("transfer.**", Reload.RESTART, _DATA_PATH),
+    _KeyRule("transfer.**", Reload.RESTART, _DATA_PATH),
     # The controller keeps as many ingresses as there may be.
-    _Row("server.replicas.*", Reload.RESTART, (Part.INGRESS, Part.CONTROLLER)),
-    _Row("server.**", Reload.RESTART, _FRONTS),
+    _KeyRule("server.replicas.*", Reload.RESTART, (ProcessKind.INGRESS, ProcessKind.CONTROLLER)),
+    _KeyRule("server.**", Reload.RESTART, _INGRESSES),
     # Engines and API servers look for their models there when they start.
-    _Row("cluster.model_cache.path", Reload.ROLLING, _DATA_PATH),
+    _KeyRule("cluster.model_cache.path", Reload.ROLLING, _DATA_PATH),
     # Of pods, which are made anew.
-    _Row("cluster.model_cache.*", Reload.RESTART, _DATA_PATH),
+    _KeyRule("cluster.model_cache.*", Reload.RESTART, _DATA_PATH),
     # Both stay on the node that it says.
-    _Row("cluster.**", Reload.RESTART, (Part.INGRESS, Part.CONTROLLER)),
-    _Row("observability.**", Reload.RESTART, _ALL),
+    _KeyRule("cluster.**", Reload.RESTART, (ProcessKind.INGRESS, ProcessKind.CONTROLLER)),
+    _KeyRule("observability.**", Reload.RESTART, _ALL),
     # The front reads it when it starts.
-    _Row("security.**", Reload.RESTART, _FRONTS),
+    _KeyRule("security.**", Reload.RESTART, _INGRESSES),
 )
 """By path, first match; `*` is one name, `**` any number of them."""
 
-_LAYOUTS = (
+_LAYOUT_KEYS = (
     "pools.*.engine.dtype",
     "pools.*.engine.block_size",
     "pools.*.engine.extra.kv_cache_dtype",
@@ -164,41 +170,46 @@ class Change:
 def diff(old: DeploymentConfig, new: DeploymentConfig) -> tuple[Change, ...]:
     """Every key whose effective value differs, in the order of the schema; no secret is shown."""
     before, after = dict(leaves(old)), dict(leaves(new))
-    born_or_gone = old.pools.keys() ^ new.pools.keys()
+    added_or_removed = old.pools.keys() ^ new.pools.keys()
     changes = []
-    for path in _in_order(before, after):
-        was, is_now = before.get(path), after.get(path)
-        if was == is_now:
+    for path in _merged_order(before, after):
+        old_value, new_value = before.get(path), after.get(path)
+        if old_value == new_value:
             continue
         reload = reload_class(path, new)
-        if path[0] == "pools" and path[1] in born_or_gone:
+        if path[0] == "pools" and path[1] in added_or_removed:
             reload = Reload.RESTART  # every ingress follows the pools that it was started with
         if _is_secret(path):
-            was, is_now = (text and "(not shown)" for text in (was, is_now))
-        changes.append(Change(path=path, old=was, new=is_now, reload=reload))
-    return tuple(sorted((*changes, *_moved_classes(old, new)), key=_section_number))
+            old_value, new_value = (text and "(not shown)" for text in (old_value, new_value))
+        changes.append(Change(path=path, old=old_value, new=new_value, reload=reload))
+    return tuple(sorted((*changes, *_reordered_classes(old, new)), key=_section_index))
 
 
-def _section_number(change: Change) -> int:
+def _section_index(change: Change) -> int:
     return list(fields_of(DeploymentConfig)).index(change.path[0])
 
 
-def _moved_classes(old: DeploymentConfig, new: DeploymentConfig) -> Iterator[Change]:
+def _reordered_classes(old: DeploymentConfig, new: DeploymentConfig) -> Iterator[Change]:
     """The order of classes, where it is another: of those whose condition holds the first counts.
 
     Of all mappings it is the only one whose order says anything.
     """
-    was, is_now = (tuple(one.slo.classes) for one in (old, new))
-    if [name for name in was if name in is_now] != [name for name in is_now if name in was]:
+    old_order, new_order = (tuple(deployment.slo.classes) for deployment in (old, new))
+    if [name for name in old_order if name in new_order] != [
+        name for name in new_order if name in old_order
+    ]:
         path = ("slo", "classes")
         yield Change(
-            path=path, old=", ".join(was), new=", ".join(is_now), reload=reload_class(path, new)
+            path=path,
+            old=", ".join(old_order),
+            new=", ".join(new_order),
+            reload=reload_class(path, new),
         )
 
 
 def changes_layout(changes: Iterable[Change]) -> bool:
     """Whether replicas before and after cannot hand KV blocks to each other."""
-    return any(matches(one.path, pattern) for one in changes for pattern in _LAYOUTS)
+    return any(matches(change.path, pattern) for change in changes for pattern in _LAYOUT_KEYS)
 
 
 def reload_class(path: Path, config: DeploymentConfig | None = None) -> Reload:
@@ -207,53 +218,60 @@ def reload_class(path: Path, config: DeploymentConfig | None = None) -> Reload:
     Raises:
         LookupError: nobody has said; a test asks for every key of the schema.
     """
-    return _row(path, config).reload
+    return _rule_for(path, config).reload
 
 
-def elsewhere(path: Path) -> Mapping[str, Reload]:
+def conditional_reloads(path: Path) -> Mapping[str, Reload]:
     """What a change of this key takes in some deployments only, by which these are, in words."""
-    return {row.where.words: row.reload for row in _rows(path) if row.where is not None}
+    return {
+        row.condition.description: row.reload
+        for row in _rules_for(path)
+        if row.condition is not None
+    }
 
 
-def built_from(config: DeploymentConfig, part: Part, *, pool: str | None = None) -> dict[str, str]:
+def process_inputs(
+    config: DeploymentConfig, process: ProcessKind, *, pool: str | None = None
+) -> dict[str, str]:
     """All that a process is built from, and keeps until it is replaced: by key, its value.
 
     Of replicas those of one `pool`: other pools, and models of others, are no business of theirs.
     """
     model = None if pool is None else config.pools[pool].model
-    mine = {"pools": pool, "models": model}
+    own_names = {"pools": pool, "models": model}
     return {
         format_path(path): value
         for path, value in leaves(config)
-        if part in _row(path, config).built and mine.get(path[0]) in {None, path[1]}
+        if process in _rule_for(path, config).built_into
+        and own_names.get(path[0]) in {None, path[1]}
     }
 
 
-def _row(path: Path, config: DeploymentConfig | None) -> _Row:
-    for row in _rows(path):
-        if row.where is None or (config is not None and row.where.holds(config)):
+def _rule_for(path: Path, config: DeploymentConfig | None) -> _KeyRule:
+    for row in _rules_for(path):
+        if row.condition is None or (config is not None and row.condition.applies(config)):
             return row
     raise LookupError(f"no reload class for {format_path(path)}")
 
 
 @functools.lru_cache(maxsize=4096)
-def _rows(path: Path) -> tuple[_Row, ...]:
-    return tuple(row for row in _ROWS if row.names(path))
+def _rules_for(path: Path) -> tuple[_KeyRule, ...]:
+    return tuple(row for row in _KEY_RULES if row.covers(path))
 
 
 def leaves(config: DeploymentConfig) -> Iterator[tuple[Path, str]]:
     """Each key with its value as it would stand in the file; empty sections have none."""
     for path, field, value in each(config):
-        yield path, flow(plain_value(field, value))
+        yield path, format_flow(plain_value(field, value))
 
 
-def _in_order(before: Mapping[Path, str], after: Mapping[Path, str]) -> list[Path]:
+def _merged_order(before: Mapping[Path, str], after: Mapping[Path, str]) -> list[Path]:
     """All paths of both, what only one has beside what it stands near to."""
-    place = {path: index for index, path in enumerate(before)}
+    position = {path: index for index, path in enumerate(before)}
     last = -1
     for path in after:
-        last = place.setdefault(path, last)
-    return sorted(place, key=place.__getitem__)  # equal places stay in the order they came in
+        last = position.setdefault(path, last)
+    return sorted(position, key=position.__getitem__)  # equal places stay in the order they came in
 
 
 def _is_secret(path: Path) -> bool:
@@ -261,4 +279,4 @@ def _is_secret(path: Path) -> bool:
 
     Elsewhere secrets cannot be written but as the name of a variable or a file.
     """
-    return is_raw(path) and any(is_secret_name(key) for key in path)
+    return is_vllm_argument(path) and any(is_secret_name(key) for key in path)

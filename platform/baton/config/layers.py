@@ -7,13 +7,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.config.language.fields import Environment, Kind, Mapped, Named, Nested, fields_of
+from baton.config.language.fields import (
+    EnvVariables,
+    FieldType,
+    Mapped,
+    NamedSections,
+    NestedSection,
+    fields_of,
+)
 from baton.config.language.read import Unreadable, read_text
 from baton.config.language.tree import (
     Entry,
     EnvOrigin,
     Finding,
-    Listing,
+    ListNode,
     Node,
     Origin,
     Path,
@@ -26,67 +33,71 @@ from baton.config.schema.deployment import DeploymentConfig, ModelConfig
 
 ENV_PREFIX = "BATON__"
 _SEGMENT = re.compile(r'"([^"]+)"|([^".]+)')
-_ROOT = Nested(DeploymentConfig)
+_ROOT = NestedSection(DeploymentConfig)
 Moved = Callable[[Section], Section]
 """A layer with new names for the old ones in it."""
 
 
-class _Slot(NamedTuple):
+class _KeySchema(NamedTuple):
     """What may stand at a key, as far as the schema says."""
 
-    kind: Kind | None
+    kind: FieldType | None
     optional: bool
 
 
-def merge_sections(low: Node, high: Node, schema: type) -> Node:
-    """`high` over `low`, where a section of `schema` stands, which may not be null.
+def merge_sections(base: Node, overlay: Node, schema: type) -> Node:
+    """`overlay` over `base`, where a section of `schema` stands, which may not be null.
 
     Mappings key by key, anything else replaced as a whole: lists too, and where a variable is to be
     found.
     """
-    return _merge(low, high, _Slot(Nested(schema), optional=False))
+    return _merge(base, overlay, _KeySchema(NestedSection(schema), optional=False))
 
 
-def lay_over(low: Section, high: Section) -> Section:
+def merge_configs(base: Section, overlay: Section) -> Section:
     """The same of whole configurations."""
-    return _lay_over(low, high, _ROOT)
+    return _merge_entries(base, overlay, _ROOT)
 
 
-def _merge(low: Node, high: Node, slot: _Slot) -> Node:
-    if not isinstance(low, Section):
-        return high
-    if isinstance(high, Section):
-        return _lay_over(low, high, slot.kind)
+def _merge(base: Node, overlay: Node, key_schema: _KeySchema) -> Node:
+    if not isinstance(base, Section):
+        return overlay
+    if isinstance(overlay, Section):
+        return _merge_entries(base, overlay, key_schema.kind)
     # A section's key with everything under it commented out adds nothing to the section below,
     # unless null has a meaning of its own there.
-    is_null = isinstance(high, Scalar) and high.value is None
-    return low if is_null and isinstance(slot.kind, Mapped) and not slot.optional else high
+    is_null = isinstance(overlay, Scalar) and overlay.value is None
+    return (
+        base
+        if is_null and isinstance(key_schema.kind, Mapped) and not key_schema.optional
+        else overlay
+    )
 
 
-def _lay_over(low: Section, high: Section, kind: Kind | None) -> Section:
-    entries = dict(low.entries)
-    for key, entry in high.entries.items():
-        below = entries.get(key)
-        if below is None or isinstance(kind, Environment):  # `{env: NAME}` is one value
+def _merge_entries(base: Section, overlay: Section, kind: FieldType | None) -> Section:
+    entries = dict(base.entries)
+    for key, entry in overlay.entries.items():
+        base_entry = entries.get(key)
+        if base_entry is None or isinstance(kind, EnvVariables):  # `{env: NAME}` is one value
             entries[key] = entry
             continue
-        node = _merge(below.node, entry.node, _slot(kind, key))
+        node = _merge(base_entry.node, entry.node, _key_schema(kind, key))
         # A section's place is where it first stood: what is missing in it is missing there.
-        replaced = node is entry.node and node is not below.node
-        entries[key] = Entry(node, entry.origin if replaced else below.origin)
-    return Section(entries, low.origin)
+        replaced = node is entry.node and node is not base_entry.node
+        entries[key] = Entry(node, entry.origin if replaced else base_entry.origin)
+    return Section(entries, base.origin)
 
 
-def _slot(kind: Kind | None, key: str) -> _Slot:
+def _key_schema(kind: FieldType | None, key: str) -> _KeySchema:
     match kind:
-        case Nested(schema) if (field := fields_of(schema).get(key)) is not None:
-            return _Slot(field.kind, field.optional)
-        case Nested() if kind == _ROOT and key == "model":
-            return _Slot(Nested(ModelConfig), optional=False)
-        case Named(schema):
-            return _Slot(Nested(schema), optional=False)
+        case NestedSection(schema) if (field := fields_of(schema).get(key)) is not None:
+            return _KeySchema(field.kind, field.optional)
+        case NestedSection() if kind == _ROOT and key == "model":
+            return _KeySchema(NestedSection(ModelConfig), optional=False)
+        case NamedSections(schema):
+            return _KeySchema(NestedSection(schema), optional=False)
         case _:
-            return _Slot(None, optional=True)
+            return _KeySchema(None, optional=True)
 
 
 def add_env(
@@ -103,12 +114,12 @@ def add_env(
         origin = EnvOrigin(name)
         segments = name.removeprefix(ENV_PREFIX).split("__")
         if not all(segments):
-            what = f"wanted a name such as {ENV_PREFIX}SERVER__PORT"
-            findings.append(Finding(origin, (), what))
+            message = f"wanted a name such as {ENV_PREFIX}SERVER__PORT"
+            findings.append(Finding(origin, (), message))
             continue
         path = _existing_path(root, segments)
-        layer = _layer(root, path, _Said(origin, env[name], findings))
-        root, together = lay_over(root, moved(layer)), lay_over(together, layer)
+        layer = _layer(root, path, _Override(origin, env[name], findings))
+        root, together = merge_configs(root, moved(layer)), merge_configs(together, layer)
     moved(together)  # variables have no order: an old and a new name among them are an error
     return root
 
@@ -116,19 +127,19 @@ def add_env(
 def add_sets(root: Section, sets: Sequence[str], findings: list[Finding], moved: Moved) -> Section:
     """`root` with `pools.decode.replicas.max=6` and its like laid over it, later ones on top."""
     for option in sets:
-        written, equals, value = option.partition("=")
-        path = _dotted_path(written)
+        key_text, equals, value = option.partition("=")
+        path = _dotted_path(key_text)
         if not equals or path is None:
-            what = f"got {written[:60]!r}, wanted path.to.key=value"
-            findings.append(Finding(SetOrigin(), (), what))
+            message = f"got {key_text[:60]!r}, wanted path.to.key=value"
+            findings.append(Finding(SetOrigin(), (), message))
             continue
-        layer = _layer(root, path, _Said(SetOrigin(), value, findings))
-        root = lay_over(root, moved(layer))
+        layer = _layer(root, path, _Override(SetOrigin(), value, findings))
+        root = merge_configs(root, moved(layer))
     return root
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Override:
     """Text that stands for a value, who said it, and where to complain."""
 
     origin: Origin
@@ -136,18 +147,18 @@ class _Said:
     findings: list[Finding]
 
 
-def _layer(root: Section, path: Path, said: _Said) -> Section:
+def _layer(root: Section, path: Path, said: _Override) -> Section:
     """What one variable or option adds to `root`; nothing where it is wrong."""
     try:
         node = read_text(said.text, said.origin, said.findings)
     except Unreadable as error:
-        what = f"{error.finding.what}, put text with special characters in quotes"
+        what = f"{error.finding.message}, put text with special characters in quotes"
         said.findings.append(Finding(said.origin, path, what))
         return Section({}, said.origin)
-    path = _with_model_named(root, path)
+    path = _expand_model_alias(root, path)
     reached: Node = root
     for depth, key in enumerate(path):
-        if isinstance(reached, Listing):
+        if isinstance(reached, ListNode):
             what = f"{format_path(path[:depth])} is a list, set it as a whole: [first, second]"
             said.findings.append(Finding(said.origin, path, what))
             return Section({}, said.origin)
@@ -160,7 +171,7 @@ def _layer(root: Section, path: Path, said: _Said) -> Section:
     return Section({path[0]: Entry(node, said.origin)}, said.origin)
 
 
-def _with_model_named(root: Section, path: Path) -> Path:
+def _expand_model_alias(root: Section, path: Path) -> Path:
     """`model.max_len` as `models.NAME.max_len` where a file names its only model so."""
     models = root.entries.get("models")
     if path[0] != "model" or models is None or not isinstance(models.node, Section):
@@ -177,28 +188,30 @@ def _existing_path(root: Node, segments: Iterable[str]) -> Path:
     node: Node | None = root
     for segment in segments:
         entries = node.entries if isinstance(node, Section) else {}
-        key = next((key for key in entries if _spelled(key) == segment.upper()), segment.lower())
+        key = next(
+            (key for key in entries if _env_spelling(key) == segment.upper()), segment.lower()
+        )
         # The keys of `env` are variables themselves and keep their case.
-        keep = path[-1:] == ["env"] and key not in entries
-        path.append(segment if keep else key)
+        keep_case = path[-1:] == ["env"] and key not in entries
+        path.append(segment if keep_case else key)
         node = entries[key].node if key in entries else None
     return tuple(path)
 
 
-def _spelled(key: str) -> str:
+def _env_spelling(key: str) -> str:
     return re.sub(r"[^A-Z0-9_]", "_", key.upper())
 
 
 def _dotted_path(text: str) -> Path | None:
     """`models."llama-3.1".source` as its keys; None when it is malformed."""
     path: list[str] = []
-    rest = text.strip()
-    while found := _SEGMENT.match(rest):
-        path.append(found[1] or found[2])
-        rest = rest[found.end() :]
-        if not rest:
+    remaining = text.strip()
+    while match := _SEGMENT.match(remaining):
+        path.append(match[1] or match[2])
+        remaining = remaining[match.end() :]
+        if not remaining:
             return tuple(path)
-        if not rest.startswith("."):
+        if not remaining.startswith("."):
             return None
-        rest = rest[1:]
+        remaining = remaining[1:]
     return None

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path as FilePath
 
-from baton.config.checks.topology import check
-from baton.config.defaults import complete
+from baton.config.checks.topology import check_config
+from baton.config.defaults import apply_defaults
 from baton.config.language.build import Builder
 from baton.config.language.read import Unreadable, read_file, read_text
 from baton.config.language.renamed_keys import RENAMED_KEYS, RenamedKey, with_new_names
@@ -22,11 +22,11 @@ from baton.config.language.tree import (
     Path,
     Scalar,
     Section,
-    describe,
+    describe_node,
     format_path,
-    in_order,
+    sort_key,
 )
-from baton.config.layers import Moved, add_env, add_sets, lay_over
+from baton.config.layers import Moved, add_env, add_sets, merge_configs
 from baton.config.schema.deployment import DeploymentConfig
 from baton.config.write.render import render
 from baton.domain.errors import ConfigInvalid
@@ -66,10 +66,10 @@ def load_config(
     findings: list[Finding] = []
     warnings: list[Finding] = []
     moved = partial(with_new_names, table=renamed, warnings=warnings, findings=findings)
-    root = _layered([FilePath(path) for path in paths], findings, moved)
+    root = _merge_files([FilePath(path) for path in paths], findings, moved)
     root = add_env(root, env or {}, findings, moved)
-    loaded = _built(add_sets(root, sets, findings, moved), findings)
-    in_place = sorted(dict.fromkeys(warnings), key=in_order)
+    loaded = _build_config(add_sets(root, sets, findings, moved), findings)
+    in_place = sorted(dict.fromkeys(warnings), key=sort_key)
     return replace(loaded, warnings=tuple(map(str, in_place)))
 
 
@@ -83,15 +83,17 @@ def load_text(text: str, renamed: Sequence[RenamedKey] = RENAMED_KEYS) -> Deploy
         ConfigInvalid: this version cannot use it.
     """
     findings: list[Finding] = []
-    start = FileOrigin("(kept)", 1, 1)
+    origin = FileOrigin("(kept)", 1, 1)
     try:
-        root = read_text(text, start, findings)
+        root = read_text(text, origin, findings)
     except Unreadable as error:
-        raise _invalid([error.finding], None) from error
+        raise _config_invalid([error.finding], None) from error
     if not isinstance(root, Section):
-        raise _invalid([Finding(start, (), "wanted a mapping of keys such as 'pools'")], None)
+        raise _config_invalid(
+            [Finding(origin, (), "wanted a mapping of keys such as 'pools'")], None
+        )
     root = with_new_names(root, table=renamed, warnings=[], findings=findings)
-    return _built(root, findings).config
+    return _build_config(root, findings).config
 
 
 def _as_text(config: DeploymentConfig) -> tuple[Callable[[str], DeploymentConfig], tuple[str]]:
@@ -105,19 +107,19 @@ def _as_text(config: DeploymentConfig) -> tuple[Callable[[str], DeploymentConfig
 copyreg.pickle(DeploymentConfig, _as_text)
 
 
-def _built(root: Section, findings: list[Finding]) -> LoadedConfig:
-    root, short_name = complete(root, findings)
+def _build_config(root: Section, findings: list[Finding]) -> LoadedConfig:
+    root, short_name = apply_defaults(root, findings)
     builder = Builder()
     config = builder.section(DeploymentConfig, Entry(root, root.origin), ())
     findings += builder.findings
-    findings += check(root, builder)
+    findings += check_config(root, builder)
     if findings or config is None:
-        raise _invalid(findings, short_name)
+        raise _config_invalid(findings, short_name)
     origins = {format_path(path): str(origin) for path, origin in builder.origins.items()}
     return LoadedConfig(config=config, origins=origins)
 
 
-def _layered(files: Sequence[FilePath], findings: list[Finding], moved: Moved) -> Section:
+def _merge_files(files: Sequence[FilePath], findings: list[Finding], moved: Moved) -> Section:
     layers: list[Section] = []
     unreadable: list[Finding] = []
     for file in files:
@@ -129,35 +131,35 @@ def _layered(files: Sequence[FilePath], findings: list[Finding], moved: Moved) -
         if isinstance(node, Section):
             layers.append(moved(node))
         elif not (isinstance(node, Scalar) and node.value is None):
-            what = f"got {describe(node, ())}, wanted a mapping of keys such as 'pools'"
-            unreadable.append(Finding(node.origin, (), what))
+            message = f"got {describe_node(node, ())}, wanted a mapping of keys such as 'pools'"
+            unreadable.append(Finding(node.origin, (), message))
     if unreadable:
         # What a file that cannot be read would have said is unknown: nothing else can be judged.
-        raise _invalid(findings + unreadable, None)
-    root = Section({}, _start(files))
+        raise _config_invalid(findings + unreadable, None)
+    root = Section({}, _root_origin(files))
     for layer in layers:
-        root = lay_over(root, layer)
+        root = merge_configs(root, layer)
     return root
 
 
-def _start(files: Sequence[FilePath]) -> Origin:
+def _root_origin(files: Sequence[FilePath]) -> Origin:
     return FileOrigin(str(files[0]), 1, 1) if files else DefaultOrigin()
 
 
-def _invalid(findings: Sequence[Finding], short_name: str | None) -> ConfigInvalid:
-    shown = [
-        str(Finding(finding.origin, _as_written(finding.path, short_name), finding.what))
-        for finding in sorted(_once(findings), key=in_order)
+def _config_invalid(findings: Sequence[Finding], short_name: str | None) -> ConfigInvalid:
+    messages = [
+        str(Finding(finding.origin, _display_path(finding.path, short_name), finding.message))
+        for finding in sorted(_deduplicate(findings), key=sort_key)
     ]
-    if len(shown) > MAX_FINDINGS:
-        shown = [*shown[:MAX_FINDINGS], f"and {len(shown) - MAX_FINDINGS} more"]
-    return ConfigInvalid(tuple(shown))
+    if len(messages) > MAX_FINDINGS:
+        messages = [*messages[:MAX_FINDINGS], f"and {len(messages) - MAX_FINDINGS} more"]
+    return ConfigInvalid(tuple(messages))
 
 
-def _once(findings: Sequence[Finding]) -> list[Finding]:
+def _deduplicate(findings: Sequence[Finding]) -> list[Finding]:
     """Each finding once: what a pool inherits from its model is wrong where the model says it."""
-    of_models = {
-        (finding.origin, finding.path[2:], finding.what)
+    model_findings = {
+        (finding.origin, finding.path[2:], finding.message)
         for finding in findings
         if finding.path[:1] == ("models",)
     }
@@ -165,11 +167,11 @@ def _once(findings: Sequence[Finding]) -> list[Finding]:
         finding
         for finding in dict.fromkeys(findings)
         if finding.path[:1] != ("pools",)
-        or (finding.origin, finding.path[2:], finding.what) not in of_models
+        or (finding.origin, finding.path[2:], finding.message) not in model_findings
     ]
 
 
-def _as_written(path: Path, short_name: str | None) -> Path:
+def _display_path(path: Path, short_name: str | None) -> Path:
     """`models.tiny.source` as `model.source` when the file has the short form."""
     if short_name is not None and path[:2] == ("models", short_name):
         return ("model", *path[2:])

@@ -20,18 +20,18 @@ from starlette.types import ASGIApp
 from baton.console.assets import load_assets, page_template
 from baton.console.feed import Feed
 from baton.console.hub import Hub
-from baton.console.security import Guard
+from baton.console.security import SecurityMiddleware
 from baton.console.stream import EventStream
 from baton.console.topics import Topic
 from baton.domain.errors import BatonError
 
 _LOGGER = logging.getLogger(__name__)
 _T = TypeVar("_T")
-LONGEST_NAME: Final = 1024
+MAX_REQUEST_ID_CHARS: Final = 1024
 """Characters of a request's id that somebody may ask for."""
-MOST_QUESTIONS: Final = 4
+MAX_CONCURRENT_QUERIES: Final = 4
 """Answers on demand that are worked on at once; more wait for their turn."""
-_KEEP: Final = "public, max-age=31536000, immutable"
+_CACHE_CONTROL: Final = "public, max-age=31536000, immutable"
 SECTIONS: Final = (
     ("overview", "Overview"),
     ("fleet", "Fleet"),
@@ -47,32 +47,32 @@ def console_app(feed: Feed, *, hub: Hub | None = None, deadline_s: float = 5.0) 
     It may be mounted anywhere: the page names everything relative to itself. Who may see it is for
     whoever mounts it to decide.
     """
-    pages = _Pages(feed, hub or Hub(feed), deadline_s)
+    handlers = _Handlers(feed, hub or Hub(feed), deadline_s)
     app = Starlette(
         routes=[
-            Route("/", pages.page),
-            Route("/static/{tag}/{path:path}", pages.static),
-            Route("/events", pages.events),
-            Route("/api/request", pages.request),
-            Route("/api/config", pages.config),
+            Route("/", handlers.page),
+            Route("/static/{tag}/{path:path}", handlers.static),
+            Route("/events", handlers.events),
+            Route("/api/request", handlers.request),
+            Route("/api/config", handlers.config),
         ],
-        middleware=[Middleware(Guard)],
+        middleware=[Middleware(SecurityMiddleware)],
     )
     app.router.redirect_slashes = False
-    app.state.hub = pages.hub
+    app.state.hub = handlers.hub
     return app
 
 
-class _Unanswered(Exception):
+class _QueryFailed(Exception):
     """The feed does not say; the text is for the viewer."""
 
 
-class _Pages:
+class _Handlers:
     def __init__(self, feed: Feed, hub: Hub, deadline_s: float) -> None:
         self.hub = hub
         self._feed = feed
         self._deadline_s = deadline_s
-        self._questions = asyncio.Semaphore(MOST_QUESTIONS)
+        self._query_slots = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
         self._assets = load_assets()
         template = Environment(autoescape=True).from_string(page_template())
         self._html = template.render(tag=self._assets.tag, sections=SECTIONS)
@@ -85,7 +85,7 @@ class _Pages:
         asset = self._assets.by_path.get(request.path_params["path"])
         if asset is None or request.path_params["tag"] != self._assets.tag:
             return PlainTextResponse("no such file, load the page again\n", 404)
-        headers = {"etag": asset.etag, "cache-control": _KEEP}
+        headers = {"etag": asset.etag, "cache-control": _CACHE_CONTROL}
         if request.headers.get("if-none-match") == asset.etag:
             return Response(status_code=304, headers=headers)
         return Response(asset.body, media_type=asset.media_type, headers=headers)
@@ -101,23 +101,25 @@ class _Pages:
     async def request(self, request: Request) -> Response:
         """The whole stories of one request."""
         request_id = request.query_params.get("id", "")
-        if not 0 < len(request_id) <= LONGEST_NAME:
-            return JSONResponse({"why": f"wanted 'id', of 1 to {LONGEST_NAME} characters"}, 400)
+        if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS:
+            return JSONResponse(
+                {"why": f"wanted 'id', of 1 to {MAX_REQUEST_ID_CHARS} characters"}, 400
+            )
         try:
-            stories = await self._ask(lambda: self._feed.request(request_id))
-        except _Unanswered as error:
+            reports = await self._query_feed(lambda: self._feed.request(request_id))
+        except _QueryFailed as error:
             return JSONResponse({"why": str(error)}, 503)
-        if not stories:
+        if not reports:
             why = "nobody remembers it: an ingress keeps its last few thousand requests"
             return JSONResponse({"why": why}, 404)
-        body = msgspec.json.encode({"requests": stories})
+        body = msgspec.json.encode({"requests": reports})
         return Response(body, media_type="application/json")
 
     async def config(self, request: Request) -> Response:
         """The configuration that holds, as YAML."""
         try:
-            body = (await self._ask(self._feed.config)).encode()
-        except _Unanswered as error:
+            body = (await self._query_feed(self._feed.config)).encode()
+        except _QueryFailed as error:
             return JSONResponse({"why": str(error)}, 503)
         headers = {
             "etag": f'"{hashlib.sha256(body).hexdigest()[:20]}"',
@@ -127,15 +129,15 @@ class _Pages:
             return Response(status_code=304, headers=headers)
         return PlainTextResponse(body, headers=headers)
 
-    async def _ask(self, question: Callable[[], Awaitable[_T]]) -> _T:
+    async def _query_feed(self, query: Callable[[], Awaitable[_T]]) -> _T:
         """Ask the feed, with a deadline, for the wait of its turn as well."""
         try:
-            async with asyncio.timeout(self._deadline_s), self._questions:
-                return await question()
+            async with asyncio.timeout(self._deadline_s), self._query_slots:
+                return await query()
         except TimeoutError:
-            raise _Unanswered(f"no answer within {self._deadline_s:g} s") from None
+            raise _QueryFailed(f"no answer within {self._deadline_s:g} s") from None
         except BatonError as error:
-            raise _Unanswered(str(error)) from error
+            raise _QueryFailed(str(error)) from error
         except Exception as error:
             _LOGGER.warning("console cannot answer", exc_info=error)
-            raise _Unanswered("it cannot be read: see the controller's log") from error
+            raise _QueryFailed("it cannot be read: see the controller's log") from error

@@ -9,7 +9,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
-_TYPES: Final = {
+_MEDIA_TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
@@ -40,11 +40,11 @@ class Assets:
 
 def load_assets() -> Assets:
     """Read all of them, from wherever the package is."""
-    by_path = dict(_found(files("baton.console") / "static", ""))
-    whole = hashlib.sha256()
+    by_path = dict(_collect(files("baton.console") / "static", ""))
+    digest = hashlib.sha256()
     for path in sorted(by_path):
-        whole.update(path.encode() + b"\0" + by_path[path].etag.encode())
-    return Assets(tag=whole.hexdigest()[:12], by_path=by_path)
+        digest.update(path.encode() + b"\0" + by_path[path].etag.encode())
+    return Assets(tag=digest.hexdigest()[:12], by_path=by_path)
 
 
 def page_template() -> str:
@@ -52,14 +52,14 @@ def page_template() -> str:
     return (files("baton.console") / "templates" / "page.html").read_text(encoding="utf-8")
 
 
-def _found(folder: Traversable, prefix: str) -> list[tuple[str, Asset]]:
-    found: list[tuple[str, Asset]] = []
+def _collect(folder: Traversable, prefix: str) -> list[tuple[str, Asset]]:
+    assets: list[tuple[str, Asset]] = []
     for entry in folder.iterdir():
         path = f"{prefix}{entry.name}"
         if entry.is_dir():
-            found += _found(entry, f"{path}/")
-        elif (media_type := _TYPES.get(f".{entry.name.rpartition('.')[2]}")) is not None:
+            assets += _collect(entry, f"{path}/")
+        elif (media_type := _MEDIA_TYPES.get(f".{entry.name.rpartition('.')[2]}")) is not None:
             body = entry.read_bytes()
             etag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
-            found.append((path, Asset(body=body, media_type=media_type, etag=etag)))
-    return found
+            assets.append((path, Asset(body=body, media_type=media_type, etag=etag)))
+    return assets

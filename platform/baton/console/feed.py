@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from baton.domain.commands import RecordOrder
+from baton.domain.commands import RecordSelection
 
 Row = Mapping[str, object]
 
@@ -24,8 +24,8 @@ class Feed(Protocol):
         """Every pair of replicas; what `baton links -o json` has under `links`."""
         ...
 
-    async def requests(self, count: int, order: RecordOrder) -> Sequence[Row]:
-        """Stories of requests that have ended lately (`telemetry.records.story`)."""
+    async def requests(self, count: int, order: RecordSelection) -> Sequence[Row]:
+        """Stories of requests that have ended lately (`telemetry.requests.request_log`)."""
         ...
 
     async def request(self, request_id: str) -> Sequence[Row]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from baton.console.views import Told, service_view
+from baton.console.views import Json, service_view
 
-PLACES: Final = 600
-LONGEST_S: Final = 600.0
+MAX_POINTS: Final = 600
+MAX_AGE_S: Final = 600.0
 """How far back charts go; at a poll a second, as many seconds as there are places."""
-MOST_SERIES: Final = 64
+MAX_SERIES: Final = 64
 """Classes and pools of which a history is kept; later ones are drawn from when others have gone."""
 
 Column = list[float | None]
@@ -19,23 +19,23 @@ Column = list[float | None]
 class History:
     """Points of the last polls; what a new viewer's charts begin with."""
 
-    def __init__(self, places: int = PLACES) -> None:
-        self._points: deque[dict[str, float | None]] = deque(maxlen=places)
+    def __init__(self, max_points: int = MAX_POINTS) -> None:
+        self._points: deque[dict[str, float | None]] = deque(maxlen=max_points)
 
-    def add(self, report: Told, at_s: float) -> dict[str, float | None]:
+    def add(self, report: Json, at_s: float) -> dict[str, float | None]:
         """Keep one point of a report, and return it."""
-        point = point_of(report, at_s)
+        point = make_point(report, at_s)
         self._points.append(point)
         return point
 
     def columns(self, now_s: float) -> dict[str, Column]:
         """One column a series, all of the same length; None where there was nothing."""
-        points = [point for point in self._points if _age_s(point, now_s) <= LONGEST_S]
+        points = [point for point in self._points if _age_s(point, now_s) <= MAX_AGE_S]
         names = dict.fromkeys(name for point in points for name in point)
         return {name: [point.get(name) for point in points] for name in names}
 
 
-def point_of(report: Told, at_s: float) -> dict[str, float | None]:
+def make_point(report: Json, at_s: float) -> dict[str, float | None]:
     """One moment: rates, attainment by class, replicas by pool; names are `kind/name`."""
     demand: dict[str, Any] = report.get("demand") or {}
     service = service_view(report)
@@ -47,9 +47,9 @@ def point_of(report: Told, at_s: float) -> dict[str, float | None]:
         "in_flight": demand.get("in_flight"),
         "held": demand.get("held"),
     }
-    for row in (report.get("classes") or ())[:MOST_SERIES]:
+    for row in (report.get("classes") or ())[:MAX_SERIES]:
         point[f"attainment/{row['class']}"] = row["attainment"]
-    for row in (report.get("pools") or ())[:MOST_SERIES]:
+    for row in (report.get("pools") or ())[:MAX_SERIES]:
         point[f"want/{row['pool']}"] = row["want"]
         point[f"ready/{row['pool']}"] = row["ready"]
     return point

@@ -2,12 +2,13 @@
 
 *Theory of operation.* A viewer joins with the topics that it watches and gets a mailbox. While
 there are viewers, each source that any of them watches is read about once a second, encoded once,
-and put into the mailboxes; with nobody there nothing is asked of the controller, `LINGER_S` after
-the last one has left (a page that is loaded again, or shows another section, is gone for a moment
-only). Large answers are read less often, so that no source takes more than `MOST_BYTES_PER_S` of a
-viewer. A source that fails or does not answer in time is named to its viewers, with since when, and
-read again; the others go on. Viewers are at most `MOST_VIEWERS`. What is kept: the newest frame of
-each topic, and the history of the charts. Times are in seconds of the clock that is given.
+and put into the mailboxes; with nobody there nothing is asked of the controller,
+`STOP_POLLING_AFTER_S` after the last one has left (a page that is loaded again, or shows another
+section, is gone for a moment only). Large answers are read less often, so that no source takes
+more than `MAX_BYTES_PER_S` of a viewer. A source that fails or does not answer in time is named to
+its viewers, with since when, and read again; the others go on. Viewers are at most `MAX_VIEWERS`.
+What is kept: the newest frame of each topic, and the history of the charts. Times are in seconds
+of the clock that is given.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ import msgspec
 from baton.console.feed import Feed
 from baton.console.history import History
 from baton.console.mailbox import Frame, Mailbox
-from baton.console.topics import Source, Topic, sources
+from baton.console.topics import Source, Topic, make_sources
 from baton.domain.errors import BatonError
 
 _LOGGER = logging.getLogger(__name__)
-MOST_VIEWERS: Final = 32
-LINGER_S: Final = 10.0
-MOST_BYTES_PER_S: Final = 65536
+MAX_VIEWERS: Final = 32
+STOP_POLLING_AFTER_S: Final = 10.0
+MAX_BYTES_PER_S: Final = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class PollOptions:
     """How often the fleet is asked, and how long is waited for an answer, in seconds."""
 
-    every_s: float = 1.0
+    interval_s: float = 1.0
     deadline_s: float = 5.0
-    linger_s: float = LINGER_S
+    stop_polling_after_s: float = STOP_POLLING_AFTER_S
 
 
 class TooManyViewers(Exception):
@@ -54,45 +55,45 @@ class Hub:
         self,
         feed: Feed,
         *,
-        pace: Pace | None = None,
-        most_viewers: int = MOST_VIEWERS,
+        poll_options: PollOptions | None = None,
+        max_viewers: int = MAX_VIEWERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pace = pace or Pace()
-        self._most_viewers = most_viewers
+        self._poll_options = poll_options or PollOptions()
+        self._max_viewers = max_viewers
         self._clock = clock
         self._history = History()
-        self._sources = sources(feed, self._history, clock)
+        self._sources = make_sources(feed, self._history, clock)
         self._viewers: set[Mailbox] = set()
         self._frames: dict[str, Frame] = {}
         """Of topics that somebody watches, and of those that cannot be read, by `trouble:` name."""
-        self._failing: dict[Source, float] = {}
+        self._failing_since: dict[Source, float] = {}
         """Sources that cannot be read, and since when."""
         self._wake = {source: asyncio.Event() for source in self._sources}
         self._task: asyncio.Task[None] | None = None
-        self._last_call: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
 
     @property
-    def viewers(self) -> int:
+    def viewer_count(self) -> int:
         """How many watch now."""
         return len(self._viewers)
 
     @property
-    def polling(self) -> bool:
+    def is_polling(self) -> bool:
         """Whether anything is asked of the fleet."""
         return self._task is not None
 
-    def join(self, topics: frozenset[Topic]) -> Mailbox:
+    def subscribe(self, topics: frozenset[Topic]) -> Mailbox:
         """Begin to watch; what is known already waits in the mailbox.
 
         Raises:
             TooManyViewers: try again later.
         """
-        if len(self._viewers) >= self._most_viewers:
-            raise TooManyViewers(f"{self._most_viewers} pages watch already")
+        if len(self._viewers) >= self._max_viewers:
+            raise TooManyViewers(f"{self._max_viewers} pages watch already")
         mailbox = Mailbox(frozenset(topics | {Topic.OVERVIEW}))
         self._viewers.add(mailbox)
-        mailbox.put("hello", self._hello())
+        mailbox.put("hello", self._hello_frame())
         for key, frame in self._frames.items():
             if key.removeprefix("trouble:") in mailbox.topics:
                 mailbox.put(key, frame)
@@ -102,18 +103,20 @@ class Hub:
                 self._wake[source].set()
         return mailbox
 
-    def leave(self, mailbox: Mailbox) -> None:
+    def unsubscribe(self, mailbox: Mailbox) -> None:
         """Watch no longer. Idempotent."""
         self._viewers.discard(mailbox)
         mailbox.close()
-        if not self._viewers and self._task is not None and self._last_call is None:
+        if not self._viewers and self._task is not None and self._linger_timer is None:
             loop = asyncio.get_running_loop()
-            self._last_call = loop.call_later(self._pace.linger_s, self._stop)
+            self._linger_timer = loop.call_later(
+                self._poll_options.stop_polling_after_s, self._stop
+            )
 
     async def close(self) -> None:
         """End every stream, and the poll. Idempotent."""
         for mailbox in tuple(self._viewers):
-            self.leave(mailbox)
+            self.unsubscribe(mailbox)
         task = self._task
         self._stop()
         if task is not None:
@@ -122,9 +125,9 @@ class Hub:
     # ------------------------------------------------------------------------------- the poll
 
     def _start(self) -> None:
-        if self._last_call is not None:
-            self._last_call.cancel()
-            self._last_call = None
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
         if self._task is None:
             # A context of its own: the poll is no part of the request that happens to start it.
             self._task = asyncio.create_task(
@@ -133,28 +136,28 @@ class Hub:
 
     def _stop(self) -> None:
         """End the poll, and forget what would be old when somebody comes."""
-        if self._last_call is not None:
-            self._last_call.cancel()
-        self._last_call, task, self._task = None, self._task, None
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        self._linger_timer, task, self._task = None, self._task, None
         self._frames.clear()
-        self._failing.clear()
+        self._failing_since.clear()
         if task is not None:
             task.cancel()
 
     async def _poll(self) -> None:
         async with asyncio.TaskGroup() as group:
             for source in self._sources:
-                group.create_task(self._follow(source))
+                group.create_task(self._poll_source(source))
 
-    async def _follow(self, source: Source) -> None:
+    async def _poll_source(self, source: Source) -> None:
         """Read one source again and again while somebody watches it."""
         wake = self._wake[source]
         while True:
             wake.clear()
             watched = source.topics & self._watched()
-            self._forget(source.topics - watched)
+            self._discard_frames(source.topics - watched)
             sent_bytes = await self._read(source, watched) if watched else 0
-            wait_s = self._pace.every_s * max(1.0, sent_bytes / MOST_BYTES_PER_S)
+            wait_s = self._poll_options.interval_s * max(1.0, sent_bytes / MAX_BYTES_PER_S)
             try:
                 async with asyncio.timeout(wait_s if watched else None):
                     await wake.wait()
@@ -167,7 +170,7 @@ class Hub:
     def _is_unknown(self, topic: Topic) -> bool:
         return topic not in self._frames and f"trouble:{topic}" not in self._frames
 
-    def _forget(self, topics: frozenset[Topic]) -> None:
+    def _discard_frames(self, topics: frozenset[Topic]) -> None:
         """Nobody watches these: what is kept of them will be old when somebody does."""
         for topic in topics:
             self._frames.pop(topic, None)
@@ -176,38 +179,38 @@ class Hub:
     async def _read(self, source: Source, watched: frozenset[Topic]) -> int:
         """Read it once and send what it says, or why it says nothing; how many bytes that are."""
         try:
-            async with asyncio.timeout(self._pace.deadline_s):
+            async with asyncio.timeout(self._poll_options.deadline_s):
                 views = await source.read(watched)
             frames = {topic: frame_of(topic, view) for topic, view in views.items()}
         except TimeoutError:
-            self._failed(source, f"no answer within {self._pace.deadline_s:g} s")
+            self._on_failure(source, f"no answer within {self._poll_options.deadline_s:g} s")
         except BatonError as error:
-            self._failed(source, str(error))
+            self._on_failure(source, str(error))
         except Exception as error:  # noqa: BLE001 - supervised: logged, told, and tried again
-            self._failed(source, "see the controller's log", error)
+            self._on_failure(source, "see the controller's log", error)
         else:
-            self._answered(source)
+            self._on_success(source)
             for topic, frame in frames.items():
                 self._send(topic, topic, frame)
             return sum(map(len, frames.values()))
         return 0
 
-    def _failed(self, source: Source, why: str, error: Exception | None = None) -> None:
-        if source not in self._failing:
-            self._failing[source] = self._clock()
+    def _on_failure(self, source: Source, why: str, error: Exception | None = None) -> None:
+        if source not in self._failing_since:
+            self._failing_since[source] = self._clock()
             _LOGGER.warning("console cannot read %s: %s", source.name, why, exc_info=error)
         for topic in source.topics:
             self._frames.pop(topic, None)
-        self._say_trouble(source, why)
+        self._send_failure(source, why)
 
-    def _answered(self, source: Source) -> None:
-        if self._failing.pop(source, None) is not None:
-            self._say_trouble(source, None)
+    def _on_success(self, source: Source) -> None:
+        if self._failing_since.pop(source, None) is not None:
+            self._send_failure(source, None)
             for topic in source.topics:
                 self._frames.pop(f"trouble:{topic}", None)
 
-    def _say_trouble(self, source: Source, why: str | None) -> None:
-        since_s = self._failing.get(source)
+    def _send_failure(self, source: Source, why: str | None) -> None:
+        since_s = self._failing_since.get(source)
         for_s = None if since_s is None else round(self._clock() - since_s, 1)
         frame = frame_of("trouble", {"source": source.name, "why": why, "for_s": for_s})
         for topic in sorted(source.topics):
@@ -222,13 +225,13 @@ class Hub:
             if topic in mailbox.topics:
                 mailbox.put(key, frame)
 
-    def _hello(self) -> Frame:
-        told = {
+    def _hello_frame(self) -> Frame:
+        hello = {
             "now_s": round(self._clock(), 3),
-            "every_s": self._pace.every_s,
+            "every_s": self._poll_options.interval_s,
             "history": self._history.columns(self._clock()),
         }
-        return frame_of("hello", told)
+        return frame_of("hello", hello)
 
 
 def frame_of(event: str, value: object) -> Frame:

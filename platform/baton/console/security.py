@@ -8,7 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-POLICY: Final = "; ".join(
+CONTENT_SECURITY_POLICY: Final = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
@@ -22,18 +22,18 @@ POLICY: Final = "; ".join(
     )
 )
 """Nothing from elsewhere, nothing inline; and no string ever becomes markup."""
-HEADERS: Final = {
-    "content-security-policy": POLICY,
+SECURITY_HEADERS: Final = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "x-frame-options": "DENY",
 }
-_OTHER_PAGES = frozenset({"cross-site", "same-site"})
+_OTHER_SITES = frozenset({"cross-site", "same-site"})
 
 
-class Guard:
+class SecurityMiddleware:
     """ASGI middleware: adds the headers, and lets nothing but GET through.
 
     Another site's page in the same browser may link here, and nothing else: it could not read
@@ -49,24 +49,24 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in SECURITY_HEADERS.items():
                     headers[name] = value
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        app = refusal(scope) or self._app
-        await app(scope, receive, guarded)
+        app = rejection(scope) or self._app
+        await app(scope, receive, send_with_headers)
 
 
-def refusal(scope: Scope) -> ASGIApp | None:
+def rejection(scope: Scope) -> ASGIApp | None:
     """The answer to what is not let through; None for what is."""
     if scope["method"] != "GET":
         return PlainTextResponse("the console only reads: GET\n", 405, headers={"allow": "GET"})
     headers = Headers(scope=scope)
     is_link = headers.get("sec-fetch-mode") == "navigate"
-    if headers.get("sec-fetch-site") in _OTHER_PAGES and not is_link:
+    if headers.get("sec-fetch-site") in _OTHER_SITES and not is_link:
         return PlainTextResponse("not for other sites' pages\n", 403)
     return None

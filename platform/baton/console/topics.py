@@ -9,12 +9,12 @@ from typing import Final
 
 from baton.console.feed import Feed
 from baton.console.history import History
-from baton.console.views import fleet_view, overview_view, story_row, tick_runs
-from baton.domain.commands import RecordOrder
+from baton.console.views import fleet_view, overview_view, request_row, tick_runs
+from baton.domain.commands import RecordSelection
 
-STORIES: Final = 40
-TICKS: Final = 120
-MOST_LINKS: Final = 4096
+MAX_REQUESTS: Final = 40
+MAX_TICKS: Final = 120
+MAX_LINKS: Final = 4096
 """Pairs that are sent: a map of 64 by 64."""
 
 
@@ -45,7 +45,7 @@ class Source:
     """Given the topics that somebody watches."""
 
 
-def sources(feed: Feed, history: History, clock: Callable[[], float]) -> tuple[Source, ...]:
+def make_sources(feed: Feed, history: History, clock: Callable[[], float]) -> tuple[Source, ...]:
     """Every source; what the overview says goes into the history."""
 
     async def overview(watched: frozenset[Topic]) -> Views:
@@ -60,23 +60,23 @@ def sources(feed: Feed, history: History, clock: Callable[[], float]) -> tuple[S
 
     async def links(_watched: frozenset[Topic]) -> Views:
         rows = await feed.links()
-        return {Topic.LINKS: {"pairs": len(rows), "links": rows[:MOST_LINKS]}}
+        return {Topic.LINKS: {"pairs": len(rows), "links": rows[:MAX_LINKS]}}
 
     async def ticks(_watched: frozenset[Topic]) -> Views:
-        return {Topic.TICKS: {"runs": tick_runs(await feed.ticks(TICKS))}}
+        return {Topic.TICKS: {"runs": tick_runs(await feed.ticks(MAX_TICKS))}}
 
-    def requests(topic: Topic, order: RecordOrder) -> Source:
+    def requests(topic: Topic, order: RecordSelection) -> Source:
         async def read(_watched: frozenset[Topic]) -> Views:
-            stories = await feed.requests(STORIES, order)
-            return {topic: {"requests": [story_row(story) for story in stories]}}
+            reports = await feed.requests(MAX_REQUESTS, order)
+            return {topic: {"requests": [request_row(report) for report in reports]}}
 
         return Source(name="requests", topics=frozenset({topic}), read=read)
 
     return (
         Source(name="overview", topics=frozenset({Topic.OVERVIEW, Topic.FLEET}), read=overview),
         Source(name="links", topics=frozenset({Topic.LINKS}), read=links),
-        requests(Topic.LATEST, RecordOrder.LATEST),
-        requests(Topic.MISSED, RecordOrder.MISSED),
-        requests(Topic.SLOWEST, RecordOrder.SLOWEST),
+        requests(Topic.LATEST, RecordSelection.LATEST),
+        requests(Topic.MISSED, RecordSelection.MISSED),
+        requests(Topic.SLOWEST, RecordSelection.SLOWEST),
         Source(name="ticks", topics=frozenset({Topic.TICKS}), read=ticks),
     )

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-Told = Mapping[str, Any]
-Drawn = dict[str, object]
+Json = Mapping[str, Any]
+JsonDict = dict[str, object]
 
-LONGEST_ID: Final = 256
+MAX_REQUEST_ID_CHARS: Final = 256
 """Characters of a request's id that are shown; clients choose them."""
-_STORY_FIELDS = (
+_REQUEST_FIELDS = (
     "outcome", "reason", "mode", "prefill_replica", "decode_replica", "slo_class", "tenant",
     "verdict", "missed", "first_token_s", "tpot_s", "ended_s", "prompt_tokens", "cached_tokens",
     "output_tokens", "resumes", "slowness", "age_s",
@@ -23,9 +23,9 @@ _REPLICA_FIELDS = (
 )  # fmt: skip
 
 
-def overview_view(report: Told) -> Drawn:
+def overview_view(report: Json) -> JsonDict:
     """What the header and the overview show, without the replicas."""
-    ingresses: Sequence[Told] = report.get("ingresses") or ()
+    ingresses: Sequence[Json] = report.get("ingresses") or ()
     return {
         "baton": report.get("baton"),
         "model": report.get("model"),
@@ -38,19 +38,19 @@ def overview_view(report: Told) -> Drawn:
         "autoscaler": report.get("autoscaler"),
         "ingresses": {
             "count": len(ingresses),
-            "healthy": sum(bool(one.get("healthy")) for one in ingresses),
+            "healthy": sum(bool(ingress.get("healthy")) for ingress in ingresses),
             "silent": report.get("silent") or [],
-            "unjoined": _unjoined(ingresses),
-            "in_flight": _summed(one.get("in_flight") for one in ingresses),
-            "ended": _summed(one.get("ended") for one in ingresses),
+            "unjoined": _unreachable(ingresses),
+            "in_flight": _sum_counts(ingress.get("in_flight") for ingress in ingresses),
+            "ended": _sum_counts(ingress.get("ended") for ingress in ingresses),
         },
-        "predictions": [row for one in ingresses[:1] for row in one.get("timings") or ()],
+        "predictions": [row for ingress in ingresses[:1] for row in ingress.get("timings") or ()],
     }
 
 
-def service_view(report: Told) -> Drawn:
+def service_view(report: Json) -> JsonDict:
     """All classes together: how many requests end, how many of them as promised."""
-    classes: Sequence[Told] = report.get("classes") or ()
+    classes: Sequence[Json] = report.get("classes") or ()
     ended_per_s = sum(row["requests_per_s"] for row in classes)
     good_per_s = sum(row["goodput_per_s"] for row in classes)
     return {
@@ -60,64 +60,66 @@ def service_view(report: Told) -> Drawn:
     }
 
 
-def fleet_view(report: Told) -> Drawn:
+def fleet_view(report: Json) -> JsonDict:
     """Every replica that Ray knows, as the first ingress sees it that has reached it."""
-    ingresses: Sequence[Told] = report.get("ingresses") or ()
-    seen = first_views(ingresses)
+    ingresses: Sequence[Json] = report.get("ingresses") or ()
+    views = first_views(ingresses)
     leases: Counter[str] = Counter()
     for ingress in ingresses:
         for row in ingress.get("replicas") or ():
             leases[row["replica_id"]] += row.get("leases", 0)
-    members: Sequence[Told] = report.get("members") or tuple(seen.values())
-    rows = [_replica(member, seen.get(member.get("replica_id", ""))) for member in members]
+    members: Sequence[Json] = report.get("members") or tuple(views.values())
+    rows = [_replica_row(member, views.get(member.get("replica_id", ""))) for member in members]
     for row in rows:
         row["leases"] = leases[str(row["replica_id"])]
     return {"pools": report.get("pools") or [], "replicas": rows}
 
 
-def first_views(ingresses: Iterable[Told]) -> dict[str, Told]:
+def first_views(ingresses: Iterable[Json]) -> dict[str, Json]:
     """Each replica as the first ingress sees it that has reached it; a new one has reached none."""
-    seen: dict[str, Told] = {}
+    seen: dict[str, Json] = {}
     for ingress in ingresses:
         for row in ingress.get("replicas") or ():
             seen.setdefault(row["replica_id"], row)
     return seen
 
 
-def _replica(member: Told, seen: Told | None) -> Drawn:
-    row: Drawn = {name: member.get(name) for name in ("replica_id", "pool", "role", "node", "pid")}
-    if seen is None:
+def _replica_row(member: Json, view: Json | None) -> JsonDict:
+    row: JsonDict = {
+        name: member.get(name) for name in ("replica_id", "pool", "role", "node", "pid")
+    }
+    if view is None:
         return row | {"state": "not joined"}
-    row |= {name: seen.get(name) for name in _REPLICA_FIELDS}
-    row["role"] = seen.get("role", row["role"])
-    row["state"] = "draining" if seen.get("draining") else "ready"
-    if (cache := seen.get("cache")) is not None:
+    row |= {name: view.get(name) for name in _REPLICA_FIELDS}
+    row["role"] = view.get("role", row["role"])
+    row["state"] = "draining" if view.get("draining") else "ready"
+    if (cache := view.get("cache")) is not None:
         row["cached_blocks"] = cache.get("gpu_blocks")
         row["index"] = _index_state(cache)
     return row
 
 
-def _index_state(cache: Told) -> str:
-    if not cache.get("in_step", True):
+def _index_state(cache: Json) -> str:
+    if not cache.get("in_sync", True):
         return "out of step"
-    return "stale" if cache.get("stale") else "in step"
+    return "stale" if cache.get("is_stale") else "in step"
 
 
-def story_row(story: Told) -> Drawn:
+def request_row(report: Json) -> JsonDict:
     """One line of the list of requests: the headline, and its time as bars."""
-    row: Drawn = {name: story.get(name) for name in _STORY_FIELDS}
-    row["request_id"] = str(story["request_id"])[:LONGEST_ID]
+    row: JsonDict = {name: report.get(name) for name in _REQUEST_FIELDS}
+    row["request_id"] = str(report["request_id"])[:MAX_REQUEST_ID_CHARS]
     row["bars"] = [
-        (bar["part"], bar["from_s"], bar["to_s"]) for bar in story.get("waterfall") or ()
+        (bar["part"], bar["from_s"], bar["to_s"]) for bar in report.get("waterfall") or ()
     ]
     return row
 
 
-def tick_runs(ticks: Sequence[Told]) -> list[Drawn]:
+def tick_runs(ticks: Sequence[Json]) -> list[JsonDict]:
     """Newest first; ticks in a row that decide the same are told once, by the newest of them."""
-    runs: list[list[Told]] = []
+    runs: list[list[Json]] = []
     for tick in ticks:
-        if runs and _gist(runs[-1][-1]) == _gist(tick):
+        if runs and _group_key(runs[-1][-1]) == _group_key(tick):
             runs[-1].append(tick)
         else:
             runs.append([tick])
@@ -126,7 +128,7 @@ def tick_runs(ticks: Sequence[Told]) -> list[Drawn]:
     ]
 
 
-def _gist(tick: Told) -> object:
+def _group_key(tick: Json) -> object:
     pools = [
         (pool["pool"], pool["have"], pool["want"], pool["reason"], pool["clipped_by"])
         for pool in tick["pools"]
@@ -134,17 +136,17 @@ def _gist(tick: Told) -> object:
     return (tick["held"], tick["actions"], tick["policy"], tick["dry_run"], pools)
 
 
-def _summed(counts: Iterable[Told | None]) -> dict[str, int]:
+def _sum_counts(counts: Iterable[Json | None]) -> dict[str, int]:
     total: Counter[str] = Counter()
-    for one in counts:
-        total.update(one or {})
+    for count in counts:
+        total.update(count or {})
     return dict(total)
 
 
-def _unjoined(ingresses: Iterable[Told]) -> dict[str, str]:
+def _unreachable(ingresses: Iterable[Json]) -> dict[str, str]:
     """Replicas that some ingress cannot reach, and why the first of those cannot."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for ingress in ingresses:
         for replica_id, why in (ingress.get("unjoined") or {}).items():
-            found.setdefault(replica_id, why)
-    return found
+            reasons.setdefault(replica_id, why)
+    return reasons

@@ -25,27 +25,27 @@ class CacheTier(StrEnum):
     """In the host's memory (or further away): it must be loaded before it is of use."""
 
 
-class GroupNeeds(StrEnum):
+class PrefixRequirement(StrEnum):
     """What one group of layers must hold of a prefix for a request to go on after it."""
 
     ALL = "all"
     """Every block: full attention."""
-    LAST = "last"
+    TRAILING_BLOCKS = "last"
     """The last so many blocks: a sliding window; one, for a state."""
     CHUNK = "chunk"
     """The blocks since the last multiple of so many tokens: chunked local attention."""
-    NOTHING = "nothing"
+    NONE = "nothing"
     """Scratch memory of one request, which is never shared."""
 
 
 class CacheGroup(NamedTuple):
     """Layers of a model that keep blocks of their own, and give them up by a rule of their own."""
 
-    needs: GroupNeeds
+    requirement: PrefixRequirement
     block_size_tokens: int
     span: int = 0
     """LAST: blocks. CHUNK: tokens."""
-    peeks: bool = False
+    needs_next_block: bool = False
     """The block after the prefix must be held, too: a draft model computes it again."""
 
 
@@ -62,9 +62,11 @@ class CacheShape(NamedTuple):
     """Reused prefixes are multiples of this."""
 
     @property
-    def peek_tokens(self) -> int:
+    def lookahead_tokens(self) -> int:
         """How far beyond a prefix blocks must be held for it to be reused."""
-        return max((group.block_size_tokens for group in self.groups if group.peeks), default=0)
+        return max(
+            (group.block_size_tokens for group in self.groups if group.needs_next_block), default=0
+        )
 
 
 class CacheChangeKind(StrEnum):
@@ -80,7 +82,7 @@ class CacheChange(NamedTuple):
     """One thing that happened to some blocks of one tier."""
 
     kind: CacheChangeKind
-    hashes: bytes = b""
+    packed_hashes: bytes = b""
     """Block hashes, 8 bytes little-endian each: see `pack_hashes`."""
     tier: CacheTier = CacheTier.GPU
 
@@ -91,7 +93,7 @@ class CacheUpdate(NamedTuple):
     sequence: int
     changes: tuple[CacheChange, ...]
     """In order: a block may be stored and removed in one update."""
-    snapshot: bool = False
+    is_snapshot: bool = False
     """Forget all that was known of the replica first."""
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 
 from baton.domain.errors import BatonError
-from baton.domain.handoff import CacheUse, Decision, Lease, Leg, Route
-from baton.domain.leg_record import LegStory
+from baton.domain.handoff import CacheUse, Lease, Leg, PlacementDecision, Route
+from baton.domain.leg_record import LegRecord
 from baton.domain.names.trace_context import TraceContext
 from baton.domain.request import FinishReason, Phase
-from baton.domain.slo import ALL_MET, NO_SLO, Judgement, Slo
+from baton.domain.slo import ALL_MET, NO_SLO, Slo, SloResult
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.domain.value import Value
 
@@ -52,7 +52,7 @@ class CheckSideChannel(Value, kw_only=True):
     address: str
 
 
-class ReportBrokenAgent(Value, kw_only=True):
+class ReportFailedAgent(Value, kw_only=True):
     """Tell a replica that it can pull from nobody, though others can: it is to be replaced."""
 
     replica_id: str
@@ -68,8 +68,8 @@ class Delivery(Value, kw_only=False):
     stop_reason: int | str | None = None
     cached_tokens: int | None = None
     """Prompt tokens of the request that no replica had to compute. Comes with the first tokens."""
-    detail: bytes | None = None
-    cache: CacheUse | None = None
+    engine_payload: bytes | None = None
+    cache_use: CacheUse | None = None
     """Comes with `cached_tokens`."""
 
 
@@ -94,7 +94,7 @@ class RequestRecord(Value, kw_only=True):
     reason: str
     routes: tuple[Route, ...]
     """In order; more than one when the request was placed again."""
-    decisions: tuple[Decision, ...]
+    decisions: tuple[PlacementDecision, ...]
     """One for each route, as predicted when it was placed; the route may have changed since (the
     decode replica is chosen again at the handoff)."""
     prompt_tokens: int
@@ -117,24 +117,24 @@ class RequestRecord(Value, kw_only=True):
     tenant: str = DEFAULT_TENANT
     slo: Slo = NO_SLO
     """What it was promised."""
-    judgement: Judgement = ALL_MET
-    barred: bool = False
+    slo_result: SloResult = ALL_MET
+    is_client_error: bool = False
     """It was refused for what its tenant or client did: neither good nor a miss."""
-    worst_gap_s: float = 0.0
+    max_itl_s: float = 0.0
     """The longest time between two of its tokens."""
-    slow_gaps: int = 0
+    itl_violations: int = 0
     """Those that were longer than its class's `itl_p99_s`."""
-    held_s: float = 0.0
+    queue_wait_s: float = 0.0
     """How long it was held here before it was placed for the first time."""
     gpu_s: float = 0.0
     """GPU-seconds that it took, as predicted from what was computed for it."""
-    legs: tuple[LegStory, ...] = ()
+    legs: tuple[LegRecord, ...] = ()
     """In the order in which they began; one ends before the next begins."""
     trace: TraceContext | None = None
     """The trace that it belongs to, where its caller said one or requests are traced here."""
 
 
-class RecordOrder(StrEnum):
+class RecordSelection(StrEnum):
     """Which of the requests that have ended lately somebody asks for."""
 
     LATEST = "latest"
@@ -144,7 +144,7 @@ class RecordOrder(StrEnum):
     """The latest of those that missed an objective, and no others."""
 
 
-class RecordRequest(Value, kw_only=True):
+class StoreRequestRecord(Value, kw_only=True):
     """Keep the story of an ended request. Issued exactly once for each request."""
 
     record: RequestRecord
@@ -156,8 +156,8 @@ Command = (
     | ReleaseLease
     | SyncCache
     | CheckSideChannel
-    | ReportBrokenAgent
+    | ReportFailedAgent
     | Deliver
     | FailRequest
-    | RecordRequest
+    | StoreRequestRecord
 )

@@ -22,11 +22,11 @@ class Tally(NamedTuple):
     model: str
     pool: str
     """Where it decoded, or would have; empty for requests that were never placed."""
-    judged: int = 0
+    evaluated: int = 0
     """All that ended but the excused and the barred: what attainment is a share of."""
-    excused: int = 0
+    excluded: int = 0
     """Neither good nor a miss: the client left before anything was due, and had got nothing."""
-    barred: int = 0
+    client_errors: int = 0
     """Refused for their own doing: over their tenant's limits, not allowed, too long."""
     good: int = 0
     """Those of the judged that met every objective."""
@@ -43,10 +43,10 @@ class Tally(NamedTuple):
     cached_tokens: int = 0
     output_tokens: int = 0
     gpu_s: float = 0.0
-    """In whichever pools it was spent; see `Spent`."""
+    """In whichever pools it was spent; see `GpuUsage`."""
 
 
-class Spent(NamedTuple):
+class GpuUsage(NamedTuple):
     """Device-seconds of a pool that a tenant's requests took, predicted from what was computed."""
 
     tenant: str
@@ -62,24 +62,24 @@ class AdmissionOutcome(StrEnum):
     EVICTED = "evicted"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    BARRED = "barred"
+    CLIENT_ERROR = "barred"
     """Shed or failed for its own doing."""
 
 
-class WayIn(StrEnum):
+class AdmissionPath(StrEnum):
     """How a request was let in."""
 
-    AT_ONCE = "at_once"
-    HELD = "held"
+    IMMEDIATE = "at_once"
+    QUEUED = "held"
     """After it had waited here."""
 
 
-class Admission(NamedTuple):
+class AdmissionCount(NamedTuple):
     """Requests of one class with which the same was done at the door, for the same reason."""
 
     slo_class: str
     outcome: AdmissionOutcome
-    reason: WayIn | Cause
+    reason: AdmissionPath | Cause
     requests: int
 
 
@@ -106,17 +106,20 @@ class LatencyTotals(NamedTuple):
     requests: int = 0
     sum_s: float = 0.0
     buckets: tuple[int, ...] = ()
-    """How many were at most each of `EDGES_S`; not cumulative; the last one holds the rest. Another
-    version of baton may tell more or fewer of them, of edges that begin with the same ones."""
+    """How many were at most each of `LATENCY_BUCKET_BOUNDS_S`; not cumulative.
+
+    The last one holds the rest. Another version of baton may tell more or fewer of them, of edges
+    that begin with the same ones.
+    """
 
 
 NO_LATENCIES = LatencyTotals()
 NO_DEMAND = DemandTotals()
 
-EDGES_S: tuple[float, ...] = tuple(0.001 * 1.25**step for step in range(83))
+LATENCY_BUCKET_BOUNDS_S: tuple[float, ...] = tuple(0.001 * 1.25**step for step in range(83))
 """1 ms to 24.5 hours, each a quarter longer than the one before: the longest timeout that can be
 configured is a day."""
-FEWEST_BUCKETS = 65
+MIN_LATENCY_BUCKETS = 65
 """Of a report: versions of baton that ended at 21 minutes told as many."""
 
 
@@ -140,7 +143,7 @@ class PoolReport(NamedTuple):
     decode_tokens_per_s: float | None = None
     decode_streams: float | None = None
     """See `policy.scaling.observation.PoolObservation`."""
-    stale_s: float = 0.0
+    oldest_report_age_s: float = 0.0
     """Age of the oldest load report that counts."""
     roles: tuple[tuple[str, Role], ...] = ()
     """Its replicas and what they are meant for."""
@@ -151,11 +154,11 @@ class ColdStart(NamedTuple):
 
     can_start: bool = True
     """Whether one is started when a request waits for it."""
-    takes_s: float = 60.0
+    duration_s: float = 60.0
     """From asking for a replica until it takes work."""
-    measured: bool = False
+    is_measured: bool = False
     """Whether that was seen, rather than assumed."""
-    left_s: float | None = None
+    remaining_s: float | None = None
     """Until the first of those that start is expected; None: none starts."""
 
 
@@ -168,17 +171,17 @@ class CoordinatorReport:
     """By its own clock."""
     demand: DemandTotals = NO_DEMAND
     tallies: tuple[Tally, ...] = ()
-    spent: tuple[Spent, ...] = ()
+    gpu_usage: tuple[GpuUsage, ...] = ()
     ttft: LatencyTotals = NO_LATENCIES
     tpot: LatencyTotals = NO_LATENCIES
     in_flight: int = 0
-    held: int = 0
+    queued: int = 0
     slack_s: float | None = None
     """See `policy.scaling.observation.Service`."""
     pools: tuple[PoolReport, ...] = ()
-    held_work_s: float = 0.0
+    queued_gpu_s: float = 0.0
     """GPU-seconds that wait here."""
-    wanted_rates: tuple[tuple[str, float, float], ...] = field(default=())
+    requested_rates: tuple[tuple[str, float, float], ...] = field(default=())
     """By tenant with a rate limit: requests and tokens per second that it has asked for here
     lately; shares of its limits are dealt out by these."""
 

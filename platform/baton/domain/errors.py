@@ -1,44 +1,44 @@
 """The error tree.
 
     BatonError
-    ├── Rejected              refused with nothing sent: come back after `retry_after_s`
-    │   ├── QueueFull         the bounded queue is full
-    │   ├── NoCapacity        no replica can take the request
-    │   ├── TooLate           it could not be served within what its class is promised
-    │   ├── RateLimited       its tenant has used up what it may use for now
-    │   ├── RetriesSpent      it failed, and so do too many for it to be tried again
-    │   └── Evicted           taken out of the queue: it waited past its deadline
-    ├── EngineFailed          an engine could not go on and no other could take over
-    │   └── NotResumable      tokens had reached the client; generation cannot be carried over
-    ├── RequestInvalid        an engine refuses the request itself, as every other would
-    ├── PromptTooLong         longer than this deployment lets in
-    ├── NotAllowed            asked for what its tenant may not have
-    ├── DeadlineExceeded      the request's own time limit ran out
-    ├── EngineDied            the engine of a replica is dead
-    ├── Broken                a part of a deployment lives and cannot do its work
-    ├── AdapterFailed         a LoRA adapter cannot be loaded
-    ├── LegInvalid            an engine refuses a leg for what its request asks for
-    ├── LinkFailed            a fleet link refused a frame or is down
-    ├── TransferFailed        KV blocks cannot be fetched from a replica
-    │   └── RdmaMissing       they would take a way that the deployment does not allow
-    ├── OperatorError         whoever runs baton can put it right: `remedy` says how
-    │   ├── ClusterFailed     the Ray cluster could not be started or joined
+    ├── Rejected             refused with nothing sent: come back after `retry_after_s`
+    │   ├── QueueFull        the bounded queue is full
+    │   ├── NoCapacity       no replica can take the request
+    │   ├── SloUnattainable  it could not be served within what its class is promised
+    │   ├── RateLimited      its tenant has used up what it may use for now
+    │   ├── RetryBudgetExhausted it failed, and so do too many for it to be tried again
+    │   └── Evicted          taken out of the queue: it waited past its deadline
+    ├── EngineFailed         an engine could not go on and no other could take over
+    │   └── NotResumable     tokens had reached the client; generation cannot be carried over
+    ├── RequestInvalid       an engine refuses the request itself, as every other would
+    ├── PromptTooLong        longer than this deployment lets in
+    ├── NotAllowed           asked for what its tenant may not have
+    ├── DeadlineExceeded     the request's own time limit ran out
+    ├── EngineDied           the engine of a replica is dead
+    ├── ComponentUnhealthy   a part of a deployment lives and cannot do its work
+    ├── AdapterFailed        a LoRA adapter cannot be loaded
+    ├── LegInvalid           an engine refuses a leg for what its request asks for
+    ├── LinkFailed           a fleet link refused a frame or is down
+    ├── TransferFailed       KV blocks cannot be fetched from a replica
+    │   └── RdmaMissing      they would take a way that the deployment does not allow
+    ├── OperatorError        whoever runs baton can put it right: `remedy` says how
+    │   ├── ClusterFailed    the Ray cluster could not be started or joined
     │   ├── EngineStartFailed an engine could not be started
-    │   ├── RoleNotPossible   a replica cannot be what it was told to be
-    │   ├── ScalingRefused    a pool cannot have so many replicas, or there is no such pool
-    │   ├── ApplyRefused      a configuration cannot hold in a deployment that runs
-    │   ├── NotRunning        there is no deployment where one was looked for
-    │   │   ├── SeveralRunning there are several, and which is meant was not said
+    │   ├── RoleUnsupported  a replica cannot be what it was told to be
+    │   ├── ScalingRejected  a pool cannot have so many replicas, or there is no such pool
+    │   ├── ApplyRejected    a configuration cannot hold in a deployment that runs
+    │   ├── NotRunning       there is no deployment where one was looked for
+    │   │   ├── AmbiguousDeployment there are several, and which is meant was not said
     │   │   └── DeploymentEnded one that was joined is there no more
-    │   ├── TimedOut          an operator's command did not finish in its time
-    │   ├── UnknownRequest    no ingress remembers the request that was asked about
-    │   ├── UnknownModel      the shape of a model cannot be told
+    │   ├── TimedOut         an operator's command did not finish in its time
+    │   ├── UnknownRequest   no ingress remembers the request that was asked about
+    │   ├── UnknownModel     the shape of a model cannot be told
     │   ├── UnknownAccelerator an accelerator is in no data sheet here
-    │   ├── OutOfRange        far from all that a model was calibrated on
-    │   └── DoesNotFit        a model, its activations and its KV cache need more memory
-    ├── BadTrace              a line of a trace cannot be read
-    ├── ConfigInvalid         the configuration cannot be used
-    └── CannotStart           the machine or the cluster cannot run the configuration
+    │   ├── OutOfRange       far from all that a model was calibrated on
+    │   └── InsufficientMemory a model, its activations and its KV cache need more memory
+    ├── TraceInvalid         a line of a trace cannot be read
+    ├── ConfigInvalid        the configuration cannot be used
+    └── PreflightFailed      the machine or the cluster cannot run the configuration
 
 Arguments are positional because Ray pickles exceptions by `args`.
 """
@@ -48,7 +48,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
-from baton.domain.names.retry_after import retry_in
+from baton.domain.names.retry_after import retry_after_text
 
 
 class Cause(StrEnum):
@@ -56,18 +56,18 @@ class Cause(StrEnum):
 
     QUEUE_FULL = "queue_full"
     NO_CAPACITY = "no_capacity"
-    TOO_LATE = "too_late"
+    SLO_UNATTAINABLE = "too_late"
     RATE_LIMITED = "rate_limited"
     EVICTED = "evicted"
-    RETRIES_SPENT = "retries_spent"
+    RETRY_BUDGET_EXHAUSTED = "retries_spent"
     ENGINE_FAILED = "engine_failed"
     NOT_RESUMABLE = "not_resumable"
     PROMPT_TOO_LONG = "prompt_too_long"
-    INVALID = "invalid"
+    INVALID_REQUEST = "invalid"
     """An engine refused the request itself."""
     NOT_ALLOWED = "not_allowed"
     DEADLINE_EXCEEDED = "deadline_exceeded"
-    LEFT = "left"
+    CLIENT_DISCONNECTED = "left"
     """Its client went away, which is nobody's error."""
     OTHER = "other"
 
@@ -75,18 +75,21 @@ class Cause(StrEnum):
 class BatonError(Exception):
     """The root. `retryable` says whether the same request may succeed if sent again.
 
-    `own_doing` says that its client or tenant has only itself to blame: no fleet would have served
-    it, so it is no sign that this one is too small.
+    `is_client_error` says that its client or tenant has only itself to blame: no fleet would have
+    served it, so it is no sign that this one is too small.
     """
 
     retryable: ClassVar[bool] = False
-    own_doing: ClassVar[bool] = False
+    is_client_error: ClassVar[bool] = False
     cause: ClassVar[Cause] = Cause.OTHER
     http_status: ClassVar[int] = 500
 
 
 class Rejected(BatonError):
-    """Refused, before any work was done but for `RetriesSpent`; its client has got nothing."""
+    """Refused, before any work was done but for `RetryBudgetExhausted`.
+
+    Its client has got nothing.
+    """
 
     retryable = True
     http_status = 503
@@ -98,7 +101,9 @@ class Rejected(BatonError):
         self.why = why
 
     def __str__(self) -> str:
-        return f"request {self.request_id} refused: {self.why}; {retry_in(self.retry_after_s)}"
+        return (
+            f"request {self.request_id} refused: {self.why}; {retry_after_text(self.retry_after_s)}"
+        )
 
 
 class QueueFull(Rejected):
@@ -114,10 +119,10 @@ class NoCapacity(Rejected):
     cause = Cause.NO_CAPACITY
 
 
-class TooLate(Rejected):
+class SloUnattainable(Rejected):
     """It could not be served within what its class is promised; sooner said than served late."""
 
-    cause = Cause.TOO_LATE
+    cause = Cause.SLO_UNATTAINABLE
     http_status = 429
 
 
@@ -125,14 +130,14 @@ class RateLimited(Rejected):
     """Its tenant has used up what it may use for now."""
 
     cause = Cause.RATE_LIMITED
-    own_doing = True
+    is_client_error = True
     http_status = 429
 
 
-class RetriesSpent(Rejected):
+class RetryBudgetExhausted(Rejected):
     """It failed before its first token, and so do too many for it to be tried again."""
 
-    cause = Cause.RETRIES_SPENT
+    cause = Cause.RETRY_BUDGET_EXHAUSTED
 
 
 class Evicted(Rejected):
@@ -168,15 +173,15 @@ class PromptTooLong(_RequestFailed):
     """The prompt is longer than this deployment lets in."""
 
     cause = Cause.PROMPT_TOO_LONG
-    own_doing = True
+    is_client_error = True
     http_status = 400
 
 
 class RequestInvalid(_RequestFailed):
     """An engine refuses the request itself: every engine would, and none has failed."""
 
-    cause = Cause.INVALID
-    own_doing = True
+    cause = Cause.INVALID_REQUEST
+    is_client_error = True
     http_status = 400
 
 
@@ -184,7 +189,7 @@ class NotAllowed(_RequestFailed):
     """It asked for what its tenant may not have."""
 
     cause = Cause.NOT_ALLOWED
-    own_doing = True
+    is_client_error = True
     http_status = 403
 
 
@@ -195,7 +200,7 @@ class DeadlineExceeded(_RequestFailed):
     http_status = 504
 
 
-class _ReplicaTrouble(BatonError):
+class _ReplicaError(BatonError):
     retryable = True
 
     def __init__(self, replica_id: str, why: str) -> None:
@@ -204,23 +209,23 @@ class _ReplicaTrouble(BatonError):
         self.why = why
 
 
-class EngineDied(_ReplicaTrouble):
+class EngineDied(_ReplicaError):
     """The engine of a replica is dead; whatever ran there goes on elsewhere."""
 
     def __str__(self) -> str:
         return f"the engine of replica {self.replica_id} died: {self.why}"
 
 
-class Broken(BatonError):
+class ComponentUnhealthy(BatonError):
     """A part of a deployment lives and cannot do its work: Ray Serve is to replace it."""
 
-    def __init__(self, part: str, why: str) -> None:
-        super().__init__(part, why)
-        self.part = part
+    def __init__(self, component: str, why: str) -> None:
+        super().__init__(component, why)
+        self.component = component
         self.why = why
 
     def __str__(self) -> str:
-        return f"{self.part} is broken and has to be replaced: {self.why}"
+        return f"{self.component} is broken and has to be replaced: {self.why}"
 
 
 class AdapterFailed(BatonError):
@@ -247,19 +252,19 @@ class LegInvalid(BatonError):
         return f"leg {self.leg_id}: {self.why}"
 
 
-def too_long(prompt_tokens: int, max_len_tokens: int) -> str:
+def prompt_too_long_message(prompt_tokens: int, max_len_tokens: int) -> str:
     """Why an engine does not take a prompt: there must be room for a token behind it."""
     return f"the prompt has {prompt_tokens} tokens, wanted fewer than {max_len_tokens}"
 
 
-class LinkFailed(_ReplicaTrouble):
+class LinkFailed(_ReplicaError):
     """A fleet link refused a frame or is down."""
 
     def __str__(self) -> str:
         return f"link to replica {self.replica_id}: {self.why}"
 
 
-class TransferFailed(_ReplicaTrouble):
+class TransferFailed(_ReplicaError):
     """KV blocks cannot be fetched from a replica; whoever wanted them computes them instead."""
 
     def __str__(self) -> str:
@@ -290,19 +295,19 @@ class EngineStartFailed(OperatorError):
     """An engine could not be started."""
 
 
-class RoleNotPossible(OperatorError):
+class RoleUnsupported(OperatorError):
     """A replica cannot play the role that it was told to, or there is no such role."""
 
     http_status = 409
 
 
-class ScalingRefused(OperatorError):
+class ScalingRejected(OperatorError):
     """A pool cannot have as many replicas as it was told to, or there is no such pool."""
 
     http_status = 400
 
 
-class ApplyRefused(OperatorError):
+class ApplyRejected(OperatorError):
     """A configuration cannot hold in a deployment that runs; what held before still does."""
 
 
@@ -313,7 +318,7 @@ class NotRunning(OperatorError):
     http_status = 503
 
 
-class SeveralRunning(NotRunning):
+class AmbiguousDeployment(NotRunning):
     """More than one deployment runs here, and which is meant was not said."""
 
     retryable = False
@@ -346,11 +351,12 @@ class UnknownAccelerator(OperatorError):
     """An accelerator is in none of the data sheets that are known."""
 
 
-class DoesNotFit(OperatorError):
+class InsufficientMemory(OperatorError):
     """A model does not fit the memory of the devices that are to run it.
 
-    `term` is what overflows, `over_bytes` by how much on each device, and `smallest` the fewest
-    devices, as tensor and pipeline parallelism, that would hold it; None when none was found.
+    `term` is what overflows, `excess_bytes` by how much on each device, and `min_parallelism` the
+    fewest devices, as tensor and pipeline parallelism, that would hold it; None when none was
+    found.
     """
 
     def __init__(
@@ -358,50 +364,50 @@ class DoesNotFit(OperatorError):
         why: str,
         remedy: str,
         term: str,
-        over_bytes: float,
-        smallest: tuple[int, int] | None,
+        excess_bytes: float,
+        min_parallelism: tuple[int, int] | None,
     ) -> None:
         super().__init__(why, remedy)
-        self.args = (why, remedy, term, over_bytes, smallest)
+        self.args = (why, remedy, term, excess_bytes, min_parallelism)
         self.term = term
-        self.over_bytes = over_bytes
-        self.smallest = smallest
+        self.excess_bytes = excess_bytes
+        self.min_parallelism = min_parallelism
 
 
 class OutOfRange(OperatorError):
     """A calibrated model was asked for something far from all that it was calibrated on."""
 
 
-class BadTrace(BatonError):
+class TraceInvalid(BatonError):
     """A line of a trace cannot be read, or the trace as a whole cannot be used (line 0)."""
 
     http_status = 400
 
-    def __init__(self, name: str, line: int, what: str) -> None:
-        super().__init__(name, line, what)
+    def __init__(self, name: str, line: int, problem: str) -> None:
+        super().__init__(name, line, problem)
         self.name = name
         self.line = line
-        self.what = what
+        self.problem = problem
 
     def __str__(self) -> str:
-        where = f"{self.name}, line {self.line}" if self.line else self.name
-        return f"{where}: {self.what}"
+        location = f"{self.name}, line {self.line}" if self.line else self.name
+        return f"{location}: {self.problem}"
 
 
-class _Found(BatonError):
-    def __init__(self, findings: tuple[str, ...]) -> None:
-        super().__init__(findings)
-        self.findings = findings
+class _ProblemsFound(BatonError):
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
 
     def __str__(self) -> str:
-        return "\n".join(self.findings)
+        return "\n".join(self.problems)
 
 
-class ConfigInvalid(_Found):
+class ConfigInvalid(_ProblemsFound):
     """The configuration cannot be used; one finding a line, all of them at once."""
 
     http_status = 400
 
 
-class CannotStart(_Found):
+class PreflightFailed(_ProblemsFound):
     """The machine or the cluster cannot run this configuration; one finding a line."""

@@ -20,7 +20,7 @@ class RequestArrived(Value, kw_only=True):
     request: Request
 
 
-class RequestsRefused(Value, kw_only=True, gc=True):
+class RequestsRejected(Value, kw_only=True, gc=True):
     """A client was refused before its requests were read, as this coordinator had advised."""
 
     error: Rejected
@@ -36,7 +36,7 @@ class RequestsCancelled(Value, kw_only=True):
     request_ids: tuple[str, ...]
 
 
-class StepProduced(Value, kw_only=True):
+class StepCompleted(Value, kw_only=True):
     """One engine step's outputs for this coordinator's legs."""
 
     replica_id: str
@@ -50,7 +50,7 @@ class LegFailed(Value, kw_only=True):
     leg_id: str
     failure: LegFailure
     why: str = ""
-    sent: bool = True
+    was_sent: bool = True
     """False when the leg never left for the replica."""
 
 
@@ -116,13 +116,13 @@ class SideChannelChecked(Value, kw_only=True):
 
     replica_id: str
     source_id: str
-    ok: bool
-    took_s: float
+    is_reachable: bool
+    elapsed_s: float
     why: str = ""
     """What was wrong; empty when all was well."""
 
 
-class QuotasShared(Value, kw_only=True):
+class QuotasAllocated(Value, kw_only=True):
     """Tenants' limits were dealt out anew; these are this coordinator's shares of them."""
 
     shares: Mapping[str, QuotaShare]
@@ -132,18 +132,18 @@ class QuotasShared(Value, kw_only=True):
 class ColdStartReported(Value, kw_only=True):
     """Whoever starts replicas has said how long the next one takes."""
 
-    start: ColdStart
+    cold_start: ColdStart
 
 
-class TimePassed(Value, kw_only=True):
+class TimerFired(Value, kw_only=True):
     """Nothing happened but time; deadlines are looked at."""
 
 
 Event = (
     RequestArrived
-    | RequestsRefused
+    | RequestsRejected
     | RequestsCancelled
-    | StepProduced
+    | StepCompleted
     | LegFailed
     | LegsAborted
     | ReplicaJoined
@@ -154,7 +154,7 @@ Event = (
     | CacheChanged
     | LinksReported
     | SideChannelChecked
-    | QuotasShared
+    | QuotasAllocated
     | ColdStartReported
-    | TimePassed
+    | TimerFired
 )

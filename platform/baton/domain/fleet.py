@@ -19,13 +19,13 @@ class Role(StrEnum):
     MIXED = "mixed"
 
 
-class Standing(StrEnum):
+class Health(StrEnum):
     """Whether a replica is counted on for new work; the best first."""
 
-    SOUND = "sound"
-    QUARANTINED = "quarantined"
+    HEALTHY = "sound"
+    EJECTED = "quarantined"
     """It has failed requests, or was away, and must show first that it is well."""
-    SILENT = "silent"
+    UNRESPONSIVE = "silent"
     """It should have been heard of by now."""
 
 
@@ -34,13 +34,13 @@ class LossReason(StrEnum):
 
     LEFT = "left"
     """It is gone from the membership that Ray reports."""
-    SILENT = "silent"
+    UNRESPONSIVE = "silent"
     """No heartbeat within the liveness deadline."""
     DISCONNECTED = "disconnected"
     """The link's connection broke (a killed process looks like this)."""
     ENGINE_DEAD = "engine_dead"
     """Its engine process died."""
-    OUT_OF_STEP = "out_of_step"
+    OUT_OF_SYNC = "out_of_step"
     """Frames were lost on the link, so its streams cannot be trusted."""
 
 
@@ -69,9 +69,9 @@ class ReplicaFacts:
     when it hands nothing off."""
     cache_events: bool = False
     """Whether the replica says what its prefix cache holds."""
-    prefix_fetch: bool = False
+    supports_prefix_fetch: bool = False
     """Whether it can hand out the leading blocks of a prompt, for another to compute the rest."""
-    takes_up: bool = True
+    supports_resume: bool = True
     """Whether it goes on after tokens of another engine with all that sampling depends on."""
     host_blocks: int = 0
     """Room in the host's memory for blocks that its KV cache has evicted; 0: none, or not known."""
@@ -79,7 +79,7 @@ class ReplicaFacts:
     """GPUs that it takes; a replica on CPUs counts as one."""
     adapter_slots: int = 0
     """Adapters that it keeps loaded at most; 0: it serves none."""
-    decode_step_tokens: int | None = None
+    max_batched_tokens_while_decoding: int | None = None
     """As `max_batched_tokens`, of steps in which anybody decodes; None: as many."""
     adapters_per_batch: int = 0
     """Different adapters that it runs at the same time; 0: as many as it keeps loaded."""
@@ -88,9 +88,9 @@ class ReplicaFacts:
     reusable prefix every shorter one is reusable, too."""
 
     @property
-    def goes_on(self) -> bool:
+    def supports_takeover(self) -> bool:
         """Whether it can fetch a prompt's blocks and go on after another engine's first token."""
-        return self.prefix_fetch and self.takes_up
+        return self.supports_prefix_fetch and self.supports_resume
 
 
 class TransferTotals(NamedTuple):
@@ -102,7 +102,7 @@ class TransferTotals(NamedTuple):
     failures: int = 0
     expired_leases: int = 0
     """Of blocks on this replica: nobody fetched or released them in time."""
-    void_pulls: int = 0
+    invalidated_pulls: int = 0
     """Of the pulls: the source no longer kept the blocks when they had been read. They were thrown
     away, and the prompt was computed or its leg ended in an error."""
 
@@ -140,7 +140,7 @@ class LinkTotals(NamedTuple):
     """What really carries the blocks ("tcp", "cma", "cuda_ipc", "rc_mlx5"); empty: not known."""
 
 
-class AdapterLoad(NamedTuple):
+class AdapterStatus(NamedTuple):
     """The adapters that a replica holds, and what it took to have them there."""
 
     loaded: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ class AdapterLoad(NamedTuple):
     """Legs with an adapter that was there, or on its way, when they came; since the start."""
     loads: int = 0
     """Adapters that were fetched for a leg, since the start."""
-    busy_s: float = 0.0
+    loading_s: float = 0.0
     """What that took, added up."""
 
 
@@ -170,10 +170,10 @@ class Load(NamedTuple):
     steps: StepTotals = StepTotals()
     cache_sequence: int = 0
     """Number of the last cache update that was sent; 0 before the first."""
-    adapters: AdapterLoad = AdapterLoad()
+    adapters: AdapterStatus = AdapterStatus()
 
     @property
-    def requests(self) -> int:
+    def total_requests(self) -> int:
         """All that wait, run, or wait for their blocks."""
         return self.queued_requests + self.running_requests + self.pulling_requests
 
@@ -183,20 +183,20 @@ class ReplicaView(Value, kw_only=True):
 
     facts: ReplicaFacts
     load: Load = Load()
-    load_at_s: float
+    load_received_at_s: float
     """When the snapshot arrived."""
     draining: bool = False
-    standing: Standing = Standing.SOUND
+    health: Health = Health.HEALTHY
     inflight_legs: int = 0
     """Our own legs on it that have not ended."""
     inflight_tokens: int = 0
     """Prompt tokens of those that it must compute (cached and fetched ones are not among them)."""
     inflight_streams: int = 0
     """Those of our own legs that decode, or will: a prefill leg is over with its first token."""
-    unseen_legs: int = 0
+    unreported_legs: int = 0
     """Those of our own legs that had not reached the replica when it took the snapshot."""
-    unseen_tokens: int = 0
-    unseen_adapters: frozenset[str] = frozenset()
+    unreported_tokens: int = 0
+    unreported_adapters: frozenset[str] = frozenset()
     """What those legs need: the replica will have them."""
     inflight_adapters: frozenset[str] = frozenset()
     """What all of our own legs on it need: none of these goes for another, while they run."""
@@ -208,40 +208,40 @@ class ReplicaView(Value, kw_only=True):
 
     def has_adapter(self, name: str) -> bool:
         """Whether a leg with this adapter would find it there, or on its way."""
-        if name not in self.load.adapters.loaded and name not in self.unseen_adapters:
+        if name not in self.load.adapters.loaded and name not in self.unreported_adapters:
             return False
-        return name in self.adapters
+        return name in self.expected_adapters
 
     @property
-    def adapters(self) -> tuple[str, ...]:
+    def expected_adapters(self) -> tuple[str, ...]:
         """What it will have loaded once it has got all that was sent; the first to go first.
 
         With room for two, of which x and y are there, a leg that was sent for z costs x its place,
         or y where a leg needs x.
         """
         loaded = self.load.adapters.loaded
-        coming = [name for name in sorted(self.unseen_adapters) if name not in loaded]
-        names = [*loaded, *coming]
+        pending = [name for name in sorted(self.unreported_adapters) if name not in loaded]
+        names = [*loaded, *pending]
         while 0 < self.facts.adapter_slots < len(names):
             idle = (name for name in names if name not in self.inflight_adapters)
             names.remove(next(idle, names[0]))
         return tuple(names)
 
     @property
-    def next_to_go(self) -> str | None:
+    def adapter_to_evict(self) -> str | None:
         """The adapter that goes for the next one that is loaded; None while there is room."""
-        names = self.adapters
+        names = self.expected_adapters
         if not names or len(names) < self.facts.adapter_slots:
             return None
         return next((name for name in names if name not in self.inflight_adapters), names[0])
 
     @property
-    def is_counted_on(self) -> bool:
+    def is_eligible(self) -> bool:
         """Whether it gets new work like any other."""
-        return not self.draining and self.standing is Standing.SOUND
+        return not self.draining and self.health is Health.HEALTHY
 
 
-class Roster(NamedTuple):
+class EligibleReplicas(NamedTuple):
     """Replicas that take new work, by what they are meant for."""
 
     prefill: tuple[str, ...] = ()
@@ -249,20 +249,26 @@ class Roster(NamedTuple):
     """Replicas that decode; those of role mixed are here too, since they can do with one leg."""
 
     @staticmethod
-    def of(replicas: Mapping[str, ReplicaView]) -> Roster:
+    def of(replicas: Mapping[str, ReplicaView]) -> EligibleReplicas:
         """The roster of some replicas, ids in order.
 
         Those of the best standing that there is: who is not counted on gets work when nobody is.
         """
-        serving = sorted(one for one, view in replicas.items() if not view.draining)
-        for standing in Standing:
-            if found := [one for one in serving if replicas[one].standing is standing]:
-                serving = found
+        candidates = sorted(
+            replica_id for replica_id, view in replicas.items() if not view.draining
+        )
+        for health in Health:
+            if healthiest := [
+                candidate for candidate in candidates if replicas[candidate].health is health
+            ]:
+                candidates = healthiest
                 break
-        is_prefill = {one: replicas[one].facts.role is Role.PREFILL for one in serving}
-        return Roster(
-            prefill=tuple(one for one in serving if is_prefill[one]),
-            decode=tuple(one for one in serving if not is_prefill[one]),
+        is_prefill = {
+            candidate: replicas[candidate].facts.role is Role.PREFILL for candidate in candidates
+        }
+        return EligibleReplicas(
+            prefill=tuple(candidate for candidate in candidates if is_prefill[candidate]),
+            decode=tuple(candidate for candidate in candidates if not is_prefill[candidate]),
         )
 
 
@@ -271,13 +277,17 @@ class FleetView(Value, kw_only=True):
 
     at_s: float
     replicas: Mapping[str, ReplicaView]
-    known_roster: Roster | None = None
+    cached_eligible: EligibleReplicas | None = None
     """The roster, where it is known already; it changes far less often than loads do."""
-    crowd: float = 1.0
+    peer_load_factor: float = 1.0
     """How many legs the fleet gets for each of this coordinator's: what it has sent unseen, others
     have, too."""
 
     @property
-    def roster(self) -> Roster:
+    def eligible(self) -> EligibleReplicas:
         """Who takes new work."""
-        return Roster.of(self.replicas) if self.known_roster is None else self.known_roster
+        return (
+            EligibleReplicas.of(self.replicas)
+            if self.cached_eligible is None
+            else self.cached_eligible
+        )

@@ -25,7 +25,7 @@ class RouteReason(StrEnum):
     DISAGGREGATED = "disaggregated"
     LOCAL_FASTER = "local_faster"
     """Prefilling on the decode replica is predicted to cost less than a handoff."""
-    DEFLECTED = "deflected"
+    DECODE_ON_PREFILL = "deflected"
     """A prefill replica decodes it, too: that is predicted to keep more objectives than a handoff,
     or there is next to nothing to decode."""
     PREFIX_FETCH = "prefix_fetch"
@@ -66,7 +66,7 @@ class HitSource(StrEnum):
     """We sent the same prefix there."""
 
 
-class Option(Value, kw_only=False):
+class RouteOption(Value, kw_only=False):
     """One way to run a request, and what it was predicted to cost."""
 
     mode: HandoffMode
@@ -83,33 +83,37 @@ class Option(Value, kw_only=False):
     transfer_s: float
     decode_s: float
     """From the blocks' arrival to the first token; 0 when LOCAL."""
-    harm_s: float
+    interference_s: float
     """What the streams that run there lose by it, added up over all of them."""
     cost_s: float = 0.0
     """What it was compared by, once the TTFT objective is met: all of the above that counts, its
     own time decoding, and what it drives out of a cache."""
-    missed: float = 0.0
+    expected_misses: float = 0.0
     """How many requests, of this one and those that run there, were predicted to miss an objective
     for it; 0 without a TPOT objective."""
-    early: bool = False
+    is_early_token: bool = False
     """Whether its first token comes with the end of the prefill, before its blocks are moved."""
-    load_s: float = 0.0
+    adapter_load_s: float = 0.0
     """To load its adapter where its prompt is computed, before the prefill; no queue makes it
     shorter, and waiting elsewhere does not either."""
 
     @property
     def ttft_s(self) -> float:
         """Predicted time to first token, from the decision on."""
-        prefilled_s = self.queue_s + self.load_s + self.prefill_s
-        return prefilled_s if self.early else prefilled_s + self.transfer_s + self.decode_s
+        prefill_done_s = self.queue_s + self.adapter_load_s + self.prefill_s
+        return (
+            prefill_done_s
+            if self.is_early_token
+            else prefill_done_s + self.transfer_s + self.decode_s
+        )
 
     @property
-    def streams_after_s(self) -> float:
+    def first_decode_token_s(self) -> float:
         """Predicted time until the decode replica has given a token, from the decision on."""
-        return self.queue_s + self.load_s + self.prefill_s + self.transfer_s + self.decode_s
+        return self.queue_s + self.adapter_load_s + self.prefill_s + self.transfer_s + self.decode_s
 
 
-class Forgone(Value, kw_only=False):
+class ReplicationCredit(Value, kw_only=False):
     """What a request, and those beside it, lose because a replica does not hold how it begins."""
 
     replica_id: str
@@ -119,26 +123,26 @@ class Forgone(Value, kw_only=False):
     """Below 0: what was paid to have them computed once more."""
 
 
-class Decision(Value, kw_only=True):
+class PlacementDecision(Value, kw_only=True):
     """A route, and what it was chosen from."""
 
     route: Route
     policy: str
     at_s: float
-    options: tuple[Option, ...] = ()
+    options: tuple[RouteOption, ...] = ()
     """The best three, best first; empty for a policy that predicts nothing."""
-    considered: int = 0
+    options_considered: int = 0
     """How many options were looked at."""
-    forgone: Forgone | None = None
+    replication_credit: ReplicationCredit | None = None
     """What another replica would have spared had it held the beginning of the prompt, too."""
 
     @property
-    def chosen(self) -> Option | None:
+    def chosen(self) -> RouteOption | None:
         """The option that became the route; None when it is not among those that were kept."""
         route = self.route
-        wanted = (route.mode, route.prefill_replica_id, route.decode_replica_id)
+        route_key = (route.mode, route.prefill_replica_id, route.decode_replica_id)
         for option in self.options:
-            if (option.mode, option.prefill_replica_id, option.decode_replica_id) == wanted:
+            if (option.mode, option.prefill_replica_id, option.decode_replica_id) == route_key:
                 return option
         return None
 
@@ -151,7 +155,7 @@ class LegKind(StrEnum):
     DECODE = "decode"
 
 
-class Ticket(Value, kw_only=True):
+class KvHandle(Value, kw_only=True):
     """What a prefill replica hands out so that another engine can fetch a prompt's KV blocks.
 
     `params` is the engine's own encoding; only engines read it.
@@ -167,7 +171,7 @@ class Leg(Value, kw_only=True):
 
     `prompt_token_ids` ends with `resumed_tokens` ids that were generated before a resume, and
     `max_tokens` / `min_tokens` are what is left to generate. A prefill leg generates one token,
-    which is thrown away unless it `gives_token`.
+    which is thrown away unless it `emits_first_token`.
     """
 
     leg_id: str
@@ -178,13 +182,13 @@ class Leg(Value, kw_only=True):
     max_tokens: int
     min_tokens: int = 0
     priority: int = 0
-    ticket: Ticket | None = None
+    kv_handle: KvHandle | None = None
     source_id: str | None = None
     """The replica that the ticket's blocks are on."""
     cache_salt: str | None = None
     adapter: str | None = None
     """The LoRA adapter that it is computed with."""
-    gives_token: bool = False
+    emits_first_token: bool = False
     """Of a prefill leg: its token is the client's, and drawn as the request wants it."""
     uncached_tokens: int | None = None
     """How many prompt tokens its replica is expected to compute; None: all that it does not pull.
@@ -192,17 +196,21 @@ class Leg(Value, kw_only=True):
     payload: bytes = b""
 
     def __post_init__(self) -> None:
-        if (self.kind is LegKind.DECODE) != (self.ticket is not None):
+        if (self.kind is LegKind.DECODE) != (self.kv_handle is not None):
             raise ValueError(f"leg {self.leg_id!r}: a decode leg, and only that, carries a ticket")
-        if self.gives_token and self.kind is not LegKind.PREFILL:
+        if self.emits_first_token and self.kind is not LegKind.PREFILL:
             raise ValueError(f"leg {self.leg_id!r}: only a prefill leg may give its token or not")
 
     @property
-    def to_compute(self) -> int:
+    def uncached_prompt_tokens(self) -> int:
         """Prompt tokens that its replica will have to compute, as far as anybody can tell."""
-        pulled = 0 if self.ticket is None else self.ticket.tokens
-        most = max(0, len(self.prompt_token_ids) - pulled)
-        return most if self.uncached_tokens is None else min(most, self.uncached_tokens)
+        pulled_tokens = 0 if self.kv_handle is None else self.kv_handle.tokens
+        max_tokens_to_compute = max(0, len(self.prompt_token_ids) - pulled_tokens)
+        return (
+            max_tokens_to_compute
+            if self.uncached_tokens is None
+            else min(max_tokens_to_compute, self.uncached_tokens)
+        )
 
 
 class LegTimes(NamedTuple):
@@ -231,7 +239,7 @@ class LegOutput(NamedTuple):
     """What one engine step produced for one leg.
 
     A NamedTuple, not a dataclass: there is one per running request per step, and on the link it
-    is sent as an array without field names. A finished prefill leg carries a `ticket`; one whose
+    is sent as an array without field names. A finished prefill leg carries a `kv_handle`; one whose
     token is the last of its request may, though nobody will pull its blocks.
     """
 
@@ -239,22 +247,22 @@ class LegOutput(NamedTuple):
     token_ids: tuple[int, ...] = ()
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
-    ticket: Ticket | None = None
+    kv_handle: KvHandle | None = None
     cached_tokens: int | None = None
     """Prompt tokens the engine did not compute itself; said once, with the first output."""
-    detail: bytes | None = None
+    engine_payload: bytes | None = None
     """The engine's own encoding of what the brain need not know (logprobs and the like)."""
     times: LegTimes | None = None
     """Said with its first output, and with its last when it was preempted since; an engine that
     keeps no times says nothing."""
-    cache: CacheUse | None = None
+    cache_use: CacheUse | None = None
     """Comes with `cached_tokens`, where the engine knows it."""
 
 
 class LegFailure(StrEnum):
     """Why a leg ended without its engine finishing it."""
 
-    REFUSED = "refused"
+    REJECTED = "refused"
     """The engine did not accept it, and has not failed: another try would end the same."""
     INVALID = "invalid"
     """Likewise, for what its request asks for: its client is to be told."""
@@ -273,6 +281,6 @@ class Lease(Value, kw_only=True):
     leg_id: str
     request_id: str
     replica_id: str
-    ticket: Ticket
+    kv_handle: KvHandle
     granted_at_s: float
     expires_at_s: float

@@ -1,10 +1,10 @@
 """A prompt known by its blocks rather than its tokens: what traces tell of prompts.
 
 A trace says how long a prompt is and which of its blocks equal which of another's, never the
-tokens. An `Outline` is such a prompt. It stands where a tuple of token ids stands, as far as the
-brain handles prompts: it has a length, a beginning can be cut off, generated tokens can be added,
-and its blocks have chained hashes. No token of it is ever written down unless someone iterates over
-it.
+tokens. An `HashedPrompt` is such a prompt. It stands where a tuple of token ids stands, as far as
+the brain handles prompts: it has a length, a beginning can be cut off, generated tokens can be
+added, and its blocks have chained hashes. No token of it is ever written down unless someone
+iterates over it.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-_KEPT_BITS = (1 << 60) - 1
-_TOKEN_IDS = 1 << 15
+_HASH_MASK = (1 << 60) - 1
+_VOCABULARY_SIZE = 1 << 15
 """The ids that iteration makes up are below this: within any vocabulary of today."""
 
 
-class Outline(Sequence[int]):
+class HashedPrompt(Sequence[int]):
     """`length` tokens; those of block i are what `ids[i]` names, equal ids meaning equal tokens.
 
-    `ids` may go on behind the prompt: they then say what will be generated, so that the prompt of a
-    session's next turn equals this one's prompt and output. Behind `ids` the tokens are this
-    outline's own: two outlines share them only if they have the same `own`.
+    `block_ids` may go on behind the prompt: they then say what will be generated, so that the
+    prompt of a session's next turn equals this one's prompt and output. Behind `block_ids` the
+    tokens are this outline's own: two outlines share them only if they have the same `own`.
     """
 
-    __slots__ = ("_known", "_length", "block_tokens", "ids", "own")
+    __slots__ = ("_cached_chain", "_length", "block_ids", "block_tokens", "tail_id")
 
     def __init__(
-        self, ids: tuple[int, ...], length: int, *, block_tokens: int, own: int = 0
+        self, block_ids: tuple[int, ...], length: int, *, block_tokens: int, tail_id: int = 0
     ) -> None:
         if length < 0 or block_tokens < 1:
             raise ValueError(
                 f"an outline of {length} tokens in blocks of {block_tokens},"
                 " wanted at least 0 and at least 1"
             )
-        self.ids = ids
+        self.block_ids = block_ids
         self.block_tokens = block_tokens
-        self.own = own
+        self.tail_id = tail_id
         self._length = length
-        self._known: tuple[int, int, list[int]] | None = None
+        self._cached_chain: tuple[int, int, list[int]] | None = None
 
     def __len__(self) -> int:
         return self._length
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Outline):
+        if not isinstance(other, HashedPrompt):
             return NotImplemented
         return self._key() == other._key()
 
@@ -53,13 +53,13 @@ class Outline(Sequence[int]):
         return hash(self._key())
 
     def __repr__(self) -> str:
-        return f"Outline({len(self)} tokens, {len(self.ids)} blocks of {self.block_tokens})"
+        return f"Outline({len(self)} tokens, {len(self.block_ids)} blocks of {self.block_tokens})"
 
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, index: slice[int | None]) -> Outline: ...
-    def __getitem__(self, index: int | slice[int | None]) -> int | Outline:
+    def __getitem__(self, index: slice[int | None]) -> HashedPrompt: ...
+    def __getitem__(self, index: int | slice[int | None]) -> int | HashedPrompt:
         """One made-up token, or a beginning of the outline; other slices do not exist.
 
         Raises:
@@ -71,21 +71,23 @@ class Outline(Sequence[int]):
                 raise ValueError(f"only a beginning of an outline can be cut off, not {index}")
             stop = self._length if index.stop is None else index.stop
             stop = stop + self._length if stop < 0 else stop
-            return self._of_length(min(max(stop, 0), self._length))
-        at = index + self._length if index < 0 else index
-        if not 0 <= at < self._length:
+            return self._with_length(min(max(stop, 0), self._length))
+        position = index + self._length if index < 0 else index
+        if not 0 <= position < self._length:
             raise IndexError(f"token {index} of an outline of {self._length}")
-        block, offset = divmod(at, self.block_tokens)
-        return hash((self._id(block), offset)) % _TOKEN_IDS
+        block, offset = divmod(position, self.block_tokens)
+        return hash((self._block_id(block), offset)) % _VOCABULARY_SIZE
 
     def __iter__(self) -> Iterator[int]:
         return (self[index] for index in range(self._length))
 
-    def extended(self, tokens: int) -> Outline:
+    def extended(self, tokens: int) -> HashedPrompt:
         """This outline and the `tokens` that come next."""
-        return self._of_length(self._length + tokens)
+        return self._with_length(self._length + tokens)
 
-    def chain(self, previous: int, block_size_tokens: int, *, first_block: int = 0) -> list[int]:
+    def chain_hashes(
+        self, previous: int, block_size_tokens: int, *, first_block: int = 0
+    ) -> list[int]:
         """The chained hashes of its full blocks of a size, from block `first_block` on.
 
         `previous` is the hash before them. Equal for outlines with equal tokens so far and the same
@@ -94,52 +96,63 @@ class Outline(Sequence[int]):
         and nobody changes it.
         """
         if first_block:
-            return self._hashes(previous, block_size_tokens, first_block)
-        known = self._known
-        if known is None or known[0] != previous or known[1] != block_size_tokens:
-            hashes = self._hashes(previous, block_size_tokens, 0)
-            self._known = known = (previous, block_size_tokens, hashes)
-        return known[2]
+            return self._compute_hashes(previous, block_size_tokens, first_block)
+        cached = self._cached_chain
+        if cached is None or cached[0] != previous or cached[1] != block_size_tokens:
+            hashes = self._compute_hashes(previous, block_size_tokens, 0)
+            self._cached_chain = cached = (previous, block_size_tokens, hashes)
+        return cached[2]
 
-    def _hashes(self, previous: int, size: int, first: int) -> list[int]:
-        own, stop = self.block_tokens, self._length // size
-        parts = own // size
-        if parts * size != own:
-            return self._straddling(previous, size, range(first, stop))
-        named = min(len(self.ids) * parts, stop)  # blocks that lie within one that has a name
+    def _compute_hashes(self, previous: int, size: int, first: int) -> list[int]:
+        block_tokens, stop = self.block_tokens, self._length // size
+        hashes_per_id = block_tokens // size
+        if hashes_per_id * size != block_tokens:
+            return self._hash_unaligned(previous, size, range(first, stop))
+        identified_blocks = min(
+            len(self.block_ids) * hashes_per_id, stop
+        )  # blocks that lie within one that has a name
         hashes: list[int] = []
-        for block in range(first // parts, -(-named // parts)):
-            name = self.ids[block] * parts
-            low = max(0, first - block * parts)
-            marks = range(name + low, name + min(parts, named - block * parts))
-            hashes += [previous := hash((previous, mark)) & _KEPT_BITS for mark in marks]
-        mine, rest = self.own, range(max(first, named), stop)
-        hashes += [previous := hash((previous, mine, block)) & _KEPT_BITS for block in rest]
+        for block in range(first // hashes_per_id, -(-identified_blocks // hashes_per_id)):
+            first_sub_id = self.block_ids[block] * hashes_per_id
+            low = max(0, first - block * hashes_per_id)
+            sub_ids = range(
+                first_sub_id + low,
+                first_sub_id + min(hashes_per_id, identified_blocks - block * hashes_per_id),
+            )
+            hashes += [previous := hash((previous, mark)) & _HASH_MASK for mark in sub_ids]
+        tail_id, tail_blocks = self.tail_id, range(max(first, identified_blocks), stop)
+        hashes += [
+            previous := hash((previous, tail_id, block)) & _HASH_MASK for block in tail_blocks
+        ]
         return hashes
 
-    def _straddling(self, previous: int, size: int, blocks: range) -> list[int]:
+    def _hash_unaligned(self, previous: int, size: int, blocks: range) -> list[int]:
         """The hashes of blocks of which one may hold parts of several that have names."""
-        own, hashes = self.block_tokens, []
+        block_tokens, hashes = self.block_tokens, []
         for block in blocks:
             start = block * size
-            covered = range(start // own, (start + size - 1) // own + 1)
-            content = (start % own, *(self._id(one) for one in covered))
-            previous = hash((previous, content)) & _KEPT_BITS
+            covered = range(start // block_tokens, (start + size - 1) // block_tokens + 1)
+            content = (start % block_tokens, *(self._block_id(value) for value in covered))
+            previous = hash((previous, content)) & _HASH_MASK
             hashes.append(previous)
         return hashes
 
-    def _id(self, block: int) -> int:
-        beyond = block - len(self.ids)
-        return self.ids[block] if beyond < 0 else ~hash((self.own, block)) & _KEPT_BITS
+    def _block_id(self, block: int) -> int:
+        tail_offset = block - len(self.block_ids)
+        return (
+            self.block_ids[block] if tail_offset < 0 else ~hash((self.tail_id, block)) & _HASH_MASK
+        )
 
-    def _of_length(self, length: int) -> Outline:
+    def _with_length(self, length: int) -> HashedPrompt:
         if length == self._length:
             return self
-        return Outline(self.ids, length, block_tokens=self.block_tokens, own=self.own)
+        return HashedPrompt(
+            self.block_ids, length, block_tokens=self.block_tokens, tail_id=self.tail_id
+        )
 
     def _key(self) -> tuple[tuple[int, ...], int, int, int]:
-        return self.ids, self._length, self.block_tokens, self.own
+        return self.block_ids, self._length, self.block_tokens, self.tail_id
 
 
-TokenIds = tuple[int, ...] | Outline
+TokenIds = tuple[int, ...] | HashedPrompt
 """A prompt: its token ids, or what a trace knows of them."""

@@ -28,18 +28,19 @@ class BlocksStored:
     """Which memory holds them, in lower case ("gpu", "cpu"); None when the engine does not say."""
     adapter: str | None = None
     cache_salt: str | None = None
-    opaque: bool = False
+    has_hidden_content: bool = False
     """They stand for more than their token ids say (images, prompt embeddings), so that nobody can
     know from token ids alone whether they would be reused."""
     group: int = 0
     """Which of the engine's groups of layers; their blocks have one name for one prefix."""
 
     def __post_init__(self) -> None:
-        wanted = len(self.block_hashes) * self.block_size_tokens
-        if len(self.token_ids) != wanted:
+        expected_tokens = len(self.block_hashes) * self.block_size_tokens
+        if len(self.token_ids) != expected_tokens:
             raise ValueError(
                 f"blocks stored: got {len(self.token_ids)} token ids for"
-                f" {len(self.block_hashes)} blocks of {self.block_size_tokens}, wanted {wanted}"
+                f" {len(self.block_hashes)} blocks of {self.block_size_tokens}, wanted"
+                f" {expected_tokens}"
             )
 
 

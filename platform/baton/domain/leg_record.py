@@ -8,32 +8,32 @@ from baton.domain.handoff import LegKind, LegTimes
 from baton.domain.value import Value
 
 
-class LegEnd(StrEnum):
+class LegOutcome(StrEnum):
     """How a leg was over."""
 
-    DONE = "done"
+    COMPLETED = "done"
     """It did what it was for."""
-    BROKEN = "broken"
+    FAILED = "broken"
     """Its engine ended it, or its replica was lost."""
-    REFUSED = "refused"
+    REJECTED = "refused"
     """Its engine found its request to be wrong; nothing has failed."""
-    GIVEN_UP = "given_up"
+    TIMED_OUT = "given_up"
     """It took too long."""
-    MOVED = "moved"
+    MIGRATED = "moved"
     """Its replica drains."""
     CANCELLED = "cancelled"
     """Its client went away."""
 
 
-class LegStory(Value, kw_only=True):
+class LegRecord(Value, kw_only=True):
     """One leg, as its coordinator saw it, and what its engine said of it."""
 
     leg_id: str
     kind: LegKind
     replica_id: str
-    placement: int
+    route_index: int
     """Which of the request's routes it belongs to, from 0."""
-    began_at_s: float
+    started_at_s: float
     first_output_at_s: float | None
     last_output_at_s: float | None
     """Of tokens that went on to the client; None where there were none."""
@@ -46,6 +46,6 @@ class LegStory(Value, kw_only=True):
     """How many of them the engine did not compute; None where it did not say."""
     output_tokens: int
     """How many it gave to the client."""
-    times: LegTimes | None
+    engine_times: LegTimes | None
     """What its engine said; None where it said nothing, or nonsense."""
-    end: LegEnd
+    outcome: LegOutcome

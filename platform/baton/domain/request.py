@@ -36,11 +36,11 @@ class FinishReason(StrEnum):
     REPETITION = "repetition"
     INVALID = "invalid"
     """The request itself is wrong: any engine would end it so. The stop reason says why."""
-    REFUSED = "refused"
+    REJECTED = "refused"
     """The engine cannot run it, and has not failed: a second try would end the same. Likewise."""
 
 
-class LocalOnly(StrEnum):
+class LocalOnlyReason(StrEnum):
     """Why one replica must run both phases of a request."""
 
     PROMPT_LOGPROBS = "prompt_logprobs"
@@ -71,9 +71,9 @@ class Request(Value, kw_only=True):
     cache_salt: str | None = None
     adapter: str | None = None
     """The LoRA adapter over the model that it asks for; None: the model as it is."""
-    parent_id: str | None = None
+    fan_out_id: str | None = None
     """One for all answers to one prompt that a client asked for at once (n > 1); else None."""
-    local_only: LocalOnly | None = None
+    local_only: LocalOnlyReason | None = None
     """Set when the request must not be disaggregated."""
     resumable: bool = True
     """Whether generation may go on elsewhere after tokens have reached the client."""
@@ -82,7 +82,7 @@ class Request(Value, kw_only=True):
     payload: bytes = b""
 
     def __post_init__(self) -> None:
-        if not self.prompt_token_ids and self.local_only is not LocalOnly.PROMPT_EMBEDS:
+        if not self.prompt_token_ids and self.local_only is not LocalOnlyReason.PROMPT_EMBEDS:
             raise ValueError(f"request {self.request_id!r} has no prompt tokens")
         if self.max_tokens < 1:
             raise ValueError(

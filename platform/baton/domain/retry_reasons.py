@@ -6,24 +6,24 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Trouble(StrEnum):
+class RetryReason(StrEnum):
     """What was wrong where a request ran (a metric label, hence an enum)."""
 
-    LOST = "lost"
+    REPLICA_LOST = "lost"
     """Its replica is gone, or could not be reached."""
-    SILENT = "silent"
+    UNRESPONSIVE = "silent"
     """Nothing was heard of its replica, frozen or cut off, for as long as is borne."""
-    STILL = "still"
+    ENGINE_STALLED = "still"
     """Its replica says that it has work, and has not done a step of it."""
-    FAILED = "failed"
+    ENGINE_ERROR = "failed"
     """The engine ended it."""
-    FULL = "full"
+    OVERLOADED = "full"
     """A bounded queue on the way to its replica was full."""
-    LATE = "late"
+    FIRST_TOKEN_TIMEOUT = "late"  # noqa: S105 - no secret
     """Its first token did not come in time."""
-    STALLED = "stalled"
+    TOKEN_TIMEOUT = "stalled"  # noqa: S105 - no secret
     """Its next token did not come in time."""
-    HANDOFF = "handoff"
+    HANDOFF_FAILED = "handoff"
     """Its blocks did not get from one replica to the other."""
     HEDGED = "hedged"
     """Its first token was much later than predicted, and another replica had nothing to do."""
@@ -31,12 +31,12 @@ class Trouble(StrEnum):
     """Its replica is about to stop; nothing has failed."""
 
 
-class Recoveries(NamedTuple):
+class RetryTotals(NamedTuple):
     """Totals of one coordinator since it began."""
 
-    second_tries: tuple[tuple[Trouble, int], ...]
+    retries: tuple[tuple[RetryReason, int], ...]
     """By trouble; of all kinds, those that never were among them."""
-    refused: int
+    denied: int
     """Second tries that were not made, because too many were lately."""
-    openings: int
+    circuit_openings: int
     """Times that a replica's circuit was opened."""

@@ -38,7 +38,7 @@ class Slo:
             )
 
     @property
-    def promises_anything(self) -> bool:
+    def has_objectives(self) -> bool:
         """Whether there is an objective at all."""
         return (self.ttft_s, self.tpot_s, self.itl_p99_s) != (None, None, None)
 
@@ -47,19 +47,19 @@ NO_SLO = Slo()
 """Nothing is promised: whatever finishes is good."""
 
 
-class Judgement(NamedTuple):
+class SloResult(NamedTuple):
     """Whether one request got what its class is promised; made once, when it ends."""
 
-    served: bool
+    was_served: bool
     """It was not shed, evicted or failed."""
     ttft_met: bool
     tpot_met: bool
     itl_met: bool
 
     @property
-    def good(self) -> bool:
+    def is_good(self) -> bool:
         """It counts for goodput."""
-        return self.served and self.ttft_met and self.tpot_met and self.itl_met
+        return self.was_served and self.ttft_met and self.tpot_met and self.itl_met
 
 
-ALL_MET = Judgement(served=True, ttft_met=True, tpot_met=True, itl_met=True)
+ALL_MET = SloResult(was_served=True, ttft_met=True, tpot_met=True, itl_met=True)

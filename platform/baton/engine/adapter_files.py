@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton.control.fleet.adapter_registry import AdapterRefusal
+from baton.control.fleet.adapter_registry import AdapterRejection
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
@@ -18,35 +18,39 @@ _MAX_CONFIG_BYTES = 1024 * 1024
 
 
 def adapter_refusal(
-    folder: str, *, max_rank: int, places: Sequence[str] = ("/",)
-) -> AdapterRefusal | None:
+    folder: str, *, max_rank: int, allowed_roots: Sequence[str] = ("/",)
+) -> AdapterRejection | None:
     """Why the adapter in a folder cannot be served from this machine; blocks on the disk.
 
     Args:
         folder: Its path.
         max_rank: The highest that engines have room for.
-        places: Folders in one of which it must really lie, wherever links lead.
+        allowed_roots: Folders in one of which it must really lie, wherever links lead.
     """
     path = Path(folder)
     if not path.is_dir():
-        return AdapterRefusal(status=404, why=f"No adapter found for {folder!r}: no such folder")
-    real = path.resolve()
-    if not any(real.is_relative_to(Path(one).resolve()) for one in places if one.startswith("/")):
-        return AdapterRefusal(
+        return AdapterRejection(status=404, why=f"No adapter found for {folder!r}: no such folder")
+    resolved = path.resolve()
+    if not any(
+        resolved.is_relative_to(Path(allowed_root).resolve())
+        for allowed_root in allowed_roots
+        if allowed_root.startswith("/")
+    ):
+        return AdapterRejection(
             status=403, why=f"{folder!r} leads out of the places that are allowed"
         )
     try:
-        config = _read(path / _CONFIG)
+        config = _read_config(path / _CONFIG)
     except (OSError, ValueError) as error:
-        return AdapterRefusal(status=400, why=f"{folder}/{_CONFIG} cannot be read: {error}")
+        return AdapterRejection(status=400, why=f"{folder}/{_CONFIG} cannot be read: {error}")
     if not any((path / name).is_file() for name in _WEIGHTS):
-        wanted = " or ".join(_WEIGHTS)
-        return AdapterRefusal(status=400, why=f"{folder} has no weights, wanted {wanted}")
-    why = _unfit(config, max_rank)
-    return None if why is None else AdapterRefusal(status=400, why=f"{folder}: {why}")
+        expected_files = " or ".join(_WEIGHTS)
+        return AdapterRejection(status=400, why=f"{folder} has no weights, wanted {expected_files}")
+    why = _config_problem(config, max_rank)
+    return None if why is None else AdapterRejection(status=400, why=f"{folder}: {why}")
 
 
-def _read(path: Path) -> dict[str, object]:
+def _read_config(path: Path) -> dict[str, object]:
     if path.stat().st_size > _MAX_CONFIG_BYTES:
         raise ValueError(f"it has more than {_MAX_CONFIG_BYTES} bytes")
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -55,13 +59,13 @@ def _read(path: Path) -> dict[str, object]:
     return config
 
 
-def _unfit(config: dict[str, object], max_rank: int) -> str | None:
+def _config_problem(config: dict[str, object], max_rank: int) -> str | None:
     """What of an adapter's settings no engine takes; as vLLM's own check has it."""
     pattern = config.get("rank_pattern") or {}
     ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [pattern])]
     if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
         return f"its rank 'r' is {ranks[0]!r}, wanted a number above 0"
-    rank = max(one for one in ranks if isinstance(one, int))
+    rank = max(other for other in ranks if isinstance(other, int))
     if rank > max_rank:
         return f"its rank is {rank}, engines have room for {max_rank} (engine.adapters.max_rank)"
     if config.get("bias", "none") != "none":

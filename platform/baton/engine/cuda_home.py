@@ -22,10 +22,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-USUAL = Path("/usr/local/cuda")
+DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
 """Where CUDA's installer puts a toolkit."""
-_LINK_S = 60.0
-_STUB = ("-shared", "-Wl,-soname,libcuda.so.1", "-x", "c", os.devnull)
+_LINK_TIMEOUT_S = 60.0
+_STUB_ARGUMENTS = ("-shared", "-Wl,-soname,libcuda.so.1", "-x", "c", os.devnull)
 """A library of that name with nothing in it: what is linked against it finds the driver's later."""
 
 
@@ -33,7 +33,7 @@ class CannotCompileError(Exception):
     """Kernels cannot be compiled here; the message says what is missing and where it is had."""
 
 
-def check_compilers(environ: Mapping[str, str], usual: Path = USUAL) -> Path:
+def check_compilers(environ: Mapping[str, str], default_home: Path = DEFAULT_CUDA_HOME) -> Path:
     """Whether kernels can be compiled by processes with these variables.
 
     Returns:
@@ -42,10 +42,16 @@ def check_compilers(environ: Mapping[str, str], usual: Path = USUAL) -> Path:
     Raises:
         CannotCompileError: a compiler is missing.
     """
-    _compiler_of_hosts(environ)
-    said = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
-    found = shutil.which("nvcc", path=environ.get("PATH"))
-    nvcc = Path(said) / "bin" / "nvcc" if said else Path(found) if found else usual / "bin" / "nvcc"
+    _find_host_compiler(environ)
+    configured = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
+    on_path = shutil.which("nvcc", path=environ.get("PATH"))
+    nvcc = (
+        Path(configured) / "bin" / "nvcc"
+        if configured
+        else Path(on_path)
+        if on_path
+        else default_home / "bin" / "nvcc"
+    )
     if os.access(nvcc, os.X_OK):
         return nvcc
     raise CannotCompileError(
@@ -54,7 +60,7 @@ def check_compilers(environ: Mapping[str, str], usual: Path = USUAL) -> Path:
     )
 
 
-def _compiler_of_hosts(environ: Mapping[str, str]) -> str:
+def _find_host_compiler(environ: Mapping[str, str]) -> str:
     compiler = shutil.which("g++", path=environ.get("PATH"))
     if compiler is None:
         raise CannotCompileError(
@@ -63,54 +69,54 @@ def _compiler_of_hosts(environ: Mapping[str, str]) -> str:
     return compiler
 
 
-def packaged_toolkit() -> Path:
+def find_packaged_toolkit() -> Path:
     """The folder in which the wheels put nvcc.
 
     Raises:
         CannotCompileError: there is none.
     """
-    found = importlib.util.find_spec("nvidia")
-    places = () if found is None else found.submodule_search_locations or ()
-    kits = [kit for place in places for kit in sorted(Path(place).glob("cu[0-9]*"))]
-    for kit in reversed(kits):
-        if (kit / "bin" / "nvcc").is_file():
-            return kit
+    spec = importlib.util.find_spec("nvidia")
+    locations = () if spec is None else spec.submodule_search_locations or ()
+    toolkits = [toolkit for place in locations for toolkit in sorted(Path(place).glob("cu[0-9]*"))]
+    for toolkit in reversed(toolkits):
+        if (toolkit / "bin" / "nvcc").is_file():
+            return toolkit
     raise CannotCompileError(
         "got no package with nvcc, expected nvidia-cuda-nvcc; install baton[gpu]"
     )
 
 
-def lay_out(kit: Path, home: Path, environ: Mapping[str, str]) -> None:
+def create_toolkit(toolkit: Path, home: Path, environ: Mapping[str, str]) -> None:
     """Make a folder that has what a toolkit has.
 
     Raises:
         FileExistsError: there is something already.
         CannotCompileError: there is no compiler for what runs on the CPU.
     """
-    compiler = _compiler_of_hosts(environ)
+    compiler = _find_host_compiler(environ)
     libraries = home / "lib64"
     home.mkdir(parents=True)
     (libraries / "stubs").mkdir(parents=True)
-    for folder in kit.iterdir():
+    for folder in toolkit.iterdir():
         if folder.name != libraries.name:
             (home / folder.name).symlink_to(folder)
-    for library in (kit / "lib").glob("lib*"):
+    for library in (toolkit / "lib").glob("lib*"):
         (libraries / library.name).symlink_to(library)
-        plain = libraries / f"{library.name.partition('.so.')[0]}.so"
-        if ".so." in library.name and not plain.exists():
-            plain.symlink_to(library)
+        unversioned = libraries / f"{library.name.partition('.so.')[0]}.so"
+        if ".so." in library.name and not unversioned.exists():
+            unversioned.symlink_to(library)
     subprocess.run(  # noqa: S603 - a compiler, with words of our own
-        [compiler, *_STUB, "-o", str(libraries / "stubs" / "libcuda.so")],
+        [compiler, *_STUB_ARGUMENTS, "-o", str(libraries / "stubs" / "libcuda.so")],
         check=True,
         capture_output=True,
-        timeout=_LINK_S,
+        timeout=_LINK_TIMEOUT_S,
     )
 
 
 def main(home: Path) -> int:
     """Lay out a toolkit and say how it is used."""
     try:
-        lay_out(packaged_toolkit(), home, os.environ)
+        create_toolkit(find_packaged_toolkit(), home, os.environ)
     except (CannotCompileError, OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -26,42 +26,42 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from baton.engine.hub_files import (
-    BESIDE_WEIGHTS,
-    INDEX,
-    Asked,
-    Trouble,
-    no_room,
-    trouble,
+    NON_WEIGHT_PATTERNS,
+    WEIGHTS_INDEX,
+    FetchFailure,
+    HubModel,
+    disk_full_failure,
+    explain_failure,
     weight_files,
 )
 
-_EVERY_S: Final = 1.0
-_LIVE_S: Final = 60.0
-_OLD_S: Final = 3600.0
-_HALF: Final = "*.incomplete"
+_REPORT_INTERVAL_S: Final = 1.0
+_ACTIVE_WRITE_S: Final = 60.0
+_STALE_AFTER_S: Final = 3600.0
+_INCOMPLETE_GLOB: Final = "*.incomplete"
 _PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class FetchRequest:
     """What to fetch."""
 
     repository: str
     revision: str | None
-    weights: bool
+    needs_weights: bool
     """Whether an engine is to read it; an API server reads everything else."""
     load_format: str = "auto"
     folder: str | None = None
     """Where weights are to be kept instead of in the hub's own cache."""
-    report: str = ""
+    report_file: str = ""
     """The file that says how far it is."""
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         """As the program is given it."""
         return json.dumps(asdict(self))
 
 
-class Said:
+class ProgressFile:
     """Says how far a download is, in a file that is never half written."""
 
     def __init__(self, file: Path) -> None:
@@ -69,107 +69,111 @@ class Said:
 
     def write(self, **fields: object) -> None:
         """Replace what was said."""
-        fresh = self._file.with_suffix(".new")
-        fresh.write_text(json.dumps(fields))
-        fresh.replace(self._file)
+        new_file = self._file.with_suffix(".new")
+        new_file.write_text(json.dumps(fields))
+        new_file.replace(self._file)
 
 
-def fetch(order: Order, said: Said) -> Trouble | None:
+def fetch(request: FetchRequest, progress: ProgressFile) -> FetchFailure | None:
     """Bring the model here; returns why it did not come, or None."""
     from huggingface_hub import constants, get_token
 
-    cache = Path(order.folder or constants.HF_HUB_CACHE).expanduser()
-    asked = Asked(
-        repository=order.repository,
-        revision=order.revision,
-        hub=_shown(constants.ENDPOINT),
+    cache = Path(request.folder or constants.HF_HUB_CACHE).expanduser()
+    hub_model = HubModel(
+        repository=request.repository,
+        revision=request.revision,
+        hub=_without_credentials(constants.ENDPOINT),
         folder=str(cache),
         has_token=get_token() is not None,
         offline=constants.HF_HUB_OFFLINE,
     )
     try:
-        return _fetch(order, asked, cache, said)
+        return _fetch(request, hub_model, cache, progress)
     except Exception as error:  # noqa: BLE001 - a boundary: whatever the hub's client raises
-        return trouble(error, asked)
+        return explain_failure(error, hub_model)
 
 
-def _fetch(order: Order, asked: Asked, cache: Path, said: Said) -> Trouble | None:
+def _fetch(
+    request: FetchRequest, hub_model: HubModel, cache: Path, progress: ProgressFile
+) -> FetchFailure | None:
     from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, IncompleteSnapshotError
 
-    def bring(revision: str | None, files: list[str]) -> Path:
+    def download(revision: str | None, files: list[str]) -> Path:
         return Path(
             snapshot_download(
-                order.repository,
+                request.repository,
                 revision=revision,
                 cache_dir=cache,
                 allow_patterns=files,
-                local_files_only=asked.offline,
+                local_files_only=hub_model.offline,
                 library_name="baton",
             )
         )
 
     try:
-        snapshot = bring(order.revision, list(BESIDE_WEIGHTS))
+        snapshot = download(request.revision, list(NON_WEIGHT_PATTERNS))
     except IncompleteSnapshotError as error:  # no hub can be asked, and not all may be needed
         snapshot = Path(error.snapshot_path)
-    if not order.weights:
+    if not request.needs_weights:
         return None
     commit = snapshot.name
     try:
-        tree = get_cached_repo_tree(order.repository, revision=commit, cache_dir=cache)
+        tree = get_cached_repo_tree(request.repository, revision=commit, cache_dir=cache)
     except CachedRepoTreeNotFoundError:
         return None  # fetched long ago, and nobody can be asked: the engine sees what is there
     sizes = {file.path: file.size for file in tree}
-    wanted = weight_files(sizes, order.load_format, _indexed(snapshot))
-    sizes = {name: size for name, size in sizes.items() if name in wanted}
+    needed = weight_files(sizes, request.load_format, _read_indexed_files(snapshot))
+    sizes = {name: size for name, size in sizes.items() if name in needed}
     blobs = snapshot.parents[1] / "blobs"
-    _remove_old(blobs)
+    _remove_stale(blobs)
     total_bytes = sum(sizes.values())
-    lacking_bytes = total_bytes - here_bytes(snapshot, blobs, sizes)
-    if lacking_bytes > (free_bytes := shutil.disk_usage(cache).free):
-        return no_room(asked, f"it needs {_gb(lacking_bytes)} more, {_gb(free_bytes)} are free")
+    missing_bytes = total_bytes - downloaded_bytes(snapshot, blobs, sizes)
+    if missing_bytes > (free_bytes := shutil.disk_usage(cache).free):
+        return disk_full_failure(
+            hub_model, f"it needs {_gb(missing_bytes)} more, {_gb(free_bytes)} are free"
+        )
 
-    def look() -> None:
-        said.write(done=here_bytes(snapshot, blobs, sizes), total=total_bytes)
+    def report_progress() -> None:
+        progress.write(done=downloaded_bytes(snapshot, blobs, sizes), total=total_bytes)
 
-    with _Every(_EVERY_S, look):
-        bring(commit, sorted(wanted))
+    with _PeriodicTask(_REPORT_INTERVAL_S, report_progress):
+        download(commit, sorted(needed))
     return None
 
 
-def here_bytes(snapshot: Path, blobs: Path, sizes: Mapping[str, int]) -> int:
+def downloaded_bytes(snapshot: Path, blobs: Path, sizes: Mapping[str, int]) -> int:
     """How much of these files is on the disk, whole or on its way."""
-    whole = sum(size for name, size in sizes.items() if (snapshot / name).exists())
-    coming = 0
-    for half in blobs.glob(_HALF):
+    complete_bytes = sum(size for name, size in sizes.items() if (snapshot / name).exists())
+    partial_bytes = 0
+    for partial_file in blobs.glob(_INCOMPLETE_GLOB):
         try:
-            found = half.stat()
+            status = partial_file.stat()
         except OSError:  # it has just become whole
             continue
-        if _wall_s() - found.st_mtime < _LIVE_S:
-            coming += min(found.st_size, found.st_blocks * 512)
-    return min(whole + coming, sum(sizes.values()))
+        if _wall_s() - status.st_mtime < _ACTIVE_WRITE_S:
+            partial_bytes += min(status.st_size, status.st_blocks * 512)
+    return min(complete_bytes + partial_bytes, sum(sizes.values()))
 
 
-def _shown(address: str) -> str:
+def _without_credentials(address: str) -> str:
     """The address of a hub without what a mirror may ask for: it goes into logs."""
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def _indexed(snapshot: Path) -> frozenset[str]:
+def _read_indexed_files(snapshot: Path) -> frozenset[str]:
     try:
-        return frozenset(json.loads((snapshot / INDEX).read_text())["weight_map"].values())
+        return frozenset(json.loads((snapshot / WEIGHTS_INDEX).read_text())["weight_map"].values())
     except FileNotFoundError:
         return frozenset()
 
 
-def _remove_old(blobs: Path) -> None:
-    for half in blobs.glob(_HALF):
+def _remove_stale(blobs: Path) -> None:
+    for partial_file in blobs.glob(_INCOMPLETE_GLOB):
         try:
-            if _wall_s() - half.stat().st_mtime > _OLD_S:
-                half.unlink()
+            if _wall_s() - partial_file.stat().st_mtime > _STALE_AFTER_S:
+                partial_file.unlink()
         except OSError:  # another one removes it
             continue
 
@@ -183,35 +187,35 @@ def _gb(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:.1f} GB"
 
 
-class _Every:
+class _PeriodicTask:
     """Does something at once and every so often while a block runs, in a thread."""
 
-    def __init__(self, period_s: float, act: Callable[[], None]) -> None:
+    def __init__(self, period_s: float, action: Callable[[], None]) -> None:
         self._period_s = period_s
-        self._act = act
-        self._over = threading.Event()
+        self._action = action
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            self._act()
-            if self._over.wait(self._period_s):
+            self._action()
+            if self._stopped.wait(self._period_s):
                 return
 
 
-def end_cleanly(_number: int, _frame: object) -> None:
+def exit_cleanly(_number: int, _frame: object) -> None:
     """Remove what this process has half written, and end."""
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             open_file = descriptor.readlink()
-            if open_file.match(_HALF):
+            if open_file.match(_INCOMPLETE_GLOB):
                 open_file.unlink()
         except OSError:  # it was closed meanwhile
             continue
@@ -220,13 +224,13 @@ def end_cleanly(_number: int, _frame: object) -> None:
 
 def main(arguments: list[str]) -> None:
     """Do what the order in the only argument says."""
-    order = Order(**json.loads(arguments[0]))
-    signal.signal(signal.SIGTERM, end_cleanly)
+    request = FetchRequest(**json.loads(arguments[0]))
+    signal.signal(signal.SIGTERM, exit_cleanly)
     # It was tied to its parent by a signal that leaves no time to clean up.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    said = Said(Path(order.report))
-    found = fetch(order, said)
-    said.write(ended=True, trouble=None if found is None else list(found))
+    progress = ProgressFile(Path(request.report_file))
+    failure = fetch(request, progress)
+    progress.write(ended=True, trouble=None if failure is None else list(failure))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
-BESIDE_WEIGHTS: Final = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
+NON_WEIGHT_PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
 """Configuration, tokenizer, chat template and code of a model; a few megabytes."""
-INDEX: Final = "model.safetensors.index.json"
-_MISTRAL: Final = "consolidated*.safetensors"
-_BY_FORMAT: Final[dict[str, tuple[str, ...]]] = {
+WEIGHTS_INDEX: Final = "model.safetensors.index.json"
+_MISTRAL_PATTERN: Final = "consolidated*.safetensors"
+_PATTERNS_BY_FORMAT: Final[dict[str, tuple[str, ...]]] = {
     "hf": ("*.safetensors", "*.bin", "*.pt"),
-    "mistral": (_MISTRAL,),
+    "mistral": (_MISTRAL_PATTERN,),
     "safetensors": ("*.safetensors",),
     "fastsafetensors": ("*.safetensors",),
     "instanttensor": ("*.safetensors",),
@@ -29,14 +29,14 @@ way, vLLM fetches alone.
 """
 
 
-class Trouble(NamedTuple):
+class FetchFailure(NamedTuple):
     """Why a model does not come from a hub, and what to do."""
 
     why: str
     remedy: str
 
 
-class Asked(NamedTuple):
+class HubModel(NamedTuple):
     """What is asked of which hub, and how."""
 
     repository: str
@@ -50,145 +50,155 @@ class Asked(NamedTuple):
 
 
 def weight_files(
-    files: Collection[str], load_format: str, indexed: Collection[str]
+    files: Collection[str], load_format: str, indexed_files: Collection[str]
 ) -> frozenset[str]:
     """The files with the weights that vLLM reads.
 
     Args:
         files: of the repository.
         load_format: as vLLM names it.
-        indexed: what the index of the weights names; empty where there is none.
+        indexed_files: what the index of the weights names; empty where there is none.
     """
     if load_format == "auto":
-        has_mistrals = any(fnmatch(PurePosixPath(file).name, _MISTRAL) for file in files)
-        load_format = "mistral" if has_mistrals else "hf"
-    patterns = _BY_FORMAT.get(load_format, ())
-    if indexed and "*.safetensors" in patterns:
-        return frozenset(indexed)
+        has_mistral_files = any(
+            fnmatch(PurePosixPath(file).name, _MISTRAL_PATTERN) for file in files
+        )
+        load_format = "mistral" if has_mistral_files else "hf"
+    patterns = _PATTERNS_BY_FORMAT.get(load_format, ())
+    if indexed_files and "*.safetensors" in patterns:
+        return frozenset(indexed_files)
     for pattern in patterns:
-        if found := frozenset(file for file in files if fnmatch(file, pattern)):
-            return found
+        if matching := frozenset(file for file in files if fnmatch(file, pattern)):
+            return matching
     return frozenset()
 
 
-def trouble(error: BaseException, asked: Asked) -> Trouble:
+def explain_failure(error: BaseException, hub_model: HubModel) -> FetchFailure:
     """What an exception of huggingface_hub's comes to, for whoever started the deployment."""
-    return _of_disk(error, asked) or _of_hub(error, asked) or _of_way(error, asked)
+    return (
+        _disk_failure(error, hub_model)
+        or _hub_failure(error, hub_model)
+        or _network_failure(error, hub_model)
+    )
 
 
-def _of_disk(error: BaseException, asked: Asked) -> Trouble | None:
+def _disk_failure(error: BaseException, hub_model: HubModel) -> FetchFailure | None:
     number = error.errno if isinstance(error, OSError) else None
     if number in {errno.ENOSPC, errno.EDQUOT}:
-        return no_room(asked, "the disk is full")
+        return disk_full_failure(hub_model, "the disk is full")
     if number in {errno.EACCES, errno.EROFS, errno.EPERM}:
-        return Trouble(
-            f"models cannot be kept in {asked.folder}: {os.strerror(number)}",
+        return FetchFailure(
+            f"models cannot be kept in {hub_model.folder}: {os.strerror(number)}",
             "let baton's user write there, or set cluster.model_cache.path to another folder",
         )
-    if asked.offline:
-        return Trouble(
-            f"model {asked.repository} is not in {asked.folder}, and HF_HUB_OFFLINE is set",
+    if hub_model.offline:
+        return FetchFailure(
+            f"model {hub_model.repository} is not in {hub_model.folder}, and HF_HUB_OFFLINE is set",
             "fetch it there with 'hf download', or remove HF_HUB_OFFLINE",
         )
     return None
 
 
-def _of_hub(error: BaseException, asked: Asked) -> Trouble | None:
+def _hub_failure(error: BaseException, hub_model: HubModel) -> FetchFailure | None:
     """What the hub has answered; None where it has not."""
-    kinds, status = _kinds(error), _status(error)
-    if "GatedRepoError" in kinds:
-        return _gated(asked, status)
-    if "RevisionNotFoundError" in kinds:
-        return Trouble(
-            f"model {asked.repository} has no revision {asked.revision!r} on {asked.hub}",
+    class_names, status = _class_names(error), _status(error)
+    if "GatedRepoError" in class_names:
+        return _gated_failure(hub_model, status)
+    if "RevisionNotFoundError" in class_names:
+        return FetchFailure(
+            f"model {hub_model.repository} has no revision {hub_model.revision!r} on"
+            f" {hub_model.hub}",
             "correct models.*.revision",
         )
-    if "RepositoryNotFoundError" in kinds or status in {401, 403, 404}:
-        return _not_shown(asked, status)
+    if "RepositoryNotFoundError" in class_names or status in {401, 403, 404}:
+        return _not_visible_failure(hub_model, status)
     if status is None:
         return None
-    many = status == 429  # noqa: PLR2004 - too many requests
-    return Trouble(
-        f"{asked.hub} answered {status} for model {asked.repository}",
+    is_rate_limited = status == 429  # noqa: PLR2004 - too many requests
+    return FetchFailure(
+        f"{hub_model.hub} answered {status} for model {hub_model.repository}",
         "wait some minutes, or set HF_TOKEN: accounts may ask more often"
-        if many
+        if is_rate_limited
         else "try again later, or set HF_ENDPOINT to a mirror",
     )
 
 
-def _of_way(error: BaseException, asked: Asked) -> Trouble:
-    if "TransportError" in _kinds(error):
-        return Trouble(
-            f"{asked.hub} cannot be reached for model {asked.repository}: {_words(error)}",
+def _network_failure(error: BaseException, hub_model: HubModel) -> FetchFailure:
+    if "TransportError" in _class_names(error):
+        return FetchFailure(
+            f"{hub_model.hub} cannot be reached for model {hub_model.repository}:"
+            f" {_first_line(error)}",
             "check this node's network; set HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror, or"
             " HF_HUB_OFFLINE=1 where the model is on the node",
         )
-    return Trouble(
-        f"model {asked.repository} does not come from {asked.hub}: {_words(error)}",
+    return FetchFailure(
+        f"model {hub_model.repository} does not come from {hub_model.hub}: {_first_line(error)}",
         "try again; what has come is kept",
     )
 
 
-def no_room(asked: Asked, why: str) -> Trouble:
+def disk_full_failure(hub_model: HubModel, why: str) -> FetchFailure:
     """What it comes to that a model has no room."""
-    return Trouble(
-        f"no room for model {asked.repository} in {asked.folder}: {why}",
+    return FetchFailure(
+        f"no room for model {hub_model.repository} in {hub_model.folder}: {why}",
         "free disk there, or set cluster.model_cache.path to a folder with more",
     )
 
 
-def _gated(asked: Asked, status: int | None) -> Trouble:
-    page = f"{asked.hub}/{asked.repository}"
+def _gated_failure(hub_model: HubModel, status: int | None) -> FetchFailure:
+    page = f"{hub_model.hub}/{hub_model.repository}"
     account = (
         "with the account of HF_TOKEN, and let the token read gated models"
-        if asked.has_token
+        if hub_model.has_token
         else "and set HF_TOKEN to a token of that account"
     )
-    return Trouble(
-        f"model {asked.repository} is gated: {asked.hub} answered {status}",
+    return FetchFailure(
+        f"model {hub_model.repository} is gated: {hub_model.hub} answered {status}",
         f"accept its licence at {page} {account}",
     )
 
 
-def _not_shown(asked: Asked, status: int | None) -> Trouble:
+def _not_visible_failure(hub_model: HubModel, status: int | None) -> FetchFailure:
     token = (
         "see whether HF_TOKEN is valid and may read it"
-        if asked.has_token
+        if hub_model.has_token
         else "set HF_TOKEN where it is private"
     )
-    return Trouble(
-        f"{asked.hub} shows no model {asked.repository}: it answered {status}",
+    return FetchFailure(
+        f"{hub_model.hub} shows no model {hub_model.repository}: it answered {status}",
         f"correct models.*.source, or {token}",
     )
 
 
-def _kinds(error: BaseException) -> frozenset[str]:
+def _class_names(error: BaseException) -> frozenset[str]:
     """The names of an exception's classes, and of those of what it came from.
 
     By name, for huggingface_hub changed the library of its HTTP client, with all of its errors.
     """
-    return frozenset(kind.__name__ for one in _chain(error) for kind in type(one).__mro__)
+    return frozenset(
+        kind.__name__ for exception in _chain(error) for kind in type(exception).__mro__
+    )
 
 
 def _status(error: BaseException) -> int | None:
-    for one in _chain(error):
-        status = getattr(getattr(one, "response", None), "status_code", None)
+    for exception in _chain(error):
+        status = getattr(getattr(exception, "response", None), "status_code", None)
         if isinstance(status, int):
             return status
     return None
 
 
 def _chain(error: BaseException) -> Sequence[BaseException]:
-    found: list[BaseException] = []
-    one: BaseException | None = error
-    while one is not None and one not in found:
-        found.append(one)
-        one = one.__cause__
-    return found
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__
+    return causes
 
 
-def _words(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """The first line of what it was at first."""
-    first = _chain(error)[-1]
-    said = str(first).strip().partition("\n")[0]
-    return f"{type(first).__name__}: {said}" if said else type(first).__name__
+    root_cause = _chain(error)[-1]
+    text = str(root_cause).strip().partition("\n")[0]
+    return f"{type(root_cause).__name__}: {text}" if text else type(root_cause).__name__

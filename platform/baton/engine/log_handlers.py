@@ -14,17 +14,17 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def kept_handlers() -> Iterator[None]:
+def preserve_log_handlers() -> Iterator[None]:
     """Inside, configuring logging closes no handler that there was before.
 
     Python closes those that it has in a list of its own; they are taken off it, and put back.
     """
-    listed: list[object] = logging._handlerList  # type: ignore[attr-defined]  # noqa: SLF001
-    named: dict[str, logging.Handler] = dict(logging._handlers)  # type: ignore[attr-defined]  # noqa: SLF001
-    kept = listed[:]
-    del listed[:]
+    handler_list: list[object] = logging._handlerList  # type: ignore[attr-defined]  # noqa: SLF001
+    handlers_by_name: dict[str, logging.Handler] = dict(logging._handlers)  # type: ignore[attr-defined]  # noqa: SLF001
+    saved = handler_list[:]
+    del handler_list[:]
     try:
         yield
     finally:
-        listed[:0] = kept
-        logging._handlers.update(named)  # type: ignore[attr-defined]  # noqa: SLF001
+        handler_list[:0] = saved
+        logging._handlers.update(handlers_by_name)  # type: ignore[attr-defined]  # noqa: SLF001

@@ -46,7 +46,7 @@ _HIDDEN: Final = 256
 _LAYERS: Final = 4
 _HEADS: Final = 4
 _KV_HEADS: Final = 2
-_HEAD: Final = _HIDDEN // _HEADS
+_HEAD_SIZE: Final = _HIDDEN // _HEADS
 
 # Chosen by trial, between two ends: with less attention a token's successor hardly depends on the
 # rest of the context, with more of it close calls come back. The tests hold both bounds.
@@ -69,8 +69,8 @@ def write_tiny_model(path: Path, *, seed: int = 0) -> Path:
         FileExistsError: `path` holds something else.
         ModuleNotFoundError: torch or transformers is not installed.
     """
-    wanted = {"format": _FORMAT, "seed": seed}
-    if _is_complete(path, wanted):
+    marker = {"format": _FORMAT, "seed": seed}
+    if _is_complete(path, marker):
         return path
     if path.exists() and not (path / MARKER).exists() and any(path.iterdir()):
         raise FileExistsError(
@@ -79,30 +79,32 @@ def write_tiny_model(path: Path, *, seed: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        made = scratch / "new"
-        _write(made, seed=seed)
-        (made / MARKER).write_text(json.dumps(wanted))
-        _put_in_place(made, path, old=scratch / "old", wanted=wanted)
+        new_folder = scratch / "new"
+        _write(new_folder, seed=seed)
+        (new_folder / MARKER).write_text(json.dumps(marker))
+        _move_into_place(new_folder, path, old_folder=scratch / "old", marker=marker)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return path
 
 
-def _is_complete(path: Path, wanted: dict[str, int]) -> bool:
+def _is_complete(path: Path, marker: dict[str, int]) -> bool:
     try:
-        return bool(json.loads((path / MARKER).read_text()) == wanted)
+        return bool(json.loads((path / MARKER).read_text()) == marker)
     except (OSError, ValueError):
         return False
 
 
-def _put_in_place(made: Path, path: Path, *, old: Path, wanted: dict[str, int]) -> None:
+def _move_into_place(
+    new_folder: Path, path: Path, *, old_folder: Path, marker: dict[str, int]
+) -> None:
     if path.exists():
-        path.rename(old)
+        path.rename(old_folder)
     try:
-        made.rename(path)
+        new_folder.rename(path)
     except OSError:
         # Another process was faster; what it wrote is as good, if it is the same.
-        if not _is_complete(path, wanted):
+        if not _is_complete(path, marker):
             raise
 
 
@@ -196,12 +198,12 @@ def _fill_attention(attention: torch.nn.Module, random: torch.Generator) -> None
         noise = torch.randn(projection.weight.shape, generator=random)
         projection.weight.copy_(noise * _ATTENTION_SHARPNESS / math.sqrt(_HIDDEN))
     basis, _ = torch.linalg.qr(torch.randn(_HIDDEN, _HIDDEN, generator=random))
-    values = basis[: _KV_HEADS * _HEAD]
+    values = basis[: _KV_HEADS * _HEAD_SIZE]
     attention.v_proj.weight.copy_(values)
     # Each query head returns its KV head's part of the embedding to where it was taken from.
-    per_kv_head = values.split(_HEAD)
-    back = [per_kv_head[head * _KV_HEADS // _HEADS].T for head in range(_HEADS)]
-    attention.o_proj.weight.copy_(torch.cat(back, dim=1) * _ATTENTION_GAIN)
+    per_kv_head = values.split(_HEAD_SIZE)
+    output_blocks = [per_kv_head[head * _KV_HEADS // _HEADS].T for head in range(_HEADS)]
+    attention.o_proj.weight.copy_(torch.cat(output_blocks, dim=1) * _ATTENTION_GAIN)
 
 
 def _fill_mlp(mlp: torch.nn.Module, random: torch.Generator) -> None:

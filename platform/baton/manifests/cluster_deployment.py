@@ -20,26 +20,26 @@ from baton.config.load import LoadedConfig, load_text
 from baton.config.schema.deployment import DeploymentConfig
 from baton.config.schema.security import TlsConfig
 from baton.config.schema.service import TenantConfig
-from baton.config.write.render import plain
-from baton.domain.names.addresses import everywhere, is_loopback
+from baton.config.write.render import to_plain
+from baton.domain.names.addresses import any_address, is_loopback
 from baton.manifests.settings import CannotExport
 
-EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - guarded by a network policy, a token and keys
-KEYS: Final = PurePosixPath("/etc/baton/keys")
+ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - guarded by a network policy, a token and keys
+KEYS_DIR: Final = PurePosixPath("/etc/baton/keys")
 """API keys of tenants, a file for each."""
-TOKEN: Final = PurePosixPath("/etc/baton/console/token")
+TOKEN_FILE: Final = PurePosixPath("/etc/baton/console/token")
 """What metrics and the console ask for."""
-_DEFAULT: Final = "default"
+_DEFAULT_ORIGIN: Final = "default"
 
-Plain = dict[str, object]
+PlainDict = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapted:
+class ClusterDeployment:
     """A configuration for a cluster, and which files have to be brought there."""
 
     config: DeploymentConfig
-    written: Mapping[str, object]
+    explicit_values: Mapping[str, object]
     """The same as plain values, without keys that have their defaults."""
     key_files: Mapping[str, str]
     """By their name in the cluster's folder of keys: what the file is called here."""
@@ -52,13 +52,13 @@ class Adapted:
         return any(pool.resources.gpus for pool in self.config.pools.values())
 
     @property
-    def has_token(self) -> bool:
+    def needs_token(self) -> bool:
         """Whether anything is served to Prometheus or to people."""
-        seen = self.config.observability
-        return seen.metrics.enabled or seen.console.enabled
+        observability = self.config.observability
+        return observability.metrics.enabled or observability.console.enabled
 
 
-def adapted(loaded: LoadedConfig) -> Adapted:
+def adapt_to_cluster(loaded: LoadedConfig) -> ClusterDeployment:
     """The same deployment, for a cluster.
 
     Raises:
@@ -71,103 +71,120 @@ def adapted(loaded: LoadedConfig) -> Adapted:
             "end TLS before baton, in the cluster's gateway, and remove security.tls",
         )
     tenants: dict[str, TenantConfig] = {}
-    files: dict[str, str] = {}
+    key_files: dict[str, str] = {}
     for name, tenant in config.tenants.items():
         tenants[name] = tenant
         if tenant.keys_file is None:
             continue
-        base = PurePosixPath(tenant.keys_file).name
-        if files.setdefault(base, tenant.keys_file) != tenant.keys_file:
+        file_name = PurePosixPath(tenant.keys_file).name
+        if key_files.setdefault(file_name, tenant.keys_file) != tenant.keys_file:
             raise CannotExport(
-                f"tenants have the key files {files[base]} and {tenant.keys_file}, which would be"
-                f" one file {KEYS / base}",
+                f"tenants have the key files {key_files[file_name]} and {tenant.keys_file},"
+                " which would be"
+                f" one file {KEYS_DIR / file_name}",
                 "give them different names",
             )
-        tenants[name] = replace(tenant, keys_file=str(KEYS / base))
-    opened = _opened(config, tenants)
-    return Adapted(
-        config=opened,
-        written=_written_for(opened, loaded),
-        key_files=files,
+        tenants[name] = replace(tenant, keys_file=str(KEYS_DIR / file_name))
+    cluster_config = _listen_everywhere(config, tenants)
+    return ClusterDeployment(
+        config=cluster_config,
+        explicit_values=_explicit_values_for(cluster_config, loaded),
+        key_files=key_files,
         token_file=config.observability.token_file,
     )
 
 
-def written_keys(loaded: LoadedConfig) -> Mapping[str, object]:
+def explicit_config_values(loaded: LoadedConfig) -> Mapping[str, object]:
     """The configuration as plain values, without keys that have their defaults."""
-    return _written_for(loaded.config, loaded)
+    return _explicit_values_for(loaded.config, loaded)
 
 
-def _written_for(config: DeploymentConfig, loaded: LoadedConfig) -> Mapping[str, object]:
-    everything = plain(config)
-    found = _written(everything, plain(loaded.config), loaded.origins, ())
-    for one in (found, everything):  # the latter for a class or a tenant of which nothing is said
-        _leave_to_models(one, config, loaded.origins)
-        if load_text(json.dumps(one)) == config:
-            return one
-    return plain(config)
+def _explicit_values_for(config: DeploymentConfig, loaded: LoadedConfig) -> Mapping[str, object]:
+    all_values = to_plain(config)
+    explicit = _explicit_values(all_values, to_plain(loaded.config), loaded.origins, ())
+    for entry in (
+        explicit,
+        all_values,
+    ):  # the latter for a class or a tenant of which nothing is said
+        _omit_inherited(entry, config, loaded.origins)
+        if load_text(json.dumps(entry)) == config:
+            return entry
+    return to_plain(config)
 
 
-def _leave_to_models(found: Plain, config: DeploymentConfig, origins: Mapping[str, str]) -> None:
+def _omit_inherited(
+    values: PlainDict, config: DeploymentConfig, origins: Mapping[str, str]
+) -> None:
     """Take out engine options that pools have from their models, so that they go on following."""
-    models, pools = plain(config)["models"], found["pools"]
+    models, pools = to_plain(config)["models"], values["pools"]
     assert isinstance(models, Mapping), "models are a section"
     assert isinstance(pools, Mapping), "pools are a section"
     for name, pool in pools.items():
         model = config.pools[name].model
-        here, there = ("pools", name, "engine"), ("models", model, "engine")
-        own = _own(pool.pop("engine", {}), models[model]["engine"], origins, (here, there))
-        if own:
-            pool["engine"] = own
+        pool_path, model_path = ("pools", name, "engine"), ("models", model, "engine")
+        overrides = _pool_overrides(
+            pool.pop("engine", {}), models[model]["engine"], origins, (pool_path, model_path)
+        )
+        if overrides:
+            pool["engine"] = overrides
 
 
-def _own(
+def _pool_overrides(
     pool: Mapping[str, object],
     model: Mapping[str, object],
     origins: Mapping[str, str],
     paths: tuple[Path, Path],
-) -> Plain:
+) -> PlainDict:
     """Options of a pool that are not the very ones of its model: same value, said at one place."""
-    found: Plain = {}
+    overrides: PlainDict = {}
     for key, value in pool.items():
-        theirs = model.get(key)
-        both = (*paths[0], key), (*paths[1], key)
-        if isinstance(value, Mapping) and isinstance(theirs, Mapping):
-            if below := _own(value, theirs, origins, both):
-                found[key] = below
+        model_value = model.get(key)
+        key_paths = (*paths[0], key), (*paths[1], key)
+        if isinstance(value, Mapping) and isinstance(model_value, Mapping):
+            if nested := _pool_overrides(value, model_value, origins, key_paths):
+                overrides[key] = nested
             continue
-        said, inherited = (origins.get(format_path(path), _DEFAULT) for path in both)
-        if (value, said) != (theirs, inherited):
-            found[key] = value
-    return found
+        pool_origin, model_origin = (
+            origins.get(format_path(path), _DEFAULT_ORIGIN) for path in key_paths
+        )
+        if (value, pool_origin) != (model_value, model_origin):
+            overrides[key] = value
+    return overrides
 
 
-def _written(new: object, old: object, origins: Mapping[str, str], path: Path) -> Plain:
+def _explicit_values(new: object, old: object, origins: Mapping[str, str], path: Path) -> PlainDict:
     """Keys that somebody gave, or that are others now than they were."""
-    found: Plain = {}
+    values: PlainDict = {}
     assert isinstance(new, Mapping), "a section is written as a mapping"
     for key, value in new.items():
-        here, before = (*path, str(key)), old.get(key) if isinstance(old, Mapping) else None
+        key_path, old_value = (*path, str(key)), old.get(key) if isinstance(old, Mapping) else None
         if isinstance(value, Mapping) and value:
-            below = _written(value, before, origins, here)
-            if below:
-                found[str(key)] = below
-        elif value != before or origins.get(format_path(here), _DEFAULT) != _DEFAULT:
-            found[str(key)] = value
-    return found
+            nested = _explicit_values(value, old_value, origins, key_path)
+            if nested:
+                values[str(key)] = nested
+        elif (
+            value != old_value
+            or origins.get(format_path(key_path), _DEFAULT_ORIGIN) != _DEFAULT_ORIGIN
+        ):
+            values[str(key)] = value
+    return values
 
 
-def _opened(config: DeploymentConfig, tenants: Mapping[str, TenantConfig]) -> DeploymentConfig:
-    seen, server = config.observability, config.server
+def _listen_everywhere(
+    config: DeploymentConfig, tenants: Mapping[str, TenantConfig]
+) -> DeploymentConfig:
+    observability, server = config.observability, config.server
     # Port 0, any free one, could not be named in a manifest.
     metrics = replace(
-        seen.metrics, host=everywhere(seen.metrics.host), port=seen.metrics.port or 9400
+        observability.metrics,
+        host=any_address(observability.metrics.host),
+        port=observability.metrics.port or 9400,
     )
     return replace(
         config,
         tenants=tenants,
-        server=replace(server, host=everywhere(server.host))
+        server=replace(server, host=any_address(server.host))
         if is_loopback(server.host)
         else server,
-        observability=replace(seen, metrics=metrics, token_file=str(TOKEN)),
+        observability=replace(observability, metrics=metrics, token_file=str(TOKEN_FILE)),
     )

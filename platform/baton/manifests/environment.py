@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from baton.config.schema.deployment import DeploymentConfig, FrontKind
+from baton.config.schema.deployment import DeploymentConfig, ListenerKind
 from baton.serving.front.data_path import DataPath, FrontPorts, FrontSettings, serve_environment
 
 RUN_DIR: Final = Path("/tmp/baton")  # noqa: S108 - of a container, or of the service alone
@@ -15,44 +15,46 @@ FRONT_PORTS: Final = FrontPorts(
     metrics=21001,
     fallback_http=21002,
     fallback_grpc=21003,
-    replica_http_from=21004,
-    replica_http_to=21203,
+    replica_http_min=21004,
+    replica_http_max=21203,
 )
 """Each node has one front and addresses of its own, so the same ports do everywhere."""
-_BOTH_VERSIONS: Final = "::0"
+_DUAL_STACK_ADDRESS: Final = "::0"
 """What Ray Serve is told instead of `::`, which is the same: it would listen at IPv4 alone.
 
 Source: Ray 2.60, serve/_private/haproxy.py, `frontend_host`, which makes `*` of `::`.
 """
-_HEAD_RETURNS_S: Final = 600
+_HEAD_RECONNECT_TIMEOUT_S: Final = 600
 """How long a node waits for a head that comes back (with its memory, in Redis) before it ends."""
 
 
-def gated(config: DeploymentConfig) -> bool:
+def uses_ingress_listener(config: DeploymentConfig) -> bool:
     """Whether ingresses listen where clients come, and nothing of Ray Serve's."""
-    return config.server.front is FrontKind.GATE
+    return config.server.front is ListenerKind.INGRESS
 
 
-def serves_address(config: DeploymentConfig) -> tuple[str, int]:
+def serve_address(config: DeploymentConfig) -> tuple[str, int]:
     """Where Ray Serve's own front listens: where clients come, unless ingresses do."""
-    if gated(config):
+    if uses_ingress_listener(config):
         return "127.0.0.1", FRONT_PORTS.fallback_http
     host = config.server.host
-    return _BOTH_VERSIONS if host == "::" else host, config.server.port
+    return _DUAL_STACK_ADDRESS if host == "::" else host, config.server.port
 
 
 def ray_variables(config: DeploymentConfig) -> dict[str, str]:
     """Variables by name, in a stable order."""
-    front = FrontSettings(
-        data_path=DataPath.GATE if gated(config) else DataPath.HAPROXY,
+    front_settings = FrontSettings(
+        data_path=DataPath.INGRESS_HAPROXY
+        if uses_ingress_listener(config)
+        else DataPath.SERVE_HAPROXY,
         run_dir=RUN_DIR,
         ports=FRONT_PORTS,
-        longest_stream_s=config.admission.timeouts.total_s,
+        max_stream_s=config.admission.timeouts.total_s,
         threads=4,
     )
-    variables = serve_environment(front) | {
+    variables = serve_environment(front_settings) | {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_gcs_rpc_server_reconnect_timeout_s": str(_HEAD_RETURNS_S),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(_HEAD_RECONNECT_TIMEOUT_S),
         "VLLM_NO_USAGE_STATS": "1",
     }
     return dict(sorted(variables.items()))

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from baton.config.load import LoadedConfig
-from baton.manifests.cluster_deployment import adapted
+from baton.manifests.cluster_deployment import adapt_to_cluster
 from baton.manifests.images import docker_files
 from baton.manifests.kubernetes.helm import helm_files
 from baton.manifests.kubernetes.kuberay import kuberay_files
@@ -42,10 +42,10 @@ def manifest_files(target: Target, loaded: LoadedConfig, settings: ManifestSetti
 
 
 _FILES: Final[Mapping[Target, Callable[[LoadedConfig, ManifestSettings], Files]]] = {
-    Target.KUBERAY: lambda loaded, settings: kuberay_files(adapted(loaded), settings),
-    Target.HELM: lambda loaded, settings: helm_files(adapted(loaded), settings),
-    Target.KUSTOMIZE: lambda loaded, settings: kustomize_files(adapted(loaded), settings),
-    Target.RAY: lambda loaded, settings: ray_up_files(adapted(loaded), settings),
+    Target.KUBERAY: lambda loaded, settings: kuberay_files(adapt_to_cluster(loaded), settings),
+    Target.HELM: lambda loaded, settings: helm_files(adapt_to_cluster(loaded), settings),
+    Target.KUSTOMIZE: lambda loaded, settings: kustomize_files(adapt_to_cluster(loaded), settings),
+    Target.RAY: lambda loaded, settings: ray_up_files(adapt_to_cluster(loaded), settings),
     Target.COMPOSE: lambda loaded, settings: compose_files(loaded.config, settings),
     Target.SYSTEMD: systemd_files,
     Target.DOCKER: lambda _loaded, _settings: docker_files(),

@@ -7,16 +7,16 @@ from importlib import resources
 from typing import Final
 
 import baton
-from baton.manifests.cluster_deployment import Adapted
+from baton.manifests.cluster_deployment import ClusterDeployment
 from baton.manifests.settings import ManifestSettings
 
 BATON_UID: Final = 10001
 """The user that containers run as; the Dockerfiles make it."""
-MODELS: Final = "/models"
+MODELS_DIR: Final = "/models"
 """Where models from the hub are kept."""
 
 
-def image_of(deployment: Adapted, settings: ManifestSettings) -> str:
+def image_name(deployment: ClusterDeployment, settings: ManifestSettings) -> str:
     """The image that every node runs."""
     if settings.image is not None:
         return settings.image
@@ -26,7 +26,7 @@ def image_of(deployment: Adapted, settings: ManifestSettings) -> str:
 def docker_files() -> Mapping[str, bytes]:
     """Both Dockerfiles: images hold baton and engines, and no configuration."""
     folder = resources.files("baton.manifests") / "templates" / "docker"
-    ignored = (folder / "dockerignore").read_bytes()
+    dockerignore = (folder / "dockerignore").read_bytes()
     files = {name: (folder / name).read_bytes() for name in ("Dockerfile.cpu", "Dockerfile.cuda")}
     # BuildKit finds what to ignore beside the Dockerfile, by its name.
-    return files | {f"{name}.dockerignore": ignored for name in files}
+    return files | {f"{name}.dockerignore": dockerignore for name in files}

@@ -5,40 +5,40 @@ from __future__ import annotations
 from textwrap import indent
 from typing import Final
 
-from baton.manifests.cluster_deployment import Adapted, Plain
+from baton.manifests.cluster_deployment import ClusterDeployment, PlainDict
 from baton.manifests.networking import metadata
-from baton.manifests.pods import NAME_LABEL, matching
+from baton.manifests.pods import NAME_LABEL, label_selector
 from baton.manifests.settings import ManifestSettings
 from baton.manifests.yaml_writer import yaml_text
 from baton.telemetry import rules
 
-SCRAPE_EVERY: Final = "5s"
+SCRAPE_INTERVAL: Final = "5s"
 """As the dashboards expect it."""
 _GROUPS: Final = "groups:\n"
 
 
-def monitors(deployment: Adapted, settings: ManifestSettings) -> list[Plain]:
+def monitor_objects(deployment: ClusterDeployment, settings: ManifestSettings) -> list[PlainDict]:
     """Whom to ask."""
-    found = [pod_monitor(settings)]
+    objects = [pod_monitor(settings)]
     if deployment.config.observability.metrics.enabled:
-        found.append(scrape_config(deployment, settings))
-    return found
+        objects.append(scrape_config(deployment, settings))
+    return objects
 
 
-def pod_monitor(settings: ManifestSettings) -> Plain:
+def pod_monitor(settings: ManifestSettings) -> PlainDict:
     """Ray's own metrics, of every node."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
         "metadata": metadata(f"{settings.name}-ray", settings),
         "spec": {
-            "selector": matching({NAME_LABEL: settings.name}),
+            "selector": label_selector({NAME_LABEL: settings.name}),
             "podMetricsEndpoints": [{"port": "metrics", "interval": "15s"}],
         },
     }
 
 
-def scrape_config(deployment: Adapted, settings: ManifestSettings) -> Plain:
+def scrape_config(deployment: ClusterDeployment, settings: ManifestSettings) -> PlainDict:
     """The metrics of baton: the controller names every process that has some."""
     port = deployment.config.observability.metrics.port
     token = {"name": f"{settings.name}-console", "key": "token"}
@@ -49,12 +49,12 @@ def scrape_config(deployment: Adapted, settings: ManifestSettings) -> Plain:
         "metadata": metadata(settings.name, settings),
         "spec": {
             "jobName": settings.name,
-            "scrapeInterval": SCRAPE_EVERY,
+            "scrapeInterval": SCRAPE_INTERVAL,
             "authorization": authorization,
             "httpSDConfigs": [
                 {
                     "url": f"http://{settings.name}-console.{settings.namespace}.svc:{port}/sd",
-                    "refreshInterval": SCRAPE_EVERY,
+                    "refreshInterval": SCRAPE_INTERVAL,
                     "authorization": authorization,
                 }
             ],
@@ -64,14 +64,14 @@ def scrape_config(deployment: Adapted, settings: ManifestSettings) -> Plain:
     }
 
 
-def rule_file(settings: ManifestSettings) -> str:
+def prometheus_rule(settings: ManifestSettings) -> str:
     """A PrometheusRule with our recording rules and alerts, all of them."""
-    head: Plain = {
+    header: PlainDict = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": metadata(settings.name, settings),
     }
-    return yaml_text(head) + "spec:\n" + indent(rule_groups(), "  ")
+    return yaml_text(header) + "spec:\n" + indent(rule_groups(), "  ")
 
 
 def rule_groups() -> str:

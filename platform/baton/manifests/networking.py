@@ -10,29 +10,31 @@ from __future__ import annotations
 
 from typing import Final
 
-from baton.manifests.cluster_deployment import Adapted, Plain
+from baton.manifests.cluster_deployment import ClusterDeployment, PlainDict
 from baton.manifests.pod_limits import HEAD_PORTS, METRICS_PORT
-from baton.manifests.pods import NAME_LABEL, matching, pod_labels
+from baton.manifests.pods import NAME_LABEL, label_selector, pod_labels
 from baton.manifests.settings import ManifestSettings
 from baton.serving.shared.names import INGRESS
 
-_EPHEMERAL: Final = (32768, 60999)
+_EPHEMERAL_PORTS: Final = (32768, 60999)
 """Linux' range for ports that nobody chose: metrics of ingresses and replicas are there."""
-_PROMETHEUS: Final = {"app.kubernetes.io/name": "prometheus"}
-_OPERATOR: Final = {"app.kubernetes.io/name": "kuberay-operator"}
+_PROMETHEUS_LABELS: Final = {"app.kubernetes.io/name": "prometheus"}
+_KUBERAY_OPERATOR_LABELS: Final = {"app.kubernetes.io/name": "kuberay-operator"}
 
 
-def services(deployment: Adapted, settings: ManifestSettings) -> list[Plain]:
+def services(deployment: ClusterDeployment, settings: ManifestSettings) -> list[PlainDict]:
     """Where clients come, and where the console and the metrics are."""
     config, name = deployment.config, settings.name
-    found = [_service(name, "api", INGRESS, config.server.port, settings)]
-    if deployment.has_token:
+    objects = [_service(name, "api", INGRESS, config.server.port, settings)]
+    if deployment.needs_token:
         port = config.observability.metrics.port
-        found.append(_service(f"{name}-console", "observe", "head", port, settings))
-    return found
+        objects.append(_service(f"{name}-console", "observe", "head", port, settings))
+    return objects
 
 
-def budgets(deployment: Adapted, settings: ManifestSettings) -> list[Plain]:
+def disruption_budgets(
+    deployment: ClusterDeployment, settings: ManifestSettings
+) -> list[PlainDict]:
     """At most one pod of a group is moved at a time; the head, which holds all state, never."""
     groups = {"head": 0, INGRESS: 1} | dict.fromkeys(deployment.config.pools, 1)
     return [
@@ -41,28 +43,34 @@ def budgets(deployment: Adapted, settings: ManifestSettings) -> list[Plain]:
             "kind": "PodDisruptionBudget",
             "metadata": metadata(f"{settings.name}-{group}", settings),
             "spec": {
-                "maxUnavailable": most,
-                "selector": matching(pod_labels(settings.name, group)),
+                "maxUnavailable": max_unavailable,
+                "selector": label_selector(pod_labels(settings.name, group)),
             },
         }
-        for group, most in groups.items()
+        for group, max_unavailable in groups.items()
     ]
 
 
-def policy(deployment: Adapted, settings: ManifestSettings) -> Plain:
+def network_policy(deployment: ClusterDeployment, settings: ManifestSettings) -> PlainDict:
     """See the module. Outwards everything is allowed: models come from a hub."""
     config = deployment.config
-    everywhere: Plain = {"namespaceSelector": {}}
-    ours = [{"podSelector": matching({NAME_LABEL: settings.name})}]
-    watching: list[Plain] = [_tcp(METRICS_PORT), _tcp(_EPHEMERAL[0]) | {"endPort": _EPHEMERAL[1]}]
-    if deployment.has_token:
-        watching.insert(0, _tcp(config.observability.metrics.port))
-    rules: list[Plain] = [
-        {"from": ours},
+    all_namespaces: PlainDict = {"namespaceSelector": {}}
+    own_pods = [{"podSelector": label_selector({NAME_LABEL: settings.name})}]
+    monitoring_ports: list[PlainDict] = [
+        _tcp(METRICS_PORT),
+        _tcp(_EPHEMERAL_PORTS[0]) | {"endPort": _EPHEMERAL_PORTS[1]},
+    ]
+    if deployment.needs_token:
+        monitoring_ports.insert(0, _tcp(config.observability.metrics.port))
+    rules: list[PlainDict] = [
+        {"from": own_pods},
         {"ports": [_tcp(config.server.port)]},
-        {"from": [everywhere | {"podSelector": matching(_PROMETHEUS)}], "ports": watching},
         {
-            "from": [everywhere | {"podSelector": matching(_OPERATOR)}],
+            "from": [all_namespaces | {"podSelector": label_selector(_PROMETHEUS_LABELS)}],
+            "ports": monitoring_ports,
+        },
+        {
+            "from": [all_namespaces | {"podSelector": label_selector(_KUBERAY_OPERATOR_LABELS)}],
             "ports": [_tcp(HEAD_PORTS["dashboard"]), _tcp(config.server.port)],
         },
     ]
@@ -71,20 +79,22 @@ def policy(deployment: Adapted, settings: ManifestSettings) -> Plain:
         "kind": "NetworkPolicy",
         "metadata": metadata(settings.name, settings),
         "spec": {
-            "podSelector": matching({NAME_LABEL: settings.name}),
+            "podSelector": label_selector({NAME_LABEL: settings.name}),
             "policyTypes": ["Ingress"],
             "ingress": rules,
         },
     }
 
 
-def metadata(name: str, settings: ManifestSettings) -> Plain:
+def metadata(name: str, settings: ManifestSettings) -> PlainDict:
     """What an object is called, and whose it is."""
     labels = {"app.kubernetes.io/name": "baton", NAME_LABEL: settings.name}
     return {"name": name, "namespace": settings.namespace, "labels": labels}
 
 
-def _service(name: str, port_name: str, group: str, port: int, settings: ManifestSettings) -> Plain:
+def _service(
+    name: str, port_name: str, group: str, port: int, settings: ManifestSettings
+) -> PlainDict:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -96,5 +106,5 @@ def _service(name: str, port_name: str, group: str, port: int, settings: Manifes
     }
 
 
-def _tcp(port: int) -> Plain:
+def _tcp(port: int) -> PlainDict:
     return {"protocol": "TCP", "port": port}

@@ -15,14 +15,17 @@ from baton.manifests.settings import CannotExport, ManifestSettings
 from baton.serving.preflight.checks import INGRESS_BYTES, RAY_BYTES, replica_bytes
 from baton.serving.shared.names import INGRESS
 
-FRONT: Final = "baton_front"
+FRONT_RESOURCE: Final = "baton_front"
 """Ray's resource of nodes for ingresses: these run nowhere else, and engines find no CPU there."""
-HEAD: Final = "baton_head"
+HEAD_RESOURCE: Final = "baton_head"
 """Ray's resource of the head, where the controller is, so that others know where to find it."""
 FRONT_SHARE: Final = 0.5
-"""Of a node's `FRONT`: two ingresses fit on one, so that one can be replaced where there is one."""
+"""Of a node's `FRONT_RESOURCE`.
+
+Two ingresses fit on one, so that one can be replaced where there is one.
+"""
 _MIB: Final = 1024**2
-RAY_MIB: Final = math.ceil(RAY_BYTES / _MIB)
+RAY_MEMORY_MIB: Final = math.ceil(RAY_BYTES / _MIB)
 """What Ray needs of a node's memory besides."""
 DEFAULT_ENGINE_BYTES: Final = 4 * 1024**3
 """Of a node for engines of which nothing is known."""
@@ -39,7 +42,7 @@ class NodeGroup:
     cpus: int
     """Of each node, as Ray counts them."""
     gpus: int = 0
-    hosts: int = 1
+    nodes_per_replica: int = 1
     """Nodes that one replica spans."""
     memory_bytes: int = 0
     """Main memory that one node needs at least."""
@@ -61,8 +64,8 @@ def head_group() -> NodeGroup:
         min=1,
         max=1,
         cpus=0,
-        memory_bytes=_mib(4 * RAY_BYTES),
-        resources={HEAD: 1},
+        memory_bytes=_round_up_to_mib(4 * RAY_BYTES),
+        resources={HEAD_RESOURCE: 1},
     )
 
 
@@ -75,8 +78,8 @@ def front_group(config: DeploymentConfig) -> NodeGroup:
         min=counts.min,
         max=max(counts.min, counts.max),
         cpus=0,
-        memory_bytes=_mib(2 * INGRESS_BYTES + RAY_BYTES),
-        resources={FRONT: 1},
+        memory_bytes=_round_up_to_mib(2 * INGRESS_BYTES + RAY_BYTES),
+        resources={FRONT_RESOURCE: 1},
     )
 
 
@@ -103,36 +106,40 @@ def pool_group(config: DeploymentConfig, name: str, settings: ManifestSettings) 
         CannotExport: as `pool_groups`.
     """
     pool = config.pools[name]
-    hosts = _hosts(name, pool, settings)
+    nodes = _nodes_per_replica(name, pool, settings)
     resources, counts = pool.resources, pool.replicas
-    limit = None if resources.memory_bytes is None else math.ceil(resources.memory_bytes / hosts)
-    needed = math.ceil(replica_bytes(config, pool, hosts=hosts) / hosts)
-    kind = resources.accelerator
+    memory_limit_bytes = (
+        None if resources.memory_bytes is None else math.ceil(resources.memory_bytes / nodes)
+    )
+    memory_bytes = math.ceil(replica_bytes(config, pool, hosts=nodes) / nodes)
+    accelerator = resources.accelerator
     return NodeGroup(
         name=name,
         start=counts.start,
         min=counts.min,
         max=counts.max,
-        cpus=max(1, math.ceil(resources.cpus / hosts)),
-        gpus=int(resources.gpus) // hosts,
-        hosts=hosts,
-        memory_bytes=_mib(needed) + _mib(RAY_BYTES),
-        models_bytes=_fetched_bytes(config, pool),
-        memory_limit_bytes=None if limit is None else _mib(limit) + _mib(RAY_BYTES),
+        cpus=max(1, math.ceil(resources.cpus / nodes)),
+        gpus=int(resources.gpus) // nodes,
+        nodes_per_replica=nodes,
+        memory_bytes=_round_up_to_mib(memory_bytes) + _round_up_to_mib(RAY_BYTES),
+        models_bytes=_downloaded_bytes(config, pool),
+        memory_limit_bytes=None
+        if memory_limit_bytes is None
+        else _round_up_to_mib(memory_limit_bytes) + _round_up_to_mib(RAY_BYTES),
         # Ray finds out which GPUs a node has; its autoscaler has to be told before there is one.
-        resources={} if kind is None else {f"accelerator_type:{kind}": 1},
-        labels=_chosen(pool.placement.labels),
+        resources={} if accelerator is None else {f"accelerator_type:{accelerator}": 1},
+        labels=_labels_satisfying(pool.placement.labels),
     )
 
 
-def _fetched_bytes(config: DeploymentConfig, pool: PoolConfig) -> int:
+def _downloaded_bytes(config: DeploymentConfig, pool: PoolConfig) -> int:
     source = config.models[pool.model].source
     if pool.engine.kind is EngineKind.SIM or not is_on_hub(source):
         return 0
-    return _mib(math.ceil(weights_bytes(source) or 0))
+    return _round_up_to_mib(math.ceil(weights_bytes(source) or 0))
 
 
-def _chosen(selectors: Mapping[str, str]) -> dict[str, str]:
+def _labels_satisfying(selectors: Mapping[str, str]) -> dict[str, str]:
     """Labels that a node may have to be chosen; one without a label passes what negates it."""
     return {
         name: selector.removeprefix("in(").removesuffix(")").split(",")[0]
@@ -141,24 +148,24 @@ def _chosen(selectors: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _hosts(name: str, pool: PoolConfig, settings: ManifestSettings) -> int:
+def _nodes_per_replica(name: str, pool: PoolConfig, settings: ManifestSettings) -> int:
     if shares_gpu(pool):
         raise CannotExport(
             f"pools.{name}: got {pool.resources.gpus:g} GPUs for a replica, wanted whole ones: pods"
             " share none",
             "set resources.gpus to 1, or start Ray on the node yourself and deploy to that",
         )
-    gpus, most = int(pool.resources.gpus), settings.gpus_per_node
-    hosts = max(1, math.ceil(gpus / most))
-    if gpus % hosts:
+    gpus, gpus_per_node = int(pool.resources.gpus), settings.gpus_per_node
+    nodes = max(1, math.ceil(gpus / gpus_per_node))
+    if gpus % nodes:
         raise CannotExport(
-            f"pools.{name}: {gpus} GPUs of a replica cannot be shared evenly by {hosts} nodes of"
-            f" at most {most}",
+            f"pools.{name}: {gpus} GPUs of a replica cannot be shared evenly by {nodes} nodes of"
+            f" at most {gpus_per_node}",
             "give how many GPUs a node has with --gpus-per-node, or change parallel.tp and pp",
         )
-    return hosts
+    return nodes
 
 
-def _mib(size_bytes: int) -> int:
+def _round_up_to_mib(size_bytes: int) -> int:
     """Rounded up to whole MiB, so that manifests are easy to read."""
     return math.ceil(size_bytes / _MIB) * _MIB

@@ -25,21 +25,27 @@ HEAD_PORTS: Final[Mapping[str, int]] = {"gcs": 6379, "dashboard": 8265, "client"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenPorts:
+class ReservedPorts:
     """Ports that others than baton listen on, both ends among them."""
 
     first: int
     last: int
-    by: str
+    owner: str
 
 
-TAKEN: Final = (
-    TakenPorts(first=HEAD_PORTS["gcs"], last=HEAD_PORTS["gcs"], by="Ray's store"),
-    TakenPorts(first=METRICS_PORT, last=METRICS_PORT, by="Ray's metrics"),
-    TakenPorts(first=HEAD_PORTS["dashboard"], last=HEAD_PORTS["dashboard"], by="Ray's dashboard"),
-    TakenPorts(first=HEAD_PORTS["client"], last=HEAD_PORTS["client"], by="Ray's client server"),
-    TakenPorts(first=FRONT_PORTS.stats, last=FRONT_PORTS.replica_http_to, by="Ray Serve's front"),
-    TakenPorts(first=AGENT_PORT, last=AGENT_PORT, by="Ray's agent"),
+RESERVED_PORTS: Final = (
+    ReservedPorts(first=HEAD_PORTS["gcs"], last=HEAD_PORTS["gcs"], owner="Ray's store"),
+    ReservedPorts(first=METRICS_PORT, last=METRICS_PORT, owner="Ray's metrics"),
+    ReservedPorts(
+        first=HEAD_PORTS["dashboard"], last=HEAD_PORTS["dashboard"], owner="Ray's dashboard"
+    ),
+    ReservedPorts(
+        first=HEAD_PORTS["client"], last=HEAD_PORTS["client"], owner="Ray's client server"
+    ),
+    ReservedPorts(
+        first=FRONT_PORTS.stats, last=FRONT_PORTS.replica_http_max, owner="Ray Serve's front"
+    ),
+    ReservedPorts(first=AGENT_PORT, last=AGENT_PORT, owner="Ray's agent"),
 )
 """Serve has a front on the head too, so what is taken there is taken for clients."""
 
@@ -51,17 +57,18 @@ def check_pods(config: DeploymentConfig) -> None:
         CannotExport: two would listen on one port, a secret is in a file that no pod has, or nobody
             knows where the folder of models is.
     """
-    for key, port in _listening(config).items():
-        for taken in TAKEN:
-            if taken.first <= port <= taken.last:
+    for key, port in _listen_ports(config).items():
+        for reserved in RESERVED_PORTS:
+            if reserved.first <= port <= reserved.last:
                 raise CannotExport(
-                    f"{key} is {port}, on which {taken.by} listens in the same pod",
+                    f"{key} is {port}, on which {reserved.owner} listens in the same pod",
                     "choose another port",
                 )
-    kept = config.cluster.model_cache.path
-    if kept is not None and not kept.startswith("/"):
+    model_path = config.cluster.model_cache.path
+    if model_path is not None and not model_path.startswith("/"):
         raise CannotExport(
-            f"cluster.model_cache.path is {kept!r}, and pods have it from the machine below them",
+            f"cluster.model_cache.path is {model_path!r}, and pods have it from the machine"
+            " below them",
             "give the whole path, from / on",
         )
     for path, file in secret_files(config):
@@ -80,9 +87,9 @@ def secret_files(config: DeploymentConfig) -> Iterator[tuple[str, str]]:
                 yield f"{path}.{name}", value.file
 
 
-def _listening(config: DeploymentConfig) -> dict[str, int]:
-    seen = config.observability
+def _listen_ports(config: DeploymentConfig) -> dict[str, int]:
+    observability = config.observability
     ports = {"server.port": config.server.port}
-    if seen.metrics.enabled or seen.console.enabled:
-        ports["observability.metrics.port"] = seen.metrics.port
+    if observability.metrics.enabled or observability.console.enabled:
+        ports["observability.metrics.port"] = observability.metrics.port
     return ports

@@ -9,9 +9,9 @@ from typing import Final
 
 from baton.config.schema.cluster import ModelCache
 from baton.config.schema.deployment import DeploymentConfig
-from baton.manifests.cluster_deployment import KEYS, TOKEN, Adapted, Plain
+from baton.manifests.cluster_deployment import KEYS_DIR, TOKEN_FILE, ClusterDeployment, PlainDict
 from baton.manifests.environment import ray_variables
-from baton.manifests.images import BATON_UID, MODELS, image_of
+from baton.manifests.images import BATON_UID, MODELS_DIR, image_name
 from baton.manifests.node_groups import NodeGroup
 from baton.manifests.pod_limits import AGENT_PORT, HEAD_PORTS, METRICS_PORT
 from baton.manifests.settings import ManifestSettings
@@ -21,11 +21,11 @@ GROUP_LABEL: Final = "baton/group"
 NAME_LABEL: Final = "app.kubernetes.io/instance"
 RDMA_RESOURCE: Final = "rdma/hca"
 """As the RDMA device plugins' examples name it; another name is a line in an overlay or value."""
-_SMALL_CPU: Final = "500m"
-_FRONT_CPUS: Final = 2
+_HEAD_CPU_REQUEST: Final = "500m"
+_FRONT_CPU_REQUEST: Final = 2
 """An ingress keeps one core busy, HAProxy the other."""
 _MIB: Final = 1024**2
-_READ_ONLY: Final = 0o440
+_SECRET_FILE_MODE: Final = 0o440
 POD_SECURITY: Final[Mapping[str, object]] = {
     "runAsNonRoot": True,
     "runAsUser": BATON_UID,
@@ -33,7 +33,7 @@ POD_SECURITY: Final[Mapping[str, object]] = {
     "fsGroup": BATON_UID,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-RAYLET_LIVES: Final = (
+RAYLET_HEALTH_COMMAND: Final = (
     "bash",
     "-c",
     "wget --tries 1 -T 4 -q -O- "
@@ -43,25 +43,25 @@ RAYLET_LIVES: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pods:
+class PodTemplates:
     """Makes the pods of one deployment."""
 
-    deployment: Adapted
+    deployment: ClusterDeployment
     settings: ManifestSettings
     rdma: bool = False
     """Whether engines get an RDMA device."""
 
     @property
-    def _cache(self) -> ModelCache:
+    def _model_cache(self) -> ModelCache:
         return self.deployment.config.cluster.model_cache
 
-    def template(self, group: NodeGroup, *, probes: Plain, front: bool = False) -> Plain:
+    def template(self, group: NodeGroup, *, probes: PlainDict, is_front: bool = False) -> PlainDict:
         """What every pod of a group is made from."""
-        engine = not front and group.name != "head"
-        spec: Plain = {
+        is_engine = not is_front and group.name != "head"
+        spec: PlainDict = {
             "automountServiceAccountToken": False,
             "securityContext": POD_SECURITY,
-            "containers": [self._container(group, probes, engine=engine, front=front)],
+            "containers": [self._container(group, probes, is_engine=is_engine, is_front=is_front)],
             "volumes": volumes(self.deployment, self.settings.name),
         }
         if group.name == "head":
@@ -69,31 +69,36 @@ class Pods:
         else:
             # An evicted pod's streams go on elsewhere; this is for those that end by themselves.
             spec["terminationGracePeriodSeconds"] = 60
-        if front:
-            spec["topologySpreadConstraints"] = [_apart(self.settings.name, group.name)]
+        if is_front:
+            spec["topologySpreadConstraints"] = [_spread_constraint(self.settings.name, group.name)]
         return {"metadata": {"labels": pod_labels(self.settings.name, group.name)}, "spec": spec}
 
-    def _container(self, group: NodeGroup, probes: Plain, *, engine: bool, front: bool) -> Plain:
-        rdma = self.rdma and engine
+    def _container(
+        self, group: NodeGroup, probes: PlainDict, *, is_engine: bool, is_front: bool
+    ) -> PlainDict:
+        rdma = self.rdma and is_engine
         # RDMA pins memory, which only this lets a process do beyond a small limit.
         capabilities = {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if rdma else {})
         return {
             "name": f"ray-{'head' if group.name == 'head' else 'worker'}",
-            "image": image_of(self.deployment, self.settings),
+            "image": image_name(self.deployment, self.settings),
             "env": environment(self.deployment, self.settings.name),
-            "ports": _ports(self.deployment, group, front=front),
+            "ports": _ports(self.deployment, group, is_front=is_front),
             "envFrom": [
                 {"secretRef": {"name": f"{self.settings.name}-environment", "optional": True}}
             ],
             "resources": resources(
-                group, front=front, rdma=rdma, own_models=not is_shared(self._cache)
+                group,
+                is_front=is_front,
+                needs_rdma=rdma,
+                stores_models=not is_cache_shared(self._model_cache),
             ),
             "securityContext": {
                 "allowPrivilegeEscalation": False,
                 "capabilities": capabilities,
             },
             **probes,
-            "volumeMounts": mounts(self.deployment),
+            "volumeMounts": volume_mounts(self.deployment),
         }
 
 
@@ -102,18 +107,18 @@ def pod_labels(name: str, group: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "baton", NAME_LABEL: name, GROUP_LABEL: group}
 
 
-def environment(deployment: Adapted, name: str) -> list[Plain]:
+def environment(deployment: ClusterDeployment, name: str) -> list[PlainDict]:
     """Ray's and Serve's variables, where models are kept, and the hub's token if there is one."""
-    folder = models_folder(deployment.config)
-    variables = ray_variables(deployment.config) | {"HF_HOME": folder}
-    listed: list[Plain] = [{"name": key, "value": variables[key]} for key in sorted(variables)]
-    of_hub = {"name": f"{name}-hub", "key": "token", "optional": True}
-    return [*listed, {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": of_hub}}]
+    cache_dir = models_dir(deployment.config)
+    variables = ray_variables(deployment.config) | {"HF_HOME": cache_dir}
+    entries: list[PlainDict] = [{"name": key, "value": variables[key]} for key in sorted(variables)]
+    hub_token = {"name": f"{name}-hub", "key": "token", "optional": True}
+    return [*entries, {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": hub_token}}]
 
 
-def models_folder(config: DeploymentConfig) -> str:
+def models_dir(config: DeploymentConfig) -> str:
     """Where models of a hub are kept in a pod."""
-    return config.cluster.model_cache.path or MODELS
+    return config.cluster.model_cache.path or MODELS_DIR
 
 
 def claim_name(cache: ModelCache, name: str) -> str | None:
@@ -121,15 +126,15 @@ def claim_name(cache: ModelCache, name: str) -> str | None:
     return f"{name}-models" if cache.size_bytes is not None else cache.claim
 
 
-def is_shared(cache: ModelCache) -> bool:
+def is_cache_shared(cache: ModelCache) -> bool:
     """Whether models outlive the pod that fetches them."""
     return (cache.path, cache.claim, cache.size_bytes) != (None, None, None)
 
 
-def model_claim(cache: ModelCache) -> Plain:
+def model_claim(cache: ModelCache) -> PlainDict:
     """What is wanted of the volume that manifests bring along for models."""
     assert cache.size_bytes is not None, "asked for where one is wanted"
-    spec: Plain = {
+    spec: PlainDict = {
         "accessModes": ["ReadWriteMany"],
         "resources": {"requests": {"storage": mib_text(math.ceil(cache.size_bytes / _MIB) * _MIB)}},
     }
@@ -139,40 +144,50 @@ def model_claim(cache: ModelCache) -> Plain:
 
 
 def resources(
-    group: NodeGroup, *, front: bool = False, rdma: bool = False, own_models: bool = False
-) -> Plain:
+    group: NodeGroup,
+    *,
+    is_front: bool = False,
+    needs_rdma: bool = False,
+    stores_models: bool = False,
+) -> PlainDict:
     """What a pod asks for. CPUs have no limit: an engine that is throttled is late.
 
-    With its `own_models` it goes where the disk has room for them: else it would be evicted.
+    With its `stores_models` it goes where the disk has room for them: else it would be evicted.
     """
-    cpu = str(group.cpus) if group.cpus else str(_FRONT_CPUS) if front else _SMALL_CPU
-    requests: Plain = {"cpu": cpu, "memory": memory_of(group)}
-    limits: Plain = {}
-    if own_models and group.models_bytes:
+    cpu = (
+        str(group.cpus)
+        if group.cpus
+        else str(_FRONT_CPU_REQUEST)
+        if is_front
+        else _HEAD_CPU_REQUEST
+    )
+    requests: PlainDict = {"cpu": cpu, "memory": memory_request(group)}
+    limits: PlainDict = {}
+    if stores_models and group.models_bytes:
         requests["ephemeral-storage"] = mib_text(group.models_bytes)
     if group.memory_limit_bytes is not None:
         limits["memory"] = requests["memory"] = mib_text(group.memory_limit_bytes)
     if group.gpus:
         limits["nvidia.com/gpu"] = requests["nvidia.com/gpu"] = str(group.gpus)
-    if rdma:
+    if needs_rdma:
         limits[RDMA_RESOURCE] = requests[RDMA_RESOURCE] = "1"
     return {"requests": requests, "limits": limits} if limits else {"requests": requests}
 
 
-def volumes(deployment: Adapted, name: str) -> list[Plain]:
+def volumes(deployment: ClusterDeployment, name: str) -> list[PlainDict]:
     """Secrets, a place for models, and shared memory for the workers of an engine."""
-    found: list[Plain] = [
-        {"name": "models", **_models(deployment.config.cluster.model_cache, name)},
+    entries: list[PlainDict] = [
+        {"name": "models", **_models_volume(deployment.config.cluster.model_cache, name)},
         {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
     ]
     if deployment.key_files:
-        found.append(_secret("keys", f"{name}-keys"))
-    if deployment.has_token:
-        found.append(_secret("console", f"{name}-console"))
-    return found
+        entries.append(_secret_volume("keys", f"{name}-keys"))
+    if deployment.needs_token:
+        entries.append(_secret_volume("console", f"{name}-console"))
+    return entries
 
 
-def _models(cache: ModelCache, name: str) -> Plain:
+def _models_volume(cache: ModelCache, name: str) -> PlainDict:
     if cache.path is not None:
         return {"hostPath": {"path": cache.path, "type": "DirectoryOrCreate"}}
     claim = claim_name(cache, name)
@@ -181,67 +196,75 @@ def _models(cache: ModelCache, name: str) -> Plain:
     return {"emptyDir": {}}
 
 
-def mounts(deployment: Adapted) -> list[Plain]:
+def volume_mounts(deployment: ClusterDeployment) -> list[PlainDict]:
     """Where they are."""
-    found: list[Plain] = [
-        {"name": "models", "mountPath": models_folder(deployment.config)},
+    entries: list[PlainDict] = [
+        {"name": "models", "mountPath": models_dir(deployment.config)},
         {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - of the container
     ]
     if deployment.key_files:
-        found.append({"name": "keys", "mountPath": str(KEYS), "readOnly": True})
-    if deployment.has_token:
-        found.append({"name": "console", "mountPath": str(TOKEN.parent), "readOnly": True})
-    return found
+        entries.append({"name": "keys", "mountPath": str(KEYS_DIR), "readOnly": True})
+    if deployment.needs_token:
+        entries.append({"name": "console", "mountPath": str(TOKEN_FILE.parent), "readOnly": True})
+    return entries
 
 
-def head_probes() -> Plain:
+def head_probes() -> PlainDict:
     """The head is alive while its raylet and the control store answer."""
-    alive = _raylet_lives()
-    return {"startupProbe": _starting(alive), "livenessProbe": alive, "readinessProbe": alive}
+    liveness = _raylet_probe()
+    return {
+        "startupProbe": _startup_probe(liveness),
+        "livenessProbe": liveness,
+        "readinessProbe": liveness,
+    }
 
 
-def front_probes(port: int) -> Plain:
+def front_probes(port: int) -> PlainDict:
     """A front gets requests once it serves them; before that it is only alive."""
-    serves: Plain = {
+    readiness: PlainDict = {
         "httpGet": {"path": "/-/healthz", "port": port},
         "periodSeconds": 5,
         "timeoutSeconds": 3,
         "failureThreshold": 2,
     }
-    alive = _raylet_lives()
-    return {"startupProbe": _starting(alive), "livenessProbe": alive, "readinessProbe": serves}
+    liveness = _raylet_probe()
+    return {
+        "startupProbe": _startup_probe(liveness),
+        "livenessProbe": liveness,
+        "readinessProbe": readiness,
+    }
 
 
-def engine_probes() -> Plain:
+def engine_probes() -> PlainDict:
     """A node of engines is alive while its raylet is; engines are watched by Serve and by baton."""
     return head_probes()
 
 
-def _raylet_lives() -> Plain:
+def _raylet_probe() -> PlainDict:
     return {
-        "exec": {"command": list(RAYLET_LIVES)},
+        "exec": {"command": list(RAYLET_HEALTH_COMMAND)},
         "periodSeconds": 10,
         "timeoutSeconds": 5,
         "failureThreshold": 6,
     }
 
 
-def _starting(alive: Plain) -> Plain:
-    return {**alive, "failureThreshold": 30}
+def _startup_probe(liveness: PlainDict) -> PlainDict:
+    return {**liveness, "failureThreshold": 30}
 
 
-def _ports(deployment: Adapted, group: NodeGroup, *, front: bool) -> list[Plain]:
+def _ports(deployment: ClusterDeployment, group: NodeGroup, *, is_front: bool) -> list[PlainDict]:
     ports: dict[str, int] = {"metrics": METRICS_PORT}
     if group.name == "head":
         ports |= HEAD_PORTS
-        if deployment.has_token:
+        if deployment.needs_token:
             ports["observe"] = deployment.config.observability.metrics.port
-    if front:
+    if is_front:
         ports["api"] = deployment.config.server.port
     return [{"name": name, "containerPort": port} for name, port in ports.items()]
 
 
-def _apart(name: str, group: str) -> Plain:
+def _spread_constraint(name: str, group: str) -> PlainDict:
     """Fronts go to different machines where there are any."""
     return {
         "maxSkew": 1,
@@ -251,11 +274,11 @@ def _apart(name: str, group: str) -> Plain:
     }
 
 
-def _secret(volume: str, secret: str) -> Plain:
-    return {"name": volume, "secret": {"secretName": secret, "defaultMode": _READ_ONLY}}
+def _secret_volume(volume: str, secret: str) -> PlainDict:
+    return {"name": volume, "secret": {"secretName": secret, "defaultMode": _SECRET_FILE_MODE}}
 
 
-def memory_of(group: NodeGroup) -> str:
+def memory_request(group: NodeGroup) -> str:
     """The main memory that a node of a group asks for."""
     return mib_text(group.memory_bytes)
 
@@ -265,6 +288,6 @@ def mib_text(size_bytes: int) -> str:
     return f"{size_bytes // _MIB}Mi"
 
 
-def matching(labels: Mapping[str, str]) -> Plain:
+def label_selector(labels: Mapping[str, str]) -> PlainDict:
     """A selector of pods."""
     return {"matchLabels": dict(labels)}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from baton.manifests.cluster_deployment import Adapted, Plain
-from baton.manifests.environment import gated, serves_address
-from baton.manifests.node_groups import FRONT, FRONT_SHARE, HEAD
+from baton.manifests.cluster_deployment import ClusterDeployment, PlainDict
+from baton.manifests.environment import serve_address, uses_ingress_listener
+from baton.manifests.node_groups import FRONT_RESOURCE, FRONT_SHARE, HEAD_RESOURCE
 from baton.serving.shared.names import APP, CONTROLLER, INGRESS
 
 IMPORT_PATH: Final = "baton.serving.app_builder:application"
-_SLIVER: Final = 0.001
+_MIN_RESOURCE: Final = 0.001
 
 
-def serve_config(deployment: Adapted, *, placed: bool = True) -> Plain:
+def serve_config(deployment: ClusterDeployment, *, pin_to_nodes: bool = True) -> PlainDict:
     """The whole of it: Ray's `ServeDeploySchema`.
 
     The configuration goes along as the application's argument, so that whoever changes it changes
@@ -21,15 +21,22 @@ def serve_config(deployment: Adapted, *, placed: bool = True) -> Plain:
 
     Args:
         deployment: What is to run.
-        placed: Whether nodes say what they are for, as those of our own manifests do; else ingress
-            and controller go wherever there is room.
+        pin_to_nodes: Whether nodes say what they are for, as those of our own manifests do; else
+            ingress and controller go wherever there is room.
     """
     config = deployment.config
-    host, port = serves_address(config)
-    at = [_at(INGRESS, FRONT, FRONT_SHARE), _at(CONTROLLER, HEAD, _SLIVER)] if placed else []
+    host, port = serve_address(config)
+    pinned_deployments = (
+        [
+            _pinned_deployment(INGRESS, FRONT_RESOURCE, FRONT_SHARE),
+            _pinned_deployment(CONTROLLER, HEAD_RESOURCE, _MIN_RESOURCE),
+        ]
+        if pin_to_nodes
+        else []
+    )
     return {
         # Where ingresses are the front, Serve starts its proxy on the head alone, whatever is said.
-        "proxy_location": "HeadOnly" if gated(config) else "EveryNode",
+        "proxy_location": "HeadOnly" if uses_ingress_listener(config) else "EveryNode",
         "http_options": {"host": host, "port": port},
         "applications": [
             {
@@ -38,14 +45,14 @@ def serve_config(deployment: Adapted, *, placed: bool = True) -> Plain:
                 "import_path": IMPORT_PATH,
                 # Pools are sized by the controller, not by Serve's own autoscaler.
                 "external_scaler_enabled": True,
-                "args": {"config": deployment.written},
-                **({"deployments": at} if at else {}),
+                "args": {"config": deployment.explicit_values},
+                **({"deployments": pinned_deployments} if pinned_deployments else {}),
             }
         ],
     }
 
 
-def _at(deployment: str, resource: str, share: float) -> Plain:
+def _pinned_deployment(deployment: str, resource: str, amount: float) -> PlainDict:
     """A deployment on the nodes that have a resource, and on no others."""
-    options: Plain = {"num_cpus": 0, "resources": {resource: share}}
+    options: PlainDict = {"num_cpus": 0, "resources": {resource: amount}}
     return {"name": deployment, "ray_actor_options": options}

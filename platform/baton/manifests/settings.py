@@ -8,11 +8,11 @@ from typing import Final
 
 from baton.domain.errors import OperatorError
 
-_LONGEST_NAME: Final = 40
+_MAX_NAME_LENGTH: Final = 40
 """Names of Kubernetes hold 63 characters, and `-ingress` and the like are added to this one."""
-_IMAGE: Final = re.compile(r"[!-~]+")
+_IMAGE_PATTERN: Final = re.compile(r"[!-~]+")
 """Whether it exists is the registry's to say; blanks would end it."""
-_NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NAME_PATTERN: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 class CannotExport(OperatorError):
@@ -34,13 +34,13 @@ class ManifestSettings:
 
     def __post_init__(self) -> None:
         for option, name in (("--name", self.name), ("--namespace", self.namespace)):
-            if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+            if not _NAME_PATTERN.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
                 raise CannotExport(
                     f"got the name {name!r}, wanted lower-case letters, digits and '-',"
-                    f" {_LONGEST_NAME} at most",
+                    f" {_MAX_NAME_LENGTH} at most",
                     f"give another one with {option}",
                 )
-        if self.image is not None and not _IMAGE.fullmatch(self.image):
+        if self.image is not None and not _IMAGE_PATTERN.fullmatch(self.image):
             raise CannotExport(
                 f"got the image {self.image!r}, wanted a name such as registry/baton:tag",
                 "give another one with --image, or leave it out for what the Dockerfiles make",

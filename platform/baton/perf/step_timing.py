@@ -43,6 +43,6 @@ class StepTiming(Protocol):
         ...
 
 
-def chunk_pairs(tokens: int, before: int) -> float:
-    """`StepBatch.prefill_pairs` of one chunk of `tokens` behind `before` others."""
-    return tokens * before + tokens * (tokens + 1) / 2
+def attention_pairs(tokens: int, prefix_tokens: int) -> float:
+    """`StepBatch.prefill_pairs` of one chunk of `tokens` behind `prefix_tokens` others."""
+    return tokens * prefix_tokens + tokens * (tokens + 1) / 2

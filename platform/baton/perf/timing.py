@@ -31,17 +31,17 @@ class EngineTiming(Protocol):
         ...
 
 
-def added_s(timing: EngineTiming, tokens: int) -> float:
+def added_prefill_s(timing: EngineTiming, tokens: int) -> float:
     """How much later other prompts end when so many prompt tokens are computed in their steps."""
     return max(0.0, timing.prefill_s(tokens) - timing.prefill_s(1)) if tokens > 1 else 0.0
 
 
-def delay_s(timing: EngineTiming, tokens: int) -> float:
+def decode_delay_s(timing: EngineTiming, tokens: int) -> float:
     """How much later streams get their tokens when so many prompt tokens are computed beside them.
 
     Their steps then prefill, too, which costs something however short the prompt is.
     """
     if tokens < 1:
         return 0.0
-    begun_s = timing.prefill_s(1, running=1) - timing.step_s(running=1)
-    return max(0.0, begun_s) + added_s(timing, tokens)
+    prefill_step_s = timing.prefill_s(1, running=1) - timing.step_s(running=1)
+    return max(0.0, prefill_step_s) + added_prefill_s(timing, tokens)

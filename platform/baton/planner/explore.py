@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
-from baton.planner.problem import Question
-from baton.planner.rates.arrivals import Traffic
-from baton.planner.rates.measure import Measured, Task
-from baton.planner.rates.trials import TURNS
+from baton.planner.problem import PlanningProblem
+from baton.planner.rates.arrivals import TrafficSampler
+from baton.planner.rates.measure import InstanceTask, RateSearchResult
+from baton.planner.rates.trials import RUN_LENGTH_FACTOR
 from baton.planner.result import Candidate
 from baton.planner.shapes.fleets import (
-    Fleet,
-    Key,
-    Kind,
-    Stock,
-    cell,
-    estimate,
-    key,
-    largest,
-    smallest,
+    FleetKind,
+    GpuBudget,
+    PlannedFleet,
+    RateKey,
+    estimate_rate,
+    largest_fleets,
+    rate_key,
+    representative_part,
+    smallest_fleets,
 )
-from baton.planner.shapes.space import Duty, Instance
-from baton.planner.simulation_runner import Work
-from baton.planner.verify import FleetTask, verify
+from baton.planner.shapes.space import Duty, EngineShape
+from baton.planner.simulation_runner import SimulationRunner
+from baton.planner.verify import FleetTask, measure_fleet
 
-_ROUNDS = 3
+_CORRECTION_ROUNDS = 3
 """For a rate: how often counts are corrected by what a simulated fleet carried."""
 STAGE = "fleets"
-_CAUTION = 0.85
+_INITIAL_RATE_FRACTION = 0.85
 """Of the estimate, where a search begins: a fleet that is asked too much takes longest to run."""
 
 
@@ -36,200 +36,228 @@ class Explorer:
     """Proposes fleets by what replicas carry alone, and has them simulated."""
 
     def __init__(
-        self, question: Question, tasks: Sequence[Task], measured: Sequence[Measured]
+        self,
+        question: PlanningProblem,
+        tasks: Sequence[InstanceTask],
+        measured: Sequence[RateSearchResult],
     ) -> None:
         self.question = question
-        self.stock = Stock.of(question.gpus, question.offers)
-        done = list(zip(tasks, measured, strict=True))
-        able = [(task, result) for task, result in done if result.rate_per_s > 0]
-        self.rates: dict[Key, float] = {
-            key(task.duty, task.instance): result.rate_per_s for task, result in able
+        self.stock = GpuBudget.from_offers(question.gpus, question.offers)
+        results = list(zip(tasks, measured, strict=True))
+        usable = [(task, result) for task, result in results if result.rate_per_s > 0]
+        self.rates: dict[RateKey, float] = {
+            rate_key(task.duty, task.engine_shape): result.rate_per_s for task, result in usable
         }
-        self._e2e_s: dict[Key, float] = {
-            key(task.duty, task.instance): result.at_best.e2e_s
-            for task, result in able
-            if result.at_best is not None
+        self._e2e_s: dict[RateKey, float] = {
+            rate_key(task.duty, task.engine_shape): result.best_trial.e2e_s
+            for task, result in usable
+            if result.best_trial is not None
         }
-        self._able = {
-            duty: [task.instance for task, _ in able if task.duty is duty] for duty in Duty
+        self._instances_by_duty = {
+            duty: [task.engine_shape for task, _ in usable if task.duty is duty] for duty in Duty
         }
-        self._cells: dict[str, Measured] = {}
+        self._measured_by_name: dict[str, RateSearchResult] = {}
         self.runs = 0
 
-    def pairs(self, kind: Kind) -> list[tuple[Instance, ...]]:
+    def pairs(self, kind: FleetKind) -> list[tuple[EngineShape, ...]]:
         """The shapes of the pools of one kind of fleet."""
-        if kind is Kind.COLOCATED:
-            return [(one,) for one in self._able[Duty.BOTH]]
-        return list(product(self._able[Duty.PREFILL], self._able[Duty.DECODE]))
+        if kind is FleetKind.COLOCATED:
+            return [(instance,) for instance in self._instances_by_duty[Duty.BOTH]]
+        return list(
+            product(self._instances_by_duty[Duty.PREFILL], self._instances_by_duty[Duty.DECODE])
+        )
 
-    def explore(self, work: Work) -> list[Candidate]:
+    def explore(self, runner: SimulationRunner) -> list[Candidate]:
         """The fleets that were simulated, of every kind that is possible."""
         if self.question.rate_per_s is None:
-            return self._simulate(work, [one for kind in Kind for one in self._most(kind)])
-        return self._for_rate(work, self.question.rate_per_s)
+            return self._simulate(
+                runner,
+                [
+                    largest_fleet
+                    for kind in FleetKind
+                    for largest_fleet in self._largest_fleets(kind)
+                ],
+            )
+        return self._search_for_rate(runner, self.question.rate_per_s)
 
     # -------------------------------------------------------------- proposals
 
-    def _most(self, kind: Kind) -> list[Fleet]:
+    def _largest_fleets(self, kind: FleetKind) -> list[PlannedFleet]:
         """What should carry most, of all ways to spend what there is."""
-        if self.question.gpus is None and not self.stock.by_name:
+        if self.question.gpus is None and not self.stock.limit_by_accelerator:
             return []
-        ways = largest(kind, self.pairs(kind), self.stock)
-        ranked = sorted(ways, key=lambda one: (-estimate(one, self.rates), one.gpus, one.label))
-        return ranked[: self.question.effort.verified + (kind is Kind.HYBRID)]
+        fleets = largest_fleets(kind, self.pairs(kind), self.stock)
+        ranked = sorted(
+            fleets, key=lambda fleet: (-estimate_rate(fleet, self.rates), fleet.gpus, fleet.label)
+        )
+        return ranked[: self.question.effort.simulated_fleets + (kind is FleetKind.HYBRID)]
 
-    def least(self, kind: Kind, rate_per_s: float, *, stock: Stock | None = None) -> Fleet | None:
+    def cheapest_fleet(
+        self, kind: FleetKind, rate_per_s: float, *, stock: GpuBudget | None = None
+    ) -> PlannedFleet | None:
         """The cheapest that should carry a rate; None when what there is is too little."""
-        ways = smallest(
+        fleets = smallest_fleets(
             kind,
             self.pairs(kind),
             stock or self.stock,
-            lambda fleet: estimate(fleet, self.rates) >= rate_per_s,
+            lambda fleet: estimate_rate(fleet, self.rates) >= rate_per_s,
         )
         return min(
-            ways,
-            key=lambda one: (cost(one, self.question), one.gpus, one.replicas),
+            fleets,
+            key=lambda fleet: (cost(fleet, self.question), fleet.gpus, fleet.replicas),
             default=None,
         )
 
-    def _for_rate(self, work: Work, rate_per_s: float) -> list[Candidate]:
+    def _search_for_rate(self, runner: SimulationRunner, rate_per_s: float) -> list[Candidate]:
         """The cheapest fleet of each kind, its size corrected by what it was seen to carry."""
-        seen: dict[str, Candidate] = {}
-        wanted = dict.fromkeys(Kind, rate_per_s)
-        for _ in range(_ROUNDS):
-            proposed = {kind: self.least(kind, wanted[kind]) for kind in Kind}
+        candidates: dict[str, Candidate] = {}
+        target_rates = dict.fromkeys(FleetKind, rate_per_s)
+        for _ in range(_CORRECTION_ROUNDS):
+            proposed = {kind: self.cheapest_fleet(kind, target_rates[kind]) for kind in FleetKind}
             fleets = [
                 fleet
-                for kind, one in proposed.items()
-                for fleet in (self._most(kind)[:1] if one is None else [one])
-                if _name(fleet) not in seen
+                for kind, other in proposed.items()
+                for fleet in (self._largest_fleets(kind)[:1] if other is None else [other])
+                if _fleet_name(fleet) not in candidates
             ]
             if not fleets:
                 break
-            for done in self._simulate(work, fleets):
-                seen[_name(done.fleet)] = done
-                if done.rate_per_s:
-                    share = done.estimate_per_s / done.rate_per_s
-                    wanted[done.fleet.kind] = rate_per_s * share
-        return list(seen.values())
+            for candidate in self._simulate(runner, fleets):
+                candidates[_fleet_name(candidate.fleet)] = candidate
+                if candidate.rate_per_s:
+                    correction = candidate.estimate_per_s / candidate.rate_per_s
+                    target_rates[candidate.fleet.kind] = rate_per_s * correction
+        return list(candidates.values())
 
     # -------------------------------------------------------------- simulation
 
-    def _simulate(self, work: Work, fleets: Iterable[Fleet]) -> list[Candidate]:
-        parts = {_name(fleet): (fleet, self._cell(fleet)) for fleet in fleets}
-        tasks = {
-            _name(part): self.task(part)
-            for _, part in parts.values()
-            if _name(part) not in self._cells
+    def _simulate(
+        self, runner: SimulationRunner, fleets: Iterable[PlannedFleet]
+    ) -> list[Candidate]:
+        simulated_parts = {
+            _fleet_name(fleet): (fleet, self._simulated_part(fleet)) for fleet in fleets
         }
-        results = work.all(STAGE, verify, list(tasks.values()))
-        self._cells |= dict(zip(tasks, results, strict=True))
-        self.runs += sum(len(one.trials) for one in results)
-        return [self._candidate(fleet, part) for fleet, part in parts.values()]
+        tasks = {
+            _fleet_name(part): self.task(part)
+            for _, part in simulated_parts.values()
+            if _fleet_name(part) not in self._measured_by_name
+        }
+        results = runner.run_stage(STAGE, measure_fleet, list(tasks.values()))
+        self._measured_by_name |= dict(zip(tasks, results, strict=True))
+        self.runs += sum(len(result.trials) for result in results)
+        return [self._candidate(fleet, part) for fleet, part in simulated_parts.values()]
 
-    def _candidate(self, fleet: Fleet, part: Fleet) -> Candidate:
-        whole = estimate(fleet, self.rates)
+    def _candidate(self, fleet: PlannedFleet, simulated_fleet: PlannedFleet) -> Candidate:
+        fleet_rate = estimate_rate(fleet, self.rates)
         return Candidate(
             fleet=fleet,
-            cell=part,
-            factor=whole / estimate(part, self.rates),
-            estimate_per_s=whole,
-            measured=self._cells[_name(part)],
+            simulated_fleet=simulated_fleet,
+            scale_factor=fleet_rate / estimate_rate(simulated_fleet, self.rates),
+            estimate_per_s=fleet_rate,
+            search_result=self._measured_by_name[_fleet_name(simulated_fleet)],
         )
 
-    def task(self, part: Fleet) -> FleetTask:
+    def task(self, simulated_fleet: PlannedFleet) -> FleetTask:
         """How a fleet, or a part of one, is simulated."""
         question = self.question
         return FleetTask(
-            fleet=part,
-            traffic=Traffic(question.traffic, question.seed),
+            fleet=simulated_fleet,
+            traffic=TrafficSampler(question.traffic, question.seed),
             classes=question.classes,
-            aims=question.objectives,
+            placement_objectives=question.objectives,
             effort=question.effort,
-            guess_per_s=_CAUTION * estimate(part, self.rates),
-            under_way_s=self._under_way_s(part),
+            guess_per_s=_INITIAL_RATE_FRACTION * estimate_rate(simulated_fleet, self.rates),
+            residence_s=self._residence_s(simulated_fleet),
             seed=question.seed,
         )
 
-    def _cell(self, fleet: Fleet) -> Fleet:
+    def _simulated_part(self, fleet: PlannedFleet) -> PlannedFleet:
         """The largest part whose runs are not too long to be run, or else the smallest there is."""
         effort = self.question.effort
-        parts = [cell(fleet, most) for most in range(effort.cell, 0, -1)]
+        parts = [
+            representative_part(fleet, most) for most in range(effort.max_simulated_replicas, 0, -1)
+        ]
         for part in parts:
-            requests = TURNS * estimate(part, self.rates) * self._under_way_s(part)
-            if requests <= effort.requests:
+            requests = RUN_LENGTH_FACTOR * estimate_rate(part, self.rates) * self._residence_s(part)
+            if requests <= effort.max_requests:
                 return part
         return min(parts, key=lambda part: part.replicas)
 
-    def _under_way_s(self, fleet: Fleet) -> float:
-        if fleet.kind is Kind.COLOCATED:
-            return self._e2e_s[key(Duty.BOTH, fleet.pools[0].instance)]
+    def _residence_s(self, fleet: PlannedFleet) -> float:
+        if fleet.kind is FleetKind.COLOCATED:
+            return self._e2e_s[rate_key(Duty.BOTH, fleet.pools[0].engine_shape)]
         prefill, decode = fleet.pools
-        first_s = self._e2e_s[key(Duty.PREFILL, prefill.instance)]
-        return first_s + self._e2e_s[key(Duty.DECODE, decode.instance)]
+        prefill_s = self._e2e_s[rate_key(Duty.PREFILL, prefill.engine_shape)]
+        return prefill_s + self._e2e_s[rate_key(Duty.DECODE, decode.engine_shape)]
 
 
-def in_dollars(question: Question) -> bool:
+def has_all_prices(question: PlanningProblem) -> bool:
     """Whether fleets are compared by what they cost: every offer has a price, and none is free."""
-    return all(one.price for one in question.offers)
+    return all(offer.price for offer in question.offers)
 
 
-def cost(fleet: Fleet, question: Question) -> float:
+def cost(fleet: PlannedFleet, question: PlanningProblem) -> float:
     """What a fleet is compared by: dollars an hour, or accelerators where a price is missing.
 
     All fleets of a question by the same: 4 accelerators without a price are not $4 an hour.
     """
-    price = fleet.price_per_hour if in_dollars(question) else None
+    price = fleet.price_per_hour if has_all_prices(question) else None
     return float(fleet.gpus) if price is None else price
 
 
-def _name(fleet: Fleet) -> str:
-    chunks = ",".join(str(pool.instance.chunk_tokens) for pool in fleet.pools)
+def _fleet_name(fleet: PlannedFleet) -> str:
+    chunks = ",".join(str(pool.engine_shape.chunk_tokens) for pool in fleet.pools)
     return f"{fleet.kind} {fleet.label} chunks {chunks}"
 
 
-def best_of(
-    candidates: Sequence[Candidate], question: Question
+def rank_candidates(
+    candidates: Sequence[Candidate], question: PlanningProblem
 ) -> tuple[Candidate | None, list[Candidate]]:
     """The one to take, and all in order.
 
     For a rate: the cheapest that carries it, or else what carries most. Of those that are as good
     within what is known of their rates, the simplest.
     """
-    carrying = [one for one in candidates if one.rate_per_s > 0]
-    rest = [one for one in candidates if not one.rate_per_s]
+    feasible = [candidate for candidate in candidates if candidate.rate_per_s > 0]
+    infeasible = [candidate for candidate in candidates if not candidate.rate_per_s]
     rate = question.rate_per_s
-    enough = [one for one in carrying if rate is not None and one.rate_per_s >= rate]
-    if enough:
+    meeting_rate = [
+        candidate for candidate in feasible if rate is not None and candidate.rate_per_s >= rate
+    ]
+    if meeting_rate:
         ranked = sorted(
-            enough, key=lambda one: (cost(one.fleet, question), _order(one), -one.rate_per_s)
+            meeting_rate,
+            key=lambda fleet: (cost(fleet.fleet, question), _complexity(fleet), -fleet.rate_per_s),
         )
     else:
-        top = max((one.rate_per_s for one in carrying), default=0.0)
-        near = top * (1 - question.effort.precision)
+        best_rate = max((candidate.rate_per_s for candidate in feasible), default=0.0)
+        near_best_rate = best_rate * (1 - question.effort.precision)
         ranked = sorted(
-            carrying,
-            key=lambda one: (
-                one.rate_per_s < near,
-                _order(one) if one.rate_per_s >= near else 0,
-                -one.rate_per_s,
+            feasible,
+            key=lambda fleet: (
+                fleet.rate_per_s < near_best_rate,
+                _complexity(fleet) if fleet.rate_per_s >= near_best_rate else 0,
+                -fleet.rate_per_s,
             ),
         )
-    others = sorted((one for one in carrying if one not in ranked), key=lambda x: -x.rate_per_s)
-    everyone = [*ranked, *others, *rest]
-    return (ranked[0] if ranked else None), everyone
+    other_feasible = sorted(
+        (candidate for candidate in feasible if candidate not in ranked),
+        key=lambda x: -x.rate_per_s,
+    )
+    all_ranked = [*ranked, *other_feasible, *infeasible]
+    return (ranked[0] if ranked else None), all_ranked
 
 
-_SIMPLEST = (Kind.COLOCATED, Kind.HYBRID, Kind.DISAGGREGATED)
+_BY_SIMPLICITY = (FleetKind.COLOCATED, FleetKind.HYBRID, FleetKind.DISAGGREGATED)
 
 
-def _order(candidate: Candidate) -> int:
-    return _SIMPLEST.index(candidate.fleet.kind)
+def _complexity(candidate: Candidate) -> int:
+    return _BY_SIMPLICITY.index(candidate.fleet.kind)
 
 
-def by_kind(candidates: Iterable[Candidate]) -> Mapping[Kind, Candidate]:
+def first_by_kind(candidates: Iterable[Candidate]) -> Mapping[FleetKind, Candidate]:
     """The first candidate of each kind."""
-    found: dict[Kind, Candidate] = {}
-    for one in candidates:
-        found.setdefault(one.fleet.kind, one)
-    return found
+    candidates_by_kind: dict[FleetKind, Candidate] = {}
+    for candidate in candidates:
+        candidates_by_kind.setdefault(candidate.fleet.kind, candidate)
+    return candidates_by_kind

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.planner.problem import Question
-from baton.planner.rates.closed_form import Mix
-from baton.planner.rates.measure import Measured
+from baton.planner.problem import PlanningProblem
+from baton.planner.rates.closed_form import MeanRequest
+from baton.planner.rates.measure import RateSearchResult
 from baton.planner.rates.trials import Trial
-from baton.planner.shapes.fleets import Fleet, Kind
-from baton.planner.shapes.space import Misfit
+from baton.planner.shapes.fleets import FleetKind, PlannedFleet
+from baton.planner.shapes.space import RejectedShape
 
 _PER_HOUR_S = 3600.0
 _MILLION = 1e6
@@ -30,63 +30,63 @@ class Constraint(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
+class Bottleneck:
     """What keeps a fleet from carrying more, in figures."""
 
     constraint: Constraint
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A fleet that was simulated, whole or in part."""
 
-    fleet: Fleet
-    cell: Fleet
+    fleet: PlannedFleet
+    simulated_fleet: PlannedFleet
     """What was simulated: the fleet, or a part of it with its proportions."""
-    factor: float
+    scale_factor: float
     """How many times what the cell carries the fleet should carry."""
     estimate_per_s: float
     """By what its replicas carry alone."""
-    measured: Measured
+    search_result: RateSearchResult
     """The cell."""
 
     @property
     def rate_per_s(self) -> float:
         """Requests per second that the whole fleet carries within the objectives."""
-        return self.measured.rate_per_s * self.factor
+        return self.search_result.rate_per_s * self.scale_factor
 
     @property
-    def trial(self) -> Trial | None:
+    def best_trial(self) -> Trial | None:
         """The cell at that rate; None when no rate was low enough."""
-        return self.measured.at_best
+        return self.search_result.best_trial
 
     @property
     def rate_per_gpu(self) -> float:
         """Requests per second of one accelerator."""
-        return self.measured.rate_per_s / self.cell.gpus
+        return self.search_result.rate_per_s / self.simulated_fleet.gpus
 
     def tokens_per_s_per_gpu(self, trial: Trial) -> float:
         """Output tokens per second of one accelerator, of all pools together, in one trial."""
-        return trial.tokens_per_s / self.cell.gpus
+        return trial.tokens_per_s / self.simulated_fleet.gpus
 
     def cost_per_million_tokens(self, rate_per_s: float | None = None) -> float | None:
         """US dollars for a million output tokens while it carries that, or all it can.
 
         None without prices, or when it carries nothing.
         """
-        price, trial = self.fleet.price_per_hour, self.trial
+        price, trial = self.fleet.price_per_hour, self.best_trial
         if price is None or trial is None or not trial.output_tokens:
             return None
-        carried = self.rate_per_s if rate_per_s is None else min(rate_per_s, self.rate_per_s)
-        return price / _PER_HOUR_S / (carried * trial.output_tokens) * _MILLION
+        served_rate = self.rate_per_s if rate_per_s is None else min(rate_per_s, self.rate_per_s)
+        return price / _PER_HOUR_S / (served_rate * trial.output_tokens) * _MILLION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trade:
+class Tradeoff:
     """What users get against what accelerators give."""
 
-    kind: Kind
+    kind: FleetKind
     label: str
     tokens_per_s_per_gpu: float
     tokens_per_s_per_user: float
@@ -98,7 +98,7 @@ class Trade:
 class Sensitivity:
     """What becomes of the answer when the question was a little wrong."""
 
-    term: str
+    parameter: str
     change: float
     """As a factor: 1.2 for a fifth more."""
     rate_per_s: float | None = None
@@ -108,10 +108,10 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class UnreachableObjective:
     """An objective that no configuration can meet."""
 
-    term: str
+    objective: str
     limit_s: float
     """The objective."""
     physical_s: float
@@ -119,7 +119,7 @@ class Bound:
     modelled_s: float
     """What an engine on the best shape is predicted to take, alone."""
     shape: str
-    what: str
+    operation: str
     """What takes that long."""
 
     @property
@@ -135,12 +135,14 @@ class Bound:
     def __str__(self) -> str:
         if self.is_physical:
             return (
-                f"{self.term} of {self.limit_s * 1e3:.4g} ms is physically out of reach:"
-                f" {self.what} takes {self.physical_s * 1e3:.3g} ms on {self.shape} at the full"
+                f"{self.objective} of {self.limit_s * 1e3:.4g} ms is physically out of reach:"
+                f" {self.operation} takes {self.physical_s * 1e3:.3g} ms on {self.shape} at the"
+                " full"
                 f" speed of its data sheet, {self.factor:.2g} times as long"
             )
         return (
-            f"{self.term} of {self.limit_s * 1e3:.4g} ms is out of reach: {self.what} is predicted"
+            f"{self.objective} of {self.limit_s * 1e3:.4g} ms is out of reach: {self.operation}"
+            " is predicted"
             f" to take {self.modelled_s * 1e3:.3g} ms on {self.shape}, {self.factor:.2g} times as"
             f" long (the data sheet alone would allow {self.physical_s * 1e3:.3g} ms)"
         )
@@ -150,24 +152,24 @@ class Bound:
 class Plan:
     """The answer to one question. All rates are simulated."""
 
-    question: Question
-    mix: Mix
+    question: PlanningProblem
+    mix: MeanRequest
     best: Candidate | None
     """None when no fleet meets the objectives at any rate."""
-    enough: bool
+    meets_rate: bool
     """Whether the best carries the rate that was asked for, if one was."""
     verdict: str
     """Whether to disaggregate, with the evidence, in one sentence."""
     candidates: tuple[Candidate, ...] = ()
     """All that were simulated as fleets, the best first."""
-    binding: Binding | None = None
+    bottleneck: Bottleneck | None = None
     gpus_needed: int | None = None
     """For the rate, where what there is does not carry it; by extrapolation."""
-    trades: tuple[Trade, ...] = ()
+    tradeoffs: tuple[Tradeoff, ...] = ()
     """Those that none other beats in both, and the simulated ones."""
     sensitivity: tuple[Sensitivity, ...] = ()
-    out_of_reach: tuple[Bound, ...] = ()
-    misfits: tuple[Misfit, ...] = ()
+    unreachable_objectives: tuple[UnreachableObjective, ...] = ()
+    rejected_shapes: tuple[RejectedShape, ...] = ()
     runs: int = 0
     """Simulations that were run."""
 

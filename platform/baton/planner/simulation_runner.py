@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-A = TypeVar("A")
-B = TypeVar("B")
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
-class RunAll(Protocol):
+class ParallelMap(Protocol):
     """Applies a function to all arguments, in order: `map`, or a pool of processes' own."""
 
-    def __call__(self, function: Callable[[A], B], arguments: Iterable[A], /) -> Iterable[B]:
+    def __call__(
+        self, function: Callable[[Argument], Result], arguments: Iterable[Argument], /
+    ) -> Iterable[Result]:
         """The results, in the order of the arguments."""
         ...
 
@@ -22,21 +24,25 @@ class Progress(NamedTuple):
 
     stage: str
     done: int
-    of: int
+    total: int
 
 
-class Work:
+class SimulationRunner:
     """Runs simulations and says how far they are."""
 
-    def __init__(self, run_all: RunAll, on_progress: Callable[[Progress], None] | None) -> None:
-        self._run_all = run_all
-        self._tell = on_progress or (lambda _progress: None)
+    def __init__(
+        self, parallel_map: ParallelMap, on_progress: Callable[[Progress], None] | None
+    ) -> None:
+        self._map = parallel_map
+        self._report_progress = on_progress or (lambda _progress: None)
 
-    def all(self, stage: str, function: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
+    def run_stage(
+        self, stage: str, function: Callable[[Argument], Result], arguments: Sequence[Argument]
+    ) -> list[Result]:
         """The results of a stage."""
-        results: list[B] = []
-        self._tell(Progress(stage, 0, len(arguments)))
-        for result in self._run_all(function, arguments):
+        results: list[Result] = []
+        self._report_progress(Progress(stage, 0, len(arguments)))
+        for result in self._map(function, arguments):
             results.append(result)
-            self._tell(Progress(stage, len(results), len(arguments)))
+            self._report_progress(Progress(stage, len(results), len(arguments)))
         return results

@@ -4,73 +4,100 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from baton.planner.rates.closed_form import Mix, decode_rate, decode_s, mixed_rate, prefill_rate
-from baton.planner.result import Candidate, Trade
-from baton.planner.shapes.fleets import Kind
-from baton.planner.shapes.space import Duty, Instance
+from baton.planner.rates.closed_form import (
+    MeanRequest,
+    decode_rate,
+    decode_s,
+    mixed_rate,
+    prefill_rate,
+)
+from baton.planner.result import Candidate, Tradeoff
+from baton.planner.shapes.fleets import FleetKind
+from baton.planner.shapes.space import Duty, EngineShape
 
-_SLOWEST_S = 0.2
+_MAX_TPOT_S = 0.2
 """Per token: five a second, as fast as people read aloud."""
 _STEPS = 10
 
 
-def front(trades: Iterable[Trade]) -> tuple[Trade, ...]:
+def pareto_front(trades: Iterable[Tradeoff]) -> tuple[Tradeoff, ...]:
     """Those that none other beats in one and equals in the other, the fastest for users first."""
-    kept: list[Trade] = []
-    order = sorted(trades, key=lambda one: (-one.tokens_per_s_per_user, -one.tokens_per_s_per_gpu))
-    for one in order:
-        if not kept or one.tokens_per_s_per_gpu > kept[-1].tokens_per_s_per_gpu:
-            kept.append(one)
-    return tuple(kept)
+    frontier: list[Tradeoff] = []
+    ranked = sorted(
+        trades, key=lambda trade: (-trade.tokens_per_s_per_user, -trade.tokens_per_s_per_gpu)
+    )
+    for tradeoff in ranked:
+        if not frontier or tradeoff.tokens_per_s_per_gpu > frontier[-1].tokens_per_s_per_gpu:
+            frontier.append(tradeoff)
+    return tuple(frontier)
 
 
-def closed_form(fitting: Mapping[Duty, Sequence[Instance]], mix: Mix) -> Iterator[Trade]:
+def closed_form_tradeoffs(
+    fitting: Mapping[Duty, Sequence[EngineShape]], mix: MeanRequest
+) -> Iterator[Tradeoff]:
     """What every shape gives at several speeds for users, without queues.
 
     A disaggregated trade takes as much of a prefill shape as its decode shape needs.
     """
-    decoders = fitting[Duty.DECODE]
-    if not decoders:
+    decode_instances = fitting[Duty.DECODE]
+    if not decode_instances:
         return
-    fastest_s = min(decode_s(one.settings.timing, 1, mix.context_tokens) for one in decoders)
-    ratio = (_SLOWEST_S / fastest_s) ** (1 / _STEPS) if fastest_s < _SLOWEST_S else 1.0
+    fastest_s = min(
+        decode_s(decode_instance.settings.timing, 1, mix.context_tokens)
+        for decode_instance in decode_instances
+    )
+    ratio = (_MAX_TPOT_S / fastest_s) ** (1 / _STEPS) if fastest_s < _MAX_TPOT_S else 1.0
     prefill_gpus = min(
-        (one.gpus / prefill_rate(one.settings, mix) for one in fitting[Duty.PREFILL]), default=None
+        (
+            engine_shape.gpus / prefill_rate(engine_shape.settings, mix)
+            for engine_shape in fitting[Duty.PREFILL]
+        ),
+        default=None,
     )
     for step in range(_STEPS + 1):
         tpot_s = fastest_s * ratio**step * (1 + 1e-9)
-        for one in fitting[Duty.BOTH]:
-            rate = mixed_rate(one.settings, mix, tpot_s)
-            yield from _trade(Kind.COLOCATED, one, mix, tpot_s, one.gpus / rate if rate else None)
-        for one in decoders:
-            rate = decode_rate(one.settings, mix, tpot_s)
-            whole = None if not rate or prefill_gpus is None else prefill_gpus + one.gpus / rate
-            yield from _trade(Kind.DISAGGREGATED, one, mix, tpot_s, whole)
+        for engine_shape in fitting[Duty.BOTH]:
+            rate = mixed_rate(engine_shape.settings, mix, tpot_s)
+            yield from _tradeoff(
+                FleetKind.COLOCATED,
+                engine_shape,
+                mix,
+                tpot_s,
+                engine_shape.gpus / rate if rate else None,
+            )
+        for decode_instance in decode_instances:
+            rate = decode_rate(decode_instance.settings, mix, tpot_s)
+            gpu_s = (
+                None
+                if not rate or prefill_gpus is None
+                else prefill_gpus + decode_instance.gpus / rate
+            )
+            yield from _tradeoff(FleetKind.DISAGGREGATED, decode_instance, mix, tpot_s, gpu_s)
 
 
-def _trade(
-    kind: Kind, instance: Instance, mix: Mix, tpot_s: float, gpu_s: float | None
-) -> Iterator[Trade]:
+def _tradeoff(
+    kind: FleetKind, engine_shape: EngineShape, mix: MeanRequest, tpot_s: float, gpu_s: float | None
+) -> Iterator[Tradeoff]:
     """`gpu_s` is how many accelerator-seconds one request takes; None when it cannot be served."""
     if gpu_s is not None:
-        yield Trade(
+        yield Tradeoff(
             kind=kind,
-            label=instance.label,
+            label=engine_shape.label,
             tokens_per_s_per_gpu=mix.output_tokens / gpu_s,
             tokens_per_s_per_user=1 / tpot_s,
             simulated=False,
         )
 
 
-def simulated(candidates: Iterable[Candidate]) -> Iterator[Trade]:
+def simulated_tradeoffs(candidates: Iterable[Candidate]) -> Iterator[Tradeoff]:
     """What the simulated fleets gave, at every rate that they carried."""
-    for one in candidates:
-        for trial in one.measured.trials:
+    for candidate in candidates:
+        for trial in candidate.search_result.trials:
             if trial.holds and trial.tpot.p50_s > 0:
-                yield Trade(
-                    kind=one.fleet.kind,
-                    label=one.fleet.label,
-                    tokens_per_s_per_gpu=one.tokens_per_s_per_gpu(trial),
+                yield Tradeoff(
+                    kind=candidate.fleet.kind,
+                    label=candidate.fleet.label,
+                    tokens_per_s_per_gpu=candidate.tokens_per_s_per_gpu(trial),
                     tokens_per_s_per_user=1 / trial.tpot.p50_s,
                     simulated=True,
                 )

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from baton.planner.problem import PATIENCE, Effort, SloClass
-from baton.planner.rates.arrivals import Traffic
-from baton.planner.rates.measure import Measured, requests_of_a_run, search_rate, shortened, unseen
-from baton.planner.rates.trials import HeldTo, Trial, judge
-from baton.planner.shapes.fleets import Fleet, Kind
+from baton.planner.problem import DEFAULT_OBJECTIVES, SearchEffort, SloClass
+from baton.planner.rates.arrivals import TrafficSampler
+from baton.planner.rates.measure import (
+    RateSearchResult,
+    empty_trial,
+    requests_per_run,
+    run_shortened,
+    search_rate,
+)
+from baton.planner.rates.trials import DutyRequirement, Trial, evaluate_trial
+from baton.planner.shapes.fleets import FleetKind, PlannedFleet
 from baton.planner.shapes.space import Duty
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
@@ -16,9 +22,9 @@ from baton.simulator.outcome import Objectives
 from baton.simulator.scenario import PoolPlan, Scenario, simulate
 
 DISAGGREGATE = {
-    Kind.COLOCATED: Disaggregate.NEVER,
-    Kind.DISAGGREGATED: Disaggregate.ALWAYS,
-    Kind.HYBRID: Disaggregate.AUTO,
+    FleetKind.COLOCATED: Disaggregate.NEVER,
+    FleetKind.DISAGGREGATED: Disaggregate.ALWAYS,
+    FleetKind.HYBRID: Disaggregate.AUTO,
 }
 """How placement is told what kind of fleet it serves."""
 
@@ -27,59 +33,59 @@ DISAGGREGATE = {
 class FleetTask:
     """A fleet to be tried; goes to another process and back."""
 
-    fleet: Fleet
+    fleet: PlannedFleet
     """All of it, or the part of it that stands for it."""
-    traffic: Traffic
+    traffic: TrafficSampler
     classes: tuple[SloClass, ...]
-    aims: Objectives
+    placement_objectives: Objectives
     """Of placement."""
-    effort: Effort
+    effort: SearchEffort
     guess_per_s: float
-    under_way_s: float
+    residence_s: float
     """About how long a request is there."""
     seed: int = 0
 
 
-def verify(task: FleetTask) -> Measured:
+def measure_fleet(task: FleetTask) -> RateSearchResult:
     """The highest rate that the fleet carries."""
     return search_rate(
-        lambda rate_per_s: run(task, rate_per_s),
+        lambda rate_per_s: run_fleet(task, rate_per_s),
         task.guess_per_s,
         precision=task.effort.precision,
     )
 
 
-def run(task: FleetTask, rate_per_s: float) -> Trial:
+def run_fleet(task: FleetTask, rate_per_s: float) -> Trial:
     """The fleet at one rate."""
-    requests = requests_of_a_run(rate_per_s * task.under_way_s, _for_all(task))
-    return shortened(lambda count: _run(task, rate_per_s, count), requests)
+    requests = requests_per_run(rate_per_s * task.residence_s, _scaled_effort(task))
+    return run_shortened(lambda count: _simulate_fleet(task, rate_per_s, count), requests)
 
 
-def _for_all(task: FleetTask) -> Effort:
+def _scaled_effort(task: FleetTask) -> SearchEffort:
     """As many requests for each replica where more are simulated than usual.
 
     A run that is over before a replica has had a few prompts shows no queue at any rate.
     """
     effort = task.effort
-    times = max(1.0, task.fleet.replicas / effort.cell)
-    return replace(effort, requests=round(times * effort.requests))
+    factor = max(1.0, task.fleet.replicas / effort.max_simulated_replicas)
+    return replace(effort, max_requests=round(factor * effort.max_requests))
 
 
-def _run(task: FleetTask, rate_per_s: float, requests: int) -> Trial:
+def _simulate_fleet(task: FleetTask, rate_per_s: float, requests: int) -> Trial:
     sample = task.traffic.sample(rate_per_s, requests)
-    held_to = HeldTo(duty=Duty.BOTH)
+    requirement = DutyRequirement(duty=Duty.BOTH)
     if not sample.requests:
-        return unseen(rate_per_s, task.classes, held_to)
-    ran = simulate(scenario_of(task), sample, until_s=_over_s(task, sample.requests[-1].at_s))
-    return judge(rate_per_s, sample.requests, ran.outcomes, task.classes, held_to)
+        return empty_trial(rate_per_s, task.classes, requirement)
+    result = simulate(scenario_of(task), sample, until_s=_end_s(task, sample.requests[-1].at_s))
+    return evaluate_trial(rate_per_s, sample.requests, result.outcomes, task.classes, requirement)
 
 
 def scenario_of(task: FleetTask) -> Scenario:
     """The fleet as the simulator takes it."""
     options = PredictedOptions(
         disaggregate=DISAGGREGATE[task.fleet.kind],
-        ttft_slo_s=task.aims.ttft_s,
-        tpot_slo_s=task.aims.tpot_s,
+        ttft_slo_s=task.placement_objectives.ttft_s,
+        tpot_slo_s=task.placement_objectives.tpot_s,
     )
     return Scenario(
         pools=tuple(
@@ -87,7 +93,7 @@ def scenario_of(task: FleetTask) -> Scenario:
                 name=str(pool.role),
                 role=pool.role,
                 replicas=pool.replicas,
-                settings=pool.instance.settings,
+                settings=pool.engine_shape.settings,
             )
             for pool in task.fleet.pools
         ),
@@ -96,13 +102,19 @@ def scenario_of(task: FleetTask) -> Scenario:
     )
 
 
-def _over_s(task: FleetTask, last_arrival_s: float) -> float:
+def _end_s(task: FleetTask, last_arrival_s: float) -> float:
     """When whoever has not finished has missed its objectives in any case."""
-    ttft_s = max(_limit(one.objectives.ttft_s, PATIENCE.ttft_s) for one in task.classes)
-    tpot_s = max(_limit(one.objectives.tpot_s, PATIENCE.tpot_s) for one in task.classes)
-    longest = max(one.output_tokens for one in task.traffic.trace.requests)
-    return last_arrival_s + ttft_s + longest * tpot_s
+    ttft_s = max(
+        _limit_or_default(class_.objectives.ttft_s, DEFAULT_OBJECTIVES.ttft_s)
+        for class_ in task.classes
+    )
+    tpot_s = max(
+        _limit_or_default(class_.objectives.tpot_s, DEFAULT_OBJECTIVES.tpot_s)
+        for class_ in task.classes
+    )
+    max_output_tokens = max(request.output_tokens for request in task.traffic.trace.requests)
+    return last_arrival_s + ttft_s + max_output_tokens * tpot_s
 
 
-def _limit(given_s: float | None, otherwise_s: float | None) -> float:
-    return given_s or otherwise_s or 0.0
+def _limit_or_default(objective_s: float | None, default_s: float | None) -> float:
+    return objective_s or default_s or 0.0

@@ -29,11 +29,11 @@ from typing import NamedTuple
 _BITS = 64
 
 
-class Why(StrEnum):
+class ChoiceReason(StrEnum):
     """Why a cluster was chosen."""
 
     HOME = "home"
-    SPILLED = "spilled"
+    OVERFLOWED = "spilled"
     """Its home would have taken longer."""
     FAILED_OVER = "failed_over"
     """Its home is not heard of."""
@@ -46,12 +46,12 @@ class ClusterView:
     name: str
     replicas: int
     """As it last told; larger ones are home to more families."""
-    away_s: float = 0.0
+    round_trip_s: float = 0.0
     """There and back, from this front."""
-    wait_s: float = 0.0
+    queue_wait_s: float = 0.0
     """Until a request that comes now begins: as last told, and what this front has sent since, less
     the time that has passed since."""
-    silent: bool = False
+    is_unresponsive: bool = False
     """It should have told by now."""
 
     def __post_init__(self) -> None:
@@ -59,54 +59,66 @@ class ClusterView:
             raise ValueError(f"cluster {self.name}: got {self.replicas} replicas, wanted 1 or more")
 
 
-class Choice(NamedTuple):
+class ClusterChoice(NamedTuple):
     """Where a request goes."""
 
     cluster: str
-    why: Why
+    reason: ChoiceReason
     home: str
     """Where it would go if all were equal."""
 
 
-def choose(
-    family: str, clusters: Sequence[ClusterView], *, prefix_s: float, near_s: float = math.inf
-) -> Choice:
+def choose_cluster(
+    family: str,
+    clusters: Sequence[ClusterView],
+    *,
+    prefix_prefill_s: float,
+    max_home_round_trip_s: float = math.inf,
+) -> ClusterChoice:
     """Where a request of this family goes.
 
     Args:
         family: a hash of its first blocks; with tenant and adapter where caches are apart.
         clusters: at least one.
-        prefix_s: what computing the prefix takes that its family shares.
-        near_s: how far away its home may be, while there is a cluster within that.
+        prefix_prefill_s: what computing the prefix takes that its family shares.
+        max_home_round_trip_s: how far away its home may be, while there is a cluster within that.
     """
-    home = home_of(family, _near(clusters, near_s))
-    heard = [one for one in clusters if not one.silent] or list(clusters)
+    home = home_cluster(family, _nearby(clusters, max_home_round_trip_s))
+    responsive = [cluster for cluster in clusters if not cluster.is_unresponsive] or list(clusters)
     # Not to wherever it is empty now: all fronts have to agree on the next home, too.
-    home_now = home if home in heard else home_of(family, _near(heard, near_s))
-    best = _soonest(heard, home_now, prefix_s)
-    if home_now is not home:
-        return Choice(best.name, Why.FAILED_OVER, home.name)
-    return Choice(best.name, Why.HOME if best is home else Why.SPILLED, home.name)
+    current_home = (
+        home
+        if home in responsive
+        else home_cluster(family, _nearby(responsive, max_home_round_trip_s))
+    )
+    best = _fastest(responsive, current_home, prefix_prefill_s)
+    if current_home is not home:
+        return ClusterChoice(best.name, ChoiceReason.FAILED_OVER, home.name)
+    return ClusterChoice(
+        best.name, ChoiceReason.HOME if best is home else ChoiceReason.OVERFLOWED, home.name
+    )
 
 
-def _near(clusters: Sequence[ClusterView], near_s: float) -> Sequence[ClusterView]:
-    return [one for one in clusters if one.away_s <= near_s] or clusters
+def _nearby(clusters: Sequence[ClusterView], max_round_trip_s: float) -> Sequence[ClusterView]:
+    return [cluster for cluster in clusters if cluster.round_trip_s <= max_round_trip_s] or clusters
 
 
-def home_of(family: str, clusters: Sequence[ClusterView]) -> ClusterView:
+def home_cluster(family: str, clusters: Sequence[ClusterView]) -> ClusterView:
     """Where a family is at home; the same for every order of the clusters."""
-    return max(clusters, key=lambda one: (_pull(family, one), one.name))
+    return max(clusters, key=lambda cluster: (_rendezvous_weight(family, cluster), cluster.name))
 
 
-def _soonest(clusters: Sequence[ClusterView], home: ClusterView, prefix_s: float) -> ClusterView:
+def _fastest(
+    clusters: Sequence[ClusterView], home: ClusterView, prefix_prefill_s: float
+) -> ClusterView:
     def seconds(one: ClusterView) -> tuple[float, bool, str]:
         away = one is not home
-        return one.away_s + one.wait_s + prefix_s * away, away, one.name
+        return one.round_trip_s + one.queue_wait_s + prefix_prefill_s * away, away, one.name
 
     return min(clusters, key=seconds)
 
 
-def _pull(family: str, cluster: ClusterView) -> float:
+def _rendezvous_weight(family: str, cluster: ClusterView) -> float:
     digest = blake2b(f"{family}\0{cluster.name}".encode(), digest_size=_BITS // 8).digest()
-    share = (int.from_bytes(digest) + 0.5) / 2.0**_BITS
-    return -cluster.replicas / math.log(share)
+    uniform = (int.from_bytes(digest) + 0.5) / 2.0**_BITS
+    return -cluster.replicas / math.log(uniform)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from baton.control.fleet.cache_feed import CacheFeed, FeedCounters
-from baton.control.fleet.hybrid_feed import HybridFeed
+from baton.control.fleet.hybrid_feed import HybridCacheFeed
 from baton.domain.cache import BLOCK_HASH_BYTES
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.kv_events import KvEventBatch
@@ -34,8 +34,8 @@ class CacheReporter:
     """The one consumer of an engine's cache events."""
 
     def __init__(self, facts: ReplicaFacts, reports: Reports, *, max_frame_bytes: int) -> None:
-        self._feed = _feed(facts)
-        self._speaks = facts.cache_events
+        self._feed = _make_feed(facts)
+        self._enabled = facts.cache_events
         self._reports = reports
         self._max_blocks = max(0, max_frame_bytes - _FRAME_OVERHEAD_BYTES) // BLOCK_HASH_BYTES
         self._loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ class CacheReporter:
 
     async def follow(self, batches: AsyncIterator[KvEventBatch]) -> None:
         """Pass on what the engine says until it says no more."""
-        if not self._speaks:
+        if not self._enabled:
             return
         try:
             async for batch in batches:
@@ -63,19 +63,19 @@ class CacheReporter:
                 await asyncio.sleep(0)  # a long backlog must not hold up the engine's steps
         except Exception as error:  # noqa: BLE001 - knowing less of a cache fails no request
             log_event(_LOG, logging.WARNING, "cache_events_ended", {}, error=error)
-        self._feed.doubt()
+        self._feed.mark_unverified()
         self._flush_soon()
 
-    def sync(self, *, at_once: bool) -> None:
+    def sync(self, *, immediately: bool) -> None:
         """A session waits for a snapshot."""
-        if self._speaks and at_once:
+        if self._enabled and immediately:
             self._flush()
-        elif self._speaks:
+        elif self._enabled:
             self._flush_soon()
 
     def close(self) -> None:
         """Send no more. Idempotent."""
-        self._speaks = False
+        self._enabled = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -91,17 +91,17 @@ class CacheReporter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._speaks:
+        if not self._enabled:
             return
         self._flushed_at_s = self._loop.time()
-        update = self._feed.take()
+        update = self._feed.pop_update()
         if update is not None:
-            self._reports.cache_changed(update)
-        if self._reports.snapshot_wanted:
-            self._reports.cache_snapshot(self._feed.snapshot(self._max_blocks))
+            self._reports.send_cache_update(update)
+        if self._reports.snapshot_requested:
+            self._reports.send_cache_snapshot(self._feed.snapshot(self._max_blocks))
 
 
-def _feed(facts: ReplicaFacts) -> CacheFeed | HybridFeed:
+def _make_feed(facts: ReplicaFacts) -> CacheFeed | HybridCacheFeed:
     if facts.cache_shape is None:
         return CacheFeed(
             model=facts.model,
@@ -109,7 +109,7 @@ def _feed(facts: ReplicaFacts) -> CacheFeed | HybridFeed:
             capacity_blocks=facts.kv_blocks,
             host_blocks=facts.host_blocks,
         )
-    return HybridFeed(
+    return HybridCacheFeed(
         model=facts.model,
         block_size_tokens=facts.block_size_tokens,
         capacity_blocks=facts.kv_blocks,

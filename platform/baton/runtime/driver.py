@@ -21,9 +21,9 @@ from baton.domain.commands import (
     Command,
     Deliver,
     FailRequest,
-    RecordRequest,
     ReleaseLease,
-    ReportBrokenAgent,
+    ReportFailedAgent,
+    StoreRequestRecord,
     SubmitLeg,
     SyncCache,
 )
@@ -33,8 +33,8 @@ from baton.domain.events import (
     LegFailed,
     RequestArrived,
     RequestsCancelled,
-    RequestsRefused,
-    TimePassed,
+    RequestsRejected,
+    TimerFired,
 )
 from baton.domain.fleet import FleetView
 from baton.domain.handoff import LegFailure
@@ -96,7 +96,7 @@ class Driver:
                 commands = self._coordinator.handle(self._events.popleft(), self._clock.now_s())
                 for command in commands:
                     try:
-                        self._carry_out(command)
+                        self._execute(command)
                     except Exception as error:  # noqa: BLE001 - raised again at the end
                         _LOG.exception("a %s was not carried out", type(command).__name__)
                         failure = failure or error
@@ -106,7 +106,7 @@ class Driver:
         if failure is not None:
             raise failure
 
-    def refuse(
+    def check_admission(
         self, requests: int, *, tenant: str, slo_class: str | None = None
     ) -> Rejected | None:
         """Refuse `requests` more before they are read, if they must be; None: send them.
@@ -114,10 +114,10 @@ class Driver:
         Whoever is told why must refuse them, for they are counted; and ask no more about them.
         """
         now_s = self._clock.now_s()
-        error = self._coordinator.refusal(requests=requests, tenant=tenant, now_s=now_s)
+        error = self._coordinator.rejection(requests=requests, tenant=tenant, now_s=now_s)
         if error is not None:
             self.on_event(
-                RequestsRefused(error=error, requests=requests, tenant=tenant, slo_class=slo_class)
+                RequestsRejected(error=error, requests=requests, tenant=tenant, slo_class=slo_class)
             )
         return error
 
@@ -130,7 +130,7 @@ class Driver:
     ) -> None:
         """Go on by other rules from now on, while requests are under way; None: as before."""
         self._coordinator.reconfigure(limits=limits, placer=placer, rules=rules)
-        self.on_event(TimePassed())
+        self.on_event(TimerFired())
 
     def fleet(self) -> FleetView:
         """The fleet as placement sees it."""
@@ -147,7 +147,7 @@ class Driver:
             self._timer.cancel()
             self._timer = None
 
-    def _carry_out(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case Deliver():
                 self._frontend.deliver(command.deliveries)
@@ -156,18 +156,18 @@ class Driver:
             case AbortLegs():
                 self._link.abort(command.replica_id, command.leg_ids)
             case ReleaseLease():
-                self._link.release(command.via_replica_id, command.lease.ticket)
+                self._link.release(command.via_replica_id, command.lease.kv_handle)
             case SyncCache():
                 self._link.sync_cache(command.replica_id)
             case CheckSideChannel():
                 self._link.check_side_channel(
                     command.replica_id, command.source_id, command.address
                 )
-            case ReportBrokenAgent():
+            case ReportFailedAgent():
                 self._link.report_broken_agent(command.replica_id, command.why)
             case FailRequest():
                 self._frontend.fail(command.request_id, command.error)
-            case RecordRequest():
+            case StoreRequestRecord():
                 self._recorder.record(command.record)
             case _:
                 assert_never(command)
@@ -175,7 +175,7 @@ class Driver:
     def _submit(self, command: SubmitLeg) -> None:
         failure = self._link.submit(command.replica_id, command.leg)
         if _LOG.isEnabledFor(logging.DEBUG):
-            log_event(_LOG, logging.DEBUG, "leg_sent", _told(command, failure))
+            log_event(_LOG, logging.DEBUG, "leg_sent", _leg_fields(command, failure))
         if failure is not None:
             self._events.append(
                 LegFailed(
@@ -183,7 +183,7 @@ class Driver:
                     leg_id=command.leg.leg_id,
                     failure=failure,
                     why=_TOO_LARGE if failure is LegFailure.INVALID else "",
-                    sent=False,
+                    was_sent=False,
                 )
             )
 
@@ -202,10 +202,10 @@ class Driver:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.on_event(TimePassed())
+        self.on_event(TimerFired())
 
 
-def _told(command: SubmitLeg, failure: LegFailure | None) -> dict[str, object]:
+def _leg_fields(command: SubmitLeg, failure: LegFailure | None) -> dict[str, object]:
     leg = command.leg
     return {
         "request_id": leg.request_id,

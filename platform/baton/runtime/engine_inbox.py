@@ -10,66 +10,66 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from baton.domain.handoff import Leg, Ticket
+from baton.domain.handoff import KvHandle, Leg
 
 
-class Desk:
+class EngineInbox:
     """The queues between the fleet link and an engine; their bounds are the host's."""
 
     def __init__(self, *, max_releases: int) -> None:
-        self.releases: asyncio.Queue[Ticket] = asyncio.Queue(max_releases)
+        self.releases: asyncio.Queue[KvHandle] = asyncio.Queue(max_releases)
         self.orphans: set[str] = set()
         """Legs that nobody owns and that may still run."""
-        self._inbox: deque[Leg | tuple[str, ...]] = deque()
+        self._queue: deque[Leg | tuple[str, ...]] = deque()
         """Bounded by the host: legs by `max_live_legs`, aborts by the legs that live."""
-        self._asked: set[str] = set()
-        self._due: dict[str, None] = {}
-        self._filled = asyncio.Event()
+        self._abort_requested: set[str] = set()
+        self._due_aborts: dict[str, None] = {}
+        self._not_empty = asyncio.Event()
         self._aborts_due = asyncio.Event()
 
     # ------------------------------------------------------------------ legs
 
     def put(self, leg: Leg) -> None:
         """Queue a leg for the engine."""
-        self._inbox.append(leg)
-        self._filled.set()
+        self._queue.append(leg)
+        self._not_empty.set()
 
-    async def take(self) -> Leg | tuple[str, ...]:
+    async def get(self) -> Leg | tuple[str, ...]:
         """Wait for the next leg that may go to the engine, or the next abort."""
-        while not self._inbox:
-            self._filled.clear()
-            await self._filled.wait()
-        return self._inbox.popleft()
+        while not self._queue:
+            self._not_empty.clear()
+            await self._not_empty.wait()
+        return self._queue.popleft()
 
-    def waiting(self) -> tuple[int, int]:
+    def count_queued(self) -> tuple[int, int]:
         """How many legs wait here, and how many of their prompt tokens will have to be computed."""
-        legs = [item for item in self._inbox if isinstance(item, Leg)]
-        return len(legs), sum(leg.to_compute for leg in legs)
+        legs = [item for item in self._queue if isinstance(item, Leg)]
+        return len(legs), sum(leg.uncached_prompt_tokens for leg in legs)
 
     # ------------------------------------------------------------------ aborts
 
     def abort(self, leg_ids: tuple[str, ...]) -> None:
         """Queue an abort for those legs that none is queued for yet."""
-        fresh = tuple(leg_id for leg_id in leg_ids if leg_id not in self._asked)
-        if fresh:
-            self._asked.update(fresh)
-            self._inbox.append(fresh)
-            self._filled.set()
+        new_ids = tuple(leg_id for leg_id in leg_ids if leg_id not in self._abort_requested)
+        if new_ids:
+            self._abort_requested.update(new_ids)
+            self._queue.append(new_ids)
+            self._not_empty.set()
 
-    def abort_due(self, leg_ids: tuple[str, ...]) -> None:
+    def schedule_abort(self, leg_ids: tuple[str, ...]) -> None:
         """The legs that were queued before this abort are with the engine: it may go."""
-        self._due.update(dict.fromkeys(leg_ids))
+        self._due_aborts.update(dict.fromkeys(leg_ids))
         self._aborts_due.set()
 
-    async def next_aborts(self) -> tuple[str, ...]:
+    async def get_due_aborts(self) -> tuple[str, ...]:
         """Wait for aborts that may go; returns all of them."""
         await self._aborts_due.wait()
         self._aborts_due.clear()
-        leg_ids = tuple(self._due)
-        self._due.clear()
+        leg_ids = tuple(self._due_aborts)
+        self._due_aborts.clear()
         return leg_ids
 
-    def abort_done(self, leg_ids: tuple[str, ...]) -> None:
+    def on_aborted(self, leg_ids: tuple[str, ...]) -> None:
         """These legs no longer run."""
-        self._asked.difference_update(leg_ids)
+        self._abort_requested.difference_update(leg_ids)
         self.orphans.difference_update(leg_ids)

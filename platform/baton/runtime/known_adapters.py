@@ -1,8 +1,8 @@
 """The LoRA adapters that a replica may be asked for, by the names that legs give.
 
 Theory of operation: those of the configuration file are there from the start. Others come and go
-while the replica runs, all of them at once with `take`. A leg may be faster than the word of an
-adapter, so before one is said to be unknown, `look` is asked once whether there is news.
+while the replica runs, all of them at once with `replace_added`. A leg may be faster than the word
+of an adapter, so before one is said to be unknown, `refresh` is asked once whether there is news.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from baton.domain.errors import AdapterFailed
 
-_LOOK_S = 2.0
-_MOST_NAMED = 20
+_REFRESH_TIMEOUT_S = 2.0
+_MAX_LISTED = 20
 
 
 class KnownAdapters:
@@ -23,24 +23,24 @@ class KnownAdapters:
         self,
         fixed: Mapping[str, str] | None = None,
         *,
-        look: Callable[[], Awaitable[None]] | None = None,
+        refresh: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Take what never changes; `look` takes news, and may fail.
+        """Take what never changes; `refresh` takes news, and may fail.
 
         Args:
             fixed: A folder or a hub id for each name.
-            look: Calls `take` where there is something new; None: nothing ever is.
+            refresh: Calls `replace_added` where there is something new; None: nothing ever is.
         """
         self._fixed = dict(fixed or {})
         self._added: dict[str, str] = {}
-        self._look = look
+        self._refresh = refresh
 
     @property
     def fixed(self) -> Mapping[str, str]:
         """Those that were there from the start."""
         return self._fixed
 
-    def take(self, added: Mapping[str, str]) -> None:
+    def replace_added(self, added: Mapping[str, str]) -> None:
         """Have these besides those from the start, and no others."""
         self._added = dict(added)
 
@@ -50,21 +50,21 @@ class KnownAdapters:
         Raises:
             AdapterFailed: there is none of that name.
         """
-        found = self._find(name)
-        if found is None and self._look is not None:
+        location = self._find(name)
+        if location is None and self._refresh is not None:
             try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self._look()
+                async with asyncio.timeout(_REFRESH_TIMEOUT_S):
+                    await self._refresh()
             except (TimeoutError, OSError, RuntimeError) as error:
-                said = str(error) or "no answer"
-                why = f"not known, and whether it is new cannot be asked: {said}"
+                detail = str(error) or "no answer"
+                why = f"not known, and whether it is new cannot be asked: {detail}"
                 raise AdapterFailed(name, why) from error
-            found = self._find(name)
-        if found is None:
+            location = self._find(name)
+        if location is None:
             names = [*self._fixed, *self._added]
-            known = ", ".join(names[:_MOST_NAMED]) or "none"
+            known = ", ".join(names[:_MAX_LISTED]) or "none"
             raise AdapterFailed(name, f"this engine has no adapter of that name; it has {known}")
-        return found
+        return location
 
     def _find(self, name: str) -> str | None:
         return self._fixed.get(name) or self._added.get(name)

@@ -11,7 +11,7 @@ from typing import Protocol
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
-from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegOutput
 from baton.domain.kv_events import KvEventBatch
 
 
@@ -50,8 +50,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def release(self, ticket: Ticket) -> None:
-        """Tell the replica that issued `ticket` to free its blocks without pulling them."""
+    async def release(self, kv_handle: KvHandle) -> None:
+        """Tell the replica that issued `kv_handle` to free its blocks without pulling them."""
         ...
 
     def steps(self) -> AsyncIterator[tuple[LegOutput, ...]]:
@@ -109,7 +109,7 @@ class ReplicaLink(Protocol):
         """Ask for an abort; a replica that cannot be reached has nothing left to abort."""
         ...
 
-    def release(self, replica_id: str, ticket: Ticket) -> None:
+    def release(self, replica_id: str, kv_handle: KvHandle) -> None:
         """Ask replica `replica_id` to release a ticket; best effort, the lease expires anyway."""
         ...
 

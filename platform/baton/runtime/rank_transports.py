@@ -27,25 +27,25 @@ from pathlib import Path
 
 LOG_VARIABLE = "UCX_LOG_FILE"
 """UCX's: where its log goes."""
-PREFIX = "ucx."
+LOG_PREFIX = "ucx."
 _MAX_LINES = 20_000
 """Looked at in one file, some 2 MB: choices are printed early, and warnings may be many."""
 
-_CHOICE = re.compile(r"(self|intra-node|inter-node) cfg#\d+ *\|$")
+_CHOICE_HEADER = re.compile(r"(self|intra-node|inter-node) cfg#\d+ *\|$")
 _ROW = re.compile(r"\| *[0-9][^|]*\.\.inf *\|[^|]*\| *([^|]*?) *\|$")
 """The row of a choice that is about large operations."""
-_CARRIER = re.compile(r"(?:^| )([a-z][a-z0-9_]*)/")
-_READ = "remote memory read by ucp_get"
+_TRANSPORT = re.compile(r"(?:^| )([a-z][a-z0-9_]*)/")
+_REMOTE_READ = "remote memory read by ucp_get"
 
 
-class Reach(StrEnum):
+class Locality(StrEnum):
     """Where a peer is, as UCX sees it."""
 
     SAME_NODE = "intra-node"
     OTHER_NODE = "inter-node"
 
 
-Transports = Mapping[Reach, frozenset[str]]
+Transports = Mapping[Locality, frozenset[str]]
 """What carried pulls so far; a reach that was not used is missing."""
 
 
@@ -56,11 +56,11 @@ class RankTransports:
     rank: int
     node: str
     """The host that it runs on."""
-    found: Transports | None
+    transports: Transports | None
     """None: its log cannot be read, so nothing is known."""
 
 
-def own_transports(environment: Mapping[str, str], pid: int) -> Transports | None:
+def read_own_transports(environment: Mapping[str, str], pid: int) -> Transports | None:
     """What carried the pulls of this process; None where its log was sent elsewhere.
 
     Reads a file: not for an event loop.
@@ -73,7 +73,7 @@ def own_transports(environment: Mapping[str, str], pid: int) -> Transports | Non
 
 def log_name() -> str:
     """The name of a process' log as UCX is told it."""
-    return f"{PREFIX}%h.%p"
+    return f"{LOG_PREFIX}%h.%p"
 
 
 def read_transports(folder: Path, *, pid: int | None = None) -> Transports:
@@ -82,25 +82,25 @@ def read_transports(folder: Path, *, pid: int | None = None) -> Transports:
     Several transports that share one pull are one entry, joined by "+". Two entries under one reach
     mean that peers are reached in different ways. Reads files: not for an event loop.
     """
-    found: dict[Reach, set[str]] = {}
-    for file in sorted(folder.glob(f"{PREFIX}*" if pid is None else f"{PREFIX}*.{pid}")):
+    by_locality: dict[Locality, set[str]] = {}
+    for file in sorted(folder.glob(f"{LOG_PREFIX}*" if pid is None else f"{LOG_PREFIX}*.{pid}")):
         with file.open(encoding="utf-8", errors="replace") as lines:
-            for reach, transport in _choices(islice(lines, _MAX_LINES)):
-                found.setdefault(reach, set()).add(transport)
-    return {reach: frozenset(transports) for reach, transports in found.items()}
+            for locality, transport in _parse_choices(islice(lines, _MAX_LINES)):
+                by_locality.setdefault(locality, set()).add(transport)
+    return {locality: frozenset(transports) for locality, transports in by_locality.items()}
 
 
-def _choices(lines: Iterable[str]) -> Iterator[tuple[Reach, str]]:
-    reach: Reach | None = None
-    reading = False
+def _parse_choices(lines: Iterable[str]) -> Iterator[tuple[Locality, str]]:
+    locality: Locality | None = None
+    is_remote_read = False
     for line in lines:
         text = line.rstrip()
-        if choice := _CHOICE.search(text):
-            reach = None if choice[1] == "self" else Reach(choice[1])
-            reading = False
-        elif _READ in text:
-            reading = True
-        elif reach is not None and reading and (row := _ROW.search(text)):
-            carriers = set(_CARRIER.findall(row[1]))
-            if carriers:
-                yield reach, "+".join(sorted(carriers))
+        if choice := _CHOICE_HEADER.search(text):
+            locality = None if choice[1] == "self" else Locality(choice[1])
+            is_remote_read = False
+        elif _REMOTE_READ in text:
+            is_remote_read = True
+        elif locality is not None and is_remote_read and (row := _ROW.search(text)):
+            transports = set(_TRANSPORT.findall(row[1]))
+            if transports:
+                yield locality, "+".join(sorted(transports))

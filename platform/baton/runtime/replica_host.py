@@ -20,23 +20,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.control.fleet.cache_feed import FeedCounters
-from baton.domain.errors import AdapterFailed, BatonError, EngineDied, LegInvalid, RoleNotPossible
+from baton.domain.errors import AdapterFailed, BatonError, EngineDied, LegInvalid, RoleUnsupported
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
-from baton.domain.handoff import Leg, LegFailure, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure
 from baton.runtime.cache_reporter import CacheReporter
-from baton.runtime.engine_inbox import Desk
+from baton.runtime.engine_inbox import EngineInbox
 from baton.runtime.host_counters import HostCounters
-from baton.runtime.lease_table import HandedOut
-from baton.runtime.link.frames import Parting
+from baton.runtime.lease_table import OutstandingLeases
+from baton.runtime.link.frames import CloseReason
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.server import LinkServer
 from baton.runtime.ports import Engine
 from baton.runtime.process.log_events import log_event
 from baton.runtime.roles import check_role
-from baton.runtime.side_channel_checks import WORKERS, SideChannelChecks
+from baton.runtime.side_channel_checks import WORKERS, SideChannelCheckQueue
 
 _LOG = logging.getLogger(__name__)
-_IDLE_BEATS = 2
+_LOAD_LAG_BEATS = 2
 
 _Job = Callable[[], Coroutine[None, None, None]]
 
@@ -51,12 +51,12 @@ class HostOptions:
     """Releases that wait their turn; more are dropped, for their leases expire."""
     lease_s: float = 30.0
     """How long the engine keeps the blocks of a ticket that nobody pulls."""
-    submit_s: float = 30.0
-    abort_s: float = 30.0
+    submit_timeout_s: float = 30.0
+    abort_timeout_s: float = 30.0
     """An engine that does not stop a leg within this is taken for dead."""
-    release_s: float = 10.0
-    close_s: float = 30.0
-    check_s: float = 2.0
+    release_timeout_s: float = 10.0
+    close_timeout_s: float = 30.0
+    check_timeout_s: float = 2.0
     """How long another replica's side channel has to answer."""
     devices: float = 1.0
     """GPUs that the replica takes, as its facts say; a replica on CPUs counts as one."""
@@ -79,7 +79,7 @@ class ReplicaHost:
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[BatonError] = self._loop.create_future()
         """Done, with the reason as its result, when the engine has died."""
-        self.broken_agent = ""
+        self.agent_failure = ""
         """Why the engine's transfer agent is broken, as coordinators say; empty while it is not."""
         self._engine = engine
         self._bind = bind
@@ -91,11 +91,12 @@ class ReplicaHost:
         self._runner: asyncio.Task[None] | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
         self._draining = False
-        self._desk = Desk(max_releases=self._options.max_releases)
+        self._inbox = EngineInbox(max_releases=self._options.max_releases)
         self._cache: CacheReporter | None = None
-        self._checks: SideChannelChecks | None = None
-        self._leases = HandedOut(
-            lease_s=self._options.lease_s, quiet_s=_IDLE_BEATS * self._link_options.beat_s
+        self._checks: SideChannelCheckQueue | None = None
+        self._leases = OutstandingLeases(
+            lease_s=self._options.lease_s,
+            load_lag_s=_LOAD_LAG_BEATS * self._link_options.heartbeat_interval_s,
         )
 
     # ------------------------------------------------------------------ life
@@ -119,12 +120,14 @@ class ReplicaHost:
         self._server, self._facts = server, facts
         max_bytes = self._link_options.max_part_bytes
         cache = CacheReporter(facts, server.reports, max_frame_bytes=max_bytes)
-        tell = server.reports.side_channel_checked
-        checks = SideChannelChecks(self._engine, tell, deadline_s=self._options.check_s)
+        on_check_result = server.reports.send_check_result
+        checks = SideChannelCheckQueue(
+            self._engine, on_check_result, deadline_s=self._options.check_timeout_s
+        )
         self._cache, self._checks = cache, checks
         jobs: list[_Job] = [
             partial(cache.follow, kv_batches),
-            *(checks.work for _ in range(WORKERS)),
+            *(checks.run_worker for _ in range(WORKERS)),
         ]
         self._runner = asyncio.create_task(
             self._run(server, jobs), name=f"replica {facts.replica_id}"
@@ -159,7 +162,7 @@ class ReplicaHost:
     def live_legs(self) -> int:
         """Legs that run, wait for the engine, or are being aborted."""
         owned = 0 if self._server is None else self._server.live_legs
-        return owned + len(self._desk.orphans)
+        return owned + len(self._inbox.orphans)
 
     @property
     def leases(self) -> int:
@@ -178,10 +181,10 @@ class ReplicaHost:
         other work from now on.
 
         Raises:
-            RoleNotPossible: the engine cannot play it, or has not started.
+            RoleUnsupported: the engine cannot play it, or has not started.
         """
         if self._server is None:
-            raise RoleNotPossible(f"this replica cannot become {role} yet", "wait until it runs")
+            raise RoleUnsupported(f"this replica cannot become {role} yet", "wait until it runs")
         check_role(self._server.facts, role)
         changed = self._server.change_role(role)
         self.counters.role_changes += changed
@@ -214,13 +217,13 @@ class ReplicaHost:
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.cancel()
-            await asyncio.wait((runner,), timeout=self._options.close_s)
+            await asyncio.wait((runner,), timeout=self._options.close_timeout_s)
         if self._server is not None:
             await self._server.close()
         await self._close_engine()
 
     async def _close_engine(self) -> None:
-        async with asyncio.timeout(self._options.close_s):
+        async with asyncio.timeout(self._options.close_timeout_s):
             await self._engine.close()
 
     async def _run(self, server: LinkServer, side_jobs: list[_Job]) -> None:
@@ -242,7 +245,7 @@ class ReplicaHost:
         else:
             reason = EngineDied(self._replica_id, f"{type(error).__name__}: {error}")
         self.failed.set_result(reason)
-        server.part(Parting.ENGINE_DEAD, str(reason))
+        server.close_sessions(CloseReason.ENGINE_DEAD, str(reason))
         if self._draining:
             self.drained.set()
 
@@ -253,35 +256,35 @@ class ReplicaHost:
         if self._server is None:
             return
         if self._draining:
-            self._server.leg_failed(leg.leg_id, LegFailure.DRAINING)
+            self._server.send_leg_failed(leg.leg_id, LegFailure.DRAINING)
         elif self.live_legs > self._options.max_live_legs:
             why = f"{self._options.max_live_legs} legs live here already"
-            self._server.leg_failed(leg.leg_id, LegFailure.OVERLOADED, why)
+            self._server.send_leg_failed(leg.leg_id, LegFailure.OVERLOADED, why)
         else:
-            self._desk.put(leg)
+            self._inbox.put(leg)
 
     def abort(self, leg_ids: tuple[str, ...]) -> None:
         """Queue an abort behind the legs it may concern."""
-        self._desk.abort(leg_ids)
+        self._inbox.abort(leg_ids)
 
     def orphan(self, leg_ids: tuple[str, ...]) -> None:
         """Queue an abort that nobody waits for."""
-        self._desk.orphans.update(leg_ids)
-        self._desk.abort(leg_ids)
+        self._inbox.orphans.update(leg_ids)
+        self._inbox.abort(leg_ids)
 
-    def release(self, ticket: Ticket) -> None:
+    def release(self, kv_handle: KvHandle) -> None:
         """Queue a release, or drop it when too many wait."""
         try:
-            self._desk.releases.put_nowait(ticket)
+            self._inbox.releases.put_nowait(kv_handle)
         except asyncio.QueueFull:
             self.counters.dropped_releases += 1
 
-    def beat(self) -> tuple[Load, bool]:
+    def load_status(self) -> tuple[Load, bool]:
         """Return the engine's load and whether this replica drains."""
         load = self._engine.load()
         self._leases.expire(self._loop.time(), engine_is_empty=load.kv_used_fraction == 0)
         self._check_drained()
-        legs, tokens = self._desk.waiting()
+        legs, tokens = self._inbox.count_queued()
         reported = load._replace(
             queued_requests=load.queued_requests + legs,
             queued_tokens=load.queued_tokens + tokens,
@@ -293,21 +296,21 @@ class ReplicaHost:
         """What the engine has pulled so far."""
         return self._engine.links()
 
-    def sync_cache(self, *, at_once: bool) -> None:
+    def sync_cache(self, *, immediately: bool) -> None:
         """Send a snapshot of the prefix cache to those who wait for one."""
         if self._cache is not None:
-            self._cache.sync(at_once=at_once)
+            self._cache.sync(immediately=immediately)
 
     def check_side_channel(self, source_id: str, address: str) -> bool:
         """Have the engine check another replica; False when too many checks wait."""
-        return self._checks is not None and self._checks.ask(source_id, address)
+        return self._checks is not None and self._checks.request(source_id, address)
 
-    def agent_broken(self, why: str) -> None:
+    def report_broken_agent(self, why: str) -> None:
         """Keep why this replica is to be replaced; it is said once."""
-        if not self.broken_agent:
-            self.broken_agent = why
-            told = {"replica_id": self._replica_id, "why": why}
-            log_event(_LOG, logging.ERROR, "agent_broken", told)
+        if not self.agent_failure:
+            self.agent_failure = why
+            fields = {"replica_id": self._replica_id, "why": why}
+            log_event(_LOG, logging.ERROR, "agent_broken", fields)
 
     # ------------------------------------------------------------------ pumps
 
@@ -315,29 +318,29 @@ class ReplicaHost:
         async for outputs in self._engine.steps():
             self.counters.steps += 1
             self.counters.outputs += len(outputs)
-            server.step(outputs)
-            self._leases.note(outputs, self._loop.time())
+            server.send_step(outputs)
+            self._leases.record(outputs, self._loop.time())
             if self._draining:
                 self._check_drained()
         raise EngineDied(self._replica_id, "it ended its output")
 
     async def _pump_legs(self, server: LinkServer) -> None:
         while True:
-            item = await self._desk.take()
+            item = await self._inbox.get()
             if not isinstance(item, Leg):
-                self._desk.abort_due(item)
+                self._inbox.schedule_abort(item)
             elif server.owns(item.leg_id):
                 await self._submit(server, item)
-            elif item.ticket is not None:
-                self.release(item.ticket)  # as the engine does with a leg that it aborts
+            elif item.kv_handle is not None:
+                self.release(item.kv_handle)  # as the engine does with a leg that it aborts
 
     async def _submit(self, server: LinkServer, leg: Leg) -> None:
         why = ""
         try:
-            async with asyncio.timeout(self._options.submit_s):
+            async with asyncio.timeout(self._options.submit_timeout_s):
                 failure = await self._engine.submit(leg)
         except AdapterFailed as error:
-            failure, why = LegFailure.REFUSED, str(error)
+            failure, why = LegFailure.REJECTED, str(error)
         except LegInvalid as error:
             failure, why = LegFailure.INVALID, error.why
         except Exception as error:  # noqa: BLE001 - one leg's failure is not the replica's
@@ -350,31 +353,31 @@ class ReplicaHost:
             self.counters.submitted += 1
             return
         self.counters.failed += 1
-        server.leg_failed(leg.leg_id, failure, why)
+        server.send_leg_failed(leg.leg_id, failure, why)
         self._check_drained()
 
     async def _pump_aborts(self, server: LinkServer) -> None:
         while True:
-            leg_ids = await self._desk.next_aborts()
-            async with asyncio.timeout(self._options.abort_s):
+            leg_ids = await self._inbox.get_due_aborts()
+            async with asyncio.timeout(self._options.abort_timeout_s):
                 await self._engine.abort(leg_ids)
             self.counters.aborted += len(leg_ids)
-            self._desk.abort_done(leg_ids)
-            server.legs_aborted(leg_ids)
+            self._inbox.on_aborted(leg_ids)
+            server.send_legs_aborted(leg_ids)
             self._check_drained()
 
     async def _pump_releases(self) -> None:
         while True:
-            ticket = await self._desk.releases.get()
+            kv_handle = await self._inbox.releases.get()
             try:
-                async with asyncio.timeout(self._options.release_s):
-                    await self._engine.release(ticket)
+                async with asyncio.timeout(self._options.release_timeout_s):
+                    await self._engine.release(kv_handle)
             except Exception as error:  # noqa: BLE001 - best effort: the lease expires anyway
                 why = {"reason": f"{type(error).__name__}: {error}"}
                 log_event(_LOG, logging.WARNING, "ticket_not_released", why)
                 continue
             self.counters.released += 1
-            self._leases.forget(ticket)
+            self._leases.remove(kv_handle)
 
     # ------------------------------------------------------------------ drain
 

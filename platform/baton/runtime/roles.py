@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from baton.domain.errors import RoleNotPossible
+from baton.domain.errors import RoleUnsupported
 from baton.domain.fleet import ReplicaFacts, Role
 
 
-def known_role(replica_id: str, name: str) -> Role:
+def parse_role(replica_id: str, name: str) -> Role:
     """The role of that name.
 
     Raises:
-        RoleNotPossible: there is none.
+        RoleUnsupported: there is none.
     """
     try:
         return Role(name)
     except ValueError:
-        raise RoleNotPossible(
+        raise RoleUnsupported(
             f"replica {replica_id} cannot become {name!r:.60}: there is no such role",
             f"give one of {', '.join(Role)}",
         ) from None
@@ -28,10 +28,10 @@ def check_role(facts: ReplicaFacts, role: Role) -> None:
     others.
 
     Raises:
-        RoleNotPossible: saying why, and what would help.
+        RoleUnsupported: saying why, and what would help.
     """
     if role is Role.PREFILL and not facts.side_channel:
-        raise RoleNotPossible(
+        raise RoleUnsupported(
             f"replica {facts.replica_id} cannot become {role}: its engine has no side channel, so"
             " nobody could pull what it prefills",
             "start it with a connector that hands blocks over",

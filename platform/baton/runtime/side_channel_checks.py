@@ -20,65 +20,65 @@ _LOG = logging.getLogger(__name__)
 
 WORKERS: Final = 16
 """Checks that run at a time: as many silent sources do not hold up the others."""
-_MAX_WAITING: Final = 1024
-_REUSE_S: Final = 0.5
+_MAX_QUEUED: Final = 1024
+_RESULT_TTL_S: Final = 0.5
 GRACE_S: Final = 1.0
 """How much longer than its deadline an engine may take before it is not waited for any more."""
 
 
 class _Result(NamedTuple):
-    at_s: float
-    took_s: float
+    ended_at_s: float
+    elapsed_s: float
     why: str
 
 
-class Tell(Protocol):
+class OnCheckResult(Protocol):
     """Whoever hears how checks ended."""
 
-    def __call__(self, source_id: str, address: str, *, took_s: float, why: str) -> None:
+    def __call__(self, source_id: str, address: str, *, elapsed_s: float, why: str) -> None:
         """One check ended; `why` is empty when all was well."""
         ...
 
 
-class SideChannelChecks:
-    """One replica's checks of others; `work` is to run as `WORKERS` tasks."""
+class SideChannelCheckQueue:
+    """One replica's checks of others; `run_worker` is to run as `WORKERS` tasks."""
 
-    def __init__(self, engine: Engine, tell: Tell, *, deadline_s: float) -> None:
+    def __init__(self, engine: Engine, on_result: OnCheckResult, *, deadline_s: float) -> None:
         self._engine = engine
-        self._tell = tell
+        self._on_result = on_result
         self._deadline_s = deadline_s
         self._now_s: Callable[[], float] = asyncio.get_running_loop().time
-        self._queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MAX_WAITING)
-        self._under_way: set[tuple[str, str]] = set()
+        self._queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MAX_QUEUED)
+        self._in_flight: set[tuple[str, str]] = set()
         self._recent: dict[tuple[str, str], _Result] = {}
 
-    def ask(self, source_id: str, address: str) -> bool:
-        """Have a source checked, and `tell` called; False when too many wait already."""
-        asked = (source_id, address)
-        if asked in self._under_way:
+    def request(self, source_id: str, address: str) -> bool:
+        """Have a source checked, and `on_result` called; False when too many wait already."""
+        key = (source_id, address)
+        if key in self._in_flight:
             return True
-        self._forget_old()
-        if (recent := self._recent.get(asked)) is not None:
-            self._tell(source_id, address, took_s=recent.took_s, why=recent.why)
+        self._drop_expired()
+        if (recent := self._recent.get(key)) is not None:
+            self._on_result(source_id, address, elapsed_s=recent.elapsed_s, why=recent.why)
             return True
         try:
-            self._queue.put_nowait(asked)
+            self._queue.put_nowait(key)
         except asyncio.QueueFull:
             return False
-        self._under_way.add(asked)
+        self._in_flight.add(key)
         return True
 
-    async def work(self) -> None:
+    async def run_worker(self) -> None:
         """Carry out what is asked for, one check after the other."""
         while True:
-            asked = source_id, address = await self._queue.get()
+            key = source_id, address = await self._queue.get()
             began_at_s = self._now_s()
             why = await self._check(source_id, address)
             now_s = self._now_s()
-            self._recent.pop(asked, None)  # so that the oldest stay in front
-            self._recent[asked] = _Result(now_s, now_s - began_at_s, why)
-            self._under_way.discard(asked)
-            self._tell(source_id, address, took_s=now_s - began_at_s, why=why)
+            self._recent.pop(key, None)  # so that the oldest stay in front
+            self._recent[key] = _Result(now_s, now_s - began_at_s, why)
+            self._in_flight.discard(key)
+            self._on_result(source_id, address, elapsed_s=now_s - began_at_s, why=why)
 
     async def _check(self, source_id: str, address: str) -> str:
         try:
@@ -89,14 +89,14 @@ class SideChannelChecks:
         except TimeoutError:
             return f"the check did not end within {self._deadline_s:g} s"
         except Exception as error:  # noqa: BLE001 - a check that breaks fails no request
-            told = {"source": source_id, "address": address}
-            log_event(_LOG, logging.WARNING, "side_channel_check_broke", told, error=error)
+            fields = {"source": source_id, "address": address}
+            log_event(_LOG, logging.WARNING, "side_channel_check_broke", fields, error=error)
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def _forget_old(self) -> None:
-        since_s = self._now_s() - _REUSE_S
-        for asked, result in tuple(self._recent.items()):
-            if result.at_s > since_s:
+    def _drop_expired(self) -> None:
+        since_s = self._now_s() - _RESULT_TTL_S
+        for key, result in tuple(self._recent.items()):
+            if result.ended_at_s > since_s:
                 break
-            del self._recent[asked]
+            del self._recent[key]

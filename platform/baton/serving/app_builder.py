@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 from baton.config.load import load_text
 from baton.config.schema.deployment import DeploymentConfig
 from baton.config.write.render import render
-from baton.domain.errors import CannotStart, ConfigInvalid
+from baton.domain.errors import ConfigInvalid, PreflightFailed
 from baton.domain.names.addresses import is_loopback_address
 from baton.serving.application.app import build_app
-from baton.serving.application.builds import encoded, first_built
+from baton.serving.application.builds import encode_build_record, initial_build_record
 from baton.serving.preflight.checks import cluster_version_findings, key_findings
 from baton.serving.preflight.facts import cluster_facts
-from baton.serving.preflight.security import door_findings
-from baton.serving.ray.auth_probe import ray_door
-from baton.serving.ray.context import control_store
+from baton.serving.preflight.security import ray_auth_findings
+from baton.serving.ray.auth_probe import probe_ray_auth
+from baton.serving.ray.context import get_gcs_address
 from baton.serving.store.config_store import (
-    BUILT,
-    Fate,
+    BUILD_RECORD_KEY,
     Generations,
+    GenerationStatus,
     HeadStore,
     LiveConfig,
     Store,
@@ -38,7 +38,7 @@ from baton.serving.versions import PACKAGES
 if TYPE_CHECKING:
     from ray.serve import Application
 
-_BY = "serve deploy"
+_OPERATION = "serve deploy"
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -47,11 +47,11 @@ def application(arguments: dict[str, object]) -> Application:
 
     Raises:
         ConfigInvalid: the arguments hold no configuration that can be used.
-        CannotStart: the cluster cannot run it.
+        PreflightFailed: the cluster cannot run it.
     """
     config = config_of(arguments)
     check_nodes(config)
-    begin(config, HeadStore())
+    commit_config(config, HeadStore())
     return build_app(config)
 
 
@@ -63,9 +63,9 @@ def config_of(arguments: Mapping[str, object]) -> DeploymentConfig:
     """
     config = arguments.get("config")
     if set(arguments) != {"config"} or not isinstance(config, Mapping):
-        got = ", ".join(sorted(arguments)) or "none"
+        keys = ", ".join(sorted(arguments)) or "none"
         raise ConfigInvalid(
-            (f"arguments of the application: got {got}; wanted 'config', a mapping of its keys",)
+            (f"arguments of the application: got {keys}; wanted 'config', a mapping of its keys",)
         )
     return load_text(json.dumps(dict(config)))
 
@@ -74,29 +74,33 @@ def check_nodes(config: DeploymentConfig) -> None:
     """Check what must hold however many nodes there are by now: others may come when asked for.
 
     Raises:
-        CannotStart: with everything that stands in the way.
+        PreflightFailed: with everything that stands in the way.
     """
-    store = control_store()
-    door = "guarded" if is_loopback_address(store) else ray_door(store)
-    closed, opened = door_findings(store, door, allowed=config.cluster.allow_open)
-    for line in opened:
+    store = get_gcs_address()
+    ray_auth = "guarded" if is_loopback_address(store) else probe_ray_auth(store)
+    errors, warnings = ray_auth_findings(store, ray_auth, allowed=config.cluster.allow_open)
+    for line in warnings:
         _LOGGER.warning("%s", line)
     findings = (
         *key_findings(config),
         *cluster_version_findings(config, cluster_facts(PACKAGES).versions),
-        *closed,
+        *errors,
     )
     if findings:
-        raise CannotStart(findings)
+        raise PreflightFailed(findings)
 
 
-def begin(config: DeploymentConfig, store: Store) -> None:
+def commit_config(config: DeploymentConfig, store: Store) -> None:
     """Have this configuration hold, whatever held before; does nothing where it does already."""
     generations = Generations(store)
-    if store.get(f"note/{BUILT}") is None:
+    if store.get(f"note/{BUILD_RECORD_KEY}") is None:
         generations.add_first(config)
     elif render(generations.newest(config).config) != render(config):
-        live = LiveConfig(generation=generations.number() + 1, config=config)
-        if generations.add(live, by=_BY):
-            generations.settle(live.generation, Fate.APPLIED)
-    store.put(f"note/{BUILT}", encoded(first_built(config)), overwrite=True)
+        live = LiveConfig(generation=generations.newest_number() + 1, config=config)
+        if generations.add(live, operation=_OPERATION):
+            generations.set_status(live.generation, GenerationStatus.APPLIED)
+    store.put(
+        f"note/{BUILD_RECORD_KEY}",
+        encode_build_record(initial_build_record(config)),
+        overwrite=True,
+    )

@@ -15,7 +15,7 @@ FLAG: Final = "--allow-untested-versions"
 KEY: Final = "cluster.allow_untested_versions"
 
 
-class Build(NamedTuple):
+class VersionSet(NamedTuple):
     """Versions, major and minor, that were tested together."""
 
     extra: str
@@ -25,25 +25,25 @@ class Build(NamedTuple):
     nixl: str
     torch: str
 
-    def of(self, package: str) -> str:
+    def version_of(self, package: str) -> str:
         """The version of one of `PACKAGES`."""
         version: str = getattr(self, package)
         return version
 
 
 TESTED: Final = (
-    Build(extra="cpu", ray="2.60", vllm="0.32", nixl="1.5", torch="2.13"),
-    Build(extra="gpu", ray="2.60", vllm="0.33", nixl="1.5", torch="2.14"),
+    VersionSet(extra="cpu", ray="2.60", vllm="0.32", nixl="1.5", torch="2.13"),
+    VersionSet(extra="gpu", ray="2.60", vllm="0.33", nixl="1.5", torch="2.14"),
 )
 """One row for each lock in `requirements/`; the tests run with each of them."""
 
 
-def tested(package: str) -> tuple[str, ...]:
+def versions_tested(package: str) -> tuple[str, ...]:
     """The versions of a package that were tested."""
-    return tuple(dict.fromkeys(build.of(package) for build in TESTED))
+    return tuple(dict.fromkeys(build.version_of(package) for build in TESTED))
 
 
-def untested(
+def untested_packages(
     versions: Mapping[str, str | None], packages: Sequence[str] = PACKAGES
 ) -> Iterator[tuple[str, str]]:
     """Packages whose version was not tested, or not with this vLLM, and what is wrong with it.
@@ -52,38 +52,41 @@ def untested(
         versions: Installed versions; None or absent: not installed.
         packages: Those to look at.
     """
-    alone = set()
+    reported = set()
     for package in packages:
         version = versions.get(package)
-        if version is not None and minor(version) not in tested(package):
-            alone.add(package)
-            yield package, f"{package}: got {version}, expected {' or '.join(tested(package))}"
+        if version is not None and minor_version(version) not in versions_tested(package):
+            reported.add(package)
+            yield (
+                package,
+                f"{package}: got {version}, expected {' or '.join(versions_tested(package))}",
+            )
     vllm, torch = versions.get("vllm"), versions.get("torch")
-    if vllm is None or torch is None or alone & {"vllm", "torch"} or "torch" not in packages:
+    if vllm is None or torch is None or reported & {"vllm", "torch"} or "torch" not in packages:
         return
     # A vLLM is compiled against one torch.
-    built_with = {build.vllm: build.torch for build in TESTED}.get(minor(vllm))
-    if built_with is not None and minor(torch) != built_with:
+    built_with = {build.vllm: build.torch for build in TESTED}.get(minor_version(vllm))
+    if built_with is not None and minor_version(torch) != built_with:
         yield "torch", f"torch: got {torch}, expected {built_with} with vllm {vllm}"
 
 
-def refusals(
+def version_errors(
     versions: Mapping[str, str | None], packages: Sequence[str] = PACKAGES
 ) -> tuple[str, ...]:
     """What is said before a start with versions that were not tested; empty where all were."""
-    do = (
+    remedy = (
         f"install baton[cpu] or baton[gpu] in a fresh environment, or start with {FLAG} ({KEY})"
         " and find out what else is different"
     )
-    return tuple(f"{what}; {do}" for _, what in untested(versions, packages))
+    return tuple(f"{error}; {remedy}" for _, error in untested_packages(versions, packages))
 
 
-def minor(version: str) -> str:
+def minor_version(version: str) -> str:
     """Major and minor version."""
     return ".".join(version.split(".")[:2])
 
 
-def is_before(version: str, since: tuple[int, int]) -> bool:
+def is_before(version: str, minimum: tuple[int, int]) -> bool:
     """Whether a version is of a minor version before this one."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return found is not None and (int(found[1]), int(found[2])) < since
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) < minimum

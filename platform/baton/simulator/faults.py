@@ -50,7 +50,7 @@ class Freeze:
 
     at_s: float
     replica_id: str
-    for_s: float
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,5 +71,5 @@ class SetBandwidth:
     bytes_per_s: float
 
 
-Happening = Start | Stop | StopReplica | Kill | Freeze | SetRole | SetBandwidth
+ScheduledEvent = Start | Stop | StopReplica | Kill | Freeze | SetRole | SetBandwidth
 """Whatever is to happen to a replica that does not live at that time does not happen."""

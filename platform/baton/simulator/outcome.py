@@ -26,12 +26,12 @@ class Outcome(NamedTuple):
     e2e_s: float
     ok: bool
     """Whether it finished."""
-    worst_gap_s: float = 0.0
+    max_itl_s: float = 0.0
     """The longest time between two of its tokens."""
     tenant: str = DEFAULT_TENANT
     slo_class: str = DEFAULT_CLASS
     """In which it was served."""
-    good: bool = True
+    slo_met: bool = True
     """Whether it got what that class is promised, as the coordinator judged."""
 
 
@@ -43,21 +43,21 @@ class Objectives:
     tpot_s: float | None = None
     e2e_s: float | None = None
 
-    def met(self, outcome: Outcome) -> bool:
+    def are_met(self, outcome: Outcome) -> bool:
         """Whether all are met, together."""
         limits = (
             (self.ttft_s, outcome.ttft_s),
             (self.tpot_s, outcome.tpot_s),
             (self.e2e_s, outcome.e2e_s),
         )
-        return outcome.ok and all(limit is None or took <= limit for limit, took in limits)
+        return outcome.ok and all(limit is None or value <= limit for limit, value in limits)
 
 
 def attainment(outcomes: Sequence[Outcome], objectives: Objectives) -> float:
     """The share of requests that met all objectives; 1 when there are none."""
     if not outcomes:
         return 1.0
-    return sum(objectives.met(one) for one in outcomes) / len(outcomes)
+    return sum(objectives.are_met(outcome) for outcome in outcomes) / len(outcomes)
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -65,12 +65,12 @@ def quantile(values: Sequence[float], q: float) -> float:
     if not values:
         return float("nan")
     ordered = sorted(values)
-    at = q * (len(ordered) - 1)
-    low = int(at)
+    position = q * (len(ordered) - 1)
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
     if ordered[low] == ordered[high]:  # also when both are infinite
         return ordered[low]
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 def mean(values: Sequence[float]) -> float:

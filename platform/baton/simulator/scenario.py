@@ -17,12 +17,12 @@ from baton.control.coordinator import Coordinator
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Request
 from baton.policy.prefix_cache.index import IndexMode, IndexOptions
-from baton.policy.scaling.actions import Tick
-from baton.simulator.clients.clients import Audience
+from baton.policy.scaling.actions import AutoscalerTick
+from baton.simulator.clients.clients import Clients
 from baton.simulator.faults import (
     Freeze,
-    Happening,
     Kill,
+    ScheduledEvent,
     SetBandwidth,
     SetRole,
     Start,
@@ -32,47 +32,52 @@ from baton.simulator.faults import (
 from baton.simulator.fleet.fleet import FleetOptions, VirtualFleet
 from baton.simulator.fleet.membership import Membership
 from baton.simulator.fleet.plans import (
-    GENEROUS,
+    UNBOUNDED_LIMITS,
     PoolPlan,
     Scenario,
-    economical,
-    limits_under,
-    priors_of,
+    limits_for,
+    throttled_reporting,
+    timing_priors,
 )
 from baton.simulator.fleet.samples import PoolSample, Sample, Sampler
-from baton.simulator.fleet.scaling import ScalingBody
-from baton.simulator.fleet.scaling_log import NO_STORY, Scaler, Story, StoryTeller
+from baton.simulator.fleet.scaling import ScalingLoop
+from baton.simulator.fleet.scaling_log import (
+    EMPTY_SCALING_REPORT,
+    Scaler,
+    ScalingRecorder,
+    ScalingReport,
+)
 from baton.simulator.outcome import Outcome
 from baton.simulator.workloads.trace import Trace
 
 __all__ = [
-    "GENEROUS",
-    "Happening",
+    "UNBOUNDED_LIMITS",
     "Kill",
     "PoolPlan",
     "PoolSample",
-    "Run",
     "Sample",
     "Scenario",
+    "ScheduledEvent",
     "SetBandwidth",
     "SetRole",
-    "Stage",
+    "Simulation",
+    "SimulationResult",
     "Start",
     "Stop",
     "StopReplica",
-    "economical",
     "simulate",
+    "throttled_reporting",
 ]
 
-_SETTLE_S = 1.0
+_JOIN_LEAD_S = 1.0
 """Replicas join so long before the trace begins."""
 _PROGRESS_PARTS = 200
-_SILENCE_S = 4.0
+_MAX_REPORT_GAP_S = 4.0
 """Less than half of what an observer takes for stale (`ObserverOptions.stale_s`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SimulationResult:
     """What became of a trace."""
 
     outcomes: tuple[Outcome, ...]
@@ -84,14 +89,14 @@ class Run:
     """Requests whose last route took their blocks from one replica to another."""
     resumes: int
     """Times that a request was placed again because a leg of it had failed."""
-    reasons: Mapping[str, int]
+    route_reasons: Mapping[str, int]
     """How many requests were last routed for which reason."""
     ended_at_s: float
-    events: int
+    event_count: int
     """Things that happened in virtual time: what the simulation's own time goes by."""
-    story: Story = NO_STORY
+    scaling: ScalingReport = EMPTY_SCALING_REPORT
     """What an autoscaler did, and what the fleet cost."""
-    ticks: tuple[Tick, ...] = ()
+    ticks: tuple[AutoscalerTick, ...] = ()
     """Those of an autoscaler that changed something, or held."""
 
 
@@ -102,42 +107,50 @@ def simulate(
     declared_tokens: int = 1024,
     until_s: float | None = None,
     on_progress: Callable[[float], None] | None = None,
-) -> Run:
+) -> SimulationResult:
     """Let a fleet serve a trace until every request has ended, or until a time of the trace.
 
     Requests that have not ended by then are among the outcomes, as not served; those that have not
     arrived are not. `on_progress` hears the fraction of the requests that have ended.
     """
-    stage = Stage(scenario, trace)
-    stage.run(
-        trace.asked(declared_tokens=declared_tokens, classes=scenario.rules.slos.classes),
+    simulation = Simulation(scenario, trace)
+    simulation.run(
+        trace.to_requests(declared_tokens=declared_tokens, classes=scenario.rules.slos.classes),
         until_s=float("inf") if until_s is None else until_s,
         on_progress=on_progress,
     )
-    return stage.result()
+    return simulation.result()
 
 
-class Stage:
+class Simulation:
     """One run; `simulate` is the short way to it."""
 
     def __init__(self, scenario: Scenario, trace: Trace) -> None:
         self._scenario = scenario
-        shared = scenario.index is not None or any(one.block_ids for one in trace.requests)
-        self._index = scenario.index if shared else IndexOptions(mode=IndexMode.EVENTS)
+        prompts_shared = scenario.index is not None or any(
+            request.block_ids for request in trace.requests
+        )
+        self._index = scenario.index if prompts_shared else IndexOptions(mode=IndexMode.EVENTS)
         replicas = len(scenario.replica_ids())
-        reporting = scenario.reporting or economical(replicas, scenario.coordinators, shared=shared)
-        self._limits = limits_under(reporting, scenario.limits)
+        reporting = scenario.reporting or throttled_reporting(
+            replicas, scenario.coordinators, prompts_shared=prompts_shared
+        )
+        self._limits = limits_for(reporting, scenario.limits)
         if scenario.autoscaler is not None:  # which holds still where it has not heard for long
-            reporting = replace(reporting, silence_s=min(reporting.silence_s, _SILENCE_S))
+            reporting = replace(
+                reporting, max_report_gap_s=min(reporting.max_report_gap_s, _MAX_REPORT_GAP_S)
+            )
         options = FleetOptions(
             seed=scenario.seed, latency_s=scenario.latency_s, reporting=reporting
         )
-        first_s = trace.requests[0].at_s if trace.requests else 0.0
-        self._begun_at_s = min(0.0, first_s)
-        self.fleet = VirtualFleet(options, start_s=self._begun_at_s - _SETTLE_S, keep_records=False)
-        self._members = Membership(self.fleet, scenario.pools, model=scenario.model)
-        self._audience = Audience(self.fleet.timeline)
-        self._scaling: ScalingBody | None = None
+        first_arrival_at_s = trace.requests[0].at_s if trace.requests else 0.0
+        self._start_at_s = min(0.0, first_arrival_at_s)
+        self.fleet = VirtualFleet(
+            options, start_s=self._start_at_s - _JOIN_LEAD_S, keep_records=False
+        )
+        self._membership = Membership(self.fleet, scenario.pools, model=scenario.model)
+        self._clients = Clients(self.fleet.timeline)
+        self._scaling: ScalingLoop | None = None
         self._total = len(trace)
         self._on_progress: Callable[[float], None] | None = None
         self._next_progress = 0
@@ -145,8 +158,8 @@ class Stage:
             self.fleet,
             span_s=trace.span_s,
             replicas=replicas,
-            starting=self._members.starting,
-            counts=lambda: (self._audience.arrived, self._audience.ended),
+            starting=self._membership.starting,
+            counts=lambda: (self._clients.arrived, self._clients.ended),
         )
 
     def run(
@@ -159,7 +172,7 @@ class Stage:
         """Let it happen."""
         fleet, scenario = self.fleet, self._scenario
         self._on_progress = on_progress
-        priors = priors_of(scenario)
+        priors = timing_priors(scenario)
         for number in range(scenario.coordinators):
             coordinator = Coordinator(
                 limits=self._limits,
@@ -170,107 +183,111 @@ class Stage:
                 priors=priors,
                 seed=scenario.seed + number,
             )
-            fleet.add_coordinator(coordinator, self._audience.hears)
-        self._members.found(self._begun_at_s)
-        fleet.watch(self._on_end)
+            fleet.add_coordinator(coordinator, self._clients.on_delivery)
+        self._membership.join_initial(self._start_at_s)
+        fleet.add_end_listener(self._on_end)
         if scenario.autoscaler is not None:
-            self._scaling = self._scaled_by(scenario.autoscaler())
-            fleet.timeline.at(self._begun_at_s, self._scaling.begin)
-        self._wait_for(sorted(scenario.happenings, key=lambda one: one.at_s))
-        fleet.timeline.at(self._begun_at_s, self._sampler.watch)
-        self._expect(requests)
+            self._scaling = self._build_scaling_loop(scenario.autoscaler())
+            fleet.timeline.call_at(self._start_at_s, self._scaling.begin)
+        self._schedule_events(sorted(scenario.scheduled_events, key=lambda event: event.at_s))
+        fleet.timeline.call_at(self._start_at_s, self._sampler.sample_periodically)
+        self._schedule_next_arrival(requests)
         if self._total:
-            fleet.run(until_s=until_s, ended=self._total)
-        self._sampler.look()
+            fleet.run(until_s=until_s, until_ended=self._total)
+        self._sampler.take_sample()
 
-    def result(self) -> Run:
+    def result(self) -> SimulationResult:
         """What became of it."""
-        now_s, members = self.fleet.timeline.now_s, self._members
-        scaling, held_s = self._scaling, members.replica_seconds()
-        story = (StoryTeller() if scaling is None else scaling.story).told(
-            now_s - self._begun_at_s,
-            replica_seconds=held_s,
-            gpus_per_replica={name: one.gpus_per_replica for name, one in members.plans.items()},
+        now_s, membership = self.fleet.timeline.now_s, self._membership
+        scaling, replica_seconds = self._scaling, membership.replica_seconds()
+        scaling_report = (ScalingRecorder() if scaling is None else scaling.recorder).report(
+            now_s - self._start_at_s,
+            replica_seconds=replica_seconds,
+            gpus_per_replica={
+                name: plan.gpus_per_replica for name, plan in membership.plans.items()
+            },
         )
-        return Run(
-            outcomes=self._audience.outcomes(),
-            timeline=self._sampler.taken(),
-            replica_seconds=held_s,
-            handoffs=self._audience.handoffs,
-            resumes=self._audience.resumes,
-            reasons=dict(self._audience.reasons),
+        return SimulationResult(
+            outcomes=self._clients.outcomes(),
+            timeline=self._sampler.samples(),
+            replica_seconds=replica_seconds,
+            handoffs=self._clients.handoffs,
+            resumes=self._clients.resumes,
+            route_reasons=dict(self._clients.route_reasons),
             ended_at_s=now_s,
-            story=story,
+            scaling=scaling_report,
             ticks=() if scaling is None else tuple(scaling.ticks),
-            events=self.fleet.timeline.happened,
+            event_count=self.fleet.timeline.event_count,
         )
 
-    def _scaled_by(self, scaler: Scaler) -> ScalingBody:
-        return ScalingBody(
+    def _build_scaling_loop(self, scaler: Scaler) -> ScalingLoop:
+        return ScalingLoop(
             scaler,
-            self._members,
+            self._membership,
             self.fleet.timeline,
             ingresses=self.fleet.ingresses,
             observer=Observer(
-                ObserverOptions.of_ticks(self._scenario.scaling_interval_s),
+                ObserverOptions.for_interval(self._scenario.scaling_interval_s),
                 slos=self._scenario.rules.slos.classes,
             ),
             interval_s=self._scenario.scaling_interval_s,
         )
 
     # ------------------------------------------------------------------ requests
-    def _expect(self, requests: Iterator[Request]) -> None:
+    def _schedule_next_arrival(self, requests: Iterator[Request]) -> None:
         """Wait for the next arrival."""
         request = next(requests, None)
         if request is not None:
-            self.fleet.timeline.at(request.arrived_at_s, lambda: self._arrive(request, requests))
+            self.fleet.timeline.call_at(
+                request.arrived_at_s, lambda: self._on_arrival(request, requests)
+            )
 
-    def _arrive(self, request: Request, later: Iterator[Request]) -> None:
-        ingress = self._audience.arrived % self._scenario.coordinators
-        self._audience.sends(request)
-        self._expect(later)
+    def _on_arrival(self, request: Request, later: Iterator[Request]) -> None:
+        ingress = self._clients.arrived % self._scenario.coordinators
+        self._clients.on_request_sent(request)
+        self._schedule_next_arrival(later)
         self.fleet.send(request, ingress)
 
     def _on_end(self, record: RequestRecord) -> None:
-        self._audience.is_told(record)
-        ended = self._audience.ended
+        self._clients.on_record(record)
+        ended = self._clients.ended
         if self._on_progress is not None and ended >= self._next_progress:
             self._next_progress = ended + max(1, self._total // _PROGRESS_PARTS)
             self._on_progress(ended / self._total)
 
     # ------------------------------------------------------------------ what happens to replicas
-    def _wait_for(self, happenings: list[Happening]) -> None:
+    def _schedule_events(self, events: list[ScheduledEvent]) -> None:
         """Wait for the first of what is yet to happen."""
-        if not happenings:
-            self.fleet.expect_happening(float("inf"))
+        if not events:
+            self.fleet.expect_event(float("inf"))
             return
-        first, *later = happenings
-        self.fleet.expect_happening(first.at_s)
+        first, *later = events
+        self.fleet.expect_event(first.at_s)
 
-        def happen() -> None:
-            self._wait_for(later)
-            self._take_place(first)
+        def fire() -> None:
+            self._schedule_events(later)
+            self._apply_event(first)
 
-        self.fleet.timeline.at(first.at_s, happen)
+        self.fleet.timeline.call_at(first.at_s, fire)
 
-    def _take_place(self, happening: Happening) -> None:
+    def _apply_event(self, event: ScheduledEvent) -> None:
         fleet = self.fleet
-        match happening:
+        match event:
             case Start():
-                self._members.start(happening.pool, happening.replicas)
+                self._membership.start(event.pool, event.replicas)
             case Stop():
-                self._members.stop(happening.pool, happening.replicas)
-            case _ if happening.replica_id not in fleet.replicas:
+                self._membership.stop(event.pool, event.replicas)
+            case _ if event.replica_id not in fleet.replicas:
                 pass
             case StopReplica():
-                self._members.stop_one(happening.replica_id)
+                self._membership.stop_replica(event.replica_id)
             case Kill():
-                self._members.kill(happening.replica_id)
+                self._membership.kill(event.replica_id)
             case Freeze():
-                fleet.freeze(happening.replica_id, happening.for_s)
+                fleet.freeze(event.replica_id, event.duration_s)
             case SetRole():
-                fleet.replicas[happening.replica_id].change_role(happening.role)
+                fleet.replicas[event.replica_id].change_role(event.role)
             case SetBandwidth():
-                fleet.change_bandwidth(happening.replica_id, happening.bytes_per_s)
+                fleet.change_bandwidth(event.replica_id, event.bytes_per_s)
             case _:
-                assert_never(happening)
+                assert_never(event)

@@ -13,15 +13,15 @@ from enum import StrEnum
 from math import inf
 
 from baton.domain.handoff import Leg, LegKind, LegOutput
-from baton.domain.hashed_prompt import Outline
+from baton.domain.hashed_prompt import HashedPrompt
 from baton.simulator.engine.blocks import expect
 from baton.simulator.outcome import Outcome
 from baton.simulator.v1.core import V1Core
 from baton.simulator.v1.settings import V1Settings
-from baton.simulator.workloads.trace import TraceRequest, output_payload
+from baton.simulator.workloads.trace import TraceRequest, encode_output_tokens
 
 
-class Served(StrEnum):
+class ServedPhases(StrEnum):
     """Which phases of its requests an engine runs."""
 
     BOTH = "both"
@@ -31,67 +31,77 @@ class Served(StrEnum):
     """The prompt's KV is there on arrival: nothing is prefilled but the last token."""
 
 
-def serve(
+def simulate_engine(
     settings: V1Settings,
     requests: Sequence[TraceRequest],
     *,
     block_tokens: int = 512,
     clients: int | None = None,
-    away_s: float = 0.0,
-    phase: Served = Served.BOTH,
+    think_s: float = 0.0,
+    phases: ServedPhases = ServedPhases.BOTH,
 ) -> list[Outcome]:
     """What becomes of the requests, in their order.
 
     They arrive when they say. With `clients`, as in closed-loop benchmarks, that is ignored: so
-    many are under way at a time, and each one's end is the next one's arrival, `away_s` later.
+    many are under way at a time, and each one's end is the next one's arrival, `think_s` later.
     """
-    if not any(one.block_ids for one in requests):
+    if not any(request.block_ids for request in requests):
         settings = replace(settings, prefix_caching=False)  # there is nothing to be found
-    ready = None if clients is None else _Clients(clients, away_s)
-    return _Alone(settings, requests, block_tokens=block_tokens, phase=phase, clients=ready).run()
+    loop_clients = None if clients is None else _Clients(clients, think_s)
+    return _SingleEngine(
+        settings, requests, block_tokens=block_tokens, phase=phases, clients=loop_clients
+    ).run()
 
 
 class _Clients:
     """When the clients of a closed loop are ready to ask again, in order."""
 
-    def __init__(self, count: int, away_s: float) -> None:
+    def __init__(self, count: int, think_s: float) -> None:
         self.ready_at_s = deque([0.0] * count)
-        self._away_s = away_s
+        self._think_s = think_s
 
-    def answered(self, now_s: float) -> None:
+    def on_answer(self, now_s: float) -> None:
         """One of them has its answer."""
-        self.ready_at_s.append(now_s + self._away_s)
+        self.ready_at_s.append(now_s + self._think_s)
 
 
-class _Asked:
+class _ActiveRequest:
     """One request under way: what its client has seen."""
 
-    __slots__ = ("arrived_at_s", "cached", "first_at_s", "last_at_s", "number", "tokens", "worst_s")
+    __slots__ = (
+        "arrived_at_s",
+        "cached_tokens",
+        "first_token_at_s",
+        "index",
+        "last_token_at_s",
+        "max_itl_s",
+        "output_tokens",
+    )
 
     def __init__(self, number: int, arrived_at_s: float) -> None:
-        self.number = number
+        self.index = number
         self.arrived_at_s = arrived_at_s
-        self.first_at_s = inf
-        self.last_at_s = arrived_at_s
-        self.tokens = 0
-        self.cached = 0
-        self.worst_s = 0.0
+        self.first_token_at_s = inf
+        self.last_token_at_s = arrived_at_s
+        self.output_tokens = 0
+        self.cached_tokens = 0
+        self.max_itl_s = 0.0
 
-    def hear(self, output: LegOutput, begun_at_s: float, now_s: float) -> None:
+    def on_output(self, output: LegOutput, begun_at_s: float, now_s: float) -> None:
         """Tokens have come, one by each step since `begun_at_s`."""
         count = len(output.token_ids)
-        if not self.tokens:
-            self.first_at_s = now_s
-            self.cached = output.cached_tokens or 0
+        if not self.output_tokens:
+            self.first_token_at_s = now_s
+            self.cached_tokens = output.cached_tokens or 0
         else:
             step_s = (now_s - begun_at_s) / count
-            gap_s = now_s - (count - 1) * step_s - self.last_at_s
-            self.worst_s = max(self.worst_s, step_s if count > 1 else 0.0, gap_s)
-        self.tokens += count
-        self.last_at_s = now_s
+            gap_s = now_s - (count - 1) * step_s - self.last_token_at_s
+            self.max_itl_s = max(self.max_itl_s, step_s if count > 1 else 0.0, gap_s)
+        self.output_tokens += count
+        self.last_token_at_s = now_s
 
 
-class _Alone:
+class _SingleEngine:
     """The engine, its clock, and who waits for it."""
 
     def __init__(
@@ -100,33 +110,33 @@ class _Alone:
         requests: Sequence[TraceRequest],
         *,
         block_tokens: int,
-        phase: Served,
+        phase: ServedPhases,
         clients: _Clients | None,
     ) -> None:
         self._core = V1Core(settings, engine_id="alone", model="alone", address="")
         self._requests = requests
         self._block_tokens = block_tokens
-        self._phase = phase
+        self._phases = phase
         self._clients = clients
         self._now_s = 0.0
-        self._sent = 0
-        self._asked: dict[str, _Asked] = {}
-        self._outcomes: list[Outcome] = [_REFUSED] * len(requests)
+        self._sent_requests = 0
+        self._active: dict[str, _ActiveRequest] = {}
+        self._outcomes: list[Outcome] = [_REJECTED] * len(requests)
 
     def run(self) -> list[Outcome]:
         """Serve them all."""
         while True:
             self._send_due()
             begun_at_s = self._now_s
-            took_s = self._core.begin(begun_at_s, patience_s=self._next_at_s() - begun_at_s)
-            if took_s is None:
-                if self._sent == len(self._requests):
-                    return self._ended()
+            duration_s = self._core.begin(begun_at_s, horizon_s=self._next_at_s() - begun_at_s)
+            if duration_s is None:
+                if self._sent_requests == len(self._requests):
+                    return self._final_outcomes()
                 self._now_s = max(self._now_s, self._next_at_s())
                 continue
-            self._compute(begun_at_s, begun_at_s + took_s)
+            self._run_steps(begun_at_s, begun_at_s + duration_s)
 
-    def _compute(self, begun_at_s: float, ends_at_s: float) -> None:
+    def _run_steps(self, begun_at_s: float, ends_at_s: float) -> None:
         """Let the steps pass that have begun, and those arrive who do so meanwhile."""
         while (next_s := self._next_at_s()) < ends_at_s:
             self._now_s = next_s
@@ -134,70 +144,78 @@ class _Alone:
             ends_at_s = next_s + (self._core.interrupt(next_s) or 0.0)
         self._now_s = ends_at_s
         for output in self._core.finish(ends_at_s):
-            asked = self._asked[output.leg_id]
-            asked.hear(output, begun_at_s, ends_at_s)
+            active = self._active[output.leg_id]
+            active.on_output(output, begun_at_s, ends_at_s)
             if output.finish is not None:
-                del self._asked[output.leg_id]
-                self._outcomes[asked.number] = self._outcome(asked)
-                self._answered()
+                del self._active[output.leg_id]
+                self._outcomes[active.index] = self._build_outcome(active)
+                self._on_answer()
 
     def _next_at_s(self) -> float:
         """When the next request arrives, if that is known."""
-        if self._sent == len(self._requests):
+        if self._sent_requests == len(self._requests):
             return inf
         if self._clients is None:
-            return self._requests[self._sent].at_s
+            return self._requests[self._sent_requests].at_s
         return self._clients.ready_at_s[0] if self._clients.ready_at_s else inf
 
     def _send_due(self) -> None:
         while (at_s := self._next_at_s()) <= self._now_s:
             if self._clients is not None:
                 self._clients.ready_at_s.popleft()
-            self._send(self._sent, at_s)
-            self._sent += 1
+            self._send(self._sent_requests, at_s)
+            self._sent_requests += 1
 
     def _send(self, number: int, at_s: float) -> None:
-        one = self._requests[number]
-        prefill, decode = self._phase is Served.PREFILL, self._phase is Served.DECODE
-        tokens = 1 if prefill else max(1, one.output_tokens)
+        request = self._requests[number]
+        is_prefill_only, is_decode_only = (
+            self._phases is ServedPhases.PREFILL,
+            self._phases is ServedPhases.DECODE,
+        )
+        tokens = 1 if is_prefill_only else max(1, request.output_tokens)
         leg = Leg(
             leg_id=f"r{number}",
             request_id=f"r{number}",
             kind=LegKind.LOCAL,
-            prompt_token_ids=Outline(
-                one.block_ids, one.prompt_tokens, block_tokens=self._block_tokens, own=number + 1
+            prompt_token_ids=HashedPrompt(
+                request.block_ids,
+                request.prompt_tokens,
+                block_tokens=self._block_tokens,
+                tail_id=number + 1,
             ),
             max_tokens=tokens,
-            payload=output_payload(tokens),
+            payload=encode_output_tokens(tokens),
         )
-        asked = _Asked(number, at_s)
-        if (self._core.add_with_kv(leg) if decode else self._core.add(leg)) is None:
-            self._asked[leg.leg_id] = asked
+        active = _ActiveRequest(number, at_s)
+        if (self._core.add_with_kv(leg) if is_decode_only else self._core.add(leg)) is None:
+            self._active[leg.leg_id] = active
         else:
-            self._outcomes[number] = self._outcome(asked)
-            self._answered()
+            self._outcomes[number] = self._build_outcome(active)
+            self._on_answer()
 
-    def _answered(self) -> None:
+    def _on_answer(self) -> None:
         if self._clients is not None:
-            self._clients.answered(self._now_s)
+            self._clients.on_answer(self._now_s)
 
-    def _outcome(self, asked: _Asked) -> Outcome:
-        first_s, last_s = asked.first_at_s, asked.last_at_s
+    def _build_outcome(self, active: _ActiveRequest) -> Outcome:
+        first_s, last_s = active.first_token_at_s, active.last_token_at_s
         return Outcome(
-            arrived_at_s=asked.arrived_at_s,
-            prompt_tokens=self._requests[asked.number].prompt_tokens,
-            cached_tokens=asked.cached,
-            output_tokens=asked.tokens,
-            ttft_s=first_s - asked.arrived_at_s,
-            tpot_s=(last_s - first_s) / (asked.tokens - 1) if asked.tokens > 1 else 0.0,
-            e2e_s=last_s - asked.arrived_at_s if asked.tokens else inf,
-            ok=asked.tokens > 0,
-            worst_gap_s=asked.worst_s,
+            arrived_at_s=active.arrived_at_s,
+            prompt_tokens=self._requests[active.index].prompt_tokens,
+            cached_tokens=active.cached_tokens,
+            output_tokens=active.output_tokens,
+            ttft_s=first_s - active.arrived_at_s,
+            tpot_s=(last_s - first_s) / (active.output_tokens - 1)
+            if active.output_tokens > 1
+            else 0.0,
+            e2e_s=last_s - active.arrived_at_s if active.output_tokens else inf,
+            ok=active.output_tokens > 0,
+            max_itl_s=active.max_itl_s,
         )
 
-    def _ended(self) -> list[Outcome]:
-        expect(not self._asked, f"an idle engine has not ended {sorted(self._asked)}")
+    def _final_outcomes(self) -> list[Outcome]:
+        expect(not self._active, f"an idle engine has not ended {sorted(self._active)}")
         return self._outcomes
 
 
-_REFUSED = Outcome(0.0, 0, 0, 0, inf, 0.0, inf, ok=False)
+_REJECTED = Outcome(0.0, 0, 0, 0, inf, 0.0, inf, ok=False)

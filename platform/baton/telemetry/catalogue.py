@@ -7,9 +7,9 @@ discovery) the labels `component`, `pool` and `replica`; metrics do not repeat t
 
 Names are `baton_<noun>_<unit>[_total]`, in seconds, bytes and tokens. Values of labels come from
 enumerations, from the configuration (classes, tenants, models, pools) or from the fleet (replicas),
-each of which is bounded; what is beyond `MOST_VALUES` of a label is counted together under `OTHER`.
-Nothing is counted per token for each request: counters are read from totals that are kept anyway,
-histograms observe once a request, gaps between tokens once an engine step.
+each of which is bounded; what is beyond `MAX_LABEL_VALUES` of a label is counted together under
+`OTHER`. Nothing is counted per token for each request: counters are read from totals that are kept
+anyway, histograms observe once a request, gaps between tokens once an engine step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 OTHER: Final = "other"
 """Values of a label for which there is no room left."""
-MOST_VALUES: Final = 256
+MAX_LABEL_VALUES: Final = 256
 """Different values of one label of one metric in one process."""
 
 
@@ -55,7 +55,7 @@ class Label(StrEnum):
     PART = "part"
     """See `telemetry.waterfall.Part`."""
     REASON = "reason"
-    """Of admissions: `domain.demand.WayIn` or `domain.errors.Cause`; of placements:
+    """Of admissions: `domain.demand.AdmissionPath` or `domain.errors.Cause`; of placements:
     `domain.handoff.RouteReason`."""
     MODE = "mode"
     PHASE = "phase"
@@ -109,11 +109,11 @@ class Deadline(StrEnum):
     LEASE = "transfer.lease"
 
 
-LONGEST_WAIT_S: Final = 86_400.0
+MAX_TIMEOUT_S: Final = 86_400.0
 """The longest timeout and the longest objective that a configuration may have (`config.bounds`)."""
 # In steps of two to five, for what is slow: two minutes or four is all that one asks then.
 _SLOW_EDGES_S: Final = (
-    10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 7_200.0, LONGEST_WAIT_S,
+    10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 7_200.0, MAX_TIMEOUT_S,
 )  # fmt: skip
 # OpenTelemetry's advice for `gen_ai.server.*`, and on to the longest timeout that there may be.
 # Every process has these edges; those that follow its configuration are added (`telemetry.edges`).
@@ -127,9 +127,9 @@ TPOT_EDGES_S: Final = (
 )  # fmt: skip
 DURATION_EDGES_S: Final = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84,
-    327.68, 600.0, 1_800.0, 7_200.0, LONGEST_WAIT_S,
+    327.68, 600.0, 1_800.0, 7_200.0, MAX_TIMEOUT_S,
 )  # fmt: skip
-GAP_EDGES_S: Final = (
+ITL_EDGES_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0,
     *_SLOW_EDGES_S,
 )  # fmt: skip
@@ -157,12 +157,12 @@ class Metric:
     """Of a histogram: the timeouts that bound what it observes; it has an edge at each."""
 
 
-def _counter(where: Component, name: str, text: str, *labels: Label) -> Metric:
-    return Metric(name=name, kind=Kind.COUNTER, component=where, help=text, labels=labels)
+def _counter(component: Component, name: str, text: str, *labels: Label) -> Metric:
+    return Metric(name=name, kind=Kind.COUNTER, component=component, help=text, labels=labels)
 
 
-def _gauge(where: Component, name: str, text: str, *labels: Label) -> Metric:
-    return Metric(name=name, kind=Kind.GAUGE, component=where, help=text, labels=labels)
+def _gauge(component: Component, name: str, text: str, *labels: Label) -> Metric:
+    return Metric(name=name, kind=Kind.GAUGE, component=component, help=text, labels=labels)
 
 
 def _histogram(
@@ -186,12 +186,12 @@ def _histogram(
     )
 
 
-_IN, _RE, _CO = Component.INGRESS, Component.REPLICA, Component.CONTROLLER
-_WHOSE = (Label.SLO_CLASS, Label.TENANT, Label.MODEL, Label.POOL)
-_WHICH = (Label.SLO_CLASS, Label.MODEL, Label.POOL)
+_INGRESS, _REPLICA, _CONTROLLER = Component.INGRESS, Component.REPLICA, Component.CONTROLLER
+_REQUEST_LABELS = (Label.SLO_CLASS, Label.TENANT, Label.MODEL, Label.POOL)
+_LATENCY_LABELS = (Label.SLO_CLASS, Label.MODEL, Label.POOL)
 # A stream goes on elsewhere when its replica stalls or is lost: it waits for a place, then for a
 # token. Where the first token comes early, a handoff is a gap, too.
-_BETWEEN_TOKENS = (
+_GAP_DEADLINES = (
     Deadline.STALL,
     Deadline.RESUME,
     Deadline.FIRST_TOKEN,
@@ -201,32 +201,36 @@ _BETWEEN_TOKENS = (
 
 # ------------------------------------------------------------------- ingress: what clients got
 REQUESTS = _counter(
-    _IN, "baton_requests_total", "Ended requests, by outcome.", *_WHOSE, Label.OUTCOME
+    _INGRESS, "baton_requests_total", "Ended requests, by outcome.", *_REQUEST_LABELS, Label.OUTCOME
 )
 SLO_REQUESTS = _counter(
-    _IN, "baton_slo_requests_total", "Requests judged against their SLO.", *_WHOSE
+    _INGRESS, "baton_slo_requests_total", "Requests judged against their SLO.", *_REQUEST_LABELS
 )
 SLO_GOOD = _counter(
-    _IN,
+    _INGRESS,
     "baton_slo_good_requests_total",
     "Judged requests that met the objective; `goodput`: every objective.",
-    *_WHOSE,
+    *_REQUEST_LABELS,
     Label.OBJECTIVE,
 )
-SLO_EXCUSED = _counter(
-    _IN,
+SLO_EXCLUDED = _counter(
+    _INGRESS,
     "baton_slo_excused_requests_total",
     "Requests not judged: cancelled before a token was due.",
-    *_WHOSE,
+    *_REQUEST_LABELS,
 )
 TOKENS = _counter(
-    _IN, "baton_tokens_total", "Tokens of ended requests, by kind.", *_WHOSE, Label.TOKENS
+    _INGRESS,
+    "baton_tokens_total",
+    "Tokens of ended requests, by kind.",
+    *_REQUEST_LABELS,
+    Label.TOKENS,
 )
 TTFT = _histogram(
     "baton_time_to_first_token_seconds",
     "Arrival to first token.",
     TTFT_EDGES_S,
-    *_WHICH,
+    *_LATENCY_LABELS,
     objective=Objective.TTFT,
     deadlines=(Deadline.FIRST_TOKEN, Deadline.TOTAL),
 )
@@ -234,22 +238,22 @@ TPOT = _histogram(
     "baton_time_per_output_token_seconds",
     "Mean gap between tokens, per request.",
     TPOT_EDGES_S,
-    *_WHICH,
+    *_LATENCY_LABELS,
     objective=Objective.TPOT,
-    deadlines=_BETWEEN_TOKENS,
+    deadlines=_GAP_DEADLINES,
 )
-WORST_GAP = _histogram(
+MAX_ITL = _histogram(
     "baton_worst_token_gap_seconds",
     "Longest gap between tokens, per request.",
-    GAP_EDGES_S,
-    *_WHICH,
+    ITL_EDGES_S,
+    *_LATENCY_LABELS,
     objective=Objective.ITL,
-    deadlines=_BETWEEN_TOKENS,
+    deadlines=_GAP_DEADLINES,
 )
 ITL = _histogram(
     "baton_inter_token_seconds",
     "Gaps between tokens; one observation per engine step for all its streams.",
-    GAP_EDGES_S,
+    ITL_EDGES_S,
     Label.POOL,
     objective=Objective.ITL,
     deadlines=(Deadline.STALL, Deadline.TOTAL),
@@ -258,14 +262,14 @@ DURATION = _histogram(
     "baton_request_duration_seconds",
     "Arrival to end of finished requests.",
     DURATION_EDGES_S,
-    *_WHICH,
+    *_LATENCY_LABELS,
     deadlines=(Deadline.TOTAL,),
 )
-HELD = _histogram(
+QUEUE_WAIT = _histogram(
     "baton_held_seconds",
     "Queue wait before the first placement.",
     DURATION_EDGES_S,
-    *_WHICH,
+    *_LATENCY_LABELS,
     objective=Objective.TTFT,
     deadlines=(Deadline.QUEUE_WAIT, Deadline.FIRST_TOKEN, Deadline.TOTAL),
 )
@@ -273,51 +277,53 @@ HANDOFF_GAP = _histogram(
     "baton_handoff_gap_seconds",
     "End of prefill to first token of handed-off requests.",
     TTFT_EDGES_S,
-    *_WHICH,
+    *_LATENCY_LABELS,
     deadlines=(Deadline.TRANSFER, Deadline.LEASE, Deadline.FIRST_TOKEN, Deadline.TOTAL),
 )
 TTFT_PARTS = _counter(
-    _IN,
+    _INGRESS,
     "baton_ttft_part_seconds_total",
     "Total TTFT, by part.",
-    *_WHICH,
+    *_LATENCY_LABELS,
     Label.PART,
 )
 # ------------------------------------------------------------------- ingress: admission and routes
 ADMISSIONS = _counter(
-    _IN,
+    _INGRESS,
     "baton_admissions_total",
     "Admission outcomes, by reason.",
     Label.SLO_CLASS,
     Label.OUTCOME,
     Label.REASON,
 )
-IN_FLIGHT = _gauge(_IN, "baton_in_flight_requests", "Requests in flight.", Label.PHASE)
-HELD_REQUESTS = _gauge(_IN, "baton_held_requests", "Queued requests.")
+IN_FLIGHT = _gauge(_INGRESS, "baton_in_flight_requests", "Requests in flight.", Label.PHASE)
+QUEUED_REQUESTS = _gauge(_INGRESS, "baton_held_requests", "Queued requests.")
 SLACK = _gauge(
-    _IN, "baton_ttft_slack_seconds", "Time left to the most urgent TTFT objective; below 0: late."
+    _INGRESS,
+    "baton_ttft_slack_seconds",
+    "Time left to the most urgent TTFT objective; below 0: late.",
 )
 PLACEMENTS = _counter(
-    _IN,
+    _INGRESS,
     "baton_placements_total",
     "Placements of ended requests.",
     Label.MODE,
     Label.REASON,
 )
-RESUMES = _counter(_IN, "baton_resumes_total", "Streams resumed on another replica.")
-SECOND_TRIES = _counter(
-    _IN,
+RESUMES = _counter(_INGRESS, "baton_resumes_total", "Streams resumed on another replica.")
+RETRIES = _counter(
+    _INGRESS,
     "baton_second_tries_total",
     "Retries on another replica.",
     Label.REASON,
 )
-SECOND_TRIES_REFUSED = _counter(
-    _IN,
+RETRIES_DENIED = _counter(
+    _INGRESS,
     "baton_second_tries_refused_total",
     "Retries denied by the retry budget.",
 )
-CIRCUITS = _gauge(
-    _IN,
+CIRCUIT_BREAKERS = _gauge(
+    _INGRESS,
     "baton_circuits",
     "Circuit breakers of replicas.",
     Label.POOL,
@@ -331,23 +337,23 @@ TTFT_RATIO = _histogram(
     Label.MODEL,
 )
 STEP_ERROR = _gauge(
-    _IN, "baton_step_time_error_fraction", "Mean error of predicted step times.", Label.POOL
+    _INGRESS, "baton_step_time_error_fraction", "Mean error of predicted step times.", Label.POOL
 )
-HIT_TOKENS = _counter(
-    _IN,
+PREDICTED_HIT_TOKENS = _counter(
+    _INGRESS,
     "baton_predicted_hit_tokens_total",
     "Prompt tokens predicted as cached.",
 )
 INDEX_BLOCKS = _gauge(
-    _IN,
+    _INGRESS,
     "baton_prefix_index_blocks",
     "Blocks in the prefix index.",
     Label.SOURCE,
 )
 # ------------------------------------------------------------------- ingress: links and leases
-LINK_PAIRS = _gauge(_IN, "baton_link_pairs", "Replica pairs.", Label.STATE)
+LINK_PAIRS = _gauge(_INGRESS, "baton_link_pairs", "Replica pairs.", Label.STATE)
 LINK_BANDWIDTH = _gauge(
-    _IN,
+    _INGRESS,
     "baton_link_bandwidth_bytes_per_second",
     "Estimated bandwidth of a pair.",
     Label.SOURCE,
@@ -355,34 +361,36 @@ LINK_BANDWIDTH = _gauge(
     Label.TRANSPORT,
 )
 LINK_SETUP = _gauge(
-    _IN,
+    _INGRESS,
     "baton_link_setup_seconds",
     "Fixed time per pull.",
     Label.SOURCE,
     Label.TARGET,
 )
 LINK_QUARANTINED = _gauge(
-    _IN,
+    _INGRESS,
     "baton_link_quarantined",
     "1: the pair is quarantined.",
     Label.SOURCE,
     Label.TARGET,
 )
-AGENT_BROKEN = _gauge(
-    _IN,
+AGENT_FAILED = _gauge(
+    _INGRESS,
     "baton_agent_broken",
     "1: pulls into the replica fail from all sources.",
     Label.TARGET,
 )
-BROKEN_HANDOFFS = _counter(
-    _IN, "baton_broken_handoffs_total", "Failed handoffs.",
+HANDOFF_FAILURES = _counter(
+    _INGRESS, "baton_broken_handoffs_total", "Failed handoffs.",
     Label.TARGET,
 )  # fmt: skip
-LEASES = _gauge(_IN, "baton_leases", "KV leases that wait for a pull.", Label.POOL)
-UNJOINED = _gauge(_IN, "baton_unjoined_replicas", "Replicas known to Ray but unreachable.")
+INGRESS_KV_LEASES = _gauge(_INGRESS, "baton_leases", "KV leases that wait for a pull.", Label.POOL)
+UNREACHABLE_REPLICAS = _gauge(
+    _INGRESS, "baton_unjoined_replicas", "Replicas known to Ray but unreachable."
+)
 # ------------------------------------------------------------------- replicas
 REPLICA_INFO = _gauge(
-    _RE,
+    _REPLICA,
     "baton_replica_info",
     "Always 1.",
     Label.ROLE,
@@ -390,134 +398,149 @@ REPLICA_INFO = _gauge(
     Label.ENGINE,
     Label.VERSION,
 )
-STEPS = _counter(_RE, "baton_engine_steps_total", "Engine steps.", Label.PHASE)
-BUSY = _counter(_RE, "baton_engine_busy_seconds_total", "Time in engine steps.")
-COMPUTED = _counter(_RE, "baton_engine_tokens_total", "Computed tokens.", Label.PHASE)
-RUNNING = _gauge(_RE, "baton_engine_requests", "Requests in the engine.", Label.STATE)
-QUEUED_TOKENS = _gauge(_RE, "baton_engine_queued_tokens", "Queued prompt tokens.")
-KV_USED = _gauge(_RE, "baton_engine_kv_used_fraction", "KV cache usage.")
-STEP_TIME = _gauge(_RE, "baton_engine_step_seconds", "Moving average of step time.")
+STEPS = _counter(_REPLICA, "baton_engine_steps_total", "Engine steps.", Label.PHASE)
+ENGINE_BUSY = _counter(_REPLICA, "baton_engine_busy_seconds_total", "Time in engine steps.")
+COMPUTED_TOKENS = _counter(_REPLICA, "baton_engine_tokens_total", "Computed tokens.", Label.PHASE)
+ENGINE_REQUESTS = _gauge(_REPLICA, "baton_engine_requests", "Requests in the engine.", Label.STATE)
+QUEUED_TOKENS = _gauge(_REPLICA, "baton_engine_queued_tokens", "Queued prompt tokens.")
+KV_USED = _gauge(_REPLICA, "baton_engine_kv_used_fraction", "KV cache usage.")
+STEP_TIME = _gauge(_REPLICA, "baton_engine_step_seconds", "Moving average of step time.")
 PULLS = _counter(
-    _RE, "baton_transfer_pulls_total", "KV pulls into the replica.", Label.SOURCE,
+    _REPLICA, "baton_transfer_pulls_total", "KV pulls into the replica.", Label.SOURCE,
     Label.TRANSPORT,
 )  # fmt: skip
-PULLED = _counter(_RE, "baton_transfer_bytes_total", "Pulled bytes.", Label.SOURCE, Label.TRANSPORT)
-PULL_TIME = _counter(
-    _RE, "baton_transfer_seconds_total", "Time in pulls.", Label.SOURCE, Label.TRANSPORT
+PULLED_BYTES = _counter(
+    _REPLICA, "baton_transfer_bytes_total", "Pulled bytes.", Label.SOURCE, Label.TRANSPORT
 )
-PULL_FAILURES = _counter(_RE, "baton_transfer_failures_total", "Failed pulls.", Label.SOURCE)
-EXPIRED_LEASES = _counter(_RE, "baton_expired_leases_total", "KV leases that expired.")
+PULL_TIME = _counter(
+    _REPLICA, "baton_transfer_seconds_total", "Time in pulls.", Label.SOURCE, Label.TRANSPORT
+)
+PULL_FAILURES = _counter(_REPLICA, "baton_transfer_failures_total", "Failed pulls.", Label.SOURCE)
+EXPIRED_LEASES = _counter(_REPLICA, "baton_expired_leases_total", "KV leases that expired.")
 VOID_PULLS = _counter(
-    _RE,
+    _REPLICA,
     "baton_void_pulls_total",
     "Pulls discarded: the source no longer held the blocks.",
 )
-ADAPTERS = _gauge(_RE, "baton_adapters_loaded", "Loaded or loading LoRA adapters.")
+ADAPTERS = _gauge(_REPLICA, "baton_adapters_loaded", "Loaded or loading LoRA adapters.")
 ADAPTER_HITS = _counter(
-    _RE, "baton_adapter_hits_total", "Legs that found their adapter loaded or loading."
+    _REPLICA, "baton_adapter_hits_total", "Legs that found their adapter loaded or loading."
 )
-ADAPTER_LOADS = _counter(_RE, "baton_adapter_loads_total", "Adapter loads.")
+ADAPTER_LOADS = _counter(_REPLICA, "baton_adapter_loads_total", "Adapter loads.")
 ADAPTER_TIME = _counter(
-    _RE,
+    _REPLICA,
     "baton_adapter_load_seconds_total",
     "Time in adapter loads; the engine computes nothing else.",
 )
-LIVE_LEGS = _gauge(_RE, "baton_live_legs", "Legs in flight.")
-HELD_LEASES = _gauge(_RE, "baton_held_leases", "KV leases held.")
-COORDINATORS = _gauge(_RE, "baton_coordinators", "Connected coordinators.")
-LINK_FRAMES = _counter(_RE, "baton_link_frames_total", "Fleet link frames.", Label.STATE)
-LINK_STRANGERS = _counter(
-    _RE, "baton_link_strangers_total", "Fleet link connections that failed authentication."
+LIVE_LEGS = _gauge(_REPLICA, "baton_live_legs", "Legs in flight.")
+REPLICA_KV_LEASES = _gauge(_REPLICA, "baton_held_leases", "KV leases held.")
+COORDINATORS = _gauge(_REPLICA, "baton_coordinators", "Connected coordinators.")
+LINK_FRAMES = _counter(_REPLICA, "baton_link_frames_total", "Fleet link frames.", Label.STATE)
+LINK_AUTH_FAILURES = _counter(
+    _REPLICA, "baton_link_strangers_total", "Fleet link connections that failed authentication."
 )
 # ------------------------------------------------------------------- controller: pools
 POOL_REPLICAS = _gauge(
-    _CO, "baton_pool_replicas", "Replicas; `want`: desired.", Label.POOL,
+    _CONTROLLER, "baton_pool_replicas", "Replicas; `want`: desired.", Label.POOL,
     Label.STATE,
 )  # fmt: skip
-POOL_ROLES = _gauge(_CO, "baton_pool_role_replicas", "Ready replicas.", Label.POOL, Label.ROLE)
-POOL_BOUNDS = _gauge(
-    _CO, "baton_pool_bound_replicas", "Configured `min` and `max`.", Label.POOL, Label.BOUND
+POOL_ROLES = _gauge(
+    _CONTROLLER, "baton_pool_role_replicas", "Ready replicas.", Label.POOL, Label.ROLE
 )
-POOL_BUSY = _gauge(_CO, "baton_pool_busy_fraction", "Time share in engine steps.", Label.POOL)
-POOL_COLD_START = _gauge(_CO, "baton_pool_cold_start_seconds", "Cold start.", Label.POOL)
+POOL_BOUNDS = _gauge(
+    _CONTROLLER, "baton_pool_bound_replicas", "Configured `min` and `max`.", Label.POOL, Label.BOUND
+)
+POOL_BUSY = _gauge(
+    _CONTROLLER, "baton_pool_busy_fraction", "Time share in engine steps.", Label.POOL
+)
+POOL_COLD_START = _gauge(_CONTROLLER, "baton_pool_cold_start_seconds", "Cold start.", Label.POOL)
 POOL_CAPACITY = _gauge(
-    _CO,
+    _CONTROLLER,
     "baton_pool_capacity_tokens_per_second",
     "Calibrated capacity of one replica.",
     Label.POOL,
     Label.TOKENS,
 )
-POOL_PRICE = _gauge(_CO, "baton_pool_price_per_hour", "Price of one replica.", Label.POOL)
+POOL_PRICE = _gauge(_CONTROLLER, "baton_pool_price_per_hour", "Price of one replica.", Label.POOL)
 # ------------------------------------------------------------------- controller: demand, scaling
-DEMAND_REQUESTS = _gauge(_CO, "baton_demand_requests_per_second", "Demand.")
+DEMAND_REQUESTS = _gauge(_CONTROLLER, "baton_demand_requests_per_second", "Demand.")
 DEMAND_TOKENS = _gauge(
-    _CO,
+    _CONTROLLER,
     "baton_demand_tokens_per_second",
     "Demand: uncached prompt and output tokens.",
     Label.TOKENS,
 )
 SCALING_INPUT = _gauge(
-    _CO,
+    _CONTROLLER,
     "baton_scaling_input",
     "Inputs of the last decision.",
     Label.POOL,
     Label.INPUT,
 )
 SCALING_DECISIONS = _counter(
-    _CO, "baton_scaling_decisions_total", "Decisions, one per tick.", Label.POOL, Label.REASON
+    _CONTROLLER,
+    "baton_scaling_decisions_total",
+    "Decisions, one per tick.",
+    Label.POOL,
+    Label.REASON,
 )
 SCALING_ACTIONS = _counter(
-    _CO,
+    _CONTROLLER,
     "baton_scaling_actions_total",
     "Started, stopped or flipped replicas.",
     Label.POOL,
     Label.ACTION,
 )
-SCALING_HELD = _gauge(_CO, "baton_scaling_held", "1: paused, an input is missing.")
-SCALING_TURNS = _counter(_CO, "baton_scaling_turns_total", "Autoscaler ticks.",
+AUTOSCALER_PAUSED = _gauge(_CONTROLLER, "baton_scaling_held", "1: paused, an input is missing.")
+AUTOSCALER_TICKS = _counter(_CONTROLLER, "baton_scaling_turns_total", "Autoscaler ticks.",
     Label.OUTCOME,
 )  # fmt: skip
-OVERRIDES = _gauge(_CO, "baton_overridden_pools", "Pools with an operator override.")
-REPORT_AGE = _gauge(_CO, "baton_report_age_seconds", "Time since every ingress reported.")
-SILENT_INGRESSES = _gauge(_CO, "baton_silent_ingresses", "Ingresses without a report last tick.")
+POOL_OVERRIDES = _gauge(_CONTROLLER, "baton_overridden_pools", "Pools with an operator override.")
+REPORT_AGE = _gauge(_CONTROLLER, "baton_report_age_seconds", "Time since every ingress reported.")
+UNRESPONSIVE_INGRESSES = _gauge(
+    _CONTROLLER, "baton_silent_ingresses", "Ingresses without a report last tick."
+)
 # ------------------------------------------------------------------- controller: promises, money
-SLO_TARGET = _gauge(_CO, "baton_slo_target_fraction", "Target attainment.", Label.SLO_CLASS)
+SLO_TARGET = _gauge(_CONTROLLER, "baton_slo_target_fraction", "Target attainment.", Label.SLO_CLASS)
 SLO_OBJECTIVE = _gauge(
-    _CO, "baton_slo_objective_seconds", "Objectives.", Label.SLO_CLASS, Label.OBJECTIVE
+    _CONTROLLER, "baton_slo_objective_seconds", "Objectives.", Label.SLO_CLASS, Label.OBJECTIVE
 )
 SLO_ATTAINMENT = _gauge(
-    _CO,
+    _CONTROLLER,
     "baton_slo_attainment_fraction",
     "Attainment; `lately`: recent.",
     Label.SLO_CLASS,
     Label.WINDOW,
 )
 SLO_BUDGET = _gauge(
-    _CO,
+    _CONTROLLER,
     "baton_slo_error_budget_fraction",
     "Error budget left; below 0: overspent.",
     Label.SLO_CLASS,
 )
 GPU_SECONDS = _counter(
-    _CO, "baton_gpu_seconds_total", "Device time of tenants' requests.",
+    _CONTROLLER, "baton_gpu_seconds_total", "Device time of tenants' requests.",
     Label.TENANT, Label.POOL,
 )  # fmt: skip
 PAID_GPU_SECONDS = _counter(
-    _CO, "baton_paid_gpu_seconds_total", "Device time of replicas, used or idle.", Label.POOL
+    _CONTROLLER,
+    "baton_paid_gpu_seconds_total",
+    "Device time of replicas, used or idle.",
+    Label.POOL,
 )
 COST = _counter(
-    _CO,
+    _CONTROLLER,
     "baton_cost_total",
     "Cost, including idle and overhead.",
     Label.TENANT,
 )
 # ------------------------------------------------------------------- controller: itself
-CONFIG_GENERATION = _gauge(_CO, "baton_config_generation", "Generation in force.")
+CONFIG_GENERATION = _gauge(_CONTROLLER, "baton_config_generation", "Generation in force.")
 INGRESS_GENERATION = _gauge(
-    _IN, "baton_ingress_config_generation", "Configuration generation in use."
+    _INGRESS, "baton_ingress_config_generation", "Configuration generation in use."
 )
-CONFIG_REFUSED = _counter(_CO, "baton_config_refused_total", "Rejected configurations.")
-BUILD_INFO = _gauge(_CO, "baton_build_info", "Always 1.", Label.VERSION, Label.MODEL)
+CONFIG_REJECTED = _counter(_CONTROLLER, "baton_config_refused_total", "Rejected configurations.")
+BUILD_INFO = _gauge(_CONTROLLER, "baton_build_info", "Always 1.", Label.VERSION, Label.MODEL)
 
 CATALOGUE: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)

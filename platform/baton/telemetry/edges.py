@@ -46,7 +46,7 @@ def edges_of(
 ) -> tuple[float, ...]:
     """All edges of a histogram in ascending order, but for the one at infinity."""
     objective = metric.objective
-    objectives = () if objective is None else [_promised_s(objective, slo) for slo in classes]
+    objectives = () if objective is None else [_objective_s(objective, slo) for slo in classes]
     timeouts_s = _deadlines_s(limits)
     deadlines = [timeouts_s[deadline] for deadline in metric.deadlines]
     configured = {edge_s for edge_s in (*objectives, *deadlines) if edge_s is not None}
@@ -83,7 +83,7 @@ def digest(edges: Iterable[float]) -> str:
     return sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def _promised_s(objective: Objective, slo: Slo) -> float | None:
+def _objective_s(objective: Objective, slo: Slo) -> float | None:
     match objective:
         case Objective.TTFT:
             return slo.ttft_s

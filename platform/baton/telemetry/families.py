@@ -2,8 +2,8 @@
 
 A collector makes one `Families`, adds to it what it knows, and yields what it holds. The labels of
 each number are those that the catalogue declares, in that order. A label of a metric with more
-different values than `MOST_VALUES` has the rest added up as `other`; its other labels stay as they
-are. Who was first keeps its value, so whoever adds counters does so in an order that stays.
+different values than `MAX_LABEL_VALUES` has the rest added up as `other`; its other labels stay as
+they are. Who was first keeps its value, so whoever adds counters does so in an order that stays.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import assert_never
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
-from baton.telemetry.catalogue import MOST_VALUES, OTHER, Kind, Metric
+from baton.telemetry.catalogue import MAX_LABEL_VALUES, OTHER, Kind, Metric
 
 
 class Families:
     """Collects numbers for one scrape."""
 
-    def __init__(self, *, most_values: int = MOST_VALUES) -> None:
-        self._most_values = most_values
-        self._values: dict[Metric, dict[tuple[str, ...], float]] = {}
-        self._seen: dict[Metric, tuple[set[str], ...]] = {}
+    def __init__(self, *, max_values: int = MAX_LABEL_VALUES) -> None:
+        self._max_values = max_values
+        self._samples: dict[Metric, dict[tuple[str, ...], float]] = {}
+        self._label_values: dict[Metric, tuple[set[str], ...]] = {}
 
     def add(self, metric: Metric, value: float | None, *labels: str) -> None:
         """Add to a metric; None and what is not finite are not numbers, and are left out.
@@ -33,34 +33,35 @@ class Families:
             ValueError: these are not as many labels as the catalogue declares.
         """
         if len(labels) != len(metric.labels):
-            wanted = ", ".join(metric.labels) or "none"
-            raise ValueError(f"{metric.name}: got labels {labels}, wanted {wanted}")
+            expected = ", ".join(metric.labels) or "none"
+            raise ValueError(f"{metric.name}: got labels {labels}, wanted {expected}")
         if value is None or not math.isfinite(value):
             return
-        known = self._values.setdefault(metric, {})
-        if labels not in known:
-            labels = self._bounded(metric, labels)
-        known[labels] = known.get(labels, 0.0) + value
+        samples = self._samples.setdefault(metric, {})
+        if labels not in samples:
+            labels = self._bound_labels(metric, labels)
+        samples[labels] = samples.get(labels, 0.0) + value
 
-    def _bounded(self, metric: Metric, labels: tuple[str, ...]) -> tuple[str, ...]:
+    def _bound_labels(self, metric: Metric, labels: tuple[str, ...]) -> tuple[str, ...]:
         """The same labels, where there is room for their values."""
-        seen = self._seen.get(metric)
-        if seen is None:
-            seen = self._seen[metric] = tuple(set() for _ in labels)
+        known_values = self._label_values.get(metric)
+        if known_values is None:
+            known_values = self._label_values[metric] = tuple(set() for _ in labels)
         return tuple(
-            self._room_for(label, values) for label, values in zip(labels, seen, strict=True)
+            self._bound_value(label, values)
+            for label, values in zip(labels, known_values, strict=True)
         )
 
-    def _room_for(self, label: str, values: set[str]) -> str:
+    def _bound_value(self, label: str, values: set[str]) -> str:
         if label not in values:
-            if len(values) >= self._most_values:
+            if len(values) >= self._max_values:
                 return OTHER
             values.add(label)
         return label
 
     def collect(self) -> Iterator[Family]:
         """One family for each metric that was added to."""
-        for metric, values in self._values.items():
+        for metric, values in self._samples.items():
             family = _family(metric)
             for labels, value in values.items():
                 family.add_metric(labels, value)

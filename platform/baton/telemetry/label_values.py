@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-ASKED: Final = "asked"
+DESIRED: Final = "asked"
 """The input of a scaling decision that is what the policy wants, before any bound (`input`)."""
 UNMET: Final = "unmet"
 """The input that says how many replicas a role lacks because its pools may have no more (`input`);
@@ -15,7 +15,7 @@ baton's own policy gives it."""
 class PoolCount(StrEnum):
     """Which replicas of a pool are counted (`state`)."""
 
-    WANT = "want"
+    DESIRED = "want"
     READY = "ready"
     STARTING = "starting"
     DRAINING = "draining"
@@ -35,7 +35,7 @@ class EnginePhase(StrEnum):
     DECODE = "decode"
 
 
-class EngineRequest(StrEnum):
+class EngineRequestState(StrEnum):
     """Where a request is within an engine (`state`)."""
 
     RUNNING = "running"
@@ -44,7 +44,7 @@ class EngineRequest(StrEnum):
     """Its KV blocks are on their way."""
 
 
-class Frame(StrEnum):
+class FrameOutcome(StrEnum):
     """What became of a frame of the fleet link (`state`)."""
 
     RECEIVED = "received"
@@ -55,7 +55,7 @@ class Frame(StrEnum):
     """Its session was over, or there was no room left to send it."""
 
 
-class ScalingAct(StrEnum):
+class ScalingAction(StrEnum):
     """What was done to replicas (`action`)."""
 
     START = "start"
@@ -63,11 +63,11 @@ class ScalingAct(StrEnum):
     FLIP = "flip"
 
 
-class TurnOutcome(StrEnum):
+class TickOutcome(StrEnum):
     """How a turn of the scaling loop ended (`outcome`)."""
 
     DECIDED = "decided"
-    HELD = "held"
+    PAUSED = "held"
     """Something could not be seen, so nothing was changed."""
     FAILED = "failed"
 
@@ -75,7 +75,7 @@ class TurnOutcome(StrEnum):
 class Window(StrEnum):
     """Over which time attainment is taken (`window`)."""
 
-    LATELY = "lately"
+    RECENT = "lately"
     """The last half minute or so: what the autoscaler goes by."""
     TARGET = "target"
     """The time over which the class' target counts, as far as this controller has lived."""

@@ -15,7 +15,7 @@ from baton.runtime.process.log_events import FIELDS, log_event
 
 __all__ = ["LogFormat", "configure_logs", "log_event"]
 
-_ROOT = "baton"
+_ROOT_LOGGER = "baton"
 
 
 class LogFormat(StrEnum):
@@ -28,15 +28,15 @@ class LogFormat(StrEnum):
 def configure_logs(log_format: LogFormat, level: str) -> None:
     """Send the events of this process to stderr in the given format; may be called again."""
     # The real stderr: in a replica, `sys.stderr` is Ray's, which walks the stack for every line.
-    handler = _Stderr(sys.__stderr__)
+    handler = _LossyStderrHandler(sys.__stderr__)
     handler.setFormatter(_JsonLines() if log_format is LogFormat.JSON else _TextLines())
-    logger = logging.getLogger(_ROOT)
+    logger = logging.getLogger(_ROOT_LOGGER)
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(level.upper())
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
+class _LossyStderrHandler(logging.StreamHandler[TextIO]):
     """Stands by what is being done: a line that cannot be written is lost, and that is all.
 
     Python's own handler prints a traceback for each, to where the line could not be written either.
@@ -48,14 +48,14 @@ class _Stderr(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
-def _when(record: logging.LogRecord) -> str:
+def _timestamp(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="milliseconds")
 
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
-            "at": _when(record),
+            "at": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
@@ -66,32 +66,33 @@ class _JsonLines(logging.Formatter):
         try:
             return json.dumps(line, default=str, allow_nan=False)
         except ValueError:  # JSON has no word for what is not finite
-            return json.dumps(_sayable(line), default=str)
+            return json.dumps(_json_safe(line), default=str)
 
 
 class _TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: Mapping[str, object] = getattr(record, FIELDS, {})
-        told = " ".join(f"{name}={_on_one_line(value)}" for name, value in fields.items())
-        line = f"{_when(record)} {record.levelname:7} {record.getMessage()} {told}".rstrip()
+        fields_text = " ".join(f"{name}={_quote_value(value)}" for name, value in fields.items())
+        head = f"{_timestamp(record)} {record.levelname:7} {record.getMessage()}"
+        line = f"{head} {fields_text}".rstrip()
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
 
 
-def _sayable(value: object) -> object:
+def _json_safe(value: object) -> object:
     match value:
         case float() if not math.isfinite(value):
             return str(value)
         case Mapping():
-            return {str(name): _sayable(one) for name, one in value.items()}
+            return {str(name): _json_safe(other) for name, other in value.items()}
         case list() | tuple():
-            return [_sayable(one) for one in value]
+            return [_json_safe(item) for item in value]
         case _:
             return value
 
 
-def _on_one_line(value: object) -> str:
+def _quote_value(value: object) -> str:
     """As it is, or quoted where it would be read as more than one value, or as another line."""
     text = str(value)
     return text if text.isprintable() and " " not in text else json.dumps(text)

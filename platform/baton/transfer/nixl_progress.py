@@ -18,15 +18,15 @@ import importlib
 import os
 import re
 
-from baton.domain.names.process_names import ASKER_VARIABLE, process_name
+from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
 from baton.transfer.nixl_binding import AgentConfig, Binding
-from baton.transfer.ucx_log import FLUSH_VARIABLE, flush_from_first_agent, keep_log_here
+from baton.transfer.ucx_log import FLUSH_VARIABLE, flush_from_first_agent, use_local_log_folder
 
 PROGRESS_DELAY_VARIABLE = "BATON_NIXL_PROGRESS_DELAY_US"
 """The pause in microseconds; unset leaves NIXL as it is."""
 
 _POSITIVE = re.compile(r"(?=.*[1-9])\d+(\.\d+)?")
-_MARK = "_baton_progress_delay_us"
+_DELAY_ATTRIBUTE = "_baton_progress_delay_us"
 
 
 def install() -> None:
@@ -41,22 +41,22 @@ def install() -> None:
     flush_s = os.environ.get(FLUSH_VARIABLE)
     if delay_us is flush_s is None:
         return
-    if os.environ.get(ASKER_VARIABLE) == process_name():  # it has no agent, and need not load NIXL
+    if os.environ.get(OWNER_ENV_VAR) == process_name():  # it has no agent, and need not load NIXL
         return
     if delay_us is not None and (not delay_us.isdecimal() or int(delay_us) < 1):
         raise ValueError(f"{PROGRESS_DELAY_VARIABLE}: got {delay_us!r}, wanted microseconds, 1 up")
     if flush_s is not None and not _POSITIVE.fullmatch(flush_s):
         raise ValueError(f"{FLUSH_VARIABLE}: got {flush_s!r}, wanted seconds above 0")
     if flush_s is not None:
-        keep_log_here(os.environ)  # before UCX is loaded
+        use_local_log_folder(os.environ)  # before UCX is loaded
     binding: Binding = importlib.import_module("nixl._api").nixlBind
     if delay_us is not None:
-        slow_down(binding, int(delay_us))
+        set_progress_delay(binding, int(delay_us))
     if flush_s is not None:
         flush_from_first_agent(binding, float(flush_s))
 
 
-def slow_down(binding: Binding, delay_us: int) -> None:
+def set_progress_delay(binding: Binding, delay_us: int) -> None:
     """Make every agent that `binding` creates from now on pause `delay_us` between polls.
 
     Calling it again changes the pause.
@@ -64,15 +64,15 @@ def slow_down(binding: Binding, delay_us: int) -> None:
     create = getattr(binding.nixlAgent, "__wrapped__", binding.nixlAgent)
 
     @functools.wraps(create, updated=())
-    def create_slowed(name: str, config: AgentConfig) -> object:
+    def create_with_delay(name: str, config: AgentConfig) -> object:
         config.pthrDelay = delay_us
         return create(name, config)
 
-    setattr(create_slowed, _MARK, delay_us)
-    binding.nixlAgent = create_slowed
+    setattr(create_with_delay, _DELAY_ATTRIBUTE, delay_us)
+    binding.nixlAgent = create_with_delay
 
 
-def delay_in_force_us(binding: Binding) -> int | None:
+def current_delay_us(binding: Binding) -> int | None:
     """The pause that agents created now would get; None when NIXL is as it came."""
-    delay_us: int | None = getattr(binding.nixlAgent, _MARK, None)
+    delay_us: int | None = getattr(binding.nixlAgent, _DELAY_ATTRIBUTE, None)
     return delay_us

@@ -20,23 +20,23 @@ from baton.domain.names.addresses import parse_address, same_host
 from baton.runtime.process.log_events import log_event
 from baton.runtime.process.scratch import scratch_folder
 from baton.runtime.rank_transports import RankTransports
-from baton.transfer.side_channel import SideChannelChecks
-from baton.transfer.transport import check_rdma, transport_environment, transport_towards
+from baton.transfer.side_channel import SideChannelChecker
+from baton.transfer.transport import check_rdma, transport_environment, transport_to
 from baton.transfer.ucx_settings import UCX_SETTINGS
 
 _LOG = logging.getLogger(__name__)
-_SOON_S = 1.0
-_LATER_S = 10.0
-_ANSWER_S = 1.0
+_UNKNOWN_INTERVAL_S = 1.0
+_KNOWN_INTERVAL_S = 10.0
+_QUERY_TIMEOUT_S = 1.0
 """For the workers' answers; it is what a coordinator waits longer than a check may take, or less.
 """
-_TRIES = 3
+_MAX_INCOMPLETE_QUERIES = 3
 """Asked without an answer from every worker; then it counts that some say nothing."""
 
-AskRanks = Callable[[], Awaitable[Sequence[RankTransports]]]
+QueryRanks = Callable[[], Awaitable[Sequence[RankTransports]]]
 
 
-async def _nobody() -> Sequence[RankTransports]:
+async def _no_ranks() -> Sequence[RankTransports]:
     return ()
 
 
@@ -46,7 +46,7 @@ class Peers:
     def __init__(
         self, own_id: str, own_address: str, *, workers: int = 1, require_rdma: bool = False
     ) -> None:
-        self._checks = SideChannelChecks(own_id, own_address)
+        self._checks = SideChannelChecker(own_id, own_address)
         self._own_id = own_id
         self._own_host = _host(own_address)
         self._workers = workers
@@ -55,12 +55,12 @@ class Peers:
         # Nobody closes this; a TemporaryDirectory would warn of that.
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._hosts: dict[str, str] = {}
-        self.ask_ranks: AskRanks = _nobody
+        self.query_ranks: QueryRanks = _no_ranks
         """Asks every worker of this engine what carries its pulls; set once there is an engine."""
         self._ranks: dict[int, RankTransports] = {}
-        self._asked_at_s = float("-inf")
-        self._asking = False
-        self._unanswered = 0
+        self._queried_at_s = float("-inf")
+        self._query_in_flight = False
+        self._incomplete_queries = 0
 
     def environment(self) -> dict[str, str]:
         """Variables for the engine's processes: UCX as it suits pulls, and its transports told."""
@@ -81,7 +81,7 @@ class Peers:
         await self._checks.check(source_id, address, deadline_s)
         if source_id == self._own_id:
             return  # it pulls nothing from itself
-        await self._look(source_id)
+        await self._refresh_ranks(source_id)
         if self._require_rdma:
             self._check_rdma(source_id)
 
@@ -89,7 +89,7 @@ class Peers:
         """What carries blocks from a replica; empty while it is not known of every worker."""
         if source_id not in self._hosts:
             return ""
-        return transport_towards(
+        return transport_to(
             self.ranks(), workers=self._workers, same_host=self._on_own_host(source_id)
         )
 
@@ -99,44 +99,52 @@ class Peers:
     def _check_rdma(self, source_id: str) -> None:
         ranks = self.ranks()
         check_rdma(source_id, ranks, same_host=self._on_own_host(source_id))
-        if self._unanswered >= _TRIES:
-            silent = sorted(set(range(self._workers)) - self._ranks.keys())
+        if self._incomplete_queries >= _MAX_INCOMPLETE_QUERIES:
+            missing_ranks = sorted(set(range(self._workers)) - self._ranks.keys())
             raise RdmaMissing(
                 source_id,
-                f"ranks {', '.join(map(str, silent))} of {self._workers} do not say what carries "
+                f"ranks {', '.join(map(str, missing_ranks))} of {self._workers} do not say what"
+                " carries "
                 "their pulls, and transfer.require_rdma wants RDMA; see the engine's log",
             )
 
-    async def _look(self, source_id: str) -> None:
+    async def _refresh_ranks(self, source_id: str) -> None:
         now_s = asyncio.get_running_loop().time()
-        wait_s = _LATER_S if self.transport(source_id) else _SOON_S
-        if self._asking or now_s - self._asked_at_s < wait_s:
+        wait_s = _KNOWN_INTERVAL_S if self.transport(source_id) else _UNKNOWN_INTERVAL_S
+        if self._query_in_flight or now_s - self._queried_at_s < wait_s:
             return
-        self._asked_at_s, self._asking = now_s, True
-        said: Sequence[RankTransports] = ()
+        self._queried_at_s, self._query_in_flight = now_s, True
+        reports: Sequence[RankTransports] = ()
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                said = await self.ask_ranks()
+            async with asyncio.timeout(_QUERY_TIMEOUT_S):
+                reports = await self.query_ranks()
         except TimeoutError:
             pass  # it is in a long step; what was known holds
         finally:
-            self._asking = False
-        for rank in said:
-            self._hear(rank)
-        self._unanswered = self._unanswered + 1 if len(self._ranks) < self._workers else 0
-
-    def _hear(self, said: RankTransports) -> None:
-        if self._ranks.get(said.rank) == said:
-            return
-        self._ranks[said.rank] = said
-        found = (
-            None
-            if said.found is None
-            else {str(reach): sorted(names) for reach, names in said.found.items()}
+            self._query_in_flight = False
+        for rank in reports:
+            self._record_rank(rank)
+        self._incomplete_queries = (
+            self._incomplete_queries + 1 if len(self._ranks) < self._workers else 0
         )
-        told = {"replica_id": self._own_id, "rank": said.rank, "node": said.node, "pulls_by": found}
-        level = logging.WARNING if found is None else logging.INFO
-        log_event(_LOG, level, "transports_chosen", told)
+
+    def _record_rank(self, report: RankTransports) -> None:
+        if self._ranks.get(report.rank) == report:
+            return
+        self._ranks[report.rank] = report
+        transports = (
+            None
+            if report.transports is None
+            else {str(reach): sorted(names) for reach, names in report.transports.items()}
+        )
+        fields = {
+            "replica_id": self._own_id,
+            "rank": report.rank,
+            "node": report.node,
+            "pulls_by": transports,
+        }
+        level = logging.WARNING if transports is None else logging.INFO
+        log_event(_LOG, level, "transports_chosen", fields)
 
 
 def _host(address: str) -> str:

@@ -21,7 +21,7 @@ import zmq
 import zmq.asyncio
 
 from baton.domain.errors import TransferFailed
-from baton.domain.names.addresses import Address, endpoint, is_ipv6, parse_address
+from baton.domain.names.addresses import Address, format_endpoint, is_ipv6, parse_address
 
 _REQUEST = b"\x93\xc4\x0cget_meta_msg\x00\x00"
 """MessagePack of (b"get_meta_msg", pipeline rank 0, tensor rank 0).
@@ -34,7 +34,7 @@ Source: vllm 0.32, kv_connector/v1/nixl/base_worker.py `_nixl_handshake`.
 _MAX_REPLY_BYTES = 8 << 20
 """An engine with 48 layers answers with some 10 kB."""
 
-_PARTS = 2
+_REPLY_PARTS = 2
 """The payload, and the listener's clock."""
 
 
@@ -55,10 +55,10 @@ class SideChannelFacts:
     compatibility: str
     """vLLM's digest of all that must be equal for blocks to be exchanged."""
     metadata_bytes: int
-    took_s: float
+    elapsed_s: float
 
 
-class SideChannelChecks:
+class SideChannelChecker:
     """The checks that one engine makes of others, against its own compatibility hash.
 
     Its own hash it asks its own side channel for. While that does not answer, nothing is compared:
@@ -79,18 +79,18 @@ class SideChannelChecks:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         if self._own_compatibility is None:
-            await self._ask_own(deadline_s / 2)
+            await self._fetch_own_compatibility(deadline_s / 2)
         await check_side_channel(
             source_id,
             address,
-            wanted_compatibility=self._own_compatibility,
+            expected_compatibility=self._own_compatibility,
             deadline_s=deadline_s - (loop.time() - started_s),
         )
 
-    async def _ask_own(self, deadline_s: float) -> None:
+    async def _fetch_own_compatibility(self, deadline_s: float) -> None:
         try:
             facts = await check_side_channel(
-                self._own_id, self._own_address, wanted_compatibility=None, deadline_s=deadline_s
+                self._own_id, self._own_address, expected_compatibility=None, deadline_s=deadline_s
             )
         except TransferFailed:
             return
@@ -98,24 +98,24 @@ class SideChannelChecks:
 
 
 async def check_side_channel(
-    source_id: str, address: str, *, wanted_compatibility: str | None, deadline_s: float
+    source_id: str, address: str, *, expected_compatibility: str | None, deadline_s: float
 ) -> SideChannelFacts:
     """Ask replica `source_id`, whose side channel is at `address` (`host:port`).
 
-    Returns at the latest after `deadline_s`; `wanted_compatibility` None accepts any hash.
+    Returns at the latest after `deadline_s`; `expected_compatibility` None accepts any hash.
 
     Raises:
         TransferFailed: nobody listens, nobody answers in time, or the answer cannot be used.
     """
     loop = asyncio.get_running_loop()
     started_s = loop.time()
-    at = _parsed(source_id, address)
+    peer_address = _parse_source_address(source_id, address)
     why = "took no connection within {:.1f} s; check the network between the nodes"
     try:
         async with asyncio.timeout(deadline_s):
-            await _knock(at)
+            await _try_connect(peer_address)
             why = "gave no answer within {:.1f} s: its thread hangs; restart the replica"
-            parts = await _ask(at)
+            parts = await _request_metadata(peer_address)
     except TimeoutError as error:
         why = f"side channel {address} {why.format(deadline_s)}"
         raise TransferFailed(source_id, why) from error
@@ -125,51 +125,51 @@ async def check_side_channel(
             f"nobody listens at side channel {address} ({error.strerror or error}): the engine or "
             "its handshake thread has ended; restart the replica",
         ) from error
-    payload = _read(source_id, address, parts)
-    if wanted_compatibility not in {None, payload.compatibility_hash}:
+    payload = _parse_reply(source_id, address, parts)
+    if expected_compatibility not in {None, payload.compatibility_hash}:
         raise TransferFailed(
             source_id,
             f"its engine is not compatible: got hash {payload.compatibility_hash}, wanted "
-            f"{wanted_compatibility}; give both pools the same vLLM, model, dtype and KV layout",
+            f"{expected_compatibility}; give both pools the same vLLM, model, dtype and KV layout",
         )
     return SideChannelFacts(
         compatibility=payload.compatibility_hash,
         metadata_bytes=len(payload.agent_metadata_bytes),
-        took_s=loop.time() - started_s,
+        elapsed_s=loop.time() - started_s,
     )
 
 
-def _parsed(source_id: str, address: str) -> Address:
+def _parse_source_address(source_id: str, address: str) -> Address:
     try:
         return parse_address(address)
     except ValueError as error:
         raise TransferFailed(source_id, f"side channel: {error}") from error
 
 
-async def _knock(at: Address) -> None:
+async def _try_connect(address: Address) -> None:
     """Open a connection and close it.
 
     Raises:
         OSError: it was not accepted.
     """
-    _, writer = await asyncio.open_connection(at.host, at.port)
+    _, writer = await asyncio.open_connection(address.host, address.port)
     writer.transport.abort()
 
 
-async def _ask(at: Address) -> list[bytes]:
+async def _request_metadata(address: Address) -> list[bytes]:
     with zmq.asyncio.Context() as context, context.socket(zmq.REQ) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, int(is_ipv6(at.host)))
+        socket.setsockopt(zmq.IPV6, int(is_ipv6(address.host)))
         socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REPLY_BYTES)
-        socket.connect(endpoint("tcp", at.host, at.port))
+        socket.connect(format_endpoint("tcp", address.host, address.port))
         await socket.send(_REQUEST)
         parts: list[bytes] = await socket.recv_multipart()
         return parts
 
 
-def _read(source_id: str, address: str, parts: list[bytes]) -> _Payload:
-    why = f"got {len(parts)} parts, wanted {_PARTS}"
-    if len(parts) == _PARTS:
+def _parse_reply(source_id: str, address: str, parts: list[bytes]) -> _Payload:
+    why = f"got {len(parts)} parts, wanted {_REPLY_PARTS}"
+    if len(parts) == _REPLY_PARTS:
         try:
             payload = _PAYLOAD.decode(parts[0])
         except (msgspec.MsgspecError, RecursionError) as error:

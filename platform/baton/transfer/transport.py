@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baton.domain.errors import RdmaMissing
-from baton.runtime.rank_transports import LOG_VARIABLE, RankTransports, Reach, log_name
+from baton.runtime.rank_transports import LOG_VARIABLE, Locality, RankTransports, log_name
 from baton.transfer.ucx_log import FLUSH_VARIABLE
 
-_MAX_LOG = "4M"
+_MAX_LOG_SIZE = "4M"
 _FLUSH_S = 1.0
 
-_WITHIN_NODE = frozenset(
+_INTRA_NODE = frozenset(
     {"cma", "cuda_copy", "cuda_ipc", "gdr_copy", "knem", "posix", "rocm_copy", "rocm_ipc", "sysv"}
     | {"xpmem", "ze_copy", "ze_ipc"}
 )
@@ -38,14 +38,14 @@ def transport_environment(folder: Path) -> dict[str, str]:
     """
     return {
         LOG_VARIABLE: str(folder / log_name()),
-        "UCX_LOG_FILE_SIZE": _MAX_LOG,
+        "UCX_LOG_FILE_SIZE": _MAX_LOG_SIZE,
         "UCX_LOG_FILE_ROTATE": "1",
         "UCX_PROTO_INFO": "*ucp_get*",
         FLUSH_VARIABLE: str(_FLUSH_S),
     }
 
 
-def transport_towards(ranks: Sequence[RankTransports], *, workers: int, same_host: bool) -> str:
+def transport_to(ranks: Sequence[RankTransports], *, workers: int, same_host: bool) -> str:
     """The transport of pulls from a peer by all of an engine's workers, joined by "+".
 
     Empty when it was not read, or cannot be told, for any of them. A peer under another address may
@@ -54,10 +54,10 @@ def transport_towards(ranks: Sequence[RankTransports], *, workers: int, same_hos
     """
     if len(ranks) < workers:
         return ""
-    reach = _reach(ranks, same_host=same_host)
+    locality = _locality(ranks, same_host=same_host)
     names: set[str] = set()
     for rank in ranks:
-        transport = _of(rank, reach)
+        transport = _only_transport(rank, locality)
         if not transport:
             return ""
         names |= set(transport.split("+"))
@@ -73,33 +73,33 @@ def check_rdma(source_id: str, ranks: Sequence[RankTransports], *, same_host: bo
     Raises:
         RdmaMissing: pulls of a worker go through the kernel's network stack, or nobody can tell.
     """
-    reach = _reach(ranks, same_host=same_host)
+    locality = _locality(ranks, same_host=same_host)
     for rank in ranks:
-        where = f"rank {rank.rank} on {rank.node}"
-        if rank.found is None:
+        location = f"rank {rank.rank} on {rank.node}"
+        if rank.transports is None:
             raise RdmaMissing(
                 source_id,
-                f"what carries the pulls of {where} cannot be read, and transfer.require_rdma "
+                f"what carries the pulls of {location} cannot be read, and transfer.require_rdma "
                 "wants RDMA; leave UCX_LOG_FILE and UCX_PROTO_INFO out of transfer.env and of "
                 "the pools' env",
             )
-        transport = _of(rank, reach)
-        if transport and not (_RDMA | _WITHIN_NODE).issuperset(transport.split("+")):
+        transport = _only_transport(rank, locality)
+        if transport and not (_RDMA | _INTRA_NODE).issuperset(transport.split("+")):
             raise RdmaMissing(
                 source_id,
                 f"pulls are carried by {transport}, and transfer.require_rdma wants RDMA: "
-                f"{where}; check that it sees the network cards (/dev/infiniband, "
+                f"{location}; check that it sees the network cards (/dev/infiniband, "
                 "UCX_NET_DEVICES, UCX_TLS)",
             )
 
 
-def _reach(ranks: Sequence[RankTransports], *, same_host: bool) -> Reach:
-    if same_host or not any(Reach.OTHER_NODE in (rank.found or {}) for rank in ranks):
-        return Reach.SAME_NODE
-    return Reach.OTHER_NODE
+def _locality(ranks: Sequence[RankTransports], *, same_host: bool) -> Locality:
+    if same_host or not any(Locality.OTHER_NODE in (rank.transports or {}) for rank in ranks):
+        return Locality.SAME_NODE
+    return Locality.OTHER_NODE
 
 
-def _of(rank: RankTransports, reach: Reach) -> str:
+def _only_transport(rank: RankTransports, locality: Locality) -> str:
     """A rank's only transport for a reach; empty where it has none, or several."""
-    transports = (rank.found or {}).get(reach, frozenset())
+    transports = (rank.transports or {}).get(locality, frozenset())
     return next(iter(transports)) if len(transports) == 1 else ""

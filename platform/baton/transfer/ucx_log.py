@@ -29,7 +29,7 @@ FLUSH_VARIABLE = "BATON_UCX_FLUSH_S"
 _LIBRARY = re.compile(r"(/\S*/libucs[-.]\S*)$", re.MULTILINE)
 
 
-def keep_log_here(environment: MutableMapping[str, str]) -> None:
+def use_local_log_folder(environment: MutableMapping[str, str]) -> None:
     """Where the folder of UCX's log is another node's, make one on this node and log there.
 
     To be called before UCX is loaded, which opens its log then. The folder goes with this process;
@@ -69,5 +69,5 @@ def _flush(interval_s: float) -> None:
 
 def loaded_library() -> str | None:
     """The path of UCX's library in this process; None when it is not loaded."""
-    found = _LIBRARY.search(Path("/proc/self/maps").read_text(encoding="utf-8"))
-    return None if found is None else found[1]
+    match = _LIBRARY.search(Path("/proc/self/maps").read_text(encoding="utf-8"))
+    return None if match is None else match[1]

@@ -27,7 +27,7 @@ from tests.chaos.case import (
     at_most,
     case,
     exactly,
-    minutes_asked,
+    requested_minutes,
 )
 from tests.chaos.clients import (
     AUTOSCALED,
@@ -35,18 +35,26 @@ from tests.chaos.clients import (
     START_S,
     WINDOW_S,
     Clients,
-    lost_with,
     outcome,
-    served,
-    steady,
+    running_clients,
+    steady_load,
+    streams_cut_by,
 )
-from tests.chaos.deployment_processes import Parts, ended, living, node, parts, scraped, until
+from tests.chaos.deployment_processes import (
+    DeploymentProcesses,
+    added_node,
+    ended_processes,
+    find_alive,
+    running_processes,
+    sum_gauges,
+    wait_until,
+)
 from tests.chaos.history import Ending
 from tests.chaos.load import Load
 
-NOTED_S = 30.0
+SAVED_AFTER_S = 30.0
 """Between two notes of what was used: a controller that is killed loses as much."""
-TWO_DOORS = {"server.replicas.min": 2, "server.replicas.max": 2}
+TWO_INGRESSES = {"server.replicas.min": 2, "server.replicas.max": 2}
 
 # -------------------------------------------------------------------- F6
 
@@ -57,49 +65,58 @@ TWO_DOORS = {"server.replicas.min": 2, "server.replicas.max": 2}
     engines=Engines.SIMULATED,
     minutes=3.5,
 )
-def the_controller_dies(folder: Path) -> Outcome:
+def controller_killed(folder: Path) -> Outcome:
     """An operator's word, a configuration and usage are there again; nothing is scaled rashly."""
-    with parts(folder, **AUTOSCALED) as up:
-        up.whole(POOLS, within_s=START_S)
-        baton = up.deployment
-        baton.ask("apply", *baton.options, "--set", "admission.timeouts.drain=50s", within_s=180)
-        baton.ask("scale", "decode", "3", "--for", "30m")
-        up.whole(POOLS | {"decode": 3}, within_s=150)
-        with served(up, steady("F6")) as clients:
-            clients.for_s(62.0)  # what was used is noted every half a minute
-            before = _known(up)
-            (pid,) = up.replicas(CONTROLLER)
+    with running_processes(folder, **AUTOSCALED) as processes:
+        processes.wait_complete(POOLS, timeout_s=START_S)
+        baton = processes.deployment
+        baton.run_json(
+            "apply", *baton.options, "--set", "admission.timeouts.drain=50s", timeout_s=180
+        )
+        baton.run_json("scale", "decode", "3", "--for", "30m")
+        processes.wait_complete(POOLS | {"decode": 3}, timeout_s=150)
+        with running_clients(processes, steady_load("F6")) as clients:
+            clients.run_for(62.0)  # what was used is noted every half a minute
+            before = _controller_state(processes)
+            (pid,) = processes.replicas(CONTROLLER)
             faults.kill(pid)
             killed_s = time.monotonic()
-            back_s = up.until(lambda s: s["up_s"] < time.monotonic() - killed_s, within_s=150)
-            clients.for_s(WINDOW_S + 8.0)
-            after, ticks = _known(up), baton.ask("explain", "scale", "-n", "100")["ticks"]
-            ended = sum(one.ending is not None for one in clients.exchanges)
-            uncounted = ended - _used(up)
-    awaited = [tick for tick in ticks if "another controller acted" in tick["held"]]
-    rash = [what for tick in awaited for what in tick["actions"]]
+            back_s = processes.wait_status(
+                lambda s: s["up_s"] < time.monotonic() - killed_s, timeout_s=150
+            )
+            clients.run_for(WINDOW_S + 8.0)
+            after, ticks = (
+                _controller_state(processes),
+                baton.run_json("explain", "scale", "-n", "100")["ticks"],
+            )
+            ended = sum(exchange.ending is not None for exchange in clients.exchanges)
+            uncounted = ended - _counted_requests(processes)
+    handover_ticks = [tick for tick in ticks if "another controller acted" in tick["held"]]
+    actions = [what for tick in handover_ticks for what in tick["actions"]]
     bounds = [
         at_most("until another controller answers, s", round(back_s, 1), 20.0),
-        exactly("overrides, generation and targets as before", after == before, wanted=True),
-        at_least("seconds of ticks that only watched", _spans_s(awaited), WINDOW_S - 2.0),
-        exactly("pools scaled while it only watched", len(rash), 0),
-        at_most("requests that usage does not know of", uncounted, 10.0 * (NOTED_S + back_s + 6.0)),
+        exactly("overrides, generation and targets as before", after == before, expected=True),
+        at_least("seconds of ticks that only watched", _spans_s(handover_ticks), WINDOW_S - 2.0),
+        exactly("pools scaled while it only watched", len(actions), 0),
+        at_most(
+            "requests that usage does not know of", uncounted, 10.0 * (SAVED_AFTER_S + back_s + 6.0)
+        ),
     ]
     figures: dict[str, Figure] = {"requests that had ended by then": ended, "state": str(after)}
     return outcome(clients.exchanges, bounds, figures)
 
 
-def _known(up: Parts) -> dict[str, Any]:
+def _controller_state(processes: DeploymentProcesses) -> dict[str, Any]:
     """What a new controller has to find out again."""
-    told = up.status()
-    pools = {row["pool"]: row["want"] for row in told["pools"]}
-    overrides = {row["pool"]: row["replicas"] for row in told["autoscaler"]["overrides"]}
-    return {"generation": told["generation"], "overrides": overrides, "targets": pools}
+    status = processes.status()
+    pools = {row["pool"]: row["want"] for row in status["pools"]}
+    overrides = {row["pool"]: row["replicas"] for row in status["autoscaler"]["overrides"]}
+    return {"generation": status["generation"], "overrides": overrides, "targets": pools}
 
 
-def _used(up: Parts) -> int:
+def _counted_requests(up: DeploymentProcesses) -> int:
     """Requests that are known to have ended, of all tenants."""
-    return sum(row["requests"] for row in up.deployment.ask("usage")["tenants"])
+    return sum(row["requests"] for row in up.deployment.run_json("usage")["tenants"])
 
 
 def _spans_s(ticks: Sequence[dict[str, Any]]) -> float:
@@ -113,31 +130,31 @@ def _spans_s(ticks: Sequence[dict[str, Any]]) -> float:
     engines=Engines.SIMULATED,
     minutes=2.5,
 )
-def serves_controller_dies(folder: Path) -> Outcome:
+def serve_controller_killed(folder: Path) -> Outcome:
     """While it is away an ingress keeps the members it knows; none is taken for gone."""
-    with parts(folder) as up:
-        up.whole(POOLS, within_s=START_S)
-        pids = up.serving((*POOLS, INGRESS, CONTROLLER))
-        with served(up, steady("F6-serve")) as clients:
+    with running_processes(folder) as up:
+        up.wait_complete(POOLS, timeout_s=START_S)
+        pids = up.replica_pids((*POOLS, INGRESS, CONTROLLER))
+        with running_clients(up, steady_load("F6-serve")) as clients:
             faults.kill(up.serve_controller())
             killed_s = time.monotonic()
-            clients.for_s(10.0)
-            up.deployment.wait_for(lambda s: _wants(s, "decode") == 2, 60)
-            up.deployment.ask("scale", "decode", "3")
+            clients.run_for(10.0)
+            up.deployment.wait_for(lambda s: _desired_replicas(s, "decode") == 2, 60)
+            up.deployment.run_json("scale", "decode", "3")
             scaled_s = time.monotonic() - killed_s
-            up.whole(POOLS | {"decode": 3}, within_s=150)
-            clients.for_s(2.0)
-        missing = ended(pids, up.serving(pids))
+            up.wait_complete(POOLS | {"decode": 3}, timeout_s=150)
+            clients.run_for(2.0)
+        missing = ended_processes(pids, up.replica_pids(pids))
     bounds = [
-        exactly("whose process has ended", missing, wanted="nobody"),
+        exactly("whose process has ended", missing, expected="nobody"),
         at_most("until a pool was scaled again, s", round(scaled_s, 1), 45.0),
     ]
     return outcome(clients.exchanges, bounds, {})
 
 
-def _wants(status: dict[str, Any], pool: str) -> int | None:
-    found = [row["want"] for row in status["pools"] if row["pool"] == pool]
-    return found[0] if found else None
+def _desired_replicas(status: dict[str, Any], pool: str) -> int | None:
+    desired = [row["want"] for row in status["pools"] if row["pool"] == pool]
+    return desired[0] if desired else None
 
 
 # -------------------------------------------------------------------- F7
@@ -150,7 +167,7 @@ def _wants(status: dict[str, Any], pool: str) -> int | None:
     engines=Engines.SIMULATED,
     minutes=2.5,
 )
-def an_ingress_dies(folder: Path) -> Outcome:
+def ingress_killed(folder: Path) -> Outcome:
     """Streams of half a minute are open; those of the killed one would compute on if nobody saw."""
     long = Load(
         rate_per_s=16.0,
@@ -160,40 +177,46 @@ def an_ingress_dies(folder: Path) -> Outcome:
         deadline_s=120.0,
         name="F7-long",
     )
-    with parts(folder, **TWO_DOORS) as up:
-        up.whole(POOLS, ingresses=2, within_s=START_S)
+    with running_processes(folder, **TWO_INGRESSES) as up:
+        up.wait_complete(POOLS, ingresses=2, timeout_s=START_S)
         targets = up.targets()
-        with served(up, steady("F7")) as short, served(up, long) as streams:
-            streams.for_s(3.0)
+        with running_clients(up, steady_load("F7")) as short, running_clients(up, long) as streams:
+            streams.run_for(3.0)
             victim = up.replicas(INGRESS)[0]
-            open_before = streams.open() + short.open()
+            open_before = streams.open_count() + short.open_count()
             faults.kill(victim)
             killed_s = time.monotonic()
-            aborted_s = until(
-                lambda: scraped(targets, "baton_live_legs") <= streams.open() + short.open(), 30.0
+            aborted_s = wait_until(
+                lambda: (
+                    sum_gauges(targets, "baton_live_legs")
+                    <= streams.open_count() + short.open_count()
+                ),
+                30.0,
             )
-            sessions_s = aborted_s + until(
-                lambda: scraped(targets, "baton_coordinators") <= len(targets), 30.0
+            sessions_s = aborted_s + wait_until(
+                lambda: sum_gauges(targets, "baton_coordinators") <= len(targets), 30.0
             )
-            short.for_s(8.0)
-            whole_s = up.whole(POOLS, ingresses=2, within_s=180)
+            short.run_for(8.0)
+            whole_s = up.wait_complete(POOLS, ingresses=2, timeout_s=180)
             short.stop()
-        quiet_s = until(lambda: scraped(targets, "baton_live_legs", "baton_held_leases") == 0, 60)
-    sent = [*short.exchanges, *streams.exchanges]
-    lost = lost_with(sent, killed_s)
-    rest = [one for one in sent if one not in lost]
+        quiet_s = wait_until(
+            lambda: sum_gauges(targets, "baton_live_legs", "baton_held_leases") == 0, 60
+        )
+    exchanges = [*short.exchanges, *streams.exchanges]
+    cut_streams = streams_cut_by(exchanges, killed_s)
+    others = [exchange for exchange in exchanges if exchange not in cut_streams]
     bounds = [
-        at_least("streams that ended with it", len(lost), 1),
-        at_most("of those that were open", len(lost), open_before),
+        at_least("streams that ended with it", len(cut_streams), 1),
+        at_most("of those that were open", len(cut_streams), open_before),
         at_most("until its work was aborted on every engine, s", round(aborted_s, 2), 5.0),
         at_most("until every engine knew that it is gone, s", round(sessions_s, 2), 5.0),
         at_most("until no leg and no lease is left after the last request, s", quiet_s, 35.0),
     ]
     figures: dict[str, Figure] = {
-        "sent after it died": sum(one.sent_at_s > killed_s for one in sent),
+        "sent after it died": sum(exchange.sent_at_s > killed_s for exchange in exchanges),
         "until there are two again, s": round(whole_s, 1),
     }
-    return outcome(rest, bounds, figures)
+    return outcome(others, bounds, figures)
 
 
 # -------------------------------------------------------------------- F8
@@ -205,36 +228,38 @@ def an_ingress_dies(folder: Path) -> Outcome:
     engines=Engines.SIMULATED,
     minutes=3.5,
 )
-def a_node_dies(folder: Path) -> Outcome:
+def node_killed(folder: Path) -> Outcome:
     """A second raylet of this machine; pools grow onto it, then it is killed under load."""
-    wanted = {"prefill": 4, "decode": 6}
-    with parts(folder) as up:
-        up.whole(POOLS, within_s=START_S)
-        with node(up, cpus=4, log=folder / "node.log") as raylet:
-            for pool, replicas in wanted.items():
-                up.deployment.ask("scale", pool, str(replicas))
-            up.whole(wanted, within_s=180)
-            there = _on_node(up, raylet)
-            with served(up, steady("F8")) as clients:
-                clients.for_s(3.0)
-                began_s = time.monotonic()
+    replicas_by_pool = {"prefill": 4, "decode": 6}
+    with running_processes(folder) as up:
+        up.wait_complete(POOLS, timeout_s=START_S)
+        with added_node(up, cpus=4, log=folder / "node.log") as raylet:
+            for pool, replicas in replicas_by_pool.items():
+                up.deployment.run_json("scale", pool, str(replicas))
+            up.wait_complete(replicas_by_pool, timeout_s=180)
+            pids_on_node = _on_node(up, raylet)
+            with running_clients(up, steady_load("F8")) as clients:
+                clients.run_for(3.0)
+                started_s = time.monotonic()
                 faults.kill(raylet)
-                ended_s = until(lambda: not living(chain(*there.values())), 30)
-                clients.for_s(5.0)
-                up.whole(wanted, within_s=180)
-                whole_s = time.monotonic() - began_s
-                clients.for_s(2.0)
-    lost = sum(map(len, there.values()))
+                ended_s = wait_until(lambda: not find_alive(chain(*pids_on_node.values())), 30)
+                clients.run_for(5.0)
+                up.wait_complete(replicas_by_pool, timeout_s=180)
+                whole_s = time.monotonic() - started_s
+                clients.run_for(2.0)
+    killed_count = sum(map(len, pids_on_node.values()))
     bounds = [
-        at_least("replicas that were on it", lost, 1),
-        exactly("ingresses that were on it", len(there[INGRESS]), 0),
+        at_least("replicas that were on it", killed_count, 1),
+        exactly("ingresses that were on it", len(pids_on_node[INGRESS]), 0),
         at_most("until none of its processes is left, s", ended_s, 5.0),
         at_most("until pools are as large again, s", round(whole_s, 1), 90.0),
     ]
-    return outcome(clients.exchanges, bounds, {name: len(pids) for name, pids in there.items()})
+    return outcome(
+        clients.exchanges, bounds, {name: len(pids) for name, pids in pids_on_node.items()}
+    )
 
 
-def _on_node(up: Parts, raylet: int) -> dict[str, list[int]]:
+def _on_node(up: DeploymentProcesses, raylet: int) -> dict[str, list[int]]:
     """Processes that a raylet has started, by what they are."""
     below = {child.pid for child in psutil.Process(raylet).children(recursive=True)}
     return {
@@ -247,17 +272,17 @@ def _on_node(up: Parts, raylet: int) -> dict[str, list[int]]:
 
 
 @dataclass(slots=True)
-class Order:
+class KillSequence:
     """Kills one part after the other, in an order drawn by lot."""
 
-    up: Parts
+    up: DeploymentProcesses
     folder: Path
     rng: random.Random
     pools: dict[str, int]
-    done: list[str] = field(default_factory=list)
+    kills: list[str] = field(default_factory=list)
     ingresses_at_s: list[float] = field(default_factory=list)
     """When one was killed, or the node that one was on."""
-    slowest_s: float = 0.0
+    slowest_recovery_s: float = 0.0
 
     def run(self, clients: Clients, seconds: float) -> None:
         """Go on for so long."""
@@ -271,35 +296,35 @@ class Order:
                     return
 
     def _kill(self, kind: str, clients: Clients) -> None:
-        number, log = len(self.done), self.folder / f"node-{len(self.done)}.log"
+        number, log = len(self.kills), self.folder / f"node-{len(self.kills)}.log"
         if kind == "node":
-            with node(self.up, cpus=4, log=log) as raylet:
-                self._grow_onto_it()
-                self._lose(raylet, kind, ingress=bool(_on_node(self.up, raylet)[INGRESS]))
+            with added_node(self.up, cpus=4, log=log) as raylet:
+                self._scale_onto_node()
+                self._kill_process(raylet, kind, ingress=bool(_on_node(self.up, raylet)[INGRESS]))
         else:
             pids = [self.up.serve_controller()] if "Serve" in kind else self.up.replicas(kind)
-            self._lose(self.rng.choice(pids), kind, ingress=kind == INGRESS)
-        clients.for_s(self.rng.uniform(1.0, 4.0))
-        back_s = self.up.whole(self.pools, ingresses=2, within_s=180)
-        self.slowest_s = max(self.slowest_s, back_s)
-        assert len(self.done) == number + 1
+            self._kill_process(self.rng.choice(pids), kind, ingress=kind == INGRESS)
+        clients.run_for(self.rng.uniform(1.0, 4.0))
+        back_s = self.up.wait_complete(self.pools, ingresses=2, timeout_s=180)
+        self.slowest_recovery_s = max(self.slowest_recovery_s, back_s)
+        assert len(self.kills) == number + 1
 
-    def _grow_onto_it(self) -> None:
+    def _scale_onto_node(self) -> None:
         """A replica more in each pool: Serve spreads them, so that the new node gets some."""
         for pool in self.pools:
             self.pools[pool] += 1
-            self.up.deployment.ask("scale", pool, str(self.pools[pool]))
-        self.up.whole(self.pools, ingresses=2, within_s=180)
+            self.up.deployment.run_json("scale", pool, str(self.pools[pool]))
+        self.up.wait_complete(self.pools, ingresses=2, timeout_s=180)
 
-    def _lose(self, pid: int, kind: str, *, ingress: bool) -> None:
+    def _kill_process(self, pid: int, kind: str, *, ingress: bool) -> None:
         if ingress:
             self.ingresses_at_s.append(time.monotonic())
-        self.done.append(kind)
+        self.kills.append(kind)
         faults.kill(pid)
         if kind == "node":
             for pool in self.pools:
                 self.pools[pool] -= 1
-                self.up.deployment.ask("scale", pool, str(self.pools[pool]))
+                self.up.deployment.run_json("scale", pool, str(self.pools[pool]))
 
 
 @case(
@@ -309,27 +334,41 @@ class Order:
     engines=Engines.SIMULATED,
     minutes=24,
 )
-def all_die_in_any_order(folder: Path) -> Outcome:
+def everything_killed_in_random_order(folder: Path) -> Outcome:
     """Whoever is killed next is drawn by lot once everybody is there again."""
-    length = minutes_asked(20.0)
-    with parts(folder, **TWO_DOORS) as up:
-        up.whole(POOLS, ingresses=2, within_s=START_S)
-        order = Order(up=up, folder=folder, rng=random.Random("order"), pools=dict(POOLS))
-        with served(up, steady("order", minutes=3 * length["minutes"] + 3)) as clients:
-            order.run(clients, 60 * length["minutes"])
+    length = requested_minutes(20.0)
+    with running_processes(folder, **TWO_INGRESSES) as up:
+        up.wait_complete(POOLS, ingresses=2, timeout_s=START_S)
+        kill_sequence = KillSequence(
+            up=up, folder=folder, rng=random.Random("order"), pools=dict(POOLS)
+        )
+        with running_clients(
+            up, steady_load("order", minutes=3 * length["minutes"] + 3)
+        ) as clients:
+            kill_sequence.run(clients, 60 * length["minutes"])
         targets = up.targets()
-        quiet_s = until(lambda: scraped(targets, "baton_live_legs", "baton_held_leases") == 0, 60)
+        quiet_s = wait_until(
+            lambda: sum_gauges(targets, "baton_live_legs", "baton_held_leases") == 0, 60
+        )
     sent = clients.exchanges
-    lost = [one for at_s in order.ingresses_at_s for one in lost_with(sent, at_s)]
+    lost = [
+        exchange for at_s in kill_sequence.ingresses_at_s for exchange in streams_cut_by(sent, at_s)
+    ]
     bounds = [
-        at_least("parts that were killed", len(order.done), 6),
+        at_least("parts that were killed", len(kill_sequence.kills), 6),
         at_most("until no leg and no lease is left, s", quiet_s, 35.0),
-        at_most("longest until everybody was there again, s", round(order.slowest_s, 1), 90.0),
+        at_most(
+            "longest until everybody was there again, s",
+            round(kill_sequence.slowest_recovery_s, 1),
+            90.0,
+        ),
     ]
     figures: dict[str, Figure] = {
-        "order": ", ".join(order.done),
+        "order": ", ".join(kill_sequence.kills),
         "streams that ended with their ingress": len(lost),
-        "ingresses lost": len(order.ingresses_at_s),
-        "streams cut": sum(one.ending is Ending.CUT for one in sent),
+        "ingresses lost": len(kill_sequence.ingresses_at_s),
+        "streams cut": sum(exchange.ending is Ending.CUT for exchange in sent),
     }
-    return outcome([one for one in sent if one not in lost], bounds, {**figures, **length})
+    return outcome(
+        [exchange for exchange in sent if exchange not in lost], bounds, {**figures, **length}
+    )

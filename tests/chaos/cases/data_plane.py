@@ -18,16 +18,23 @@ from benchmarks._statistics import quantile
 from tests.chaos import faults
 from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case, exactly
 from tests.chaos.history import (
-    Barred,
     Ending,
     Exchange,
+    ExcludedReplica,
     History,
     longest_first_token_s,
     longest_stall,
 )
 from tests.chaos.load import HttpClient, Load, open_loop
-from tests.chaos.runs import in_phase, kept, legs_at, outcome, played, resumed
-from tests.chaos.stage import SETTINGS, SimPlan, SimStage, sim_stage
+from tests.chaos.runs import (
+    collect_history,
+    count_in_phase,
+    count_legs,
+    count_resumed,
+    outcome,
+    run_load,
+)
+from tests.chaos.stage import SETTINGS, SimStage, StageSpec, sim_stage
 
 _P, _D = Role.PREFILL, Role.DECODE
 _LIVENESS_S = 2.0
@@ -64,16 +71,16 @@ def decode_killed(_: Path) -> Outcome:
 
 async def _decode_killed() -> Outcome:
     kills: list[Kill] = []
-    async with sim_stage(SimPlan(roles=(_P, _P, _D, _D, _D), doors=2)) as stage:
+    async with sim_stage(StageSpec(roles=(_P, _P, _D, _D, _D), ingresses=2)) as stage:
 
-        async def kill_three() -> None:
+        async def kill_replicas() -> None:
             for _ in range(3):
                 await asyncio.sleep(5.0)
                 kills.append(await _kill(stage, stage.busiest(_D)))
-                await stage.grow(_D)
+                await stage.add_replica(_D)
 
-        exchanges = await played(stage, _STREAMS, kill_three)
-        history = await kept(stage, exchanges)
+        exchanges = await run_load(stage, _STREAMS, kill_replicas)
+        history = await collect_history(stage, exchanges)
     return outcome(history, _bounds_of_kills(kills, exchanges, stage), _figures_of(kills))
 
 
@@ -89,24 +96,24 @@ def prefill_killed(_: Path) -> Outcome:
 
 
 async def _prefill_killed() -> Outcome:
-    kills, moving = list[Kill](), list[int]()
+    kills, transfers_in_flight = list[Kill](), list[int]()
     # So that there is always a transfer under way, and a prompt that is being computed: simulated
     # transfers outlive their source, and only who is still computed there is set back by the kill.
     slow = replace(SETTINGS, transfer_setup_s=0.25, prefill_tokens_per_s=12_000.0)
-    async with sim_stage(SimPlan(roles=(_P, _P, _D, _D), doors=2, settings=slow)) as stage:
+    async with sim_stage(StageSpec(roles=(_P, _P, _D, _D), ingresses=2, settings=slow)) as stage:
 
-        async def kill_three() -> None:
+        async def kill_in_turn() -> None:
             for _ in range(3):
                 await asyncio.sleep(5.0)
-                moving.append(in_phase(stage, Phase.TRANSFER))
+                transfers_in_flight.append(count_in_phase(stage, Phase.TRANSFER))
                 kills.append(await _kill(stage, stage.busiest(_P)))
-                await stage.grow(_P)
+                await stage.add_replica(_P)
 
-        exchanges = await played(stage, _STREAMS, kill_three)
-        history = await kept(stage, exchanges)
+        exchanges = await run_load(stage, _STREAMS, kill_in_turn)
+        history = await collect_history(stage, exchanges)
     bounds = (
-        at_least("transfers under way at a kill, fewest", min(moving), 1),
-        at_least("requests that a kill set back", resumed(stage.records()), 1),
+        at_least("transfers under way at a kill, fewest", min(transfers_in_flight), 1),
+        at_least("requests that a kill set back", count_resumed(stage.records()), 1),
         at_most(
             "longest first token, s (a transfer's deadline is 2)",
             longest_first_token_s(exchanges),
@@ -118,34 +125,34 @@ async def _prefill_killed() -> Outcome:
 
 async def _kill(stage: SimStage, name: str) -> Kill:
     at_s = stage.kill(name)
-    for door in stage.doors:
-        await door.until(lambda d=door: d.lost_at_s(name, since_s=at_s) is not None)  # type: ignore[misc]
-    lost_s = [door.lost_at_s(name, since_s=at_s) or at_s for door in stage.doors]
-    await stage.forget(name)
+    for ingress in stage.ingresses:
+        await ingress.wait_until(lambda d=ingress: d.lost_at_s(name, since_s=at_s) is not None)  # type: ignore[misc]
+    lost_s = [ingress.lost_at_s(name, since_s=at_s) or at_s for ingress in stage.ingresses]
+    await stage.disconnect(name)
     return Kill(name, at_s, max(lost_s))
 
 
 def _bounds_of_kills(
     kills: Sequence[Kill], exchanges: Sequence[Exchange], stage: SimStage
 ) -> tuple[Bound, ...]:
-    beyond = [_beyond_detection_s(kill, exchanges) for kill in kills]
+    stalls_beyond_s = [_beyond_detection_s(kill, exchanges) for kill in kills]
     return (
-        at_most("longest stall beyond detection, s", max(beyond), 0.5),
-        at_most("longest detection, s", max(one.lost_at_s - one.at_s for one in kills), 1.0),
-        at_least("streams that a kill cut", resumed(stage.records()), 10),
+        at_most("longest stall beyond detection, s", max(stalls_beyond_s), 0.5),
+        at_most("longest detection, s", max(kill.lost_at_s - kill.at_s for kill in kills), 1.0),
+        at_least("streams that a kill cut", count_resumed(stage.records()), 10),
     )
 
 
 def _beyond_detection_s(kill: Kill, exchanges: Sequence[Exchange]) -> float:
     """The longest that a stream waited for its next token after its replica was known lost."""
-    ends = (b for one in exchanges for a, b in one.gaps() if a <= kill.at_s <= b)
+    ends = (b for exchange in exchanges for a, b in exchange.gaps() if a <= kill.at_s <= b)
     return max((end - kill.lost_at_s for end in ends), default=0.0)
 
 
 def _figures_of(kills: Sequence[Kill]) -> dict[str, Figure]:
     return {
         "kills": len(kills),
-        "detection_max_s": max(one.lost_at_s - one.at_s for one in kills),
+        "detection_max_s": max(kill.lost_at_s - kill.at_s for kill in kills),
     }
 
 
@@ -160,7 +167,7 @@ def _figures_of(kills: Sequence[Kill]) -> dict[str, Figure]:
 )
 def prefill_frozen(_: Path) -> Outcome:
     """Deadlines fire, others take over, and it is used again when it goes on."""
-    return asyncio.run(_frozen(_P))
+    return asyncio.run(_freeze_replica(_P))
 
 
 @case(
@@ -171,45 +178,57 @@ def prefill_frozen(_: Path) -> Outcome:
 )
 def decode_frozen(_: Path) -> Outcome:
     """Its streams go on elsewhere, and it is used again when it goes on."""
-    return asyncio.run(_frozen(_D))
+    return asyncio.run(_freeze_replica(_D))
 
 
-async def _frozen(role: Role) -> Outcome:
-    barred, noticed, back = list[Barred](), list[float](), list[float]()
-    async with sim_stage(SimPlan(roles=(_P, _P, _D, _D), doors=2)) as stage:
+async def _freeze_replica(role: Role) -> Outcome:
+    excluded_replicas, detection_times_s, recovery_times_s = (
+        list[ExcludedReplica](),
+        list[float](),
+        list[float](),
+    )
+    async with sim_stage(StageSpec(roles=(_P, _P, _D, _D), ingresses=2)) as stage:
 
         async def freeze() -> None:
             await asyncio.sleep(5.0)
             name = stage.busiest(role)
             since_s = time.monotonic()
-            with faults.frozen(stage.replicas[name].pid):
+            with faults.stopped_processes(stage.replicas[name].pid):
                 await asyncio.sleep(_FROZEN_S)
             thawed_s = time.monotonic()
-            for door in stage.doors:
-                await door.until(lambda d=door: d.view(name) is not None)  # type: ignore[misc]
-            lost_s = [door.lost_at_s(name, since_s=since_s) for door in stage.doors]
-            noticed.extend(at_s - since_s for at_s in lost_s if at_s is not None)
-            back.append(time.monotonic() - thawed_s)
+            for door in stage.ingresses:
+                await door.wait_until(lambda d=door: d.view(name) is not None)  # type: ignore[misc]
+            lost_s = [door.lost_at_s(name, since_s=since_s) for door in stage.ingresses]
+            detection_times_s.extend(at_s - since_s for at_s in lost_s if at_s is not None)
+            recovery_times_s.append(time.monotonic() - thawed_s)
             if None not in lost_s:
                 from_s = max(at_s for at_s in lost_s if at_s is not None)
-                barred.append(
-                    Barred(replica_id=name, from_s=from_s, to_s=thawed_s, why="it fell silent")
+                excluded_replicas.append(
+                    ExcludedReplica(
+                        replica_id=name, from_s=from_s, to_s=thawed_s, why="it fell silent"
+                    )
                 )
 
-        exchanges = await played(stage, _STREAMS, freeze)
-        history = await kept(stage, exchanges, barred)
-    (bar,) = barred or [Barred(replica_id="", from_s=0.0, to_s=0.0, why="it was not noticed")]
-    after = legs_at(stage.records(), bar.replica_id, since_s=bar.to_s)
+        exchanges = await run_load(stage, _STREAMS, freeze)
+        history = await collect_history(stage, exchanges, excluded_replicas)
+    (excluded,) = excluded_replicas or [
+        ExcludedReplica(replica_id="", from_s=0.0, to_s=0.0, why="it was not noticed")
+    ]
+    legs_after = count_legs(stage.records(), excluded.replica_id, since_s=excluded.to_s)
     stall = longest_stall(exchanges)
     bounds = (
-        exactly("doors that noticed", len(noticed), len(stage.doors)),
-        at_most("longest until it was noticed, s", max(noticed, default=99.0), _LIVENESS_S + 0.75),
+        exactly("doors that noticed", len(detection_times_s), len(stage.ingresses)),
+        at_most(
+            "longest until it was noticed, s",
+            max(detection_times_s, default=99.0),
+            _LIVENESS_S + 0.75,
+        ),
         at_most("longest stall of a stream, s", stall.took_s if stall else 0.0, 3.5),
         at_most("longest first token, s", longest_first_token_s(exchanges), 3.5),
-        at_most("until it was back after SIGCONT, s", max(back), 3.0),
-        at_least("legs that it got after it was back", after, 1),
+        at_most("until it was back after SIGCONT, s", max(recovery_times_s), 3.0),
+        at_least("legs that it got after it was back", legs_after, 1),
     )
-    return outcome(history, bounds, {"resumed": resumed(stage.records())})
+    return outcome(history, bounds, {"resumed": count_resumed(stage.records())})
 
 
 # -------------------------------------------------------------------- F7: a coordinator killed
@@ -227,21 +246,23 @@ def coordinator_killed(_: Path) -> Outcome:
 
 
 async def _coordinator_killed() -> Outcome:
-    async with sim_stage(SimPlan(doors=0, fronts=2)) as stage:
-        first, other = stage.fronts.values()
-        async with HttpClient(first.url) as dying, HttpClient(other.url) as living:
+    async with sim_stage(StageSpec(ingresses=0, ingress_processes=2)) as stage:
+        first, other = stage.ingress_processes.values()
+        async with HttpClient(first.url) as killed_client, HttpClient(other.url) as other_client:
             loads = [
                 replace(_STREAMS, rate_per_s=25, requests=n, name=f"at-{n}") for n in (100, 400)
             ]
             async with asyncio.TaskGroup() as group:
-                group.create_task(open_loop(loads[0], dying.ask))
-                running = group.create_task(open_loop(loads[1], living.ask))
+                group.create_task(open_loop(loads[0], killed_client.send))
+                running = group.create_task(open_loop(loads[1], other_client.send))
                 await asyncio.sleep(3.0)
-                killed_s = stage.kill_front(first.name)
+                killed_s = stage.kill_ingress(first.name)
                 aborted_s = await _aborted_at_s(stage) - killed_s
         # A ticket that was on its way to it is nobody's: its blocks are free when its lease ends.
-        counters = await stage.quiet(within_s=stage.plan.settings.lease_s + _SETTLE_S)
-        history = History(exchanges=running.result(), wanted=stage.wanted, counters=counters)
+        counters = await stage.wait_idle(timeout_s=stage.plan.settings.lease_s + _SETTLE_S)
+        history = History(
+            exchanges=running.result(), expected_tokens=stage.expected_tokens, counters=counters
+        )
     bounds = (at_most("until its engines' work was aborted, s", aborted_s, 5.0),)
     return outcome(history, bounds)
 
@@ -249,7 +270,7 @@ async def _coordinator_killed() -> Outcome:
 async def _aborted_at_s(stage: SimStage) -> float:
     """When every replica serves one coordinator only, and has aborted all work of the other."""
     async with asyncio.timeout(30):
-        while {await one.sessions() for one in stage.replicas.values()} != {(1, 0)}:  # noqa: ASYNC110
+        while {await replica.sessions() for replica in stage.replicas.values()} != {(1, 0)}:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return time.monotonic()
 
@@ -263,9 +284,9 @@ async def _aborted_at_s(stage: SimStage) -> float:
     engines=Engines.SIMULATED,
     minutes=1,
 )
-def drained(_: Path) -> Outcome:
+def drain_replicas(_: Path) -> Outcome:
     """Nothing new comes, nothing is cut, and it is free as soon as its streams have ended."""
-    return asyncio.run(_drained(CoordinatorLimits(), moved=False))
+    return asyncio.run(_drain_case(CoordinatorLimits(), is_migrated=False))
 
 
 @case(
@@ -274,14 +295,16 @@ def drained(_: Path) -> Outcome:
     engines=Engines.SIMULATED,
     minutes=1,
 )
-def drained_and_moved(_: Path) -> Outcome:
+def drain_and_migrate(_: Path) -> Outcome:
     """A replica is free after the patience and a little, and no token is lost."""
-    return asyncio.run(_drained(CoordinatorLimits(drain_patience_s=0.2), moved=True))
+    return asyncio.run(_drain_case(CoordinatorLimits(drain_timeout_s=0.2), is_migrated=True))
 
 
-async def _drained(limits: CoordinatorLimits, *, moved: bool) -> Outcome:
-    barred, took_s = list[Barred](), list[float]()
-    async with sim_stage(SimPlan(roles=(_P, _P, _D, _D, _D), doors=2, limits=limits)) as stage:
+async def _drain_case(limits: CoordinatorLimits, *, is_migrated: bool) -> Outcome:
+    excluded_replicas, took_s = list[ExcludedReplica](), list[float]()
+    async with sim_stage(
+        StageSpec(roles=(_P, _P, _D, _D, _D), ingresses=2, limits=limits)
+    ) as stage:
 
         async def drain_two() -> None:
             for role in (_D, _P):
@@ -289,27 +312,31 @@ async def _drained(limits: CoordinatorLimits, *, moved: bool) -> Outcome:
                 name = stage.busiest(role)
                 began_s = time.monotonic()
                 known_s = await stage.drain(name)
-                barred.append(Barred(replica_id=name, from_s=known_s, why="its drain"))
-                took_s.append(await _freed_s(stage, name, began_s))
+                excluded_replicas.append(
+                    ExcludedReplica(replica_id=name, from_s=known_s, why="its drain")
+                )
+                took_s.append(await _wait_freed_s(stage, name, began_s))
                 await stage.stop(name)
 
-        exchanges = await played(stage, _STREAMS, drain_two)
-        history = await kept(stage, exchanges, barred)
-    moves = resumed(stage.records())
+        exchanges = await run_load(stage, _STREAMS, drain_two)
+        history = await collect_history(stage, exchanges, excluded_replicas)
+    moves = count_resumed(stage.records())
     # A stream of 96 tokens lasts about 0.9 s.
     bounds = (
-        at_most("longest until a drained replica was free, s", max(took_s), 1.5 if moved else 5.0),
-        at_least("streams moved", moves, 1) if moved else exactly("streams moved", moves, 0),
+        at_most(
+            "longest until a drained replica was free, s", max(took_s), 1.5 if is_migrated else 5.0
+        ),
+        at_least("streams moved", moves, 1) if is_migrated else exactly("streams moved", moves, 0),
     )
     return outcome(history, bounds, {"free_after_max_s": max(took_s), "moved": moves})
 
 
-async def _freed_s(stage: SimStage, name: str, began_s: float) -> float:
+async def _wait_freed_s(stage: SimStage, name: str, started_s: float) -> float:
     """How long until a replica holds nothing for anybody."""
     async with asyncio.timeout(60):
-        while any((await stage.replicas[name].held()).values()):  # noqa: ASYNC110 - it tells nobody
+        while any((await stage.replicas[name].held_resources()).values()):  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.02)
-    return time.monotonic() - began_s
+    return time.monotonic() - started_s
 
 
 # -------------------------------------------------------------------- F18: role changes
@@ -333,8 +360,15 @@ def roles_changed(_: Path) -> Outcome:
 async def role_changes(changes: int, scale_downs: int, load: Load) -> Outcome:
     """Change roles by chance under load; every so often drain a replica and start another."""
     rng, roles = Random(0), dict[str, Role]()
-    known_s, free_s, barred, changed_at_s = list[float](), list[float](), list[Barred](), 0.0
-    plan = SimPlan(roles=(_P, _P, _D, _D, Role.MIXED), doors=2, disaggregate=Disaggregate.AUTO)
+    known_s, free_s, barred, changed_at_s = (
+        list[float](),
+        list[float](),
+        list[ExcludedReplica](),
+        0.0,
+    )
+    plan = StageSpec(
+        roles=(_P, _P, _D, _D, Role.MIXED), ingresses=2, disaggregate=Disaggregate.AUTO
+    )
     async with sim_stage(plan) as stage:
         roles |= {name: replica.plan.role for name, replica in stage.replicas.items()}
 
@@ -342,12 +376,14 @@ async def role_changes(changes: int, scale_downs: int, load: Load) -> Outcome:
             name = rng.choice([*roles])
             began_s = time.monotonic()
             barred.append(
-                Barred(replica_id=name, from_s=await stage.drain(name), why="its scale-down")
+                ExcludedReplica(
+                    replica_id=name, from_s=await stage.drain(name), why="its scale-down"
+                )
             )
-            free_s.append(await _freed_s(stage, name, began_s))
+            free_s.append(await _wait_freed_s(stage, name, began_s))
             await stage.stop(name)
             role = roles.pop(name)
-            roles[await stage.grow(role)] = role
+            roles[await stage.add_replica(role)] = role
 
         async def disturb() -> None:
             nonlocal changed_at_s
@@ -361,8 +397,8 @@ async def role_changes(changes: int, scale_downs: int, load: Load) -> Outcome:
                 changed_at_s = time.monotonic()
                 await asyncio.sleep(_ROLE_PAUSE_S)
 
-        exchanges = await played(stage, load, disturb)
-        history = await kept(stage, exchanges, barred)
+        exchanges = await run_load(stage, load, disturb)
+        history = await collect_history(stage, exchanges, barred)
     bounds = (
         exactly("role changes", len(known_s), changes),
         exactly("scale-downs", len(free_s), scale_downs),
@@ -372,7 +408,7 @@ async def role_changes(changes: int, scale_downs: int, load: Load) -> Outcome:
         "known_p50_s": quantile(known_s, 0.5),
         "known_p99_s": quantile(known_s, 0.99),
         "free_after_max_s": max(free_s),
-        "resumed": resumed(stage.records()),
+        "resumed": count_resumed(stage.records()),
     }
     return outcome(history, bounds, figures)
 

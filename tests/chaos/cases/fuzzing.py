@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TypeVar
 
-from tests.abuse.fuzz import Found, Target, fuzz
+from tests.abuse.fuzz import FuzzResult, Target, fuzz
 from tests.chaos.case import (
     Bound,
     Engines,
@@ -16,7 +16,7 @@ from tests.chaos.case import (
     at_most,
     case,
     exactly,
-    minutes_asked,
+    requested_minutes,
 )
 
 _T = TypeVar("_T")
@@ -24,25 +24,25 @@ _MINUTES = 10.0
 _SEED = 7
 
 
-def _ran(target: Target[_T], *, longest_s: float, least: int) -> Outcome:
-    length = minutes_asked(_MINUTES)
-    found = fuzz(target, seconds=length["minutes"] * 60, seed=_SEED)
-    longest = at_most("longest for one input, s of processor", found.longest_cpu_s, longest_s)
-    return _outcome(found, length, longest, least=least)
+def _run_fuzz(target: Target[_T], *, longest_s: float, min_inputs: int) -> Outcome:
+    length = requested_minutes(_MINUTES)
+    result = fuzz(target, seconds=length["minutes"] * 60, seed=_SEED)
+    longest = at_most("longest for one input, s of processor", result.longest_cpu_s, longest_s)
+    return _outcome(result, length, longest, least=min_inputs)
 
 
 def _outcome(
-    found: Found, length: dict[str, float], longest: Bound, *, least: int, **more: Figure
+    found: FuzzResult, length: dict[str, float], longest: Bound, *, least: int, **more: Figure
 ) -> Outcome:
     return Outcome(
         bounds=(
-            exactly("inputs that crashed or hung what reads them", found.complaints, 0),
+            exactly("inputs that crashed or hung what reads them", found.failures, 0),
             longest,
             at_least("inputs", found.inputs, least),
-            at_least("different outcomes", len(found.seen), 2),
+            at_least("different outcomes", len(found.outcomes), 2),
         ),
-        figures={**length, **more, "outcomes": json.dumps(found.seen), "seed": _SEED},
-        note="; ".join(found.first[:5]),
+        figures={**length, **more, "outcomes": json.dumps(found.outcomes), "seed": _SEED},
+        note="; ".join(found.first_failures[:5]),
     )
 
 
@@ -51,7 +51,7 @@ def link(_folder: Path) -> Outcome:
     """Decoded to a frame that can be encoded again, or refused as bad."""
     from tests.abuse import targets
 
-    return _ran(targets.link(), longest_s=1.0, least=10_000)
+    return _run_fuzz(targets.link(), longest_s=1.0, min_inputs=10_000)
 
 
 @case("B3-config", "fuzzed configurations", engines=Engines.NONE, minutes=_MINUTES)
@@ -59,7 +59,7 @@ def config(_folder: Path) -> Outcome:
     """Loaded, or refused in words; what was loaded can be written and loaded again."""
     from tests.abuse import targets
 
-    return _ran(targets.config(), longest_s=3.0, least=500)
+    return _run_fuzz(targets.config(), longest_s=3.0, min_inputs=500)
 
 
 @case("B3-events", "fuzzed streams of events", engines=Engines.NONE, minutes=_MINUTES)
@@ -67,31 +67,31 @@ def events(_folder: Path) -> Outcome:
     """Read alike however they are cut, or refused."""
     from tests.abuse import targets
 
-    return _ran(targets.sse(), longest_s=1.0, least=10_000)
+    return _run_fuzz(targets.sse(), longest_s=1.0, min_inputs=10_000)
 
 
-def _live(folder: Path, *, stream: bool | None) -> Outcome:
+def _fuzz_endpoint(folder: Path, *, stream: bool | None) -> Outcome:
     from tests.abuse.bodies import bodies
-    from tests.abuse.deployed import MODEL, abused
+    from tests.abuse.deployed import MODEL, secured_deployment
 
-    length = minutes_asked(_MINUTES)
+    length = requested_minutes(_MINUTES)
     # Those who do not say how many tokens they want would get 4,096, of 4 ms each.
-    few: dict[str, object] = {"admission.default_max_tokens": 256}
-    with abused(folder, level="info", **few) as baton:
+    settings: dict[str, object] = {"admission.default_max_tokens": 256}
+    with secured_deployment(folder, level="info", **settings) as baton:
         before = baton.deployment.pids()
         headers = {"authorization": f"Bearer {baton.keys['acme']}"}
         target = bodies(baton.url, MODEL, stream=stream, headers=headers)
-        found = fuzz(target, seconds=length["minutes"] * 60, seed=_SEED)
+        result = fuzz(target, seconds=length["minutes"] * 60, seed=_SEED)
         baton.deployment.wait_for(lambda s: s["ingresses"][0]["in_flight"] == {}, 60)
-        others = len(set(baton.deployment.pids().items()) ^ set(before.items()))
-        well = baton.client("acme").get("/v1/models").status_code
-    longest = at_most("longest for one input, s", found.longest_s, 60.0)
-    outcome = _outcome(found, length, longest, least=200)
-    after = (
-        exactly("replicas that are not those of before", others, 0),
-        exactly("a good request afterwards", well, 200),
+        replaced_pids = len(set(baton.deployment.pids().items()) ^ set(before.items()))
+        status_after = baton.client("acme").get("/v1/models").status_code
+    longest = at_most("longest for one input, s", result.longest_s, 60.0)
+    outcome = _outcome(result, length, longest, least=200)
+    bounds_after = (
+        exactly("replicas that are not those of before", replaced_pids, 0),
+        exactly("a good request afterwards", status_after, 200),
     )
-    return Outcome(bounds=outcome.bounds + after, figures=outcome.figures, note=outcome.note)
+    return Outcome(bounds=outcome.bounds + bounds_after, figures=outcome.figures, note=outcome.note)
 
 
 @case(
@@ -102,7 +102,7 @@ def _live(folder: Path, *, stream: bool | None) -> Outcome:
 )
 def json_bodies(folder: Path) -> Outcome:
     """Fields of the APIs and of vLLM with anything in them, and broken JSON."""
-    return _live(folder, stream=None)
+    return _fuzz_endpoint(folder, stream=None)
 
 
 @case(
@@ -113,7 +113,7 @@ def json_bodies(folder: Path) -> Outcome:
 )
 def streams(folder: Path) -> Outcome:
     """The same, all streamed."""
-    return _live(folder, stream=True)
+    return _fuzz_endpoint(folder, stream=True)
 
 
 @case(
@@ -121,14 +121,14 @@ def streams(folder: Path) -> Outcome:
 )
 def tenants(_folder: Path) -> Outcome:
     """Names that a client makes up do not exist; those of a configuration are bounded, too."""
-    from tests.abuse.tenants import crowded
+    from tests.abuse.tenants import reject_tenants
 
-    found = crowded(10_000)
+    report = reject_tenants(10_000)
     return Outcome(
         bounds=(
-            at_most("series of the busiest metric", found.series, found.bound),
-            exactly("requests in them", found.requests, 10_000),
-            at_most("bytes of a scrape", found.scrape_bytes, 2_000_000),
+            at_most("series of the busiest metric", report.series, report.bound),
+            exactly("requests in them", report.requests, 10_000),
+            at_most("bytes of a scrape", report.scrape_bytes, 2_000_000),
         ),
         figures={"tenants": 10_000},
     )

@@ -14,20 +14,20 @@ from pathlib import Path
 import psutil
 
 from baton.config import load_config, sim_settings
-from baton.control.fleet.fleet_model import Knowledge
+from baton.control.fleet.fleet_model import FleetModel
 from baton.control.fleet.fleet_table import FleetTable
 from baton.domain.cache import CacheChange, CacheChangeKind, pack_hashes
 from baton.domain.commands import RequestRecord
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
 from baton.policy.admission.decision import AdmissionRule
-from baton.policy.prefix_cache.block_hash import chain
+from baton.policy.prefix_cache.block_hash import chain_hashes
 from baton.policy.prefix_cache.index import IndexOptions, PrefixIndex
-from baton.runtime.process.gc_tuning import set_heap_aside
+from baton.runtime.process.gc_tuning import freeze_startup_heap
 from benchmarks import _slo_overload
-from benchmarks._router_load import BLOCK_TOKENS, ROOT, Feed
+from benchmarks._router_load import BLOCK_TOKENS, ROOT, CacheUpdateFeed
 from benchmarks._statistics import quantile
-from benchmarks.router_cost import facts
+from benchmarks.router_cost import make_facts
 from tests.chaos.case import (
     Engines,
     Figure,
@@ -36,15 +36,15 @@ from tests.chaos.case import (
     at_most,
     case,
     exactly,
-    minutes_asked,
+    requested_minutes,
 )
-from tests.chaos.history import Ending, Exchange, History, endings, judged
+from tests.chaos.history import Ending, Exchange, History, check_invariants, endings
 from tests.chaos.load import HttpClient, Load, open_loop
-from tests.chaos.stage import SimPlan, ray_stage, sim_stage
-from tests.chaos.sweep import Sweep, steadily
+from tests.chaos.stage import StageSpec, ray_stage, sim_stage
+from tests.chaos.sweep import RunningTotals, run_steady_load
 from tests.e2e.deployments import CONFIGS
 
-ONE_EACH = {"pools.prefill.replicas.max": 1, "pools.decode.replicas.max": 1}
+ONE_REPLICA_PER_POOL = {"pools.prefill.replicas.max": 1, "pools.decode.replicas.max": 1}
 """Settings of the scenario `closed-loop`: one replica that prefills and one that decodes, which do
 not become more. The first computes 2,000 prompt tokens a second; the second makes 197 tokens a
 second for the 16 streams that it takes."""
@@ -65,39 +65,43 @@ _ADDED_MS = 5.0
 )
 def open_loop_for_ten_minutes(_folder: Path) -> Outcome:
     """Two prefill and two decode replicas, every prompt handed over."""
-    return asyncio.run(_open_loop(minutes_asked(10.0)))
+    return asyncio.run(_open_loop(requested_minutes(10.0)))
 
 
 async def _open_loop(length: dict[str, float]) -> Outcome:
     load = Load(
         rate_per_s=_RATE_PER_S, requests=0, output_tokens=(16, 48), shared_prompts=8, name="L1"
     )
-    async with sim_stage(SimPlan()) as stage:
-        (door,) = stage.doors
-        sweep = Sweep(door)
-        set_heap_aside()  # as an ingress does when it has started
-        async with sweep.running():
-            await steadily(load, door.ask, minutes=length["minutes"])
-        held = await stage.quiet()
-        bounds, note = sweep.judged(wanted=stage.wanted, held=held)
-    untold = sum(math.isnan(one) for one in sweep.added_s)
-    added_s = [one for one in sweep.added_s if not math.isnan(one)]
+    async with sim_stage(StageSpec()) as stage:
+        (ingress,) = stage.ingresses
+        totals = RunningTotals(ingress)
+        freeze_startup_heap()  # as an ingress does when it has started
+        async with totals.collecting():
+            await run_steady_load(load, ingress.send, minutes=length["minutes"])
+        counters = await stage.wait_idle()
+        bounds, note = totals.check_invariants(
+            expected_tokens=stage.expected_tokens, counters=counters
+        )
+    without_times = sum(math.isnan(value) for value in totals.overheads_s)
+    overheads_s = [value for value in totals.overheads_s if not math.isnan(value)]
     figures: dict[str, Figure] = {
         **length,
-        **sweep.endings,
-        "requests": sum(sweep.endings.values()),
-        "resumes": sweep.resumes,
-        "added to the first token, p50, ms": _ms(quantile(added_s, 0.5)),
-        "added to the first token, p999, ms": _ms(quantile(added_s, 0.999)),
-        "added to the first token, most, ms": _ms(max(added_s)),
+        **totals.endings,
+        "requests": sum(totals.endings.values()),
+        "resumes": totals.resumes,
+        "added to the first token, p50, ms": _ms(quantile(overheads_s, 0.5)),
+        "added to the first token, p999, ms": _ms(quantile(overheads_s, 0.999)),
+        "added to the first token, most, ms": _ms(max(overheads_s)),
         "load average": psutil.getloadavg()[0],
     }
     return Outcome(
         bounds=(
             *bounds,
-            exactly("requests refused", sweep.endings.get(Ending.REFUSED, 0), 0),
-            exactly("requests of which an engine did not say its times", untold, 0),
-            at_most("added to the first token, p99, ms", _ms(quantile(added_s, 0.99)), _ADDED_MS),
+            exactly("requests refused", totals.endings.get(Ending.REJECTED, 0), 0),
+            exactly("requests of which an engine did not say its times", without_times, 0),
+            at_most(
+                "added to the first token, p99, ms", _ms(quantile(overheads_s, 0.99)), _ADDED_MS
+            ),
         ),
         figures=figures,
         note=note,
@@ -127,16 +131,16 @@ def many_streams(folder: Path) -> Outcome:
     """They begin within five seconds, and each lasts for half a minute."""
     with ray_stage("sim.yaml", folder, **_SLOW_STEPS) as stage:
         exchanges = asyncio.run(_stream_all(stage.url))
-        held = stage.quiet()
-    bounds, note = judged(History(exchanges=exchanges, counters=held))
+        counters = stage.wait_idle()
+    bounds, note = check_invariants(History(exchanges=exchanges, counters=counters))
     step_s = _step_s(_STREAMS // 2)
-    gaps_s = [b - a for one in exchanges for a, b in one.gaps()]
-    together = most_at_once(exchanges)
+    gaps_s = [b - a for exchange in exchanges for a, b in exchange.gaps()]
+    concurrent = max_concurrent(exchanges)
     return Outcome(
         bounds=(
             *bounds,
             exactly("streams that finished", endings(exchanges).get(Ending.FINISHED, 0), _STREAMS),
-            at_least("streams at once", together, _STREAMS),
+            at_least("streams at once", concurrent, _STREAMS),
             at_most("longest gap, ms", _ms(max(gaps_s)), _ms(2 * step_s)),
         ),
         figures={
@@ -145,7 +149,7 @@ def many_streams(folder: Path) -> Outcome:
             "gap, p99, ms": _ms(quantile(gaps_s, 0.99)),
             "gap, p9999, ms": _ms(quantile(gaps_s, 0.9999)),
             "gaps": len(gaps_s),
-            "tokens": sum(len(one.tokens) for one in exchanges),
+            "tokens": sum(len(exchange.tokens) for exchange in exchanges),
             "load average": psutil.getloadavg()[0],
         },
         note=note,
@@ -162,8 +166,8 @@ async def _stream_all(url: str) -> list[Exchange]:
     )
     async with HttpClient(url) as client:
         # The first one warms the way up.
-        await open_loop(replace(load, requests=1, output_tokens=(4, 4), name="warm"), client.ask)
-        return await open_loop(load, client.ask)
+        await open_loop(replace(load, requests=1, output_tokens=(4, 4), name="warm"), client.send)
+        return await open_loop(load, client.send)
 
 
 def _step_s(streams: int) -> float:
@@ -175,15 +179,15 @@ def _step_s(streams: int) -> float:
     return settings.step_s(prefill_tokens=0, decode_requests=streams)
 
 
-def most_at_once(exchanges: Sequence[Exchange]) -> int:
+def max_concurrent(exchanges: Sequence[Exchange]) -> int:
     """How many streams had begun and not ended, at most."""
-    began = [(one.times_s[0], 1) for one in exchanges if one.times_s]
-    ended = [(one.times_s[-1], -1) for one in exchanges if one.times_s]
-    most = now = 0
-    for _, change in sorted(began + ended):
-        now += change
-        most = max(most, now)
-    return most
+    starts = [(exchange.times_s[0], 1) for exchange in exchanges if exchange.times_s]
+    ends = [(exchange.times_s[-1], -1) for exchange in exchanges if exchange.times_s]
+    peak = current = 0
+    for _, change in sorted(starts + ends):
+        current += change
+        peak = max(peak, current)
+    return peak
 
 
 # ------------------------------------------------------------------ L3
@@ -198,13 +202,13 @@ def most_at_once(exchanges: Sequence[Exchange]) -> int:
 )
 def twice_the_capacity(_folder: Path) -> Outcome:
     """The load of `benchmarks.slo --part overload`, whose plateau is found first."""
-    rate_per_s, best, _ = _slo_overload.plateau(
+    rate_per_s, best, _ = _slo_overload.find_plateau(
         0, _slo_overload.CONVERSATION, _slo_overload.RATES_PER_S, (3, 2)
     )
-    trace = _slo_overload.load(2 * rate_per_s, 0)
-    records = _slo_overload.served(trace, AdmissionRule.PREDICTED)
-    admitted = [one for one in records if one.outcome not in {Phase.SHED, Phase.EVICTED}]
-    kept = _slo_overload.goodput(records) / best
+    trace = _slo_overload.generate_load(2 * rate_per_s, 0)
+    records = _slo_overload.run_fleet(trace, AdmissionRule.PREDICTED)
+    admitted = [record for record in records if record.outcome not in {Phase.SHED, Phase.EVICTED}]
+    goodput_fraction = _slo_overload.goodput(records) / best
     return Outcome(
         bounds=(
             at_least(
@@ -212,7 +216,7 @@ def twice_the_capacity(_folder: Path) -> Outcome:
                 round(_slo_overload.attainment(admitted), 4),
                 0.95,
             ),
-            at_least("goodput, of that of the plateau", round(kept, 3), 0.95),
+            at_least("goodput, of that of the plateau", round(goodput_fraction, 3), 0.95),
             exactly("admitted requests that did not finish", _unfinished(admitted), 0),
         ),
         figures={
@@ -220,13 +224,15 @@ def twice_the_capacity(_folder: Path) -> Outcome:
             "plateau, requests/s in time": round(best, 2),
             "requests": len(records),
             "let in": len(admitted),
-            "prompt tokens computed in vain, share": round(_slo_overload.wasted(records), 4),
+            "prompt tokens computed in vain, share": round(
+                _slo_overload.wasted_prefill_fraction(records), 4
+            ),
         },
     )
 
 
 def _unfinished(records: Sequence[RequestRecord]) -> int:
-    return sum(one.outcome is not Phase.FINISHED for one in records)
+    return sum(record.outcome is not Phase.FINISHED for record in records)
 
 
 _WARM_UP_S = 10.0
@@ -250,36 +256,42 @@ def twice_the_capacity_over_http(folder: Path) -> Outcome:
         output_tokens=(20, 40),
         name="L3",
     )
-    with ray_stage(CLOSED_LOOP, folder, **ONE_EACH) as stage:
-        exchanges = asyncio.run(_ask_all(stage.url, load))
-        held = stage.quiet()
-    bounds, note = judged(History(exchanges=exchanges, counters=held))
-    counted = [one for one in exchanges if one.planned_at_s >= _WARM_UP_S]
-    refused_s = [
-        one.ended_at_s - one.sent_at_s
-        for one in counted
-        if one.ending is Ending.REFUSED and one.ended_at_s is not None
+    with ray_stage(CLOSED_LOOP, folder, **ONE_REPLICA_PER_POOL) as stage:
+        exchanges = asyncio.run(_send_all(stage.url, load))
+        counters = stage.wait_idle()
+    bounds, note = check_invariants(History(exchanges=exchanges, counters=counters))
+    after_warm_up = [exchange for exchange in exchanges if exchange.planned_at_s >= _WARM_UP_S]
+    rejection_times_s = [
+        exchange.ended_at_s - exchange.sent_at_s
+        for exchange in after_warm_up
+        if exchange.ending is Ending.REJECTED and exchange.ended_at_s is not None
     ]
-    good = [_in_time(one) for one in counted if one.ending is not Ending.REFUSED]
+    met_slo = [
+        _meets_slo(exchange) for exchange in after_warm_up if exchange.ending is not Ending.REJECTED
+    ]
     return Outcome(
         bounds=(
             *bounds,
-            at_least("attainment of those let in", round(sum(good) / max(1, len(good)), 4), 0.95),
-            at_least("requests refused", len(refused_s), 1),
-            at_most("time to a refusal, p99, ms", _ms(quantile(refused_s or [0.0], 0.99)), 50.0),
+            at_least(
+                "attainment of those let in", round(sum(met_slo) / max(1, len(met_slo)), 4), 0.95
+            ),
+            at_least("requests refused", len(rejection_times_s), 1),
+            at_most(
+                "time to a refusal, p99, ms", _ms(quantile(rejection_times_s or [0.0], 0.99)), 50.0
+            ),
         ),
         figures={
             **endings(exchanges),
             "offered, requests/s": load.rate_per_s,
-            "time to a refusal, p50, ms": _ms(quantile(refused_s or [0.0], 0.5)),
-            "time to a refusal, most, ms": _ms(max(refused_s, default=0.0)),
+            "time to a refusal, p50, ms": _ms(quantile(rejection_times_s or [0.0], 0.5)),
+            "time to a refusal, most, ms": _ms(max(rejection_times_s, default=0.0)),
             "load average": psutil.getloadavg()[0],
         },
         note=note,
     )
 
 
-def _in_time(exchange: Exchange) -> bool:
+def _meets_slo(exchange: Exchange) -> bool:
     """Whether it got what the scenario promises."""
     from benchmarks.deployed import closed_loop
 
@@ -287,14 +299,14 @@ def _in_time(exchange: Exchange) -> bool:
     if exchange.ending is not Ending.FINISHED:
         return False
     first_s, last_s = exchange.times_s[0], exchange.times_s[-1]
-    each_s = (last_s - first_s) / max(1, len(exchange.tokens) - 1)
-    return first_s - exchange.sent_at_s <= ttft_s and each_s <= tpot_s
+    tpot_actual_s = (last_s - first_s) / max(1, len(exchange.tokens) - 1)
+    return first_s - exchange.sent_at_s <= ttft_s and tpot_actual_s <= tpot_s
 
 
-async def _ask_all(url: str, load: Load) -> list[Exchange]:
+async def _send_all(url: str, load: Load) -> list[Exchange]:
     async with HttpClient(url) as client:
-        await open_loop(replace(load, requests=1, name="warm"), client.ask)
-        return await open_loop(load, client.ask)
+        await open_loop(replace(load, requests=1, name="warm"), client.send)
+        return await open_loop(load, client.send)
 
 
 # ------------------------------------------------------------------ L5
@@ -307,25 +319,27 @@ async def _ask_all(url: str, load: Load) -> list[Exchange]:
     engines=Engines.SIMULATED,
     minutes=5.0,
 )
-def a_step(_folder: Path) -> Outcome:
+def load_step(_folder: Path) -> Outcome:
     """What `make bench-deployed ARGS="--part closed-loop"` measures."""
     from benchmarks.deployed import closed_loop
 
-    found, _ = closed_loop.run(closed_loop.Load())
-    back_s, cold_s = found["back_s"], found["cold_start_s"]
+    figures, _ = closed_loop.run(closed_loop.Load())
+    back_s, cold_s = figures["back_s"], figures["cold_start_s"]
     assert isinstance(cold_s, int | float)
     assert back_s is None or isinstance(back_s, int | float)
-    told = {name: value for name, value in found.items() if isinstance(value, int | float | None)}
+    numbers = {
+        name: value for name, value in figures.items() if isinstance(value, int | float | None)
+    }
     return Outcome(
         bounds=(
-            exactly("requests that failed", _number(found["failed"]), 0),
+            exactly("requests that failed", _number(figures["failed"]), 0),
             at_most(
                 "until 95 % are served as promised again, s",
                 math.inf if back_s is None else back_s,
                 cold_s + 10.0,
             ),
         ),
-        figures=told,
+        figures=numbers,
     )
 
 
@@ -353,21 +367,21 @@ def many_prefixes(_folder: Path) -> Outcome:
     """No eviction is ever reported: it is as if caches had no end."""
     options = IndexOptions()
     index = PrefixIndex(options)
-    knowledge = Knowledge(FleetTable(), index)
+    fleet_model = FleetModel(FleetTable(), index)
     ids = [f"replica-{n}" for n in range(_REPLICAS)]
     for replica_id in ids:
-        knowledge.joined(facts(replica_id, Role.MIXED))
-    feed, grown_mb, entries = Feed(), list[float](), list[int]()
+        fleet_model.on_replica_joined(make_facts(replica_id, Role.MIXED))
+    feed, grown_mb, entries = CacheUpdateFeed(), list[float](), list[int]()
     gc.collect()
-    before = _rss_mb()
+    start_mb = _rss_mb()
     for batch in range(3):
         for number in range(batch * _PREFIXES, (batch + 1) * _PREFIXES):
             replica_id = ids[number % _REPLICAS]
-            packed = pack_hashes(chain(ROOT, prefix(number), BLOCK_TOKENS))
+            packed = pack_hashes(chain_hashes(ROOT, prefix(number), BLOCK_TOKENS))
             change = CacheChange(CacheChangeKind.STORED, packed)
-            index.apply(replica_id, feed.update(replica_id, change), 1000.0)
+            index.apply_update(replica_id, feed.update(replica_id, change), 1000.0)
         gc.collect()
-        grown_mb.append(_rss_mb() - before)
+        grown_mb.append(_rss_mb() - start_mb)
         entries.append(index.entries)
     times_s = _lookups(index)
     return Outcome(
@@ -382,7 +396,7 @@ def many_prefixes(_folder: Path) -> Outcome:
             "memory after 100,000, MB": round(grown_mb[0], 1),
             "memory after 200,000, MB": round(grown_mb[1], 1),
             "pairs after 100,000": entries[0],
-            "blocks that did not fit": index.counters.unkept_blocks,
+            "blocks that did not fit": index.counters.dropped_blocks,
             "hashing and lookup, p50, ms": _ms(quantile(times_s, 0.5)),
             "hashing and lookup, most, ms": _ms(max(times_s)),
         },
@@ -400,7 +414,7 @@ def _lookups(index: PrefixIndex) -> Sequence[float]:
     for number in range(_LOOKUPS):
         tokens = prefix((number * 7919) % (6 * _PREFIXES))
         began_s = time.perf_counter()
-        index.look_up(chain(ROOT, tokens, BLOCK_TOKENS), 1000.0)
+        index.look_up(chain_hashes(ROOT, tokens, BLOCK_TOKENS), 1000.0)
         took_s.append(time.perf_counter() - began_s)
     return took_s
 

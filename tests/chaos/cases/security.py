@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from baton.domain.events import Event, ReplicaJoined, StepProduced
+from baton.domain.events import Event, ReplicaJoined, StepCompleted
 from baton.domain.fleet import Role
 from baton.domain.handoff import LegOutput
 from baton.runtime.link import codec, frames
@@ -24,16 +24,16 @@ from baton.runtime.link.keys import FleetKeys
 from baton.runtime.link.options import LinkOptions
 from tests.chaos.case import Engines, Outcome, at_least, at_most, case, exactly
 from tests.chaos.load import Load
-from tests.chaos.runs import kept, outcome, played
-from tests.chaos.stage import SimPlan, SimStage, sim_stage
-from tests.fakes.link_rig import coordinating, hosting
+from tests.chaos.runs import collect_history, outcome, run_load
+from tests.chaos.stage import SimStage, StageSpec, sim_stage
+from tests.fakes.link_rig import running_client, running_host
 from tests.fakes.scripted_engine import make_leg
 
 _HANDSHAKE_S = 1.0
 _STREAMS = Load(rate_per_s=50, requests=750)
 """50 a second for 15 s."""
 
-Visit = Callable[[str], Coroutine[None, None, None]]
+ConnectPeer = Callable[[str], Coroutine[None, None, None]]
 """What somebody does at an address."""
 
 # -------------------------------------------------------------------- S1: at the links
@@ -45,45 +45,48 @@ Visit = Callable[[str], Coroutine[None, None, None]]
     engines=Engines.SIMULATED,
     minutes=1,
 )
-def strangers_at_links(_: Path) -> Outcome:
+def unauthenticated_peers(_: Path) -> Outcome:
     """They hear nothing, are hung up on, and no stream notices them."""
-    return asyncio.run(_strangers_at_links())
+    return asyncio.run(_unauthenticated_peers())
 
 
-async def _strangers_at_links() -> Outcome:
-    keys, strangers = FleetKeys.make(), Strangers()
+async def _unauthenticated_peers() -> Outcome:
+    keys, peers = FleetKeys.generate(), UnauthenticatedPeers()
     link = LinkOptions(keys=keys, handshake_s=_HANDSHAKE_S)
     prefill, decode = Role.PREFILL, Role.DECODE
-    plan = SimPlan(roles=(prefill, prefill, decode, decode), doors=2, link=link)
+    plan = StageSpec(roles=(prefill, prefill, decode, decode), ingresses=2, link=link)
     async with sim_stage(plan) as stage:
-        spoken = await _recorded_hello(stage, link)
+        recorded_bytes = await _record_handshake(stage, link)
 
-        async def come() -> None:
+        async def connect_peers() -> None:
             until_s = time.monotonic() + 14.0
             while time.monotonic() < until_s:
                 async with asyncio.TaskGroup() as group:
                     for replica in stage.replicas.values():
                         for visit in (
-                            strangers.in_clear,
-                            strangers.with_other_keys,
-                            strangers.with_a_key_of_its_own(keys),
-                            *(strangers.with_bytes(said) for said in (b"\0" * 4096, spoken, b"")),
+                            peers.without_encryption,
+                            peers.with_other_keys,
+                            peers.with_a_key_of_its_own(keys),
+                            *(
+                                peers.with_bytes(said)
+                                for said in (b"\0" * 4096, recorded_bytes, b"")
+                            ),
                         ):
                             group.create_task(visit(replica.address))
 
-        exchanges = await played(stage, _STREAMS, come)
-        history = await kept(stage, exchanges)
-        lost = sum(door.link.counters.sessions_lost for door in stage.doors)
+        exchanges = await run_load(stage, _STREAMS, connect_peers)
+        history = await collect_history(stage, exchanges)
+        lost = sum(door.link.counters.sessions_lost for door in stage.ingresses)
     bounds = (
-        at_least("visits of strangers", strangers.came, 100),
-        exactly("frames that strangers were sent", strangers.heard_frames, 0),
-        exactly("connections that were not hung up on within a handshake + 2 s", strangers.kept, 0),
+        at_least("visits of strangers", peers.came, 100),
+        exactly("frames that strangers were sent", peers.heard_frames, 0),
+        exactly("connections that were not hung up on within a handshake + 2 s", peers.kept, 0),
         exactly("sessions that were lost", lost, 0),
     )
-    return outcome(history, bounds, {"recording_bytes": len(spoken)})
+    return outcome(history, bounds, {"recording_bytes": len(recorded_bytes)})
 
 
-class Strangers:
+class UnauthenticatedPeers:
     """Those who come, and what they were told."""
 
     def __init__(self) -> None:
@@ -91,43 +94,45 @@ class Strangers:
         self.heard_frames = 0
         self.kept = 0
 
-    async def in_clear(self, address: str) -> None:
+    async def without_encryption(self, address: str) -> None:
         """As a coordinator of before, or another deployment's without keys."""
-        await self._speak(address, lambda _socket: None)
+        await self._send_frames(address, lambda _socket: None)
 
     async def with_other_keys(self, address: str) -> None:
         """As a coordinator of another deployment."""
-        await self._speak(address, FleetKeys.make().guard)
+        await self._send_frames(address, FleetKeys.generate().apply_curve)
 
-    def with_a_key_of_its_own(self, keys: FleetKeys) -> Visit:
+    def with_a_key_of_its_own(self, keys: FleetKeys) -> ConnectPeer:
         """Knowing the replicas' public key, and not the coordinators' secret one."""
 
         def guard(socket: zmq.Socket[Any]) -> None:
-            replace(keys, coordinator_secret=FleetKeys.make().coordinator_secret).guard(socket)
+            replace(keys, coordinator_secret=FleetKeys.generate().coordinator_secret).apply_curve(
+                socket
+            )
 
-        return lambda address: self._speak(address, guard)
+        return lambda address: self._send_frames(address, guard)
 
-    async def _speak(self, address: str, guard: Callable[[zmq.Socket[Any]], None]) -> None:
+    async def _send_frames(self, address: str, guard: Callable[[zmq.Socket[Any]], None]) -> None:
         self.came += 1
         with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as peer:
             peer.setsockopt(zmq.LINGER, 0)
             guard(peer)
             peer.connect(address)
-            hello = frames.Hello(frames.PROTOCOL, "stranger", "s")
+            hello = frames.Open(frames.PROTOCOL_VERSION, "stranger", "s")
             for frame in (hello, frames.Submit(make_leg("theirs"))):
                 # ZMQ has nobody left to send to, and waits, where it has been hung up on already.
                 with contextlib.suppress(zmq.Again):
                     await peer.send_multipart(codec.encode(frame), zmq.NOBLOCK)
             self.heard_frames += bool(await peer.poll(500))
 
-    def with_bytes(self, said: bytes) -> Visit:
+    def with_bytes(self, payload: bytes) -> ConnectPeer:
         """With these bytes, or with none: then it waits."""
 
         async def visit(address: str) -> None:
             self.came += 1
             host, _, port = address.removeprefix("tcp://").rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(said)
+            writer.write(payload)
             try:
                 async with asyncio.timeout(_HANDSHAKE_S + 2.0):
                     while await reader.read(65_536):
@@ -142,11 +147,11 @@ class Strangers:
         return visit
 
 
-async def _recorded_hello(stage: SimStage, link: LinkOptions) -> bytes:
+async def _record_handshake(stage: SimStage, link: LinkOptions) -> bytes:
     """What a good coordinator says until it has joined, as whoever listens in hears it."""
     replica = next(iter(stage.replicas.values()))
     host, _, port = replica.address.removeprefix("tcp://").rpartition(":")
-    said = bytearray()
+    recorded = bytearray()
     pumps: list[asyncio.Task[None]] = []
 
     async def pump(
@@ -158,19 +163,19 @@ async def _recorded_hello(stage: SimStage, link: LinkOptions) -> bytes:
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(host, int(port))
-        pumps.append(asyncio.create_task(pump(reader, back, said)))
+        pumps.append(asyncio.create_task(pump(reader, back, recorded)))
         pumps.append(asyncio.create_task(pump(there, writer, bytearray())))
 
     server = await asyncio.start_server(accepted, "127.0.0.1", 0)
     address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with coordinating("recorded", link=link) as (client, log):
+    async with running_client("recorded", link=link) as (client, log):
         client.connect(replica.name, address)
         await log.wait_joined(timeout_s=10)
     server.close()
     for task in pumps:
         task.cancel()
     await asyncio.gather(*pumps, return_exceptions=True)
-    return bytes(said)
+    return bytes(recorded)
 
 
 # -------------------------------------------------------------------- S2: what a frame costs
@@ -178,9 +183,9 @@ async def _recorded_hello(stage: SimStage, link: LinkOptions) -> bytes:
 
 _FRAMES = 3000
 _OUTPUTS = 64
-_AHEAD = 50
+_MAX_IN_FLIGHT = 50
 """Frames that may be on their way."""
-_TURNS = 9
+_ROUNDS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +201,17 @@ class Cost:
 @case("S2", "what guarding links costs, by frames of 64 outputs", engines=Engines.NONE, minutes=1)
 def cost_of_frames(_: Path) -> Outcome:
     """Both ways in one run, turn by turn; medians are compared."""
-    guarded, clear = list[Cost](), list[Cost]()
-    keys = FleetKeys.make()
-    for _turn in range(_TURNS):
-        clear.append(asyncio.run(_per_frame(None)))
-        guarded.append(asyncio.run(_per_frame(keys)))
-    all_us = [statistics.median(one.all_us for one in costs) for costs in (clear, guarded)]
-    loop_us = [statistics.median(one.loop_us for one in costs) for costs in (clear, guarded)]
+    encrypted, unencrypted = list[Cost](), list[Cost]()
+    keys = FleetKeys.generate()
+    for _turn in range(_ROUNDS):
+        unencrypted.append(asyncio.run(_measure_frames(None)))
+        encrypted.append(asyncio.run(_measure_frames(keys)))
+    all_us = [
+        statistics.median(cost.all_us for cost in costs) for costs in (unencrypted, encrypted)
+    ]
+    loop_us = [
+        statistics.median(cost.loop_us for cost in costs) for costs in (unencrypted, encrypted)
+    ]
     return Outcome(
         bounds=(
             at_most("CPU of a guarded frame to one in clear", all_us[1] / all_us[0], 1.5),
@@ -214,42 +223,42 @@ def cost_of_frames(_: Path) -> Outcome:
             "clear_loop_us": round(loop_us[0], 1),
             "guarded_loop_us": round(loop_us[1], 1),
             "frames": _FRAMES,
-            "turns": _TURNS,
+            "turns": _ROUNDS,
         },
     )
 
 
-async def _per_frame(keys: FleetKeys | None) -> Cost:
+async def _measure_frames(keys: FleetKeys | None) -> Cost:
     """Both ends in this process: sending, encrypting, decrypting, decoding."""
     link, steps = LinkOptions(keys=keys), 0
-    some, joined = asyncio.Event(), asyncio.Event()
+    first_output, joined = asyncio.Event(), asyncio.Event()
 
     def on_event(event: Event) -> None:
         nonlocal steps
         match event:
             case ReplicaJoined():
                 joined.set()
-            case StepProduced():
+            case StepCompleted():
                 steps += 1
-                some.set()
+                first_output.set()
 
-    async with hosting(link=link) as (host, engine):
+    async with running_host(link=link) as (host, engine):
         client = LinkClient("c", on_event, options=link)
         client.connect("decode-1", host.address)
         async with asyncio.timeout(120):
             await joined.wait()
             for number in range(_OUTPUTS):
                 client.submit("decode-1", make_leg(f"leg-{number}"))
-            await engine.watch.until(lambda: len(engine.running) == _OUTPUTS)
+            await engine.watch.wait_until(lambda: len(engine.running) == _OUTPUTS)
             began_s, loop_s = _cpu_s(), time.thread_time()
             for step in range(_FRAMES):
                 engine.emit(*(LegOutput(f"leg-{n}", (step,)) for n in range(_OUTPUTS)))
-                while steps + _AHEAD < step:
-                    some.clear()
-                    await some.wait()
+                while steps + _MAX_IN_FLIGHT < step:
+                    first_output.clear()
+                    await first_output.wait()
             while steps < _FRAMES:
-                some.clear()
-                await some.wait()
+                first_output.clear()
+                await first_output.wait()
             cost = Cost(
                 (_cpu_s() - began_s) / _FRAMES * 1e6, (time.thread_time() - loop_s) / _FRAMES * 1e6
             )

@@ -18,14 +18,14 @@ import httpx
 import psutil
 
 from baton.runtime.keys.api_keys import mint
-from baton.runtime.keys.key_files import editing
+from baton.runtime.keys.key_files import edit_key_file
 from baton.serving.cluster.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.cluster.reaper import marked_processes
 from baton.serving.doctor.security import open_ports
-from baton.serving.ray.auth_probe import ray_door
+from baton.serving.ray.auth_probe import probe_ray_auth
 from tests.chaos.case import Bound, Engines, Outcome, at_least, case, exactly
-from tests.e2e.deployments import Deployment, running
-from tests.fakes.certificates import Pair, make_pair
+from tests.e2e.deployments import Deployment, running_deployment
+from tests.fakes.certificates import KeyPair, make_key_pair
 
 _CANARY = "the-merger-closes-on-friday"
 _WRONG_KEY = "sk-baton-acme-0000_wrong"
@@ -37,9 +37,9 @@ _WRONG_KEY = "sk-baton-acme-0000_wrong"
     engines=Engines.SIMULATED,
     minutes=4,
 )
-def deployment_among_strangers(folder: Path) -> Outcome:
+def deployment_security(folder: Path) -> Outcome:
     """One port, that speaks TLS only. The rest is for this machine, and secrets are nowhere."""
-    pair, token, api_key = make_pair(folder, "server"), _token(folder), _api_key(folder)
+    pair, token, api_key = make_key_pair(folder, "server"), _token(folder), _api_key(folder)
     sets = {
         "server.host": "0.0.0.0",  # noqa: S104 - what others reach of that is the question
         "security.tls.cert_file": pair.cert,
@@ -47,9 +47,9 @@ def deployment_among_strangers(folder: Path) -> Outcome:
         "tenants.acme.keys_file": folder / "acme.keys",
         "observability.token_file": folder / "token",
     }
-    with running("sim.yaml", folder, **sets) as deployment:
+    with running_deployment("sim.yaml", folder, **sets) as deployment:
         state = _state(deployment)
-        reached = _reached(deployment, state)
+        port_bounds = _check_ports(deployment, state)
         clients = _clients(deployment, pair, api_key)
         link_keys = _link_keys(state.address, state.token_file)
         secrets = {
@@ -60,46 +60,46 @@ def deployment_among_strangers(folder: Path) -> Outcome:
             "console token": token,
             "Ray's token": Path(state.token_file).read_text(),
             "TLS key": pair.key.read_text().splitlines()[1],
-            **{f"link key {n}": one for n, one in enumerate(link_keys)},
+            **{f"link key {n}": name for n, name in enumerate(link_keys)},
         }
-        said = _said(deployment, state, token)
-    found = [
+        texts = _all_texts(deployment, state, token)
+    leaks = [
         f"{name} in {where}"
-        for where, text in said.items()
+        for where, text in texts.items()
         for name, secret in secrets.items()
         if secret in text
     ]
     bounds = (
-        *reached,
+        *port_bounds,
         *clients,
         exactly("link keys that were there to be found", len(link_keys), 2),
-        at_least("texts that were searched", len(said), 30),
-        exactly("secrets that were found", len(found), 0),
+        at_least("texts that were searched", len(texts), 30),
+        exactly("secrets that were found", len(leaks), 0),
     )
-    return Outcome(bounds=bounds, figures={"found": str(found[:10])}, note="; ".join(found[:3]))
+    return Outcome(bounds=bounds, figures={"found": str(leaks[:10])}, note="; ".join(leaks[:3]))
 
 
-def _reached(deployment: Deployment, state: ClusterState) -> tuple[Bound, ...]:
+def _check_ports(deployment: Deployment, state: ClusterState) -> tuple[Bound, ...]:
     """What others than this machine's owner could come in by."""
     port = int(deployment.url.rpartition(":")[2])
-    named = [one.port for one in open_ports(state)]
-    answering = [one for one in _listening(state.pid, state.run_dir) if _answers(one)]
-    loose = _loose_files(Path(state.run_dir))
+    declared_ports = [other.port for other in open_ports(state)]
+    answering = [value for value in _listening(state.pid, state.run_dir) if _is_answering(value)]
+    readable_files = _readable_secrets(Path(state.run_dir))
     return (
-        exactly("ports on addresses of others", str(named), str([port])),
+        exactly("ports on addresses of others", str(declared_ports), str([port])),
         exactly("ports that answer at this machine's own address", str(answering), str([port])),
-        exactly("how Ray meets somebody without a token", ray_door(state.address), "guarded"),
-        exactly("sockets and secrets that other users could open", str(loose), "[]"),
+        exactly("how Ray meets somebody without a token", probe_ray_auth(state.address), "guarded"),
+        exactly("sockets and secrets that other users could open", str(readable_files), "[]"),
     )
 
 
-def _clients(deployment: Deployment, pair: Pair, api_key: str) -> tuple[Bound, ...]:
+def _clients(deployment: Deployment, pair: KeyPair, api_key: str) -> tuple[Bound, ...]:
     """What clients get, in clear and over TLS, with keys and without."""
     port = int(deployment.url.rpartition(":")[2])
     url = f"https://127.0.0.1:{port}/v1/completions"
     body = {"model": "tiny", "prompt": _CANARY, "max_tokens": 16, "stream": True}
     statuses, ended = list[int](), ""
-    with httpx.Client(verify=pair.trusted(), timeout=60) as client:
+    with httpx.Client(verify=pair.client_context(), timeout=60) as client:
         for key in (api_key, _WRONG_KEY, ""):
             headers = {"authorization": f"Bearer {key}"} if key else {}
             with client.stream("POST", url, json=body, headers=headers) as answer:
@@ -115,24 +115,26 @@ def _clients(deployment: Deployment, pair: Pair, api_key: str) -> tuple[Bound, .
 
 def _state(deployment: Deployment) -> ClusterState:
     (found,) = [
-        one for one in running_clusters(state_folder()) if one.pid == deployment.process.pid
+        cluster
+        for cluster in running_clusters(state_folder())
+        if cluster.pid == deployment.process.pid
     ]
     return found
 
 
 def _listening(pid: int, run_dir: str) -> list[int]:
     ports: set[int] = set()
-    for one in {pid, *marked_processes(run_dir)}:
+    for marked_process in {pid, *marked_processes(run_dir)}:
         with contextlib.suppress(psutil.Error):
             ports |= {
                 c.laddr.port
-                for c in psutil.Process(one).net_connections(kind="tcp")
+                for c in psutil.Process(marked_process).net_connections(kind="tcp")
                 if c.status == psutil.CONN_LISTEN
             }
     return sorted(ports)
 
 
-def _answers(port: int) -> bool:
+def _is_answering(port: int) -> bool:
     """Whether a port answers at an address of this machine that others have, too."""
     with socket.socket() as probe:
         probe.settimeout(2.0)
@@ -141,9 +143,9 @@ def _answers(port: int) -> bool:
 
 def _own_address() -> str:
     for addresses in psutil.net_if_addrs().values():
-        for one in addresses:
-            if one.family == socket.AF_INET and not one.address.startswith("127."):
-                return one.address
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return address.address
     raise RuntimeError("this machine has no address but its own loopback")
 
 
@@ -156,7 +158,7 @@ def _plain_answers(port: int) -> int:
     return answers
 
 
-def _loose_files(run_dir: Path) -> list[str]:
+def _readable_secrets(run_dir: Path) -> list[str]:
     """Sockets, and files with secrets, that another user could reach and open."""
     if stat.S_IMODE(run_dir.stat().st_mode) & 0o077:
         return [str(run_dir)]
@@ -172,10 +174,10 @@ def _token(folder: Path) -> str:
 
 
 def _api_key(folder: Path) -> str:
-    key, shown = mint("acme", now=datetime.now(UTC))
-    with editing(folder / "acme.keys", create=True) as document:
+    key, token = mint("acme", now=datetime.now(UTC))
+    with edit_key_file(folder / "acme.keys", create=True) as document:
         document.add(key)
-    return shown
+    return token
 
 
 def _link_keys(address: str, token_file: str) -> list[str]:
@@ -188,7 +190,7 @@ def _link_keys(address: str, token_file: str) -> list[str]:
         "kept = HeadStore().get('link-keys')\n"
         "print('KEYS', (kept or b'[]').decode())\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, address, token_file],
         capture_output=True,
         text=True,
@@ -196,23 +198,23 @@ def _link_keys(address: str, token_file: str) -> list[str]:
         check=True,
         env=dict(os.environ),
     )
-    (line,) = [one for one in done.stdout.splitlines() if one.startswith("KEYS ")]
-    found: list[str] = json.loads(line.removeprefix("KEYS "))
-    return found
+    (line,) = [other for other in process.stdout.splitlines() if other.startswith("KEYS ")]
+    keys: list[str] = json.loads(line.removeprefix("KEYS "))
+    return keys
 
 
-def _said(deployment: Deployment, state: ClusterState, token: str) -> dict[str, str]:
+def _all_texts(deployment: Deployment, state: ClusterState, token: str) -> dict[str, str]:
     """Whatever the deployment says and writes, by where."""
     run_dir = Path(state.run_dir)
-    said = dict(_told(deployment, token)) | dict(_arguments(state.pid, state.run_dir))
-    said |= dict(_files(run_dir, but={"token"}))
-    return said | {"up.log": deployment.log.read_text(errors="replace")}
+    texts = dict(_operator_texts(deployment, token)) | dict(_arguments(state.pid, state.run_dir))
+    texts |= dict(_files(run_dir, excluded={"token"}))
+    return texts | {"up.log": deployment.log.read_text(errors="replace")}
 
 
-def _told(deployment: Deployment, token: str) -> Iterator[tuple[str, str]]:
-    shown = ("config", "show", *deployment.options)
-    for command in (("status",), ("requests",), shown):
-        answer = deployment._answer(*command, within_s=120)
+def _operator_texts(deployment: Deployment, token: str) -> Iterator[tuple[str, str]]:
+    show_config = ("config", "show", *deployment.options)
+    for command in (("status",), ("requests",), show_config):
+        answer = deployment._run_command(*command, timeout_s=120)
         yield f"baton {command[0]}", (answer.stdout + answer.stderr).decode(errors="replace")
     url = str(deployment.status()["observability"]["url"])
     bearer = {"authorization": f"Bearer {token}"}
@@ -223,14 +225,14 @@ def _told(deployment: Deployment, token: str) -> Iterator[tuple[str, str]]:
 
 def _arguments(pid: int, run_dir: str) -> Iterator[tuple[str, str]]:
     """What every user of the machine sees of each process: its name and arguments."""
-    for one in {pid, *marked_processes(run_dir)}:
+    for marked_process in {pid, *marked_processes(run_dir)}:
         with contextlib.suppress(OSError):
-            said = Path(f"/proc/{one}/cmdline").read_bytes().replace(b"\0", b" ")
-            yield f"arguments of {one}", said.decode(errors="replace")
+            command_line = Path(f"/proc/{marked_process}/cmdline").read_bytes().replace(b"\0", b" ")
+            yield f"arguments of {marked_process}", command_line.decode(errors="replace")
 
 
-def _files(folder: Path, *, but: set[str]) -> Iterator[tuple[str, str]]:
+def _files(folder: Path, *, excluded: set[str]) -> Iterator[tuple[str, str]]:
     for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink() and path.name not in but:
+        if path.is_file() and not path.is_symlink() and path.name not in excluded:
             with contextlib.suppress(OSError):
                 yield str(path.relative_to(folder)), path.read_text(errors="replace")

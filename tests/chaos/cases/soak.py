@@ -17,20 +17,29 @@ from baton.domain.fleet import Role
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
 from baton.engine.sim import SimSettings
-from baton.policy.admission.slo_classes import SloBook
+from baton.policy.admission.slo_classes import SloClasses
 from benchmarks._statistics import quantile
-from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case, minutes_asked
-from tests.chaos.cases.loads import CLOSED_LOOP, ONE_EACH
-from tests.chaos.growth import Growth
-from tests.chaos.history import Exchange, History, endings, judged
+from tests.chaos.case import (
+    Bound,
+    Engines,
+    Figure,
+    Outcome,
+    at_least,
+    at_most,
+    case,
+    requested_minutes,
+)
+from tests.chaos.cases.loads import CLOSED_LOOP, ONE_REPLICA_PER_POOL
+from tests.chaos.growth import ResourceGrowth
+from tests.chaos.history import Exchange, History, check_invariants, endings
 from tests.chaos.load import HttpClient, Load
-from tests.chaos.local_ingress import Door
-from tests.chaos.stage import RayStage, SimPlan, ray_stage, sim_stage
-from tests.chaos.sweep import Sweep, steadily
+from tests.chaos.local_ingress import Ingress
+from tests.chaos.stage import RayStage, StageSpec, ray_stage, sim_stage
+from tests.chaos.sweep import RunningTotals, run_steady_load
 
 # ------------------------------------------------------------------ L4
 
-SIXTY_PERCENT = Load(
+SOAK_LOAD = Load(
     rate_per_s=4.0,
     requests=0,
     prompt_tokens=(200, 400),
@@ -40,7 +49,7 @@ SIXTY_PERCENT = Load(
 )
 """1,200 prompt tokens and 120 new ones a second: of 2,000 and 197 that the two replicas of the
 scenario can do."""
-BOOKS_FULL = Load(
+FILL_LOAD = Load(
     rate_per_s=20.0,
     requests=0,
     prompt_tokens=(16, 32),
@@ -51,7 +60,7 @@ BOOKS_FULL = Load(
 at four a second those would fill memory for 17 minutes, and it would look like a leak."""
 _FILL_MINUTES = 4.0
 _SAMPLE_S = 5.0
-_COME_AND_GO = 3.0
+_TRANSIENT_DESCRIPTORS = 3.0
 """Connections of requests under way: there are about a dozen of them, seldom less than a few."""
 
 
@@ -65,14 +74,14 @@ _COME_AND_GO = 3.0
 def soak(folder: Path) -> Outcome:
     """Warm-up is until books are full, and the first part of the run: a quarter, at most ten
     minutes."""
-    length = minutes_asked(60.0)
+    length = requested_minutes(60.0)
     warm_up_s = (_FILL_MINUTES + min(length["minutes"] / 4, 10.0)) * 60.0
-    growth = Growth(warm_up_s=warm_up_s)
-    with ray_stage(CLOSED_LOOP, folder, **ONE_EACH) as stage:
+    growth = ResourceGrowth(warm_up_s=warm_up_s)
+    with ray_stage(CLOSED_LOOP, folder, **ONE_REPLICA_PER_POOL) as stage:
         bounds, note, ended = asyncio.run(_soak(stage, length["minutes"], growth))
-        held = stage.quiet()
-    tidy, _ = judged(History(exchanges=[], counters=held))
-    memory, descriptors = growth.mb_per_hour(), growth.descriptors()
+        counters = stage.wait_idle()
+    counter_bounds, _ = check_invariants(History(exchanges=[], counters=counters))
+    memory, descriptors = growth.mb_per_hour(), growth.descriptor_growth()
     figures: dict[str, Figure] = {**length, **ended, "warm-up, minutes": warm_up_s / 60.0}
     figures |= {f"{name}, MB/h": round(slope, 2) for name, slope in memory.items()}
     usual = growth.usual_descriptors()
@@ -81,14 +90,18 @@ def soak(folder: Path) -> Outcome:
     return Outcome(
         bounds=(
             *bounds,
-            *(bound for bound in tidy if bound.what.startswith("counters")),
+            *(bound for bound in counter_bounds if bound.description.startswith("counters")),
             at_least("processes of baton that were followed", len(memory), 4),
             *(
                 at_most(f"{name}: memory, MB an hour", round(slope, 2), 1.0)
                 for name, slope in memory.items()
             ),
             *(
-                at_most(f"{name}: fewest file descriptors, more at the end", more, _COME_AND_GO)
+                at_most(
+                    f"{name}: fewest file descriptors, more at the end",
+                    more,
+                    _TRANSIENT_DESCRIPTORS,
+                )
                 for name, more in descriptors.items()
             ),
         ),
@@ -98,48 +111,50 @@ def soak(folder: Path) -> Outcome:
 
 
 async def _soak(
-    stage: RayStage, minutes: float, growth: Growth
+    stage: RayStage, minutes: float, growth: ResourceGrowth
 ) -> tuple[tuple[Bound, ...], str, dict[str, int]]:
     """Load and sampling side by side; bounds on what clients saw."""
-    seen: list[Exchange] = []
+    exchanges: list[Exchange] = []
     async with HttpClient(stage.url) as client:
 
         async def ask(exchange: Exchange) -> None:
-            seen.append(exchange)
-            await client.ask(exchange)
+            exchanges.append(exchange)
+            await client.send(exchange)
 
         sampling = asyncio.create_task(_sample(stage.deployment.process.pid, growth))
         try:
-            await steadily(BOOKS_FULL, ask, minutes=_FILL_MINUTES)
-            await steadily(SIXTY_PERCENT, ask, minutes=minutes)
+            await run_steady_load(FILL_LOAD, ask, minutes=_FILL_MINUTES)
+            await run_steady_load(SOAK_LOAD, ask, minutes=minutes)
         finally:
             sampling.cancel()
             await asyncio.wait((sampling,))
     if not sampling.cancelled():
         sampling.result()  # it should have gone on
-    bounds, note = judged(History(exchanges=seen))
-    return bounds, note, endings(seen)
+    bounds, note = check_invariants(History(exchanges=exchanges))
+    return bounds, note, endings(exchanges)
 
 
-async def _sample(holder: int, growth: Growth) -> None:
-    began_s = time.monotonic()
+async def _sample(root_pid: int, growth: ResourceGrowth) -> None:
+    started_s = time.monotonic()
     while True:
-        growth.sample(batons(holder), time.monotonic() - began_s)
+        growth.sample(baton_processes(root_pid), time.monotonic() - started_s)
         await asyncio.sleep(_SAMPLE_S)
 
 
-def batons(holder: int) -> Mapping[str, psutil.Process]:
+def baton_processes(root_pid: int) -> Mapping[str, psutil.Process]:
     """The processes of baton below the one that holds the cluster, by name; Ray's own are not."""
-    named: dict[str, psutil.Process] = {"baton up": psutil.Process(holder)}
-    for process in psutil.Process(holder).children(recursive=True):
+    processes: dict[str, psutil.Process] = {"baton up": psutil.Process(root_pid)}
+    for process in psutil.Process(root_pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             title = (process.cmdline() or [""])[0]
             if title.startswith("ray::ServeReplica:baton:"):
                 name = title.split(":")[4].split("#")[0].split(".")[0]
-                named[name if name not in named else f"{name} {process.pid}"] = process
+                processes[name if name not in processes else f"{name} {process.pid}"] = process
             elif process.name() == "haproxy":
-                named["haproxy" if "haproxy" not in named else f"haproxy {process.pid}"] = process
-    return named
+                processes["haproxy" if "haproxy" not in processes else f"haproxy {process.pid}"] = (
+                    process
+                )
+    return processes
 
 
 # ------------------------------------------------------------------ twice as much as it can carry
@@ -153,7 +168,7 @@ SMALL = SimSettings(
     max_batched_tokens=512,
 )
 """As in the scenario `closed-loop`."""
-ONCE = Load(
+FULL_LOAD = Load(
     rate_per_s=6.6,
     requests=0,
     prompt_tokens=(200, 400),
@@ -163,11 +178,11 @@ ONCE = Load(
 )
 """2,000 prompt tokens and 198 new ones a second: as many as the engines can do at best, so that it
 is the load at which the most can be served, or a little more."""
-TWICE = replace(ONCE, rate_per_s=13.2, name="twice")
-_BEFORE = 0.2
+DOUBLE_LOAD = replace(FULL_LOAD, rate_per_s=13.2, name="twice")
+_BASELINE_FRACTION = 0.2
 """Of the minutes, as many before it at once the rate: what is served then is to be served still."""
-_PROMISED = ServiceRules(
-    slos=SloBook(classes={"default": Slo(ttft_s=1.5, tpot_s=0.1, attainment_target=0.95)})
+_SLO_RULES = ServiceRules(
+    slos=SloClasses(classes={"default": Slo(ttft_s=1.5, tpot_s=0.1, attainment_target=0.95)})
 )
 _LIMITS = CoordinatorLimits()
 
@@ -181,7 +196,7 @@ _LIMITS = CoordinatorLimits()
 )
 def overload(_folder: Path) -> Outcome:
     """What cannot be in time is refused."""
-    return asyncio.run(_overload(minutes_asked(10.0), _PROMISED))
+    return asyncio.run(_overload(requested_minutes(10.0), _SLO_RULES))
 
 
 @case(
@@ -192,61 +207,67 @@ def overload(_folder: Path) -> Outcome:
 )
 def overload_without_objectives(_folder: Path) -> Outcome:
     """Where each would be tried again elsewhere, at the end of another queue."""
-    return asyncio.run(_overload(minutes_asked(10.0), ServiceRules()))
+    return asyncio.run(_overload(requested_minutes(10.0), ServiceRules()))
 
 
 async def _overload(length: dict[str, float], rules: ServiceRules) -> Outcome:
     minutes = length["minutes"]
-    plan = SimPlan(roles=(Role.PREFILL, Role.DECODE), settings=SMALL, limits=_LIMITS)
+    plan = StageSpec(roles=(Role.PREFILL, Role.DECODE), settings=SMALL, limits=_LIMITS)
     async with sim_stage(plan) as stage:
-        (door,) = stage.doors
+        (door,) = stage.ingresses
         door.driver.reconfigure(rules=rules)
-        alone = Sweep(door)
-        async with alone.running():
-            await steadily(ONCE, door.ask, minutes=minutes * _BEFORE)
-        sweep, queues = Sweep(door), _Queues(door)
-        began_s = time.monotonic()
+        baseline_totals = RunningTotals(door)
+        async with baseline_totals.collecting():
+            await run_steady_load(FULL_LOAD, door.send, minutes=minutes * _BASELINE_FRACTION)
+        totals, queues = RunningTotals(door), _QueueWatcher(door)
+        started_s = time.monotonic()
         watching = asyncio.create_task(queues.watch())
-        async with sweep.running():
-            await steadily(TWICE, door.ask, minutes=minutes)
+        async with totals.collecting():
+            await run_steady_load(DOUBLE_LOAD, door.send, minutes=minutes)
         watching.cancel()
         await asyncio.wait((watching,))
-        held = await stage.quiet(within_s=60.0)
-        bounds, note = sweep.judged(wanted=stage.wanted, held=held)
+        counters = await stage.wait_idle(timeout_s=60.0)
+        bounds, note = totals.check_invariants(
+            expected_tokens=stage.expected_tokens, counters=counters
+        )
     half_s = minutes * 30.0
-    ended_s = [at_s - began_s for at_s in sweep.finished_at_s]
+    ended_s = [at_s - started_s for at_s in totals.finished_at_s]
     # The beginning of each half is left out: in the first one nobody is there yet.
     first = sum(half_s * 0.2 <= at_s < half_s for at_s in ended_s) / (half_s * 0.8)
     second = sum(half_s * 1.2 <= at_s < half_s * 2 for at_s in ended_s) / (half_s * 0.8)
-    once = len(alone.finished_at_s) / (minutes * _BEFORE * 60.0)
-    refused_s = sweep.refused_s or [0.0]
+    baseline_rate_per_s = len(baseline_totals.finished_at_s) / (minutes * _BASELINE_FRACTION * 60.0)
+    refused_s = totals.rejection_waits_s or [0.0]
     return Outcome(
         bounds=(
             *bounds,
-            at_least("finished a second, of those at once the rate", round(second / once, 3), 0.9),
+            at_least(
+                "finished a second, of those at once the rate",
+                round(second / baseline_rate_per_s, 3),
+                0.9,
+            ),
             at_least("the same, of the first half", round(second / max(1e-9, first), 3), 0.9),
             at_most("requests in flight", queues.in_flight, _LIMITS.max_requests),
             at_most("requests held at the coordinator", queues.queued, _LIMITS.max_queued),
         ),
         figures={
             **length,
-            **sweep.endings,
-            "offered at once the rate, requests/s": ONCE.rate_per_s,
-            "finished at once the rate, requests/s": round(once, 2),
+            **totals.endings,
+            "offered at once the rate, requests/s": FULL_LOAD.rate_per_s,
+            "finished at once the rate, requests/s": round(baseline_rate_per_s, 2),
             "finished in the first half, requests/s": round(first, 2),
             "finished in the second half, requests/s": round(second, 2),
             "time to a refusal, p99, s": round(quantile(refused_s, 0.99), 3),
-            "resumes": sweep.resumes,
+            "resumes": totals.resumes,
             "queued in engines": queues.in_engines,
         },
         note=note,
     )
 
 
-class _Queues:
+class _QueueWatcher:
     """The most that waited anywhere."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Ingress) -> None:
         self.in_flight = self.queued = self.in_engines = 0
         self._door = door
 
@@ -256,7 +277,7 @@ class _Queues:
             phases = list(self._door.driver.phases().values())
             views = self._door.driver.fleet().replicas.values()
             self.in_flight = max(self.in_flight, len(phases))
-            self.queued = max(self.queued, sum(one is Phase.QUEUED for one in phases))
+            self.queued = max(self.queued, sum(phase is Phase.QUEUED for phase in phases))
             waiting = sum(view.load.queued_requests for view in views)
             self.in_engines = max(self.in_engines, waiting)
             await asyncio.sleep(0.2)

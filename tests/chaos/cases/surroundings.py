@@ -21,22 +21,30 @@ from baton.domain.demand import CoordinatorReport, DemandTotals, PoolReport
 from baton.serving.shared.names import CONTROLLER, INGRESS
 from tests.chaos import faults
 from tests.chaos.case import Engines, Figure, Outcome, at_least, at_most, case, exactly
-from tests.chaos.clients import AUTOSCALED, POOLS, START_S, Clients, outcome, served, steady
+from tests.chaos.clients import (
+    AUTOSCALED,
+    POOLS,
+    START_S,
+    Clients,
+    outcome,
+    running_clients,
+    steady_load,
+)
 from tests.chaos.deployment_processes import (
-    Parts,
-    ended,
+    DeploymentProcesses,
+    ended_processes,
     environment,
     kill_to_restart,
-    parts,
-    until,
+    running_processes,
+    wait_until,
 )
 from tests.chaos.faults import NotPossibleError
 from tests.fakes.free_ports import free_port
-from tests.serving.scaled_fleet import Fleet, World, plan
+from tests.serving.scaled_fleet import FakeFleet, ScalingWorld, plan
 
 # -------------------------------------------------------------------- F9
 
-AWAY_S = 30.0
+OUTAGE_S = 30.0
 
 
 @case(
@@ -45,15 +53,17 @@ AWAY_S = 30.0
     engines=Engines.SIMULATED,
     minutes=3,
 )
-def the_store_dies(folder: Path) -> Outcome:
+def gcs_killed(folder: Path) -> Outcome:
     """Without Redis it cannot come back; what is measured is the time until Ray itself gives up."""
-    with parts(folder) as up:
-        up.whole(POOLS, within_s=START_S)
-        with served(up, steady("F9")) as clients:
+    with running_processes(folder) as up:
+        up.wait_complete(POOLS, timeout_s=START_S)
+        with running_clients(up, steady_load("F9")) as clients:
             faults.kill(up.gcs())
-            clients.for_s(AWAY_S)
+            clients.run_for(OUTAGE_S)
     sent = len(clients.exchanges)
-    return outcome(clients.exchanges, [at_least("requests", sent, 8 * AWAY_S)], {"away, s": AWAY_S})
+    return outcome(
+        clients.exchanges, [at_least("requests", sent, 8 * OUTAGE_S)], {"away, s": OUTAGE_S}
+    )
 
 
 @case(
@@ -63,41 +73,41 @@ def the_store_dies(folder: Path) -> Outcome:
     engines=Engines.SIMULATED,
     minutes=3.5,
 )
-def the_store_comes_back(folder: Path) -> Outcome:
+def gcs_restarted(folder: Path) -> Outcome:
     """It is killed, and started again as it was, which is what KubeRay or systemd would do."""
-    with redis(folder) as address, ExitStack() as stack:
+    with running_redis(folder) as address, ExitStack() as stack:
         stack.enter_context(environment(RAY_REDIS_ADDRESS=address))
-        up = stack.enter_context(parts(folder, **AUTOSCALED))
-        up.whole(POOLS, within_s=START_S)
-        up.deployment.ask("scale", "decode", "3")
-        up.whole(POOLS | {"decode": 3}, within_s=150)
-        clients = stack.enter_context(served(up, steady("F9-redis")))
-        gone = kill_to_restart(up.gcs()).with_option(
+        up = stack.enter_context(running_processes(folder, **AUTOSCALED))
+        up.wait_complete(POOLS, timeout_s=START_S)
+        up.deployment.run_json("scale", "decode", "3")
+        up.wait_complete(POOLS | {"decode": 3}, timeout_s=150)
+        clients = stack.enter_context(running_clients(up, steady_load("F9-redis")))
+        killed = kill_to_restart(up.gcs()).with_option(
             "gcs_server_port", up.state.address.rpartition(":")[2]
         )
-        clients.for_s(AWAY_S)
-        stack.callback(_end, gone.again())
+        clients.run_for(OUTAGE_S)
+        stack.callback(_stop_process, killed.restart())
         back_s = time.monotonic()
-        up.whole(POOLS | {"decode": 3}, within_s=180)
-        told = up.status()
-        up.deployment.ask("scale", "decode", "4")
-        up.whole(POOLS | {"decode": 4}, within_s=180)
+        up.wait_complete(POOLS | {"decode": 3}, timeout_s=180)
+        status = up.status()
+        up.deployment.run_json("scale", "decode", "4")
+        up.wait_complete(POOLS | {"decode": 4}, timeout_s=180)
         scaled_s = time.monotonic() - back_s
-        clients.for_s(3.0)
+        clients.run_for(3.0)
         clients.stop()
     bounds = [
         at_most("until a pool has grown by an operator's word, s", round(scaled_s, 1), 60.0),
-        exactly("overrides that are known again", len(told["autoscaler"]["overrides"]), 1),
+        exactly("overrides that are known again", len(status["autoscaler"]["overrides"]), 1),
     ]
     figures: dict[str, Figure] = {
-        "away, s": AWAY_S,
-        "turns of the scaling loop that failed": told["autoscaler"]["failed_turns"],
+        "away, s": OUTAGE_S,
+        "turns of the scaling loop that failed": status["autoscaler"]["failed_turns"],
     }
     return outcome(clients.exchanges, bounds, figures)
 
 
 @contextmanager
-def redis(folder: Path) -> Iterator[str]:
+def running_redis(folder: Path) -> Iterator[str]:
     """A Redis of its own; gone afterwards.
 
     Raises:
@@ -116,10 +126,10 @@ def redis(folder: Path) -> Iterator[str]:
                 break
         yield f"127.0.0.1:{port}"
     finally:
-        _end(process)
+        _stop_process(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop_process(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(5)
@@ -130,7 +140,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 # -------------------------------------------------------------------- F10
 
 
-MUTE = 5
+HANGING_SCRAPES = 5
 """Scrapers at each endpoint."""
 
 
@@ -140,20 +150,22 @@ MUTE = 5
     engines=Engines.SIMULATED,
     minutes=2.5,
 )
-def prometheus_is_away(folder: Path) -> Outcome:
+def prometheus_down(folder: Path) -> Outcome:
     """The autoscaler asks ingresses, never Prometheus; who hangs costs one connection."""
-    with parts(folder, **AUTOSCALED) as up, ExitStack() as stack:
-        up.whole(POOLS, within_s=START_S)
+    with running_processes(folder, **AUTOSCALED) as up, ExitStack() as stack:
+        up.wait_complete(POOLS, timeout_s=START_S)
         url = up.deployment.status()["observability"]["url"]
-        targets = [one["targets"][0] for one in httpx.get(f"{url}/sd", timeout=5).json()]
+        targets = [item["targets"][0] for item in httpx.get(f"{url}/sd", timeout=5).json()]
         for target in targets:
-            for _ in range(MUTE):
-                stack.enter_context(_mute(target))
-        with served(up, steady("F10")) as clients:
+            for _ in range(HANGING_SCRAPES):
+                stack.enter_context(_hanging_scrape(target))
+        with running_clients(up, steady_load("F10")) as clients:
             first = up.status()["autoscaler"]
-            clients.for_s(20.0)
+            clients.run_for(20.0)
             last = up.status()["autoscaler"]
-        answered = sum(httpx.get(f"http://{one}/metrics", timeout=5).is_success for one in targets)
+        answered = sum(
+            httpx.get(f"http://{target}/metrics", timeout=5).is_success for target in targets
+        )
     turns = last["turns"] - first["turns"]
     bounds = [
         at_least("turns of the scaling loop in 20 s", turns, 15),
@@ -164,12 +176,12 @@ def prometheus_is_away(folder: Path) -> Outcome:
     return outcome(
         clients.exchanges,
         bounds,
-        {"endpoints": len(targets), "scrapers that never read": MUTE * len(targets)},
+        {"endpoints": len(targets), "scrapers that never read": HANGING_SCRAPES * len(targets)},
     )
 
 
 @contextmanager
-def _mute(target: str) -> Iterator[None]:
+def _hanging_scrape(target: str) -> Iterator[None]:
     """A scraper that asks for metrics a few times on one connection, and never reads."""
     host, _, port = target.rpartition(":")
     ask = f"GET /metrics HTTP/1.1\r\nHost: {target}\r\n\r\n".encode()
@@ -184,7 +196,7 @@ def _mute(target: str) -> Iterator[None]:
 
 # -------------------------------------------------------------------- F11
 
-Spoil = Callable[[CoordinatorReport], CoordinatorReport | None]
+CorruptReport = Callable[[CoordinatorReport], CoordinatorReport | None]
 
 
 class _Stale:
@@ -198,17 +210,27 @@ class _Stale:
         return self._said
 
 
-def spoilt_reports() -> dict[str, Spoil]:
+def corrupted_reports() -> dict[str, CorruptReport]:
     """Ways to spoil a report, by name: each figure that is none, nothing new, nothing at all."""
-    ways: dict[str, Spoil] = {"absent": lambda _: None, "stale": _Stale()}
+    corruptions: dict[str, CorruptReport] = {"absent": lambda _: None, "stale": _Stale()}
     for text in ("nan", "inf", "-inf", "-1"):
         value = float(text)
-        ways |= {f"demand.{name} {text}": partial(_demand, name, value) for name in _DEMAND}
-        ways |= {f"pool.{name} {text}": partial(_pools, name, value) for name in _POOL}
-        ways |= {f"{name} {text}": partial(_own, name, value) for name in ("in_flight", "held")}
+        corruptions |= {
+            f"demand.{name} {text}": partial(_corrupt_demand, name, value) for name in _DEMAND
+        }
+        corruptions |= {
+            f"pool.{name} {text}": partial(_corrupt_pools, name, value) for name in _POOL
+        }
+        corruptions |= {
+            f"{name} {text}": partial(_corrupt_report, name, value)
+            for name in ("in_flight", "held")
+        }
         if not math.isfinite(value):
-            ways |= {f"{name} {text}": partial(_own, name, value) for name in ("at_s", "slack_s")}
-    return ways
+            corruptions |= {
+                f"{name} {text}": partial(_corrupt_report, name, value)
+                for name in ("at_s", "slack_s")
+            }
+    return corruptions
 
 
 _DEMAND = DemandTotals._fields
@@ -217,18 +239,18 @@ _POOL = tuple(
 )
 
 
-def _own(name: str, value: float, report: CoordinatorReport) -> CoordinatorReport:
+def _corrupt_report(name: str, value: float, report: CoordinatorReport) -> CoordinatorReport:
     return replace(report, **{name: value})  # type: ignore[arg-type]  # nonsense is what is meant
 
 
-def _demand(name: str, value: float, report: CoordinatorReport) -> CoordinatorReport:
+def _corrupt_demand(name: str, value: float, report: CoordinatorReport) -> CoordinatorReport:
     spoilt = report.demand._replace(
         **{name: value}  # type: ignore[arg-type]  # nonsense is what is meant
     )
     return replace(report, demand=spoilt)
 
 
-def _pools(name: str, value: float, report: CoordinatorReport) -> CoordinatorReport:
+def _corrupt_pools(name: str, value: float, report: CoordinatorReport) -> CoordinatorReport:
     pools = tuple(
         pool._replace(**{name: value})  # type: ignore[arg-type]  # nonsense is what is meant
         for pool in report.pools
@@ -236,37 +258,37 @@ def _pools(name: str, value: float, report: CoordinatorReport) -> CoordinatorRep
     return replace(report, pools=pools)
 
 
-class SpoiltFleet(Fleet):
+class CorruptedFleet(FakeFleet):
     """Its ingress reports nonsense for a while."""
 
-    spoil: Spoil | None = None
+    corrupt: CorruptReport | None = None
 
     def report(self) -> CoordinatorReport:
         """What its ingress says."""
         report = super().report()
-        spoilt = report if self.spoil is None else self.spoil(report)
+        spoilt = report if self.corrupt is None else self.corrupt(report)
         if spoilt is None:
             raise ConnectionError("nothing comes")
         return spoilt
 
 
-async def held_while(spoil: Spoil) -> tuple[bool, bool]:
+async def paused_while(corrupt: CorruptReport) -> tuple[bool, bool]:
     """Whether the loop holds and says why while reports are spoilt, and goes on after it.
 
     There is something to do, as soon as they have been so for longer than loads are believed.
     """
-    world = World()
-    world.fleet = fleet = SpoiltFleet(world.clock)
-    loop = world.another_loop(plan())
+    world = ScalingWorld()
+    world.fleet = fleet = CorruptedFleet(world.clock)
+    loop = world.restart_loop(plan())
     await world.settle()
-    fleet.spoil = spoil
-    await world.turn(6)
+    fleet.corrupt = corrupt
+    await world.tick(6)
     loop.reconfigure(plan(decode=5))
-    await world.turn(4)
-    held = not fleet.calls and bool(loop.history()[-1].held)
-    fleet.spoil = None
-    await world.turn(4)
-    return held, fleet.targets["decode"] == 5
+    await world.tick(4)
+    is_paused = not fleet.calls and bool(loop.history()[-1].paused_reason)
+    fleet.corrupt = None
+    await world.tick(4)
+    return is_paused, fleet.targets["decode"] == 5
 
 
 @case(
@@ -276,17 +298,17 @@ async def held_while(spoil: Spoil) -> tuple[bool, bool]:
     engines=Engines.NONE,
     minutes=0.2,
 )
-def reports_are_nonsense(_folder: Path) -> Outcome:
+def reports_corrupted(_folder: Path) -> Outcome:
     """The live loop over a fleet of fakes; Prometheus has no part in it."""
 
-    async def tried() -> dict[str, tuple[bool, bool]]:
-        return {name: await held_while(spoil) for name, spoil in spoilt_reports().items()}
+    async def try_all() -> dict[str, tuple[bool, bool]]:
+        return {name: await paused_while(spoil) for name, spoil in corrupted_reports().items()}
 
-    found = asyncio.run(tried())
-    acted = [name for name, (held, _) in found.items() if not held]
-    stuck = [name for name, (_, went_on) in found.items() if not went_on]
+    results = asyncio.run(try_all())
+    acted = [name for name, (held, _) in results.items() if not held]
+    stuck = [name for name, (_, went_on) in results.items() if not went_on]
     bounds = (
-        at_least("ways to spoil a report", len(found), 50),
+        at_least("ways to spoil a report", len(results), 50),
         exactly("ways in which it acted, or did not say why not", len(acted), 0),
         exactly("ways after which it did not go on", len(stuck), 0),
     )
@@ -306,39 +328,41 @@ _MOVER = Path(__file__).parents[1] / "wall_clock"
     engines=Engines.SIMULATED,
     minutes=3.5,
 )
-def the_clock_jumps(folder: Path) -> Outcome:
+def clock_step(folder: Path) -> Outcome:
     """Ray's own, Serve's and baton's; the monotonic clock goes on, as the kernel's does."""
     clock = folder / "clock"
     clock.write_text("0")
-    moved = environment(PYTHONPATH=str(_MOVER), BATON_CHAOS_CLOCK=str(clock))
-    with moved, parts(folder) as up:
-        up.whole(POOLS, within_s=START_S)
-        pids = up.serving((*POOLS, INGRESS, CONTROLLER))
-        with served(up, steady("F12")) as clients:
+    variables = environment(PYTHONPATH=str(_MOVER), BATON_CHAOS_CLOCK=str(clock))
+    with variables, running_processes(folder) as up:
+        up.wait_complete(POOLS, timeout_s=START_S)
+        pids = up.replica_pids((*POOLS, INGRESS, CONTROLLER))
+        with running_clients(up, steady_load("F12")) as clients:
             clock.write_text("3600")
-            clients.for_s(12.0)
-            ahead_s = _clock_of(up, clients) - time.time()  # noqa: TID251 - wall time is what is looked at
+            clients.run_for(12.0)
+            ahead_s = _ingress_clock_s(up, clients) - time.time()  # noqa: TID251 - wall time is what is looked at
             clock.write_text("-3600")
-            clients.for_s(12.0)
-            behind_s = _clock_of(up, clients) - time.time()  # noqa: TID251 - likewise
-            missing = ended(pids, up.serving(pids))
+            clients.run_for(12.0)
+            behind_s = _ingress_clock_s(up, clients) - time.time()  # noqa: TID251 - likewise
+            missing = ended_processes(pids, up.replica_pids(pids))
             faults.kill(pids["decode"][0])
-            replaced = until(lambda: len(up.replicas("decode")) == POOLS["decode"], 60.0)
-            clients.for_s(2.0)
+            replaced = wait_until(lambda: len(up.replicas("decode")) == POOLS["decode"], 60.0)
+            clients.run_for(2.0)
     bounds = [
         at_most("how far the first jump is from an hour, s", abs(ahead_s - HOUR_S), 30.0),
         at_most("how far the second one is, s", abs(behind_s + HOUR_S), 30.0),
-        exactly("whose process has ended", missing, wanted="nobody"),
+        exactly("whose process has ended", missing, expected="nobody"),
         at_most("until a replica that died after it was replaced, s", replaced, 45.0),
     ]
     return outcome(clients.exchanges, bounds, {})
 
 
-def _clock_of(up: Parts, clients: Clients) -> float:
+def _ingress_clock_s(up: DeploymentProcesses, clients: Clients) -> float:
     """What an ingress took for the time about a second ago, in its log; seconds since 1970."""
-    last = [one.request_id for one in list(clients.exchanges) if one.ending is not None][-10]
-    told = up.deployment.ask("logs", "--event", "request_ended", "--request", last)
-    return datetime.fromisoformat(str(told["at"])).timestamp()
+    last = [
+        exchange.request_id for exchange in list(clients.exchanges) if exchange.ending is not None
+    ][-10]
+    log_lines = up.deployment.run_json("logs", "--event", "request_ended", "--request", last)
+    return datetime.fromisoformat(str(log_lines["at"])).timestamp()
 
 
 # -------------------------------------------------------------------- F13
@@ -354,27 +378,27 @@ _DISK = Path("/tmp/f13")  # noqa: S108 - made, and a disk of its own, by the cas
     engines=Engines.SIMULATED,
     minutes=2.5,
 )
-def the_disk_is_full(folder: Path) -> Outcome:
+def disk_full(folder: Path) -> Outcome:
     """Ray's whole session lies on a disk of its own, which is filled to the last byte."""
     with ExitStack() as stack:
         disk = stack.enter_context(faults.tiny_disk(_DISK, 96 << 20))
         stack.enter_context(environment(TMPDIR=str(disk)))
-        up = stack.enter_context(parts(folder))
+        up = stack.enter_context(running_processes(folder))
         assert up.state.run_dir.startswith(str(disk)), f"it lies in {up.state.run_dir}"
-        up.whole(POOLS, within_s=START_S)
-        pids = up.serving((*POOLS, INGRESS, CONTROLLER))
-        with served(up, steady("F13")) as clients:
+        up.wait_complete(POOLS, timeout_s=START_S)
+        pids = up.replica_pids((*POOLS, INGRESS, CONTROLLER))
+        with running_clients(up, steady_load("F13")) as clients:
             faults.fill(disk)
-            clients.for_s(20.0)
+            clients.run_for(20.0)
             full = faults.is_full(disk)
             (disk / "filler").unlink()
-            clients.for_s(3.0)
-        missing = ended(pids, up.serving(pids))
+            clients.run_for(3.0)
+        missing = ended_processes(pids, up.replica_pids(pids))
         last = clients.exchanges[-1].request_id
-        told = up.deployment.ask("logs", "--event", "request_ended", "--request", last)
+        log_lines = up.deployment.run_json("logs", "--event", "request_ended", "--request", last)
     bounds = [
-        exactly("the disk was full to the end", full, wanted=True),
-        exactly("whose process has ended", missing, wanted="nobody"),
-        exactly("the last request is in the log", last in told["request_id"], wanted=True),
+        exactly("the disk was full to the end", full, expected=True),
+        exactly("whose process has ended", missing, expected="nobody"),
+        exactly("the last request is in the log", last in log_lines["request_id"], expected=True),
     ]
     return outcome(clients.exchanges, bounds, {})

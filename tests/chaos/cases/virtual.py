@@ -18,28 +18,28 @@ from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure
-from baton.domain.leg_record import LegEnd, LegStory
+from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase, Request
-from baton.domain.retry_reasons import Trouble
+from baton.domain.retry_reasons import RetryReason
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.simulator.engine.port import VirtualEngine
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.engine.tokens import expected_tokens
-from baton.simulator.fleet.fleet import LIVENESS_S, FleetOptions, VirtualFleet
+from baton.simulator.fleet.fleet import HEARTBEAT_TIMEOUT_S, FleetOptions, VirtualFleet
 from benchmarks._arrivals import open_loop, poisson_times
 from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case, exactly
 
 LIMITS = CoordinatorLimits()
 ENGINE = SimSettings(max_len_tokens=2048)
 FROZEN_S = 10.0
-NOTICED_S = LIMITS.recovery.silence_s * 7 / 6
+DETECTED_AFTER_S = LIMITS.recovery.heartbeat_timeout_s * 7 / 6
 """The bound on silence, and the time between two looks."""
 _SETTLED_S = 1.0
 _PROMPT_TOKENS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Play:
+class FleetRun:
     """How much is sent, and to whom."""
 
     rate_per_s: float = 50.0
@@ -51,82 +51,86 @@ class Play:
     seed: int = 7
 
     @property
-    def lasts_s(self) -> float:
+    def arrivals_s(self) -> float:
         """About how long requests arrive."""
         return self.requests / self.rate_per_s
 
 
-class Theatre:
+class SimulatedRun:
     """A fleet, its clients, and what they got."""
 
-    def __init__(self, play: Play, limits: CoordinatorLimits = LIMITS) -> None:
-        self.play = play
+    def __init__(self, run: FleetRun, limits: CoordinatorLimits = LIMITS) -> None:
+        self.run = run
         self.tokens: dict[str, list[int]] = {}
-        self.fleet = VirtualFleet(FleetOptions(seed=play.seed))
+        self.fleet = VirtualFleet(FleetOptions(seed=run.seed))
         self.coordinators = [
             Coordinator(
                 limits=limits, placer=PredictedPlacer(PredictedOptions(), seed=seed), seed=seed
             )
-            for seed in range(play.coordinators)
+            for seed in range(run.coordinators)
         ]
-        for one in self.coordinators:
-            self.fleet.add_coordinator(one, self._take)
-        for role, count in ((Role.PREFILL, play.prefill), (Role.DECODE, play.decode)):
+        for coordinator in self.coordinators:
+            self.fleet.add_coordinator(coordinator, self._on_delivery)
+        for role, count in ((Role.PREFILL, run.prefill), (Role.DECODE, run.decode)):
             for number in range(count):
                 self.join(f"{role}-{number}")
         self.fleet.run(until_s=_SETTLED_S)
-        self.sent = _requests(play)
+        self.requests = _requests(run)
 
     def join(self, replica_id: str) -> None:
         """A replica begins, or begins again."""
         role = Role(replica_id.partition("-")[0])
         self.fleet.add_replica(replica_id, ENGINE, role=role, pool=str(role))
 
-    def at(self, at_s: float, what: Callable[[], None]) -> None:
+    def schedule(self, at_s: float, action: Callable[[], None]) -> None:
         """Let something happen so long after the first request."""
-        self.fleet.timeline.at(_SETTLED_S + at_s, what)
+        self.fleet.timeline.call_at(_SETTLED_S + at_s, action)
 
-    def perform(self) -> tuple[RequestRecord, ...]:
+    def run_to_end(self) -> tuple[RequestRecord, ...]:
         """Let all of it happen, and what is left be tidied up; the records, in order of arrival."""
-        rng = random.Random(self.play.seed)
-        times_s = poisson_times(self.play.rate_per_s, len(self.sent), rng, start_s=_SETTLED_S)
-        count = self.play.coordinators
-        open_loop(self.fleet, self.sent, times_s, lambda one: int(one.request_id[1:]) % count)
-        ends_s = self.play.lasts_s + 120.0
-        self.fleet.run(ended=len(self.sent), until_s=_SETTLED_S + ends_s)
+        rng = random.Random(self.run.seed)
+        times_s = poisson_times(self.run.rate_per_s, len(self.requests), rng, start_s=_SETTLED_S)
+        count = self.run.coordinators
+        open_loop(
+            self.fleet, self.requests, times_s, lambda request: int(request.request_id[1:]) % count
+        )
+        ends_s = self.run.arrivals_s + 120.0
+        self.fleet.run(until_ended=len(self.requests), until_s=_SETTLED_S + ends_s)
         self.fleet.run(until_s=self.fleet.timeline.now_s + FROZEN_S + ENGINE.lease_s + 5.0)
         self.fleet.check_idle()
-        return tuple(sorted(self.fleet.records, key=lambda one: one.arrived_at_s))
+        return tuple(sorted(self.fleet.records, key=lambda request: request.arrived_at_s))
 
     def wrong_streams(self) -> int:
         """Streams that are not the beginning of what the model says."""
-        wrong = 0
-        for request in self.sent:
-            got = self.tokens.get(request.request_id, [])
-            wanted = expected_tokens(
+        count = 0
+        for request in self.requests:
+            actual = self.tokens.get(request.request_id, [])
+            expected = expected_tokens(
                 request.prompt_token_ids, request.max_tokens, model="sim", settings=ENGINE
             )
-            wrong += tuple(got) != wanted[: len(got)]
-        return wrong
+            count += tuple(actual) != expected[: len(actual)]
+        return count
 
-    def second_tries(self, trouble: Trouble) -> int:
+    def retries(self, reason: RetryReason) -> int:
         """How often all coordinators tried again for this reason."""
-        return sum(dict(one.recoveries().second_tries)[trouble] for one in self.coordinators)
+        return sum(
+            dict(coordinator.retry_totals().retries)[reason] for coordinator in self.coordinators
+        )
 
-    def _take(self, delivery: Delivery) -> None:
+    def _on_delivery(self, delivery: Delivery) -> None:
         self.tokens.setdefault(delivery.request_id, []).extend(delivery.token_ids)
 
 
-class Failing:
+class FailingEngine:
     """An engine that fails every leg it is given, for as long as it is told to."""
 
     def __init__(self, engine: VirtualEngine) -> None:
         self._engine = engine
-        self.fails = True
+        self.is_failing = True
 
     def add(self, leg: Leg, *, now_s: float) -> LegFailure | None:
         """Refuse a leg as an engine does that has lost its device."""
-        if self.fails:
+        if self.is_failing:
             return LegFailure.ENGINE_ERROR
         return self._engine.add(leg, now_s=now_s)
 
@@ -145,33 +149,36 @@ class Failing:
 )
 def frozen(_: Path) -> Outcome:
     """Streams are carried over when nothing is heard; it is tried with one request afterwards."""
-    return freeze(Play(requests=1500))
+    return freeze(FleetRun(requests=1500))
 
 
-def freeze(play: Play) -> Outcome:
+def freeze(run: FleetRun) -> Outcome:
     """Freeze one replica of each pool."""
-    theatre, freezes = Theatre(play), {"decode-0": play.lasts_s / 6, "prefill-0": play.lasts_s / 2}
+    simulated, freezes = (
+        SimulatedRun(run),
+        {"decode-0": run.arrivals_s / 6, "prefill-0": run.arrivals_s / 2},
+    )
     for replica_id, at_s in freezes.items():
-        theatre.at(at_s, partial(theatre.fleet.freeze, replica_id, FROZEN_S))
-    records = theatre.perform()
-    sent_to = sum(
+        simulated.schedule(at_s, partial(simulated.fleet.freeze, replica_id, FROZEN_S))
+    records = simulated.run_to_end()
+    legs_to_frozen = sum(
         leg.replica_id == replica_id
-        and at_s + NOTICED_S <= leg.began_at_s - _SETTLED_S < at_s + FROZEN_S
+        and at_s + DETECTED_AFTER_S <= leg.started_at_s - _SETTLED_S < at_s + FROZEN_S
         for leg in _legs(records)
         for replica_id, at_s in freezes.items()
     )
-    stall = "longest gap in a stream beyond the time to notice, s"
+    stall_bound = "longest gap in a stream beyond the time to notice, s"
     return Outcome(
         bounds=(
-            *_all_served(theatre, records),
-            at_most(stall, round(_longest_gap_s(records) - NOTICED_S, 3), 0.5),
-            exactly("legs sent to a frozen replica once it was noticed", sent_to, 0),
-            at_least("streams carried over", theatre.second_tries(Trouble.SILENT), 1),
+            *_all_served(simulated, records),
+            at_most(stall_bound, round(_longest_gap_s(records) - DETECTED_AFTER_S, 3), 0.5),
+            exactly("legs sent to a frozen replica once it was noticed", legs_to_frozen, 0),
+            at_least("streams carried over", simulated.retries(RetryReason.UNRESPONSIVE), 1),
         ),
         figures={
-            "seconds_to_notice": round(NOTICED_S, 3),
-            "liveness_of_the_link_s": LIVENESS_S,
-            **_figures(theatre, records),
+            "seconds_to_notice": round(DETECTED_AFTER_S, 3),
+            "liveness_of_the_link_s": HEARTBEAT_TIMEOUT_S,
+            **_figures(simulated, records),
         },
     )
 
@@ -185,31 +192,35 @@ def freeze(play: Play) -> Outcome:
     engines=Engines.VIRTUAL,
     minutes=2,
 )
-def half_lost(_: Path) -> Outcome:
+def half_killed(_: Path) -> Outcome:
     """One failure, many streams: none of them is refused its second try."""
-    return lose_half(Play())
+    return kill_half(FleetRun())
 
 
-def lose_half(play: Play) -> Outcome:
+def kill_half(run: FleetRun) -> Outcome:
     """Kill every other replica."""
-    theatre = Theatre(play)
-    lost = [one for one in theatre.fleet.replicas if int(one.rpartition("-")[2]) % 2]
+    simulated = SimulatedRun(run)
+    killed = [
+        replica for replica in simulated.fleet.replicas if int(replica.rpartition("-")[2]) % 2
+    ]
 
     def kill() -> None:
-        for replica_id in lost:
-            theatre.fleet.kill(replica_id)
+        for replica_id in killed:
+            simulated.fleet.kill(replica_id)
 
-    theatre.at(play.lasts_s / 3, kill)
-    records = theatre.perform()
-    refused = sum(one.recoveries().refused for one in theatre.coordinators)
+    simulated.schedule(run.arrivals_s / 3, kill)
+    records = simulated.run_to_end()
+    denied_retries = sum(
+        coordinator.retry_totals().denied for coordinator in simulated.coordinators
+    )
     return Outcome(
         bounds=(
-            *_all_served(theatre, records),
-            exactly("second tries refused", refused, 0),
-            at_least("streams carried over", theatre.second_tries(Trouble.LOST), 1),
+            *_all_served(simulated, records),
+            exactly("second tries refused", denied_retries, 0),
+            at_least("streams carried over", simulated.retries(RetryReason.REPLICA_LOST), 1),
             at_most("longest gap in a stream, s", round(_longest_gap_s(records), 3), 0.5),
         ),
-        figures={"replicas_lost": len(lost), **_figures(theatre, records)},
+        figures={"replicas_lost": len(killed), **_figures(simulated, records)},
     )
 
 
@@ -221,28 +232,32 @@ def lose_half(play: Play) -> Outcome:
 )
 def flapping(_: Path) -> Outcome:
     """It is left alone for longer each time, so it breaks ever fewer streams."""
-    return flap(Play(requests=3000))
+    return flap(FleetRun(requests=3000))
 
 
-def flap(play: Play, *, every_s: float = 2.5, back_after_s: float = 0.25) -> Outcome:
+def flap(run: FleetRun, *, interval_s: float = 2.5, restart_after_s: float = 0.25) -> Outcome:
     """Kill one replica again and again."""
-    theatre, times = Theatre(play), int(play.lasts_s / every_s)
+    simulated, times = SimulatedRun(run), int(run.arrivals_s / interval_s)
     for number in range(1, times):
-        theatre.at(number * every_s, partial(theatre.fleet.kill, "decode-0"))
-        theatre.at(number * every_s + back_after_s, partial(theatre.join, "decode-0"))
-    records = theatre.perform()
-    half_s = _SETTLED_S + play.lasts_s / 2
-    broken = [leg for leg in _legs(records) if leg.end is LegEnd.BROKEN]
-    before = sum(leg.ended_at_s < half_s for leg in broken)
+        simulated.schedule(number * interval_s, partial(simulated.fleet.kill, "decode-0"))
+        simulated.schedule(
+            number * interval_s + restart_after_s, partial(simulated.join, "decode-0")
+        )
+    records = simulated.run_to_end()
+    half_s = _SETTLED_S + run.arrivals_s / 2
+    failed_legs = [leg for leg in _legs(records) if leg.outcome is LegOutcome.FAILED]
+    first_half = sum(leg.ended_at_s < half_s for leg in failed_legs)
     return Outcome(
         bounds=(
-            *_all_served(theatre, records),
-            at_most("streams broken in the second half", len(broken) - before, before / 2),
+            *_all_served(simulated, records),
+            at_most(
+                "streams broken in the second half", len(failed_legs) - first_half, first_half / 2
+            ),
         ),
         figures={
             "times_lost": times - 1,
-            "streams_broken_in_the_first_half": before,
-            **_figures(theatre, records),
+            "streams_broken_in_the_first_half": first_half,
+            **_figures(simulated, records),
         },
     )
 
@@ -258,43 +273,43 @@ def flap(play: Play, *, every_s: float = 2.5, back_after_s: float = 0.25) -> Out
 )
 def storm(_: Path) -> Outcome:
     """No storm of second tries; service is back as soon as the replicas are."""
-    return fail_everything(Play())
+    return fail_everything(FleetRun())
 
 
-def fail_everything(play: Play, *, lasts_s: float = 10.0) -> Outcome:
+def fail_everything(run: FleetRun, *, duration_s: float = 10.0) -> Outcome:
     """Have every engine fail for a while."""
-    theatre, begins_s = Theatre(play), play.lasts_s / 4
-    failing: list[Failing] = []
+    simulated, start_s = SimulatedRun(run), run.arrivals_s / 4
+    failing: list[FailingEngine] = []
 
     def begin() -> None:
-        for replica in theatre.fleet.replicas.values():
-            failing.append(Failing(replica.engine))
+        for replica in simulated.fleet.replicas.values():
+            failing.append(FailingEngine(replica.engine))
             replica.engine = cast("VirtualEngine", failing[-1])
 
     def end() -> None:
-        for one in failing:
-            one.fails = False
+        for engine in failing:
+            engine.is_failing = False
 
-    theatre.at(begins_s, begin)
-    theatre.at(begins_s + lasts_s, end)
-    records = theatre.perform()
-    from_s, until_s = _SETTLED_S + begins_s, _SETTLED_S + begins_s + lasts_s
-    begun = sum(from_s <= leg.began_at_s < until_s for leg in _legs(records))
-    arrived = sum(from_s <= one.arrived_at_s < until_s for one in records)
+    simulated.schedule(start_s, begin)
+    simulated.schedule(start_s + duration_s, end)
+    records = simulated.run_to_end()
+    from_s, until_s = _SETTLED_S + start_s, _SETTLED_S + start_s + duration_s
+    legs_begun = sum(from_s <= leg.started_at_s < until_s for leg in _legs(records))
+    arrived = sum(from_s <= record.arrived_at_s < until_s for record in records)
     retries = LIMITS.recovery.retries
-    floor = retries.floor * play.coordinators * (lasts_s / retries.window_s + 1)
-    late = [one for one in records if one.arrived_at_s >= until_s + 1.0]
-    unserved = sum(one.outcome is not Phase.FINISHED for one in late)
-    whose = "legs begun meanwhile, for each request that arrived"
-    most = 1 + retries.fraction + floor / max(1, arrived)
+    floor = retries.min_retries * run.coordinators * (duration_s / retries.window_s + 1)
+    arrived_after = [record for record in records if record.arrived_at_s >= until_s + 1.0]
+    unserved = sum(request.outcome is not Phase.FINISHED for request in arrived_after)
+    description = "legs begun meanwhile, for each request that arrived"
+    limit = 1 + retries.budget_ratio + floor / max(1, arrived)
     return Outcome(
         bounds=(
-            at_most(whose, round(begun / max(1, arrived), 3), round(most, 3)),
+            at_most(description, round(legs_begun / max(1, arrived), 3), round(limit, 3)),
             exactly("requests unserved that came 1 s after it was over, or later", unserved, 0),
-            at_least("requests that came after it", len(late), 1),
-            exactly("streams with wrong tokens", theatre.wrong_streams(), 0),
+            at_least("requests that came after it", len(arrived_after), 1),
+            exactly("streams with wrong tokens", simulated.wrong_streams(), 0),
         ),
-        figures={"arrived_meanwhile": arrived, **_figures(theatre, records)},
+        figures={"arrived_meanwhile": arrived, **_figures(simulated, records)},
         note="the bound is 1 + the budget's fraction + its floor, over what arrived",
     )
 
@@ -302,44 +317,52 @@ def fail_everything(play: Play, *, lasts_s: float = 10.0) -> Outcome:
 # -------------------------------------------------------------------- what is looked at
 
 
-def _requests(play: Play) -> list[Request]:
-    rng = random.Random(play.seed)
+def _requests(run: FleetRun) -> list[Request]:
+    rng = random.Random(run.seed)
     return [
         Request(
             request_id=f"r{number}",
             prompt_token_ids=tuple(rng.randbytes(_PROMPT_TOKENS)),
-            max_tokens=play.output_tokens,
+            max_tokens=run.output_tokens,
             arrived_at_s=0.0,
         )
-        for number in range(play.requests)
+        for number in range(run.requests)
     ]
 
 
-def _legs(records: tuple[RequestRecord, ...]) -> list[LegStory]:
+def _legs(records: tuple[RequestRecord, ...]) -> list[LegRecord]:
     return [leg for record in records for leg in record.legs]
 
 
 def _longest_gap_s(records: tuple[RequestRecord, ...]) -> float:
-    return max(record.worst_gap_s for record in records)
+    return max(record.max_itl_s for record in records)
 
 
-def _all_served(theatre: Theatre, records: tuple[RequestRecord, ...]) -> tuple[Bound, ...]:
+def _all_served(simulated: SimulatedRun, records: tuple[RequestRecord, ...]) -> tuple[Bound, ...]:
     unserved = sum(record.outcome is not Phase.FINISHED for record in records)
     return (
-        exactly("requests that ended exactly once", len(records), theatre.play.requests),
+        exactly("requests that ended exactly once", len(records), simulated.run.requests),
         exactly("requests that were not served", unserved, 0),
-        exactly("streams with wrong tokens", theatre.wrong_streams(), 0),
+        exactly("streams with wrong tokens", simulated.wrong_streams(), 0),
     )
 
 
-def _figures(theatre: Theatre, records: tuple[RequestRecord, ...]) -> Mapping[str, Figure]:
-    first = [r.first_token_at_s - r.arrived_at_s for r in records if r.first_token_at_s is not None]
-    tries = {str(one): theatre.second_tries(one) for one in Trouble}
+def _figures(simulated: SimulatedRun, records: tuple[RequestRecord, ...]) -> Mapping[str, Figure]:
+    first_token_waits_s = [
+        r.first_token_at_s - r.arrived_at_s for r in records if r.first_token_at_s is not None
+    ]
+    retries_by_reason = {str(reason): simulated.retries(reason) for reason in RetryReason}
     return {
-        "requests": theatre.play.requests,
-        "longest_first_token_s": round(max(first, default=0.0), 3),
+        "requests": simulated.run.requests,
+        "longest_first_token_s": round(max(first_token_waits_s, default=0.0), 3),
         "longest_gap_s": round(_longest_gap_s(records), 3),
-        "second_tries": ", ".join(f"{one} {count}" for one, count in tries.items() if count),
-        "second_tries_refused": sum(one.recoveries().refused for one in theatre.coordinators),
-        "circuits_opened": sum(one.recoveries().openings for one in theatre.coordinators),
+        "second_tries": ", ".join(
+            f"{name} {count}" for name, count in retries_by_reason.items() if count
+        ),
+        "second_tries_refused": sum(
+            coordinator.retry_totals().denied for coordinator in simulated.coordinators
+        ),
+        "circuits_opened": sum(
+            coordinator.retry_totals().circuit_openings for coordinator in simulated.coordinators
+        ),
     }

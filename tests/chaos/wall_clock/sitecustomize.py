@@ -14,16 +14,16 @@ from datetime import tzinfo
 from typing import Self
 
 _FILE = os.environ.get("BATON_CHAOS_CLOCK")
-_LOOK_S = 0.2
+_REREAD_S = 0.2
 _real_time, _real_time_ns, _real_datetime = time.time, time.time_ns, datetime.datetime  # noqa: TID251
-_offset_s, _looked_at_s = 0.0, float("-inf")
+_offset_s, _read_at_s = 0.0, float("-inf")
 
 
 def _offset() -> float:
-    global _offset_s, _looked_at_s  # noqa: PLW0603 - one clock for a process
+    global _offset_s, _read_at_s  # noqa: PLW0603 - one clock for a process
     now_s = time.monotonic()
-    if now_s - _looked_at_s > _LOOK_S:
-        _looked_at_s = now_s
+    if now_s - _read_at_s > _REREAD_S:
+        _read_at_s = now_s
         try:
             with open(str(_FILE)) as file:  # noqa: PTH123 - nothing is imported yet
                 _offset_s = float(file.read() or 0.0)
@@ -32,7 +32,7 @@ def _offset() -> float:
     return _offset_s
 
 
-class _Moved(datetime.datetime):
+class _ShiftedDatetime(datetime.datetime):
     """A datetime whose now is moved."""
 
     __slots__ = ()  # as large as the real one, which native code compiled against
@@ -51,4 +51,4 @@ class _Moved(datetime.datetime):
 if _FILE:
     time.time = lambda: _real_time() + _offset()  # noqa: TID251 - as above
     time.time_ns = lambda: _real_time_ns() + int(_offset() * 1e9)  # noqa: TID251 - as above
-    datetime.datetime = _Moved  # type: ignore[misc]
+    datetime.datetime = _ShiftedDatetime  # type: ignore[misc]

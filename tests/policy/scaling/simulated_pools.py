@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.domain.fleet import Role
-from baton.policy.scaling.actions import FlipReplicas, StartReplicas, StopReplicas, Tick
-from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
+from baton.policy.scaling.actions import AutoscalerTick, FlipReplicas, StartReplicas, StopReplicas
+from baton.policy.scaling.observation import Demand, Observation, PoolObservation, ServiceLevel
 from baton.policy.scaling.options import (
     AutoscalerOptions,
     PoolBounds,
@@ -37,48 +37,48 @@ def demand(prefills: float, decodes: float, *, mean_tokens: float = 1000.0) -> D
 def pool(
     name: str,
     role: Role,
-    plays: Mapping[Role, int],
+    role_counts: Mapping[Role, int],
     *,
     starting: int = 0,
     cold_start_s: float = 60.0,
-    strength: float | None = 1.0,
+    speed: float | None = 1.0,
 ) -> PoolObservation:
-    """One pool; `strength` None: not known yet."""
+    """One pool; `speed` None: not known yet."""
     return PoolObservation(
         name=name,
         role=role,
-        prefill=plays.get(Role.PREFILL, 0),
-        decode=plays.get(Role.DECODE, 0),
-        mixed=plays.get(Role.MIXED, 0),
+        prefill=role_counts.get(Role.PREFILL, 0),
+        decode=role_counts.get(Role.DECODE, 0),
+        mixed=role_counts.get(Role.MIXED, 0),
         starting=starting,
         cold_start_s=cold_start_s,
-        prefill_tokens_per_s=None if strength is None else strength * PREFILL_RATE,
-        decode_tokens_per_s=None if strength is None else strength * DECODE_RATE,
-        decode_streams=None if strength is None else strength * STREAMS,
+        prefill_tokens_per_s=None if speed is None else speed * PREFILL_RATE,
+        decode_tokens_per_s=None if speed is None else speed * DECODE_RATE,
+        decode_streams=None if speed is None else speed * STREAMS,
     )
 
 
-def prefills(count: int, *, away: int = 0, starting: int = 0) -> PoolObservation:
-    """The pool that prefills; `away` of its replicas decode."""
-    plays = {Role.PREFILL: count - away, Role.DECODE: away}
-    return pool("prefill", Role.PREFILL, plays, starting=starting)
+def prefill_pool(count: int, *, flipped: int = 0, starting: int = 0) -> PoolObservation:
+    """The pool that prefills; `flipped` of its replicas decode."""
+    role_counts = {Role.PREFILL: count - flipped, Role.DECODE: flipped}
+    return pool("prefill", Role.PREFILL, role_counts, starting=starting)
 
 
-def decodes(count: int, *, away: int = 0, starting: int = 0) -> PoolObservation:
-    """The pool that decodes; `away` of its replicas prefill."""
-    plays = {Role.DECODE: count - away, Role.PREFILL: away}
-    return pool("decode", Role.DECODE, plays, starting=starting)
+def decode_pool(count: int, *, flipped: int = 0, starting: int = 0) -> PoolObservation:
+    """The pool that decodes; `flipped` of its replicas prefill."""
+    role_counts = {Role.DECODE: count - flipped, Role.PREFILL: flipped}
+    return pool("decode", Role.DECODE, role_counts, starting=starting)
 
 
-def seen(
-    at_s: float, asked: Demand, *pools: PoolObservation, service: Service | None = None
+def observe(
+    at_s: float, offered: Demand, *pools: PoolObservation, service: ServiceLevel | None = None
 ) -> Observation:
     """An observation of these pools, with objectives of 2 s and 50 ms."""
     return Observation(
         at_s=at_s,
         window_s=30.0,
-        demand=asked,
-        service=service or Service(),
+        demand=offered,
+        service=service or ServiceLevel(),
         pools={each.name: each for each in pools},
         ttft_s=2.0,
         tpot_s=0.05,
@@ -87,8 +87,8 @@ def seen(
 
 def options(
     *,
-    most: int = 20,
-    least: int = 1,
+    max_replicas: int = 20,
+    min_replicas: int = 1,
     gpu_budget: float | None = None,
     scale_to_zero: bool = False,
     slo: SloScalingOptions | None = None,
@@ -101,13 +101,13 @@ def options(
         scale_to_zero=scale_to_zero,
         up=StepLimits(cooldown_s=0.0, max_step=100),
         down=StepLimits(cooldown_s=120.0, max_step=100),
-        bounds={name: PoolBounds(min=least, start=1, max=most) for name in names},
+        bounds={name: PoolBounds(min=min_replicas, start=1, max=max_replicas) for name in names},
         slo=slo or SloScalingOptions(),
     )
 
 
 @dataclass
-class Body:
+class SimulatedPools:
     """A pool that prefills and one that decodes, `baton`'s policy, and the clock."""
 
     options: AutoscalerOptions
@@ -119,30 +119,35 @@ class Body:
             "decode": {Role.PREFILL: 0, Role.DECODE: 1},
         }
     )
-    coming: dict[str, list[float]] = field(default_factory=lambda: {"prefill": [], "decode": []})
-    ticks: list[Tick] = field(default_factory=list)
+    ready_times_s: dict[str, list[float]] = field(
+        default_factory=lambda: {"prefill": [], "decode": []}
+    )
+    ticks: list[AutoscalerTick] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scaler = Autoscaler(SloPolicy(self.options), self.options)
+        self.autoscaler = Autoscaler(SloPolicy(self.options), self.options)
 
     def run(
-        self, for_s: float, asked: Callable[[float], Demand], service: Service | None = None
+        self,
+        duration_s: float,
+        offered: Callable[[float], Demand],
+        service: ServiceLevel | None = None,
     ) -> None:
         """Tick every five seconds."""
-        until_s = self.now_s + for_s
+        until_s = self.now_s + duration_s
         while self.now_s < until_s:
             self.now_s += 5.0
-            for name, times in self.coming.items():
+            for name, times in self.ready_times_s.items():
                 ready = [at_s for at_s in times if at_s <= self.now_s]
-                self.coming[name] = [at_s for at_s in times if at_s > self.now_s]
+                self.ready_times_s[name] = [at_s for at_s in times if at_s > self.now_s]
                 self.roles[name][Role(name)] += len(ready)
-            tick = self.scaler.tick(
-                seen(self.now_s, asked(self.now_s), *self.pools(), service=service)
+            tick = self.autoscaler.tick(
+                observe(self.now_s, offered(self.now_s), *self.pools(), service=service)
             )
-            assert not tick.held
+            assert not tick.paused_reason
             self.ticks.append(tick)
-            self.carry_out(tick)
-            self.scaler.check_integrity()
+            self.apply_actions(tick)
+            self.autoscaler.check_integrity()
 
     def pools(self) -> list[PoolObservation]:
         return [
@@ -150,48 +155,50 @@ class Body:
                 name,
                 Role(name),
                 roles,
-                starting=len(self.coming[name]),
+                starting=len(self.ready_times_s[name]),
                 cold_start_s=self.cold_start_s,
             )
             for name, roles in self.roles.items()
         ]
 
-    def carry_out(self, tick: Tick) -> None:
+    def apply_actions(self, tick: AutoscalerTick) -> None:
         for action in tick.actions:
             roles = self.roles[action.pool]
             match action:
                 case StartReplicas():
-                    self.coming[action.pool] += [self.now_s + self.cold_start_s] * action.replicas
+                    self.ready_times_s[action.pool] += [
+                        self.now_s + self.cold_start_s
+                    ] * action.replicas
                 case StopReplicas():
                     for _ in range(action.replicas):
-                        if self.coming[action.pool]:
-                            self.coming[action.pool].pop()
+                        if self.ready_times_s[action.pool]:
+                            self.ready_times_s[action.pool].pop()
                         else:
                             roles[max(roles, key=lambda role: roles[role])] -= 1
                 case FlipReplicas():
-                    other = Role.DECODE if action.to is Role.PREFILL else Role.PREFILL
+                    other = Role.DECODE if action.role is Role.PREFILL else Role.PREFILL
                     assert roles[other] >= action.replicas
                     roles[other] -= action.replicas
-                    roles[action.to] += action.replicas
+                    roles[action.role] += action.replicas
 
-    def players(self, role: Role) -> int:
+    def replicas_of_role(self, role: Role) -> int:
         """Who plays a role now."""
         return sum(roles[role] for roles in self.roles.values())
 
     def size(self, name: str) -> int:
         """Replicas of a pool that take work or start."""
-        return sum(self.roles[name].values()) + len(self.coming[name])
+        return sum(self.roles[name].values()) + len(self.ready_times_s[name])
 
     def reversals(self) -> int:
         """How often a pool's size changed the other way than before."""
         count = 0
         for name in self.roles:
-            last = 0
+            last_direction = 0
             for tick in self.ticks:
                 for action in tick.actions:
                     if isinstance(action, FlipReplicas) or action.pool != name:
                         continue
-                    way = 1 if isinstance(action, StartReplicas) else -1
-                    count += way == -last
-                    last = way
+                    direction = 1 if isinstance(action, StartReplicas) else -1
+                    count += direction == -last_direction
+                    last_direction = direction
         return count

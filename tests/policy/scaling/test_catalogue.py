@@ -8,11 +8,11 @@ import pytest
 
 from baton.config.schema.scaling import MOVED_POLICIES
 from baton.domain.errors import ConfigInvalid
-from baton.policy.scaling.catalogue import RULES, scaling_policy
+from baton.policy.scaling.catalogue import RULES, make_scaling_policy
 from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.observation import Demand, Observation
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule
-from tests.policy.scaling.simulated_pools import decodes, demand, options, prefills, seen
+from tests.policy.scaling.simulated_pools import decode_pool, demand, observe, options, prefill_pool
 
 HERE = __name__
 NOTHING = Demand()
@@ -21,39 +21,39 @@ ALL = [*map(str, ScalingRule), *MOVED_POLICIES.values()]
 
 def test_static_wants_what_is_configured_and_leaves_other_pools_alone() -> None:
     bounds = {"prefill": PoolBounds(min=1, start=3, max=9)}
-    observation = seen(0.0, NOTHING, prefills(1), decodes(4, starting=1))
-    wants = Static(AutoscalerOptions(bounds=bounds)).wants(observation)
-    assert {name: want.replicas for name, want in wants.items()} == {"prefill": 3, "decode": 5}
+    observation = observe(0.0, NOTHING, prefill_pool(1), decode_pool(4, starting=1))
+    desired = Static(AutoscalerOptions(bounds=bounds)).desired(observation)
+    assert {name: want.replicas for name, want in desired.items()} == {"prefill": 3, "decode": 5}
 
 
 @pytest.mark.parametrize("rule", list(ScalingRule))
 def test_every_rule_has_a_policy_of_its_name(rule: ScalingRule) -> None:
-    assert scaling_policy(rule, options()).name == rule
+    assert make_scaling_policy(rule, options()).name == rule
     assert set(RULES) == set(ScalingRule)
 
 
 @pytest.mark.parametrize("rule", ALL)
 def test_every_rule_speaks_of_every_pool_in_whatever_order(rule: str) -> None:
     pools = [
-        replace(prefills(3), busy_fraction=0.9),
-        replace(decodes(2), running_requests=50.0),
+        replace(prefill_pool(3), utilization_fraction=0.9),
+        replace(decode_pool(2), running_requests=50.0),
     ]
-    one = scaling_policy(rule, options()).wants(seen(0.0, demand(3.0, 2.0), *pools))
-    two = scaling_policy(rule, options()).wants(seen(0.0, demand(3.0, 2.0), *pools[::-1]))
+    one = make_scaling_policy(rule, options()).desired(observe(0.0, demand(3.0, 2.0), *pools))
+    two = make_scaling_policy(rule, options()).desired(observe(0.0, demand(3.0, 2.0), *pools[::-1]))
     assert one == two
     assert set(one) == {"prefill", "decode"}
 
 
 @pytest.mark.parametrize("rule", ALL)
 def test_every_rule_bears_silence_and_unknown_capacities(rule: str) -> None:
-    policy = scaling_policy(rule, options())
+    policy = make_scaling_policy(rule, options())
     unknown = [
         replace(pool, prefill_tokens_per_s=None, decode_tokens_per_s=None, decode_streams=None)
-        for pool in (prefills(0), decodes(2))
+        for pool in (prefill_pool(0), decode_pool(2))
     ]
     for second in range(0, 400, 10):
-        wants = policy.wants(seen(float(second), NOTHING, *unknown))
-        assert all(want.replicas >= 0 for want in wants.values())
+        desired = policy.desired(observe(float(second), NOTHING, *unknown))
+        assert all(want.replicas >= 0 for want in desired.values())
 
 
 class Own:
@@ -64,7 +64,7 @@ class Own:
     def __init__(self, options: AutoscalerOptions) -> None:
         self.options = options
 
-    def wants(self, seen: Observation) -> dict[str, object]:
+    def desired(self, observation: Observation) -> dict[str, object]:
         return {}
 
 
@@ -74,7 +74,7 @@ def nothing(options: AutoscalerOptions) -> None:
 
 def test_a_users_own_policy_is_loaded_with_the_options() -> None:
     given = options()
-    policy = scaling_policy(f"{HERE}:Own", given)
+    policy = make_scaling_policy(f"{HERE}:Own", given)
     assert policy.name == "own"
 
 
@@ -89,4 +89,4 @@ def test_a_users_own_policy_is_loaded_with_the_options() -> None:
 )
 def test_a_policy_that_cannot_be_used_is_refused_in_words(rule: str, message: str) -> None:
     with pytest.raises(ConfigInvalid, match=message):
-        scaling_policy(rule, options())
+        make_scaling_policy(rule, options())

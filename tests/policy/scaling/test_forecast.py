@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.scaling.forecast import Forecast
+from baton.policy.scaling.forecast import RateForecast
 
 HORIZON_S = 60.0
 
 
-def fed(rate: Callable[[float], float], *, for_s: float, every_s: float = 5.0) -> Forecast:
-    forecast = Forecast()
+def fed(rate: Callable[[float], float], *, for_s: float, every_s: float = 5.0) -> RateForecast:
+    forecast = RateForecast()
     for tick in range(int(for_s / every_s) + 1):
         forecast.observe(tick * every_s, rate(tick * every_s), horizon_s=HORIZON_S)
     return forecast
@@ -58,7 +58,7 @@ def test_jumpy_demand_gets_more_headroom_than_steady_demand() -> None:
 
 def test_a_quantile_covers_its_share_of_what_comes() -> None:
     rate = noisy(7, 20.0)
-    forecast = Forecast()
+    forecast = RateForecast()
     due: list[tuple[float, float]] = []
     covered: list[bool] = []
     for tick in range(1000):
@@ -71,7 +71,7 @@ def test_a_quantile_covers_its_share_of_what_comes() -> None:
 
 def test_a_higher_quantile_forecasts_no_less() -> None:
     forecast = fed(noisy(3, 30.0), for_s=3600)
-    values = [forecast.predict(HORIZON_S, quantile=one / 10) for one in range(11)]
+    values = [forecast.predict(HORIZON_S, quantile=index / 10) for index in range(11)]
     assert values == sorted(values)
     assert values[0] < values[-1]
 
@@ -109,7 +109,7 @@ def test_garbage_is_passed_over() -> None:
 def test_a_forecast_is_always_a_number_and_never_negative(
     steps: list[tuple[float, float]], horizon_s: float, quantile: float
 ) -> None:
-    forecast, at_s = Forecast(), 0.0
+    forecast, at_s = RateForecast(), 0.0
     for step_s, rate in steps:
         at_s += step_s
         forecast.observe(at_s, rate, horizon_s=horizon_s)
@@ -119,7 +119,7 @@ def test_a_forecast_is_always_a_number_and_never_negative(
 @given(factor=st.floats(0.01, 100.0))
 def test_demand_of_another_scale_is_forecast_at_that_scale(factor: float) -> None:
     rates = noisy(5, 30.0)
-    one, other = Forecast(), Forecast()
+    one, other = RateForecast(), RateForecast()
     for tick in range(100):
         rate = rates(0)
         one.observe(tick * 10.0, rate, horizon_s=HORIZON_S)
@@ -130,7 +130,7 @@ def test_demand_of_another_scale_is_forecast_at_that_scale(factor: float) -> Non
 
 
 def test_headroom_for_jumps_does_not_lead_beyond_the_most_that_was_seen() -> None:
-    forecast = Forecast()
+    forecast = RateForecast()
     for tick in range(300):
         burst = (tick // 10) % 5 == 0
         forecast.observe(2.0 * tick, 1000.0 if burst else 50.0, horizon_s=30.0)

@@ -7,16 +7,16 @@ from random import Random
 
 import pytest
 
-from baton.policy.scaling.estimators.burstiness import ArrivalMeter
+from baton.policy.scaling.estimators.burstiness import BurstinessEstimator
 
 WINDOW_S, SIZE = 30.0, 100.0
 
 
 def measured(work: Callable[[int], float], windows: int = 60) -> float:
-    meter = ArrivalMeter()
+    meter = BurstinessEstimator()
     for number in range(windows):
         rate = work(number) / WINDOW_S
-        meter.observe(number * WINDOW_S, window_s=WINDOW_S, rate=rate, size=SIZE)
+        meter.observe(number * WINDOW_S, window_s=WINDOW_S, rate=rate, mean_tokens=SIZE)
     return meter.squared_variation()
 
 
@@ -59,17 +59,17 @@ def test_there_is_a_most_that_is_believed() -> None:
 
 
 def test_windows_that_overlap_count_once() -> None:
-    meter = ArrivalMeter()
+    meter = BurstinessEstimator()
     rng = Random(2)
     for tick in range(8 * 15):  # eight windows, looked at every two seconds
-        meter.observe(tick * 2.0, window_s=WINDOW_S, rate=rng.choice((1.0, 1e4)), size=SIZE)
+        meter.observe(tick * 2.0, window_s=WINDOW_S, rate=rng.choice((1.0, 1e4)), mean_tokens=SIZE)
     assert meter.squared_variation() == 2.0, "seven pairs are too few to tell"
 
 
 def test_gaps_and_silence_teach_nothing() -> None:
     assert measured(lambda _: 0.0) == 2.0
-    meter = ArrivalMeter()
+    meter = BurstinessEstimator()
     for number in range(60):
         rate = 1e4 if number % 2 else 1.0
-        meter.observe(number * 1000.0, window_s=WINDOW_S, rate=rate, size=SIZE)
+        meter.observe(number * 1000.0, window_s=WINDOW_S, rate=rate, mean_tokens=SIZE)
     assert meter.squared_variation() == 2.0

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.observation import PoolObservation, Service
+from baton.policy.scaling.observation import PoolObservation, ServiceLevel
 from baton.policy.scaling.options import PoolBounds
-from baton.policy.scaling.pools.pool_assignment import Roster
-from baton.policy.scaling.pools.role_flips import Rebalance, SplitNeeds
+from baton.policy.scaling.pools.pool_assignment import PoolAssignment
+from baton.policy.scaling.pools.role_flips import RoleNeeds, RoleRebalancer
 from baton.policy.scaling.slo import SloPolicy
-from tests.policy.scaling.simulated_pools import decodes, demand, options, prefills, seen
+from tests.policy.scaling.simulated_pools import decode_pool, demand, observe, options, prefill_pool
 
 FULL = options(gpu_budget=6.0)
 TICK_S = 2.0
@@ -25,13 +25,13 @@ def flipped(
     for_s: float = 6.0,
 ) -> tuple[Role, int, float]:
     """To which role, how many and when first, while needs stay and no GPU is left; 0: nobody."""
-    rebalance, at_s, bounds = Rebalance(FULL), 0.0, PoolBounds(min=1, start=1, max=6)
-    split = SplitNeeds(greatest=dict(foreseen or needs), present=needs)
+    rebalance, at_s, bounds = RoleRebalancer(FULL), 0.0, PoolBounds(min=1, start=1, max=6)
+    split = RoleNeeds(greatest=dict(foreseen or needs), present=needs)
     while True:
-        roster = Roster(pools, dict.fromkeys(("prefill", "decode"), bounds))
-        found = rebalance.flip(seen(at_s, demand(1.0, 1.0), *pools), roster, split, lacking)
-        if found.made or at_s >= for_s:
-            return found.to, found.made, at_s
+        roster = PoolAssignment(pools, dict.fromkeys(("prefill", "decode"), bounds))
+        found = rebalance.flip(observe(at_s, demand(1.0, 1.0), *pools), roster, split, lacking)
+        if found.flipped or at_s >= for_s:
+            return found.role, found.flipped, at_s
         at_s += TICK_S
 
 
@@ -44,18 +44,18 @@ def short(prefill: int, decode: int) -> dict[Role, int]:
 
 
 def test_of_two_roles_that_lack_as_many_the_worse_served_one_is_helped() -> None:
-    to, made, _ = flipped(both(4.2, 2.0), short(1, 1), prefills(5), decodes(1))
+    to, made, _ = flipped(both(4.2, 2.0), short(1, 1), prefill_pool(5), decode_pool(1))
     assert (to, made) == (Role.DECODE, 1)
 
 
 def test_a_shortage_is_shared_out_within_seconds_but_not_on_first_sight() -> None:
-    to, made, at_s = flipped(both(5.2, 0.2), short(3, 0), prefills(3), decodes(3))
+    to, made, at_s = flipped(both(5.2, 0.2), short(3, 0), prefill_pool(3), decode_pool(3))
     assert (to, made) == (Role.PREFILL, 2)
     assert at_s == FULL.slo.flip_urgent_s
 
 
 def test_what_is_only_foreseen_holds_nobody_back_where_others_suffer_now() -> None:
-    pools = (prefills(5), decodes(1))
+    pools = (prefill_pool(5), decode_pool(1))
     foreseen = both(8.0, 2.0)
     to, made, _ = flipped(both(4.0, 2.0), short(1, 1), *pools, foreseen=foreseen)
     assert (to, made) == (Role.DECODE, 1)
@@ -63,27 +63,27 @@ def test_what_is_only_foreseen_holds_nobody_back_where_others_suffer_now() -> No
 
 def test_prompts_that_spare_decoders_compute_are_no_reason_to_flip() -> None:
     """A prefill replica more would serve prompts, but take from streams what they need."""
-    _, made, _ = flipped(both(1.2, 4.4), short(1, 0), prefills(1), decodes(5), for_s=60.0)
+    _, made, _ = flipped(both(1.2, 4.4), short(1, 0), prefill_pool(1), decode_pool(5), for_s=60.0)
     assert made == 0
 
 
 def test_streams_do_not_count_on_spare_prefill_replicas() -> None:
-    to, made, _ = flipped(both(1.2, 4.4), short(0, 1), prefills(2), decodes(4))
+    to, made, _ = flipped(both(1.2, 4.4), short(0, 1), prefill_pool(2), decode_pool(4))
     assert (to, made) == (Role.DECODE, 1)
 
 
 def test_what_is_gained_is_counted_in_what_replicas_can_do_not_in_their_number() -> None:
     """Who is left does 3.85 replicas' worth of prompts, which is nearly enough; three were not."""
-    weak = replace(decodes(3, away=2), prefill_tokens_per_s=8_500.0)
-    to, made, _ = flipped(both(4.0, 1.3), short(0, 1), prefills(3), weak)
+    weak = replace(decode_pool(3, flipped=2), prefill_tokens_per_s=8_500.0)
+    to, made, _ = flipped(both(4.0, 1.3), short(0, 1), prefill_pool(3), weak)
     assert (to, made) == (Role.DECODE, 1)
 
 
 def test_who_is_held_at_the_door_will_stream_too() -> None:
     policy = SloPolicy(options())
-    busy = replace(decodes(1), running_requests=95.0)
-    service = Service(held=60)
-    wants = policy.wants(seen(0.0, demand(2.0, 0.3), prefills(3), busy, service=service))
+    busy = replace(decode_pool(1), running_requests=95.0)
+    service = ServiceLevel(queued_requests=60)
+    wants = policy.desired(observe(0.0, demand(2.0, 0.3), prefill_pool(3), busy, service=service))
     assert wants["decode"].inputs["need_busy"] == 1.55
 
 
@@ -92,9 +92,9 @@ def rising(per_s: float) -> list[float]:
     policy, helped = SloPolicy(FULL), []
     for tick in range(8):
         at_s = tick * TICK_S
-        busy = replace(decodes(1), running_requests=30.0 + per_s * at_s)
-        wants = policy.wants(seen(at_s, demand(3.5, 0.3), prefills(5), busy))
-        if wants["prefill"].flips.get(Role.DECODE):
+        busy = replace(decode_pool(1), running_requests=30.0 + per_s * at_s)
+        wants = policy.desired(observe(at_s, demand(3.5, 0.3), prefill_pool(5), busy))
+        if wants["prefill"].role_flips.get(Role.DECODE):
             helped.append(at_s)
     return helped
 
@@ -113,11 +113,11 @@ def test_what_becomes_known_of_decode_is_no_rise() -> None:
     """Fifty streams all the while; until the third tick it is not known what a replica can do."""
     policy = SloPolicy(FULL)
     for tick in range(10):
-        busy = replace(decodes(1), running_requests=50.0)
+        busy = replace(decode_pool(1), running_requests=50.0)
         if tick < 3:
             busy = replace(busy, decode_tokens_per_s=None, decode_streams=None)
-        wants = policy.wants(seen(tick * TICK_S, demand(3.5, 0.3), prefills(5), busy))
-        assert not wants["prefill"].flips
+        wants = policy.desired(observe(tick * TICK_S, demand(3.5, 0.3), prefill_pool(5), busy))
+        assert not wants["prefill"].role_flips
     assert wants["decode"].inputs["need_rising"] == 0.5
 
 
@@ -125,16 +125,23 @@ def test_what_rises_starts_nobody() -> None:
     """It is known for seconds, and a start takes minutes."""
     policy = SloPolicy(options())
     for tick in range(5):
-        busy = replace(decodes(1), running_requests=30.0 + 10.0 * tick)
-        wants = policy.wants(seen(tick * TICK_S, demand(1.0, 0.3), prefills(1), busy))
+        busy = replace(decode_pool(1), running_requests=30.0 + 10.0 * tick)
+        wants = policy.desired(observe(tick * TICK_S, demand(1.0, 0.3), prefill_pool(1), busy))
     assert wants["decode"].inputs["need_rising"] > 1.0
     assert wants["decode"].replicas == 1
 
 
 def test_a_roster_stays_as_it_is_when_a_flip_is_only_tried() -> None:
-    roster = Roster(
-        [prefills(3), decodes(3)], {name: PoolBounds(max=6) for name in ("prefill", "decode")}
+    roster = PoolAssignment(
+        [prefill_pool(3), decode_pool(3)],
+        {name: PoolBounds(max=6) for name in ("prefill", "decode")},
     )
-    there = roster.flipped(Role.PREFILL, 2)
-    assert (there.strength(Role.PREFILL), there.strength(Role.DECODE)) == (5.0, 1.0)
-    assert (roster.strength(Role.PREFILL), roster.strength(Role.DECODE)) == (3.0, 3.0)
+    there = roster.with_flip(Role.PREFILL, 2)
+    assert (there.effective_replicas(Role.PREFILL), there.effective_replicas(Role.DECODE)) == (
+        5.0,
+        1.0,
+    )
+    assert (roster.effective_replicas(Role.PREFILL), roster.effective_replicas(Role.DECODE)) == (
+        3.0,
+        3.0,
+    )

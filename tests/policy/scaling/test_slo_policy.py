@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import FlipReplicas, StartReplicas
-from baton.policy.scaling.desired import ScalingReason, Want
-from baton.policy.scaling.needs import promise_of
-from baton.policy.scaling.observation import Demand, PoolObservation, Service
+from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
+from baton.policy.scaling.needs import objective_of
+from baton.policy.scaling.observation import Demand, PoolObservation, ServiceLevel
 from baton.policy.scaling.options import SloScalingOptions
 from baton.policy.scaling.slo import SloPolicy
 from tests.policy.scaling.simulated_pools import (
-    Body,
-    decodes,
+    SimulatedPools,
+    decode_pool,
     demand,
+    observe,
     options,
     pool,
-    prefills,
-    seen,
+    prefill_pool,
 )
 
 loads = st.floats(0.0, 15.0)
@@ -34,15 +34,15 @@ loads = st.floats(0.0, 15.0)
 def once(
     asked: Demand,
     *pools: PoolObservation,
-    service: Service | None = None,
+    service: ServiceLevel | None = None,
     names: tuple[str, ...] = ("prefill", "decode"),
-) -> Mapping[str, Want]:
+) -> Mapping[str, DesiredReplicas]:
     """What a policy that has seen nothing else wants."""
-    return SloPolicy(options(names=names)).wants(seen(10.0, asked, *pools, service=service))
+    return SloPolicy(options(names=names)).desired(observe(10.0, asked, *pools, service=service))
 
 
 def mixed(name: str, count: int, *, strength: float | None = 1.0) -> PoolObservation:
-    return pool(name, Role.MIXED, {Role.MIXED: count}, strength=strength)
+    return pool(name, Role.MIXED, {Role.MIXED: count}, speed=strength)
 
 
 # ------------------------------------------------------------------ one observation
@@ -50,7 +50,7 @@ def mixed(name: str, count: int, *, strength: float | None = 1.0) -> PoolObserva
 
 @given(prompts=loads, outputs=loads)
 def test_there_is_more_than_the_mean_takes_of_each_role(prompts: float, outputs: float) -> None:
-    wants = once(demand(prompts, outputs), prefills(1), decodes(1))
+    wants = once(demand(prompts, outputs), prefill_pool(1), decode_pool(1))
     assert wants["prefill"].replicas >= math.ceil(prompts) >= 0
     assert wants["decode"].replicas >= math.ceil(outputs) >= 0
     assert wants["prefill"].replicas <= prompts + 3
@@ -60,22 +60,24 @@ def test_there_is_more_than_the_mean_takes_of_each_role(prompts: float, outputs:
 @given(prompts=loads, outputs=loads, more=st.floats(0.0, 5.0))
 def test_more_demand_never_wants_fewer(prompts: float, outputs: float, more: float) -> None:
     size = 1000.0
-    before = once(demand(prompts, outputs, mean_tokens=size), prefills(2), decodes(2))
-    after = once(demand(prompts + more, outputs + more, mean_tokens=size), prefills(2), decodes(2))
+    before = once(demand(prompts, outputs, mean_tokens=size), prefill_pool(2), decode_pool(2))
+    after = once(
+        demand(prompts + more, outputs + more, mean_tokens=size), prefill_pool(2), decode_pool(2)
+    )
     for name in before:
         assert after[name].replicas >= before[name].replicas
 
 
 @given(prompts=loads, outputs=loads, count=st.integers(1, 9))
 def test_the_order_of_pools_does_not_matter(prompts: float, outputs: float, count: int) -> None:
-    pools = (prefills(count), decodes(count), mixed("both", count))
+    pools = (prefill_pool(count), decode_pool(count), mixed("both", count))
     names = ("prefill", "decode", "both")
     asked = demand(prompts, outputs)
     assert once(asked, *pools, names=names) == once(asked, *reversed(pools), names=names)
 
 
 def test_each_want_says_why_and_from_what() -> None:
-    want = once(demand(3.0, 1.0), prefills(1), decodes(1))["prefill"]
+    want = once(demand(3.0, 1.0), prefill_pool(1), decode_pool(1))["prefill"]
     assert want.reason is ScalingReason.DEMAND
     assert "prefill needs" in want.why
     assert want.inputs["prompt_tokens_per_s"] == 30_000.0
@@ -83,8 +85,8 @@ def test_each_want_says_why_and_from_what() -> None:
 
 
 def test_what_pools_may_not_grow_to_is_told() -> None:
-    enough = once(demand(10.0, 1.0), prefills(1), decodes(1))["prefill"]
-    short = once(demand(30.0, 1.0), prefills(1), decodes(1))["prefill"]
+    enough = once(demand(10.0, 1.0), prefill_pool(1), decode_pool(1))["prefill"]
+    short = once(demand(30.0, 1.0), prefill_pool(1), decode_pool(1))["prefill"]
     assert enough.inputs["unmet"] == 0
     assert short.replicas == 20
     assert short.inputs["unmet"] == short.inputs["target"] - 20 >= 10
@@ -92,29 +94,33 @@ def test_what_pools_may_not_grow_to_is_told() -> None:
 
 def test_one_pool_that_does_both_needs_enough_for_both() -> None:
     both = once(demand(2.0, 3.0), mixed("both", 1), names=("both",))["both"]
-    apart = once(demand(2.0, 3.0), prefills(1), decodes(1))
+    apart = once(demand(2.0, 3.0), prefill_pool(1), decode_pool(1))
     assert 6 <= both.replicas <= apart["prefill"].replicas + apart["decode"].replicas
 
 
 def test_pools_of_one_role_alone_do_both() -> None:
-    alone = once(demand(2.0, 3.0), decodes(1), names=("decode",))
+    alone = once(demand(2.0, 3.0), decode_pool(1), names=("decode",))
     both = once(demand(2.0, 3.0), mixed("both", 1), names=("both",))
     assert alone["decode"].replicas == both["both"].replicas
 
 
 def test_what_the_others_may_not_grow_large_enough_for_goes_to_pools_that_do_both() -> None:
     names = ("prefill", "decode", "both")
-    little = once(demand(3.0, 3.0), prefills(1), decodes(1), mixed("both", 1), names=names)
-    much = once(demand(30.0, 3.0), prefills(1), decodes(1), mixed("both", 1), names=names)
+    little = once(demand(3.0, 3.0), prefill_pool(1), decode_pool(1), mixed("both", 1), names=names)
+    much = once(demand(30.0, 3.0), prefill_pool(1), decode_pool(1), mixed("both", 1), names=names)
     assert little["both"].replicas == 1
     assert much["prefill"].replicas == 20
     assert 10 <= much["both"].replicas <= 13
 
 
 def test_of_pools_of_one_role_the_one_that_does_most_for_its_gpus_grows() -> None:
-    strong = replace(prefills(1), name="strong", prefill_tokens_per_s=30_000.0)
+    strong = replace(prefill_pool(1), name="strong", prefill_tokens_per_s=30_000.0)
     wants = once(
-        demand(6.0, 1.0), prefills(1), strong, decodes(1), names=("prefill", "strong", "decode")
+        demand(6.0, 1.0),
+        prefill_pool(1),
+        strong,
+        decode_pool(1),
+        names=("prefill", "strong", "decode"),
     )
     assert wants["prefill"].replicas == 1
     assert wants["strong"].replicas == 3
@@ -122,7 +128,7 @@ def test_of_pools_of_one_role_the_one_that_does_most_for_its_gpus_grows() -> Non
 
 def test_a_pool_of_unknown_capacity_grows_by_one_only_while_somebody_is_late() -> None:
     unknown = mixed("both", 2, strength=None)
-    late = Service(slack_s=-1.0)
+    late = ServiceLevel(min_ttft_slack_s=-1.0)
     assert once(demand(9.0, 9.0), unknown, names=("both",))["both"].replicas == 2
     want = once(demand(9.0, 9.0), unknown, service=late, names=("both",))["both"]
     assert want.replicas == 3
@@ -135,55 +141,57 @@ def test_a_pool_of_unknown_capacity_grows_by_one_only_while_somebody_is_late() -
 def test_the_first_request_wakes_pools_of_unknown_capacity() -> None:
     nobody = mixed("both", 0, strength=None)
     assert once(demand(0.0, 0.0), nobody, names=("both",))["both"].replicas == 0
-    held = Service(held=1)
+    held = ServiceLevel(queued_requests=1)
     assert once(demand(0.0, 0.0), nobody, service=held, names=("both",))["both"].replicas == 1
 
 
 def test_a_backlog_that_would_be_late_takes_what_clears_it() -> None:
-    late = Service(slack_s=-5.0, held=1500)
-    calm = Service(slack_s=5.0, held=1500)
+    late = ServiceLevel(min_ttft_slack_s=-5.0, queued_requests=1500)
+    calm = ServiceLevel(min_ttft_slack_s=5.0, queued_requests=1500)
     asked = demand(3.0, 1.0)
-    rush = once(asked, prefills(4), decodes(2), service=late)["prefill"]
+    rush = once(asked, prefill_pool(4), decode_pool(2), service=late)["prefill"]
     # 1.5 M tokens wait, and of each second's 40,000 10,000 are left for them: 0.85 M in 65 s
-    assert rush.reason is ScalingReason.SLACK
+    assert rush.reason is ScalingReason.LATE_REQUESTS
     assert rush.replicas == math.ceil(3.0 + 0.85e6 / 10.0 / 10_000.0)
-    assert once(asked, prefills(4), decodes(2), service=calm)["prefill"].replicas == 4
+    assert once(asked, prefill_pool(4), decode_pool(2), service=calm)["prefill"].replicas == 4
 
 
 def test_a_backlog_that_clears_before_a_replica_would_be_ready_starts_none() -> None:
-    late = Service(slack_s=-0.5, held=100)
-    want = once(demand(3.0, 1.0), prefills(6), decodes(3), service=late)["prefill"]
+    late = ServiceLevel(min_ttft_slack_s=-0.5, queued_requests=100)
+    want = once(demand(3.0, 1.0), prefill_pool(6), decode_pool(3), service=late)["prefill"]
     assert want.replicas == 6
 
 
 def test_a_backlog_grows_no_larger_in_the_reckoning_than_it_is() -> None:
     """What arrives meanwhile is demand, and counted as such."""
-    late = Service(slack_s=-5.0, held=500)
-    want = once(demand(6.0, 1.0), prefills(2), decodes(2), service=late)["prefill"]
+    late = ServiceLevel(min_ttft_slack_s=-5.0, queued_requests=500)
+    want = once(demand(6.0, 1.0), prefill_pool(2), decode_pool(2), service=late)["prefill"]
     assert want.replicas == math.ceil(6.0 + 0.5e6 / 10.0 / 10_000.0)
 
 
 def test_misses_are_shared_between_the_objectives_that_there_are() -> None:
-    both = replace(seen(0.0, demand(1.0, 1.0)), attainment_target=0.9)
-    assert promise_of(both, 2.0).late_allowed == pytest.approx(0.05)
-    assert promise_of(replace(both, tpot_s=None), 2.0).late_allowed == pytest.approx(0.1)
-    assert promise_of(replace(both, attainment_target=1.0), 2.0).late_allowed > 0
+    both = replace(observe(0.0, demand(1.0, 1.0)), attainment_target=0.9)
+    assert objective_of(both, 2.0).allowed_miss_fraction == pytest.approx(0.05)
+    assert objective_of(replace(both, tpot_s=None), 2.0).allowed_miss_fraction == pytest.approx(0.1)
+    assert objective_of(replace(both, attainment_target=1.0), 2.0).allowed_miss_fraction > 0
 
 
 def test_lateness_is_no_surprise_while_replicas_start() -> None:
     policy = SloPolicy(options())
-    wrong = Service(attainment=0.5, ttft_p90_s=4.0, tpot_p90_s=0.03)
+    wrong = ServiceLevel(attainment=0.5, ttft_p90_s=4.0, tpot_p90_s=0.03)
     for tick in range(200):
-        pools = (prefills(4, starting=2), decodes(3))
-        wants = policy.wants(seen(tick * 5.0, demand(4.0, 2.0), *pools, service=wrong))
+        pools = (prefill_pool(4, starting=2), decode_pool(3))
+        wants = policy.desired(observe(tick * 5.0, demand(4.0, 2.0), *pools, service=wrong))
     assert wants["prefill"].inputs["correction"] == 1.0
 
 
 def test_streams_under_way_are_not_stopped() -> None:
     policy = SloPolicy(options())
     for tick in range(400):
-        running = replace(decodes(6), running_requests=80.0)  # 480 streams: five replicas' worth
-        wants = policy.wants(seen(tick * 5.0, demand(0.5, 0.5), prefills(2), running))
+        running = replace(
+            decode_pool(6), running_requests=80.0
+        )  # 480 streams: five replicas' worth
+        wants = policy.desired(observe(tick * 5.0, demand(0.5, 0.5), prefill_pool(2), running))
     assert wants["decode"].replicas >= 5
 
 
@@ -191,7 +199,7 @@ def test_streams_under_way_are_not_stopped() -> None:
 
 
 def test_a_step_up_is_answered_in_one_go() -> None:
-    body = Body(options())
+    body = SimulatedPools(options())
     body.run(300.0, lambda _: demand(1.0, 0.5))
     body.run(5.0, lambda _: demand(6.0, 3.0))
     starts = [each for each in body.ticks[-1].actions if isinstance(each, StartReplicas)]
@@ -201,7 +209,7 @@ def test_a_step_up_is_answered_in_one_go() -> None:
 
 
 def test_it_comes_down_again_and_stays() -> None:
-    body = Body(options())
+    body = SimulatedPools(options())
     body.run(600.0, lambda _: demand(6.0, 3.0))
     body.run(3600.0, lambda _: demand(1.0, 0.5))
     assert (body.size("prefill"), body.size("decode")) == (2, 1)
@@ -210,7 +218,7 @@ def test_it_comes_down_again_and_stays() -> None:
 
 def test_a_rise_is_met_before_it_comes() -> None:
     """A replica takes a minute to start; demand grows by one replica's worth every two."""
-    body = Body(options())
+    body = SimulatedPools(options())
     body.run(1800.0, lambda at_s: demand(1.0 + at_s / 120.0, 1.0))
     assert any(
         decision.reason is ScalingReason.FORECAST
@@ -219,55 +227,55 @@ def test_a_rise_is_met_before_it_comes() -> None:
     )
     for _ in range(20):
         body.run(5.0, lambda at_s: demand(1.0 + at_s / 120.0, 1.0))
-        assert body.players(Role.PREFILL) >= 1.0 + body.now_s / 120.0
+        assert body.replicas_of_role(Role.PREFILL) >= 1.0 + body.now_s / 120.0
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_noisy_steady_demand_reverses_twice_an_hour_at_most(seed: int) -> None:
     rng = Random(seed)
-    body = Body(options())
+    body = SimulatedPools(options())
     body.run(3 * 3600.0, lambda _: demand(rng.gauss(4.0, 0.5), rng.gauss(3.0, 0.3)))
     assert body.reversals() <= 2 * 3
-    assert body.players(Role.PREFILL) >= 5
+    assert body.replicas_of_role(Role.PREFILL) >= 5
 
 
 def test_replicas_flip_before_others_are_started() -> None:
     """The mix moves from prompts to outputs, the sum stays."""
-    body = Body(options())
+    body = SimulatedPools(options())
     body.run(600.0, lambda _: demand(6.0, 1.5))
     before = body.size("prefill") + body.size("decode")
     body.run(200.0, lambda _: demand(1.5, 5.0))
     flips = [each for tick in body.ticks for each in tick.actions if isinstance(each, FlipReplicas)]
-    assert {(each.pool, each.to) for each in flips} == {("prefill", Role.DECODE)}
-    assert body.players(Role.DECODE) >= 5
+    assert {(each.pool, each.role) for each in flips} == {("prefill", Role.DECODE)}
+    assert body.replicas_of_role(Role.DECODE) >= 5
     assert body.size("prefill") + body.size("decode") <= before + 1
     assert any(
-        decision.reason is ScalingReason.BALANCE
+        decision.reason is ScalingReason.ROLE_FLIP
         for tick in body.ticks
         for decision in tick.decisions
     )
 
 
 def test_who_flipped_comes_home_when_the_mix_moves_back() -> None:
-    body = Body(options())
+    body = SimulatedPools(options())
     body.run(600.0, lambda _: demand(6.0, 1.5))
     body.run(200.0, lambda _: demand(1.5, 5.0))
     body.run(900.0, lambda _: demand(6.0, 1.5))
-    assert body.players(Role.PREFILL) >= 7
+    assert body.replicas_of_role(Role.PREFILL) >= 7
     assert body.roles["prefill"][Role.DECODE] == 0
 
 
 def test_nobody_flips_on_first_sight() -> None:
     policy = SloPolicy(options())
-    first = policy.wants(seen(0.0, demand(1.0, 5.0), prefills(6), decodes(2)))
-    assert not first["prefill"].flips
+    first = policy.desired(observe(0.0, demand(1.0, 5.0), prefill_pool(6), decode_pool(2)))
+    assert not first["prefill"].role_flips
     assert first["decode"].replicas == 2, "what can flip soon is waited for"
-    last = policy.wants(seen(31.0, demand(1.0, 5.0), prefills(6), decodes(2)))
-    assert last["prefill"].flips == {Role.DECODE: 4}
+    last = policy.desired(observe(31.0, demand(1.0, 5.0), prefill_pool(6), decode_pool(2)))
+    assert last["prefill"].role_flips == {Role.DECODE: 4}
 
 
 def test_nobody_flips_back_before_the_dwell_is_over() -> None:
-    body = Body(options(gpu_budget=9.0))
+    body = SimulatedPools(options(gpu_budget=9.0))
     body.run(600.0, lambda _: demand(6.0, 1.5))
     body.run(60.0, lambda _: demand(1.5, 5.0))
     body.run(300.0, lambda _: demand(6.0, 1.5))
@@ -275,50 +283,50 @@ def test_nobody_flips_back_before_the_dwell_is_over() -> None:
     for tick in body.ticks:
         for action in tick.actions:
             if isinstance(action, FlipReplicas):
-                times[action.to].append(tick.at_s)
+                times[action.role].append(tick.at_s)
     assert times[Role.DECODE]
     assert times[Role.PREFILL]
     assert min(times[Role.PREFILL]) - max(times[Role.DECODE]) >= 120.0
 
 
 def test_nobody_flips_when_that_is_switched_off() -> None:
-    body = Body(options(slo=SloScalingOptions(flips=False)))
+    body = SimulatedPools(options(slo=SloScalingOptions(flips=False)))
     body.run(600.0, lambda _: demand(6.0, 1.5))
     body.run(600.0, lambda _: demand(1.5, 5.0))
     assert not any(isinstance(each, FlipReplicas) for tick in body.ticks for each in tick.actions)
 
 
 def test_a_role_keeps_a_player_however_short_the_other_is() -> None:
-    body = Body(options(most=3))
+    body = SimulatedPools(options(max_replicas=3))
     body.run(900.0, lambda _: demand(3.0, 0.1))
     body.run(900.0, lambda _: demand(12.0, 0.1))
-    assert body.players(Role.DECODE) >= 1
+    assert body.replicas_of_role(Role.DECODE) >= 1
 
 
 def test_when_no_gpus_are_left_a_shortage_is_shared_out() -> None:
-    body = Body(options(gpu_budget=8.0))
+    body = SimulatedPools(options(gpu_budget=8.0))
     body.run(600.0, lambda _: demand(4.5, 2.4))
     assert body.size("prefill") + body.size("decode") == 8
     body.run(900.0, lambda _: demand(2.0, 9.0))
     assert body.size("prefill") + body.size("decode") == 8
-    assert body.players(Role.DECODE) == 6
+    assert body.replicas_of_role(Role.DECODE) == 6
 
 
 def test_requests_that_are_late_although_there_should_be_enough_raise_the_need() -> None:
-    body = Body(options())
+    body = SimulatedPools(options())
     body.run(300.0, lambda _: demand(4.0, 2.0))
     before = body.size("prefill")
-    wrong = Service(attainment=0.8, ttft_p90_s=4.0, tpot_p90_s=0.03)
+    wrong = ServiceLevel(attainment=0.8, ttft_p90_s=4.0, tpot_p90_s=0.03)
     body.run(600.0, lambda _: demand(4.0, 2.0), service=wrong)
     assert before < body.size("prefill") <= 2 * before
     assert body.size("decode") == 3
-    right = Service(attainment=1.0, ttft_p90_s=0.5, tpot_p90_s=0.03)
+    right = ServiceLevel(attainment=1.0, ttft_p90_s=0.5, tpot_p90_s=0.03)
     body.run(2 * 3600.0, lambda _: demand(4.0, 2.0), service=right)
     assert body.size("prefill") == before
 
 
 def test_the_last_replicas_go_when_nothing_was_asked_for_and_come_back() -> None:
-    body = Body(options(least=0, scale_to_zero=True))
+    body = SimulatedPools(options(min_replicas=0, scale_to_zero=True))
     body.run(300.0, lambda _: demand(2.0, 1.0))
     body.run(1200.0, lambda _: Demand())
     assert (body.size("prefill"), body.size("decode")) == (0, 0)
@@ -327,7 +335,7 @@ def test_the_last_replicas_go_when_nothing_was_asked_for_and_come_back() -> None
 
 
 def test_a_start_from_zero_is_not_called_off_when_its_client_has_left() -> None:
-    body = Body(options(least=0, scale_to_zero=True))
+    body = SimulatedPools(options(min_replicas=0, scale_to_zero=True))
     body.run(1200.0, lambda _: Demand())
     assert body.size("decode") == 0
     body.cold_start_s = 600.0  # five times as long as idle replicas are kept
@@ -339,9 +347,9 @@ def test_a_start_from_zero_is_not_called_off_when_its_client_has_left() -> None:
 
 
 def test_a_start_that_is_stuck_does_not_keep_a_fleet_from_zero() -> None:
-    policy = SloPolicy(options(least=0, scale_to_zero=True))
+    policy = SloPolicy(options(min_replicas=0, scale_to_zero=True))
     wants = [
-        policy.wants(seen(at_s, Demand(), stuck(at_s)))["decode"].replicas
+        policy.desired(observe(at_s, Demand(), stuck(at_s)))["decode"].replicas
         for at_s in (0.0, 170.0, 400.0)
     ]
     assert wants == [1, 1, 0]
@@ -351,17 +359,17 @@ def stuck(at_s: float) -> PoolObservation:
     """A pool whose only start takes for ever."""
     none = {Role.PREFILL: 0, Role.DECODE: 0}
     made = pool("decode", Role.DECODE, none, starting=1, cold_start_s=60.0)
-    return replace(made, starting_for_s=at_s)
+    return replace(made, oldest_start_age_s=at_s)
 
 
 def test_the_last_replicas_stay_while_anything_is_under_way() -> None:
-    body = Body(options(least=0, scale_to_zero=True))
+    body = SimulatedPools(options(min_replicas=0, scale_to_zero=True))
     body.run(300.0, lambda _: demand(2.0, 1.0))
-    body.run(1200.0, lambda _: Demand(), service=Service(in_flight=1))
+    body.run(1200.0, lambda _: Demand(), service=ServiceLevel(in_flight=1))
     assert min(body.size("prefill"), body.size("decode")) >= 1
 
 
 def test_the_last_replicas_stay_where_zero_is_not_wanted() -> None:
-    body = Body(options(least=0))
+    body = SimulatedPools(options(min_replicas=0))
     body.run(1200.0, lambda _: Demand())
     assert (body.size("prefill"), body.size("decode")) == (1, 1)

@@ -8,17 +8,17 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.scaling.estimators.stabilization import Track, whole
+from baton.policy.scaling.estimators.stabilization import NeedStabilizer, whole_replicas
 
 
 def followed(
     need: Callable[[float], float], for_s: float, *, have: int = 1, patience_s: float = 240.0
 ) -> list[tuple[float, int]]:
     """Every change of what is had, by whoever follows at once."""
-    track = Track(120.0, headroom_fraction=0.2, patience_s=patience_s)
+    track = NeedStabilizer(120.0, headroom_fraction=0.2, min_surplus_s=patience_s)
     changes = []
     for tick in range(int(for_s / 10)):
-        target = track.target(tick * 10.0, have=have, need=need(tick * 10.0))
+        target = track.target(tick * 10.0, current=have, need=need(tick * 10.0))
         if target != have:
             changes.append((tick * 10.0, target))
         have = target
@@ -42,11 +42,11 @@ def test_it_goes_down_only_when_enough_has_been_to_spare() -> None:
 
 def test_what_takes_long_to_start_is_kept_longer_by_so_much() -> None:
     def stopped_at_s(cold_start_s: float) -> float:
-        track = Track(120.0, headroom_fraction=0.2, patience_s=240.0)
+        track = NeedStabilizer(120.0, headroom_fraction=0.2, min_surplus_s=240.0)
         have, tick = 10, 0
         while have == 10:
             need = 9.5 if tick < 10 else 0.0
-            have = track.target(tick * 10.0, have=have, need=need, cold_start_s=cold_start_s)
+            have = track.target(tick * 10.0, current=have, need=need, cold_start_s=cold_start_s)
             tick += 1
         return tick * 10.0
 
@@ -84,18 +84,18 @@ def test_a_need_that_wavers_after_a_fall_is_not_followed_into_every_trough() -> 
 
 
 def test_an_hour_in_which_nothing_could_be_seen_is_no_hour_to_spare() -> None:
-    track = Track(120.0, headroom_fraction=0.2, patience_s=240.0)
-    assert track.target(0.0, have=10, need=9.5) == 10
-    assert track.target(3600.0, have=10, need=1.0) == 10
-    assert track.target(3610.0, have=10, need=1.0) == 10
+    track = NeedStabilizer(120.0, headroom_fraction=0.2, min_surplus_s=240.0)
+    assert track.target(0.0, current=10, need=9.5) == 10
+    assert track.target(3600.0, current=10, need=1.0) == 10
+    assert track.target(3610.0, current=10, need=1.0) == 10
 
 
 @given(needs=st.lists(st.floats(0.0, 30.0), min_size=1, max_size=80), have=st.integers(0, 30))
 def test_there_is_never_less_than_what_is_needed_nor_more_than_was_had_or_needed(
     needs: list[float], have: int
 ) -> None:
-    track = Track(120.0, headroom_fraction=0.2, patience_s=240.0)
+    track = NeedStabilizer(120.0, headroom_fraction=0.2, min_surplus_s=240.0)
     for tick, need in enumerate(needs):
-        target = track.target(tick * 10.0, have=have, need=need)
-        assert whole(need) <= target <= max(have, whole(need))
+        target = track.target(tick * 10.0, current=have, need=need)
+        assert whole_replicas(need) <= target <= max(have, whole_replicas(need))
         have = target

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.scaling.estimators.windows import SlidingMax, Slope
+from baton.policy.scaling.estimators.windows import SlidingMax, SlidingSlope
 
 steps = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), min_size=1, max_size=60)
 
@@ -42,7 +42,7 @@ def test_a_clock_that_goes_back_begins_anew() -> None:
 def test_the_slope_of_a_straight_line_is_known_once_it_spans_the_window(
     rate: float, start: float, step_s: float
 ) -> None:
-    slope = Slope(6.0)
+    slope = SlidingSlope(6.0)
     said = [slope.push(at_s, start + rate * at_s) for at_s in (step_s * tick for tick in range(20))]
     spans = round(6.0 / step_s)
     assert said[:spans] == [0.0] * spans
@@ -50,7 +50,7 @@ def test_the_slope_of_a_straight_line_is_known_once_it_spans_the_window(
 
 
 def test_a_slope_forgets_what_is_older_than_its_window() -> None:
-    slope = Slope(6.0)
+    slope = SlidingSlope(6.0)
     for at_s in range(0, 20, 2):
         slope.push(at_s, 10.0 * at_s)
     flat = [slope.push(at_s, 190.0) for at_s in range(20, 30, 2)]
@@ -59,20 +59,20 @@ def test_a_slope_forgets_what_is_older_than_its_window() -> None:
 
 
 def test_a_slope_is_not_told_from_two_values_however_far_apart() -> None:
-    slope = Slope(6.0)
+    slope = SlidingSlope(6.0)
     slope.push(0.0, 0.0)
     assert slope.push(20.0, 100.0) == 0.0
 
 
 def test_a_slope_keeps_a_bounded_number_of_values() -> None:
-    slope = Slope(6.0)
+    slope = SlidingSlope(6.0)
     for tick in range(10_000):
         slope.push(tick / 1000, float(tick))
     assert len(slope._values) <= 102
 
 
 def test_a_clock_that_went_back_begins_anew() -> None:
-    slope = Slope(6.0)
+    slope = SlidingSlope(6.0)
     for at_s in range(100, 120, 2):
         slope.push(at_s, float(at_s))
     assert slope.push(0.0, 500.0) == 0.0

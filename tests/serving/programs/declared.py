@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from baton.config.load import load_config
-from baton.manifests.cluster_deployment import adapted
+from baton.manifests.cluster_deployment import adapt_to_cluster
 from baton.manifests.environment import RUN_DIR, ray_variables
 from baton.manifests.serve_config import serve_config
 
@@ -23,14 +23,14 @@ _READY_S = 150.0
 def main() -> None:
     """Deploy, ask, change the configuration, ask again."""
     path, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    deployment = adapted(load_config([path]))
+    deployment = adapt_to_cluster(load_config([path]))
     token = "0" * 32
     (folder / "token").write_text(token)
     (folder / "token").chmod(0o600)
     variables = ray_variables(deployment.config).items()
-    told = {name: value.replace(str(RUN_DIR), str(folder)) for name, value in variables}
-    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
-    os.environ.update(told | own | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"})
+    environment = {name: value.replace(str(RUN_DIR), str(folder)) for name, value in variables}
+    auth_variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+    os.environ.update(environment | auth_variables | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"})
     import ray
 
     context = ray.init(
@@ -50,12 +50,17 @@ def main() -> None:
     )
     api = f"http://127.0.0.1:{deployment.config.server.port}"
     try:
-        wanted = serve_config(deployment)
-        first = _deployed(rest, wanted)
-        answer = _asked(api)
-        _change(wanted)
-        second = _deployed(rest, wanted)
-        report = {"first": first, "answer": answer, "second": second, "again": _asked(api)}
+        config = serve_config(deployment)
+        first = _deploy(rest, config)
+        answer = _ask_until_answered(api)
+        _change(config)
+        second = _deploy(rest, config)
+        report = {
+            "first": first,
+            "answer": answer,
+            "second": second,
+            "again": _ask_until_answered(api),
+        }
         sys.stdout.write(json.dumps(report | {"generation": _generation()}) + "\n")
     finally:
         ray.shutdown()
@@ -66,44 +71,47 @@ def _change(config: dict[str, object]) -> None:
     application["args"]["config"]["slo"] = {"default": {"ttft": "3s"}}  # type: ignore[has-type]
 
 
-def _deployed(rest: httpx.Client, config: dict[str, object]) -> dict[str, str]:
+def _deploy(rest: httpx.Client, config: dict[str, object]) -> dict[str, str]:
     put = rest.put("/api/serve/applications/", json=config)
     put.raise_for_status()
     until_s = time.monotonic() + _READY_S
-    told: dict[str, object] = {}
+    application: dict[str, object] = {}
     while time.monotonic() < until_s:
         time.sleep(1.0)
         answer = rest.get("/api/serve/applications/")
         if answer.is_success:
-            told = answer.json()["applications"].get("baton", {})
-            if told.get("status") in {"RUNNING", "DEPLOY_FAILED", "UNHEALTHY"}:
+            application = answer.json()["applications"].get("baton", {})
+            if application.get("status") in {"RUNNING", "DEPLOY_FAILED", "UNHEALTHY"}:
                 break
-    deployments = told.get("deployments", {})
+    deployments = application.get("deployments", {})
     assert isinstance(deployments, dict)
-    states = {name: str(one["status"]) for name, one in deployments.items()}
-    return {"application": f"{told.get('status')} {told.get('message')}".strip(), **states}
+    states = {name: str(value["status"]) for name, value in deployments.items()}
+    return {
+        "application": f"{application.get('status')} {application.get('message')}".strip(),
+        **states,
+    }
 
 
-def _asked(api: str) -> str:
+def _ask_until_answered(api: str) -> str:
     body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
     until_s = time.monotonic() + 60.0
-    said = "nobody answered"
+    last_error = "nobody answered"
     while time.monotonic() < until_s:
         try:
             answer = httpx.post(f"{api}/v1/chat/completions", json=body, timeout=30.0)
             if answer.is_success:
                 return str(answer.json()["choices"][0]["finish_reason"])
-            said = answer.text
+            last_error = answer.text
         except httpx.TransportError as error:
-            said = str(error)
+            last_error = str(error)
         time.sleep(0.5)
-    return said
+    return last_error
 
 
 def _generation() -> int:
     from baton.serving.store.config_store import Generations
 
-    return Generations().number()
+    return Generations().newest_number()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from baton.serving.cluster.local_cluster import ClusterSettings, LocalCluster
 from baton.serving.ray import serve_control
 from baton.serving.ray.membership import Member, Membership, MembershipTiming
 
-port, notes = int(sys.argv[1]), pathlib.Path(sys.argv[2])
+port, notes_folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 cluster = LocalCluster(
     ClusterSettings(
         http_host="127.0.0.1",
@@ -39,7 +39,7 @@ cluster.start()
 import ray  # noqa: E402 - its environment must be set before
 from ray import serve  # noqa: E402
 
-HOLD_S = 2.0
+DRAIN_S = 2.0
 
 
 @serve.deployment(
@@ -65,9 +65,9 @@ class Engine:
         }
 
     async def __del__(self) -> None:
-        note = notes / f"{os.getpid()}.stopping"
+        note = notes_folder / f"{os.getpid()}.stopping"
         note.write_text(str(time.monotonic()))
-        await asyncio.sleep(HOLD_S)
+        await asyncio.sleep(DRAIN_S)
         note.with_suffix(".drained").write_text(str(time.monotonic()))
 
 
@@ -77,16 +77,16 @@ class Watcher:
         self.views: list[tuple[float, list[dict[str, Any]]]] = []
         self.membership: Membership | None = None
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         self.membership = Membership(
             app="app",
             deployments=["Engine"],
-            on_change=self.keep,
+            on_change=self.on_change,
             timing=MembershipTiming(recheck_s=3.0),
         )
         await self.membership.start()
 
-    def keep(self, view: frozenset[Member]) -> None:
+    def on_change(self, view: frozenset[Member]) -> None:
         self.views.append((time.monotonic(), [dict(member.metadata) for member in view]))
 
     async def report(self) -> list[tuple[float, list[dict[str, Any]]]]:
@@ -166,7 +166,7 @@ try:
     report["smallest_view_after_restart"] = min(len(m) for _at, m in views()[before - 1 :])
 
     (stopped,) = pids(third) - pids(last)
-    drained = notes / f"{stopped}.drained"
+    drained = notes_folder / f"{stopped}.drained"
     while psutil.pid_exists(stopped) and time.monotonic() < shrunk_s + 60:
         time.sleep(0.02)
     report["stop_told_s"] = float(drained.with_suffix(".stopping").read_text()) - shrunk_s

@@ -9,27 +9,27 @@ from functools import partial
 from typing import NamedTuple
 
 from baton.bench.accuracy.measurements import MeasuredRow
-from baton.bench.accuracy.plausibility import why_impossible
-from baton.bench.accuracy.recipes import recipe_of, weights_of
+from baton.bench.accuracy.plausibility import implausible_reason
+from baton.bench.accuracy.recipes import recipe_of, weight_dtype
 from baton.domain.errors import BatonError, OutOfRange
 from baton.perf.capacity import closed_loop
 from baton.perf.fitting.calibration import (
     Calibration,
     Conditions,
-    Error,
-    Kind,
-    Observation,
+    ErrorStats,
+    Measurement,
+    MeasurementKind,
     Residual,
     calibrate_jointly,
-    error_of,
+    error_stats,
 )
-from baton.perf.hardware.catalogue import accelerator
-from baton.perf.hardware.efficiency import Efficiency, of_engine
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.hardware.efficiency import Efficiency, engine_efficiency
 from baton.perf.model import memory
-from baton.perf.model.known_models import shape_of
-from baton.perf.steps.roofline import Roofline, activations_of, is_narrow
+from baton.perf.model.known_models import find_shape
+from baton.perf.steps.roofline import Roofline, compute_dtype, is_narrow
 from baton.simulator.outcome import mean
-from baton.simulator.single_engine import serve
+from baton.simulator.single_engine import simulate_engine
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import TraceRequest
 
@@ -41,74 +41,78 @@ _FIRST_TOKEN_S = 0.007
 Source: fit to vLLM's rows on H100 (InferenceX)."""
 
 
-class Judged(NamedTuple):
+class EvaluatedRow(NamedTuple):
     """One row and what the model makes of it."""
 
     row: MeasuredRow
     ttft: Residual
     tpot: Residual
-    simulated: bool
+    is_simulated: bool
     """By the simulated engine; else by the closed loop that calibration uses."""
-    impossible: str | None = None
+    implausible_reason: str | None = None
     """Why it cannot be, whatever the model says; see `bench.plausibility`."""
 
     @property
-    def saturated(self) -> bool:
+    def is_saturated(self) -> bool:
         """Whether it is left out of the headline."""
         return self.row.ttft_s >= SATURATED_TTFT_S
 
 
-class NotJudged(NamedTuple):
+class SkippedRow(NamedTuple):
     """One row that nothing can be said of."""
 
     row: MeasuredRow
-    why: str
+    reason: str
     """The same for all rows of a kind."""
-    at: str = ""
+    detail: str = ""
     """What of this row it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Evaluation:
     """Of all rows: none is dropped, each is in one of the two."""
 
-    judged: tuple[Judged, ...]
-    not_judged: tuple[NotJudged, ...]
+    evaluated: tuple[EvaluatedRow, ...]
+    skipped: tuple[SkippedRow, ...]
 
     @property
-    def counted(self) -> tuple[Judged, ...]:
+    def unsaturated(self) -> tuple[EvaluatedRow, ...]:
         """Those that are not saturated."""
-        return tuple(one for one in self.judged if not one.saturated)
+        return tuple(row for row in self.evaluated if not row.is_saturated)
 
     @property
-    def plausible(self) -> tuple[Judged, ...]:
+    def plausible(self) -> tuple[EvaluatedRow, ...]:
         """Those of the counted that can be."""
-        return tuple(one for one in self.counted if one.impossible is None)
+        return tuple(row for row in self.unsaturated if row.implausible_reason is None)
 
-    def beside_impossible(self) -> tuple[Judged, ...]:
+    def plausible_in_suspect_sweeps(self) -> tuple[EvaluatedRow, ...]:
         """Those that can be, of sweeps of which others cannot: what spoiled those may be in them.
 
         A sweep is the rows of one engine, version, model and device.
         """
-        spoiled = {_sweep(one.row) for one in self.counted if one.impossible is not None}
-        return tuple(one for one in self.plausible if _sweep(one.row) in spoiled)
+        suspect_sweeps = {
+            _sweep_key(row.row) for row in self.unsaturated if row.implausible_reason is not None
+        }
+        return tuple(row for row in self.plausible if _sweep_key(row.row) in suspect_sweeps)
 
-    def errors(self, rows: Iterable[Judged] | None = None) -> tuple[Error, Error]:
+    def errors(self, rows: Iterable[EvaluatedRow] | None = None) -> tuple[ErrorStats, ErrorStats]:
         """Of times to first tokens and per output token; of all rows that are not saturated."""
-        of = self.counted if rows is None else list(rows)
-        return error_of([one.ttft for one in of]), error_of([one.tpot for one in of])
+        evaluated = self.unsaturated if rows is None else list(rows)
+        return error_stats([row.ttft for row in evaluated]), error_stats(
+            [row.tpot for row in evaluated]
+        )
 
-    def groups(self) -> dict[tuple[str, str, str], tuple[Judged, ...]]:
+    def groups(self) -> dict[tuple[str, str, str], tuple[EvaluatedRow, ...]]:
         """The rows that are not saturated, by engine, model and device."""
-        grouped: dict[tuple[str, str, str], list[Judged]] = defaultdict(list)
-        for one in self.counted:
-            row = one.row
+        grouped: dict[tuple[str, str, str], list[EvaluatedRow]] = defaultdict(list)
+        for other in self.unsaturated:
+            row = other.row
             engine = f"{row.backend} {row.version}".strip()
-            grouped[engine, row.model, f"{row.system} tp{row.tp}"].append(one)
+            grouped[engine, row.model, f"{row.system} tp{row.tp}"].append(other)
         return {key: tuple(rows) for key, rows in sorted(grouped.items())}
 
 
-def _sweep(row: MeasuredRow) -> tuple[str, str, str, str]:
+def _sweep_key(row: MeasuredRow) -> tuple[str, str, str, str]:
     return row.backend, row.version, row.model, row.system
 
 
@@ -116,93 +120,98 @@ Calibrations = Mapping[str, Calibration]
 """By engine ("vllm", "trtllm"): what kernels take is alike in all of them."""
 
 
-def calibrated(rows: Sequence[MeasuredRow]) -> dict[str, Calibration]:
+def calibrate_engines(rows: Sequence[MeasuredRow]) -> dict[str, Calibration]:
     """One calibration for each engine that has rows which can be fitted to, fitted together."""
-    usable = [row for row in rows if unfit(row) is None]
+    usable = [row for row in rows if unfit_reason(row) is None]
     engines = sorted({row.backend for row in usable})
     if not engines:
         return {}
-    return calibrate_jointly(partial(_observed, usable), {one: of_engine(one) for one in engines})
+    return calibrate_jointly(
+        partial(_build_observations, usable),
+        {engine: engine_efficiency(engine) for engine in engines},
+    )
 
 
-def unfit(row: MeasuredRow) -> str | None:
+def unfit_reason(row: MeasuredRow) -> str | None:
     """Why nothing is fitted to a row; None when it is."""
     if row.disaggregated:
         return "it measured separate pools"
     if row.ttft_s >= SATURATED_TTFT_S:
         return f"its time to first token of {row.ttft_s:.1f} s is a queue's"
     try:
-        if why_impossible(row) is not None:
+        if implausible_reason(row) is not None:
             return "it implies more than its devices can compute"
     except BatonError as error:
         return str(error)
-    if not recipe_of(row).by_engine(row):
+    if not recipe_of(row).is_engine_bound(row):
         return "the server in front of the engine was more than half busy"
     return None
 
 
-def judge(
+def evaluate_rows(
     rows: Sequence[MeasuredRow],
     *,
     calibrations: Calibrations | None = None,
     extrapolate: bool = False,
-) -> Judgement:
+) -> Evaluation:
     """Predict every row; by an engine that was not calibrated as if it were vLLM."""
-    judged, refused = [], []
+    evaluated, skipped = [], []
     for row in rows:
         try:
-            judged.append(_judged(row, calibrations or {}, extrapolate=extrapolate))
+            evaluated.append(_evaluate_row(row, calibrations or {}, extrapolate=extrapolate))
         except OutOfRange as error:
-            refused.append(NotJudged(row, "far from what the calibration has seen", str(error)))
+            skipped.append(SkippedRow(row, "far from what the calibration has seen", str(error)))
         except (BatonError, ValueError) as error:
-            refused.append(NotJudged(row, str(error)))
-    return Judgement(judged=tuple(judged), not_judged=tuple(refused))
+            skipped.append(SkippedRow(row, str(error)))
+    return Evaluation(evaluated=tuple(evaluated), skipped=tuple(skipped))
 
 
-def _judged(row: MeasuredRow, calibrations: Calibrations, *, extrapolate: bool) -> Judged:
+def _evaluate_row(
+    row: MeasuredRow, calibrations: Calibrations, *, extrapolate: bool
+) -> EvaluatedRow:
     if row.disaggregated:
         raise ValueError("it measured separate pools: simulate them with `baton simulate`")
     calibration = calibrations.get(row.backend) or calibrations.get("vllm")
-    known = of_engine(row.backend)
-    efficiency, first_token_s = known, _FIRST_TOKEN_S
+    default_efficiency = engine_efficiency(row.backend)
+    efficiency, first_token_s = default_efficiency, _FIRST_TOKEN_S
     if calibration is not None:
-        first_token_s = calibration.first_token_s
-        efficiency = replace(calibration.efficiency, decode_tile=known.decode_tile)
+        first_token_s = calibration.first_token_overhead_s
+        efficiency = replace(calibration.efficiency, decode_tile=default_efficiency.decode_tile)
         if not extrapolate:
             calibration.check(_conditions(row), row.name)
-    simulated = row.backend == "vllm"
-    predict = _simulated if simulated else _looped
+    is_simulated = row.backend == "vllm"
+    predict = _predict_simulated if is_simulated else _predict_closed_loop
     ttft_s, tpot_s = predict(row, efficiency)
-    return Judged(
+    return EvaluatedRow(
         row,
-        Residual(row.name, Kind.FIRST_TOKEN, row.ttft_s, ttft_s + first_token_s),
-        Residual(row.name, Kind.OUTPUT_TOKEN, row.tpot_s, tpot_s),
-        simulated,
-        why_impossible(row),
+        Residual(row.name, MeasurementKind.FIRST_TOKEN, row.ttft_s, ttft_s + first_token_s),
+        Residual(row.name, MeasurementKind.OUTPUT_TOKEN, row.tpot_s, tpot_s),
+        is_simulated,
+        implausible_reason(row),
     )
 
 
-def _simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
+def _predict_simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
     """Mean latencies of the simulated engine, which schedules as vLLM does and runs out of memory.
 
     Raises:
-        DoesNotFit: the model does not fit the row's devices.
+        InsufficientMemory: the model does not fit the row's devices.
     """
-    recipe, shape = recipe_of(row), shape_of(row.model)
-    loop = recipe.loop(row)
-    fitted = memory.fit(
+    recipe, shape = recipe_of(row), find_shape(row.model)
+    loop = recipe.closed_loop(row)
+    memory_fit = memory.fit(
         shape,
-        accelerator(row.system),
+        find_accelerator(row.system),
         tp=row.tp,
         pp=row.pp,
-        weights=weights_of(row),
+        weights=weight_dtype(row),
         kv=recipe.kv,
         max_batched_tokens=loop.max_batched_tokens,
         max_running_requests=loop.max_running_requests,
     )
     settings = V1Settings(
         timing=_roofline(row, efficiency),
-        kv_blocks=fitted.kv_blocks(_BLOCK_SIZE_TOKENS),
+        kv_blocks=memory_fit.kv_blocks(_BLOCK_SIZE_TOKENS),
         kv_block_bytes=int(_BLOCK_SIZE_TOKENS * shape.kv_token_bytes(recipe.kv)),
         block_size_tokens=_BLOCK_SIZE_TOKENS,
         max_running_requests=loop.max_running_requests,
@@ -210,35 +219,39 @@ def _simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
         prefix_caching=False,
         pipeline_stages=row.pp,
     )
-    asked = [TraceRequest(0.0, *lengths) for lengths in recipe.lengths(row)]
-    outcomes = serve(settings, asked, clients=loop.clients, away_s=loop.away_s)[loop.skipped :]
-    ttft_s = mean([one.ttft_s for one in outcomes]) + loop.away_s
-    return ttft_s, mean([one.tpot_s for one in outcomes])
+    requests = [TraceRequest(0.0, *lengths) for lengths in recipe.draw_lengths(row)]
+    outcomes = simulate_engine(settings, requests, clients=loop.clients, think_s=loop.think_time_s)[
+        loop.warm_up_requests :
+    ]
+    ttft_s = mean([outcome.ttft_s for outcome in outcomes]) + loop.think_time_s
+    return ttft_s, mean([outcome.tpot_s for outcome in outcomes])
 
 
-def _looped(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
-    seen = _seen(row, efficiency)
-    return sum(seen.ttft), sum(seen.tpot)
+def _predict_closed_loop(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
+    loop_result = _run_closed_loop(row, efficiency)
+    return sum(loop_result.ttft), sum(loop_result.tpot)
 
 
-def _seen(row: MeasuredRow, efficiency: Efficiency) -> closed_loop.Seen:
+def _run_closed_loop(row: MeasuredRow, efficiency: Efficiency) -> closed_loop.MeanLatencies:
     recipe = recipe_of(row)
-    return closed_loop.run(_roofline(row, efficiency), recipe.lengths(row), recipe.loop(row))
+    return closed_loop.simulate_closed_loop(
+        _roofline(row, efficiency), recipe.draw_lengths(row), recipe.closed_loop(row)
+    )
 
 
-def _observed(
+def _build_observations(
     rows: Sequence[MeasuredRow], efficiencies: Mapping[str, Efficiency]
-) -> list[Observation]:
-    observed = []
+) -> list[Measurement]:
+    observations = []
     for row in rows:
-        seen, conditions = _seen(row, efficiencies[row.backend]), _conditions(row)
-        narrow = is_narrow(activations_of(weights_of(row), accelerator(row.system)))
+        loop_result, conditions = _run_closed_loop(row, efficiencies[row.backend]), _conditions(row)
+        narrow = is_narrow(compute_dtype(weight_dtype(row), find_accelerator(row.system)))
         for kind, measured_s, parts in (
-            (Kind.FIRST_TOKEN, row.ttft_s, seen.ttft),
-            (Kind.OUTPUT_TOKEN, row.tpot_s, seen.tpot),
+            (MeasurementKind.FIRST_TOKEN, row.ttft_s, loop_result.ttft),
+            (MeasurementKind.OUTPUT_TOKEN, row.tpot_s, loop_result.tpot),
         ):
-            observed.append(
-                Observation(
+            observations.append(
+                Measurement(
                     name=row.name,
                     kind=kind,
                     measured_s=measured_s,
@@ -248,7 +261,7 @@ def _observed(
                     narrow=narrow,
                 )
             )
-    return observed
+    return observations
 
 
 def _conditions(row: MeasuredRow) -> Conditions:
@@ -262,11 +275,11 @@ def _conditions(row: MeasuredRow) -> Conditions:
 
 def _roofline(row: MeasuredRow, efficiency: Efficiency) -> Roofline:
     return Roofline(
-        shape_of(row.model),
-        accelerator(row.system),
+        find_shape(row.model),
+        find_accelerator(row.system),
         tp=row.tp,
         pp=row.pp,
-        weights=weights_of(row),
+        weights=weight_dtype(row),
         kv=recipe_of(row).kv,
         efficiency=efficiency,
     )

@@ -9,21 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from baton.domain.errors import BadTrace, CannotStart
-from baton.perf.fitting.calibration import Conditions, Kind, Observation, Residual
+from baton.domain.errors import PreflightFailed, TraceInvalid
+from baton.perf.fitting.calibration import Conditions, Measurement, MeasurementKind, Residual
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.hardware.collectives import all_reduce
 from baton.perf.hardware.efficiency import Efficiency
 from baton.perf.model.layer_work import Matrix
 from baton.perf.model.shape import ModelShape
-from baton.perf.step_timing import StepBatch, chunk_pairs
-from baton.perf.steps.roofline import Roofline, StepParts, product_s
+from baton.perf.step_timing import StepBatch, attention_pairs
+from baton.perf.steps.roofline import Roofline, StepParts, gemm_s
 
 _MILLI = 1e-3
-_LEAST_WEIGHTS = 2_000_000
-_LEAST_SIDE = 512
-_MOST_DEPTH = 16_384
-_MOST_ROWS = 16_384
+_MIN_WEIGHTS = 2_000_000
+_MIN_SIDE = 512
+_MAX_DEPTH = 16_384
+_MAX_ROWS = 16_384
 """Products of models one would serve; outside, launches and shapes unlike any model's decide."""
 _ELEMENT_BYTES = 2
 """Of all-reduces' sizes, which count elements; see `perf.collectives`."""
@@ -34,8 +34,8 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]
     """The rows of a table that has those columns.
 
     Raises:
-        CannotStart: pyarrow is not installed.
-        BadTrace: the file is no such table.
+        PreflightFailed: pyarrow is not installed.
+        TraceInvalid: the file is no such table.
         OSError: it cannot be read.
     """
     try:
@@ -43,54 +43,60 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]
             ArrowException,
             parquet,
         )
-    except ImportError as missing:
-        why = f"{path.name}: reading parquet needs pyarrow: install baton with the extra 'report'"
-        raise CannotStart((why,)) from missing
+    except ImportError as import_error:
+        reason = (
+            f"{path.name}: reading parquet needs pyarrow: install baton with the extra 'report'"
+        )
+        raise PreflightFailed((reason,)) from import_error
     try:
         table = parquet.read_table(path)
-    except ArrowException as wrong:
-        raise BadTrace(str(path), 0, f"not a parquet table: {wrong}") from wrong
-    absent = [column for column in columns if column not in table.column_names]
-    if absent:
-        raise BadTrace(str(path), 0, f"no column {', '.join(absent)}")
+    except ArrowException as error:
+        raise TraceInvalid(str(path), 0, f"not a parquet table: {error}") from error
+    missing_columns = [column for column in columns if column not in table.column_names]
+    if missing_columns:
+        raise TraceInvalid(str(path), 0, f"no column {', '.join(missing_columns)}")
     for batch in table.to_batches():
         yield from batch.to_pylist()
 
 
-def products(path: Path, accelerator: Accelerator) -> list[Residual]:
+def compare_products(path: Path, accelerator: Accelerator) -> list[Residual]:
     """Measured matrix products against the curves, of those types that there are curves for."""
-    found = []
+    residuals = []
     for row in read_table(path, ("gemm_dtype", "m", "n", "k", "latency")):
         dtype, m, n, k = _DTYPES.get(row["gemm_dtype"]), row["m"], row["n"], row["k"]
-        small = min(n, k) < _LEAST_SIDE or n * k < _LEAST_WEIGHTS
-        if dtype is None or small or k > _MOST_DEPTH or m > _MOST_ROWS:
+        is_too_small = min(n, k) < _MIN_SIDE or n * k < _MIN_WEIGHTS
+        if dtype is None or is_too_small or k > _MAX_DEPTH or m > _MAX_ROWS:
             continue
         matrix = Matrix(inputs=k, outputs=n)
-        predicted_s = product_s(accelerator, matrix, m, weights=dtype, inputs=dtype)
+        predicted_s = gemm_s(accelerator, matrix, m, weights=dtype, inputs=dtype)
         name = f"{row['gemm_dtype']} {m}x{n}x{k}"
-        found.append(Residual(name, Kind.KERNEL, row["latency"] * _MILLI, predicted_s))
-    return found
+        residuals.append(
+            Residual(name, MeasurementKind.KERNEL, row["latency"] * _MILLI, predicted_s)
+        )
+    return residuals
 
 
-def all_reduces(path: Path, accelerator: Accelerator) -> list[Residual]:
+def compare_all_reduces(path: Path, accelerator: Accelerator) -> list[Residual]:
     """Measured all-reduces in CUDA graphs against `perf.collectives`."""
-    found = []
+    residuals = []
     for row in read_table(path, ("backend", "num_gpus", "message_size", "latency")):
         if row["backend"] != "vllm_graph":
             continue
-        payload = row["message_size"] * _ELEMENT_BYTES
-        exchange = all_reduce(payload, row["num_gpus"], accelerator)
-        name = f"{row['num_gpus']} x {payload} bytes"
-        found.append(Residual(name, Kind.KERNEL, row["latency"] * _MILLI, sum(exchange)))
-    return found
+        payload_bytes = row["message_size"] * _ELEMENT_BYTES
+        exchange = all_reduce(payload_bytes, row["num_gpus"], accelerator)
+        name = f"{row['num_gpus']} x {payload_bytes} bytes"
+        residuals.append(
+            Residual(name, MeasurementKind.KERNEL, row["latency"] * _MILLI, sum(exchange))
+        )
+    return residuals
 
 
-def attention(path: Path, accelerator: Accelerator) -> list[Observation]:
+def attention_observations(path: Path, accelerator: Accelerator) -> list[Measurement]:
     """Measured attention of one layer as observations: prompts when `step` is 0, else decodes."""
     columns = (
         "batch_size isl num_heads num_key_value_heads head_dim kv_cache_dtype step latency op_name"
     )
-    found = []
+    observations = []
     for row in read_table(path, columns.split()):
         uneven = row["num_heads"] % row["num_key_value_heads"]
         if uneven or row["head_dim"] != _HEAD_DIM or row.get("window_size"):
@@ -98,21 +104,21 @@ def attention(path: Path, accelerator: Accelerator) -> list[Observation]:
         kv = Dtype.FP8 if row["kv_cache_dtype"] == "fp8" else Dtype.BF16
         shape = _layer(row["num_heads"], row["num_key_value_heads"])
         batch = _batch(row)
-        parts = Roofline(shape, accelerator, kv=kv, efficiency=_PLAIN).parts(batch)
-        found.append(
-            Observation(
+        parts = Roofline(shape, accelerator, kv=kv, efficiency=_UNCORRECTED).parts(batch)
+        observations.append(
+            Measurement(
                 name=f"{row['op_name']} {row['batch_size']} x {row['isl']} {kv}",
-                kind=Kind.KERNEL,
+                kind=MeasurementKind.KERNEL,
                 measured_s=row["latency"] * _MILLI,
                 parts=StepParts(0.0, 0.0, 0.0, parts.attention_s, 0.0, 0.0),
                 conditions=Conditions(requests=row["batch_size"], context_tokens=row["isl"]),
             )
         )
-    return found
+    return observations
 
 
 _HEAD_DIM = 128
-_PLAIN = Efficiency(attention=1.0)
+_UNCORRECTED = Efficiency(attention=1.0)
 """The curves themselves."""
 
 
@@ -122,7 +128,7 @@ def _batch(row: Mapping[str, Any]) -> StepBatch:
         return StepBatch(
             prefill_tokens=count * tokens,
             prefill_requests=count,
-            prefill_pairs=count * chunk_pairs(tokens, 0),
+            prefill_pairs=count * attention_pairs(tokens, 0),
         )
     return StepBatch(decode_requests=count, decode_context_tokens=count * (tokens + row["step"]))
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.bench.accuracy.measurements import LoggedRequest
-from baton.domain.errors import BadTrace
+from baton.domain.errors import TraceInvalid
 from baton.perf.hardware.accelerators import Dtype
 from baton.perf.model.engine_arguments import IRRELEVANT_ARGUMENTS
-from baton.perf.model.memory import MemoryQuestion
+from baton.perf.model.memory import MemoryModel
 from baton.perf.step_timing import StepTiming
 from baton.simulator.outcome import mean, quantile
-from baton.simulator.single_engine import serve
+from baton.simulator.single_engine import simulate_engine
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import TraceRequest
 
@@ -30,7 +30,7 @@ _DEFAULTS = {
     "block_size": 16,
 }
 """Source: vLLM's EngineArgs and SchedulerConfig."""
-_READ = frozenset(
+_READ_ARGUMENTS = frozenset(
     {
         *_DEFAULTS,
         "model",
@@ -41,7 +41,7 @@ _READ = frozenset(
         "kv_cache_dtype",
     }
 )
-_UTILIZATION = 0.9
+_DEFAULT_UTILIZATION = 0.9
 """Source: vLLM's gpu_memory_utilization."""
 _DTYPES = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "half": Dtype.FP16, "fp8": Dtype.FP8}
 
@@ -72,22 +72,23 @@ def read_engine(text: str, name: str) -> LoggedEngine:
     """The engine of a `meta.json`; what it does not say has vLLM's default.
 
     Raises:
-        BadTrace: not JSON, no model, or a figure that makes no sense; line 0, for the whole file.
+        TraceInvalid: not JSON, no model, or a figure that makes no sense; line 0, for the whole
+            file.
     """
     try:
         meta = json.loads(text)
     except ValueError as error:
-        raise BadTrace(name, 0, f"got {error}, wanted JSON") from error
+        raise TraceInvalid(name, 0, f"got {error}, wanted JSON") from error
     kwargs = meta.get("engine_kwargs") if isinstance(meta, dict) else None
     if not isinstance(kwargs, dict):
-        raise BadTrace(name, 0, "no object engine_kwargs, wanted the engine's arguments there")
+        raise TraceInvalid(name, 0, "no object engine_kwargs, wanted the engine's arguments there")
     model = kwargs.get("model", meta.get("model"))
     if not isinstance(model, str) or not model:
-        raise BadTrace(name, 0, f"engine_kwargs.model is {model!r}, wanted the name of a model")
+        raise TraceInvalid(name, 0, f"engine_kwargs.model is {model!r}, wanted the name of a model")
     counts = {key: _count(kwargs, key, name) for key in _DEFAULTS}
     if kwargs.get("enable_expert_parallel") and counts["data_parallel_size"] > 1:
-        raise BadTrace(name, 0, "experts are shared between engines, which is not modelled")
-    longest = kwargs.get("max_model_len")
+        raise TraceInvalid(name, 0, "experts are shared between engines, which is not modelled")
+    max_model_len = kwargs.get("max_model_len")
     return LoggedEngine(
         model=model,
         tp=counts["tensor_parallel_size"],
@@ -95,50 +96,54 @@ def read_engine(text: str, name: str) -> LoggedEngine:
         replicas=counts["data_parallel_size"],
         max_running_requests=counts["max_num_seqs"],
         max_batched_tokens=counts["max_num_batched_tokens"],
-        max_len_tokens=None if longest is None else _whole(longest, "max_model_len", name),
+        max_len_tokens=None
+        if max_model_len is None
+        else _positive_int(max_model_len, "max_model_len", name),
         block_size_tokens=counts["block_size"],
-        utilization=_share(kwargs, name),
+        utilization=_utilization(kwargs, name),
         weights=_dtype(kwargs.get("quantization") or kwargs.get("dtype"), "dtype", name),
         kv=_dtype(kwargs.get("kv_cache_dtype"), "kv_cache_dtype", name),
-        not_modelled=tuple(sorted(key for key, one in kwargs.items() if _is_left_out(key, one))),
+        not_modelled=tuple(sorted(key for key, value in kwargs.items() if _is_ignored(key, value))),
     )
 
 
-def _is_left_out(key: str, given: object) -> bool:
+def _is_ignored(key: str, value: object) -> bool:
     """Whether an argument says something that nobody reads; None and false say nothing."""
-    return bool(given) and key not in _READ and key not in IRRELEVANT_ARGUMENTS
+    return bool(value) and key not in _READ_ARGUMENTS and key not in IRRELEVANT_ARGUMENTS
 
 
 def _count(kwargs: Mapping[str, object], key: str, name: str) -> int:
-    given = kwargs.get(key)
-    return _DEFAULTS[key] if given is None else _whole(given, key, name)
+    value = kwargs.get(key)
+    return _DEFAULTS[key] if value is None else _positive_int(value, key, name)
 
 
-def _whole(given: object, key: str, name: str) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise BadTrace(name, 0, f"engine_kwargs.{key} is {given!r}, wanted a number above 0")
-    return given
+def _positive_int(value: object, key: str, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise TraceInvalid(name, 0, f"engine_kwargs.{key} is {value!r}, wanted a number above 0")
+    return value
 
 
-def _share(kwargs: Mapping[str, object], name: str) -> float:
-    given = kwargs.get("gpu_memory_utilization")
-    if given is None:
-        return _UTILIZATION
-    if not isinstance(given, int | float) or not 0 < given <= 1:
-        what = f"engine_kwargs.gpu_memory_utilization is {given!r}, wanted more than 0, at most 1"
-        raise BadTrace(name, 0, what)
-    return float(given)
+def _utilization(kwargs: Mapping[str, object], name: str) -> float:
+    value = kwargs.get("gpu_memory_utilization")
+    if value is None:
+        return _DEFAULT_UTILIZATION
+    if not isinstance(value, int | float) or not 0 < value <= 1:
+        problem = (
+            f"engine_kwargs.gpu_memory_utilization is {value!r}, wanted more than 0, at most 1"
+        )
+        raise TraceInvalid(name, 0, problem)
+    return float(value)
 
 
-def _dtype(given: object, key: str, name: str) -> Dtype | None:
-    if given is None or given == "auto":
+def _dtype(value: object, key: str, name: str) -> Dtype | None:
+    if value is None or value == "auto":
         return None
-    plain = str(given).split("_")[0]
+    base_name = str(value).split("_")[0]
     try:
-        return _DTYPES.get(plain) or Dtype(plain)
+        return _DTYPES.get(base_name) or Dtype(base_name)
     except ValueError:
-        what = f"engine_kwargs.{key} is {given!r}, wanted auto, bfloat16, float16, fp8, ..."
-        raise BadTrace(name, 0, what) from None
+        problem = f"engine_kwargs.{key} is {value!r}, wanted auto, bfloat16, float16, fp8, ..."
+        raise TraceInvalid(name, 0, problem) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +153,7 @@ class Latencies:
     ttfts_s: Sequence[float]
     tpots_s: Sequence[float]
 
-    def figures(self) -> dict[str, dict[str, float]]:
+    def summarize(self) -> dict[str, dict[str, float]]:
         """Mean and quantiles of both."""
         return {
             term: {
@@ -164,15 +169,17 @@ class Latencies:
 def logged_latencies(log: Sequence[LoggedRequest]) -> Latencies:
     """As they were measured."""
     return Latencies(
-        ttfts_s=[one.ttft_s for one in log],
-        tpots_s=[one.tpot_s for one in log if one.output_tokens > 1],
+        ttfts_s=[logged_request.ttft_s for logged_request in log],
+        tpots_s=[
+            logged_request.tpot_s for logged_request in log if logged_request.output_tokens > 1
+        ],
     )
 
 
 def replayed_latencies(
     log: Sequence[LoggedRequest],
     engine: LoggedEngine,
-    memory: MemoryQuestion,
+    memory: MemoryModel,
     timing: StepTiming,
 ) -> Latencies:
     """Of the same arrivals in the simulated engine; in turn, where several shared them.
@@ -180,13 +187,13 @@ def replayed_latencies(
     A log does not say what prompts have in common, so nothing is taken to be cached.
 
     Raises:
-        DoesNotFit: the model does not fit such devices.
+        InsufficientMemory: the model does not fit such devices.
     """
-    fitted = memory.fit(engine.tp, engine.pp)
+    memory_fit = memory.fit(engine.tp, engine.pp)
     settings = V1Settings(
         timing=timing,
-        kv_blocks=fitted.kv_blocks(engine.block_size_tokens),
-        kv_block_bytes=round(memory.shape.kv_bytes(engine.block_size_tokens, memory.kv)),
+        kv_blocks=memory_fit.kv_blocks(engine.block_size_tokens),
+        kv_block_bytes=round(memory.shape.kv_bytes(engine.block_size_tokens, memory.kv_dtype)),
         block_size_tokens=engine.block_size_tokens,
         max_len_tokens=engine.max_len_tokens or memory.shape.max_len_tokens,
         max_running_requests=engine.max_running_requests,
@@ -194,13 +201,20 @@ def replayed_latencies(
         prefix_caching=False,
         pipeline_stages=engine.pp,
     )
-    asked = [TraceRequest(one.at_s, one.prompt_tokens, one.output_tokens) for one in log]
+    requests = [
+        TraceRequest(
+            logged_request.at_s, logged_request.prompt_tokens, logged_request.output_tokens
+        )
+        for logged_request in log
+    ]
     outcomes = [
         outcome
         for number in range(engine.replicas)
-        for outcome in serve(settings, asked[number :: engine.replicas])
+        for outcome in simulate_engine(settings, requests[number :: engine.replicas])
     ]
     return Latencies(
-        ttfts_s=[one.ttft_s for one in outcomes if one.ok],
-        tpots_s=[one.tpot_s for one in outcomes if one.ok and one.output_tokens > 1],
+        ttfts_s=[outcome.ttft_s for outcome in outcomes if outcome.ok],
+        tpots_s=[
+            outcome.tpot_s for outcome in outcomes if outcome.ok and outcome.output_tokens > 1
+        ],
     )

@@ -10,17 +10,23 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from baton.domain.errors import BadTrace
+from baton.domain.errors import TraceInvalid
 from baton.perf.hardware.accelerators import Dtype
 from baton.perf.steps.tables import (
-    AttentionRow,
-    Curve,
-    Grid,
+    AttentionGrid,
+    AttentionMeasurement,
     InterpolatedTiming,
+    InterpolationCurve,
     LayerProfile,
     PolynomialTiming,
 )
-from baton.simulator.workloads.lines import finite, mapping, numbered, parsed, tokens
+from baton.simulator.workloads.lines import (
+    numbered_lines,
+    parse_lines,
+    parse_number,
+    parse_object,
+    parse_tokens,
+)
 
 T = TypeVar("T")
 
@@ -82,7 +88,7 @@ class MeasuredRow:
 
 
 def read_rows(
-    lines: Iterable[str], name: str, *, skip_bad: bool = False
+    lines: Iterable[str], name: str, *, ignore_invalid: bool = False
 ) -> tuple[list[MeasuredRow], int]:
     """The rows of a CSV of measured latencies, and how many bad ones were left out.
 
@@ -90,9 +96,9 @@ def read_rows(
     tp_size, concurrency, silicon_ttft_ms, silicon_tpot_ms, and more that are used when there.
 
     Raises:
-        BadTrace: the header lacks a column; a row is bad, unless `skip_bad`.
+        TraceInvalid: the header lacks a column; a row is bad, unless `ignore_invalid`.
     """
-    return _table(lines, name, _ROW_COLUMNS, _row, skip_bad=skip_bad)
+    return _read_table(lines, name, _ROW_COLUMNS, _parse_row, ignore_invalid=ignore_invalid)
 
 
 _ROW_COLUMNS = (
@@ -108,35 +114,35 @@ _ROW_COLUMNS = (
 )
 
 
-def _row(fields: Mapping[str, str], line: int) -> MeasuredRow:
+def _parse_row(fields: Mapping[str, str], line: int) -> MeasuredRow:
     ttft_ms, tpot_ms = (_positive(fields, f"silicon_{what}_ms") for what in ("ttft", "tpot"))
-    stored = fields.get("gemm_quant_mode") or fields.get("precision")
+    weights_name = fields.get("gemm_quant_mode") or fields.get("precision")
     return MeasuredRow(
         line=line,
-        backend=_word(fields, "backend"),
+        backend=_required_text(fields, "backend"),
         version=fields.get("backend_version") or "",
-        model=_word(fields, "model_path"),
-        system=_word(fields, "system"),
-        weights=_dtype(stored, "gemm_quant_mode"),
-        experts=_dtype(fields.get("moe_quant_mode"), "moe_quant_mode"),
+        model=_required_text(fields, "model_path"),
+        system=_required_text(fields, "system"),
+        weights=_parse_dtype(weights_name, "gemm_quant_mode"),
+        experts=_parse_dtype(fields.get("moe_quant_mode"), "moe_quant_mode"),
         disaggregated=(fields.get("mode") or "agg") != "agg",
-        prompt_tokens=tokens(fields["isl"], "isl", at_least=1),
-        output_tokens=tokens(fields["osl"], "osl", at_least=2),
-        tp=tokens(fields["tp_size"], "tp_size", at_least=1),
-        pp=tokens(fields.get("pp_size") or 1, "pp_size", at_least=1),
-        concurrency=tokens(fields["concurrency"], "concurrency", at_least=1),
+        prompt_tokens=parse_tokens(fields["isl"], "isl", minimum=1),
+        output_tokens=parse_tokens(fields["osl"], "osl", minimum=2),
+        tp=parse_tokens(fields["tp_size"], "tp_size", minimum=1),
+        pp=parse_tokens(fields.get("pp_size") or 1, "pp_size", minimum=1),
+        concurrency=parse_tokens(fields["concurrency"], "concurrency", minimum=1),
         ttft_s=ttft_ms * _MILLI,
         tpot_s=tpot_ms * _MILLI,
     )
 
 
-def _dtype(word: str | None, what: str) -> Dtype | None:
-    if not word:
+def _parse_dtype(text: str | None, column: str) -> Dtype | None:
+    if not text:
         return None
-    known = _DTYPES.get(word.lower())
-    if known is None:
-        raise ValueError(f"{what} is {word!r}, wanted one of {', '.join(sorted(_DTYPES))}")
-    return known
+    dtype = _DTYPES.get(text.lower())
+    if dtype is None:
+        raise ValueError(f"{column} is {text!r}, wanted one of {', '.join(sorted(_DTYPES))}")
+    return dtype
 
 
 class LoggedRequest(NamedTuple):
@@ -152,7 +158,7 @@ class LoggedRequest(NamedTuple):
 
 
 def read_request_log(
-    lines: Iterable[str], name: str, *, skip_bad: bool = False
+    lines: Iterable[str], name: str, *, ignore_invalid: bool = False
 ) -> tuple[list[LoggedRequest], int]:
     """Requests in order of arrival from JSON lines, and how many bad ones were left out.
 
@@ -160,30 +166,33 @@ def read_request_log(
     `last_token_ts`, `input_toks`, `output_toks`.
 
     Raises:
-        BadTrace: a line is bad, unless `skip_bad`; there are none.
+        TraceInvalid: a line is bad, unless `ignore_invalid`; there are none.
     """
-    logged, skipped = parsed(numbered(lines), name, _logged, skip_bad=skip_bad)
+    logged, skipped = parse_lines(
+        numbered_lines(lines), name, _parse_logged_request, ignore_invalid=ignore_invalid
+    )
     if not logged:
-        raise BadTrace(name, 0, "holds no requests")
-    first_s = min(one.at_s for one in logged)
-    since = [one._replace(at_s=one.at_s - first_s) for one in logged]
-    return sorted(since, key=lambda one: one.at_s), skipped
+        raise TraceInvalid(name, 0, "holds no requests")
+    first_s = min(request.at_s for request in logged)
+    shifted = [request._replace(at_s=request.at_s - first_s) for request in logged]
+    return sorted(shifted, key=lambda request: request.at_s), skipped
 
 
-def _logged(line: str) -> LoggedRequest:
-    fields = mapping(line)
-    output = tokens(fields.get("output_toks"), "output_toks", at_least=1)
+def _parse_logged_request(line: str) -> LoggedRequest:
+    fields = parse_object(line)
+    output_tokens = parse_tokens(fields.get("output_toks"), "output_toks", minimum=1)
     queued_s, first_s, last_s = (
-        finite(fields.get(what), what) for what in ("queued_ts", "first_token_ts", "last_token_ts")
+        parse_number(fields.get(what), what)
+        for what in ("queued_ts", "first_token_ts", "last_token_ts")
     )
     if not queued_s <= first_s <= last_s:
         raise ValueError("queued_ts, first_token_ts and last_token_ts are out of order")
     return LoggedRequest(
-        at_s=finite(fields.get("arrival_time"), "arrival_time"),
-        prompt_tokens=tokens(fields.get("input_toks"), "input_toks", at_least=1),
-        output_tokens=output,
+        at_s=parse_number(fields.get("arrival_time"), "arrival_time"),
+        prompt_tokens=parse_tokens(fields.get("input_toks"), "input_toks", minimum=1),
+        output_tokens=output_tokens,
         ttft_s=first_s - queued_s,
-        tpot_s=(last_s - first_s) / (output - 1) if output > 1 else 0.0,
+        tpot_s=(last_s - first_s) / (output_tokens - 1) if output_tokens > 1 else 0.0,
     )
 
 
@@ -196,36 +205,38 @@ def layer_profile(
     """The parts of a model on one device, from LLMServingSim's three tables.
 
     Raises:
-        BadTrace: a table lacks a column, or a row is bad.
+        TraceInvalid: a table lacks a column, or a row is bad.
     """
-    rows, _ = _table(attention, "attention profile", _ATTENTION_COLUMNS, _attention_row)
+    rows, _ = _read_table(attention, "attention profile", _ATTENTION_COLUMNS, _parse_attention_row)
     return LayerProfile(
         layers=layers,
-        dense=_curves(dense, "dense profile", "tokens"),
-        attention=Grid(rows),
-        per_sequence=_curves(per_sequence, "per-sequence profile", "sequences"),
+        dense=_read_curves(dense, "dense profile", "tokens"),
+        attention=AttentionGrid(rows),
+        per_sequence=_read_curves(per_sequence, "per-sequence profile", "sequences"),
     )
 
 
 _ATTENTION_COLUMNS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
 
 
-def _attention_row(fields: Mapping[str, str], _line: int) -> AttentionRow:
+def _parse_attention_row(fields: Mapping[str, str], _line: int) -> AttentionMeasurement:
     chunk, context, decodes, decode_context, micros = (
-        finite(fields[column], column) for column in _ATTENTION_COLUMNS
+        parse_number(fields[column], column) for column in _ATTENTION_COLUMNS
     )
-    return AttentionRow(chunk, context, decodes, decode_context, micros * _MICRO)
+    return AttentionMeasurement(chunk, context, decodes, decode_context, micros * _MICRO)
 
 
-def _curves(lines: Iterable[str], name: str, by: str) -> dict[str, Curve]:
+def _read_curves(lines: Iterable[str], name: str, x_column: str) -> dict[str, InterpolationCurve]:
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
-    def point(fields: Mapping[str, str], _line: int) -> None:
-        seconds = finite(fields["time_us"], "time_us") * _MICRO
-        points[_word(fields, "layer")].append((finite(fields[by], by), seconds))
+    def add_point(fields: Mapping[str, str], _line: int) -> None:
+        seconds = parse_number(fields["time_us"], "time_us") * _MICRO
+        points[_required_text(fields, "layer")].append(
+            (parse_number(fields[x_column], x_column), seconds)
+        )
 
-    _table(lines, name, ("layer", by, "time_us"), point)
-    return {layer: Curve(known) for layer, known in points.items()}
+    _read_table(lines, name, ("layer", x_column, "time_us"), add_point)
+    return {layer: InterpolationCurve(known) for layer, known in points.items()}
 
 
 def splitwise_timing(
@@ -234,26 +245,32 @@ def splitwise_timing(
     """The curves of one model on one kind of machine: medians of Splitwise's `perf_model.csv`.
 
     Raises:
-        BadTrace: the header lacks a column, a row is bad, or none is of this kind.
+        TraceInvalid: the header lacks a column, a row is bad, or none is of this kind.
     """
     prompts: dict[float, list[float]] = defaultdict(list)
     decodes: dict[float, list[float]] = defaultdict(list)
 
-    def take(fields: Mapping[str, str], _line: int) -> None:
-        kind = (fields["model"], fields["hardware"], int(finite(fields["tensor_parallel"], "tp")))
+    def add_row(fields: Mapping[str, str], _line: int) -> None:
+        kind = (
+            fields["model"],
+            fields["hardware"],
+            int(parse_number(fields["tensor_parallel"], "tp")),
+        )
         if kind == (model, hardware, tp):
-            batch = finite(fields["batch_size"], "batch_size")
-            prompt = finite(fields["prompt_size"], "prompt_size")
+            batch = parse_number(fields["batch_size"], "batch_size")
+            prompt = parse_number(fields["prompt_size"], "prompt_size")
             prompts[batch * prompt].append(_positive(fields, "prompt_time") * _MILLI)
             decodes[batch].append(_positive(fields, "token_time") * _MILLI)
 
     columns = "model hardware prompt_size batch_size prompt_time token_time tensor_parallel"
-    _table(lines, name, tuple(columns.split()), take)
+    _read_table(lines, name, tuple(columns.split()), add_row)
     if not prompts:
-        raise BadTrace(name, 0, f"has no rows of {model} on {hardware} with tensor_parallel {tp}")
+        raise TraceInvalid(
+            name, 0, f"has no rows of {model} on {hardware} with tensor_parallel {tp}"
+        )
     return InterpolatedTiming(
-        prompt=Curve((size, median(times)) for size, times in prompts.items()),
-        token=Curve((size, median(times)) for size, times in decodes.items()),
+        prompt=InterpolationCurve((size, median(times)) for size, times in prompts.items()),
+        token=InterpolationCurve((size, median(times)) for size, times in decodes.items()),
     )
 
 
@@ -261,79 +278,79 @@ def distserve_timing(text: str, name: str, *, model: str, tp: int, pp: int) -> P
     """DistServe's coefficients of a model at some tensor parallelism, from its JSON.
 
     Raises:
-        BadTrace: not JSON, or no coefficients of this kind.
+        TraceInvalid: not JSON, or no coefficients of this kind.
     """
     try:
-        known = json.loads(text)[model][str(tp)]
+        coefficients = json.loads(text)[model][str(tp)]
         prefill, small, large = (
-            tuple(float(number) for number in known[key])
+            tuple(float(number) for number in coefficients[key])
             for key in ("prefill", "decoding_smallbs", "decoding_largebs")
         )
-        threshold = int(known["decoding_large_small_bs_threshold"])
-    except (ValueError, KeyError, TypeError) as wrong:
-        raise BadTrace(name, 0, f"no coefficients of {model} at tp {tp}: {wrong!r}") from wrong
+        threshold = int(coefficients["decoding_large_small_bs_threshold"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceInvalid(name, 0, f"no coefficients of {model} at tp {tp}: {error!r}") from error
     return PolynomialTiming(
-        prefill=_three(prefill, name),
-        small=_three(small, name),
-        large=_three(large, name),
-        large_from=threshold,
+        prefill=_check_three(prefill, name),
+        small_batch=_check_three(small, name),
+        large_batch=_check_three(large, name),
+        large_batch_requests=threshold,
         pipeline_stages=pp,
     )
 
 
-def _three(numbers: tuple[float, ...], name: str) -> tuple[float, float, float]:
+def _check_three(numbers: tuple[float, ...], name: str) -> tuple[float, float, float]:
     if len(numbers) != 3:  # noqa: PLR2004 - it says so
-        raise BadTrace(name, 0, f"{len(numbers)} coefficients, wanted 3")
+        raise TraceInvalid(name, 0, f"{len(numbers)} coefficients, wanted 3")
     return numbers[0], numbers[1], numbers[2]
 
 
 # ------------------------------------------------------------------ what tables have in common
 
 
-def _table(
+def _read_table(
     lines: Iterable[str],
     name: str,
     columns: tuple[str, ...],
-    read: Callable[[Mapping[str, str], int], T],
+    parse: Callable[[Mapping[str, str], int], T],
     *,
-    skip_bad: bool = False,
+    ignore_invalid: bool = False,
 ) -> tuple[list[T], int]:
-    """What `read` makes of each row of a CSV, which gives it the fields and the line's number."""
+    """What `parse` makes of each row of a CSV, which gives it the fields and the line's number."""
     reader = csv.DictReader(lines)
     missing = [column for column in columns if column not in (reader.fieldnames or ())]
     if missing:
-        raise BadTrace(name, 1, f"no column {', '.join(missing)}")
-    good: list[T] = []
+        raise TraceInvalid(name, 1, f"no column {', '.join(missing)}")
+    rows: list[T] = []
     skipped = 0
     for fields in reader:
         try:
-            good.append(read(_whole(fields, columns), reader.line_num))
-        except ValueError as wrong:
-            if not skip_bad:
-                raise BadTrace(name, reader.line_num, str(wrong)) from wrong
+            rows.append(parse(_check_fields(fields, columns), reader.line_num))
+        except ValueError as error:
+            if not ignore_invalid:
+                raise TraceInvalid(name, reader.line_num, str(error)) from error
             skipped += 1
-    return good, skipped
+    return rows, skipped
 
 
-def _whole(fields: Mapping[str | None, object], columns: tuple[str, ...]) -> dict[str, str]:
+def _check_fields(fields: Mapping[str | None, object], columns: tuple[str, ...]) -> dict[str, str]:
     """The fields of a row, of which csv says by None which are too many or too few."""
     if None in fields:
         raise ValueError("more fields than the header has columns")
-    whole = {key: text for key, text in fields.items() if key and isinstance(text, str)}
-    short = [column for column in columns if column not in whole]
-    if short:
-        raise ValueError(f"{short[0]} is missing: the row is too short")
-    return whole
+    text_fields = {key: text for key, text in fields.items() if key and isinstance(text, str)}
+    missing_columns = [column for column in columns if column not in text_fields]
+    if missing_columns:
+        raise ValueError(f"{missing_columns[0]} is missing: the row is too short")
+    return text_fields
 
 
-def _positive(fields: Mapping[str, str], what: str) -> float:
-    number = finite(fields[what], what)
+def _positive(fields: Mapping[str, str], column: str) -> float:
+    number = parse_number(fields[column], column)
     if number <= 0:
-        raise ValueError(f"{what} is {number:g}, wanted more than 0")
+        raise ValueError(f"{column} is {number:g}, wanted more than 0")
     return number
 
 
-def _word(fields: Mapping[str, str], what: str) -> str:
-    if not fields[what]:
-        raise ValueError(f"{what} is missing")
-    return fields[what]
+def _required_text(fields: Mapping[str, str], column: str) -> str:
+    if not fields[column]:
+        raise ValueError(f"{column} is missing")
+    return fields[column]

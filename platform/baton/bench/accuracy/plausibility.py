@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baton.bench.accuracy.measurements import MeasuredRow
-from baton.bench.accuracy.recipes import recipe_of, weights_of
-from baton.perf.hardware.accelerators import BYTES, Accelerator, Dtype
-from baton.perf.hardware.catalogue import accelerator
-from baton.perf.model.known_models import shape_of
+from baton.bench.accuracy.recipes import recipe_of, weight_dtype
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.known_models import find_shape
 from baton.perf.model.shape import ModelShape
-from baton.perf.steps.roofline import activations_of, is_narrow
+from baton.perf.steps.roofline import compute_dtype, is_narrow
 
 _BEST_PRODUCTS = 0.97
 _BEST_NARROW_PRODUCTS = 0.85
@@ -31,14 +31,14 @@ _REDUCED_BYTES = 2.0
 the switch does the sum. Source: NVLink SHARP (NVIDIA, Hopper architecture)."""
 
 
-class Busy(NamedTuple):
+class BusyFractions(NamedTuple):
     """Shares of the time, at the best rates there are."""
 
     products: float
     """Arithmetic, or reading the weights once a step if that is longer."""
     attention: float
     """Over prompts."""
-    cache: float
+    kv_reads: float
     """Reading keys and values for each token that is decoded."""
     links: float
     """Summing up over the devices of a group."""
@@ -49,50 +49,60 @@ class Busy(NamedTuple):
         return sum(self)
 
 
-def why_impossible(row: MeasuredRow) -> str | None:
+def implausible_reason(row: MeasuredRow) -> str | None:
     """What is wrong with a row; None if nothing can be said against it."""
-    share = busy(row)
-    if share.total <= 1.0:
+    fractions = busy_fractions(row)
+    if fractions.total <= 1.0:
         return None
     return (
         f"it implies more than its devices can compute: at their best they would be busy for"
-        f" {share.total:.0%} of the time (products {share.products:.0%}, attention"
-        f" {share.attention:.0%}, keys and values {share.cache:.0%}, links {share.links:.0%})"
+        f" {fractions.total:.0%} of the time (products {fractions.products:.0%}, attention"
+        f" {fractions.attention:.0%}, keys and values {fractions.kv_reads:.0%}, links"
+        f" {fractions.links:.0%})"
     )
 
 
-def busy(row: MeasuredRow) -> Busy:
+def busy_fractions(row: MeasuredRow) -> BusyFractions:
     """How busy a row's devices were at the least.
 
     Raises:
         BatonError: nothing is known of its model or its device.
     """
-    shape, device = shape_of(row.model), accelerator(row.system)
-    devices, mean_share = row.tp * row.pp, (1.0 + recipe_of(row).shortest) / 2
-    prompt, output = row.prompt_tokens * mean_share, row.output_tokens * mean_share
+    shape, device = find_shape(row.model), find_accelerator(row.system)
+    devices, mean_length_fraction = row.tp * row.pp, (1.0 + recipe_of(row).min_length_fraction) / 2
+    prompt, output = (
+        row.prompt_tokens * mean_length_fraction,
+        row.output_tokens * mean_length_fraction,
+    )
     requests_per_s = row.concurrency / (row.ttft_s + (output - 1) * row.tpot_s)
     tokens = prompt + output - 1
     read_bytes = output * shape.kv_bytes(int(prompt + output / 2), recipe_of(row).kv)
-    summed_bytes = 2 * shape.layers * tokens * shape.hidden * _REDUCED_BYTES
-    return Busy(
-        products=_products(row, requests_per_s * tokens, requests_per_s * output) / devices,
+    all_reduce_bytes = 2 * shape.layers * tokens * shape.hidden * _REDUCED_BYTES
+    return BusyFractions(
+        products=_products_fraction(row, requests_per_s * tokens, requests_per_s * output)
+        / devices,
         attention=requests_per_s * _attention_s(shape, device, prompt) / devices,
-        cache=requests_per_s * read_bytes / (devices * device.memory_bytes_per_s),
-        links=requests_per_s * summed_bytes / device.peer_bytes_per_s if row.tp > 1 else 0.0,
+        kv_reads=requests_per_s * read_bytes / (devices * device.memory_bytes_per_s),
+        links=requests_per_s * all_reduce_bytes / device.peer_bytes_per_s if row.tp > 1 else 0.0,
     )
 
 
-def _products(row: MeasuredRow, tokens_per_s: float, sampled_per_s: float) -> float:
+def _products_fraction(row: MeasuredRow, tokens_per_s: float, sampled_per_s: float) -> float:
     """Device seconds a second."""
-    shape, device, weights = shape_of(row.model), accelerator(row.system), weights_of(row)
-    inputs = activations_of(weights, device)
-    best = _BEST_NARROW_PRODUCTS if is_narrow(inputs) else _BEST_PRODUCTS
-    layers_s = 2 * tokens_per_s * shape.active_layer_parameters / (device.flops_of(inputs) * best)
+    shape, device, weights = find_shape(row.model), find_accelerator(row.system), weight_dtype(row)
+    inputs = compute_dtype(weights, device)
+    best_efficiency = _BEST_NARROW_PRODUCTS if is_narrow(inputs) else _BEST_PRODUCTS
+    layers_s = (
+        2
+        * tokens_per_s
+        * shape.active_layer_parameters
+        / (device.flops_of(inputs) * best_efficiency)
+    )
     rate = device.flops_of(Dtype.BF16) * _BEST_PRODUCTS
-    computing = layers_s + 2 * sampled_per_s * shape.output_parameters / rate
+    compute_s = layers_s + 2 * sampled_per_s * shape.output_parameters / rate
     # One token of each request a step: so many steps, and each reads what a token goes through.
-    step_bytes = shape.active_layer_parameters * BYTES[weights]
-    return max(computing, step_bytes / row.tpot_s / device.memory_bytes_per_s)
+    step_bytes = shape.active_layer_parameters * DTYPE_BYTES[weights]
+    return max(compute_s, step_bytes / row.tpot_s / device.memory_bytes_per_s)
 
 
 def _attention_s(shape: ModelShape, device: Accelerator, prompt_tokens: float) -> float:

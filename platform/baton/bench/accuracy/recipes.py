@@ -12,14 +12,14 @@ import random
 from dataclasses import dataclass, replace
 
 from baton.bench.accuracy.measurements import MeasuredRow
-from baton.perf.capacity.closed_loop import Lengths, Loop
+from baton.perf.capacity.closed_loop import ClosedLoop, RequestLengths
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.model.known_models import dtype_hint, shape_of
+from baton.perf.model.known_models import dtype_hint, find_shape
 
-_INFERENCE_X = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
+_INFERENCE_X_LENGTHS = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
 """The lengths of InferenceX. Source: InferenceMAX README, benchmark client configuration."""
 _SEED = 0
-_FRONTEND_BUSY = 0.5
+_MAX_FRONTEND_BUSY_FRACTION = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +27,18 @@ class Recipe:
     """One way of measuring."""
 
     name: str
-    published: bool
+    is_published: bool
     """Whether how it was run is published, or partly assumed."""
     kv: Dtype
-    shortest: float = 1.0
+    min_length_fraction: float = 1.0
     """Lengths are uniform from this share of the nominal one to all of it."""
     requests_per_client: int = 10
-    under_way: bool = False
+    starts_warm: bool = False
     """Whether clients were at different points of their requests when measuring began, rather than
     all at the beginning of the first: the first two of each are then left out of the means, and the
     outputs of the very first are cut short, by anything."""
     max_batched_tokens: int = 8192
-    taken_places: int = 0
+    reserved_slots: int = 0
     """Of as many places as there are clients, those that no request gets."""
     gather_steps: int = 0
     gather_tokens: int = 0
@@ -46,45 +46,47 @@ class Recipe:
     frontend_tokens_per_s: float = math.inf
     """Where the server in front of the engine comes to its end."""
 
-    def by_engine(self, row: MeasuredRow) -> bool:
+    def is_engine_bound(self, row: MeasuredRow) -> bool:
         """Whether what was measured tells of the engine: the frontend was at most half busy."""
-        whole_s = row.ttft_s + (row.output_tokens - 1) * row.tpot_s
-        requests_per_s = row.concurrency / whole_s
+        request_s = row.ttft_s + (row.output_tokens - 1) * row.tpot_s
+        requests_per_s = row.concurrency / request_s
         tokens_per_s = requests_per_s * row.output_tokens
         busy = requests_per_s / self.frontend_requests_per_s
-        return max(busy, tokens_per_s / self.frontend_tokens_per_s) <= _FRONTEND_BUSY
+        return max(busy, tokens_per_s / self.frontend_tokens_per_s) <= _MAX_FRONTEND_BUSY_FRACTION
 
-    def lengths(self, row: MeasuredRow) -> list[Lengths]:
+    def draw_lengths(self, row: MeasuredRow) -> list[RequestLengths]:
         """What the clients ask, in order; the same for the same row."""
         rng = random.Random(_SEED)  # noqa: S311 - lengths, no secrets
 
-        def drawn(nominal: int) -> int:
-            return rng.randint(max(2, int(nominal * self.shortest)), max(2, nominal))
+        def draw(nominal: int) -> int:
+            return rng.randint(max(2, int(nominal * self.min_length_fraction)), max(2, nominal))
 
         count = row.concurrency * self.requests_per_client
         lengths = [
-            Lengths(drawn(row.prompt_tokens), drawn(row.output_tokens)) for _ in range(count)
+            RequestLengths(draw(row.prompt_tokens), draw(row.output_tokens)) for _ in range(count)
         ]
-        if self.under_way:
-            for number, one in enumerate(lengths[: row.concurrency]):
-                lengths[number] = Lengths(one.prompt_tokens, rng.randint(2, one.output_tokens))
+        if self.starts_warm:
+            for number, other in enumerate(lengths[: row.concurrency]):
+                lengths[number] = RequestLengths(
+                    other.prompt_tokens, rng.randint(2, other.output_tokens)
+                )
         return lengths
 
-    def loop(self, row: MeasuredRow) -> Loop:
+    def closed_loop(self, row: MeasuredRow) -> ClosedLoop:
         """How the engine is loaded."""
-        return Loop(
+        return ClosedLoop(
             clients=row.concurrency,
-            max_running_requests=max(1, row.concurrency - self.taken_places),
+            max_running_requests=max(1, row.concurrency - self.reserved_slots),
             max_batched_tokens=self.max_batched_tokens,
-            skipped=2 * row.concurrency if self.under_way else 0,
-            gather_steps=self.gather_steps,
-            gather_tokens=self.gather_tokens,
+            warm_up_requests=2 * row.concurrency if self.starts_warm else 0,
+            max_prefill_delay_steps=self.gather_steps,
+            prefill_batch_tokens=self.gather_tokens,
         )
 
 
 def recipe_of(row: MeasuredRow) -> Recipe:
     """How this row was measured."""
-    if (row.prompt_tokens, row.output_tokens) in _INFERENCE_X:
+    if (row.prompt_tokens, row.output_tokens) in _INFERENCE_X_LENGTHS:
         return _inference_x(row)
     return _fixed_lengths(row)
 
@@ -96,20 +98,20 @@ def _inference_x(row: MeasuredRow) -> Recipe:
     everywhere, and holds prompts of 1k/1k runs on fewer than eight devices for up to 20 steps.
     Source: InferenceMAX, benchmarks/70b_fp8_{h100_docker,h200_slurm,b200_slurm,h200_trt_slurm}.sh.
     """
-    narrow = row.weights in {Dtype.FP8, Dtype.FP4, Dtype.INT4, Dtype.INT8}
+    has_narrow_weights = row.weights in {Dtype.FP8, Dtype.FP4, Dtype.INT4, Dtype.INT8}
     if row.backend != "trtllm":
-        plain = not narrow or row.system == "h100_sxm"
-        kv = Dtype.BF16 if plain else Dtype.FP8
-        return Recipe(name="InferenceX", published=True, kv=kv, shortest=0.8)
-    gathers = row.prompt_tokens == row.output_tokens and row.tp < 8  # noqa: PLR2004 - as above
+        has_16_bit_kv = not has_narrow_weights or row.system == "h100_sxm"
+        kv = Dtype.BF16 if has_16_bit_kv else Dtype.FP8
+        return Recipe(name="InferenceX", is_published=True, kv=kv, min_length_fraction=0.8)
+    waits_for_batch = row.prompt_tokens == row.output_tokens and row.tp < 8  # noqa: PLR2004 - as above
     return Recipe(
         name="InferenceX, TensorRT-LLM",
-        published=True,
-        kv=Dtype.FP8 if narrow else Dtype.BF16,
-        shortest=0.8,
+        is_published=True,
+        kv=Dtype.FP8 if has_narrow_weights else Dtype.BF16,
+        min_length_fraction=0.8,
         max_batched_tokens=16384,
-        gather_steps=20 if gathers else 0,
-        gather_tokens=int(0.9 * 16384) if gathers else 0,
+        gather_steps=20 if waits_for_batch else 0,
+        gather_tokens=int(0.9 * 16384) if waits_for_batch else 0,
     )
 
 
@@ -129,28 +131,28 @@ def _fixed_lengths(row: MeasuredRow) -> Recipe:
     """
     kv = Dtype.FP8 if row.weights is Dtype.FP8 and row.model.startswith("nvidia/") else Dtype.BF16
     if row.backend == "sglang":
-        return Recipe(name="fixed lengths, SGLang", published=False, kv=kv)
-    warm = Recipe(
+        return Recipe(name="fixed lengths, SGLang", is_published=False, kv=kv)
+    recipe = Recipe(
         name="fixed lengths",
-        published=False,
+        is_published=False,
         kv=kv,
         requests_per_client=6,
-        under_way=True,
+        starts_warm=True,
     )
     if row.backend != "trtllm":
-        return warm
+        return recipe
     return replace(
-        warm,
+        recipe,
         name="fixed lengths, TensorRT-LLM",
         frontend_requests_per_s=36,
         frontend_tokens_per_s=9000,
-        taken_places=1,
+        reserved_slots=1,
     )
 
 
-def weights_of(row: MeasuredRow) -> Dtype:
+def weight_dtype(row: MeasuredRow) -> Dtype:
     """What most of its weights are stored in."""
-    shape = shape_of(row.model)
+    shape = find_shape(row.model)
     if shape.experts is not None and row.experts is not None:
         return row.experts
     return row.weights or dtype_hint(row.model) or Dtype.BF16

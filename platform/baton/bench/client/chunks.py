@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Details(msgspec.Struct):
+class PromptTokensDetails(msgspec.Struct):
     """Of a prompt's tokens."""
 
     cached_tokens: int | None = None
@@ -16,7 +16,7 @@ class Usage(msgspec.Struct):
 
     prompt_tokens: int | None = None
     completion_tokens: int = 0
-    prompt_tokens_details: Details | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
 class Delta(msgspec.Struct):
@@ -28,7 +28,7 @@ class Delta(msgspec.Struct):
     reasoning: str | None = None
     tool_calls: msgspec.Raw = msgspec.Raw(b"null")
 
-    def says(self) -> bool:
+    def has_content(self) -> bool:
         """Whether there is anything of an answer in it."""
         return bool(
             self.content
@@ -46,16 +46,16 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     @property
-    def said(self) -> str:
+    def answer_text(self) -> str:
         """The text of this piece; nothing for a token without."""
         return (self.text if self.delta is None else self.delta.content) or ""
 
-    def brings_tokens(self) -> bool:
+    def has_tokens(self) -> bool:
         """Whether tokens came with it: not with a message that only opens or ends the answer.
 
         A token may be without text, e.g. a part of a character.
         """
-        if self.delta is None or self.delta.says():
+        if self.delta is None or self.delta.has_content():
             return True
         return self.delta.role is None and self.finish_reason is None
 

@@ -21,24 +21,24 @@ from typing import TYPE_CHECKING, Self, TypedDict
 import msgspec
 
 from baton.bench.client.chunks import Chunk, Usage
-from baton.bench.client.sse import BadStream, EventReader
+from baton.bench.client.sse import EventReader, StreamInvalid
 from baton.domain.errors import NotRunning, OperatorError
 
 if TYPE_CHECKING:  # imported where it is used: keeps the command line fast
     import aiohttp
 
-_ANSWER_WITHIN_S = 10.0
+_CALL_TIMEOUT_S = 10.0
 """For the list of models, for counting tokens, and for a connection to be made."""
-_END_WITHIN_S = 1.0
+_STREAM_END_TIMEOUT_S = 1.0
 """For a stream's end after its last event; a connection that does not end is not used again."""
 _KEEP_ALIVE_S = 4.0
 """How long an idle connection is kept: less than servers do (uvicorn: 5 s), so that none is closed
 while a request is on its way."""
 
-_SHOWN_CHARACTERS = 160
+_MAX_ERROR_CHARACTERS = 160
 _OK = 200
 _DONE = b"[DONE]"
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What reading somebody's JSON raises; the last: it is nested deeply, if only in parts unread."""
 
 
@@ -75,7 +75,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class CompletionRequest:
     """One answer that is asked for."""
 
     prompt: Sequence[int] | str | Sequence[Message]
@@ -89,7 +89,7 @@ class Question:
         """The prompt of a chat; nothing for a completion's."""
         if isinstance(self.prompt, str):
             return ()
-        return tuple(one for one in self.prompt if not isinstance(one, int))
+        return tuple(message for message in self.prompt if not isinstance(message, int))
 
     @property
     def api(self) -> Api:
@@ -99,7 +99,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class EncodedRequest:
     """A question as bytes."""
 
     api: Api
@@ -109,12 +109,12 @@ class Prepared:
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
+class CompletionResponse:
     """What came of a question, as far as it came."""
 
     sent_at_s: float = 0.0
-    first_at_s: float | None = None
-    last_at_s: float | None = None
+    first_token_at_s: float | None = None
+    last_token_at_s: float | None = None
     ended_at_s: float = 0.0
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
     """Between one piece of the answer and the next, in order."""
@@ -124,27 +124,27 @@ class Answer:
     prompt_tokens: int | None = None
     """Likewise."""
     cached_tokens: int = 0
-    finished: bool = False
+    is_finished: bool = False
     failure: str | None = None
     """Why it did not finish, in words that are the same for the same cause."""
-    kind: str | None = None
+    failure_kind: str | None = None
     """Of the failure: `timeout`, `connection`, `http 429`, `stream`."""
-    text: list[str] = field(default_factory=list)
+    text_pieces: list[str] = field(default_factory=list)
     """Its pieces, where they are kept."""
 
-    def tokens_came(self, now_s: float) -> None:
+    def on_tokens(self, now_s: float) -> None:
         """A piece with tokens has arrived."""
-        if self.last_at_s is None:
-            self.first_at_s = now_s
+        if self.last_token_at_s is None:
+            self.first_token_at_s = now_s
         else:
-            self.gaps_s.append(now_s - self.last_at_s)
-        self.last_at_s = now_s
+            self.gaps_s.append(now_s - self.last_token_at_s)
+        self.last_token_at_s = now_s
         self.chunks += 1
 
     def fail(self, kind: str, failure: str) -> None:
         """Note why it did not finish; the first cause counts."""
         if self.failure is None:
-            self.kind, self.failure = kind, failure
+            self.failure_kind, self.failure = kind, failure
 
 
 class _Model(msgspec.Struct):
@@ -156,7 +156,7 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _Counted(msgspec.Struct):
+class _TokenCount(msgspec.Struct):
     count: int
 
 
@@ -166,9 +166,9 @@ class ClientOptions:
 
     url: str
     """Without `/v1`, though that does no harm."""
-    deadline_s: float = 600.0
+    timeout_s: float = 600.0
     """For one answer, until its last token."""
-    connections: int = 1024
+    max_connections: int = 1024
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -183,7 +183,7 @@ class CompletionClient:
     ) -> None:
         self._clock = clock
         self._options = options
-        self._base = options.url.rstrip("/").removesuffix("/v1")
+        self._base_url = options.url.rstrip("/").removesuffix("/v1")
         self._decoder = msgspec.json.Decoder(Chunk)
         self._http: aiohttp.ClientSession | None = None
 
@@ -196,9 +196,11 @@ class CompletionClient:
             trust_env=False,
             headers=dict(self._options.headers),
             # Deadlines are ours.
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_ANSWER_WITHIN_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CALL_TIMEOUT_S),
             connector=aiohttp.TCPConnector(
-                limit=self._options.connections, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=300
+                limit=self._options.max_connections,
+                keepalive_timeout=_KEEP_ALIVE_S,
+                ttl_dns_cache=300,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -214,7 +216,7 @@ class CompletionClient:
         if self._http is not None:
             await self._http.close()
 
-    async def model(self, name: str | None = None) -> ServedModel:
+    async def get_model(self, name: str | None = None) -> ServedModel:
         """The model of that name, or the first that is served.
 
         Raises:
@@ -225,20 +227,20 @@ class CompletionClient:
         status, body = await self._call("GET", "/v1/models", None)
         try:
             models = msgspec.json.decode(body, type=_Models).data if status == _OK else None
-        except UNREADABLE:
+        except DECODE_ERRORS:
             models = None
         if models is None:
             raise EndpointUnusable(
-                f"{url}/v1/models answered {status} and no list of models: {_refusal(body)}",
+                f"{url}/v1/models answered {status} and no list of models: {_error_text(body)}",
                 "name the URL of an OpenAI-compatible endpoint; where it wants a key, give one",
             )
-        found = next((one for one in models if name in {None, one.id}), None)
-        if found is None:
-            served = ", ".join(one.id for one in models) or "none"
+        model = next((other for other in models if name in {None, other.id}), None)
+        if model is None:
+            served = ", ".join(other.id for other in models) or "none"
             raise EndpointUnusable(
                 f"{url} serves no model {name!r}, only {served}", "correct --model"
             )
-        return ServedModel(name=found.id, max_tokens=found.max_model_len)
+        return ServedModel(name=model.id, max_tokens=model.max_model_len)
 
     async def count_tokens(self, model: str, prompt: str | Sequence[Message]) -> int | None:
         """Tokens of a prompt as the endpoint's `/tokenize` counts them; None where there is none.
@@ -246,12 +248,16 @@ class CompletionClient:
         Raises:
             NotRunning: nothing answers.
         """
-        what = "prompt" if isinstance(prompt, str) else "messages"
-        body = msgspec.json.encode({"model": model, what: prompt})
-        status, said = await self._call("POST", "/tokenize", body)
+        key = "prompt" if isinstance(prompt, str) else "messages"
+        body = msgspec.json.encode({"model": model, key: prompt})
+        status, response_body = await self._call("POST", "/tokenize", body)
         try:
-            return msgspec.json.decode(said, type=_Counted).count if status == _OK else None
-        except UNREADABLE:
+            return (
+                msgspec.json.decode(response_body, type=_TokenCount).count
+                if status == _OK
+                else None
+            )
+        except DECODE_ERRORS:
             return None
 
     async def _call(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
@@ -265,9 +271,9 @@ class CompletionClient:
 
         try:
             async with (
-                asyncio.timeout(_ANSWER_WITHIN_S),
+                asyncio.timeout(_CALL_TIMEOUT_S),
                 self._session().request(
-                    method, self._base + path, data=body, headers=_JSON if body else None
+                    method, self._base_url + path, data=body, headers=_JSON if body else None
                 ) as response,
             ):
                 return response.status, await response.read()
@@ -283,69 +289,75 @@ class CompletionClient:
                 "start a deployment with 'baton up -c FILE', or correct the URL",
             ) from error
 
-    def prepare(self, model: str, question: Question, *, keep_text: bool = False) -> Prepared:
+    def encode(
+        self, model: str, request: CompletionRequest, *, keep_text: bool = False
+    ) -> EncodedRequest:
         """A question as it will be sent."""
-        api = question.api
+        api = request.api
         body = {
             "model": model,
-            ("messages" if api is Api.CHAT else "prompt"): question.prompt,
-            "max_tokens": question.output_tokens,
+            ("messages" if api is Api.CHAT else "prompt"): request.prompt,
+            "max_tokens": request.output_tokens,
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         headers = dict(_JSON)
-        if question.session_id is not None:
+        if request.session_id is not None:
             # Any text is a session's name, but not a header.
-            headers["X-Session-ID"] = question.session_id.encode(
+            headers["X-Session-ID"] = request.session_id.encode(
                 "ascii", "xmlcharrefreplace"
             ).decode()
-        if question.slo_class is not None:
-            headers["x-slo-class"] = question.slo_class
-        return Prepared(
+        if request.slo_class is not None:
+            headers["x-slo-class"] = request.slo_class
+        return EncodedRequest(
             api=api, body=msgspec.json.encode(body), headers=headers, keep_text=keep_text
         )
 
-    async def ask(self, prepared: Prepared) -> Answer:
+    async def complete(self, encoded: EncodedRequest) -> CompletionResponse:
         """Stream an answer; what goes wrong is in it."""
         import aiohttp
 
-        answer = Answer(sent_at_s=self._clock())
+        result = CompletionResponse(sent_at_s=self._clock())
         try:
-            async with asyncio.timeout(self._options.deadline_s):
-                await self._stream(prepared, answer)
+            async with asyncio.timeout(self._options.timeout_s):
+                await self._stream(encoded, result)
         except (aiohttp.ClientError, OSError) as error:
             # A deadline is an OSError too, and so is one of aiohttp's for a connection to be made.
             if type(error) is TimeoutError:
-                answer.fail("timeout", f"not finished within {self._options.deadline_s:g} s")
+                result.fail("timeout", f"not finished within {self._options.timeout_s:g} s")
             else:
-                answer.fail("connection", f"connection: {type(error).__name__}")
-        except (*UNREADABLE, BadStream):
-            answer.fail("stream", "not the stream of a completion")
-        answer.ended_at_s = self._clock()
-        return answer
+                result.fail("connection", f"connection: {type(error).__name__}")
+        except (*DECODE_ERRORS, StreamInvalid):
+            result.fail("stream", "not the stream of a completion")
+        result.ended_at_s = self._clock()
+        return result
 
-    async def _stream(self, prepared: Prepared, answer: Answer) -> None:
+    async def _stream(self, encoded: EncodedRequest, result: CompletionResponse) -> None:
         async with self._session().post(
-            self._base + prepared.api.path, data=prepared.body, headers=prepared.headers
+            self._base_url + encoded.api.path, data=encoded.body, headers=encoded.headers
         ) as response:
             if response.status != _OK:
                 status = response.status
-                said = _refusal(await response.read())
-                answer.fail(f"http {status}", f"HTTP {status}: {said}")
+                error_text = _error_text(await response.read())
+                result.fail(f"http {status}", f"HTTP {status}: {error_text}")
                 return
             reader = EventReader()
             async for piece in response.content.iter_any():
-                if not self._take(reader.feed(piece), answer, keep_text=prepared.keep_text):
+                if not self._process_events(
+                    reader.feed(piece), result, keep_text=encoded.keep_text
+                ):
                     await _read_to_end(response)
                     break
             else:
-                self._take(reader.close(), answer, keep_text=prepared.keep_text)
-        if not answer.finished:
-            answer.fail("stream", "the stream ended early")
+                self._process_events(reader.close(), result, keep_text=encoded.keep_text)
+        if not result.is_finished:
+            result.fail("stream", "the stream ended early")
 
-    def _take(self, events: list[bytes], answer: Answer, *, keep_text: bool) -> bool:
+    def _process_events(
+        self, events: list[bytes], result: CompletionResponse, *, keep_text: bool
+    ) -> bool:
         """Note what the events of one read say; returns whether there may be more."""
         now_s = self._clock()
         for data in events:
@@ -353,17 +365,17 @@ class CompletionClient:
                 return False
             chunk = self._decoder.decode(data)
             if chunk.error is not None:
-                answer.fail("stream", f"error in the stream: {_message(chunk.error)}")
+                result.fail("stream", f"error in the stream: {_error_message(chunk.error)}")
                 return False
             if chunk.choices:
                 choice = chunk.choices[0]
-                if choice.brings_tokens():
-                    answer.tokens_came(now_s)
+                if choice.has_tokens():
+                    result.on_tokens(now_s)
                     if keep_text:
-                        answer.text.append(choice.said)
-                answer.finished = answer.finished or choice.finish_reason is not None
+                        result.text_pieces.append(choice.answer_text)
+                result.is_finished = result.is_finished or choice.finish_reason is not None
             if chunk.usage is not None:
-                _count(chunk.usage, answer)
+                _record_usage(chunk.usage, result)
         return True
 
     def _session(self) -> aiohttp.ClientSession:
@@ -377,30 +389,30 @@ _JSON = {"Content-Type": "application/json"}
 async def _read_to_end(response: aiohttp.ClientResponse) -> None:
     """Read what follows the last event, so that the connection can be used again."""
     try:
-        async with asyncio.timeout(_END_WITHIN_S):
+        async with asyncio.timeout(_STREAM_END_TIMEOUT_S):
             while not response.content.at_eof():
                 await response.content.readany()
     except TimeoutError:
         pass  # leaving the response closes the connection
 
 
-def _count(usage: Usage, answer: Answer) -> None:
-    answer.output_tokens = usage.completion_tokens
-    answer.prompt_tokens = usage.prompt_tokens
+def _record_usage(usage: Usage, result: CompletionResponse) -> None:
+    result.output_tokens = usage.completion_tokens
+    result.prompt_tokens = usage.prompt_tokens
     details = usage.prompt_tokens_details
-    answer.cached_tokens = (details.cached_tokens if details else None) or 0
+    result.cached_tokens = (details.cached_tokens if details else None) or 0
 
 
-def _refusal(body: bytes) -> str:
+def _error_text(body: bytes) -> str:
     try:
-        said: object = msgspec.json.decode(body)
-    except UNREADABLE:
-        said = body.decode(errors="replace")
-    if isinstance(said, dict):
-        said = said.get("error", said)
-    return _message(said)
+        error: object = msgspec.json.decode(body)
+    except DECODE_ERRORS:
+        error = body.decode(errors="replace")
+    if isinstance(error, dict):
+        error = error.get("error", error)
+    return _error_message(error)
 
 
-def _message(error: object) -> str:
-    said = error.get("message", error) if isinstance(error, dict) else error
-    return str(said)[:_SHOWN_CHARACTERS]
+def _error_message(error: object) -> str:
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:_MAX_ERROR_CHARACTERS]

@@ -18,19 +18,19 @@ _ABSOLUTE = 1
 _NS_PER_S = 1_000_000_000
 
 
-class _Moment(ctypes.Structure):
+class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-class _Setting(ctypes.Structure):
-    _fields_ = (("interval", _Moment), ("first", _Moment))
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("first", _Timespec))
 
 
-class Alarm:
+class Timer:
     """One clock for one task; made and closed in the event loop that it wakes."""
 
     def __init__(self) -> None:
-        self._rang = asyncio.Event()
+        self._woken = asyncio.Event()
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._file = -1
         with suppress(AttributeError):  # not Linux
@@ -47,31 +47,31 @@ class Alarm:
             os.close(self._file)
             self._file = -1
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake who waits, now."""
-        self._rang.set()
+        self._woken.set()
 
-    async def until(self, at_s: float) -> None:
+    async def sleep_until(self, at_s: float) -> None:
         """Wait for a time of the monotonic clock, or until somebody rings."""
         wait_s = at_s - time.monotonic()
         if wait_s <= 0:
             await asyncio.sleep(0)  # answers are read even while requests are behind their time
             return
-        self._rang.clear()
-        if self._file < 0 or not self._set(at_s):
+        self._woken.clear()
+        if self._file < 0 or not self._arm(at_s):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._rang.wait()
+                    await self._woken.wait()
             return
-        await self._rang.wait()
+        await self._woken.wait()
 
-    def _set(self, at_s: float) -> bool:
+    def _arm(self, at_s: float) -> bool:
         whole_ns = int(at_s * _NS_PER_S)
-        setting = _Setting(first=_Moment(whole_ns // _NS_PER_S, whole_ns % _NS_PER_S))
-        done: int = self._libc.timerfd_settime(self._file, _ABSOLUTE, ctypes.byref(setting), None)
-        return done == 0
+        setting = _Itimerspec(first=_Timespec(whole_ns // _NS_PER_S, whole_ns % _NS_PER_S))
+        status: int = self._libc.timerfd_settime(self._file, _ABSOLUTE, ctypes.byref(setting), None)
+        return status == 0
 
     def _read(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._file, 8)
-        self._rang.set()
+        self._woken.set()

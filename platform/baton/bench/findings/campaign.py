@@ -12,11 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
-from baton.bench.client.samples import Sample
-from baton.bench.driver import Driven
-from baton.bench.findings.metrics import Figures, Promise, figures, measured_of
+from baton.bench.client.samples import RequestSample
+from baton.bench.driver import LoadResult
+from baton.bench.findings.metrics import (
+    BenchmarkMetrics,
+    SloObjectives,
+    calculate_metrics,
+    measured_samples,
+)
 from baton.bench.knee import Knee, KneeOptions, KneeSearch
-from baton.bench.load import Length, Pace, Plan, Recorded, Source, WarmUp, starts
+from baton.bench.load import (
+    ArrivalProcess,
+    LoadPlan,
+    MeasuredLength,
+    RecordedRequests,
+    RequestSource,
+    WarmUp,
+    start_times,
+)
 from baton.domain.errors import OperatorError
 from baton.simulator.outcome import mean
 from baton.simulator.workloads.trace import Trace
@@ -31,7 +44,7 @@ class OpenLoop:
     """Requests come at a rate, whatever the endpoint does."""
 
     rates_per_s: tuple[float, ...]
-    pace: Pace = Pace.POISSON
+    process: ArrivalProcess = ArrivalProcess.POISSON
     burstiness: float = 1.0
 
 
@@ -39,207 +52,225 @@ class OpenLoop:
 class ClosedLoop:
     """So many requests are under way at any time."""
 
-    streams: tuple[int, ...]
+    concurrencies: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
+class TraceReplay:
     """Requests come when a trace says, and are what it says."""
 
-    make: Callable[[float | None, int], Trace]
+    make_trace: Callable[[float | None, int], Trace]
     """The trace at a rate, for a repeat; None leaves its rate as it is."""
     rates_per_s: tuple[float | None, ...] = (None,)
 
 
-Arrivals = OpenLoop | ClosedLoop | Traced
+Arrivals = OpenLoop | ClosedLoop | TraceReplay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     """What is run."""
 
-    source: Callable[[str, str], Source]
+    make_source: Callable[[str, str], RequestSource]
     """Of requests, given a seed of lengths and one of texts."""
     arrivals: Arrivals
-    length: Length
+    length: MeasuredLength
     """Of each run; a trace has its own."""
     warm_up: WarmUp = field(default_factory=WarmUp)
     turns: int = 1
     think_s: float = 0.0
     repeats: int = 1
     seed: int = 0
-    promise: Promise = field(default_factory=Promise)
+    slo: SloObjectives = field(default_factory=SloObjectives)
     knee: KneeOptions | None = None
     """To search from its first rate on, instead of the rates of an open loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BenchmarkRun:
     """One run, and what it amounts to."""
 
     rate_per_s: float | None
     """That was asked for; None in closed loop and for a trace's own times."""
-    streams: int | None
+    concurrency: int | None
     repeat: int
-    figures: Figures
-    samples: tuple[Sample, ...]
+    metrics: BenchmarkMetrics
+    samples: tuple[RequestSample, ...]
     """That were measured."""
 
     @property
-    def level(self) -> str:
+    def load_label(self) -> str:
         """The load of this run in a word."""
-        return level_text(self.rate_per_s, self.streams)
+        return format_load(self.rate_per_s, self.concurrency)
 
 
-def level_text(rate_per_s: float | None, streams: int | None) -> str:
+def format_load(rate_per_s: float | None, concurrency: int | None) -> str:
     """A load in a word: `4/s`, `16 streams`, `as recorded`."""
-    if streams is not None:
-        return f"{streams} stream{'s' if streams > 1 else ''}"
+    if concurrency is not None:
+        return f"{concurrency} stream{'s' if concurrency > 1 else ''}"
     return "as recorded" if rate_per_s is None else f"{rate_per_s:.4g}/s"
 
 
 @dataclass(slots=True, kw_only=True)
-class Findings:
+class BenchmarkResult:
     """What came of a benchmark."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[BenchmarkRun] = field(default_factory=list)
     knee: Knee | None = None
 
     @property
-    def partial(self) -> bool:
+    def is_partial(self) -> bool:
         """Whether it was stopped before its end."""
-        return any(run.figures.partial for run in self.runs)
+        return any(run.metrics.is_partial for run in self.runs)
 
     @property
-    def invalid(self) -> tuple[str, ...]:
+    def invalid_reasons(self) -> tuple[str, ...]:
         """What is wrong with runs, each with the run; empty when all can be believed."""
         return tuple(
-            f"{run.level}, run {run.repeat + 1}: {why}"
+            f"{run.load_label}, run {run.repeat + 1}: {why}"
             for run in self.runs
-            for why in run.figures.invalid
+            for why in run.metrics.invalid_reasons
         )
 
-    def levels(self) -> dict[str, list[Run]]:
+    def runs_by_load(self) -> dict[str, list[BenchmarkRun]]:
         """Runs by load, the lowest first; those of one load are its repeats."""
-        ordered = sorted(self.runs, key=lambda run: (run.rate_per_s or 0.0, run.streams or 0))
-        found: dict[str, list[Run]] = {}
+        ordered = sorted(self.runs, key=lambda run: (run.rate_per_s or 0.0, run.concurrency or 0))
+        by_load: dict[str, list[BenchmarkRun]] = {}
         for run in ordered:
-            found.setdefault(run.level, []).append(run)
-        return found
+            by_load.setdefault(run.load_label, []).append(run)
+        return by_load
 
 
-class Send(Protocol):
+class SendPlan(Protocol):
     """Sends a plan and returns what came of it."""
 
-    def __call__(self, plan: Plan, what: str) -> Driven:
-        """`what` names the run, for whoever looks on."""
+    def __call__(self, plan: LoadPlan, label: str) -> LoadResult:
+        """`label` names the run, for whoever looks on."""
         ...
 
 
-def carry_out(benchmark: Benchmark, send: Send) -> Findings:
+def run_benchmark(benchmark: Benchmark, send: SendPlan) -> BenchmarkResult:
     """Run it all, or until a run is stopped."""
-    findings = Findings()
+    result = BenchmarkResult()
     if benchmark.knee is not None:
-        _search(benchmark, benchmark.knee, send, findings)
-        return findings
+        _search_knee(benchmark, benchmark.knee, send, result)
+        return result
     match benchmark.arrivals:
-        case OpenLoop() | Traced():
+        case OpenLoop() | TraceReplay():
             rates = benchmark.arrivals.rates_per_s
             levels: Sequence[tuple[float | None, int | None]] = [(rate, None) for rate in rates]
-        case ClosedLoop(streams=several):
-            levels = [(None, streams) for streams in several]
+        case ClosedLoop(concurrencies=concurrencies):
+            levels = [(None, streams) for streams in concurrencies]
         case _:
             assert_never(benchmark.arrivals)
     for rate, streams in levels:
-        if not _repeat(benchmark, rate, streams, send, findings):
+        if not _run_repeats(benchmark, rate, streams, send, result):
             break
-    return findings
+    return result
 
 
-def _search(benchmark: Benchmark, options: KneeOptions, send: Send, findings: Findings) -> None:
+def _search_knee(
+    benchmark: Benchmark, options: KneeOptions, send: SendPlan, result: BenchmarkResult
+) -> None:
     """Look for the knee; a rate's attainment is the mean of its repeats'."""
     search = KneeSearch(options)
     while (rate := search.next_rate()) is not None:
-        before = len(findings.runs)
-        whole = _repeat(benchmark, rate, None, send, findings)
-        told = [run.figures for run in findings.runs[before:]]
-        if not whole:
+        runs_before = len(result.runs)
+        completed = _run_repeats(benchmark, rate, None, send, result)
+        metrics = [run.metrics for run in result.runs[runs_before:]]
+        if not completed:
             break
-        search.tell(
+        search.add_probe(
             rate,
-            mean([one.attainment for one in told]),
-            valid=not any(one.invalid for one in told),
+            mean([metric.attainment for metric in metrics]),
+            valid=not any(metric.invalid_reasons for metric in metrics),
         )
-    findings.knee = search.knee()
+    result.knee = search.knee()
 
 
-def _repeat(
-    benchmark: Benchmark, rate: float | None, streams: int | None, send: Send, findings: Findings
+def _run_repeats(
+    benchmark: Benchmark,
+    rate: float | None,
+    concurrency: int | None,
+    send: SendPlan,
+    result: BenchmarkResult,
 ) -> bool:
     """All repeats of one load; returns whether none was stopped."""
     for repeat in range(benchmark.repeats):
-        plan = plan_of(benchmark, rate, streams, repeat=repeat, number=len(findings.runs))
-        what = level_text(rate, streams)
+        plan = build_plan(benchmark, rate, concurrency, repeat=repeat, run_index=len(result.runs))
+        label = format_load(rate, concurrency)
         if benchmark.repeats > 1:
-            what += f", run {repeat + 1} of {benchmark.repeats}"
-        driven = send(plan, what)
-        findings.runs.append(
-            Run(
+            label += f", run {repeat + 1} of {benchmark.repeats}"
+        load_result = send(plan, label)
+        result.runs.append(
+            BenchmarkRun(
                 rate_per_s=rate,
-                streams=streams,
+                concurrency=concurrency,
                 repeat=repeat,
-                figures=figures(driven, plan, benchmark.promise),
-                samples=tuple(measured_of(driven, plan)),
+                metrics=calculate_metrics(load_result, plan, benchmark.slo),
+                samples=tuple(measured_samples(load_result, plan)),
             )
         )
-        if driven.stopped:
+        if load_result.stopped:
             return False
     return True
 
 
-def plan_of(
-    benchmark: Benchmark, rate: float | None, streams: int | None, *, repeat: int, number: int
-) -> Plan:
-    """The load of one run, the `number`-th of all.
+def build_plan(
+    benchmark: Benchmark,
+    rate: float | None,
+    concurrency: int | None,
+    *,
+    repeat: int,
+    run_index: int,
+) -> LoadPlan:
+    """The load of one run, the `run_index`-th of all.
 
     Raises:
         LoadUnusable: no request would be measured.
     """
     seed = f"{benchmark.seed} {repeat}"
-    plan = Plan(
-        source=benchmark.source(seed, f"{seed} {number}"),
+    plan = LoadPlan(
+        source=benchmark.make_source(seed, f"{seed} {run_index}"),
         turns=benchmark.turns,
         think_s=benchmark.think_s,
         warm_up=benchmark.warm_up,
     )
     match benchmark.arrivals:
-        case Traced(make=make):
+        case TraceReplay(make_trace=make):
             trace = make(rate, repeat)
             source = replace(
-                plan.source, what=Recorded(trace.requests), block_tokens=trace.block_tokens
+                plan.source,
+                requests=RecordedRequests(trace.requests),
+                block_tokens=trace.block_tokens,
             )
             first_s = trace.requests[0].at_s if trace.requests else 0.0
-            times_s = tuple(one.at_s - first_s for one in trace.requests)
-            return _measuring(replace(plan, source=source, starts_s=times_s), "the trace")
+            times_s = tuple(request.at_s - first_s for request in trace.requests)
+            return _check_measured(replace(plan, source=source, starts_s=times_s), "the trace")
         case ClosedLoop():
-            assert streams is not None, "a closed loop without streams"
-            return _closed(plan, benchmark, streams)
-        case OpenLoop(pace=pace, burstiness=burstiness):
+            assert concurrency is not None, "a closed loop without streams"
+            return _closed_loop_plan(plan, benchmark, concurrency)
+        case OpenLoop(process=process, burstiness=burstiness):
             assert rate is not None, "an open loop without a rate"
-            return _open(plan, benchmark, rate, (pace, burstiness), seed=seed)
+            return _open_loop_plan(plan, benchmark, rate, (process, burstiness), seed=seed)
         case _:
             assert_never(benchmark.arrivals)
 
 
-def _open(
-    plan: Plan, benchmark: Benchmark, rate: float, how: tuple[Pace, float], *, seed: str
-) -> Plan:
+def _open_loop_plan(
+    plan: LoadPlan,
+    benchmark: Benchmark,
+    rate: float,
+    arrivals: tuple[ArrivalProcess, float],
+    *,
+    seed: str,
+) -> LoadPlan:
     """A conversation's turns are requests too: with several, fewer threads make the same rate."""
     turns = benchmark.turns
-    pace, burstiness = how
+    process, burstiness = arrivals
     length, warm_up = benchmark.length, benchmark.warm_up
-    times_s = starts(
-        pace,
+    times_s = start_times(
+        process,
         rate / turns,
         burstiness,
         warm_up=replace(warm_up, requests=-(-warm_up.requests // turns)),
@@ -248,29 +279,29 @@ def _open(
         else replace(length, requests=-(-length.requests // turns)),
         seed=seed,
     )
-    return _measuring(replace(plan, starts_s=times_s), f"{rate:.4g}/s")
+    return _check_measured(replace(plan, starts_s=times_s), f"{rate:.4g}/s")
 
 
-def _measuring(plan: Plan, what: str) -> Plan:
+def _check_measured(plan: LoadPlan, label: str) -> LoadPlan:
     """The plan, if any request of it is measured."""
     starts_s = enumerate(plan.starts_s)
-    if not any(plan.counts(at * plan.turns, due_s) for at, due_s in starts_s):
+    if not any(plan.is_measured(index * plan.turns, due_s) for index, due_s in starts_s):
         raise LoadUnusable(
-            f"{what}: no request comes in the measured time",
+            f"{label}: no request comes in the measured time",
             "give a longer --duration, more --requests or a shorter --warm-up",
         )
     return plan
 
 
-def _closed(plan: Plan, benchmark: Benchmark, streams: int) -> Plan:
+def _closed_loop_plan(plan: LoadPlan, benchmark: Benchmark, concurrency: int) -> LoadPlan:
     length, warm_up, turns = benchmark.length, benchmark.warm_up, benchmark.turns
-    plan = replace(plan, streams=streams)
+    plan = replace(plan, concurrency=concurrency)
     if length.requests is not None:
         if warm_up.duration_s:
             raise LoadUnusable(
                 "in closed loop nobody knows how many requests a warm-up of some seconds takes",
                 "give --warm-up as a number of requests, or --duration instead of --requests",
             )
-        return replace(plan, threads=-(-(warm_up.requests + length.requests) // turns))
+        return replace(plan, max_conversations=-(-(warm_up.requests + length.requests) // turns))
     assert length.duration_s is not None, "neither a number of requests nor a duration"
-    return replace(plan, until_s=warm_up.duration_s + length.duration_s)
+    return replace(plan, stop_starting_s=warm_up.duration_s + length.duration_s)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from baton.bench.findings.campaign import Findings
-from baton.bench.findings.metrics import Promise
-from baton.bench.findings.tables import over_repeats, tables_of
-from baton.bench.formatting import share_text
-from baton.bench.report.json_report import finite
-from baton.bench.report.study import Curve, Evidence, Result, Study
+from baton.bench.findings.campaign import BenchmarkResult
+from baton.bench.findings.metrics import SloObjectives
+from baton.bench.findings.tables import intervals_over_repeats, tables_of
+from baton.bench.formatting import format_percent
+from baton.bench.report.json_report import json_safe
+from baton.bench.report.study import Curve, Evidence, RunResult, Study
 from baton.policy.admission.slo_classes import DEFAULT_CLASS
 from baton.simulator.outcome import Objectives, mean
 
@@ -36,7 +36,7 @@ DEFINITIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Background:
+class BenchmarkContext:
     """What is known of a benchmark beside its runs."""
 
     title: str
@@ -45,171 +45,194 @@ class Background:
     model: str
     load: Mapping[str, object]
     provenance: Mapping[str, object]
-    promise: Promise
+    slo: SloObjectives
     notes: tuple[str, ...] = ()
 
 
 # ------------------------------------------------------------------ one document
-def document(findings: Findings, background: Background) -> dict[str, object]:
+def build_document(result: BenchmarkResult, context: BenchmarkContext) -> dict[str, object]:
     """All that was found, without single requests; what is no number is null."""
-    promise = background.promise
-    whole: dict[str, object] = {
+    slo = context.slo
+    document: dict[str, object] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
-        "valid": not findings.invalid and bool(findings.runs),
-        "why_invalid": list(findings.invalid),
-        "partial": findings.partial,
+        "valid": not result.invalid_reasons and bool(result.runs),
+        "why_invalid": list(result.invalid_reasons),
+        "partial": result.is_partial,
         "provenance": {
             "evidence": "measured",
-            "command": background.command,
-            "endpoint": background.endpoint,
-            "model": background.model,
-            **background.provenance,
+            "command": context.command,
+            "endpoint": context.endpoint,
+            "model": context.model,
+            **context.provenance,
         },
-        "load": dict(background.load),
+        "load": dict(context.load),
         "objectives": {
-            "target": promise.target,
-            "classes": {name: asdict(one) for name, one in promise.objectives.items()},
+            "target": slo.target,
+            "classes": {name: asdict(objectives) for name, objectives in slo.objectives.items()},
         },
         "levels": [
             {
                 "level": level,
                 "rate_per_s": runs[0].rate_per_s,
-                "streams": runs[0].streams,
+                "streams": runs[0].concurrency,
                 "repeats": len(runs),
-                "figures": {name: asdict(one) for name, one in over_repeats(runs).items()},
+                "figures": {
+                    name: asdict(interval)
+                    for name, interval in intervals_over_repeats(runs).items()
+                },
             }
-            for level, runs in findings.levels().items()
+            for level, runs in result.runs_by_load().items()
         ],
-        "knee": None if findings.knee is None else asdict(findings.knee),
+        "knee": None if result.knee is None else asdict(result.knee),
         "runs": [
             {
-                "level": run.level,
+                "level": run.load_label,
                 "rate_per_s": run.rate_per_s,
-                "streams": run.streams,
+                "streams": run.concurrency,
                 "repeat": run.repeat,
-                "window_s": run.figures.window_s,
-                **asdict(run.figures),
+                "window_s": run.metrics.window_s,
+                **asdict(run.metrics),
             }
-            for run in findings.runs
+            for run in result.runs
         ],
         "definitions": list(DEFINITIONS),
-        "notes": [*background.notes, *_notes(findings)],
+        "notes": [*context.notes, *_notes(result)],
     }
-    return {key: finite(value) for key, value in whole.items()}
+    return {key: json_safe(value) for key, value in document.items()}
 
 
-def request_lines(findings: Findings) -> Iterable[dict[str, object]]:
+def request_lines(result: BenchmarkResult) -> Iterable[dict[str, object]]:
     """Every measured request, one object each; gaps are left out but the longest."""
-    for run in findings.runs:
-        for one in run.samples:
+    for run in result.runs:
+        for sample in run.samples:
             yield {
-                "level": run.level,
+                "level": run.load_label,
                 "repeat": run.repeat,
-                "number": one.number,
-                "due_s": one.due_s,
-                "late_s": one.late_s,
-                "ttft_s": finite(one.ttft_s),
-                "tpot_s": one.tpot_s,
-                "e2e_s": one.e2e_s,
-                "worst_gap_s": max(one.gaps_s, default=0.0),
-                "prompt_tokens": one.prompt_tokens,
-                "cached_tokens": one.cached_tokens,
-                "output_tokens": one.output_tokens,
-                "slo_class": one.slo_class,
-                "ok": one.ok,
-                "failure": one.failure,
+                "number": sample.request_index,
+                "due_s": sample.due_s,
+                "late_s": sample.send_delay_s,
+                "ttft_s": json_safe(sample.ttft_s),
+                "tpot_s": sample.tpot_s,
+                "e2e_s": sample.e2e_s,
+                "worst_gap_s": max(sample.gaps_s, default=0.0),
+                "prompt_tokens": sample.prompt_tokens,
+                "cached_tokens": sample.cached_tokens,
+                "output_tokens": sample.output_tokens,
+                "slo_class": sample.slo_class,
+                "ok": sample.ok,
+                "failure": sample.failure,
             }
 
 
 # ------------------------------------------------------------------ tables and plots
-def study_of(findings: Findings, background: Background) -> Study:
+def build_study(result: BenchmarkResult, context: BenchmarkContext) -> Study:
     """The same as a study, for people."""
-    promise = background.promise
-    levels = findings.levels()
-    one_class = set(promise.objectives) <= {DEFAULT_CLASS}
+    slo = context.slo
+    levels = result.runs_by_load()
+    has_default_class_only = set(slo.objectives) <= {DEFAULT_CLASS}
     curve = Curve(
-        name=background.model,
+        name=context.model,
         points=tuple(
-            (runs[0].rate_per_s, mean([run.figures.attainment for run in runs]))
+            (runs[0].rate_per_s, mean([run.metrics.attainment for run in runs]))
             for runs in levels.values()
             if runs[0].rate_per_s is not None
         ),
     )
     return Study(
-        title=background.title,
+        title=context.title,
         evidence=Evidence.MEASURED,
-        command=background.command,
-        facts=_facts(findings, background),
-        notes=(*background.notes, *_notes(findings)),
-        objectives=promise.objectives.get(DEFAULT_CLASS, Objectives())
-        if one_class
+        command=context.command,
+        facts=_facts(result, context),
+        notes=(*context.notes, *_notes(result)),
+        objectives=slo.objectives.get(DEFAULT_CLASS, Objectives())
+        if has_default_class_only
         else Objectives(),
-        target=promise.target,
+        target=slo.target,
         device="endpoint",
         results=tuple(
-            Result(
-                name=background.model if runs[0].streams is None else level,
-                outcomes=[one.outcome(runs[0].figures.from_s) for one in runs[0].samples],
+            RunResult(
+                name=context.model if runs[0].concurrency is None else level,
+                outcomes=[
+                    sample.to_outcome(runs[0].metrics.window_start_s) for sample in runs[0].samples
+                ],
                 devices=1,
                 offered_per_s=runs[0].rate_per_s,
             )
             for level, runs in levels.items()
         ),
-        curves=(curve,) if promise.made and len(curve.points) > 1 else (),
-        tables=tuple(tables_of(findings, promise)),
-        tables_of_results=False,
+        rate_curves=(curve,) if slo.has_objectives and len(curve.points) > 1 else (),
+        tables=tuple(tables_of(result, slo)),
+        has_result_tables=False,
         definitions=DEFINITIONS,
     )
 
 
-def _facts(findings: Findings, background: Background) -> dict[str, str]:
-    verdict = "yes" if not findings.invalid else "NO: " + "; ".join(findings.invalid[:3])
+def _facts(result: BenchmarkResult, context: BenchmarkContext) -> dict[str, str]:
+    verdict = (
+        "yes" if not result.invalid_reasons else "NO: " + "; ".join(result.invalid_reasons[:3])
+    )
     facts = {
         "valid": verdict,
-        "endpoint": background.endpoint,
-        "model": background.model,
-        **{name: str(value) for name, value in background.load.items() if value is not None},
+        "endpoint": context.endpoint,
+        "model": context.model,
+        **{name: str(value) for name, value in context.load.items() if value is not None},
     }
-    if findings.partial:
+    if result.is_partial:
         facts = {"partial": "stopped before its end: what had ended by then"} | facts
     return facts
 
 
-def _notes(findings: Findings) -> Iterable[str]:
+def _notes(result: BenchmarkResult) -> Iterable[str]:
     """What a reader must know to judge the figures."""
-    told = [run.figures for run in findings.runs]
-    counted = (
-        (sum(one.abandoned for one in told), "requests were left when the run was stopped."),
-        (sum(one.dropped_turns for one in told), "turns were not asked: one before them failed."),
-        (sum(one.clipped_prompts for one in told), "prompts were cut to what the endpoint takes."),
-        (sum(one.too_long for one in told), "requests were left out: their output is too long."),
-        (sum(one.short_answers for one in told), "answers ended before the asked length."),
+    metrics = [run.metrics for run in result.runs]
+    counted_notes = (
         (
-            sum(one.other_lengths for one in told),
+            sum(metric.unfinished for metric in metrics),
+            "requests were left when the run was stopped.",
+        ),
+        (
+            sum(metric.dropped_turns for metric in metrics),
+            "turns were not asked: one before them failed.",
+        ),
+        (
+            sum(metric.truncated_prompts for metric in metrics),
+            "prompts were cut to what the endpoint takes.",
+        ),
+        (
+            sum(metric.skipped_too_long for metric in metrics),
+            "requests were left out: their output is too long.",
+        ),
+        (sum(metric.short_answers for metric in metrics), "answers ended before the asked length."),
+        (
+            sum(metric.prompt_length_mismatches for metric in metrics),
             "prompts had, as the endpoint counts, another length than was asked for.",
         ),
     )
-    yield from (f"{number} {what}" for number, what in counted if number)
+    yield from (f"{number} {what}" for number, what in counted_notes if number)
     cached, prompts = (
-        sum(one.cached_tokens for one in told),
-        sum(one.prompt_tokens for one in told),
+        sum(metric.cached_tokens for metric in metrics),
+        sum(metric.prompt_tokens for metric in metrics),
     )
     if cached and prompts:
         yield (
-            f"{share_text(cached / prompts)} of the prompts' tokens were cached, the endpoint says;"
+            f"{format_percent(cached / prompts)} of the prompts' tokens were cached, the"
+            " endpoint says;"
             " another --seed makes other prompts."
         )
-    tails = [
-        1 - (max(one.due_s for one in run.samples) - run.figures.from_s) / run.figures.window_s
-        for run in findings.runs
-        if run.samples and run.figures.window_s and run.streams is None
+    tail_fractions = [
+        1
+        - (max(sample.due_s for sample in run.samples) - run.metrics.window_start_s)
+        / run.metrics.window_s
+        for run in result.runs
+        if run.samples and run.metrics.window_s and run.concurrency is None
     ]
-    if max(tails, default=0.0) > _LONG_TAIL:
+    if max(tail_fractions, default=0.0) > _LONG_TAIL_FRACTION:
         yield (
-            f"Up to {max(tails):.0%} of a run's window is after its last request was due: rates per"
+            f"Up to {max(tail_fractions):.0%} of a run's window is after its last request was"
+            " due: rates per"
             " second are means over all of it; a longer run has higher ones."
         )
 
 
-_LONG_TAIL = 0.2
+_LONG_TAIL_FRACTION = 0.2

@@ -15,11 +15,11 @@ _T_975 = (
 """The 97.5 % quantile of Student's t with 1, 2, ... degrees of freedom. Source: NIST/SEMATECH
 e-Handbook of Statistical Methods, 1.3.6.7.2."""
 
-_FEWEST = 2
+_MIN_VALUES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class ConfidenceInterval:
     """A mean, and where it is with a confidence of 95 %."""
 
     mean: float
@@ -29,26 +29,32 @@ class Interval:
     values: tuple[float, ...]
 
 
-def interval(values: Sequence[float]) -> Interval:
+def confidence_interval(values: Sequence[float]) -> ConfidenceInterval:
     """The mean of independent runs' figures with Student's 95 % interval; nan for no values.
 
     Runs are taken to be independent and about normal. The requests of one run are not: they queue
     behind each other, so that an interval from within a run would be too narrow.
     """
     if not values:
-        return Interval(mean=math.nan, low=None, high=None, values=())
+        return ConfidenceInterval(mean=math.nan, low=None, high=None, values=())
     mean = fmean(values)
-    if len(values) < _FEWEST or not all(map(math.isfinite, values)):
-        return Interval(mean=mean, low=None, high=None, values=tuple(values))
-    freedom = len(values) - 1
-    t = _T_975[freedom - 1] if freedom <= len(_T_975) else _t_975(freedom)
-    half = t * stdev(values) / math.sqrt(len(values))
-    return Interval(mean=mean, low=mean - half, high=mean + half, values=tuple(values))
+    if len(values) < _MIN_VALUES or not all(map(math.isfinite, values)):
+        return ConfidenceInterval(mean=mean, low=None, high=None, values=tuple(values))
+    degrees_of_freedom = len(values) - 1
+    t = (
+        _T_975[degrees_of_freedom - 1]
+        if degrees_of_freedom <= len(_T_975)
+        else _t_975(degrees_of_freedom)
+    )
+    half_width = t * stdev(values) / math.sqrt(len(values))
+    return ConfidenceInterval(
+        mean=mean, low=mean - half_width, high=mean + half_width, values=tuple(values)
+    )
 
 
-def _t_975(freedom: int) -> float:
+def _t_975(degrees_of_freedom: int) -> float:
     """Near enough for more than 30 degrees of freedom: within 0.001.
 
     Source: Abramowitz and Stegun 26.7.5, two terms, with the normal quantile 1.960.
     """
-    return 1.960 + 2.372 / freedom + 2.823 / freedom**2
+    return 1.960 + 2.372 / degrees_of_freedom + 2.823 / degrees_of_freedom**2

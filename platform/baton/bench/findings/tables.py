@@ -5,222 +5,246 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from baton.bench.findings.campaign import Findings, Run
-from baton.bench.findings.intervals import Interval, interval
-from baton.bench.findings.metrics import ClassFigures, Figures, Promise, Spread
-from baton.bench.formatting import NOTHING, number_text, seconds_text, share_text
+from baton.bench.findings.campaign import BenchmarkResult, BenchmarkRun
+from baton.bench.findings.intervals import ConfidenceInterval, confidence_interval
+from baton.bench.findings.metrics import BenchmarkMetrics, ClassMetrics, Distribution, SloObjectives
+from baton.bench.formatting import NO_VALUE, format_number, format_percent, format_seconds
 from baton.bench.report.study import Table
 from baton.simulator.outcome import mean
 
-_Figure = Callable[[Figures], float]
-_SPREADS: tuple[tuple[str, Callable[[Figures], Spread]], ...] = (
-    ("ttft_s", lambda one: one.ttft),
-    ("ttft_from_send_s", lambda one: one.ttft_from_send),
-    ("tpot_s", lambda one: one.tpot),
-    ("itl_s", lambda one: one.itl),
-    ("e2e_s", lambda one: one.e2e),
-    ("e2e_from_send_s", lambda one: one.e2e_from_send),
+_MetricGetter = Callable[[BenchmarkMetrics], float]
+_DISTRIBUTIONS: tuple[tuple[str, Callable[[BenchmarkMetrics], Distribution]], ...] = (
+    ("ttft_s", lambda metrics: metrics.ttft),
+    ("ttft_from_send_s", lambda metrics: metrics.ttft_from_send),
+    ("tpot_s", lambda metrics: metrics.tpot),
+    ("itl_s", lambda metrics: metrics.itl),
+    ("e2e_s", lambda metrics: metrics.e2e),
+    ("e2e_from_send_s", lambda metrics: metrics.e2e_from_send),
 )
-_POINTS: tuple[tuple[str, Callable[[Spread], float]], ...] = (
-    ("mean", lambda one: one.mean),
-    ("p50", lambda one: one.p50),
-    ("p90", lambda one: one.p90),
-    ("p95", lambda one: one.p95),
-    ("p99", lambda one: one.p99),
-    ("p99.9", lambda one: one.p999),
+_STATISTICS: tuple[tuple[str, Callable[[Distribution], float]], ...] = (
+    ("mean", lambda metrics: metrics.mean),
+    ("p50", lambda metrics: metrics.p50),
+    ("p90", lambda metrics: metrics.p90),
+    ("p95", lambda metrics: metrics.p95),
+    ("p99", lambda metrics: metrics.p99),
+    ("p99.9", lambda metrics: metrics.p999),
 )
-_RATES: tuple[tuple[str, _Figure], ...] = (
-    ("offered_per_s", lambda one: one.offered_per_s),
-    ("requests_per_s", lambda one: one.requests_per_s),
-    ("output_tokens_per_s", lambda one: one.output_tokens_per_s),
-    ("total_tokens_per_s", lambda one: one.total_tokens_per_s),
-    ("goodput_per_s", lambda one: one.goodput_per_s),
-    ("attainment", lambda one: one.attainment),
+_RATES: tuple[tuple[str, _MetricGetter], ...] = (
+    ("offered_per_s", lambda metrics: metrics.offered_per_s),
+    ("requests_per_s", lambda metrics: metrics.requests_per_s),
+    ("output_tokens_per_s", lambda metrics: metrics.output_tokens_per_s),
+    ("total_tokens_per_s", lambda metrics: metrics.total_tokens_per_s),
+    ("goodput_per_s", lambda metrics: metrics.goodput_per_s),
+    ("attainment", lambda metrics: metrics.attainment),
 )
 
 
-def over_repeats(runs: Sequence[Run]) -> dict[str, Interval]:
+def intervals_over_repeats(runs: Sequence[BenchmarkRun]) -> dict[str, ConfidenceInterval]:
     """Each figure of the repeats of one load, with its interval."""
-    told = [run.figures for run in runs]
-    found = {name: interval([figure(one) for one in told]) for name, figure in _RATES}
-    for name, of in _SPREADS:
-        for point, value in _POINTS:
-            found[f"{name}.{point}"] = interval([value(of(one)) for one in told])
-    return found
+    metrics = [run.metrics for run in runs]
+    intervals = {
+        name: confidence_interval([figure(metric) for metric in metrics]) for name, figure in _RATES
+    }
+    for name, get_distribution in _DISTRIBUTIONS:
+        for point, value in _STATISTICS:
+            intervals[f"{name}.{point}"] = confidence_interval(
+                [value(get_distribution(metric)) for metric in metrics]
+            )
+    return intervals
 
 
-_MOST_COLUMNS = 4
+_MAX_COLUMNS = 4
 
 
-def tables_of(findings: Findings, promise: Promise) -> Iterable[Table]:
+def tables_of(result: BenchmarkResult, slo: SloObjectives) -> Iterable[Table]:
     """All tables, the most telling first."""
-    levels = findings.levels()
-    if findings.knee is not None:
-        yield _knee_table(findings, promise)
+    levels = result.runs_by_load()
+    if result.knee is not None:
+        yield _knee_table(result, slo)
     if len(levels) > 1:
-        yield _levels_table(levels, promise)
-    shown = _shown(levels, findings)
-    yield _figures_table(shown, promise)
-    if any(len(run.figures.classes) > 1 for run in findings.runs):
-        yield _classes_table(shown, promise)
-    yield _client_table(shown)
+        yield _levels_table(levels, slo)
+    shown_levels = _levels_to_show(levels, result)
+    yield _metrics_table(shown_levels, slo)
+    if any(len(run.metrics.classes) > 1 for run in result.runs):
+        yield _classes_table(shown_levels, slo)
+    yield _client_table(shown_levels)
     failures = Counter[str]()
-    for run in findings.runs:
-        failures.update(run.figures.failures)
+    for run in result.runs:
+        failures.update(run.metrics.failures)
     if failures:
-        rows = tuple((why, number_text(count)) for why, count in failures.most_common(10))
+        rows = tuple((why, format_number(count)) for why, count in failures.most_common(10))
         yield Table(title="Failures", columns=("why", "requests"), rows=rows)
 
 
-def _shown(levels: Mapping[str, list[Run]], findings: Findings) -> dict[str, list[Run]]:
+def _levels_to_show(
+    levels: Mapping[str, list[BenchmarkRun]], result: BenchmarkResult
+) -> dict[str, list[BenchmarkRun]]:
     """The loads whose figures are shown in full: all of a few, else what is around the knee."""
-    if len(levels) <= _MOST_COLUMNS:
+    if len(levels) <= _MAX_COLUMNS:
         return dict(levels)
-    knee = findings.knee
+    knee = result.knee
     names = list(levels)
     rates = [runs[0].rate_per_s or 0.0 for runs in levels.values()]
     if knee is None or knee.rate_per_s is None:
         return {name: levels[name] for name in (names[0], names[-1])}
-    at = rates.index(knee.rate_per_s)
-    return {name: levels[name] for name in names[max(0, at - 1) : at + 2]}
+    knee_index = rates.index(knee.rate_per_s)
+    return {name: levels[name] for name in names[max(0, knee_index - 1) : knee_index + 2]}
 
 
-def _figures_table(levels: Mapping[str, list[Run]], promise: Promise) -> Table:
-    columns = {level: over_repeats(runs) for level, runs in levels.items()}
+def _metrics_table(levels: Mapping[str, list[BenchmarkRun]], slo: SloObjectives) -> Table:
+    columns = {level: intervals_over_repeats(runs) for level, runs in levels.items()}
     rows: list[tuple[str, ...]] = [
-        _counts("requests measured", levels, lambda one: one.requests),
-        _counts("  failed", levels, lambda one: one.failed),
-        _counts("  warm-up, left out", levels, lambda one: one.warm_up_requests),
-        ("measured window", *(_window(runs) for runs in levels.values())),
+        _count_row("requests measured", levels, lambda metrics: metrics.requests),
+        _count_row("  failed", levels, lambda metrics: metrics.failed),
+        _count_row("  warm-up, left out", levels, lambda metrics: metrics.warm_up_requests),
+        ("measured window", *(_window_text(runs) for runs in levels.values())),
     ]
 
-    def line(label: str, key: str, text: Callable[[float | None], str]) -> None:
-        rows.append((label, *(_with_error(one[key], text) for one in columns.values())))
+    def add_row(label: str, key: str, text: Callable[[float | None], str]) -> None:
+        rows.append((label, *(_format_interval(column[key], text) for column in columns.values())))
 
-    line("offered, requests/s", "offered_per_s", number_text)
-    line("completed, requests/s", "requests_per_s", number_text)
-    line("output tokens/s", "output_tokens_per_s", number_text)
-    line("all tokens/s", "total_tokens_per_s", number_text)
-    if promise.made:
-        line("goodput, requests/s", "goodput_per_s", number_text)
-        line("attainment", "attainment", share_text)
-    whole = ("mean", "p50", "p90", "p99", "p99.9")
+    add_row("offered, requests/s", "offered_per_s", format_number)
+    add_row("completed, requests/s", "requests_per_s", format_number)
+    add_row("output tokens/s", "output_tokens_per_s", format_number)
+    add_row("all tokens/s", "total_tokens_per_s", format_number)
+    if slo.has_objectives:
+        add_row("goodput, requests/s", "goodput_per_s", format_number)
+        add_row("attainment", "attainment", format_percent)
+    all_statistics = ("mean", "p50", "p90", "p99", "p99.9")
     for label, key, points in (
-        ("TTFT", "ttft_s", whole),
+        ("TTFT", "ttft_s", all_statistics),
         ("  from send", "ttft_from_send_s", ("mean", "p50", "p99")),
-        ("TPOT", "tpot_s", whole),
-        ("ITL", "itl_s", whole),
-        ("end to end", "e2e_s", whole),
+        ("TPOT", "tpot_s", all_statistics),
+        ("ITL", "itl_s", all_statistics),
+        ("end to end", "e2e_s", all_statistics),
         ("  from send", "e2e_from_send_s", ("mean", "p50", "p99")),
     ):
         for point in points:
-            line(f"{label} {point}", f"{key}.{point}", seconds_text)
+            add_row(f"{label} {point}", f"{key}.{point}", format_seconds)
     return Table(title="Figures", columns=("", *levels), rows=tuple(rows))
 
 
-def _levels_table(levels: Mapping[str, list[Run]], promise: Promise) -> Table:
+def _levels_table(levels: Mapping[str, list[BenchmarkRun]], slo: SloObjectives) -> Table:
     columns = (
         *("load", "requests/s", "failed", "TTFT p50", "p99", "TPOT p50", "p99", "ITL p99"),
         *("e2e p50", "p99", "output tokens/s"),
-        *(("goodput/s", "attainment") if promise.made else ()),
+        *(("goodput/s", "attainment") if slo.has_objectives else ()),
     )
     rows = []
     for level, runs in levels.items():
-        told = over_repeats(runs)
+        intervals = intervals_over_repeats(runs)
         times = ("ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "itl_s.p99")
-        met = (number_text(told["goodput_per_s"].mean), share_text(told["attainment"].mean))
+        met = (
+            format_number(intervals["goodput_per_s"].mean),
+            format_percent(intervals["attainment"].mean),
+        )
         rows.append(
             (
                 level,
-                number_text(told["requests_per_s"].mean),
-                number_text(sum(run.figures.failed for run in runs)),
-                *(seconds_text(told[key].mean) for key in (*times, "e2e_s.p50", "e2e_s.p99")),
-                number_text(told["output_tokens_per_s"].mean),
-                *(met if promise.made else ()),
+                format_number(intervals["requests_per_s"].mean),
+                format_number(sum(run.metrics.failed for run in runs)),
+                *(
+                    format_seconds(intervals[key].mean)
+                    for key in (*times, "e2e_s.p50", "e2e_s.p99")
+                ),
+                format_number(intervals["output_tokens_per_s"].mean),
+                *(met if slo.has_objectives else ()),
             )
         )
     return Table(title="By load, means of repeats", columns=columns, rows=tuple(rows))
 
 
-def _knee_table(findings: Findings, promise: Promise) -> Table:
-    assert findings.knee is not None, "no knee was looked for"
-    knee = findings.knee
+def _knee_table(result: BenchmarkResult, slo: SloObjectives) -> Table:
+    assert result.knee is not None, "no knee was looked for"
+    knee = result.knee
     rows = [
         (
-            f"{one.rate_per_s:.4g}/s",
-            share_text(one.attainment),
-            "kept" if one.valid and one.attainment >= promise.target else "broken",
-            "" if one.valid else "client was the bottleneck",
+            f"{probe.rate_per_s:.4g}/s",
+            format_percent(probe.attainment),
+            "kept" if probe.valid and probe.attainment >= slo.target else "broken",
+            "" if probe.valid else "client was the bottleneck",
         )
-        for one in knee.probes
+        for probe in knee.probes
     ]
     return Table(
-        title=f"Knee at attainment {promise.target:.4g}: {knee.says}",
+        title=f"Knee at attainment {slo.target:.4g}: {knee.description}",
         columns=("rate tried", "attainment", "promise", ""),
         rows=tuple(rows),
     )
 
 
-def _classes_table(levels: Mapping[str, list[Run]], promise: Promise) -> Table:
+def _classes_table(levels: Mapping[str, list[BenchmarkRun]], slo: SloObjectives) -> Table:
     """One row for each load and class, over its repeats together."""
     rows = []
     for level, runs in levels.items():
-        by_class: dict[str, list[ClassFigures]] = {}
+        by_class: dict[str, list[ClassMetrics]] = {}
         for run in runs:
-            for one in run.figures.classes:
-                by_class.setdefault(one.slo_class, []).append(one)
-        for name, several in by_class.items():
-            requests = sum(one.requests for one in several)
+            for class_ in run.metrics.classes:
+                by_class.setdefault(class_.slo_class, []).append(class_)
+        for name, class_metrics in by_class.items():
+            requests = sum(class_metric.requests for class_metric in class_metrics)
             rows.append(
                 (
                     level,
                     name,
-                    number_text(requests),
-                    share_text(sum(one.met for one in several) / requests)
-                    if promise.made
-                    else NOTHING,
-                    number_text(mean([one.goodput_per_s for one in several])),
-                    seconds_text(mean([one.ttft.p99 for one in several])),
-                    seconds_text(mean([one.tpot.p99 for one in several])),
+                    format_number(requests),
+                    format_percent(
+                        sum(class_metric.met_requests for class_metric in class_metrics) / requests
+                    )
+                    if slo.has_objectives
+                    else NO_VALUE,
+                    format_number(
+                        mean([class_metric.goodput_per_s for class_metric in class_metrics])
+                    ),
+                    format_seconds(mean([class_metric.ttft.p99 for class_metric in class_metrics])),
+                    format_seconds(mean([class_metric.tpot.p99 for class_metric in class_metrics])),
                 )
             )
     columns = ("load", "class", "requests", "attainment", "goodput/s", "TTFT p99", "TPOT p99")
     return Table(title="By class", columns=columns, rows=tuple(rows))
 
 
-def _client_table(levels: Mapping[str, list[Run]]) -> Table:
+def _client_table(levels: Mapping[str, list[BenchmarkRun]]) -> Table:
     rows = []
     for level, runs in levels.items():
-        told = [run.figures.client for run in runs]
+        client_metrics = [run.metrics.client for run in runs]
         rows.append(
             (
                 level,
-                number_text(sum(one.late_sends for one in told)),
-                seconds_text(max(one.late.p99 for one in told)),
-                seconds_text(max(one.late.most for one in told)),
-                seconds_text(max(one.lag.p99 for one in told)),
-                share_text(max(one.busy for one in told)),
-                "no" if any(run.figures.invalid for run in runs) else "yes",
+                format_number(sum(client_metric.late_sends for client_metric in client_metrics)),
+                format_seconds(
+                    max(client_metric.send_lateness.p99 for client_metric in client_metrics)
+                ),
+                format_seconds(
+                    max(client_metric.send_lateness.maximum for client_metric in client_metrics)
+                ),
+                format_seconds(max(client_metric.loop_lag.p99 for client_metric in client_metrics)),
+                format_percent(
+                    max(client_metric.busy_fraction for client_metric in client_metrics)
+                ),
+                "no" if any(run.metrics.invalid_reasons for run in runs) else "yes",
             )
         )
     columns = ("load", "late sends", "late p99", "worst", "read late p99", "of a core", "valid")
     return Table(title="The client itself, worst of repeats", columns=columns, rows=tuple(rows))
 
 
-def _counts(
-    label: str, levels: Mapping[str, list[Run]], figure: Callable[[Figures], int]
+def _count_row(
+    label: str, levels: Mapping[str, list[BenchmarkRun]], figure: Callable[[BenchmarkMetrics], int]
 ) -> tuple[str, ...]:
-    totals = (sum(figure(run.figures) for run in runs) for runs in levels.values())
-    return (label, *(number_text(one) for one in totals))
+    totals = (sum(figure(run.metrics) for run in runs) for runs in levels.values())
+    return (label, *(format_number(total) for total in totals))
 
 
-def _window(runs: Sequence[Run]) -> str:
-    first = runs[0].figures
-    text = f"{seconds_text(first.from_s)} to {seconds_text(first.until_s)}"
+def _window_text(runs: Sequence[BenchmarkRun]) -> str:
+    first = runs[0].metrics
+    text = f"{format_seconds(first.window_start_s)} to {format_seconds(first.window_end_s)}"
     return f"{text}, {len(runs)} runs" if len(runs) > 1 else text
 
 
-def _with_error(one: Interval, text: Callable[[float | None], str]) -> str:
-    if one.low is None or one.high is None:
-        return text(one.mean)
-    return f"{text(one.mean)} ± {text((one.high - one.low) / 2)}"
+def _format_interval(
+    interval: ConfidenceInterval, format_value: Callable[[float | None], str]
+) -> str:
+    if interval.low is None or interval.high is None:
+        return format_value(interval.mean)
+    return f"{format_value(interval.mean)} ± {format_value((interval.high - interval.low) / 2)}"

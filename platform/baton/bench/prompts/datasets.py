@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from baton.bench.client.client import Message
-from baton.domain.errors import BadTrace
-from baton.simulator.workloads.lines import numbered, tokens
+from baton.domain.errors import TraceInvalid
+from baton.simulator.workloads.lines import numbered_lines, parse_tokens
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 _ROLES |= {"chatgpt": "assistant", "system": "system"}
 
 
-class Row(NamedTuple):
+class DatasetRow(NamedTuple):
     """One prompt."""
 
     messages: tuple[Message, ...]
@@ -27,10 +27,12 @@ class Row(NamedTuple):
     @property
     def text(self) -> str:
         """As a plain prompt."""
-        return "\n".join(one["content"] for one in self.messages)
+        return "\n".join(message["content"] for message in self.messages)
 
 
-def read_rows(text: str, name: str, *, skip_bad: bool = False) -> tuple[list[Row], int]:
+def read_rows(
+    text: str, name: str, *, ignore_invalid: bool = False
+) -> tuple[list[DatasetRow], int]:
     """The prompts of a file, and how many bad entries were left out.
 
     Known are: `{"prompt": ..., "output_tokens": ...}` (vLLM's custom data set), `{"messages": ...}`
@@ -38,83 +40,94 @@ def read_rows(text: str, name: str, *, skip_bad: bool = False) -> tuple[list[Row
     the first prompt and its answer are taken, as vLLM does.
 
     Raises:
-        BadTrace: an entry is bad, unless `skip_bad`; there are none.
+        TraceInvalid: an entry is bad, unless `ignore_invalid`; there are none.
     """
-    rows: list[Row] = []
+    rows: list[DatasetRow] = []
     skipped = 0
     for line, entry in _entries(text, name):
         try:
-            rows.append(_row(entry))
-        except (ValueError, TypeError, KeyError, AttributeError) as wrong:
-            if not skip_bad:
-                raise BadTrace(name, line, _why(wrong)) from wrong
+            rows.append(_parse_row(entry))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if not ignore_invalid:
+                raise TraceInvalid(name, line, _error_text(error)) from error
             skipped += 1
     if not rows:
-        raise BadTrace(name, 0, f"holds no prompts, and {skipped} entries that were left out")
+        raise TraceInvalid(name, 0, f"holds no prompts, and {skipped} entries that were left out")
     return rows, skipped
 
 
-def shuffled(rows: Sequence[Row], seed: str) -> list[Row]:
+def shuffled(rows: Sequence[DatasetRow], seed: str) -> list[DatasetRow]:
     """In an order that depends on the seed alone."""
-    mixed = list(rows)
-    random.Random(seed).shuffle(mixed)  # noqa: S311 - seeded, not secret
-    return mixed
+    shuffled_rows = list(rows)
+    random.Random(seed).shuffle(shuffled_rows)  # noqa: S311 - seeded, not secret
+    return shuffled_rows
 
 
 def _entries(text: str, name: str) -> Iterator[tuple[int, object]]:
     """Each with its line, or for a JSON array with its place in it."""
     if text.lstrip("\ufeff \t\r\n").startswith("["):
         try:
-            whole = json.loads(text.lstrip("\ufeff"))
-        except (ValueError, RecursionError) as wrong:
-            raise BadTrace(name, 1, f"not JSON: {wrong}") from wrong
-        yield from enumerate(whole, start=1)
+            entries = json.loads(text.lstrip("\ufeff"))
+        except (ValueError, RecursionError) as error:
+            raise TraceInvalid(name, 1, f"not JSON: {error}") from error
+        yield from enumerate(entries, start=1)
         return
     # Not splitlines(): JSON text may hold other marks that end a line, such as U+2028.
-    for number, line in numbered(text.split("\n")):
+    for number, line in numbered_lines(text.split("\n")):
         if line.strip():
             try:
                 yield number, json.loads(line.lstrip("\ufeff"))
-            except (ValueError, RecursionError) as wrong:
-                yield number, ValueError(f"not JSON: {wrong}")
+            except (ValueError, RecursionError) as error:
+                yield number, ValueError(f"not JSON: {error}")
 
 
-def _row(entry: object) -> Row:
+def _parse_row(entry: object) -> DatasetRow:
     if isinstance(entry, ValueError):
         raise entry
     if not isinstance(entry, dict):
         raise ValueError(f"got {type(entry).__name__}, wanted an object")  # noqa: TRY004 - of a file
-    said = entry.get("output_tokens", entry.get("max_tokens"))
-    output = None if said is None else tokens(said, "output_tokens", at_least=1)
+    declared_tokens = entry.get("output_tokens", entry.get("max_tokens"))
+    output_tokens = (
+        None
+        if declared_tokens is None
+        else parse_tokens(declared_tokens, "output_tokens", minimum=1)
+    )
     if isinstance(entry.get("prompt"), str) and entry["prompt"]:
-        return Row((Message(role="user", content=entry["prompt"]),), output, entry.get("answer"))
+        return DatasetRow(
+            (Message(role="user", content=entry["prompt"]),), output_tokens, entry.get("answer")
+        )
     turns = entry.get("messages", entry.get("conversations", entry.get("conversation")))
     if not isinstance(turns, list):
         raise ValueError("no prompt, messages or conversations")  # noqa: TRY004 - of a file
-    return _conversation([_message(one) for one in turns], output)
+    return _first_exchange([_parse_message(turn) for turn in turns], output_tokens)
 
 
-def _conversation(messages: list[Message], output: int | None) -> Row:
+def _first_exchange(messages: list[Message], output: int | None) -> DatasetRow:
     """Up to its first prompt, with the answer to that."""
-    asked = next((at for at, one in enumerate(messages) if one["role"] == "user"), None)
-    if asked is None:
+    prompt_index = next(
+        (at for at, message in enumerate(messages) if message["role"] == "user"), None
+    )
+    if prompt_index is None:
         raise ValueError("nobody asks anything in it")
-    follows = messages[asked + 1 : asked + 2]
-    answer = follows[0]["content"] if follows and follows[0]["role"] == "assistant" else None
-    return Row(tuple(messages[: asked + 1]), output, answer)
+    reply = messages[prompt_index + 1 : prompt_index + 2]
+    answer = reply[0]["content"] if reply and reply[0]["role"] == "assistant" else None
+    return DatasetRow(tuple(messages[: prompt_index + 1]), output, answer)
 
 
-def _message(one: dict[str, object]) -> Message:
-    who, what = one.get("role", one.get("from")), one.get("content", one.get("value"))
-    if who not in _ROLES or not isinstance(what, str) or not what:
-        raise ValueError(f"a message of {who!r} without text, wanted one of {', '.join(_ROLES)}")
-    return Message(role=_ROLES[str(who)], content=what)
+def _parse_message(fields: dict[str, object]) -> Message:
+    role, content = (
+        fields.get("role", fields.get("from")),
+        fields.get("content", fields.get("value")),
+    )
+    if role not in _ROLES or not isinstance(content, str) or not content:
+        raise ValueError(f"a message of {role!r} without text, wanted one of {', '.join(_ROLES)}")
+    return Message(role=_ROLES[str(role)], content=content)
 
 
-def _why(wrong: Exception) -> str:
-    return str(wrong) if isinstance(wrong, ValueError) else f"not as wanted: {wrong!r}"
+def _error_text(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError) else f"not as wanted: {error!r}"
 
 
-def lengths_wanted(rows: Iterable[Row]) -> bool:
+def lacks_output_lengths(rows: Iterable[DatasetRow]) -> bool:
     """Whether any prompt does not say how long its answer shall be."""
-    return any(one.output_tokens is None for one in rows)
+    return any(row.output_tokens is None for row in rows)

@@ -8,11 +8,11 @@ from functools import lru_cache
 
 from baton.simulator.workloads.trace import TraceRequest
 
-_KEPT_BLOCKS = 4096
+_CACHED_BLOCKS = 4096
 """A few megabytes: the blocks that are asked for again and again."""
 
 
-class PromptMaker:
+class TokenPromptFactory:
     """Makes the token ids of prompts.
 
     Blocks with equal ids in the trace are equal runs of tokens; what a trace gives no id is like
@@ -29,26 +29,26 @@ class PromptMaker:
         self._block_tokens = block_tokens
         self._vocabulary = vocabulary
         self._seed = seed
-        self._shared = lru_cache(_KEPT_BLOCKS)(self._block)
+        self._cached_block = lru_cache(_CACHED_BLOCKS)(self._block)
 
-    def prompt(self, one: TraceRequest, number: int) -> list[int]:
-        """The token ids of request `number` of the trace."""
-        size = self._block_tokens
-        ids = one.block_ids[: -(-one.prompt_tokens // size)]
-        made: list[int] = []
+    def build_prompt(self, request: TraceRequest, index: int) -> list[int]:
+        """The token ids of request `index` of the trace."""
+        block_tokens = self._block_tokens
+        ids = request.block_ids[: -(-request.prompt_tokens // block_tokens)]
+        token_ids: list[int] = []
         for block in ids:
-            made += self._shared(f"shared {block}")
-        own = one.prompt_tokens - len(made)
-        if own > 0:
-            made += self._run(f"own {number}", own)
-        return made[: one.prompt_tokens]
+            token_ids += self._cached_block(f"shared {block}")
+        own_tokens = request.prompt_tokens - len(token_ids)
+        if own_tokens > 0:
+            token_ids += self._random_ids(f"own {index}", own_tokens)
+        return token_ids[: request.prompt_tokens]
 
     def _block(self, name: str) -> list[int]:
-        return self._run(name, self._block_tokens)
+        return self._random_ids(name, self._block_tokens)
 
-    def _run(self, name: str, tokens: int) -> list[int]:
+    def _random_ids(self, name: str, tokens: int) -> list[int]:
         """Random ids, the same for the same name; fast, for prompts have up to a million."""
         rng = random.Random(f"{self._seed} {name}")  # noqa: S311 - made up, not secret
-        drawn = array("I", rng.randbytes(4 * tokens))
+        random_numbers = array("I", rng.randbytes(4 * tokens))
         vocabulary = self._vocabulary
-        return [one % vocabulary for one in drawn]
+        return [random_number % vocabulary for random_number in random_numbers]

@@ -12,17 +12,17 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-Counter = Callable[[str], Awaitable[int | None]]
+TokenCounter = Callable[[str], Awaitable[int | None]]
 """Tokens of a prompt with all that stands around it; None when they cannot be counted."""
 
-_COMMON = """
+_COMMON_WORDS = """
     the of and to in a is that for it was on are as with his they at be this from have or by one had
     not but what all were when we there can an your which their said if do will each about how up
     out them then she many some so these would other into has more her two like him see time could
     no make than first been its who now people my made over did down only way find use may water
     long little very after words called just where most know
 """
-WORDS = tuple(_COMMON.split())
+WORDS = tuple(_COMMON_WORDS.split())
 """Common ones: most vocabularies have each as one token."""
 
 
@@ -31,55 +31,61 @@ class WordCosts:
     """What words cost in tokens."""
 
     costs: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(WORDS, 1))
-    around: int = 0
+    overhead_tokens: int = 0
     """Tokens of a prompt that are in no word."""
-    counted: bool = False
+    is_exact: bool = False
     """Whether a tokenizer said so; else a word is taken for a token."""
 
 
-async def word_costs(count: Counter) -> WordCosts:
+async def measure_word_costs(count: TokenCounter) -> WordCosts:
     """What each word costs; a token for each where nobody can count.
 
     Words whose cost depends on what stands before them are left out.
     """
-    once, twice = await count(f" {WORDS[0]}"), await count(f" {WORDS[0]} {WORDS[0]}")
-    if once is None or twice is None:
+    single_cost, double_cost = await count(f" {WORDS[0]}"), await count(f" {WORDS[0]} {WORDS[0]}")
+    if single_cost is None or double_cost is None:
         return WordCosts()
-    around = 2 * once - twice
+    overhead_tokens = 2 * single_cost - double_cost
     costs: dict[str, int] = {}
     for word in WORDS:
-        alone, after = await count(f" {word}"), await count(f" {WORDS[0]} {word}")
-        if alone is not None and after is not None and after - once == alone - around > 0:
-            costs[word] = alone - around
-    return WordCosts(costs, around, counted=True) if costs else WordCosts()
+        cost_alone, cost_after_word = await count(f" {word}"), await count(f" {WORDS[0]} {word}")
+        if (
+            cost_alone is not None
+            and cost_after_word is not None
+            and cost_after_word - single_cost == cost_alone - overhead_tokens > 0
+        ):
+            costs[word] = cost_alone - overhead_tokens
+    return WordCosts(costs, overhead_tokens, is_exact=True) if costs else WordCosts()
 
 
-class WordMaker:
+class WordPromptFactory:
     """Makes texts."""
 
     def __init__(self, costs: WordCosts) -> None:
-        self._around = costs.around
-        self._words = sorted(costs.costs.items(), key=lambda one: (one[1], one[0]))
-        self._dearest = self._words[-1][1]
+        self._overhead_tokens = costs.overhead_tokens
+        self._words = sorted(
+            costs.costs.items(), key=lambda word_cost: (word_cost[1], word_cost[0])
+        )
+        self._max_cost = self._words[-1][1]
         self._by_cost = {cost: word for word, cost in self._words}
 
-    def text(self, tokens: int, name: str, *, bare: bool = False) -> str:
+    def build_text(self, tokens: int, name: str, *, without_overhead: bool = False) -> str:
         """Random words, the same for the same name, that cost so many tokens.
 
-        What stands around a prompt is counted in unless `bare`. At least one word; where no word
-        costs just what is left at the end, the text is up to a word shorter.
+        What stands around a prompt is counted in unless `without_overhead`. At least one word;
+        where no word costs just what is left at the end, the text is up to a word shorter.
         """
-        left = tokens if bare else tokens - self._around
+        remaining_tokens = tokens if without_overhead else tokens - self._overhead_tokens
         rng = random.Random(name)  # noqa: S311 - made up, not secret
         words: list[str] = []
-        while left >= self._dearest:
-            drawn = rng.choices(self._words, k=left // self._dearest)
-            words += [word for word, _ in drawn]
-            left -= sum(cost for _, cost in drawn)
-        while left > 0:
-            cost = max((one for one in self._by_cost if one <= left), default=0)
+        while remaining_tokens >= self._max_cost:
+            chosen = rng.choices(self._words, k=remaining_tokens // self._max_cost)
+            words += [word for word, _ in chosen]
+            remaining_tokens -= sum(cost for _, cost in chosen)
+        while remaining_tokens > 0:
+            cost = max((value for value in self._by_cost if value <= remaining_tokens), default=0)
             if not cost:
                 break
             words.append(self._by_cost[cost])
-            left -= cost
+            remaining_tokens -= cost
         return " " + " ".join(words or [self._words[0][0]])

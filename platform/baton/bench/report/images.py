@@ -6,9 +6,9 @@ import io
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from baton.bench.report.plots import STYLE, Panel, panels_of
+from baton.bench.report.plots import STYLE, Panel, panels_for
 from baton.bench.report.study import Study
-from baton.bench.report.tables import objectives_text
+from baton.bench.report.tables import format_objectives
 from baton.domain.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class PlotsMissing(OperatorError):
     """What draws plots is not installed."""
 
 
-def panel_images(study: Study) -> list[tuple[Panel, bytes]]:
+def render_panels(study: Study) -> list[tuple[Panel, bytes]]:
     """Each plot as a PNG.
 
     Raises:
@@ -37,14 +37,14 @@ def panel_images(study: Study) -> list[tuple[Panel, bytes]]:
 
     images = []
     with rc_context(STYLE):
-        for panel in panels_of(study):
+        for panel in panels_for(study):
             figure = Figure(figsize=(_WIDTH_IN, panel.height_in), layout="constrained")
             panel.draw(figure, study)
-            images.append((panel, _png(figure)))
+            images.append((panel, _to_png(figure)))
     return images
 
 
-def sheet(study: Study) -> bytes:
+def render_sheet(study: Study) -> bytes:
     """All plots below each other as one PNG, with title and origin.
 
     Raises:
@@ -54,7 +54,7 @@ def sheet(study: Study) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    panels, origin = panels_of(study), _origin(study)
+    panels, origin = panels_for(study), _provenance_lines(study)
     head_in = _HEAD_IN + _LINE_IN * len(origin)
     heights = [head_in, *(panel.height_in + 0.45 for panel in panels)]
     with rc_context(STYLE):
@@ -63,31 +63,31 @@ def sheet(study: Study) -> bytes:
             :, 0
         ]
         head.text(0.01, 1 - 0.15 / head_in, study.title, fontsize=15, fontweight="bold", va="top")
-        at = 1 - 0.5 / head_in
-        head.text(0.01, at, "\n".join(origin), fontsize=8.5, va="top", color="#475569")
+        origin_y = 1 - 0.5 / head_in
+        head.text(0.01, origin_y, "\n".join(origin), fontsize=8.5, va="top", color="#475569")
         for panel, part in zip(panels, parts, strict=True):
             part.suptitle(
                 f"{panel.title} ({study.evidence.mark})", x=0.01, ha="left", fontweight="bold"
             )
             panel.draw(part, study)
-        return _png(figure)
+        return _to_png(figure)
 
 
-def _origin(study: Study) -> list[str]:
+def _provenance_lines(study: Study) -> list[str]:
     """Where the figures come from, in lines that fit the sheet."""
     lines = [
-        f"({study.evidence.mark}) {study.evidence} · objectives: {objectives_text(study)}",
+        f"({study.evidence.mark}) {study.evidence} · objectives: {format_objectives(study)}",
         *(f"{name}: {value}" for name, value in study.facts.items()),
         f"$ {study.command}",
     ]
     return [part for line in lines for part in wrap(line, _LINE_CHARS)]
 
 
-def _png(figure: Figure) -> bytes:
-    held = io.BytesIO()
+def _to_png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
     # Without the name and version of what drew it.
-    figure.savefig(held, format="png", dpi=_DPI, metadata={"Software": None})
-    return held.getvalue()
+    figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def require_plots() -> None:

@@ -6,22 +6,22 @@ import math
 from dataclasses import asdict
 
 import baton
-from baton.bench.report.study import Result, Study
+from baton.bench.report.study import RunResult, Study
 from baton.bench.report.summary import (
-    Summary,
+    RunSummary,
+    attainment_by_class,
     capacity,
-    curves_of,
-    scales_of,
-    shares_of,
+    rate_curves_for,
+    scale_curves_for,
     summarize,
-    trades_of,
+    tradeoffs_for,
 )
 
 SCHEMA_VERSION = 1
 """Counted up when a key changes its meaning or goes away."""
 
 
-def plain(study: Study) -> dict[str, object]:
+def study_to_dict(study: Study) -> dict[str, object]:
     """The whole study but its single requests; what is no number is null."""
     report: dict[str, object] = {
         "schema_version": SCHEMA_VERSION,
@@ -35,58 +35,58 @@ def plain(study: Study) -> dict[str, object]:
         "notes": list(study.notes),
         "objectives": asdict(study.objectives) | {"target": study.target},
         "device": study.device,
-        "results": [_result(study, one) for one in study.results],
+        "results": [_result_to_dict(study, result) for result in study.results],
         "attainment_by_rate": [
             {
                 "name": curve.name,
                 "rate_per_device_and_attainment": curve.points,
                 "capacity_per_device": capacity(curve, study.target),
             }
-            for curve in curves_of(study)
+            for curve in rate_curves_for(study)
         ],
         "attainment_by_slo_scale": [
             {
                 "name": curve.name,
                 "scale_and_attainment": curve.points,
-                "a_run_for_each": bool(study.scales),
+                "a_run_for_each": bool(study.scale_curves),
             }
-            for curve in scales_of(study)
+            for curve in scale_curves_for(study)
         ],
-        "trades": [asdict(one) for one in trades_of(study)],
-        "tables": [asdict(one) for one in study.tables],
+        "trades": [asdict(tradeoff) for tradeoff in tradeoffs_for(study)],
+        "tables": [asdict(table) for table in study.tables],
     }
-    return {key: finite(value) for key, value in report.items()}
+    return {key: json_safe(value) for key, value in report.items()}
 
 
-def _result(study: Study, result: Result) -> dict[str, object]:
-    figures = summarize(result, study.objectives)
+def _result_to_dict(study: Study, result: RunResult) -> dict[str, object]:
+    summary = summarize(result, study.objectives)
     return (
-        asdict(figures)
-        | _derived(figures)
+        asdict(summary)
+        | _derived(summary)
         | {
-            "counts": dict(result.counts),
+            "counts": dict(result.event_counts),
             "scaling": None if result.scaling is None else asdict(result.scaling),
-            "shares": [asdict(one) for one in shares_of(result)],
+            "shares": [asdict(attainment) for attainment in attainment_by_class(result)],
         }
     )
 
 
-def _derived(figures: Summary) -> dict[str, object]:
+def _derived(summary: RunSummary) -> dict[str, object]:
     return {
-        "rate_per_device": figures.rate_per_device,
-        "goodput_per_device": figures.goodput_per_device,
-        "output_tokens_per_device": figures.output_tokens_per_device,
+        "rate_per_device": summary.rate_per_device,
+        "goodput_per_device": summary.goodput_per_device,
+        "output_tokens_per_device": summary.output_tokens_per_device,
     }
 
 
-def finite(value: object) -> object:
+def json_safe(value: object) -> object:
     """The same with null for what JSON has no number for."""
     match value:
         case float() if not math.isfinite(value):
             return None
         case dict():
-            return {key: finite(one) for key, one in value.items()}
+            return {key: json_safe(other) for key, other in value.items()}
         case list() | tuple():
-            return [finite(one) for one in value]
+            return [json_safe(item) for item in value]
         case _:
             return value

@@ -6,9 +6,9 @@ from base64 import b64encode
 from html import escape
 
 import baton
-from baton.bench.report.images import panel_images
+from baton.bench.report.images import render_panels
 from baton.bench.report.study import Study, Table
-from baton.bench.report.tables import objectives_text, tables_of
+from baton.bench.report.tables import format_objectives, tables_of
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -51,7 +51,7 @@ DEFINITIONS = (
 )
 
 
-def page(study: Study) -> str:
+def render_page(study: Study) -> str:
     """The HTML; the same for the same study.
 
     Raises:
@@ -66,12 +66,12 @@ def page(study: Study) -> str:
         _header(study),
         *(_table(table, mark) for table in tables_of(study)),
     ]
-    for panel, image in panel_images(study):
-        alt = escape(f"{panel.title}. {panel.says}", quote=True)
+    for panel, image in render_panels(study):
+        alt = escape(f"{panel.title}. {panel.caption}", quote=True)
         data = b64encode(image).decode("ascii")
         parts.append(
             f"<section><h2>{escape(panel.title)} ({mark})</h2>"
-            f'<p class="says">{escape(panel.says)}</p>'
+            f'<p class="says">{escape(panel.caption)}</p>'
             f'<img alt="{alt}" src="data:image/png;base64,{data}"></section>'
         )
     parts += [
@@ -83,7 +83,7 @@ def page(study: Study) -> str:
 
 def _header(study: Study) -> str:
     facts = {
-        "objectives": escape(objectives_text(study)),
+        "objectives": escape(format_objectives(study)),
         **{name: escape(value) for name, value in study.facts.items()},
         "made by": f"<code>{escape(study.command)}</code>",
         "baton": escape(baton.__version__),

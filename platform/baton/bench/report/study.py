@@ -22,7 +22,7 @@ class Evidence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class FleetSample:
     """A fleet at one time."""
 
     at_s: float
@@ -36,7 +36,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
+class ScalingSummary:
     """What an autoscaler did in a run."""
 
     device_hours: float
@@ -47,12 +47,12 @@ class Scaling:
     reversals_per_hour: float
     """Actions that go back on the one before it of the same pool."""
     ticks: int
-    held_ticks: int
+    paused_ticks: int
     """That decided nothing, since something could not be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class RunResult:
     """One run."""
 
     name: str
@@ -63,10 +63,10 @@ class Result:
     """GPUs, or engines where there are none, that it ran on; on average when that changed."""
     offered_per_s: float | None = None
     """Requests per second that were asked for; None for what they happened to be."""
-    moments: tuple[Moment, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
+    samples: tuple[FleetSample, ...] = ()
+    event_counts: Mapping[str, int] = field(default_factory=dict)
     """Of what happened besides, e.g. handoffs."""
-    scaling: Scaling | None = None
+    scaling: ScalingSummary | None = None
     """None where nobody scaled."""
 
 
@@ -80,7 +80,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trade:
+class Tradeoff:
     """What users get against what devices give."""
 
     name: str
@@ -89,7 +89,7 @@ class Trade:
     device_tokens_per_s: float
     """Output tokens per second and device."""
     label: str = ""
-    best: bool = False
+    is_pareto_optimal: bool = False
     """Nothing else is better in both."""
 
 
@@ -119,19 +119,19 @@ class Study:
     """The share of requests that shall meet the objectives."""
     device: str = "GPU"
     """What `devices` counts."""
-    results: tuple[Result, ...] = ()
-    curves: tuple[Curve, ...] = ()
-    scales: tuple[Curve, ...] = ()
+    results: tuple[RunResult, ...] = ()
+    rate_curves: tuple[Curve, ...] = ()
+    scale_curves: tuple[Curve, ...] = ()
     """Where each scale of the objectives was a run of its own; else one run is judged by all."""
-    trades: tuple[Trade, ...] = ()
+    tradeoffs: tuple[Tradeoff, ...] = ()
     tables: tuple[Table, ...] = ()
-    tables_of_results: bool = True
+    has_result_tables: bool = True
     """Whether the usual ones are made from the results; not where `tables` have all figures."""
     definitions: tuple[str, ...] = ()
     """Of the words in it; none for the usual ones."""
 
     @property
-    def judged(self) -> bool:
+    def has_objectives(self) -> bool:
         """Whether there is any objective to judge by."""
         limits = (self.objectives.ttft_s, self.objectives.tpot_s, self.objectives.e2e_s)
         return any(limit is not None for limit in limits)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from baton.bench.report.study import Curve, Result, Study, Trade
+from baton.bench.report.study import Curve, RunResult, Study, Tradeoff
 from baton.simulator.outcome import Objectives, Outcome, attainment, mean, quantile
 
-SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+OBJECTIVE_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 """By which objectives are multiplied, to see how near to the edge a run is."""
 
-_LONG_TAIL = 0.2
+_LONG_TAIL_FRACTION = 0.2
 """Of a run, after its last arrival: from then on its rates say little of a steady state."""
-_DECODES = 2
+_MIN_DECODED_TOKENS = 2
 """A request with fewer output tokens has no time between tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class LatencyQuantiles:
     """Where some seconds lie; nan when there are none."""
 
     mean: float
@@ -28,7 +28,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class RunSummary:
     """One run in figures."""
 
     name: str
@@ -40,13 +40,13 @@ class Summary:
     Source: vLLM's benchmark_serving."""
     rate_per_s: float
     """At which requests arrived, or were offered if that is known."""
-    ttft: Spread
+    ttft: LatencyQuantiles
     """Of the requests that got a token."""
-    tpot: Spread
+    tpot: LatencyQuantiles
     """Of the requests that got two tokens."""
-    gap: Spread
+    max_itl: LatencyQuantiles
     """The longest time between two tokens of a request."""
-    e2e: Spread
+    e2e: LatencyQuantiles
     """Of the requests that finished."""
     attainment: float
     ttft_attainment: float
@@ -56,7 +56,7 @@ class Summary:
     output_tokens_per_s: float
     total_tokens_per_s: float
     """Prompts, cached or not, and outputs."""
-    cached_share: float
+    cached_fraction: float
     """Of the tokens of all prompts."""
     devices: float
 
@@ -76,136 +76,142 @@ class Summary:
         return self.output_tokens_per_s / self.devices
 
 
-def summarize(result: Result, objectives: Objectives) -> Summary:
+def summarize(result: RunResult, objectives: Objectives) -> RunSummary:
     """The figures of a run."""
     outcomes = result.outcomes
-    span_s = span(outcomes)
-    decoded = [one for one in outcomes if one.output_tokens >= _DECODES]
-    prompt_tokens = sum(one.prompt_tokens for one in outcomes)
-    output_tokens = sum(one.output_tokens for one in outcomes)
-    met = attainment(outcomes, objectives)
-    return Summary(
+    span_s = run_span_s(outcomes)
+    decoded_outcomes = [
+        outcome for outcome in outcomes if outcome.output_tokens >= _MIN_DECODED_TOKENS
+    ]
+    prompt_tokens = sum(outcome.prompt_tokens for outcome in outcomes)
+    output_tokens = sum(outcome.output_tokens for outcome in outcomes)
+    met_fraction = attainment(outcomes, objectives)
+    return RunSummary(
         name=result.name,
         requests=len(outcomes),
-        failed=sum(not one.ok for one in outcomes),
+        failed=sum(not outcome.ok for outcome in outcomes),
         span_s=span_s,
-        rate_per_s=rate_of(result),
-        ttft=_spread(one.ttft_s for one in outcomes if one.output_tokens),
-        tpot=_spread(one.tpot_s for one in decoded),
-        gap=_spread(one.worst_gap_s for one in decoded),
-        e2e=_spread(one.e2e_s for one in outcomes if one.ok),
-        attainment=met,
+        rate_per_s=offered_rate(result),
+        ttft=_latency_quantiles(outcome.ttft_s for outcome in outcomes if outcome.output_tokens),
+        tpot=_latency_quantiles(outcome.tpot_s for outcome in decoded_outcomes),
+        max_itl=_latency_quantiles(outcome.max_itl_s for outcome in decoded_outcomes),
+        e2e=_latency_quantiles(outcome.e2e_s for outcome in outcomes if outcome.ok),
+        attainment=met_fraction,
         ttft_attainment=attainment(outcomes, Objectives(ttft_s=objectives.ttft_s)),
         tpot_attainment=attainment(outcomes, Objectives(tpot_s=objectives.tpot_s)),
-        goodput_per_s=_per(met * len(outcomes), span_s),
-        output_tokens_per_s=_per(output_tokens, span_s),
-        total_tokens_per_s=_per(prompt_tokens + output_tokens, span_s),
-        cached_share=_per(sum(one.cached_tokens for one in outcomes), prompt_tokens),
+        goodput_per_s=_ratio(met_fraction * len(outcomes), span_s),
+        output_tokens_per_s=_ratio(output_tokens, span_s),
+        total_tokens_per_s=_ratio(prompt_tokens + output_tokens, span_s),
+        cached_fraction=_ratio(sum(outcome.cached_tokens for outcome in outcomes), prompt_tokens),
         devices=result.devices,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ClassAttainment:
     """The requests of one tenant in one class, each judged by what that class is promised."""
 
     slo_class: str
     tenant: str
     requests: int
-    unserved: int
+    unserved_requests: int
     """Refused, failed, or cut off."""
     attainment: float
 
 
-def shares_of(result: Result) -> tuple[Share, ...]:
+def attainment_by_class(result: RunResult) -> tuple[ClassAttainment, ...]:
     """One for each class and tenant that there are requests of, in alphabetical order."""
-    kinds: dict[tuple[str, str], list[Outcome]] = {}
-    for one in result.outcomes:
-        kinds.setdefault((one.slo_class, one.tenant), []).append(one)
+    outcomes_by_class: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in result.outcomes:
+        outcomes_by_class.setdefault((outcome.slo_class, outcome.tenant), []).append(outcome)
     return tuple(
-        Share(
+        ClassAttainment(
             slo_class=slo_class,
             tenant=tenant,
             requests=len(several),
-            unserved=sum(not one.ok for one in several),
-            attainment=sum(one.good for one in several) / len(several),
+            unserved_requests=sum(not outcome.ok for outcome in several),
+            attainment=sum(outcome.slo_met for outcome in several) / len(several),
         )
-        for (slo_class, tenant), several in sorted(kinds.items())
+        for (slo_class, tenant), several in sorted(outcomes_by_class.items())
     )
 
 
-def span(outcomes: Sequence[Outcome]) -> float:
+def run_span_s(outcomes: Sequence[Outcome]) -> float:
     """From the first arrival to the last end, in seconds; 0 without requests."""
     if not outcomes:
         return 0.0
-    arrived_at_s = min(one.arrived_at_s for one in outcomes)
-    return max(_ended_at_s(one) for one in outcomes) - arrived_at_s
+    arrived_at_s = min(outcome.arrived_at_s for outcome in outcomes)
+    return max(_ended_at_s(outcome) for outcome in outcomes) - arrived_at_s
 
 
-def tail_notes(results: Iterable[Result]) -> Iterator[str]:
+def tail_notes(results: Iterable[RunResult]) -> Iterator[str]:
     """What a reader must know where much of a run's time is after its last arrival."""
-    most = max((_tail(one.outcomes) for one in results), default=0.0)
-    if most > _LONG_TAIL:
+    max_tail_fraction = max((_tail_fraction(result.outcomes) for result in results), default=0.0)
+    if max_tail_fraction > _LONG_TAIL_FRACTION:
         yield (
-            f"Up to {most:.0%} of a run's time is after its last arrival. Goodput and tokens/s are"
+            f"Up to {max_tail_fraction:.0%} of a run's time is after its last arrival. Goodput"
+            " and tokens/s are"
             " means over all of it: a longer trace has higher ones."
         )
 
 
-def _tail(outcomes: Sequence[Outcome]) -> float:
+def _tail_fraction(outcomes: Sequence[Outcome]) -> float:
     """The share of a run's time after its last arrival."""
     if not outcomes:
         return 0.0
-    arrivals = [one.arrived_at_s for one in outcomes]
-    whole_s = span(outcomes)
-    return 1 - (max(arrivals) - min(arrivals)) / whole_s if whole_s else 0.0
+    arrivals = [outcome.arrived_at_s for outcome in outcomes]
+    total_s = run_span_s(outcomes)
+    return 1 - (max(arrivals) - min(arrivals)) / total_s if total_s else 0.0
 
 
-def _ended_at_s(one: Outcome) -> float:
-    took_s = one.e2e_s if one.e2e_s < float("inf") else 0.0
-    return one.arrived_at_s + took_s
+def _ended_at_s(outcome: Outcome) -> float:
+    duration_s = outcome.e2e_s if outcome.e2e_s < float("inf") else 0.0
+    return outcome.arrived_at_s + duration_s
 
 
-def rate_of(result: Result) -> float:
+def offered_rate(result: RunResult) -> float:
     """Requests per second that were offered, or at which they came; 0 for fewer than two."""
     if result.offered_per_s is not None:
         return result.offered_per_s
-    arrivals = [one.arrived_at_s for one in result.outcomes]
-    return _per(len(arrivals) - 1, max(arrivals) - min(arrivals)) if arrivals else 0.0
+    arrivals = [outcome.arrived_at_s for outcome in result.outcomes]
+    return _ratio(len(arrivals) - 1, max(arrivals) - min(arrivals)) if arrivals else 0.0
 
 
-def scaled(objectives: Objectives, factor: float) -> Objectives:
+def scale_objectives(objectives: Objectives, factor: float) -> Objectives:
     """The same objectives, all times `factor`."""
     limits = (objectives.ttft_s, objectives.tpot_s, objectives.e2e_s)
-    ttft_s, tpot_s, e2e_s = (None if one is None else one * factor for one in limits)
+    ttft_s, tpot_s, e2e_s = (None if limit is None else limit * factor for limit in limits)
     return Objectives(ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=e2e_s)
 
 
-def scales_of(study: Study) -> tuple[Curve, ...]:
+def scale_curves_for(study: Study) -> tuple[Curve, ...]:
     """Attainment against the scale of the objectives: as given, else the runs that are shown.
 
-    Those are then judged by the objectives times each of `SCALES`.
+    Those are then judged by the objectives times each of `OBJECTIVE_SCALES`.
     """
-    if study.scales or not study.judged:
-        return study.scales
-    limits = [(scale, scaled(study.objectives, scale)) for scale in SCALES]
+    if study.scale_curves or not study.has_objectives:
+        return study.scale_curves
+    limits = [(scale, scale_objectives(study.objectives, scale)) for scale in OBJECTIVE_SCALES]
     return tuple(
         Curve(
-            name=one.name,
-            points=tuple((scale, attainment(one.outcomes, limit)) for scale, limit in limits),
+            name=representative_result.name,
+            points=tuple(
+                (scale, attainment(representative_result.outcomes, limit))
+                for scale, limit in limits
+            ),
         )
-        for one in shown(study)
+        for representative_result in representative_results(study)
     )
 
 
-def curves_of(study: Study) -> tuple[Curve, ...]:
+def rate_curves_for(study: Study) -> tuple[Curve, ...]:
     """Attainment against rate and device: as given, else one for each name with several rates."""
-    if study.curves or not study.judged:
-        return study.curves
+    if study.rate_curves or not study.has_objectives:
+        return study.rate_curves
     points: dict[str, list[tuple[float, float]]] = {}
     for result in study.results:
         met = attainment(result.outcomes, study.objectives)
-        points.setdefault(result.name, []).append((rate_of(result) / result.devices, met))
+        points.setdefault(result.name, []).append((offered_rate(result) / result.devices, met))
     return tuple(
         Curve(name=name, points=tuple(sorted(several)))
         for name, several in points.items()
@@ -218,63 +224,69 @@ def capacity(curve: Curve, target: float) -> float | None:
 
     Linear between the last point that meets it and the next; when all do, the last: a lower bound.
     """
-    found: float | None = None
-    last: tuple[float, float] | None = None
+    highest_rate: float | None = None
+    previous: tuple[float, float] | None = None
     for rate, met in curve.points:
         if met < target:
-            if last is None:
+            if previous is None:
                 return None
-            share = (last[1] - target) / (last[1] - met)
-            return last[0] + share * (rate - last[0])
-        found, last = rate, (rate, met)
-    return found
+            weight = (previous[1] - target) / (previous[1] - met)
+            return previous[0] + weight * (rate - previous[0])
+        highest_rate, previous = rate, (rate, met)
+    return highest_rate
 
 
-def trades_of(study: Study) -> tuple[Trade, ...]:
+def tradeoffs_for(study: Study) -> tuple[Tradeoff, ...]:
     """Tokens per second for a user against per device: as given, else one for each result."""
-    if study.trades:
-        return study.trades
-    made = []
+    if study.tradeoffs:
+        return study.tradeoffs
+    tradeoffs = []
     for result in study.results:
-        figures = summarize(result, study.objectives)
-        if figures.tpot.p50 > 0:
-            made.append(
-                Trade(
+        summary = summarize(result, study.objectives)
+        if summary.tpot.p50 > 0:
+            tradeoffs.append(
+                Tradeoff(
                     name=result.name,
-                    user_tokens_per_s=1 / figures.tpot.p50,
-                    device_tokens_per_s=figures.output_tokens_per_device,
-                    label=f"{figures.rate_per_s:.3g}/s",
+                    user_tokens_per_s=1 / summary.tpot.p50,
+                    device_tokens_per_s=summary.output_tokens_per_device,
+                    label=f"{summary.rate_per_s:.3g}/s",
                 )
             )
-    return tuple(made)
+    return tuple(tradeoffs)
 
 
-def shown(study: Study) -> tuple[Result, ...]:
+def representative_results(study: Study) -> tuple[RunResult, ...]:
     """The runs whose distributions are worth a look: one for each name.
 
     All at the same rate: the highest at which the first name meets the target, else the lowest.
     """
-    first = [one for one in study.results if one.name == study.results[0].name]
-    meets = [one for one in first if attainment(one.outcomes, study.objectives) >= study.target]
-    chosen = max(meets, key=rate_of) if meets else min(first, key=rate_of, default=None)
+    first_named = [result for result in study.results if result.name == study.results[0].name]
+    passing = [
+        run for run in first_named if attainment(run.outcomes, study.objectives) >= study.target
+    ]
+    chosen = (
+        max(passing, key=offered_rate)
+        if passing
+        else min(first_named, key=offered_rate, default=None)
+    )
     if chosen is None:
         return ()
-    wanted = rate_of(chosen)
-    names = dict.fromkeys(one.name for one in study.results)
+    rate_per_s = offered_rate(chosen)
+    names = dict.fromkeys(result.name for result in study.results)
     return tuple(
         min(
-            (one for one in study.results if one.name == name),
-            key=lambda one: abs(rate_of(one) - wanted),
+            (result for result in study.results if result.name == name),
+            key=lambda result: abs(offered_rate(result) - rate_per_s),
         )
         for name in names
     )
 
 
-def _spread(seconds: Iterable[float]) -> Spread:
-    values = sorted(one for one in seconds if one < float("inf"))
+def _latency_quantiles(seconds: Iterable[float]) -> LatencyQuantiles:
+    values = sorted(second for second in seconds if second < float("inf"))
     p50, p90, p99 = (quantile(values, q) for q in (0.5, 0.9, 0.99))
-    return Spread(mean=mean(values), p50=p50, p90=p90, p99=p99)
+    return LatencyQuantiles(mean=mean(values), p50=p50, p90=p90, p99=p99)
 
 
-def _per(amount: float, whole: float) -> float:
-    return amount / whole if whole else 0.0
+def _ratio(amount: float, total: float) -> float:
+    return amount / total if total else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from baton.bench.report.study import Study
-from baton.bench.report.tables import objectives_text, tables_of
+from baton.bench.report.tables import format_objectives, tables_of
 
 _WIDTH_CHARS = 200
 """For output that is no terminal: no line is broken."""
@@ -27,16 +27,16 @@ def print_study(study: Study, file: TextIO, *, color: bool | None = None) -> Non
     )
     console.print(Text(study.title, style="bold"))
     facts = {"figures": f"({study.evidence.mark}) {study.evidence}"} | dict(study.facts)
-    for name, value in (facts | {"objectives": objectives_text(study)}).items():
+    for name, value in (facts | {"objectives": format_objectives(study)}).items():
         console.print(Text(f"{name}: ", style="dim") + Text(value))
-    for one in tables_of(study):
+    for other in tables_of(study):
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for number, column in enumerate(one.columns):
+        for number, column in enumerate(other.columns):
             table.add_column(column, justify="right" if number else "left", no_wrap=True)
-        for row in one.rows:
+        for row in other.rows:
             table.add_row(*row)
         console.print()
-        console.print(Text(f"{one.title} ({study.evidence.mark})", style="bold"))
+        console.print(Text(f"{other.title} ({study.evidence.mark})", style="bold"))
         console.print(table)
     console.print()
     for note in study.notes:

@@ -8,16 +8,16 @@ from typing import Annotated, Any, cast
 import typer
 
 from baton.cli.backend import Report
-from baton.cli.options import Address, Json, Output, seam_of, wanted_format
+from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
 from baton.cli.output import (
     OutputFormat,
     duration_text,
     print_report,
-    reported_errors,
+    report_errors,
     table_lines,
 )
 
-Told = dict[str, Any]
+JsonDict = dict[str, Any]
 
 
 def scale(
@@ -28,25 +28,25 @@ def scale(
     ] = 20,
     address: Address = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show what the autoscaler decided, and from what.
 
     Per pool what it has and is to have, why, and from which numbers.
     """
-    with reported_errors():
-        report = seam_of(context).commands().explain_scale(ticks, address=address)
-    if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
+    with report_errors():
+        report = backend_of(context).commands().explain_scale(ticks, address=address)
+    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
         print_report(report, OutputFormat.JSON)
         return
-    for line in readable(report):
+    for line in report_lines(report):
         typer.echo(line)
 
 
-def readable(report: Report) -> Iterator[str]:
+def report_lines(report: Report) -> Iterator[str]:
     """The report as lines for a person; ticks in a row that decide the same are told once."""
     yield f"autoscaler: {report['autoscaler']}"
-    ticks = cast("list[Told]", report["ticks"])
+    ticks = cast("list[JsonDict]", report["ticks"])
     if not ticks:
         yield "no tick yet"
     for run in _runs(ticks):
@@ -54,11 +54,11 @@ def readable(report: Report) -> Iterator[str]:
         yield from _run_lines(run)
 
 
-def _runs(ticks: Iterable[Told]) -> Iterator[list[Told]]:
+def _runs(ticks: Iterable[JsonDict]) -> Iterator[list[JsonDict]]:
     """Ticks that follow each other and say the same but for their numbers."""
-    run: list[Told] = []
+    run: list[JsonDict] = []
     for tick in ticks:
-        if run and _gist(run[0]) != _gist(tick):
+        if run and _group_key(run[0]) != _group_key(tick):
             yield run
             run = []
         run.append(tick)
@@ -66,12 +66,12 @@ def _runs(ticks: Iterable[Told]) -> Iterator[list[Told]]:
         yield run
 
 
-def _gist(tick: Told) -> object:
+def _group_key(tick: JsonDict) -> object:
     pools = [(p["pool"], p["have"], p["want"], p["reason"], p["clipped_by"]) for p in tick["pools"]]
     return (tick["held"], tick["actions"], tick["policy"], tick["dry_run"], pools)
 
 
-def _run_lines(run: list[Told]) -> Iterator[str]:
+def _run_lines(run: list[JsonDict]) -> Iterator[str]:
     """The newest tick of a run speaks for all of it."""
     first, last = run[0], run[-1]
     when = f"{duration_text(last['age_s'])} ago"
@@ -87,7 +87,7 @@ def _run_lines(run: list[Told]) -> Iterator[str]:
             yield f"    {inputs}"
 
 
-def _outcome(tick: Told) -> str:
+def _outcome(tick: JsonDict) -> str:
     if tick["held"]:
         return f"held, because {tick['held']}"
     if tick["actions"]:
@@ -95,13 +95,13 @@ def _outcome(tick: Told) -> str:
     return "would act, but this is a dry run" if _would_act(tick) else "no change"
 
 
-def _would_act(tick: Told) -> bool:
+def _would_act(tick: JsonDict) -> bool:
     return tick["dry_run"] and any(p["have"] != p["want"] or p["flips"] for p in tick["pools"])
 
 
-def _pool_row(pool: Told) -> dict[str, object]:
-    asked = "" if pool["asked"] == pool["want"] else f"{pool['asked']} asked"
-    clipped = f"{asked}, clipped by {pool['clipped_by']}" if pool["clipped_by"] else asked
+def _pool_row(pool: JsonDict) -> dict[str, object]:
+    unclipped = "" if pool["asked"] == pool["want"] else f"{pool['asked']} asked"
+    clipped = f"{unclipped}, clipped by {pool['clipped_by']}" if pool["clipped_by"] else unclipped
     flips = ", ".join(f"{count} as {role}" for role, count in pool["flips"].items() if count)
     return {
         "pool": pool["pool"],

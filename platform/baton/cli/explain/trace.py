@@ -10,20 +10,23 @@ import typer
 
 from baton.cli.explain.explain import verdict_text
 from baton.cli.explain.waterfall_text import leg_lines, screen_width, waterfall_lines
-from baton.cli.options import Address, Json, Output, seam_of, wanted_format
+from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
 from baton.cli.output import (
     OutputFormat,
     duration_text,
     print_report,
-    reported_errors,
+    report_errors,
     table_lines,
 )
 
-Told = dict[str, Any]
+JsonDict = dict[str, Any]
 
 
-class Order(StrEnum):
-    """Which requests are listed: the words of `domain.commands.RecordOrder`, here for fast help."""
+class RequestOrder(StrEnum):
+    """Which requests are listed.
+
+    The words of `domain.commands.RecordSelection`, here for fast help.
+    """
 
     LATEST = "latest"
     SLOWEST = "slowest"
@@ -44,91 +47,93 @@ def trace(  # noqa: PLR0913 - each is an option
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, max=1000, help="How many to list.")
     ] = 20,
-    order: Annotated[Order, typer.Option("--order", help="Which to list.")] = Order.LATEST,
+    order: Annotated[
+        RequestOrder, typer.Option("--order", help="Which to list.")
+    ] = RequestOrder.LATEST,
     address: Address = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show where a request's time went, predicted against actual.
 
     Without a request, those are listed that have ended lately.
     """
-    with reported_errors():
-        commands = seam_of(context).commands()
+    with report_errors():
+        commands = backend_of(context).commands()
         if request_id is None:
             report = commands.requests(count, order=str(order), address=address)
         else:
             report = commands.explain_route(request_id, address=address)
-    if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
+    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
         print_report(report, OutputFormat.JSON)
         return
-    stories = cast("list[Told]", report["requests"])
-    lines = listed(stories) if request_id is None else traced(stories)
+    requests = cast("list[JsonDict]", report["requests"])
+    lines = table_of_requests(requests) if request_id is None else trace_lines(requests)
     for line in lines:
         typer.echo(line)
 
 
-def listed(stories: list[Told]) -> Iterator[str]:
+def table_of_requests(requests: list[JsonDict]) -> Iterator[str]:
     """One line a request."""
-    if not stories:
+    if not requests:
         yield "no request has ended yet"
         return
-    yield from table_lines([request_row(story) for story in stories])
+    yield from table_lines([request_row(request) for request in requests])
 
 
-def request_row(story: Told) -> dict[str, object]:
+def request_row(request: JsonDict) -> dict[str, object]:
     """A request in a table."""
     return {
-        "request": story["request_id"],
-        "ended": f"{duration_text(story['age_s'])} ago",
-        "outcome": story["outcome"],
-        "class": story["slo_class"],
-        "verdict": _verdict(story),
-        "tokens": f"{story['prompt_tokens']}+{story['output_tokens']}",
-        "ttft": duration_text(story["first_token_s"]),
-        "total": duration_text(story["ended_s"]),
-        "ran on": route_text(story),
+        "request": request["request_id"],
+        "ended": f"{duration_text(request['age_s'])} ago",
+        "outcome": request["outcome"],
+        "class": request["slo_class"],
+        "verdict": _verdict(request),
+        "tokens": f"{request['prompt_tokens']}+{request['output_tokens']}",
+        "ttft": duration_text(request["first_token_s"]),
+        "total": duration_text(request["ended_s"]),
+        "ran on": route_text(request),
     }
 
 
-def _verdict(story: Told) -> str:
-    return f"missed {story['missed']}" if story["missed"] else str(story["verdict"])
+def _verdict(request: JsonDict) -> str:
+    return f"missed {request['missed']}" if request["missed"] else str(request["verdict"])
 
 
-def route_text(story: Told) -> str:
+def route_text(request: JsonDict) -> str:
     """`p-1 -> d-1`, or `d-1`; `-` where it ran nowhere."""
-    first, last = story["prefill_replica"], story["decode_replica"]
+    first, last = request["prefill_replica"], request["decode_replica"]
     if last is None:
         return "-"
     return str(last) if first == last else f"{first} -> {last}"
 
 
-def traced(stories: list[Told], width: int | None = None) -> Iterator[str]:
+def trace_lines(requests: list[JsonDict], width: int | None = None) -> Iterator[str]:
     """Requests as waterfalls, a paragraph each; `width` is in characters, None as the terminal."""
     width = width or screen_width()
-    for number, story in enumerate(stories):
+    for number, request in enumerate(requests):
         if number:
             yield ""
-        yield from _story(story, width)
+        yield from _request_lines(request, width)
 
 
-def _story(story: Told, width: int) -> Iterator[str]:
-    yield f"{story['request_id']}: {story['outcome']} ({story['reason']})"
-    yield f"  class {story['slo_class']} of tenant {story['tenant']}: {verdict_text(story)}"
-    if story.get("trace_id"):
-        yield f"  trace id: {story['trace_id']}"
+def _request_lines(request: JsonDict, width: int) -> Iterator[str]:
+    yield f"{request['request_id']}: {request['outcome']} ({request['reason']})"
+    yield f"  class {request['slo_class']} of tenant {request['tenant']}: {verdict_text(request)}"
+    if request.get("trace_id"):
+        yield f"  trace id: {request['trace_id']}"
     yield ""
-    yield from waterfall_lines(story, width)
-    yield from _resumes(story)
-    if legs := list(leg_lines(story)):
+    yield from waterfall_lines(request, width)
+    yield from _resume_lines(request)
+    if legs := list(leg_lines(request)):
         yield ""
         yield from legs
     yield ""
-    yield f"  why it ran there: baton explain route {story['request_id']}"
+    yield f"  why it ran there: baton explain route {request['request_id']}"
 
 
-def _resumes(story: Told) -> Iterator[str]:
-    if reasons := story["resume_reasons"]:
+def _resume_lines(request: JsonDict) -> Iterator[str]:
+    if reasons := request["resume_reasons"]:
         yield ""
         for number, reason in enumerate(reasons):
             yield f"  resumed ({number + 1} of {len(reasons)}), because {reason}"

@@ -5,108 +5,108 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from baton.cli.bars import speaks_blocks, stretch
-from baton.cli.output import Paint, duration_text, painted, table_lines
+from baton.cli.bars import can_draw_blocks, range_bar
+from baton.cli.output import TextStyle, duration_text, styled, table_lines
 
-Told = dict[str, Any]
-_WIDTH = 80
-_WIDEST = 160
-_NARROWEST = 20
-_FIGURES = 24
+JsonDict = dict[str, Any]
+_DEFAULT_WIDTH = 80
+_MAX_WIDTH = 160
+_MIN_BAR_WIDTH = 20
+_FIGURES_WIDTH = 24
 """What took and what was predicted, beside the bars."""
-_PAINTS = {"held": Paint.PALE, "queue": Paint.DOUBT, "lost": Paint.BAD}
+_PART_STYLES = {"held": TextStyle.DIM, "queue": TextStyle.WARNING, "lost": TextStyle.BAD}
 
 
 def screen_width() -> int:
     """How wide a waterfall is drawn here, in characters."""
     from shutil import get_terminal_size  # here: keeps --help fast
 
-    return min(_WIDEST, get_terminal_size((_WIDTH, 24)).columns)
+    return min(_MAX_WIDTH, get_terminal_size((_DEFAULT_WIDTH, 24)).columns)
 
 
-def waterfall_lines(story: Told, width: int) -> Iterator[str]:
+def waterfall_lines(request: JsonDict, width: int) -> Iterator[str]:
     """Bars up to the first token, then those after it, each part with a scale of its own."""
-    bars = cast("list[Told]", story["waterfall"])
-    first_s, end_s = story["first_token_s"], story["ended_s"]
+    bars = cast("list[JsonDict]", request["waterfall"])
+    first_s, end_s = request["first_token_s"], request["ended_s"]
     until_s = end_s if first_s is None else first_s
     before = [bar for bar in bars if bar["from_s"] < until_s or first_s is None]
     after = [bar for bar in bars if bar not in before]
-    columns = _columns(bars, width)
-    yield f"  {_first_part(story)}"
-    yield from _waterfall(before, 0.0, until_s, columns)
+    columns = _column_widths(bars, width)
+    yield f"  {_first_token_text(request)}"
+    yield from _bar_lines(before, 0.0, until_s, columns)
     if after:
         yield ""
-        yield f"  then {duration_text(end_s - until_s)} to the end{_tokens_text(story)}"
-        yield from _waterfall(after, until_s, end_s, columns)
+        yield f"  then {duration_text(end_s - until_s)} to the end{_tokens_text(request)}"
+        yield from _bar_lines(after, until_s, end_s, columns)
     if any(bar.get("guessed") for bar in bars):
         yield "  ~ its engine did not say: parted from its neighbour by what was predicted"
 
 
-def _first_part(story: Told) -> str:
-    first_s = story["first_token_s"]
+def _first_token_text(request: JsonDict) -> str:
+    first_s = request["first_token_s"]
     if first_s is None:
-        return f"no first token in {duration_text(story['ended_s'])}"
+        return f"no first token in {duration_text(request['ended_s'])}"
     text = f"first token after {duration_text(first_s)}"
-    predicted_s, error = story["predicted_ttft_s"], story["ttft_error_fraction"]
+    predicted_s, error = request["predicted_ttft_s"], request["ttft_error_fraction"]
     if predicted_s is None:
         return text
-    told = f"predicted {duration_text(predicted_s)} from its placement on"
+    note = f"predicted {duration_text(predicted_s)} from its placement on"
     if error is not None:
-        told += f", {abs(error):.0%} too {'long' if error > 0 else 'short'}"
-    return f"{text} ({told})"
+        note += f", {abs(error):.0%} too {'long' if error > 0 else 'short'}"
+    return f"{text} ({note})"
 
 
-def _tokens_text(story: Told) -> str:
-    if story["tpot_s"] is None:
+def _tokens_text(request: JsonDict) -> str:
+    if request["tpot_s"] is None:
         return ""
     return (
-        f": {story['output_tokens']} tokens, {duration_text(story['tpot_s'])} each,"
-        f" longest gap {duration_text(story['worst_gap_s'])}"
+        f": {request['output_tokens']} tokens, {duration_text(request['tpot_s'])} each,"
+        f" longest gap {duration_text(request['worst_gap_s'])}"
     )
 
 
-def _columns(bars: list[Told], width: int) -> tuple[int, int, int]:
+def _column_widths(bars: list[JsonDict], width: int) -> tuple[int, int, int]:
     """How wide a part's name, a place's, and the bars are."""
     part = max((len(str(bar["part"])) for bar in bars), default=0)
-    place = max((len(_place(bar)) for bar in bars), default=0)
-    return part, place, max(_NARROWEST, width - part - place - _FIGURES - 6)
+    location = max((len(_location(bar)) for bar in bars), default=0)
+    return part, location, max(_MIN_BAR_WIDTH, width - part - location - _FIGURES_WIDTH - 6)
 
 
-def _place(bar: Told) -> str:
+def _location(bar: JsonDict) -> str:
     return str(bar["replica"] or "ingress")
 
 
-def _waterfall(
-    bars: list[Told], from_s: float, to_s: float, columns: tuple[int, int, int]
+def _bar_lines(
+    bars: list[JsonDict], from_s: float, to_s: float, columns: tuple[int, int, int]
 ) -> Iterator[str]:
-    part_width, place_width, width = columns
-    whole_s = max(to_s - from_s, 1e-9)
-    blocks = speaks_blocks()
-    header = " " * (part_width + place_width + width + 6)
+    part_width, location_width, width = columns
+    span_s = max(to_s - from_s, 1e-9)
+    blocks = can_draw_blocks()
+    header = " " * (part_width + location_width + width + 6)
     yield f"{header}{'took':>10}{'predicted':>12}".rstrip()
     for bar in bars:
-        drawn = stretch(
-            (bar["from_s"] - from_s) / whole_s, (bar["to_s"] - from_s) / whole_s, width,
+        bar_text = range_bar(
+            (bar["from_s"] - from_s) / span_s, (bar["to_s"] - from_s) / span_s, width,
             blocks=blocks,
         )  # fmt: skip
         part = str(bar["part"])
-        if (paint := _PAINTS.get(part)) is not None:
-            drawn = painted(drawn, paint)
+        if (style := _PART_STYLES.get(part)) is not None:
+            bar_text = styled(bar_text, style)
         took = ("~" if bar.get("guessed") else "") + duration_text(bar["to_s"] - bar["from_s"])
         yield (
-            f"  {part:{part_width}}  {_place(bar):{place_width}}  {drawn}"
+            f"  {part:{part_width}}  {_location(bar):{location_width}}  {bar_text}"
             f"{took:>10}{duration_text(bar['predicted_s']):>12}"
         )
 
 
-def leg_lines(story: Told) -> Iterator[str]:
+def leg_lines(request: JsonDict) -> Iterator[str]:
     """A table of its legs; nothing where nothing is told of them."""
-    if legs := cast("list[Told]", story.get("legs") or []):
+    if legs := cast("list[JsonDict]", request.get("legs") or []):
         yield "  legs, as engines tell of them"
         yield from table_lines([_leg_row(leg) for leg in legs], "  ")
 
 
-def _leg_row(leg: Told) -> dict[str, object]:
+def _leg_row(leg: JsonDict) -> dict[str, object]:
     """What is told of a leg; `queued` and `computed` are by the engine's own clock."""
     computed, cached = leg.get("prompt_tokens"), leg.get("cached_tokens")
     row = {

@@ -8,8 +8,8 @@ from typing import Any, cast
 import typer
 
 from baton.cli.backend import Report
-from baton.cli.options import Address, Json, Output, seam_of, wanted_format
-from baton.cli.output import OutputFormat, print_report, reported_errors
+from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
+from baton.cli.output import OutputFormat, print_report, report_errors
 
 
 def history(
@@ -17,16 +17,16 @@ def history(
     *,
     address: Address = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show past configurations, and what became of each."""
-    with reported_errors():
-        report = seam_of(context).commands().history(address=address)
-    output = wanted_format(output, as_json=as_json)
-    print_report(readable(report) if output is OutputFormat.TEXT else report, output)
+    with report_errors():
+        report = backend_of(context).commands().history(address=address)
+    output = resolve_format(output, as_json=as_json)
+    print_report(text_report(report) if output is OutputFormat.TEXT else report, output)
 
 
-def readable(report: Report) -> Report:
+def text_report(report: Report) -> Report:
     """The report as a person wants it: one table, newest last."""
     rows = cast("list[dict[str, Any]]", report["generations"])
     return {**report, "generations": [_row(row, report["generation"]) for row in rows]}
@@ -38,7 +38,7 @@ def _row(row: dict[str, Any], current: object) -> dict[str, object]:
     return {
         "generation": f"{row['generation']}{' *' if row['generation'] == current else ''}",
         "when": when if isinstance(when, str) else when.strftime("%Y-%m-%d %H:%M:%S"),
-        "by": row["by"],
-        "fate": str(row["fate"]),
+        "operation": row["operation"],
+        "status": str(row["status"]),
         "why": row["why"] or "-",
     }

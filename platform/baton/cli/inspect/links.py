@@ -8,8 +8,8 @@ from typing import Any, cast
 import typer
 
 from baton.cli.backend import Report
-from baton.cli.options import Address, Json, Output, seam_of, wanted_format
-from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors
+from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
+from baton.cli.output import OutputFormat, duration_text, print_report, report_errors
 
 _GIGA = 1e9
 
@@ -19,22 +19,24 @@ def links(
     *,
     address: Address = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show the links that KV blocks move over: speed, failures."""
-    with reported_errors():
-        report = seam_of(context).commands().links(address=address)
-    output = wanted_format(output, as_json=as_json)
-    print_report(readable(report) if output is OutputFormat.TEXT else report, output)
+    with report_errors():
+        report = backend_of(context).commands().links(address=address)
+    output = resolve_format(output, as_json=as_json)
+    print_report(text_report(report) if output is OutputFormat.TEXT else report, output)
 
 
-def readable(report: Report) -> Report:
+def text_report(report: Report) -> Report:
     """The report as a person wants it: how many pairs are in which state, and a row for each."""
     rows = cast("list[dict[str, Any]]", report["links"])
     states = Counter(str(row["state"]) for row in rows)
-    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    state_counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return {
-        "pairs": f"{len(rows)} ({counted})" if rows else "none: nothing hands blocks over here",
+        "pairs": f"{len(rows)} ({state_counts})"
+        if rows
+        else "none: nothing hands blocks over here",
         "links": [_row(row) for row in rows],
     }
 

@@ -9,78 +9,78 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from baton.cli.output import complain, duration_text
+from baton.cli.output import duration_text, print_error
 from baton.domain.errors import BatonError, NotRunning, TimedOut
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 T = TypeVar("T")
-_OLD_AFTER = 3
+_STALE_AFTER_INTERVALS = 3
 """Intervals without anything new, from which on that is said."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Generic[T]):
+class Answer(Generic[T]):
     """What was told last, and when it came."""
 
     value: T
     at_s: float
 
 
-class Asker(Generic[T]):
+class Poller(Generic[T]):
     """Asks in a thread of its own, so that a screen goes on while nobody answers.
 
     What is raised but says that nobody answered just now ends it, and is raised again by `latest`.
     """
 
-    def __init__(self, ask: Callable[[], T], interval_s: float) -> None:
-        self._ask = ask
+    def __init__(self, fetch: Callable[[], T], interval_s: float) -> None:
+        self._fetch = fetch
         self._interval_s = interval_s
-        self._seen: Seen[T] | None = None
-        self._failed: BaseException | None = None
-        self._trouble = ""
-        self._news = threading.Event()
-        self._over = threading.Event()
+        self._answer: Answer[T] | None = None
+        self._error: BaseException | None = None
+        self._unavailable_reason = ""
+        self._updated = threading.Event()
+        self._closed = threading.Event()
         # A daemon: an answer that does not come must not keep the terminal.
         threading.Thread(target=self._run, name="asker", daemon=True).start()
 
-    def latest(self, wait_s: float) -> Seen[T] | None:
+    def latest(self, wait_s: float) -> Answer[T] | None:
         """What was told last, after waiting for news for so long; None before anything was."""
-        self._news.wait(wait_s)
-        self._news.clear()
-        if self._failed is not None:
-            raise self._failed
-        return self._seen
+        self._updated.wait(wait_s)
+        self._updated.clear()
+        if self._error is not None:
+            raise self._error
+        return self._answer
 
     @property
-    def trouble(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why the last question was not answered; empty when it was."""
-        return self._trouble
+        return self._unavailable_reason
 
     def close(self) -> None:
         """Ask no more."""
-        self._over.set()
+        self._closed.set()
 
     def _run(self) -> None:
-        answered = False
-        while not self._over.is_set():
-            began_s = time.monotonic()
+        has_answered = False
+        while not self._closed.is_set():
+            started_s = time.monotonic()
             try:
-                self._seen = Seen(self._ask(), time.monotonic())
-                self._trouble, answered = "", True
+                self._answer = Answer(self._fetch(), time.monotonic())
+                self._unavailable_reason, has_answered = "", True
             except (NotRunning, TimedOut) as error:
-                self._trouble = error.why
-                if not answered or not error.retryable:
-                    self._failed = error
+                self._unavailable_reason = error.why
+                if not has_answered or not error.retryable:
+                    self._error = error
             except (BatonError, OSError) as error:
-                self._failed = error
+                self._error = error
             except BaseException as error:  # noqa: BLE001 - raised again by `latest`
-                self._failed = error
-            self._news.set()
-            if self._failed is not None:
+                self._error = error
+            self._updated.set()
+            if self._error is not None:
                 return
-            self._over.wait(max(0.0, self._interval_s - (time.monotonic() - began_s)))
+            self._closed.wait(max(0.0, self._interval_s - (time.monotonic() - started_s)))
 
 
 def is_terminal() -> bool:
@@ -96,7 +96,7 @@ def console() -> Console:
 
 
 def watch_screen(
-    ask: Callable[[], T],
+    fetch: Callable[[], T],
     draw: Callable[[Console, T, str], RenderableType],
     interval_s: float,
 ) -> None:
@@ -106,51 +106,51 @@ def watch_screen(
     """
     from rich.live import Live
 
-    screen, asker = console(), Asker(ask, interval_s)
+    screen, poller = console(), Poller(fetch, interval_s)
     try:
-        seen = asker.latest(60.0)
+        answer = poller.latest(60.0)
         with Live(console=screen, screen=True, auto_refresh=False) as live:
             while True:
-                if seen is not None:
-                    live.update(draw(screen, seen.value, _alarm(asker, seen, interval_s)))
+                if answer is not None:
+                    live.update(draw(screen, answer.value, _staleness(poller, answer, interval_s)))
                     live.refresh()
-                seen = asker.latest(interval_s)
+                answer = poller.latest(interval_s)
     except KeyboardInterrupt:
         return
     finally:
-        asker.close()
+        poller.close()
 
 
-def repeat(ask: Callable[[], T], show: Callable[[T], None], interval_s: float) -> None:
+def repeat(fetch: Callable[[], T], show: Callable[[T], None], interval_s: float) -> None:
     """Show what is told again and again, until Ctrl-C; who does not answer just now is said once.
 
     Raises:
         BatonError: there was no first answer, or there will be none any more.
     """
-    answered, said = False, ""
+    has_answered, printed_reason = False, ""
     try:
         while True:
             due_s = time.monotonic() + interval_s
             try:
-                show(ask())
+                show(fetch())
                 sys.stdout.flush()
-                answered, said = True, ""
+                has_answered, printed_reason = True, ""
             except (NotRunning, TimedOut) as error:
-                if not answered or not error.retryable:
+                if not has_answered or not error.retryable:
                     raise
-                if error.why != said:
-                    said = error.why
-                    complain(f"{said}; trying again")
+                if error.why != printed_reason:
+                    printed_reason = error.why
+                    print_error(f"{printed_reason}; trying again")
             time.sleep(max(0.0, due_s - time.monotonic()))
     except KeyboardInterrupt:
         return
 
 
-def _alarm(asker: Asker[T], seen: Seen[T], interval_s: float) -> str:
+def _staleness(poller: Poller[T], answer: Answer[T], interval_s: float) -> str:
     """Why the numbers are old; empty while they are not."""
-    age_s = time.monotonic() - seen.at_s
-    if asker.trouble:
-        return f"{duration_text(age_s)} old: {asker.trouble}; trying again"
-    if age_s > max(2.0, _OLD_AFTER * interval_s):
+    age_s = time.monotonic() - answer.at_s
+    if poller.unavailable_reason:
+        return f"{duration_text(age_s)} old: {poller.unavailable_reason}; trying again"
+    if age_s > max(2.0, _STALE_AFTER_INTERVALS * interval_s):
         return f"{duration_text(age_s)} old: waiting for an answer"
     return ""

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from baton.cli.backend import LogLine
-from baton.cli.options import Address, Json, Output, seam_of, wanted_format
-from baton.cli.output import OutputFormat, Paint, ProgressLines, painted, reported_errors
+from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
+from baton.cli.output import OutputFormat, ProgressLines, TextStyle, report_errors, styled
 
 _NAME_WIDTH = 22
 _NODE_WIDTH = 15
-_PAINTS = {
-    "debug": Paint.PALE,
-    "warning": Paint.DOUBT,
-    "error": Paint.BAD,
-    "critical": Paint.BAD,
+_LEVEL_STYLES = {
+    "debug": TextStyle.DIM,
+    "warning": TextStyle.WARNING,
+    "error": TextStyle.BAD,
+    "critical": TextStyle.BAD,
 }
 
 
@@ -55,12 +55,12 @@ def logs(  # noqa: PLR0913 - each is an option
     request: Annotated[
         str | None, typer.Option("--request", metavar="ID", help="Only about this request.")
     ] = None,
-    others: Annotated[
+    include_others: Annotated[
         bool, typer.Option("--all", help="Also what vLLM, Ray and others print.")
     ] = False,
     address: Address = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show what the processes of the deployment have logged.
 
@@ -68,24 +68,24 @@ def logs(  # noqa: PLR0913 - each is an option
     cluster that ran before, from those of all its nodes. JSON is one object a line. Not seen:
     what 'baton up' itself prints, and what 'observability.logs.level' keeps from being written.
     """
-    as_lines = wanted_format(output, as_json=as_json) is OutputFormat.JSON
-    with reported_errors():
-        from baton.serving.operator.log_files import LogOrder  # here: keeps --help fast
+    as_lines = resolve_format(output, as_json=as_json) is OutputFormat.JSON
+    with report_errors():
+        from baton.serving.operator.log_files import LogQuery  # here: keeps --help fast
 
-        order = LogOrder(
+        query = LogQuery(
             replica=replica,
             ingress=ingress,
             controller=controller,
             level=str(level),
             events=frozenset(event or ()),
             request_id=request,
-            others=others,
-            last=last or None,
+            include_foreign=include_others,
+            tail_lines=last or None,
         )
         lines = (
-            seam_of(context)
+            backend_of(context)
             .commands()
-            .logs(order, follow=follow, progress=ProgressLines(), address=address)
+            .logs(query, follow=follow, progress=ProgressLines(), address=address)
         )
         _print(lines, as_json=as_lines)
 
@@ -97,7 +97,7 @@ def _print(lines: Iterable[LogLine | None], *, as_json: bool) -> None:
             if line is None:
                 continue
             shown += 1
-            for text in [json.dumps(line.report(), default=str)] if as_json else readable(line):
+            for text in [json.dumps(line.to_dict(), default=str)] if as_json else line_texts(line):
                 typer.echo(text)
     except KeyboardInterrupt:
         return
@@ -105,24 +105,24 @@ def _print(lines: Iterable[LogLine | None], *, as_json: bool) -> None:
         typer.echo("nothing that fits was logged", err=True)
 
 
-def readable(line: LogLine) -> Iterator[str]:
+def line_texts(line: LogLine) -> Iterator[str]:
     """One event as a line for a person, its traceback below it."""
-    told: dict[str, Any] = line.report()
-    when = str(told.pop("at") or "")[11:23].ljust(12)
-    source = str(told.pop("source")).ljust(_NAME_WIDTH)
-    if (node := told.pop("node", None)) is not None:
+    record: dict[str, Any] = line.to_dict()
+    when = str(record.pop("at") or "")[11:23].ljust(12)
+    source = str(record.pop("source")).ljust(_NAME_WIDTH)
+    if (node := record.pop("node", None)) is not None:
         source = f"{str(node).ljust(_NODE_WIDTH)} {source}"
-    if "text" in told:
-        yield f"{when} {'':7} {source} {told['text']}"
+    if "text" in record:
+        yield f"{when} {'':7} {source} {record['text']}"
         return
-    level, event = str(told.pop("level")), str(told.pop("event"))
-    exception = told.pop("exception", None)
+    level, event = str(record.pop("level")), str(record.pop("event"))
+    exception = record.pop("exception", None)
     fields = " ".join(
-        f"{name}={value}" for name, value in told.items() if value is not None and value != ""
+        f"{name}={value}" for name, value in record.items() if value is not None and value != ""
     )
-    head = f"{level.upper():7}"
-    if (paint := _PAINTS.get(level)) is not None:
-        head = painted(head, paint)
-    yield f"{when} {head} {source} {event} {fields}".rstrip()
+    level_label = f"{level.upper():7}"
+    if (style := _LEVEL_STYLES.get(level)) is not None:
+        level_label = styled(level_label, style)
+    yield f"{when} {level_label} {source} {event} {fields}".rstrip()
     for text in str(exception or "").splitlines():
         yield f"{'':21}{text}"

@@ -9,12 +9,20 @@ import typer
 
 from baton.cli.backend import Report
 from baton.cli.inspect.live_screen import is_terminal, repeat, watch_screen
-from baton.cli.options import Address, Interval, Json, Output, interval_of, seam_of, wanted_format
+from baton.cli.options import (
+    Address,
+    Interval,
+    JsonFlag,
+    Output,
+    backend_of,
+    parse_interval,
+    resolve_format,
+)
 from baton.cli.output import (
     OutputFormat,
     duration_text,
     print_report,
-    reported_errors,
+    report_errors,
     share_text,
     text_lines,
 )
@@ -22,7 +30,7 @@ from baton.cli.output import (
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from rich.console import Console, RenderableType
 
-Told = dict[str, Any]
+JsonDict = dict[str, Any]
 
 
 def status(
@@ -34,89 +42,94 @@ def status(
     interval: Interval = "2s",
     address: Address = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show what runs: pools, replicas, health.
 
     With --watch and where stdout is no terminal, reports follow each other; as JSON, one a line.
     """
-    output, interval_s = wanted_format(output, as_json=as_json), interval_of(interval)
-    with reported_errors():
-        commands = seam_of(context).commands()
+    output, interval_s = resolve_format(output, as_json=as_json), parse_interval(interval)
+    with report_errors():
+        commands = backend_of(context).commands()
         if not watch:
             _print(commands.status(address=address), output)
             return
-        with commands.joined(address=address) as deployment:
+        with commands.attach(address=address) as deployment:
             if output is OutputFormat.TEXT and is_terminal():
-                watch_screen(deployment.status, _screen, interval_s)
+                watch_screen(deployment.status, _render, interval_s)
             else:
                 repeat(deployment.status, lambda report: _print(report, output), interval_s)
 
 
 def _print(report: Report, output: OutputFormat) -> None:
-    print_report(readable(report) if output is OutputFormat.TEXT else report, output)
+    print_report(text_report(report) if output is OutputFormat.TEXT else report, output)
 
 
-def _screen(screen: Console, report: Report, alarm: str) -> RenderableType:
+def _render(screen: Console, report: Report, alarm: str) -> RenderableType:
     """As many lines as there is room for; an alarm is the last of them."""
     from rich.text import Text
 
-    lines = [line[: screen.width] for line in text_lines(readable(report))]
-    room = screen.height - bool(alarm)
-    hidden = len(lines) - room
+    lines = [line[: screen.width] for line in text_lines(text_report(report))]
+    max_lines = screen.height - bool(alarm)
+    hidden = len(lines) - max_lines
     if hidden > 0:
-        lines = [*lines[: room - 1], f"... {hidden + 1} more lines; 'baton top' fits the screen"]
+        lines = [
+            *lines[: max_lines - 1],
+            f"... {hidden + 1} more lines; 'baton top' fits the screen",
+        ]
     text = Text("\n".join(lines))
     return text.append(f"\n{alarm}", style="red") if alarm else text
 
 
-def readable(report: Report) -> Report:
+def text_report(report: Report) -> Report:
     """The report as a person wants it: one table of replicas, one line for each ingress.
 
     Every ingress sees the whole fleet; what the first one sees that has reached a replica is
     shown, beside what Ray knows.
     """
-    ingresses = cast("list[Told]", report.get("ingresses", []))
-    members = cast("list[Told]", report.get("members", []))
+    ingresses = cast("list[JsonDict]", report.get("ingresses", []))
+    members = cast("list[JsonDict]", report.get("members", []))
     views = _views(ingresses)
     shown = {("up" if key == "up_s" else key): value for key, value in report.items()}
     if "up" in shown:
         shown["up"] = duration_text(cast("float", shown["up"]))
     for name in ("wanted", "members", "pools", "classes", "demand", "autoscaler"):
         shown.pop(name, None)
-    if rollout := cast("Told", report.get("rollout")):
+    if rollout := cast("JsonDict", report.get("rollout")):
         shown["rollout"] = _rollout_text(rollout)
-    shown |= _service(report)
+    shown |= _service_rows(report)
     shown["replicas"] = [
-        _replica(member, views.get(member["replica_id"], [])) for member in members
+        _replica_row(member, views.get(member["replica_id"], [])) for member in members
     ]
     if timings := [row for ingress in ingresses[:1] for row in ingress.get("timings", [])]:
-        shown["predictions"] = [_timing(row) for row in timings]
+        shown["predictions"] = [_timing_row(row) for row in timings]
     shown["ingresses"] = [
         {
             "healthy": ingress["healthy"],
-            "in_flight": _counts(ingress["in_flight"]),
-            "ended": _counts(ingress["ended"]),
+            "in_flight": _counts_text(ingress["in_flight"]),
+            "ended": _counts_text(ingress["ended"]),
             "not_joined": len(ingress["unjoined"]),
         }
         for ingress in ingresses
     ]
-    if broken := {name: why for one in ingresses for name, why in _broken_agents(one).items()}:
-        shown["broken_agents"] = broken
-    if failures := [text for one in ingresses if (text := _policy_failure(one))]:
+    if failed_agents := {
+        name: why for ingress in ingresses for name, why in _failed_agents(ingress).items()
+    }:
+        shown["broken_agents"] = failed_agents
+    if failures := [text for ingress in ingresses if (text := _policy_failure(ingress))]:
         shown["placement_failures"] = failures
     return shown
 
 
-def _rollout_text(rollout: Told) -> str:
+def _rollout_text(rollout: JsonDict) -> str:
     """What it was, how far it is, and since when; one that nobody goes on with stays under way."""
     generation = rollout.get("generation")
-    what = rollout["what"] if generation is None else f"{rollout['what']}, generation {generation}"
+    title = rollout["what"] if generation is None else f"{rollout['what']}, generation {generation}"
     why = f": {rollout['why']}" if rollout["why"] else ""
-    return f"{what}, {rollout['state']} {duration_text(rollout['age_s'])} ago{why}"
+    return f"{title}, {rollout['state']} {duration_text(rollout['age_s'])} ago{why}"
 
 
-def _policy_failure(ingress: Told) -> str:
+def _policy_failure(ingress: JsonDict) -> str:
     """How often a policy of the user's own failed there; empty when it never did."""
     policy = ingress.get("policy", {})
     if not policy.get("failures"):
@@ -124,42 +137,47 @@ def _policy_failure(ingress: Told) -> str:
     return f"{policy['name']} failed {policy['failures']} times, the last: {policy['last_failure']}"
 
 
-def _service(report: Report) -> Report:
+def _service_rows(report: Report) -> Report:
     """What requests get, what waits, and how pools are scaled; as far as the controller says it."""
-    told: dict[str, object] = {}
-    if scaling := cast("Told", report.get("autoscaler")):
-        told["autoscaler"] = _scaling_text(scaling)
+    rows: dict[str, object] = {}
+    if scaling := cast("JsonDict", report.get("autoscaler")):
+        rows["autoscaler"] = _scaling_text(scaling)
         if overrides := scaling["overrides"]:
-            told["by_hand"] = [_override_text(one) for one in overrides]
+            rows["by_hand"] = [_override_text(override) for override in overrides]
         if failure := scaling["last_failure"]:
-            failed = scaling["failed_calls"] + scaling["failed_turns"]
-            told["scaling_failures"] = f"{failed}, the last: {failure}"
-    if demand := cast("Told", report.get("demand")):
-        told["admission"] = _admission_text(demand)
-    if pools := cast("list[Told]", report.get("pools")):
-        told["pools"] = [_pool(pool) for pool in pools]
-    if classes := cast("list[Told]", report.get("classes")):
-        told["classes"] = [_class(one) for one in classes]
-    return told
+            failure_count = scaling["failed_calls"] + scaling["failed_turns"]
+            rows["scaling_failures"] = f"{failure_count}, the last: {failure}"
+    if demand := cast("JsonDict", report.get("demand")):
+        rows["admission"] = _admission_text(demand)
+    if pools := cast("list[JsonDict]", report.get("pools")):
+        rows["pools"] = [_pool_row(pool) for pool in pools]
+    if classes := cast("list[JsonDict]", report.get("classes")):
+        rows["classes"] = [_class_row(class_) for class_ in classes]
+    return rows
 
 
-def _scaling_text(scaling: Told) -> str:
+def _scaling_text(scaling: JsonDict) -> str:
     """The policy, and why it did nothing or what it did last."""
     text = str(scaling["policy"])
-    if held := scaling["held"]:
-        return f"{text}; held, because {held}"
-    if (last := scaling["last_action"]) is not None:
-        return f"{text}; last {', '.join(last['actions'])}, {duration_text(last['age_s'])} ago"
+    if pause_reason := scaling["held"]:
+        return f"{text}; held, because {pause_reason}"
+    if (last_action := scaling["last_action"]) is not None:
+        return (
+            f"{text}; last {', '.join(last_action['actions'])},"
+            f" {duration_text(last_action['age_s'])} ago"
+        )
     return text
 
 
-def _override_text(override: Told) -> str:
+def _override_text(override: JsonDict) -> str:
     remaining_s = override["remaining_s"]
-    lasts = "until taken back" if remaining_s is None else f"for {duration_text(remaining_s)} more"
-    return f"{override['pool']} at {override['replicas']} {lasts}"
+    duration = (
+        "until taken back" if remaining_s is None else f"for {duration_text(remaining_s)} more"
+    )
+    return f"{override['pool']} at {override['replicas']} {duration}"
 
 
-def _admission_text(demand: Told) -> str:
+def _admission_text(demand: JsonDict) -> str:
     text = (
         f"{demand['requests_per_s']:g} requests/s, {demand['refused_per_s']:g} refused/s, "
         f"{demand['in_flight']} in flight, {demand['held']} held"
@@ -167,15 +185,15 @@ def _admission_text(demand: Told) -> str:
     slack_s = demand["slack_s"]
     if slack_s is None:
         return text
-    late = "is late by" if slack_s < 0 else "has left"
-    return f"{text}; the most urgent {late} {duration_text(abs(slack_s))}"
+    slack_label = "is late by" if slack_s < 0 else "has left"
+    return f"{text}; the most urgent {slack_label} {duration_text(abs(slack_s))}"
 
 
-def _pool(pool: Told) -> dict[str, object]:
+def _pool_row(pool: JsonDict) -> dict[str, object]:
     row = {name: pool[name] for name in ("pool", "want", "ready", "starting", "draining")}
     if "prefill" in pool:
-        plays = {role: pool[role] for role in ("prefill", "decode", "mixed") if pool[role]}
-        row["roles"] = ", ".join(f"{count} {role}" for role, count in plays.items()) or "-"
+        role_counts = {role: pool[role] for role in ("prefill", "decode", "mixed") if pool[role]}
+        row["roles"] = ", ".join(f"{count} {role}" for role, count in role_counts.items()) or "-"
         row["busy"] = "-" if pool["busy"] is None else f"{pool['busy']:.0%}"
         row["cold_start"] = duration_text(pool["cold_start_s"])
     if "trouble" in pool:
@@ -183,32 +201,32 @@ def _pool(pool: Told) -> dict[str, object]:
     return row
 
 
-def _class(one: Told) -> dict[str, object]:
+def _class_row(slo_class: JsonDict) -> dict[str, object]:
     return {
-        "class": one["class"],
-        "ttft": duration_text(one["ttft_s"]),
-        "tpot": duration_text(one["tpot_s"]),
-        "target": share_text(one["target"]),
-        "now": share_text(one["attainment"]),
-        "window": share_text(one["window_attainment"]),
-        "goodput": f"{one['goodput_per_s']:g} of {one['requests_per_s']:g}/s",
+        "class": slo_class["class"],
+        "ttft": duration_text(slo_class["ttft_s"]),
+        "tpot": duration_text(slo_class["tpot_s"]),
+        "target": share_text(slo_class["target"]),
+        "now": share_text(slo_class["attainment"]),
+        "window": share_text(slo_class["window_attainment"]),
+        "goodput": f"{slo_class['goodput_per_s']:g} of {slo_class['requests_per_s']:g}/s",
     }
 
 
-def _broken_agents(ingress: Told) -> Mapping[str, str]:
+def _failed_agents(ingress: JsonDict) -> Mapping[str, str]:
     return ingress.get("broken_agents") or {}
 
 
-def _views(ingresses: list[Told]) -> dict[str, list[Told]]:
+def _views(ingresses: list[JsonDict]) -> dict[str, list[JsonDict]]:
     """Each replica as the ingresses see it that have reached it."""
-    views: dict[str, list[Told]] = {}
+    views: dict[str, list[JsonDict]] = {}
     for ingress in ingresses:
         for row in ingress["replicas"]:
             views.setdefault(row["replica_id"], []).append(row)
     return views
 
 
-def _replica(member: Told, views: list[Told]) -> dict[str, object]:
+def _replica_row(member: JsonDict, views: list[JsonDict]) -> dict[str, object]:
     row = {name: member[name] for name in ("replica_id", "role", "node", "pid")}
     if not views:
         return row | {"state": "not joined"}
@@ -226,12 +244,12 @@ def _replica(member: Told, views: list[Told]) -> dict[str, object]:
             "pulls": view["pulls"],
             "moved_bytes": view["moved_bytes"],
         }
-        | _cache(views)
-        | _leases(views)
+        | _cache_cells(views)
+        | _lease_cells(views)
     )
 
 
-def _cache(views: list[Told]) -> dict[str, object]:
+def _cache_cells(views: list[JsonDict]) -> dict[str, object]:
     """What the first view's index holds of a replica, and the worst state that any has it in."""
     caches = [view["cache"] for view in views if "cache" in view]
     if not caches:
@@ -245,23 +263,23 @@ def _cache(views: list[Told]) -> dict[str, object]:
     }
 
 
-def _index_text(caches: list[Told]) -> str:
+def _index_text(caches: list[JsonDict]) -> str:
     age_s = caches[0]["age_s"]
     age = "never reported" if age_s is None else f"{duration_text(age_s)} old"
-    if not all(cache["in_step"] for cache in caches):
+    if not all(cache["in_sync"] for cache in caches):
         return f"out of step, {age}"
     if age_s is None:
         return age
-    return f"stale, {age}" if any(cache["stale"] for cache in caches) else f"in step, {age}"
+    return f"stale, {age}" if any(cache["is_stale"] for cache in caches) else f"in step, {age}"
 
 
-def _leases(views: list[Told]) -> dict[str, object]:
+def _lease_cells(views: list[JsonDict]) -> dict[str, object]:
     """Each ingress knows of its own only."""
     counts = [view["leases"] for view in views if "leases" in view]
     return {"leases": sum(counts)} if counts else {}
 
 
-def _timing(row: Told) -> dict[str, object]:
+def _timing_row(row: JsonDict) -> dict[str, object]:
     bias = row["ttft_bias_fraction"]
     return {
         "pool": row["pool"],
@@ -277,5 +295,5 @@ def _bias_text(bias: float) -> str:
     return f"{abs(bias):.0%} too {'long' if bias > 0 else 'short'}"
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _counts_text(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from baton.console.views import first_views, service_view
 
-Told = dict[str, Any]
+JsonDict = dict[str, Any]
 _SLOWEST_KEYS = (
     "request_id",
     "age_s",
@@ -30,30 +30,30 @@ def top_report(
     status: Mapping[str, object], links: Mapping[str, object], requests: Mapping[str, object]
 ) -> dict[str, object]:
     """Everything of one refresh; `None` for what is not known yet."""
-    told = cast("Told", status)
-    ingresses: list[Told] = told.get("ingresses", [])
+    status_report = cast("JsonDict", status)
+    ingresses: list[JsonDict] = status_report.get("ingresses", [])
     return {
-        "endpoint": told.get("endpoint"),
-        "model": told.get("model"),
-        "up_s": told.get("up_s"),
-        "generation": told.get("generation"),
+        "endpoint": status_report.get("endpoint"),
+        "model": status_report.get("model"),
+        "up_s": status_report.get("up_s"),
+        "generation": status_report.get("generation"),
         "ingresses": len(ingresses),
-        "service": _service(told),
-        "classes": told.get("classes") or [],
-        "pools": _pools(told, ingresses),
-        "links": _links(cast("list[Told]", links["links"])),
+        "service": _service(status_report),
+        "classes": status_report.get("classes") or [],
+        "pools": _pools(status_report, ingresses),
+        "links": _links(cast("list[JsonDict]", links["links"])),
         "slowest": [
-            {key: story.get(key) for key in _SLOWEST_KEYS}
-            for story in cast("list[Told]", requests["requests"])
+            {key: request.get(key) for key in _SLOWEST_KEYS}
+            for request in cast("list[JsonDict]", requests["requests"])
         ],
-        "troubles": list(_troubles(told, ingresses)),
+        "troubles": list(_warnings(status_report, ingresses)),
     }
 
 
-def _service(told: Told) -> dict[str, object]:
+def _service(status: JsonDict) -> dict[str, object]:
     """All classes together: their goodput, and what is asked for."""
-    demand = told.get("demand") or {}
-    return service_view(told) | {
+    demand = status.get("demand") or {}
+    return service_view(status) | {
         "offered_per_s": demand.get("requests_per_s"),
         "refused_per_s": demand.get("refused_per_s"),
         "prompt_tokens_per_s": demand.get("prompt_tokens_per_s"),
@@ -64,23 +64,25 @@ def _service(told: Told) -> dict[str, object]:
     }
 
 
-def _pools(told: Told, ingresses: list[Told]) -> list[Told]:
+def _pools(status: JsonDict, ingresses: list[JsonDict]) -> list[JsonDict]:
     views = first_views(ingresses).values()
-    return [pool | _load(pool["pool"], views) for pool in told.get("pools") or []]
+    return [pool | _load(pool["pool"], views) for pool in status.get("pools") or []]
 
 
-def _load(pool: str, views: Iterable[Mapping[str, Any]]) -> Told:
+def _load(pool: str, views: Iterable[Mapping[str, Any]]) -> JsonDict:
     """What the replicas of a pool do; none is among the views twice."""
-    own = [view for view in views if view["pool"] == pool]
-    used = [view["kv_used_fraction"] for view in own]
+    pool_views = [view for view in views if view["pool"] == pool]
+    kv_used_fractions = [view["kv_used_fraction"] for view in pool_views]
     return {
-        "running_requests": sum(view["running_requests"] for view in own),
-        "queued_requests": sum(view["queued_requests"] for view in own),
-        "kv_used_fraction": round(sum(used) / len(used), 4) if used else None,
+        "running_requests": sum(view["running_requests"] for view in pool_views),
+        "queued_requests": sum(view["queued_requests"] for view in pool_views),
+        "kv_used_fraction": round(sum(kv_used_fractions) / len(kv_used_fractions), 4)
+        if kv_used_fractions
+        else None,
     }
 
 
-def _links(rows: list[Told]) -> dict[str, object]:
+def _links(rows: list[JsonDict]) -> dict[str, object]:
     """How many pairs in which state, what moved in all, and the pairs worth a look."""
     return {
         "pairs": len(rows),
@@ -88,29 +90,29 @@ def _links(rows: list[Told]) -> dict[str, object]:
         "pulls": sum(row["pulls"] for row in rows),
         "moved_bytes": sum(row["moved_bytes"] for row in rows),
         "failures": sum(row["failures"] for row in rows),
-        "worst": sorted(rows, key=_worth_a_look)[:8],
+        "worst": sorted(rows, key=_link_severity)[:8],
     }
 
 
-def _worth_a_look(row: Told) -> tuple[bool, bool, int, float]:
+def _link_severity(row: JsonDict) -> tuple[bool, bool, int, float]:
     """Those that do not work first, then those that failed, then the slow ones."""
-    slow_s = row["p99_s"] if row["p99_s"] is not None else 0.0
-    return (row["state"] != "quarantined", row["state"] == "ok", -row["failures"], -slow_s)
+    p99_s = row["p99_s"] if row["p99_s"] is not None else 0.0
+    return (row["state"] != "quarantined", row["state"] == "ok", -row["failures"], -p99_s)
 
 
-def _troubles(told: Told, ingresses: list[Told]) -> Iterable[str]:
+def _warnings(status: JsonDict, ingresses: list[JsonDict]) -> Iterable[str]:
     """What an operator should know, in a line each."""
-    scaling = told.get("autoscaler") or {}
-    if held := scaling.get("held"):
-        yield f"the autoscaler holds still: {held}"
-    for pool in told.get("pools") or []:
+    scaling = status.get("autoscaler") or {}
+    if pause_reason := scaling.get("held"):
+        yield f"the autoscaler holds still: {pause_reason}"
+    for pool in status.get("pools") or []:
         if trouble := pool.get("trouble"):
             yield f"pool {pool['pool']}: {str(trouble).partition(chr(10))[0]}"
-    ill = sum(not ingress["healthy"] for ingress in ingresses)
-    if ill:
-        yield f"{ill} of {len(ingresses)} ingresses cannot serve"
-    unjoined = {name for ingress in ingresses for name in ingress["unjoined"]}
-    if unjoined:
-        yield f"not joined everywhere: {', '.join(sorted(unjoined))}"
+    unhealthy = sum(not ingress["healthy"] for ingress in ingresses)
+    if unhealthy:
+        yield f"{unhealthy} of {len(ingresses)} ingresses cannot serve"
+    unreachable = {name for ingress in ingresses for name in ingress["unjoined"]}
+    if unreachable:
+        yield f"not joined everywhere: {', '.join(sorted(unreachable))}"
     if failures := sum(ingress.get("policy", {}).get("failures", 0) for ingress in ingresses):
         yield f"the placement policy failed {failures} times, see 'baton status'"

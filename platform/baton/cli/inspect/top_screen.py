@@ -11,22 +11,22 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from baton.cli.bars import gauge, spark
+from baton.cli.bars import gauge, sparkline
 from baton.cli.explain.trace import route_text
 from baton.cli.output import bytes_text, duration_text, one_line, share_text
 
-Told = dict[str, Any]
+JsonDict = dict[str, Any]
 Cell = str | Text
-_SPARK = 24
-_GAUGE = 8
-_SAMPLES = 240
+_SPARKLINE_WIDTH = 24
+_GAUGE_WIDTH = 8
+_MAX_SAMPLES = 240
 _KILO = 1000.0
-_LEAST_NAME = 12
-_LEAST_LAST = 12
+_MIN_NAME_WIDTH = 12
+_MIN_LAST_WIDTH = 12
 """Of a table's first and last column, however long the others are."""
 _FIXED_LINES = 10
 """Head, foot, titles and gaps between the parts."""
-_STATES = {"ok": "green", "unknown": "yellow", "quarantined": "red"}
+_STATE_STYLES = {"ok": "green", "unknown": "yellow", "quarantined": "red"}
 
 
 @dataclass(slots=True)
@@ -39,14 +39,16 @@ class History:
     bytes_per_s: float | None = None
     """Moved between the last two refreshes; None before there were two."""
 
-    def note(self, report: Told, now_s: float) -> None:
+    def add(self, report: JsonDict, now_s: float) -> None:
         """Remember a report that came at `now_s`."""
-        self.goodput_per_s = [*self.goodput_per_s, report["service"]["goodput_per_s"]][-_SAMPLES:]
-        moved = report["links"]["moved_bytes"]
+        self.goodput_per_s = [*self.goodput_per_s, report["service"]["goodput_per_s"]][
+            -_MAX_SAMPLES:
+        ]
+        moved_bytes = report["links"]["moved_bytes"]
         if self.moved_bytes is not None and self.at_s is not None and now_s > self.at_s:
             # Engines that were replaced count from nothing again.
-            self.bytes_per_s = max(0, moved - self.moved_bytes) / (now_s - self.at_s)
-        self.moved_bytes, self.at_s = moved, now_s
+            self.bytes_per_s = max(0, moved_bytes - self.moved_bytes) / (now_s - self.at_s)
+        self.moved_bytes, self.at_s = moved_bytes, now_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,68 +59,76 @@ class Frame:
     height: int | None
     """None: as many lines as it takes."""
     blocks: bool
-    foot: str = ""
+    footer: str = ""
     alarm: str = ""
     """Said instead of the foot, when the numbers are old."""
 
 
-def drawn(report: Told, history: History, frame: Frame) -> RenderableType:
+def render(report: JsonDict, history: History, frame: Frame) -> RenderableType:
     """The whole screen; rows that do not fit are counted."""
     classes, pools = report["classes"], report["pools"]
-    slowest, worst = report["slowest"], _worth_showing(report["links"])
-    troubles = [_one_line(f"! {line}", "yellow") for line in report["troubles"]]
-    room = _share_out(
-        frame, (len(classes), len(pools), len(worst), len(slowest)), len(troubles)
+    slowest, links = report["slowest"], _notable_links(report["links"])
+    warnings = [_one_line(f"! {line}", "yellow") for line in report["troubles"]]
+    row_limits = _allot_rows(
+        frame, (len(classes), len(pools), len(links), len(slowest)), len(warnings)
     )  # fmt: skip
     parts: list[RenderableType] = [
-        _head(report),
-        _goodput(report["service"], history, frame),
-        _load(report["service"]),
-        *troubles[: max(1, len(troubles) if frame.height is None else 2)],
+        _header_line(report),
+        _goodput_line(report["service"], history, frame),
+        _load_line(report["service"]),
+        *warnings[: max(1, len(warnings) if frame.height is None else 2)],
     ]
     width = frame.width
-    parts += _part(_class_table(), [_class_row(row) for row in classes], room[0], width)
-    parts += _part(_pool_table(), [_pool_row(row, frame) for row in pools], room[1], width)
+    parts += _table_section(
+        _class_table(), [_class_row(row) for row in classes], row_limits[0], width
+    )
+    parts += _table_section(
+        _pool_table(), [_pool_row(row, frame) for row in pools], row_limits[1], width
+    )
     parts += [Text(""), _links_line(report["links"], history)]
-    parts += _part(_link_table(), [_link_row(row) for row in worst], room[2], width, gap=False)
-    parts += _part(_slowest_table(), [_slowest_row(row) for row in slowest], room[3], width)
+    parts += _table_section(
+        _link_table(), [_link_row(row) for row in links], row_limits[2], width, has_gap=False
+    )
+    parts += _table_section(
+        _slowest_table(), [_slowest_row(row) for row in slowest], row_limits[3], width
+    )
     if frame.alarm:
         parts.append(_one_line(frame.alarm, "red"))
-    elif frame.foot:
-        parts.append(_one_line(frame.foot, "dim"))
+    elif frame.footer:
+        parts.append(_one_line(frame.footer, "dim"))
     return Group(*parts)
 
 
-def _share_out(frame: Frame, wanted: Sequence[int], troubles: int) -> tuple[int, ...]:
+def _allot_rows(frame: Frame, row_counts: Sequence[int], warning_count: int) -> tuple[int, ...]:
     """How many rows each part gets: all, or of too few at least one, the first ones most."""
     if frame.height is None:
-        return tuple(wanted)
-    titles = sum(1 for rows in wanted if rows)
-    left = frame.height - _FIXED_LINES - titles - min(troubles, 2)
-    given = [min(rows, 1) for rows in wanted]
-    left -= sum(given)
-    for most in range(2, max([*wanted, 2]) + 1):
-        for at, rows in enumerate(wanted):
-            if left > 0 and rows >= most:
-                given[at] += 1
-                left -= 1
-    return tuple(given)
+        return tuple(row_counts)
+    titles = sum(1 for rows in row_counts if rows)
+    free_lines = frame.height - _FIXED_LINES - titles - min(warning_count, 2)
+    allotted = [min(rows, 1) for rows in row_counts]
+    free_lines -= sum(allotted)
+    for target_rows in range(2, max([*row_counts, 2]) + 1):
+        for index, rows in enumerate(row_counts):
+            if free_lines > 0 and rows >= target_rows:
+                allotted[index] += 1
+                free_lines -= 1
+    return tuple(allotted)
 
 
-def _part(
-    table: Table, rows: Sequence[Sequence[Cell]], room: int, width: int, *, gap: bool = True
+def _table_section(
+    table: Table, rows: Sequence[Sequence[Cell]], max_rows: int, width: int, *, has_gap: bool = True
 ) -> list[RenderableType]:
     """A table with as many rows as there is room for, and how many more there are."""
     if not rows:
         return []
-    cells = [[_cell(cell) for cell in row] for row in rows[:room]]
+    cells = [[_cell(cell) for cell in row] for row in rows[:max_rows]]
     for row in cells:
         table.add_row(*row)
-    hidden = len(rows) - room
+    hidden = len(rows) - max_rows
     if hidden > 0:
         table.columns[0].header = f"{table.columns[0].header} (+{hidden})"
     _fit(table, cells, width)
-    return [Text(""), table] if gap else [table]
+    return [Text(""), table] if has_gap else [table]
 
 
 def _cell(cell: Cell) -> Text:
@@ -130,12 +140,13 @@ def _fit(table: Table, cells: Sequence[Sequence[Text]], width: int) -> None:
     """Where a screen is narrow, cut the last column, then names in the first, and no number."""
     headers = [cell_len(str(column.header)) for column in table.columns]
     widths = [
-        max([header, *(row[at].cell_len for row in cells)]) for at, header in enumerate(headers)
+        max([header, *(row[column_index].cell_len for row in cells)])
+        for column_index, header in enumerate(headers)
     ]
-    others = sum(widths[1:-1]) + min(widths[-1], _LEAST_LAST) + len(widths)
-    widths[0] = min(widths[0], max(width - others, headers[0], _LEAST_NAME))
-    for column, wanted in zip(table.columns[:-1], widths[:-1], strict=True):
-        column.min_width = wanted
+    other_widths = sum(widths[1:-1]) + min(widths[-1], _MIN_LAST_WIDTH) + len(widths)
+    widths[0] = min(widths[0], max(width - other_widths, headers[0], _MIN_NAME_WIDTH))
+    for column, min_width in zip(table.columns[:-1], widths[:-1], strict=True):
+        column.min_width = min_width
     table.columns[0].max_width = widths[0]
 
 
@@ -154,31 +165,33 @@ def _one_line(text: str, style: str = "") -> Text:
     return Text(one_line(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _head(report: Told) -> Text:
-    said = [f"baton top  {report['model']}"]
+def _header_line(report: JsonDict) -> Text:
+    parts = [f"baton top  {report['model']}"]
     if report["endpoint"]:
-        said.append(str(report["endpoint"]))
+        parts.append(str(report["endpoint"]))
     if report["up_s"] is not None:
-        said.append(f"up {duration_text(report['up_s'])}")
-    said.append(f"{report['ingresses']} ingress{'es' if report['ingresses'] != 1 else ''}")
+        parts.append(f"up {duration_text(report['up_s'])}")
+    parts.append(f"{report['ingresses']} ingress{'es' if report['ingresses'] != 1 else ''}")
     if report["generation"] is not None:
-        said.append(f"generation {report['generation']}")
-    return _one_line("  ".join(said), "bold")
+        parts.append(f"generation {report['generation']}")
+    return _one_line("  ".join(parts), "bold")
 
 
-def _goodput(service: Told, history: History, frame: Frame) -> Text:
+def _goodput_line(service: JsonDict, history: History, frame: Frame) -> Text:
     share = service["good_fraction"]
     line = _one_line("goodput ")
     line.append(f"{service['goodput_per_s']:g}/s", style="bold")
     line.append(f" of {service['ended_per_s']:g}/s ended ")
     line.append(f"({share_text(share)})", style=_share_style(share, None))
     line.append(" ")
-    line.append(spark(history.goodput_per_s, _SPARK, blocks=frame.blocks), style="green")
+    line.append(
+        sparkline(history.goodput_per_s, _SPARKLINE_WIDTH, blocks=frame.blocks), style="green"
+    )
     return line
 
 
-def _load(service: Told) -> Text:
-    said = [
+def _load_line(service: JsonDict) -> Text:
+    parts = [
         f"offered {_number(service['offered_per_s'])}/s",
         f"refused {_number(service['refused_per_s'])}/s",
         f"in flight {_number(service['in_flight'])}",
@@ -186,13 +199,13 @@ def _load(service: Told) -> Text:
     ]
     slack_s = service["slack_s"]
     if slack_s is not None:
-        late = "late by" if slack_s < 0 else "slack"
-        said.append(f"{late} {duration_text(abs(slack_s))}")
-    said.append(
-        f"tokens {_short(service['prompt_tokens_per_s'])} in,"
-        f" {_short(service['output_tokens_per_s'])} out/s"
+        slack_label = "late by" if slack_s < 0 else "slack"
+        parts.append(f"{slack_label} {duration_text(abs(slack_s))}")
+    parts.append(
+        f"tokens {_short_number(service['prompt_tokens_per_s'])} in,"
+        f" {_short_number(service['output_tokens_per_s'])} out/s"
     )
-    return _one_line("  ".join(said))
+    return _one_line("  ".join(parts))
 
 
 def _class_table() -> Table:
@@ -202,7 +215,7 @@ def _class_table() -> Table:
     )  # fmt: skip
 
 
-def _class_row(row: Told) -> list[Cell]:
+def _class_row(row: JsonDict) -> list[Cell]:
     now, window, target = row["attainment"], row["window_attainment"], row["target"]
     return [
         str(row["class"]),
@@ -230,14 +243,14 @@ def _pool_table() -> Table:
     )  # fmt: skip
 
 
-def _pool_row(row: Told, frame: Frame) -> list[Cell]:
-    plays = {role: row.get(role) or 0 for role in ("prefill", "decode", "mixed")}
-    roles = ", ".join(f"{count} {role}" for role, count in plays.items() if count) or "-"
-    short = row["ready"] < row["want"]
+def _pool_row(row: JsonDict, frame: Frame) -> list[Cell]:
+    role_counts = {role: row.get(role) or 0 for role in ("prefill", "decode", "mixed")}
+    roles = ", ".join(f"{count} {role}" for role, count in role_counts.items() if count) or "-"
+    is_short = row["ready"] < row["want"]
     return [
         str(row["pool"]),
         str(row["want"]),
-        Text(str(row["ready"]), style="yellow" if short else ""),
+        Text(str(row["ready"]), style="yellow" if is_short else ""),
         str(row["starting"]),
         str(row["draining"]),
         roles,
@@ -249,24 +262,24 @@ def _pool_row(row: Told, frame: Frame) -> list[Cell]:
 
 
 def _gauge(fraction: float | None, frame: Frame) -> Text:
-    said = "   -" if fraction is None else f"{fraction:4.0%}"
-    full = fraction is not None and fraction > 0.9  # noqa: PLR2004 - where queues begin to grow
-    drawing = gauge(fraction, _GAUGE, blocks=frame.blocks)
-    return Text(f"{drawing} {said}", style="yellow" if full else "")
+    label = "   -" if fraction is None else f"{fraction:4.0%}"
+    is_nearly_full = fraction is not None and fraction > 0.9  # noqa: PLR2004 - where queues begin to grow
+    drawing = gauge(fraction, _GAUGE_WIDTH, blocks=frame.blocks)
+    return Text(f"{drawing} {label}", style="yellow" if is_nearly_full else "")
 
 
-def _worth_showing(links: Told) -> list[Told]:
+def _notable_links(links: JsonDict) -> list[JsonDict]:
     """Pairs beside the summary: those that do not work, or have moved something."""
-    worst = cast("list[Told]", links["worst"])
+    worst = cast("list[JsonDict]", links["worst"])
     return [row for row in worst if row["state"] != "ok" or row["pulls"]]
 
 
-def _links_line(links: Told, history: History) -> Text:
+def _links_line(links: JsonDict, history: History) -> Text:
     if not links["pairs"]:
         return _one_line("links: none, nothing hands blocks over here", "dim")
     line = _one_line(f"links  {links['pairs']} pairs:")
     for state, count in sorted(links["states"].items()):
-        line.append(f" {count} {state}", style=_STATES.get(state, ""))
+        line.append(f" {count} {state}", style=_STATE_STYLES.get(state, ""))
     line.append(f"  {links['pulls']} pulls, {bytes_text(links['moved_bytes'])} moved")
     if history.bytes_per_s is not None:
         line.append(f", {bytes_text(history.bytes_per_s)}/s now")
@@ -282,12 +295,12 @@ def _link_table() -> Table:
     )  # fmt: skip
 
 
-def _link_row(row: Told) -> list[Cell]:
+def _link_row(row: JsonDict) -> list[Cell]:
     state = str(row["state"])
     return [
         str(row["source_id"]),
         str(row["target_id"]),
-        Text(state, style=_STATES.get(state, "")),
+        Text(state, style=_STATE_STYLES.get(state, "")),
         f"{row['bytes_per_s'] / 1e9:.3g}",
         duration_text(row["p99_s"]),
         str(row["pulls"]),
@@ -303,7 +316,7 @@ def _slowest_table() -> Table:
     )  # fmt: skip
 
 
-def _slowest_row(row: Told) -> list[Cell]:
+def _slowest_row(row: JsonDict) -> list[Cell]:
     missed = row["missed"]
     return [
         str(row["request_id"]),
@@ -320,7 +333,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def _short(value: float | None) -> str:
+def _short_number(value: float | None) -> str:
     """`800`, `12k`, `1.2M`: three digits."""
     if value is None:
         return "-"

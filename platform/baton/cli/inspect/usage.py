@@ -7,16 +7,16 @@ from typing import Any, cast
 import typer
 
 from baton.cli.backend import Report
-from baton.cli.options import Address, Json, Output, seam_of, wanted_format
+from baton.cli.options import Address, JsonFlag, Output, backend_of, resolve_format
 from baton.cli.output import (
     OutputFormat,
     duration_text,
     money_text,
     print_report,
-    reported_errors,
+    report_errors,
 )
 
-Told = dict[str, Any]
+JsonDict = dict[str, Any]
 
 
 def usage(
@@ -24,21 +24,21 @@ def usage(
     *,
     address: Address = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show tokens, device time and money of each tenant.
 
     The rows add up to all that was paid for.
     """
-    with reported_errors():
-        report = seam_of(context).commands().usage(address=address)
-    output = wanted_format(output, as_json=as_json)
-    print_report(readable(report) if output is OutputFormat.TEXT else report, output)
+    with report_errors():
+        report = backend_of(context).commands().usage(address=address)
+    output = resolve_format(output, as_json=as_json)
+    print_report(text_report(report) if output is OutputFormat.TEXT else report, output)
 
 
-def readable(report: Report) -> Report:
+def text_report(report: Report) -> Report:
     """The report as a person wants it: one table of tenants."""
-    rows = cast("list[Told]", report["tenants"])
+    rows = cast("list[JsonDict]", report["tenants"])
     shown = {name: value for name, value in report.items() if name != "tenants"}
     shown["since"] = f"{duration_text(cast('float', shown.pop('since_s')))} ago"
     shown["tenants"] = [{name: _cell(name, value) for name, value in row.items()} for row in rows]

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from baton.cli.measure.bench_options import (
-    choice,
-    command_of,
-    headers_of,
-    length_of,
-    numbers,
-    objectives_of,
-    one_of,
-    prefix_of,
-    share_of,
-    span_of,
-    warm_up_of,
+    parse_choice,
+    parse_class_share,
+    parse_headers,
+    parse_length,
+    parse_numbers,
+    parse_objectives,
+    parse_prefix,
+    parse_span,
+    parse_warm_up,
+    redacted_command_line,
+    require_one_of,
 )
-from baton.cli.options import Output, positive, seconds
-from baton.cli.output import ExitCode, OutputFormat, complain, print_report, reported_errors
+from baton.cli.options import Output, parse_seconds, positive
+from baton.cli.output import ExitCode, OutputFormat, print_error, print_report, report_errors
 
 if TYPE_CHECKING:
-    from baton.cli.measure.bench_args import Order
+    from baton.cli.measure.bench_args import BenchArgs
 
 _URL = typer.Argument(metavar="[URL]", help="Of an OpenAI-compatible endpoint.")
 _MODEL = typer.Option("--model", metavar="NAME", help="If the endpoint serves several.")
@@ -132,7 +132,9 @@ def bench(  # noqa: PLR0913 - each is an option
     header: Annotated[list[str] | None, _HEADER] = None,
     api_key_file: Annotated[Path | None, _KEY_FILE] = None,
     vocabulary: Annotated[int, _VOCABULARY] = 8_000,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines.")] = False,
+    ignore_invalid: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out bad lines.")
+    ] = False,
     output: Output = OutputFormat.TEXT,
     report: Annotated[Path | None, _REPORT] = None,
 ) -> None:
@@ -143,149 +145,152 @@ def bench(  # noqa: PLR0913 - each is an option
     what there is.
     """
     from baton.bench.client.client import Api
-    from baton.bench.findings.metrics import Promise
-    from baton.bench.load import Pace
+    from baton.bench.findings.metrics import SloObjectives
+    from baton.bench.load import ArrivalProcess
     from baton.cli.measure import bench_args as bench_order
 
-    interface = choice(Api, api, "--api")
-    chat = interface is Api.CHAT
-    kind = one_of(prompts or ("words" if chat else "tokens"), ("tokens", "words"), "--prompts")
-    shared_tokens, shared_prompts = prefix_of(shared_prefix)
-    rates = numbers(rate, "--rate")
-    order = bench_order.Order(
+    interface = parse_choice(Api, api, "--api")
+    is_chat = interface is Api.CHAT
+    prompt_kind = require_one_of(
+        prompts or ("words" if is_chat else "tokens"), ("tokens", "words"), "--prompts"
+    )
+    shared_tokens, shared_prompts = parse_prefix(shared_prefix)
+    rates = parse_numbers(rate, "--rate")
+    args = bench_order.BenchArgs(
         endpoint=bench_order.Endpoint(
             url=url,
             model=model,
             api=interface,
-            deadline_s=seconds(deadline, "--deadline"),
+            deadline_s=parse_seconds(deadline, "--deadline"),
             max_in_flight=max_in_flight,
             clients=clients,
-            headers=headers_of(context, header or [], api_key_file),
+            headers=parse_headers(context, header or [], api_key_file),
         ),
-        asked=bench_order.Asked(
+        prompts=bench_order.PromptArgs(
             dataset=dataset,
             trace=trace,
             workload=workload,
-            words=kind == "words",
+            as_words=prompt_kind == "words",
             tokenizer=tokenizer,
-            prompt=span_of(prompt_tokens, "--prompt-tokens"),
-            output=None if output_tokens is None else span_of(output_tokens, "--output-tokens"),
+            prompt=parse_span(prompt_tokens, "--prompt-tokens"),
+            output=None if output_tokens is None else parse_span(output_tokens, "--output-tokens"),
             shared_tokens=shared_tokens,
             shared_prompts=shared_prompts,
-            classes=tuple(share_of(one) for one in classes or ()),
+            classes=tuple(parse_class_share(class_) for class_ in classes or ()),
             vocabulary=vocabulary,
-            skip_bad=skip_bad,
+            ignore_invalid=ignore_invalid,
         ),
-        paced=bench_order.Paced(
+        load=bench_order.LoadArgs(
             rates_per_s=rates or (() if trace else (1.0,)),
-            streams=tuple(int(one) for one in numbers(concurrency, "--concurrency")),
-            pace=choice(Pace, arrivals, "--arrivals"),
+            streams=tuple(int(number) for number in parse_numbers(concurrency, "--concurrency")),
+            pace=parse_choice(ArrivalProcess, arrivals, "--arrivals"),
             burstiness=positive(burstiness, "--burstiness"),
-            length=length_of(requests, duration),
-            warm_up=warm_up_of(warm_up),
+            length=parse_length(requests, duration),
+            warm_up=parse_warm_up(warm_up),
             turns=turns,
-            think_s=0.0 if think == "0" else seconds(think, "--think"),
+            think_s=0.0 if think == "0" else parse_seconds(think, "--think"),
         ),
-        promise=Promise(objectives=objectives_of(slo or []), target=attainment),
+        slo=SloObjectives(objectives=parse_objectives(slo or []), target=attainment),
         find_knee=find_knee,
         repeats=repeats,
         seed=seed,
-        command=command_of(context, header or []),
+        command=redacted_command_line(context, header or []),
     )
-    _check(order, rates_given=bool(rates))
-    _run(order, output=output, report=report)
+    _check_options(args, rates_given=bool(rates))
+    _run(args, output=output, report=report)
 
 
-def _run(order: Order, *, output: OutputFormat, report: Path | None) -> None:
-    from baton.bench.findings.document import document, study_of
+def _run(args: BenchArgs, *, output: OutputFormat, report: Path | None) -> None:
+    from baton.bench.findings.document import build_document, build_study
     from baton.bench.report import print_study
-    from baton.cli.measure import bench_run as benching
+    from baton.cli.measure import bench_run
 
-    with reported_errors():
+    with report_errors():
         if report is not None:
-            benching.check_folder(report)
-        findings, background = benching.benched(order)
+            bench_run.check_folder(report)
+        findings, background = bench_run.run_from_args(args)
     if output is OutputFormat.JSON:
-        print_report(document(findings, background), output)
+        print_report(build_document(findings, background), output)
     else:
-        print_study(study_of(findings, background), sys.stdout)
+        print_study(build_study(findings, background), sys.stdout)
     if report is not None:
         # After it was printed: what was measured is not lost where it cannot be written.
-        with reported_errors():
-            for file in benching.write_files(findings, background, report):
+        with report_errors():
+            for file in bench_run.write_files(findings, background, report):
                 typer.echo(f"report: {file}", err=True)
-    if not any(run.figures.completed for run in findings.runs):
-        whys = [why for run in findings.runs for why in run.figures.failures]
-        _fail(f"no request succeeded: {next(iter(whys), 'all were stopped')}", _NEXT_FAILED)
-    if findings.partial:
+    if not any(run.metrics.completed for run in findings.runs):
+        reasons = [why for run in findings.runs for why in run.metrics.failures]
+        _fail(f"no request succeeded: {next(iter(reasons), 'all were stopped')}", _FAILED_REMEDY)
+    if findings.is_partial:
         typer.secho("partial: stopped before its end; the figures say of what", err=True)
         raise typer.Exit(_INTERRUPTED)
-    if findings.invalid:
-        for why in findings.invalid:
-            complain(f"not valid: {why}")
-        _fail("figures are the client's, not the endpoint's", _NEXT_INVALID)
+    if findings.invalid_reasons:
+        for why in findings.invalid_reasons:
+            print_error(f"not valid: {why}")
+        _fail("figures are the client's, not the endpoint's", _INVALID_REMEDY)
 
 
-_NEXT_FAILED = "look at the failures above; for status 401 give --api-key-file"
-_NEXT_INVALID = (
+_FAILED_REMEDY = "look at the failures above; for status 401 give --api-key-file"
+_INVALID_REMEDY = (
     "give more --clients, a lower --rate, or run it on a machine with nothing else to do"
 )
 
 
-def _fail(what: str, remedy: str) -> None:
-    complain(what)
+def _fail(problem: str, remedy: str) -> None:
+    print_error(problem)
     typer.secho(f"next: {remedy}", err=True)
     raise typer.Exit(ExitCode.FAILURE)
 
 
 # ------------------------------------------------------------------ what goes together
-def _check(order: Order, *, rates_given: bool) -> None:
+def _check_options(args: BenchArgs, *, rates_given: bool) -> None:
     """Refuse what makes no sense together.
 
     Raises:
         BadParameter: which option, and why.
     """
-    asked, paced = order.asked, order.paced
-    chat, made_up = order.endpoint.api == "chat", not (asked.trace or asked.workload)
+    prompts, load = args.prompts, args.load
+    is_chat, is_synthetic = args.endpoint.api == "chat", not (prompts.trace or prompts.workload)
     rules = (
         (
-            sum(one is not None for one in (asked.trace, asked.workload, asked.dataset)) > 1,
+            sum(item is not None for item in (prompts.trace, prompts.workload, prompts.dataset))
+            > 1,
             *("give one of --trace, --workload and --dataset", "--trace"),
         ),
         (
-            bool(paced.streams) and (rates_given or order.find_knee),
+            bool(load.streams) and (rates_given or args.find_knee),
             *("give one of --rate and --concurrency", "--concurrency"),
         ),
         (
-            bool(asked.workload) and not rates_given and not paced.streams,
+            bool(prompts.workload) and not rates_given and not load.streams,
             *("--workload needs --rate", "--rate"),
         ),
         (
-            order.find_knee and not order.promise.made,
+            args.find_knee and not args.slo.has_objectives,
             *("--find-knee needs objectives: give --slo", "--slo"),
         ),
         (
-            order.find_knee and len(paced.rates_per_s) != 1,
+            args.find_knee and len(load.rates_per_s) != 1,
             *("--find-knee begins at one rate: give one", "--rate"),
         ),
-        (paced.turns > 1 and not chat, "only a chat has turns: give --api chat", "--turns"),
+        (load.turns > 1 and not is_chat, "only a chat has turns: give --api chat", "--turns"),
         (
-            paced.turns > 1 and not (made_up and asked.dataset is None),
+            load.turns > 1 and not (is_synthetic and prompts.dataset is None),
             *("turns are made up: leave out --trace, --workload and --dataset", "--turns"),
         ),
         (
-            chat and not asked.words and asked.dataset is None,
+            is_chat and not prompts.as_words and prompts.dataset is None,
             *("a chat takes words, not token ids", "--prompts"),
         ),
         (
-            asked.shared_tokens > asked.prompt.low,
+            prompts.shared_tokens > prompts.prompt.low,
             *("the shared prefix is longer than the shortest prompt", "--shared-prefix"),
         ),
         (
-            order.endpoint.clients > order.endpoint.max_in_flight,
+            args.endpoint.clients > args.endpoint.max_in_flight,
             *("fewer requests at a time than client processes", "--clients"),
         ),
     )
-    for wrong, why, option in rules:
-        if wrong:
+    for is_violated, why, option in rules:
+        if is_violated:
             raise typer.BadParameter(why, param_hint=option)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.bench.client.client import Api
-from baton.bench.findings.metrics import Promise
-from baton.bench.load import Length, Pace, Span, WarmUp
+from baton.bench.findings.metrics import SloObjectives
+from baton.bench.load import ArrivalProcess, MeasuredLength, TokenRange, WarmUp
 
 ENDPOINT = "endpoint"
 """For `--tokenizer`: the endpoint's own."""
@@ -29,34 +29,34 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PromptArgs:
     """What is asked: a file of prompts, a trace, a workload, or prompts that are made up."""
 
     dataset: Path | None
     trace: Path | None
     workload: str | None
-    words: bool
+    as_words: bool
     """Prompts of words instead of token ids."""
     tokenizer: str
-    prompt: Span
-    output: Span | None
+    prompt: TokenRange
+    output: TokenRange | None
     """None for what a file says of each prompt, else for the usual length."""
     shared_tokens: int
     shared_prompts: int
     classes: tuple[tuple[str, float], ...]
     vocabulary: int
-    skip_bad: bool
+    ignore_invalid: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paced:
+class LoadArgs:
     """When it is asked."""
 
     rates_per_s: tuple[float, ...]
     streams: tuple[int, ...]
-    pace: Pace
+    pace: ArrivalProcess
     burstiness: float
-    length: Length
+    length: MeasuredLength
     """Nothing in it for as long as a trace is."""
     warm_up: WarmUp
     turns: int
@@ -64,13 +64,13 @@ class Paced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class BenchArgs:
     """All that is asked for."""
 
     endpoint: Endpoint
-    asked: Asked
-    paced: Paced
-    promise: Promise
+    prompts: PromptArgs
+    load: LoadArgs
+    slo: SloObjectives
     find_knee: bool
     repeats: int
     seed: int

@@ -9,75 +9,92 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from baton.bench.client.client import ClientOptions
-from baton.bench.driver import Driven
+from baton.bench.driver import LoadResult
 from baton.bench.findings.campaign import (
     Arrivals,
     Benchmark,
+    BenchmarkResult,
     ClosedLoop,
-    Findings,
     OpenLoop,
-    Traced,
-    carry_out,
+    TraceReplay,
+    run_benchmark,
 )
-from baton.bench.findings.document import Background, document, request_lines, study_of
+from baton.bench.findings.document import (
+    BenchmarkContext,
+    build_document,
+    build_study,
+    request_lines,
+)
 from baton.bench.knee import KneeOptions
-from baton.bench.load import Length, MadeUp, Pace, Plan, Recorded, Rows, Source, Span, WarmUp
+from baton.bench.load import (
+    ArrivalProcess,
+    DatasetRequests,
+    LoadPlan,
+    MeasuredLength,
+    RecordedRequests,
+    RequestSource,
+    SyntheticRequests,
+    TokenRange,
+    WarmUp,
+)
 from baton.bench.prompts.datasets import shuffled
 from baton.bench.provenance import provenance
-from baton.bench.workers import Errand, drive, run_async
-from baton.cli.measure.bench_args import Order
-from baton.cli.measure.bench_prompts import Known, look
+from baton.bench.workers import LoadJob, run_async, run_load
+from baton.cli.measure.bench_args import BenchArgs
+from baton.cli.measure.bench_prompts import BenchInputs, gather_inputs
 from baton.cli.model.simulate import progress_bar
 from baton.cli.output import ProgressLines
-from baton.cli.traces import TraceUnusable, load_or_pace, make_workload
+from baton.cli.traces import TraceUnusable, load_with_arrivals, make_workload
 from baton.simulator.workloads import scaling
 
 if TYPE_CHECKING:
     from baton.simulator.workloads.trace import Trace
 
 
-_USUAL_OUTPUT = Span(128, 128)
-_LENGTH = Length(duration_s=30.0)
+_DEFAULT_OUTPUT = TokenRange(128, 128)
+_DEFAULT_LENGTH = MeasuredLength(duration_s=30.0)
 
 
-def benched(order: Order) -> tuple[Findings, Background]:
+def run_from_args(args: BenchArgs) -> tuple[BenchmarkResult, BenchmarkContext]:
     """Carry it out.
 
     Raises:
         OperatorError: it cannot be done as it was asked for, or nothing answers.
     """
-    say = ProgressLines()
-    known = run_async(look(order))
-    benchmark = _benchmark(order, known)
+    progress = ProgressLines()
+    inputs = run_async(gather_inputs(args))
+    benchmark = _benchmark(args, inputs)
     options = ClientOptions(
-        url=order.endpoint.url,
-        deadline_s=order.endpoint.deadline_s,
-        connections=order.endpoint.max_in_flight,
-        headers=order.endpoint.headers,
+        url=args.endpoint.url,
+        timeout_s=args.endpoint.deadline_s,
+        max_connections=args.endpoint.max_in_flight,
+        headers=args.endpoint.headers,
     )
 
-    def send(plan: Plan, what: str) -> Driven:
-        errand = Errand(
-            client=options,
-            model=known.model,
+    def send(plan: LoadPlan, label: str) -> LoadResult:
+        errand = LoadJob(
+            client_options=options,
+            model=inputs.model,
             plan=plan,
-            max_in_flight=order.endpoint.max_in_flight,
-            clients=order.endpoint.clients,
+            max_in_flight=args.endpoint.max_in_flight,
+            processes=args.endpoint.clients,
         )
-        planned = len(plan.starts_s) or plan.threads
-        with progress_bar(what) as tell:
-            driven = drive(
+        planned = len(plan.starts_s) or plan.max_conversations
+        with progress_bar(label) as report_progress:
+            driven = run_load(
                 errand,
-                lambda done: tell(done / (planned * plan.turns)) if planned else None,
+                lambda done: report_progress(done / (planned * plan.turns)) if planned else None,
             )
-        say(f"{what}: {len(driven.samples)} requests")
+        progress(f"{label}: {len(driven.samples)} requests")
         return driven
 
-    findings = carry_out(benchmark, send)
-    return findings, _background(order, known)
+    findings = run_benchmark(benchmark, send)
+    return findings, _background(args, inputs)
 
 
-def write_files(findings: Findings, background: Background, folder: Path) -> list[Path]:
+def write_files(
+    findings: BenchmarkResult, background: BenchmarkContext, folder: Path
+) -> list[Path]:
     """Write `bench.json`, `bench.html` and `requests.jsonl` into a folder, made where needed.
 
     Raises:
@@ -86,12 +103,16 @@ def write_files(findings: Findings, background: Background, folder: Path) -> lis
     """
     from baton.bench.report import write_report
 
-    whole, page, lines = (folder / name for name in ("bench.json", "bench.html", "requests.jsonl"))
-    whole.write_text(json.dumps(document(findings, background), indent=1) + "\n", encoding="utf-8")
-    with lines.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(one) + "\n" for one in request_lines(findings))
-    write_report(study_of(findings, background), page)
-    return [whole, page, lines]
+    json_path, html_path, jsonl_path = (
+        folder / name for name in ("bench.json", "bench.html", "requests.jsonl")
+    )
+    json_path.write_text(
+        json.dumps(build_document(findings, background), indent=1) + "\n", encoding="utf-8"
+    )
+    with jsonl_path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(request_line) + "\n" for request_line in request_lines(findings))
+    write_report(build_study(findings, background), html_path)
+    return [json_path, html_path, jsonl_path]
 
 
 def check_folder(folder: Path) -> None:
@@ -108,153 +129,160 @@ def check_folder(folder: Path) -> None:
 
 
 # ------------------------------------------------------------------ the benchmark
-def _benchmark(order: Order, known: Known) -> Benchmark:
-    paced, asked = order.paced, order.asked
-    length = paced.length
-    if length == Length() and not (asked.trace and not paced.streams):
-        length = _LENGTH
+def _benchmark(args: BenchArgs, inputs: BenchInputs) -> Benchmark:
+    load, prompts = args.load, args.prompts
+    length = load.length
+    if length == MeasuredLength() and not (prompts.trace and not load.streams):
+        length = _DEFAULT_LENGTH
     knee = None
-    if order.find_knee:
-        knee = KneeOptions(first_per_s=paced.rates_per_s[0], target=order.promise.target)
+    if args.find_knee:
+        knee = KneeOptions(initial_rate_per_s=load.rates_per_s[0], target=args.slo.target)
     return Benchmark(
-        source=_sources(order, known),
-        arrivals=_arrivals(order, length),
+        make_source=_source_factory(args, inputs),
+        arrivals=_arrivals(args, length),
         length=length,
-        warm_up=paced.warm_up,
-        turns=paced.turns,
-        think_s=paced.think_s,
-        repeats=order.repeats,
-        seed=order.seed,
-        promise=order.promise,
+        warm_up=load.warm_up,
+        turns=load.turns,
+        think_s=load.think_s,
+        repeats=args.repeats,
+        seed=args.seed,
+        slo=args.slo,
         knee=knee,
     )
 
 
-def _arrivals(order: Order, length: Length) -> Arrivals:
-    paced, asked = order.paced, order.asked
-    if paced.streams:
-        return ClosedLoop(streams=paced.streams)
-    if asked.trace is not None or asked.workload is not None:
-        return Traced(
-            make=lambda rate, repeat: _trace(order, length, rate, repeat),
-            rates_per_s=paced.rates_per_s or (None,),
+def _arrivals(args: BenchArgs, length: MeasuredLength) -> Arrivals:
+    load, prompts = args.load, args.prompts
+    if load.streams:
+        return ClosedLoop(concurrencies=load.streams)
+    if prompts.trace is not None or prompts.workload is not None:
+        return TraceReplay(
+            make_trace=lambda rate, repeat: _make_trace(args, length, rate, repeat),
+            rates_per_s=load.rates_per_s or (None,),
         )
-    return OpenLoop(rates_per_s=paced.rates_per_s, pace=paced.pace, burstiness=paced.burstiness)
+    return OpenLoop(rates_per_s=load.rates_per_s, process=load.pace, burstiness=load.burstiness)
 
 
-def _sources(order: Order, known: Known) -> Callable[[str, str], Source]:
+def _source_factory(args: BenchArgs, inputs: BenchInputs) -> Callable[[str, str], RequestSource]:
     """Makers of a source, given a seed of lengths and one of texts."""
-    asked = order.asked
-    names = {*order.promise.objectives, *(name for name, _ in asked.classes)}
+    prompts = args.prompts
+    class_names = {*args.slo.objectives, *(name for name, _ in prompts.classes)}
 
-    def make(seed: str, texts: str) -> Source:
-        what: MadeUp | Recorded | Rows
-        block_tokens = asked.shared_tokens or 16
-        if known.rows:
-            what = Rows(tuple(shuffled(known.rows, texts)))
-        elif order.paced.streams and (asked.trace or asked.workload):
-            trace = _trace(order, Length(requests=_PLENTY), 1.0, 0)
-            what, block_tokens = Recorded(trace.requests), trace.block_tokens
+    def make(seed: str, texts: str) -> RequestSource:
+        content: SyntheticRequests | RecordedRequests | DatasetRequests
+        block_tokens = prompts.shared_tokens or 16
+        if inputs.rows:
+            content = DatasetRequests(tuple(shuffled(inputs.rows, texts)))
+        elif args.load.streams and (prompts.trace or prompts.workload):
+            trace = _make_trace(args, MeasuredLength(requests=_CLOSED_LOOP_REQUESTS), 1.0, 0)
+            content, block_tokens = RecordedRequests(trace.requests), trace.block_tokens
         else:
-            what = MadeUp(
-                prompt=asked.prompt,
-                output=asked.output or _USUAL_OUTPUT,
-                shared_tokens=asked.shared_tokens,
-                shared_prompts=asked.shared_prompts,
-                classes=asked.classes,
+            content = SyntheticRequests(
+                prompt=prompts.prompt,
+                output=prompts.output or _DEFAULT_OUTPUT,
+                shared_tokens=prompts.shared_tokens,
+                shared_prompts=prompts.shared_prompts,
+                classes=prompts.classes,
             )
-        return Source(
-            what=what,
-            api=order.endpoint.api,
+        return RequestSource(
+            requests=content,
+            api=args.endpoint.api,
             seed=seed,
-            texts=texts,
+            text_seed=texts,
             block_tokens=block_tokens,
-            vocabulary=asked.vocabulary,
-            words=known.words,
-            classes=tuple(sorted(names)),
+            vocabulary=prompts.vocabulary,
+            word_costs=inputs.words,
+            slo_classes=tuple(sorted(class_names)),
         )
 
     return make
 
 
-_PLENTY = 10_000
+_CLOSED_LOOP_REQUESTS = 10_000
 """Requests of a workload, of which a closed loop takes the lengths in turn."""
 
 
-def _trace(order: Order, length: Length, rate: float | None, repeat: int) -> Trace:
+def _make_trace(args: BenchArgs, length: MeasuredLength, rate: float | None, repeat: int) -> Trace:
     """The trace or workload, as much of it as is sent."""
-    asked, warm_up, seed = order.asked, order.paced.warm_up, order.seed + repeat
-    most = None if length.requests is None else warm_up.requests + length.requests
+    prompts, warm_up, seed = args.prompts, args.load.warm_up, args.seed + repeat
+    max_requests = None if length.requests is None else warm_up.requests + length.requests
     until_s = None
     if length.duration_s is not None:
         until_s = warm_up.duration_s + length.duration_s
-    if asked.workload is not None:
+    if prompts.workload is not None:
         if rate is None:
             raise TraceUnusable("--workload needs a rate", "give --rate, in requests per second")
         return make_workload(
-            asked.workload, rate_per_s=rate, duration_s=until_s, most=most, seed=seed
+            prompts.workload,
+            rate_per_s=rate,
+            duration_s=until_s,
+            max_requests=max_requests,
+            seed=seed,
         )
-    assert asked.trace is not None, "neither a trace nor a workload"
-    trace, paced = load_or_pace(asked.trace, skip_bad=asked.skip_bad, rate_per_s=rate, seed=seed)
-    begins_s = trace.requests[0].at_s if trace.requests else 0.0
-    if rate is not None and not paced and not order.paced.streams:
+    assert prompts.trace is not None, "neither a trace nor a workload"
+    trace, is_paced = load_with_arrivals(
+        prompts.trace, ignore_invalid=prompts.ignore_invalid, rate_per_s=rate, seed=seed
+    )
+    start_s = trace.requests[0].at_s if trace.requests else 0.0
+    if rate is not None and not is_paced and not args.load.streams:
         if not trace.rate_per_s:
-            raise TraceUnusable(f"{asked.trace}: has no rate to scale", "leave out --rate")
+            raise TraceUnusable(f"{prompts.trace}: has no rate to scale", "leave out --rate")
         trace = scaling.at_rate(trace, rate, Random(seed))  # noqa: S311 - a seed
     if until_s is not None:
-        trace = scaling.cut(trace, until_s=begins_s + until_s)
-    return trace if most is None else scaling.first(trace, most)
+        trace = scaling.cut(trace, until_s=start_s + until_s)
+    return trace if max_requests is None else scaling.first(trace, max_requests)
 
 
 # ------------------------------------------------------------------ in words
-def _background(order: Order, known: Known) -> Background:
-    model, url = known.model.name, order.endpoint.url
-    return Background(
+def _background(args: BenchArgs, inputs: BenchInputs) -> BenchmarkContext:
+    model, url = inputs.model.name, args.endpoint.url
+    return BenchmarkContext(
         title=f"{model} at {url}",
-        command=order.command,
+        command=args.command,
         endpoint=url,
         model=model,
-        load=_load_facts(order),
-        provenance={"seed": order.seed, **provenance()},
-        promise=order.promise,
-        notes=known.notes,
+        load=_load_facts(args),
+        provenance={"seed": args.seed, **provenance()},
+        slo=args.slo,
+        notes=inputs.notes,
     )
 
 
-def _load_facts(order: Order) -> dict[str, object]:
-    asked, paced = order.asked, order.paced
-    made_up = asked.dataset is None and asked.trace is None and asked.workload is None
-    if paced.streams:
+def _load_facts(args: BenchArgs) -> dict[str, object]:
+    prompts, load = args.prompts, args.load
+    is_synthetic = prompts.dataset is None and prompts.trace is None and prompts.workload is None
+    if load.streams:
         arrivals = "closed loop"
-    elif asked.trace is not None or asked.workload is not None:
+    elif prompts.trace is not None or prompts.workload is not None:
         arrivals = "as the trace says"
     else:
-        gamma = f", burstiness {paced.burstiness:g}" if paced.pace is Pace.GAMMA else ""
-        arrivals = f"open loop, {paced.pace}{gamma}"
-    said: dict[str, object] = {
-        "api": str(order.endpoint.api),
+        gamma = f", burstiness {load.burstiness:g}" if load.pace is ArrivalProcess.GAMMA else ""
+        arrivals = f"open loop, {load.pace}{gamma}"
+    facts: dict[str, object] = {
+        "api": str(args.endpoint.api),
         "arrivals": arrivals,
         "requests from": next(
-            (str(one) for one in (asked.dataset, asked.trace, asked.workload) if one), "made up"
+            (str(item) for item in (prompts.dataset, prompts.trace, prompts.workload) if item),
+            "made up",
         ),
-        "prompts": "words" if asked.words else "token ids",
-        "warm-up": _warm_up_text(paced.warm_up),
-        "seed": order.seed,
-        "repeats": order.repeats,
-        "client processes": order.endpoint.clients,
+        "prompts": "words" if prompts.as_words else "token ids",
+        "warm-up": _warm_up_text(load.warm_up),
+        "seed": args.seed,
+        "repeats": args.repeats,
+        "client processes": args.endpoint.clients,
     }
-    if made_up:
-        output = asked.output or _USUAL_OUTPUT
-        said["prompt tokens"] = _span_text(asked.prompt)
-        said["output tokens"] = _span_text(output)
-    if asked.shared_tokens:
-        said["shared prefixes"] = f"{asked.shared_prompts} of {asked.shared_tokens} tokens"
-    if paced.turns > 1:
-        said["turns"] = f"{paced.turns}, {paced.think_s:g} s between"
-    return said
+    if is_synthetic:
+        output = prompts.output or _DEFAULT_OUTPUT
+        facts["prompt tokens"] = _span_text(prompts.prompt)
+        facts["output tokens"] = _span_text(output)
+    if prompts.shared_tokens:
+        facts["shared prefixes"] = f"{prompts.shared_prompts} of {prompts.shared_tokens} tokens"
+    if load.turns > 1:
+        facts["turns"] = f"{load.turns}, {load.think_s:g} s between"
+    return facts
 
 
-def _span_text(span: Span) -> str:
+def _span_text(span: TokenRange) -> str:
     return str(span.low) if span.low == span.high else f"{span.low} to {span.high}"
 
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.cli.measure.bench_options import command_of, header_of
+from baton.cli.measure.bench_options import parse_header, redacted_command_line
 from baton.cli.model.simulate import progress_bar
-from baton.cli.options import Output, positive, seconds
-from baton.cli.output import ExitCode, OutputFormat, complain, print_report, reported_errors
-from baton.cli.traces import TraceUnusable, load_or_pace, make_workload
+from baton.cli.options import Output, parse_seconds, positive
+from baton.cli.output import ExitCode, OutputFormat, print_error, print_report, report_errors
+from baton.cli.traces import TraceUnusable, load_with_arrivals, make_workload
 
 if TYPE_CHECKING:
     from baton.bench.client.client import ServedModel
-    from baton.bench.replay import Replayed
+    from baton.bench.replay import ReplayResult
     from baton.bench.report import Study
     from baton.simulator.outcome import Objectives
     from baton.simulator.workloads.trace import Trace
@@ -50,7 +50,7 @@ _REPORT = typer.Option("--report", metavar="FILE", help="Write a page (.html) or
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class _ReplayArgs:
     """All that is asked for."""
 
     trace: Path | None
@@ -59,7 +59,7 @@ class _Order:
     model: str | None
     rate_per_s: float | None
     speed: float | None
-    most: int | None
+    max_requests: int | None
     duration_s: float | None
     deadline_s: float
     max_in_flight: int
@@ -68,7 +68,7 @@ class _Order:
     ttft_s: float | None
     tpot_s: float | None
     attainment: float
-    skip_bad: bool
+    ignore_invalid: bool
     seed: int
     headers: Mapping[str, str] = field(default_factory=dict)
     command: str
@@ -97,7 +97,9 @@ def replay(  # noqa: PLR0913 - each is an option
     attainment: Annotated[
         float, typer.Option(help="The share that shall meet the objectives.", min=0, max=1)
     ] = 0.9,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines.")] = False,
+    ignore_invalid: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out bad lines.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
     output: Output = OutputFormat.TEXT,
     report: Annotated[Path | None, _REPORT] = None,
@@ -111,60 +113,60 @@ def replay(  # noqa: PLR0913 - each is an option
         raise typer.BadParameter("give one of TRACE and --workload", param_hint="TRACE")
     if rate is not None and speed is not None:
         raise typer.BadParameter("give one of --rate and --speed", param_hint="--speed")
-    order = _Order(
+    args = _ReplayArgs(
         trace=trace,
         workload=workload,
         url=url,
         model=model,
         rate_per_s=None if rate is None else positive(rate, "--rate"),
         speed=None if speed is None else positive(speed, "--speed"),
-        most=limit,
-        duration_s=_duration(duration, "--duration"),
-        deadline_s=seconds(deadline, "--deadline"),
+        max_requests=limit,
+        duration_s=_optional_seconds(duration, "--duration"),
+        deadline_s=parse_seconds(deadline, "--deadline"),
         max_in_flight=max_in_flight,
         vocabulary=vocabulary,
         gpus=gpus,
-        ttft_s=_duration(slo_ttft, "--slo-ttft"),
-        tpot_s=_duration(slo_tpot, "--slo-tpot"),
+        ttft_s=_optional_seconds(slo_ttft, "--slo-ttft"),
+        tpot_s=_optional_seconds(slo_tpot, "--slo-tpot"),
         attainment=attainment,
-        skip_bad=skip_bad,
+        ignore_invalid=ignore_invalid,
         seed=seed,
-        headers=dict(header_of(one) for one in header or ()),
-        command=command_of(context, header or []),
+        headers=dict(parse_header(header_text) for header_text in header or ()),
+        command=redacted_command_line(context, header or []),
     )
-    _run(order, output=output, report=report)
+    _run(args, output=output, report=report)
 
 
-def _run(order: _Order, *, output: OutputFormat, report: Path | None) -> None:
-    from baton.bench.report import check_report_path, plain, print_study, write_report
+def _run(args: _ReplayArgs, *, output: OutputFormat, report: Path | None) -> None:
+    from baton.bench.report import check_report_path, print_study, study_to_dict, write_report
 
-    with reported_errors():
+    with report_errors():
         if report is not None:
             check_report_path(report)
-        trace = _requests(order)
-        with progress_bar("replaying") as tell:
+        trace = _trace_to_send(args)
+        with progress_bar("replaying") as on_progress:
             import asyncio  # here: keeps --help fast
 
-            model, replayed = asyncio.run(_replayed(order, trace, tell))
-        if not replayed.outcomes:
+            model, result = asyncio.run(_run_replay(args, trace, on_progress))
+        if not result.outcomes:
             raise TraceUnusable("no request has ended", "let it run longer, or send shorter ones")
-        study = _study(order, trace, model, replayed)
+        study = _study(args, trace, model, result)
         if report is not None:
             write_report(study, report)
     if output is OutputFormat.JSON:
-        print_report(plain(study), output)
+        print_report(study_to_dict(study), output)
     else:
         print_study(study, sys.stdout)
     if report is not None:
         typer.echo(f"report: {report}", err=True)
-    if not any(one.ok for one in replayed.outcomes):
-        complain(f"no request succeeded: {next(iter(replayed.failures), 'all were stopped')}")
+    if not any(outcome.ok for outcome in result.outcomes):
+        print_error(f"no request succeeded: {next(iter(result.failures), 'all were stopped')}")
         raise typer.Exit(ExitCode.FAILURE)
 
 
-async def _replayed(
-    order: _Order, trace: Trace, on_progress: Callable[[float], None]
-) -> tuple[ServedModel, Replayed]:
+async def _run_replay(
+    args: _ReplayArgs, trace: Trace, on_progress: Callable[[float], None]
+) -> tuple[ServedModel, ReplayResult]:
     import asyncio  # here: keeps --help fast
 
     from baton.bench.client.client import ClientOptions, CompletionClient
@@ -173,106 +175,106 @@ async def _replayed(
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     options = ClientOptions(
-        url=order.url,
-        deadline_s=order.deadline_s,
-        connections=order.max_in_flight,
-        headers=order.headers,
+        url=args.url,
+        timeout_s=args.deadline_s,
+        max_connections=args.max_in_flight,
+        headers=args.headers,
     )
     async with CompletionClient(options) as client:
-        model = await client.model(order.model)
+        model = await client.get_model(args.model)
         replay_options = ReplayOptions(
-            vocabulary=order.vocabulary, max_in_flight=order.max_in_flight, seed=order.seed
+            vocabulary=args.vocabulary, max_in_flight=args.max_in_flight, seed=args.seed
         )
-        one = Replay(client, model, trace, options=replay_options, on_progress=on_progress)
-        return model, await one.run(stop)
+        replay_run = Replay(client, model, trace, options=replay_options, on_progress=on_progress)
+        return model, await replay_run.run(stop)
 
 
 # ------------------------------------------------------------------ which requests
-def _requests(order: _Order) -> Trace:
+def _trace_to_send(args: _ReplayArgs) -> Trace:
     from baton.simulator.workloads import scaling
 
-    trace = _workload(order) if order.trace is None else _recorded(order, order.trace)
-    if order.speed is not None:
-        trace = scaling.compressed(trace, order.speed)
-    if order.duration_s is not None:
-        trace = scaling.cut(trace, 0.0, order.duration_s)
-    if order.most is not None:
-        trace = scaling.first(trace, order.most)
+    trace = _trace_from_workload(args) if args.trace is None else _trace_from_file(args, args.trace)
+    if args.speed is not None:
+        trace = scaling.compress(trace, args.speed)
+    if args.duration_s is not None:
+        trace = scaling.cut(trace, 0.0, args.duration_s)
+    if args.max_requests is not None:
+        trace = scaling.first(trace, args.max_requests)
     if not len(trace):
         raise TraceUnusable("no request is left", "give a longer --duration")
     return trace
 
 
-def _workload(order: _Order) -> Trace:
-    rate_per_s = order.rate_per_s
+def _trace_from_workload(args: _ReplayArgs) -> Trace:
+    rate_per_s = args.rate_per_s
     if rate_per_s is None:
         raise TraceUnusable("--workload needs a rate", "give --rate, in requests per second")
-    if order.duration_s is None and order.most is None:
+    if args.duration_s is None and args.max_requests is None:
         raise TraceUnusable("--workload needs an end", "give --duration or --limit")
     return make_workload(
-        order.workload or "",
+        args.workload or "",
         rate_per_s=rate_per_s,
-        duration_s=order.duration_s,
-        most=order.most,
-        seed=order.seed,
+        duration_s=args.duration_s,
+        max_requests=args.max_requests,
+        seed=args.seed,
     )
 
 
-def _recorded(order: _Order, path: Path) -> Trace:
+def _trace_from_file(args: _ReplayArgs, path: Path) -> Trace:
     from random import Random
 
     from baton.simulator.workloads import scaling
 
-    rate_per_s = order.rate_per_s
-    trace, paced = load_or_pace(
-        path, skip_bad=order.skip_bad, rate_per_s=rate_per_s, seed=order.seed
+    rate_per_s = args.rate_per_s
+    trace, is_paced = load_with_arrivals(
+        path, ignore_invalid=args.ignore_invalid, rate_per_s=rate_per_s, seed=args.seed
     )
     # A piece of a longer trace begins later than at 0, but it is sent at once.
     trace = scaling.cut(trace, trace.requests[0].at_s if trace.requests else 0.0)
-    if rate_per_s is None or paced:
+    if rate_per_s is None or is_paced:
         return trace
     if not trace.rate_per_s:
         raise TraceUnusable(f"{path}: its requests have no rate to scale", "leave out --rate")
-    return scaling.at_rate(trace, rate_per_s, Random(order.seed))  # noqa: S311 - a seed
+    return scaling.at_rate(trace, rate_per_s, Random(args.seed))  # noqa: S311 - a seed
 
 
 # ------------------------------------------------------------------ in words
-def _study(order: _Order, trace: Trace, model: ServedModel, replayed: Replayed) -> Study:
+def _study(args: _ReplayArgs, trace: Trace, model: ServedModel, replayed: ReplayResult) -> Study:
     import baton
-    from baton.bench.formatting import number_text, seconds_text
-    from baton.bench.report import Evidence, Result, Study, Table
+    from baton.bench.formatting import format_number, format_seconds
+    from baton.bench.report import Evidence, RunResult, Study, Table
     from baton.bench.report.summary import tail_notes
 
-    rate_text = f"{number_text(trace.rate_per_s)}/s" if trace.rate_per_s else "at once"
-    span_text = seconds_text(trace.span_s)
-    result = Result(
+    rate_text = f"{format_number(trace.rate_per_s)}/s" if trace.rate_per_s else "at once"
+    span_text = format_seconds(trace.span_s)
+    result = RunResult(
         name=model.name,
         outcomes=replayed.outcomes,
-        devices=order.gpus or 1,
+        devices=args.gpus or 1,
         offered_per_s=trace.rate_per_s or None,
-        counts={
+        event_counts={
             "late sends": replayed.late_sends,
-            "clipped prompts": replayed.clipped_prompts,
+            "clipped prompts": replayed.truncated_prompts,
             "short answers": replayed.short_answers,
         },
     )
     failures = tuple((why, str(count)) for why, count in replayed.failures.items())
     return Study(
-        title=f"{trace.name} against {order.url}",
+        title=f"{trace.name} against {args.url}",
         evidence=Evidence.MEASURED,
-        command=order.command,
+        command=args.command,
         facts={
             "requests": f"{trace.name}: {len(trace):,} in {span_text}, {rate_text}",
-            "endpoint": order.url,
+            "endpoint": args.url,
             "model": model.name,
             "longest": f"{model.max_tokens:,} tokens" if model.max_tokens else "not said",
-            "seed": str(order.seed),
+            "seed": str(args.seed),
             "baton": baton.__version__,
         },
-        notes=(*_notes(order, trace, replayed), *tail_notes([result])),
-        objectives=_objectives(order),
-        target=order.attainment,
-        device="GPU" if order.gpus else "endpoint",
+        notes=(*_notes(args, trace, replayed), *tail_notes([result])),
+        objectives=_objectives(args),
+        target=args.attainment,
+        device="GPU" if args.gpus else "endpoint",
         results=(result,),
         tables=(Table(title="Failures", columns=("why", "requests"), rows=failures[:10]),)
         if failures
@@ -280,32 +282,35 @@ def _study(order: _Order, trace: Trace, model: ServedModel, replayed: Replayed) 
     )
 
 
-def _objectives(order: _Order) -> Objectives:
+def _objectives(args: _ReplayArgs) -> Objectives:
     from baton.simulator.outcome import Objectives
 
-    return Objectives(ttft_s=order.ttft_s, tpot_s=order.tpot_s)
+    return Objectives(ttft_s=args.ttft_s, tpot_s=args.tpot_s)
 
 
-def _notes(order: _Order, trace: Trace, replayed: Replayed) -> tuple[str, ...]:
+def _notes(args: _ReplayArgs, trace: Trace, replayed: ReplayResult) -> tuple[str, ...]:
     """What a reader must know to judge the figures."""
-    sessions = any(one.session_id is not None for one in trace.requests)
-    counted = (
+    has_sessions = any(request.session_id is not None for request in trace.requests)
+    counts = (
         (
             replayed.late_sends,
-            f"requests were sent late, at worst by {replayed.worst_late_s:.3f} s; latencies count"
+            f"requests were sent late, at worst by {replayed.max_late_s:.3f} s; latencies count"
             " from when they were due. If they are many, this client or --max-in-flight is what was"
             " measured.",
         ),
-        (replayed.clipped_prompts, "prompts were cut to what the endpoint takes."),
-        (replayed.too_long, "requests were left out: their output alone is too long for it."),
+        (replayed.truncated_prompts, "prompts were cut to what the endpoint takes."),
+        (
+            replayed.skipped_too_long,
+            "requests were left out: their output alone is too long for it.",
+        ),
         (replayed.short_answers, "answers ended before the length that was asked for."),
-        (replayed.abandoned, "requests were left when the replay was stopped; they do not count."),
+        (replayed.unfinished, "requests were left when the replay was stopped; they do not count."),
         (trace.skipped_lines, "lines of the trace were bad and left out."),
     )
-    notes = [f"{count} {what}" for count, what in counted if count]
-    if order.speed is not None:
-        notes.append(f"Time was squeezed {order.speed:g} times: bursts are denser than recorded.")
-    if sessions:
+    notes = [f"{count} {what}" for count, what in counts if count]
+    if args.speed is not None:
+        notes.append(f"Time was squeezed {args.speed:g} times: bursts are denser than recorded.")
+    if has_sessions:
         notes.append(
             "Answers are the model's own, so the next prompt of a session shares the earlier prompt"
             " with it but not the earlier answer: caches help a little less than in life."
@@ -314,5 +319,5 @@ def _notes(order: _Order, trace: Trace, replayed: Replayed) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------ options
-def _duration(text: str | None, option: str) -> float | None:
-    return None if text is None else seconds(text, option)
+def _optional_seconds(text: str | None, option: str) -> float | None:
+    return None if text is None else parse_seconds(text, option)

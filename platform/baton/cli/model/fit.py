@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from baton.cli.model.fit_log import LogOrder, is_log, judged_log, log_readable
-from baton.cli.model.fit_rows import ROWS_SUFFIX, Calibrating, in_short, judged_rows
-from baton.cli.model.models import AUTO, dtype_of, read_model
+from baton.cli.model.fit_log import LogFitArgs, evaluate_log, is_log, log_text_report
+from baton.cli.model.fit_rows import ROWS_SUFFIX, CalibrationArgs, evaluate_rows, summarize
+from baton.cli.model.models import AUTO, parse_dtype, read_model
 from baton.cli.model.simulate import progress_bar
-from baton.cli.options import Json, Output, wanted_format
-from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors
-from baton.domain.errors import DoesNotFit
+from baton.cli.options import JsonFlag, Output, resolve_format
+from baton.cli.output import OutputFormat, duration_text, print_report, report_errors
+from baton.domain.errors import InsufficientMemory
 
 if TYPE_CHECKING:  # imported where they are used: keeps --help fast
-    from baton.perf.model.memory import MemoryQuestion
+    from baton.perf.model.memory import MemoryModel
     from baton.perf.step_timing import StepTiming
 
 _GIGA = 1e9
 _BLOCK_SIZE_TOKENS = 16
-_USUAL_CONTEXT_TOKENS = 8192
-_MOST_DEVICES_OF_A_REPLICA = 64
+_DEFAULT_CONTEXT_TOKENS = 8192
+_MAX_DEVICES_PER_REPLICA = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What was asked, read and looked up."""
 
-    memory: MemoryQuestion
+    memory: MemoryModel
     tp: int
     pp: int
     context_tokens: int
@@ -82,116 +82,124 @@ def fit(  # noqa: PLR0913 - each is an option
     max_num_batched_tokens: Annotated[int, _BATCHED] = 8192,
     calibrate: Annotated[Path | None, _CALIBRATE] = None,
     extrapolate: Annotated[bool, _EXTRAPOLATE] = False,
-    skip_bad: Annotated[bool, _SKIP_BAD] = False,
+    ignore_invalid: Annotated[bool, _SKIP_BAD] = False,
     model_config: Annotated[str | None, _SHAPE] = None,
     profile: Annotated[str | None, _PROFILE] = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Say whether a model fits so many devices.
 
     And how many requests its KV cache holds. Or compare what is predicted with rows of measured
     latencies, or with a vLLM engine's log.
     """
-    output = wanted_format(output, as_json=as_json)
+    output = resolve_format(output, as_json=as_json)
     rows = Path(model)
     if rows.suffix == ROWS_SUFFIX:
-        with reported_errors(), progress_bar("predicting") as tell:
-            known = Calibrating(on=calibrate, extrapolate=extrapolate)
-            judged = judged_rows(rows, known, skip_bad=skip_bad, on_progress=tell)
-        print_report(in_short(judged) if output is OutputFormat.TEXT else judged, output)
+        with report_errors(), progress_bar("predicting") as on_progress:
+            calibration = CalibrationArgs(rows_path=calibrate, extrapolate=extrapolate)
+            evaluation = evaluate_rows(
+                rows, calibration, ignore_invalid=ignore_invalid, on_progress=on_progress
+            )
+        print_report(summarize(evaluation) if output is OutputFormat.TEXT else evaluation, output)
         return
     if gpu is None:
         raise typer.BadParameter("say which, as H100", param_hint="--gpu")
     if is_log(rows):
-        order = LogOrder(log=rows, gpu=gpu, model=model_config, profile=profile, skip_bad=skip_bad)
-        with reported_errors():
-            compared = judged_log(order)
-        print_report(log_readable(compared) if output is OutputFormat.TEXT else compared, output)
+        args = LogFitArgs(
+            log=rows, gpu=gpu, model=model_config, profile=profile, ignore_invalid=ignore_invalid
+        )
+        with report_errors():
+            comparison = evaluate_log(args)
+        print_report(
+            log_text_report(comparison) if output is OutputFormat.TEXT else comparison, output
+        )
         return
-    with reported_errors():
+    with report_errors():
         memory = replace(
             _memory_question(model, gpu=gpu, dtype=dtype, kv_dtype=kv_dtype),
             utilization=utilization,
             max_batched_tokens=max_num_batched_tokens,
             max_running_requests=max_num_seqs,
         )
-        _answer(_question(memory, tp=tp, pp=pp, context_tokens=context), output)
+        _print_fit(_question(memory, tp=tp, pp=pp, context_tokens=context), output)
 
 
-def _answer(question: Question, output: OutputFormat) -> None:
+def _print_fit(question: Question, output: OutputFormat) -> None:
     """Print what fits, or for scripts what does not.
 
     Raises:
-        DoesNotFit: there is too little memory.
+        InsufficientMemory: there is too little memory.
     """
     try:
-        report = report_of(question)
-    except DoesNotFit as error:
+        report = fit_report(question)
+    except InsufficientMemory as error:
         if output is OutputFormat.JSON:
-            print_report(_refusal(question, error), output)
+            print_report(_misfit_report(question, error), output)
         raise
-    print_report(readable(report) if output is OutputFormat.TEXT else report, output)
+    print_report(text_report(report) if output is OutputFormat.TEXT else report, output)
 
 
 # --------------------------------------------------------------------------- what was asked
 
 
-def _memory_question(model: str, *, gpu: str, dtype: str, kv_dtype: str) -> MemoryQuestion:
-    from baton.perf.hardware.accelerators import BYTES, Dtype
-    from baton.perf.hardware.catalogue import accelerator
-    from baton.perf.model.memory import MemoryQuestion
+def _memory_question(model: str, *, gpu: str, dtype: str, kv_dtype: str) -> MemoryModel:
+    from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
+    from baton.perf.hardware.catalogue import find_accelerator
+    from baton.perf.model.memory import MemoryModel
 
-    shape, stored_as = read_model(model)
-    weights = dtype_of(dtype, "--dtype") or stored_as or Dtype.BF16
-    wide = weights if BYTES[weights] >= BYTES[Dtype.BF16] else Dtype.BF16
-    kv = dtype_of(kv_dtype, "--kv-dtype") or wide
-    return MemoryQuestion(shape=shape, accelerator=accelerator(gpu), weights=weights, kv=kv)
+    shape, stored_dtype = read_model(model)
+    weights = parse_dtype(dtype, "--dtype") or stored_dtype or Dtype.BF16
+    default_kv_dtype = weights if DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16] else Dtype.BF16
+    kv = parse_dtype(kv_dtype, "--kv-dtype") or default_kv_dtype
+    return MemoryModel(
+        shape=shape, accelerator=find_accelerator(gpu), weights_dtype=weights, kv_dtype=kv
+    )
 
 
-def _question(memory: MemoryQuestion, *, tp: int, pp: int, context_tokens: int | None) -> Question:
+def _question(memory: MemoryModel, *, tp: int, pp: int, context_tokens: int | None) -> Question:
     """There has to be room for one request of the context, where one was asked for."""
-    shape, kv = memory.shape, memory.kv
+    shape, kv = memory.shape, memory.kv_dtype
     if context_tokens is None:
-        context_tokens = min(shape.max_len_tokens, _USUAL_CONTEXT_TOKENS)
+        context_tokens = min(shape.max_len_tokens, _DEFAULT_CONTEXT_TOKENS)
     else:
         # Layers with a window keep less of it: what takes as many bytes when counted in full.
-        least = round(shape.kv_bytes(context_tokens, kv) / shape.kv_token_bytes(kv))
-        memory = replace(memory, least_kv_tokens=least)
+        min_kv_tokens = round(shape.kv_bytes(context_tokens, kv) / shape.kv_token_bytes(kv))
+        memory = replace(memory, min_kv_tokens=min_kv_tokens)
     return Question(memory=memory, tp=tp, pp=pp, context_tokens=context_tokens)
 
 
 # --------------------------------------------------------------------------- what is answered
 
 
-def report_of(question: Question) -> dict[str, object]:
+def fit_report(question: Question) -> dict[str, object]:
     """The answer in bytes, tokens and seconds.
 
     Raises:
-        DoesNotFit: there is too little memory.
+        InsufficientMemory: there is too little memory.
     """
     memory = question.memory
-    found = memory.fit(question.tp, question.pp)
-    smallest = next(memory.fits(_MOST_DEVICES_OF_A_REPLICA), found)
-    at_once = found.concurrent_requests(question.context_tokens)
+    memory_fit = memory.fit(question.tp, question.pp)
+    smallest = next(memory.fits(_MAX_DEVICES_PER_REPLICA), memory_fit)
+    concurrent_requests = memory_fit.concurrent_requests(question.context_tokens)
     return {
         "fits": True,
-        **_asked(question),
+        **_inputs(question),
         "parameters": memory.shape.parameters,
         "active_parameters": memory.shape.active_parameters,
         "device": {
-            "usable_bytes": found.usable_bytes,
-            "weights_bytes": found.weights_bytes,
-            "activation_bytes": found.activation_bytes,
-            "runtime_bytes": found.runtime_bytes,
-            "kv_bytes": found.kv_bytes,
+            "usable_bytes": memory_fit.usable_bytes,
+            "weights_bytes": memory_fit.weights_bytes,
+            "activation_bytes": memory_fit.activation_bytes,
+            "runtime_bytes": memory_fit.runtime_bytes,
+            "kv_bytes": memory_fit.kv_bytes,
         },
-        "kv_token_bytes": memory.shape.kv_token_bytes(memory.kv),
-        "kv_tokens": found.kv_tokens,
-        "kv_blocks": found.kv_blocks(_BLOCK_SIZE_TOKENS),
+        "kv_token_bytes": memory.shape.kv_token_bytes(memory.kv_dtype),
+        "kv_tokens": memory_fit.kv_tokens,
+        "kv_blocks": memory_fit.kv_blocks(_BLOCK_SIZE_TOKENS),
         "context_tokens": question.context_tokens,
-        "concurrent_requests": at_once,
-        "seconds": _seconds(question, at_once),
+        "concurrent_requests": concurrent_requests,
+        "seconds": _timings(question, concurrent_requests),
         "smallest": _split((smallest.split.tp, smallest.split.pp)),
         "max_running_requests": memory.max_running_requests,
         "for_all_running": _for_all_running(question),
@@ -199,25 +207,25 @@ def report_of(question: Question) -> dict[str, object]:
     }
 
 
-def _asked(question: Question) -> dict[str, object]:
+def _inputs(question: Question) -> dict[str, object]:
     memory = question.memory
     return {
         "model": memory.shape.name,
         "accelerator": memory.accelerator.name,
         "tp": question.tp,
         "pp": question.pp,
-        "weights": str(memory.weights),
-        "kv": str(memory.kv),
+        "weights": str(memory.weights_dtype),
+        "kv": str(memory.kv_dtype),
     }
 
 
-def _refusal(question: Question, error: DoesNotFit) -> dict[str, object]:
+def _misfit_report(question: Question, error: InsufficientMemory) -> dict[str, object]:
     return {
         "fits": False,
-        **_asked(question),
+        **_inputs(question),
         "term": error.term,
-        "over_bytes": error.over_bytes,
-        "smallest": _split(error.smallest),
+        "over_bytes": error.excess_bytes,
+        "smallest": _split(error.min_parallelism),
         "why": error.why,
     }
 
@@ -228,11 +236,11 @@ def _split(smallest: tuple[int, int] | None) -> dict[str, int] | None:
 
 def _for_all_running(question: Question) -> dict[str, object] | None:
     """Devices that keep the KV of as many requests as may run; None when none do."""
-    from baton.perf.model.memory import fewest_devices
+    from baton.perf.model.memory import smallest_sizing
 
     memory = question.memory
-    sizing = fewest_devices(
-        memory.fits(_MOST_DEVICES_OF_A_REPLICA),
+    sizing = smallest_sizing(
+        memory.fits(_MAX_DEVICES_PER_REPLICA),
         requests=memory.max_running_requests,
         context_tokens=question.context_tokens,
     )
@@ -257,7 +265,7 @@ def _without_gqa(question: Question) -> dict[str, object] | None:
     return _for_all_running(replace(question, memory=ungrouped))
 
 
-def _seconds(question: Question, at_once: float) -> dict[str, object]:
+def _timings(question: Question, concurrent_requests: float) -> dict[str, object]:
     """Of a prefill alone on the engine, and of steps that decode for one and for all."""
     from baton.perf.step_timing import StepBatch
     from baton.perf.steps.roofline import Roofline
@@ -268,15 +276,15 @@ def _seconds(question: Question, at_once: float) -> dict[str, object]:
         memory.accelerator,
         tp=question.tp,
         pp=question.pp,
-        weights=memory.weights,
-        kv=memory.kv,
+        weights=memory.weights_dtype,
+        kv=memory.kv_dtype,
     )
 
     def decode_s(requests: int) -> float:
         batch = StepBatch(decode_requests=requests, decode_context_tokens=requests * context)
         return roofline.step_s(batch)
 
-    running = max(1, min(int(at_once), memory.max_running_requests))
+    running = max(1, min(int(concurrent_requests), memory.max_running_requests))
     return {
         "prefill_s": prefill_s(roofline, context, memory.max_batched_tokens),
         "decode_step_s": decode_s(1),
@@ -287,17 +295,17 @@ def _seconds(question: Question, at_once: float) -> dict[str, object]:
 
 def prefill_s(timing: StepTiming, tokens: int, max_batched_tokens: int) -> float:
     """Until a prompt is computed that has the engine to itself, in chunks."""
-    from baton.perf.step_timing import StepBatch, chunk_pairs
+    from baton.perf.step_timing import StepBatch, attention_pairs
 
     seconds = 0.0
-    for before in range(0, tokens, max_batched_tokens):
-        chunk = min(max_batched_tokens, tokens - before)
+    for computed_tokens in range(0, tokens, max_batched_tokens):
+        chunk = min(max_batched_tokens, tokens - computed_tokens)
         batch = StepBatch(
             prefill_tokens=chunk,
             prefill_requests=1,
-            prefill_pairs=chunk_pairs(chunk, before),
-            prefill_context_tokens=before,
-            finished_prefills=int(before + chunk == tokens),
+            prefill_pairs=attention_pairs(chunk, computed_tokens),
+            prefill_context_tokens=computed_tokens,
+            finished_prefills=int(computed_tokens + chunk == tokens),
         )
         seconds += timing.step_s(batch)
     return seconds
@@ -306,7 +314,7 @@ def prefill_s(timing: StepTiming, tokens: int, max_batched_tokens: int) -> float
 # --------------------------------------------------------------------------- for people
 
 
-def readable(report: Mapping[str, object]) -> dict[str, object]:
+def text_report(report: Mapping[str, object]) -> dict[str, object]:
     """The report as a person wants it."""
     device = cast("Mapping[str, float]", report["device"])
     context = f"{report['context_tokens']:,} tokens"
@@ -323,7 +331,7 @@ def readable(report: Mapping[str, object]) -> dict[str, object]:
         "KV cache": f"{report['kv_tokens']:,} tokens of {report['kv_token_bytes']:,.0f} bytes"
         f" ({report['kv']})",
         f"requests of {context} at once": f"{report['concurrent_requests']:.1f}",
-        **_seconds_text(cast("Mapping[str, float]", report["seconds"]), context),
+        **_timings_text(cast("Mapping[str, float]", report["seconds"]), context),
         "smallest that fits": _split_text(report["smallest"]),
         f"for {report['max_running_requests']} requests of {context}": _sizing_text(
             report["for_all_running"], report["for_all_running_without_gqa"]
@@ -335,8 +343,10 @@ def _model_text(report: Mapping[str, object]) -> str:
     parameters, active = (
         cast("int", report[key]) / _GIGA for key in ("parameters", "active_parameters")
     )
-    of_these = f", {active:.1f} active" if active < parameters else ""
-    return f"{report['model']}, {parameters:.1f} billion parameters{of_these}, {report['weights']}"
+    active_text = f", {active:.1f} active" if active < parameters else ""
+    return (
+        f"{report['model']}, {parameters:.1f} billion parameters{active_text}, {report['weights']}"
+    )
 
 
 def _gigabytes(count_bytes: float) -> str:
@@ -345,11 +355,11 @@ def _gigabytes(count_bytes: float) -> str:
 
 def _split_text(split: object) -> str:
     if not isinstance(split, Mapping):
-        return f"none up to {_MOST_DEVICES_OF_A_REPLICA} devices"
+        return f"none up to {_MAX_DEVICES_PER_REPLICA} devices"
     return f"{split['tp'] * split['pp']} (tp {split['tp']}, pp {split['pp']})"
 
 
-def _seconds_text(seconds: Mapping[str, float], context: str) -> dict[str, str]:
+def _timings_text(seconds: Mapping[str, float], context: str) -> dict[str, str]:
     one, full = seconds["decode_step_s"], seconds["full_decode_step_s"]
     return {
         f"prefill of {context}": f"{duration_text(seconds['prefill_s'])} (predicted)",
@@ -360,7 +370,7 @@ def _seconds_text(seconds: Mapping[str, float], context: str) -> dict[str, str]:
 
 def _sizing_text(sizing: object, without_gqa: object) -> str:
     if not isinstance(sizing, Mapping):
-        return f"no replica of up to {_MOST_DEVICES_OF_A_REPLICA} devices holds one"
+        return f"no replica of up to {_MAX_DEVICES_PER_REPLICA} devices holds one"
     text = f"{sizing['devices']} devices ({sizing['replicas']} x tp {sizing['tp']}"
     text += f", pp {sizing['pp']})"
     if isinstance(without_gqa, Mapping):

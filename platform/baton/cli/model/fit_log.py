@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from baton.cli.model.models import read_model
 from baton.cli.output import duration_text
 from baton.cli.traces import TraceUnusable
-from baton.domain.errors import BadTrace
+from baton.domain.errors import TraceInvalid
 
 if TYPE_CHECKING:  # imported where they are used: keeps --help fast
     from baton.bench.accuracy.logged_run import LoggedEngine
     from baton.bench.accuracy.measurements import LoggedRequest
-    from baton.perf.model.memory import MemoryQuestion
+    from baton.perf.model.memory import MemoryModel
     from baton.perf.step_timing import StepTiming
 
 _REQUESTS = "requests.jsonl"
@@ -25,7 +25,7 @@ _TABLES = ("dense", "attention", "per_sequence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogOrder:
+class LogFitArgs:
     """Which log, and what it does not say itself."""
 
     log: Path
@@ -34,7 +34,7 @@ class LogOrder:
     """Where its shape is read from; None for the name that the log gives."""
     profile: str | None = None
     """What the paths of the device's three tables begin with; None for the roofline."""
-    skip_bad: bool = False
+    ignore_invalid: bool = False
 
 
 def is_log(path: Path) -> bool:
@@ -42,7 +42,7 @@ def is_log(path: Path) -> bool:
     return path.suffix == _SUFFIX or (path / _REQUESTS).is_file()
 
 
-def judged_log(order: LogOrder) -> dict[str, object]:
+def evaluate_log(args: LogFitArgs) -> dict[str, object]:
     """Latencies as measured and as predicted, and the signed errors of the means.
 
     Raises:
@@ -51,11 +51,11 @@ def judged_log(order: LogOrder) -> dict[str, object]:
     """
     from baton.bench.accuracy.logged_run import logged_latencies, replayed_latencies
 
-    path = order.log / _REQUESTS if order.log.is_dir() else order.log
-    log, skipped = _requests(path, skip_bad=order.skip_bad)
+    path = args.log / _REQUESTS if args.log.is_dir() else args.log
+    log, skipped = _requests(path, ignore_invalid=args.ignore_invalid)
     engine = _engine(path.with_name(_META))
-    memory = _memory(engine, order)
-    timing = _timing(engine, memory, order.profile)
+    memory = _memory(engine, args)
+    timing = _timing(engine, memory, args.profile)
     measured = logged_latencies(log)
     predicted = replayed_latencies(log, engine, memory, timing)
     if not predicted.ttfts_s:
@@ -66,19 +66,19 @@ def judged_log(order: LogOrder) -> dict[str, object]:
         "model": memory.shape.name,
         "accelerator": memory.accelerator.name,
         "devices": {"tp": engine.tp, "pp": engine.pp, "replicas": engine.replicas},
-        "timing": "layer profile" if order.profile else "roofline",
+        "timing": "layer profile" if args.profile else "roofline",
         "requests": len(log),
         "skipped_lines": skipped,
         "failed": len(log) - len(predicted.ttfts_s),
         "not_modelled": list(engine.not_modelled),
-        "measured": measured.figures(),
-        "predicted": predicted.figures(),
+        "measured": measured.summarize(),
+        "predicted": predicted.summarize(),
         "ttft_mean_error": _error(measured.ttfts_s, predicted.ttfts_s),
         "tpot_mean_error": _error(measured.tpots_s, predicted.tpots_s),
     }
 
 
-def log_readable(report: dict[str, object]) -> dict[str, object]:
+def log_text_report(report: dict[str, object]) -> dict[str, object]:
     """The report as a person wants it: a table of latencies, measured (M) and simulated (S)."""
     rows = [
         {"": label, **_row(report[key])}
@@ -88,9 +88,9 @@ def log_readable(report: dict[str, object]) -> dict[str, object]:
         f"{term} mean, predicted against measured": _percent(report[f"{term.lower()}_mean_error"])
         for term in ("TTFT", "TPOT")
     }
-    said = {key: report[key] for key in ("log", "model", "accelerator", "devices", "timing")}
+    header = {key: report[key] for key in ("log", "model", "accelerator", "devices", "timing")}
     counts = {k: report[k] for k in ("skipped_lines", "failed", "not_modelled") if report[k]}
-    return {**said, "requests": report["requests"], **counts, "latencies": rows, **errors}
+    return {**header, "requests": report["requests"], **counts, "latencies": rows, **errors}
 
 
 def _row(figures: object) -> dict[str, str]:
@@ -113,14 +113,14 @@ def _error(measured: Sequence[float], predicted: Sequence[float]) -> float | Non
     return (sum(predicted) / len(predicted)) / (sum(measured) / len(measured)) - 1
 
 
-def _requests(path: Path, *, skip_bad: bool) -> tuple[list[LoggedRequest], int]:
+def _requests(path: Path, *, ignore_invalid: bool) -> tuple[list[LoggedRequest], int]:
     from baton.bench.accuracy.measurements import read_request_log
 
     remedy = "correct the line, or leave out all that are bad with --skip-bad"
     try:
         with path.open(encoding="utf-8") as lines:
-            return read_request_log(lines, str(path), skip_bad=skip_bad)
-    except BadTrace as error:
+            return read_request_log(lines, str(path), ignore_invalid=ignore_invalid)
+    except TraceInvalid as error:
         raise TraceUnusable(str(error), remedy) from error
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error, f"name a {_REQUESTS}, or the folder it is in") from error
@@ -131,7 +131,7 @@ def _engine(path: Path) -> LoggedEngine:
 
     try:
         return read_engine(path.read_text(encoding="utf-8"), str(path))
-    except BadTrace as error:
+    except TraceInvalid as error:
         raise TraceUnusable(str(error), "correct what the file says of the engine") from error
     except (OSError, UnicodeDecodeError) as error:
         remedy = "put the engine's arguments beside the log: {'engine_kwargs': {'model': ...}}"
@@ -143,26 +143,26 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError, remedy: str) ->
     return TraceUnusable(f"{path}: cannot be read: {why}", remedy)
 
 
-def _memory(engine: LoggedEngine, order: LogOrder) -> MemoryQuestion:
-    from baton.perf.hardware.accelerators import BYTES, Dtype
-    from baton.perf.hardware.catalogue import accelerator
-    from baton.perf.model.memory import MemoryQuestion
+def _memory(engine: LoggedEngine, args: LogFitArgs) -> MemoryModel:
+    from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
+    from baton.perf.hardware.catalogue import find_accelerator
+    from baton.perf.model.memory import MemoryModel
 
-    shape, stored = read_model(order.model or engine.model)
-    weights = engine.weights or stored or Dtype.BF16
-    wide = weights if BYTES[weights] >= BYTES[Dtype.BF16] else Dtype.BF16
-    return MemoryQuestion(
+    shape, stored_dtype = read_model(args.model or engine.model)
+    weights = engine.weights or stored_dtype or Dtype.BF16
+    default_kv_dtype = weights if DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16] else Dtype.BF16
+    return MemoryModel(
         shape=shape,
-        accelerator=accelerator(order.gpu),
-        weights=weights,
-        kv=engine.kv or wide,
+        accelerator=find_accelerator(args.gpu),
+        weights_dtype=weights,
+        kv_dtype=engine.kv or default_kv_dtype,
         utilization=engine.utilization,
         max_batched_tokens=engine.max_batched_tokens,
         max_running_requests=engine.max_running_requests,
     )
 
 
-def _timing(engine: LoggedEngine, memory: MemoryQuestion, profile: str | None) -> StepTiming:
+def _timing(engine: LoggedEngine, memory: MemoryModel, profile: str | None) -> StepTiming:
     from baton.perf.steps.roofline import Roofline
 
     if profile is not None:
@@ -172,8 +172,8 @@ def _timing(engine: LoggedEngine, memory: MemoryQuestion, profile: str | None) -
         memory.accelerator,
         tp=engine.tp,
         pp=engine.pp,
-        weights=memory.weights,
-        kv=memory.kv,
+        weights=memory.weights_dtype,
+        kv=memory.kv_dtype,
     )
 
 
@@ -191,5 +191,5 @@ def _profile(prefix: str, layers: int) -> StepTiming:
     try:
         dense, attention, per_sequence = tables
         return layer_profile(dense, attention, per_sequence, layers=layers)
-    except (BadTrace, ValueError) as error:
+    except (TraceInvalid, ValueError) as error:
         raise TraceUnusable(f"{prefix}: {error}", "correct the table") from error

@@ -8,31 +8,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from baton.cli.traces import TraceUnusable
-from baton.domain.errors import BadTrace
+from baton.domain.errors import TraceInvalid
 
 if TYPE_CHECKING:  # imported where they are used: keeps --help fast
-    from baton.bench.accuracy.accuracy import Judged, Judgement, NotJudged
+    from baton.bench.accuracy.accuracy import EvaluatedRow, Evaluation, SkippedRow
     from baton.bench.accuracy.measurements import MeasuredRow
-    from baton.perf.fitting.calibration import Error
+    from baton.perf.fitting.calibration import ErrorStats
 
 ROWS_SUFFIX = ".csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrating:
+class CalibrationArgs:
     """What the model is calibrated on before it predicts."""
 
-    on: Path | None = None
+    rows_path: Path | None = None
     """A CSV of rows; None for the model as it comes."""
     extrapolate: bool = False
     """Predict rows that are more than twice beyond the range of those, too."""
 
 
-def judged_rows(
+def evaluate_rows(
     path: Path,
-    calibrating: Calibrating,
+    calibration: CalibrationArgs,
     *,
-    skip_bad: bool,
+    ignore_invalid: bool,
     on_progress: Callable[[float], None],
 ) -> dict[str, object]:
     """Each row as measured and as predicted, the errors of all, and what was left out and why.
@@ -40,105 +40,113 @@ def judged_rows(
     Raises:
         TraceUnusable: a file cannot be read; says which line, and what is wrong with it.
     """
-    from baton.bench.accuracy.accuracy import Judgement, calibrated, judge
+    from baton.bench.accuracy.accuracy import Evaluation, calibrate_engines, evaluate_rows
 
-    rows, skipped = _read(path, skip_bad=skip_bad)
-    known = {}
-    if calibrating.on is not None:
-        known = calibrated(_read(calibrating.on, skip_bad=skip_bad)[0])
-    parts = []
+    rows, skipped = _read(path, ignore_invalid=ignore_invalid)
+    calibrations = {}
+    if calibration.rows_path is not None:
+        calibrations = calibrate_engines(
+            _read(calibration.rows_path, ignore_invalid=ignore_invalid)[0]
+        )
+    evaluations = []
     for number, row in enumerate(rows, start=1):
-        parts.append(judge([row], calibrations=known, extrapolate=calibrating.extrapolate))
+        evaluations.append(
+            evaluate_rows([row], calibrations=calibrations, extrapolate=calibration.extrapolate)
+        )
         on_progress(number / len(rows))
-    judgement = Judgement(
-        judged=tuple(one for part in parts for one in part.judged),
-        not_judged=tuple(one for part in parts for one in part.not_judged),
+    evaluation = Evaluation(
+        evaluated=tuple(row for part in evaluations for row in part.evaluated),
+        skipped=tuple(row for part in evaluations for row in part.skipped),
     )
     return {
         "rows": str(path),
-        "calibrated_on": str(calibrating.on) if calibrating.on else None,
+        "calibrated_on": str(calibration.rows_path) if calibration.rows_path else None,
         "skipped_lines": skipped,
-        **_errors(judgement),
-        "judged": [_row(one) for one in judgement.judged],
-        "not_judged": _grouped(judgement.not_judged),
+        **_errors(evaluation),
+        "judged": [_row(row) for row in evaluation.evaluated],
+        "not_judged": _group_by_reason(evaluation.skipped),
     }
 
 
-def _grouped(rows: Sequence[NotJudged]) -> list[dict[str, object]]:
+def _group_by_reason(rows: Sequence[SkippedRow]) -> list[dict[str, object]]:
     """By why; what exactly is wrong is said of the first of each group."""
-    groups: dict[str, list[NotJudged]] = {}
-    for one in rows:
-        groups.setdefault(one.why, []).append(one)
+    groups: dict[str, list[SkippedRow]] = {}
+    for row in rows:
+        groups.setdefault(row.reason, []).append(row)
     return [
         {
             "why": why,
-            "count": len(of),
-            "first": of[0].at or of[0].row.name,
-            "rows": [one.row.name for one in of],
+            "count": len(group),
+            "first": group[0].detail or group[0].row.name,
+            "rows": [row.row.name for row in group],
         }
-        for why, of in groups.items()
+        for why, group in groups.items()
     ]
 
 
-def in_short(report: dict[str, object]) -> dict[str, object]:
+def summarize(report: dict[str, object]) -> dict[str, object]:
     """The same without what is said of each row, and without what is empty."""
     empty: tuple[object, ...] = (None, 0, [])
-    short = {key: value for key, value in report.items() if key != "judged" and value not in empty}
-    if "not_judged" in short:
-        groups = cast("list[dict[str, object]]", short["not_judged"])
-        short["not_judged"] = [
+    summary = {
+        key: value for key, value in report.items() if key != "judged" and value not in empty
+    }
+    if "not_judged" in summary:
+        groups = cast("list[dict[str, object]]", summary["not_judged"])
+        summary["not_judged"] = [
             {key: value for key, value in group.items() if key != "rows"} for group in groups
         ]
-    return short
+    return summary
 
 
-def _read(path: Path, *, skip_bad: bool) -> tuple[list[MeasuredRow], int]:
+def _read(path: Path, *, ignore_invalid: bool) -> tuple[list[MeasuredRow], int]:
     from baton.bench.accuracy.measurements import read_rows
 
     remedy = "correct the line, or leave out all that are bad with --skip-bad"
     try:
         with path.open(encoding="utf-8-sig") as lines:  # as spreadsheets write CSV
-            return read_rows(lines, path.name, skip_bad=skip_bad)
-    except BadTrace as error:
+            return read_rows(lines, path.name, ignore_invalid=ignore_invalid)
+    except TraceInvalid as error:
         raise TraceUnusable(str(error), remedy) from error
     except (OSError, UnicodeDecodeError) as error:
         raise TraceUnusable(f"{path}: cannot be read: {error}", "name a CSV of rows") from error
 
 
-def _errors(judgement: Judgement) -> dict[str, object]:
+def _errors(evaluation: Evaluation) -> dict[str, object]:
     from baton.bench.accuracy.accuracy import SATURATED_TTFT_S
 
-    ttft, tpot = judgement.errors()
+    ttft, tpot = evaluation.errors()
     groups = [
         {
             "engine": engine,
             "model": model,
             "devices": devices,
             "rows": len(rows),
-            **_figures(*judgement.errors(rows)),
+            **_figures(*evaluation.errors(rows)),
         }
-        for (engine, model, devices), rows in judgement.groups().items()
+        for (engine, model, devices), rows in evaluation.groups().items()
     ]
-    saturated = [one.row.name for one in judgement.judged if one.saturated]
+    saturated = [row.row.name for row in evaluation.evaluated if row.is_saturated]
     impossible = [
-        {"row": one.row.name, "why": one.impossible}
-        for one in judgement.counted
-        if one.impossible is not None
+        {"row": row.row.name, "why": row.implausible_reason}
+        for row in evaluation.unsaturated
+        if row.implausible_reason is not None
     ]
     return {
         "in_the_means": ttft.rows,
         **_figures(ttft, tpot),
-        "without_rows_that_cannot_be": _figures(*judgement.errors(judgement.plausible))
+        "without_rows_that_cannot_be": _figures(*evaluation.errors(evaluation.plausible))
         if impossible
         else None,
         "rows_that_cannot_be": impossible,
-        "others_of_the_same_sweeps": [one.row.name for one in judgement.beside_impossible()],
+        "others_of_the_same_sweeps": [
+            row.row.name for row in evaluation.plausible_in_suspect_sweeps()
+        ],
         "groups": groups,
         f"not_in_the_means_for_ttft_of_{SATURATED_TTFT_S:g}_s_and_more": saturated,
     }
 
 
-def _figures(ttft: Error, tpot: Error) -> dict[str, float]:
+def _figures(ttft: ErrorStats, tpot: ErrorStats) -> dict[str, float]:
     """Fractions of what was measured."""
     return {
         "ttft_mape": round(ttft.mape, 4),
@@ -148,15 +156,15 @@ def _figures(ttft: Error, tpot: Error) -> dict[str, float]:
     }
 
 
-def _row(one: Judged) -> dict[str, object]:
+def _row(evaluated: EvaluatedRow) -> dict[str, object]:
     return {
-        "row": one.row.name,
-        "line": one.row.line,
-        "measured_ttft_s": one.ttft.measured_s,
-        "predicted_ttft_s": one.ttft.predicted_s,
-        "measured_tpot_s": one.tpot.measured_s,
-        "predicted_tpot_s": one.tpot.predicted_s,
-        "saturated": one.saturated,
-        "cannot_be": one.impossible,
-        "simulated": one.simulated,
+        "row": evaluated.row.name,
+        "line": evaluated.row.line,
+        "measured_ttft_s": evaluated.ttft.measured_s,
+        "predicted_ttft_s": evaluated.ttft.predicted_s,
+        "measured_tpot_s": evaluated.tpot.measured_s,
+        "predicted_tpot_s": evaluated.tpot.predicted_s,
+        "saturated": evaluated.is_saturated,
+        "cannot_be": evaluated.implausible_reason,
+        "simulated": evaluated.is_simulated,
     }

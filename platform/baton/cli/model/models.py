@@ -25,7 +25,7 @@ def read_model(model: str) -> tuple[ModelShape, Dtype | None]:
     Raises:
         UnknownModel: neither a config nor a known name, or a config that says too little.
     """
-    from baton.perf.model.known_models import dtype_hint, shape_of
+    from baton.perf.model.known_models import dtype_hint, find_shape
     from baton.perf.model.shape import from_config, weights_dtype
 
     path = Path(model)
@@ -34,7 +34,7 @@ def read_model(model: str) -> tuple[ModelShape, Dtype | None]:
     elif not path.is_file():
         if path.suffix == ".json" or path.is_absolute():
             raise UnknownModel(f"{path}: there is no such file", _REMEDY)
-        return shape_of(model), dtype_hint(model)
+        return find_shape(model), dtype_hint(model)
     config = _read_config(path)
     return from_config(config, name=str(path)), weights_dtype(config)
 
@@ -51,7 +51,7 @@ def _read_config(path: Path) -> Mapping[str, object]:
     return config
 
 
-def dtype_of(text: str, option: str) -> Dtype | None:
+def parse_dtype(text: str, option: str) -> Dtype | None:
     """As it was given, also in the words of vLLM and torch; None for `auto`.
 
     Raises:
@@ -59,12 +59,12 @@ def dtype_of(text: str, option: str) -> Dtype | None:
     """
     from baton.perf.hardware.accelerators import Dtype
 
-    plain = text.lower()
-    if plain == AUTO:
+    normalized = text.lower()
+    if normalized == AUTO:
         return None
     names = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
     try:
-        return Dtype(names.get(plain, plain.split("_")[0]))
+        return Dtype(names.get(normalized, normalized.split("_")[0]))
     except ValueError:
-        wanted = ", ".join((AUTO, *Dtype))
-        raise typer.BadParameter(f"got {text!r}, wanted {wanted}", param_hint=option) from None
+        expected = ", ".join((AUTO, *Dtype))
+        raise typer.BadParameter(f"got {text!r}, wanted {expected}", param_hint=option) from None

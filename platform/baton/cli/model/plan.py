@@ -10,11 +10,11 @@ import typer
 
 from baton.cli.model.models import AUTO
 from baton.cli.model.simulate import progress_bar
-from baton.cli.options import Json, Output, command_line, seconds, wanted_format
-from baton.cli.output import ExitCode, OutputFormat, print_report, reported_errors
+from baton.cli.options import JsonFlag, Output, command_line, parse_seconds, resolve_format
+from baton.cli.output import ExitCode, OutputFormat, print_report, report_errors
 
 if TYPE_CHECKING:
-    from baton.cli.model.planning import Order
+    from baton.cli.model.planning import PlanArgs
 
 _TRACE = typer.Option("--trace", metavar="FILE", help="The traffic, in any known format.")
 _WORKLOAD = typer.Option(
@@ -69,9 +69,11 @@ def plan(  # noqa: PLR0913 - each is an option
     quick: Annotated[bool, typer.Option("--quick", help="Simulate less, and err more.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="That simulate at a time.")] = 2,
     seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines.")] = False,
+    ignore_invalid: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out bad lines.")
+    ] = False,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
     report: Annotated[Path | None, _REPORT] = None,
     write: Annotated[Path | None, _WRITE] = None,
 ) -> None:
@@ -87,9 +89,9 @@ def plan(  # noqa: PLR0913 - each is an option
         raise typer.BadParameter("give --rate, --gpus, or both", param_hint="--rate")
     if price and len(price) != len(gpu):
         raise typer.BadParameter("give one for each --gpu, or none", param_hint="--price")
-    from baton.cli.model.planning import Order, slo_classes  # here: keeps --help fast
+    from baton.cli.model.planning import PlanArgs, slo_classes  # here: keeps --help fast
 
-    order = Order(
+    args = PlanArgs(
         model=model,
         accelerators=tuple(gpu),
         prices=tuple(price or ()),
@@ -98,58 +100,58 @@ def plan(  # noqa: PLR0913 - each is an option
         workload=workload,
         rate_per_s=rate or None,
         classes=slo_classes(
-            ttft_s=None if ttft is None else seconds(ttft, "--ttft"),
-            tpot_s=None if tpot is None else seconds(tpot, "--tpot"),
+            ttft_s=None if ttft is None else parse_seconds(ttft, "--ttft"),
+            tpot_s=None if tpot is None else parse_seconds(tpot, "--tpot"),
             attainment=attainment,
-            named=slo_class or (),
+            class_texts=slo_class or (),
         ),
         dtype=dtype,
         kv_dtype=kv_dtype,
-        tensor=_sizes(tp, "--tp"),
-        pipeline=_sizes(pp, "--pp"),
+        tensor=_parse_sizes(tp, "--tp"),
+        pipeline=_parse_sizes(pp, "--pp"),
         max_num_seqs=max_num_seqs,
         quick=quick,
         processes=processes,
         seed=seed,
-        skip_bad=skip_bad,
+        ignore_invalid=ignore_invalid,
         write=write,
     )
-    output = wanted_format(output, as_json=as_json)
-    _run(order, command=command_line(context), output=output, report=report)
+    output = resolve_format(output, as_json=as_json)
+    _run(args, command=command_line(context), output=output, report=report)
 
 
-def _run(order: Order, *, command: str, output: OutputFormat, report: Path | None) -> None:
-    from baton.cli.model.planning import answer, study_of, written
-    from baton.cli.model.planning_text import plain, print_plan
+def _run(args: PlanArgs, *, command: str, output: OutputFormat, report: Path | None) -> None:
+    from baton.cli.model.planning import run_planner, study_of, write_config
+    from baton.cli.model.planning_text import plan_json, print_plan
 
-    with reported_errors():
-        if order.write is not None:
-            from baton.bench.report.write import check_place
+    with report_errors():
+        if args.write is not None:
+            from baton.bench.report.write import check_writable
 
-            check_place(order.write, "a configuration")
+            check_writable(args.write, "a configuration")
         if report is not None:
             from baton.bench.report import check_report_path, write_report
 
             check_report_path(report)
-        with progress_bar("planning") as tell:
-            found = answer(order, on_progress=tell)
+        with progress_bar("planning") as on_progress:
+            result = run_planner(args, on_progress=on_progress)
         if report is not None:
-            write_report(study_of(found, command=command), report)
-        text = written(order, found)
+            write_report(study_of(result, command=command), report)
+        text = write_config(args, result)
     if output is OutputFormat.JSON:
-        print_report(plain(found.plan), output)
+        print_report(plan_json(result.plan), output)
     else:
-        print_plan(found.plan, sys.stdout)
-    for path in (report, order.write if text else None):
+        print_plan(result.plan, sys.stdout)
+    for path in (report, args.write if text else None):
         if path is not None:
             typer.echo(f"written: {path}", err=True)
-    if not found.plan.enough:
+    if not result.plan.meets_rate:
         raise typer.Exit(ExitCode.FAILURE)
 
 
-def _sizes(text: str, option: str) -> tuple[int, ...]:
+def _parse_sizes(text: str, option: str) -> tuple[int, ...]:
     try:
-        sizes = tuple(dict.fromkeys(int(one) for one in text.split(",")))
+        sizes = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:

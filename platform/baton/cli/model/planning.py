@@ -12,20 +12,27 @@ from pathlib import Path
 
 import typer
 
-from baton.bench.report import Curve, Evidence, Study, Table, Trade
-from baton.cli.model.models import dtype_of, read_model
+from baton.bench.report import Curve, Evidence, Study, Table, Tradeoff
+from baton.cli.model.models import parse_dtype, read_model
 from baton.cli.model.planning_text import candidate_rows, facts, sensitivity_rows
-from baton.cli.options import seconds
+from baton.cli.options import parse_seconds
 from baton.cli.traces import TraceUnusable, load_trace, make_workload
-from baton.config.write.render_plan import check_writable, emit
-from baton.perf.hardware.accelerators import BYTES, Dtype
-from baton.perf.hardware.catalogue import accelerator
+from baton.config.write.render_plan import check_writable, render_plan
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
+from baton.perf.hardware.catalogue import find_accelerator
 from baton.planner import explore, plan, sensitivity
-from baton.planner.problem import QUICK, Effort, Offer, Question, SloClass, Space
+from baton.planner.problem import (
+    QUICK_SEARCH,
+    AcceleratorOffer,
+    PlanningProblem,
+    SearchEffort,
+    SearchSpace,
+    SloClass,
+)
 from baton.planner.result import Plan
-from baton.planner.result import Trade as PlannedTrade
-from baton.planner.simulation_runner import Progress, RunAll
-from baton.planner.tradeoffs import front
+from baton.planner.result import Tradeoff as PlannedTrade
+from baton.planner.simulation_runner import ParallelMap, Progress
+from baton.planner.tradeoffs import pareto_front
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace
 
@@ -37,7 +44,7 @@ _STAGES = {plan.STAGE: (0.0, 0.25), explore.STAGE: (0.25, 0.55), sensitivity.STA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class PlanArgs:
     """What was asked on the command line."""
 
     model: str
@@ -56,20 +63,20 @@ class Order:
     quick: bool
     processes: int
     seed: int
-    skip_bad: bool
+    ignore_invalid: bool
     write: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PlanResult:
     """The answer, and how the model's weights are stored."""
 
     plan: Plan
-    stored: Dtype | None
+    stored_dtype: Dtype | None
 
 
 def slo_classes(
-    *, ttft_s: float | None, tpot_s: float | None, attainment: float, named: Sequence[str]
+    *, ttft_s: float | None, tpot_s: float | None, attainment: float, class_texts: Sequence[str]
 ) -> tuple[SloClass, ...]:
     """The class of all requests, and those with a name.
 
@@ -78,174 +85,192 @@ def slo_classes(
             at all.
     """
     default = SloClass(objectives=Objectives(ttft_s=ttft_s, tpot_s=tpot_s), attainment=attainment)
-    classes = (default, *(_named(text, default) for text in named))
-    if twice := [name for name, count in Counter(one.name for one in classes).items() if count > 1]:
-        raise typer.BadParameter(f"got {twice[0]!r} twice, wanted once", param_hint="--class")
-    if all(one.objectives == Objectives() for one in classes):
+    classes = (default, *(_parse_class(text, default) for text in class_texts))
+    if duplicates := [
+        name for name, count in Counter(class_.name for class_ in classes).items() if count > 1
+    ]:
+        raise typer.BadParameter(f"got {duplicates[0]!r} twice, wanted once", param_hint="--class")
+    if all(class_.objectives == Objectives() for class_ in classes):
         raise typer.BadParameter("give --ttft, --tpot, or both", param_hint="--ttft")
     return classes
 
 
-def _named(text: str, default: SloClass) -> SloClass:
+def _parse_class(text: str, default: SloClass) -> SloClass:
     name, _, pairs = text.partition(":")
-    given = dict(pair.partition("=")[::2] for pair in pairs.split(","))
-    unknown = given.keys() - {"ttft", "tpot", "attainment"}
+    fields = dict(pair.partition("=")[::2] for pair in pairs.split(","))
+    unknown = fields.keys() - {"ttft", "tpot", "attainment"}
     if not name or not pairs or unknown:
         raise typer.BadParameter(
             f"got {text!r}, wanted a name and its objectives, as batch:ttft=10s,attainment=0.8",
             param_hint="--class",
         )
-    held = default.objectives
-    if "ttft" in given:
-        held = replace(held, ttft_s=seconds(given["ttft"], "--class"))
-    if "tpot" in given:
-        held = replace(held, tpot_s=seconds(given["tpot"], "--class"))
+    objectives = default.objectives
+    if "ttft" in fields:
+        objectives = replace(objectives, ttft_s=parse_seconds(fields["ttft"], "--class"))
+    if "tpot" in fields:
+        objectives = replace(objectives, tpot_s=parse_seconds(fields["tpot"], "--class"))
     try:
-        share = float(given.get("attainment", default.attainment))
-        return SloClass(name=name, objectives=held, attainment=share)
+        attainment = float(fields.get("attainment", default.attainment))
+        return SloClass(name=name, objectives=objectives, attainment=attainment)
     except ValueError as error:
         raise typer.BadParameter(f"in {text!r}: {error}", param_hint="--class") from error
 
 
-def answer(order: Order, *, on_progress: Callable[[float], None]) -> Found:
+def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> PlanResult:
     """The planner's answer.
 
     Raises:
         BadParameter: a type of numbers or a price is none.
         BatonError: the model, an accelerator or the trace cannot be used, or nothing fits.
     """
-    shape, stored = read_model(order.model)
-    weights = dtype_of(order.dtype, "--dtype") or stored or Dtype.BF16
-    wide = weights if BYTES[weights] >= BYTES[Dtype.BF16] else Dtype.BF16
-    offers, traffic = _offers(order), _traffic(order)
-    rate = order.rate_per_s
-    if rate is None and order.gpus is None:
+    shape, stored_dtype = read_model(args.model)
+    weights = parse_dtype(args.dtype, "--dtype") or stored_dtype or Dtype.BF16
+    default_kv_dtype = weights if DTYPE_BYTES[weights] >= DTYPE_BYTES[Dtype.BF16] else Dtype.BF16
+    offers, traffic = _offers(args), _traffic(args)
+    rate = args.rate_per_s
+    if rate is None and args.gpus is None:
         rate = traffic.rate_per_s
-    question = Question(
+    question = PlanningProblem(
         model=shape,
         offers=offers,
         traffic=traffic,
-        classes=order.classes,
+        classes=args.classes,
         rate_per_s=rate,
-        gpus=order.gpus,
-        weights=weights,
-        kv=dtype_of(order.kv_dtype, "--kv-dtype") or wide,
-        space=Space(
-            tensor=order.tensor, pipeline=order.pipeline, max_running_requests=order.max_num_seqs
+        gpus=args.gpus,
+        weights_dtype=weights,
+        kv_dtype=parse_dtype(args.kv_dtype, "--kv-dtype") or default_kv_dtype,
+        space=SearchSpace(
+            tensor_parallel_sizes=args.tensor,
+            pipeline_parallel_sizes=args.pipeline,
+            max_running_requests=args.max_num_seqs,
         ),
-        effort=QUICK if order.quick else Effort(),
-        seed=order.seed,
+        effort=QUICK_SEARCH if args.quick else SearchEffort(),
+        seed=args.seed,
     )
-    if order.write is not None:  # before minutes are spent on what cannot be written
-        check_writable(question, source=order.model, stored=stored)
-    with _processes(order.processes) as run_all:
-        made = plan.plan(question, run=run_all, on_progress=lambda at: on_progress(_fraction(at)))
-    return Found(plan=made, stored=stored)
-
-
-def _traffic(order: Order) -> Trace:
-    if order.trace is not None:
-        read = load_trace(
-            order.trace, skip_bad=order.skip_bad, rate_per_s=order.rate_per_s, seed=order.seed
+    if args.write is not None:  # before minutes are spent on what cannot be written
+        check_writable(question, source=args.model, stored_dtype=stored_dtype)
+    with _process_pool(args.processes) as run_all:
+        best_plan = plan.plan(
+            question, parallel_map=run_all, on_progress=lambda at: on_progress(_fraction(at))
         )
-        if not read.span_s:
-            what = f"{order.trace}: all its requests, {len(read)}, arrive at one time"
-            raise TraceUnusable(what, "name a trace whose requests arrive one after another")
-        return read
+    return PlanResult(plan=best_plan, stored_dtype=stored_dtype)
+
+
+def _traffic(args: PlanArgs) -> Trace:
+    if args.trace is not None:
+        trace = load_trace(
+            args.trace,
+            ignore_invalid=args.ignore_invalid,
+            rate_per_s=args.rate_per_s,
+            seed=args.seed,
+        )
+        if not trace.span_s:
+            problem = f"{args.trace}: all its requests, {len(trace)}, arrive at one time"
+            raise TraceUnusable(problem, "name a trace whose requests arrive one after another")
+        return trace
     return make_workload(
-        order.workload or "",
+        args.workload or "",
         rate_per_s=_WORKLOAD_RATE_PER_S,
         duration_s=_WORKLOAD_S,
-        seed=order.seed,
+        seed=args.seed,
     )
 
 
-def _offers(order: Order) -> tuple[Offer, ...]:
-    for price in order.prices:
+def _offers(args: PlanArgs) -> tuple[AcceleratorOffer, ...]:
+    for price in args.prices:
         if not price > 0:
             raise typer.BadParameter(f"got {price:g}, wanted more than 0", param_hint="--price")
-    prices: Sequence[float | None] = order.prices or [None] * len(order.accelerators)
+    prices: Sequence[float | None] = args.prices or [None] * len(args.accelerators)
     return tuple(
-        Offer(accelerator=accelerator(name), price_per_hour=price)
-        for name, price in zip(order.accelerators, prices, strict=True)
+        AcceleratorOffer(accelerator=find_accelerator(name), price_per_hour=price)
+        for name, price in zip(args.accelerators, prices, strict=True)
     )
 
 
 @contextmanager
-def _processes(count: int) -> Iterator[RunAll]:
+def _process_pool(count: int) -> Iterator[ParallelMap]:
     """So many that simulate at a time; with one, this process itself does."""
     if count == 1:
         yield map
         return
     # Not forked: the progress bar has a thread.
-    spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=spawned) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=context) as pool:
         yield pool.map
 
 
 def _fraction(progress: Progress) -> float:
     start, share = _STAGES[progress.stage]
-    return start + share * progress.done / max(1, progress.of)
+    return start + share * progress.done / max(1, progress.total)
 
 
-def written(order: Order, found: Found) -> str | None:
+def write_config(args: PlanArgs, result: PlanResult) -> str | None:
     """The configuration that was written; None when none was asked for, or there is none."""
-    best = found.plan.best
-    if order.write is None or best is None:
+    best = result.plan.best
+    if args.write is None or best is None:
         return None
-    text = emit(found.plan, best, source=order.model, stored=found.stored)
-    order.write.write_text(text, encoding="utf-8")
+    text = render_plan(result.plan, best, source=args.model, stored_dtype=result.stored_dtype)
+    args.write.write_text(text, encoding="utf-8")
     return text
 
 
-def study_of(found: Found, *, command: str) -> Study:
+def study_of(result: PlanResult, *, command: str) -> Study:
     """The answer as a report shows it."""
-    made = found.plan
-    best = {id(one) for one in front(one for one in made.trades if one.simulated)}
-    labels = _labels(made.trades)
-    question = made.question
+    best_plan = result.plan
+    best = {
+        id(other)
+        for other in pareto_front(
+            tradeoff for tradeoff in best_plan.tradeoffs if tradeoff.simulated
+        )
+    }
+    labels = _labels(best_plan.tradeoffs)
+    question = best_plan.question
     return Study(
         title=f"Plan for {question.model.name}",
         evidence=Evidence.SIMULATED,
         command=command,
-        facts=facts(made),
-        notes=(made.verdict, *([] if made.binding is None else [made.binding.why])),
+        facts=facts(best_plan),
+        notes=(
+            best_plan.verdict,
+            *([] if best_plan.bottleneck is None else [best_plan.bottleneck.reason]),
+        ),
         objectives=question.classes[0].objectives,
         target=question.classes[0].attainment,
-        curves=tuple(
+        rate_curves=tuple(
             Curve(
-                name=f"{one.fleet.kind}: {one.fleet.label}",
+                name=f"{candidate.fleet.kind}: {candidate.fleet.label}",
                 points=tuple(
                     sorted(
-                        (t.rate_per_s / one.cell.gpus, t.attainment) for t in one.measured.trials
+                        (t.rate_per_s / candidate.simulated_fleet.gpus, t.attainment)
+                        for t in candidate.search_result.trials
                     )
                 ),
             )
-            for one in made.candidates
+            for candidate in best_plan.candidates
         ),
-        trades=tuple(
-            Trade(
-                name=str(one.kind) if one.simulated else f"{one.kind} (closed form)",
-                user_tokens_per_s=one.tokens_per_s_per_user,
-                device_tokens_per_s=one.tokens_per_s_per_gpu,
+        tradeoffs=tuple(
+            Tradeoff(
+                name=str(tradeoff.kind) if tradeoff.simulated else f"{tradeoff.kind} (closed form)",
+                user_tokens_per_s=tradeoff.tokens_per_s_per_user,
+                device_tokens_per_s=tradeoff.tokens_per_s_per_gpu,
                 label=label,
-                best=id(one) in best,
+                is_pareto_optimal=id(tradeoff) in best,
             )
-            for one, label in zip(made.trades, labels, strict=True)
+            for tradeoff, label in zip(best_plan.tradeoffs, labels, strict=True)
         ),
         tables=(
-            _table("Fleets", candidate_rows(made)),
-            _table("If the question was a fifth off", sensitivity_rows(made)),
+            _table("Fleets", candidate_rows(best_plan)),
+            _table("If the question was a fifth off", sensitivity_rows(best_plan)),
         ),
     )
 
 
 def _labels(trades: Sequence[PlannedTrade]) -> Iterator[str]:
     """What each is, where that is not what the one before it was."""
-    before = ""
-    for one in trades:
-        yield "" if one.label == before else one.label
-        before = one.label
+    previous = ""
+    for trade in trades:
+        yield "" if trade.label == previous else trade.label
+        previous = trade.label
 
 
 def _table(title: str, rows: Sequence[dict[str, str]]) -> Table:

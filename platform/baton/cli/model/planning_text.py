@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TextIO
 
 from baton.cli.output import duration_text, table_lines
-from baton.planner.rates.trials import Spread
+from baton.planner.rates.trials import LatencyQuantiles
 from baton.planner.result import Candidate, Plan, Sensitivity
 
 _SCHEMA = 1
@@ -17,38 +17,41 @@ _SCHEMA = 1
 def facts(plan: Plan) -> dict[str, str]:
     """What was asked, in words."""
     question, mix = plan.question, plan.mix
-    names = ", ".join(one.accelerator.name for one in question.offers)
-    asked = "as much as possible" if question.rate_per_s is None else f"{question.rate_per_s:.4g}/s"
+    names = ", ".join(offer.accelerator.name for offer in question.offers)
+    rate_text = (
+        "as much as possible" if question.rate_per_s is None else f"{question.rate_per_s:.4g}/s"
+    )
     return {
-        "model": f"{question.model.name}, {question.weights} weights, {question.kv} KV cache",
+        "model": f"{question.model.name}, {question.weights_dtype} weights, {question.kv_dtype}"
+        " KV cache",
         "GPUs": f"{names}, {'any number' if question.gpus is None else question.gpus}",
         "traffic": (
             f"{question.traffic.name}: {mix.prompt_tokens:.0f} tokens in,"
             f" {mix.output_tokens:.0f} out, {mix.cached_tokens / mix.prompt_tokens:.0%} of prompts"
             " shared"
         ),
-        "rate": asked,
+        "rate": rate_text,
         "objectives": "; ".join(_objectives(plan)),
         "seed": str(question.seed),
     }
 
 
 def _objectives(plan: Plan) -> Iterator[str]:
-    for one in plan.question.classes:
-        held = one.objectives
-        limits = {"TTFT": held.ttft_s, "TPOT": held.tpot_s, "E2E": held.e2e_s}
-        said = [f"{name} {duration_text(s)}" for name, s in limits.items() if s is not None]
-        name = "" if one.name is None else f"{one.name}: "
-        yield f"{name}{', '.join(said) or 'none'} for {one.attainment:.1%}"
+    for class_ in plan.question.classes:
+        objectives = class_.objectives
+        limits = {"TTFT": objectives.ttft_s, "TPOT": objectives.tpot_s, "E2E": objectives.e2e_s}
+        bounds = [f"{name} {duration_text(s)}" for name, s in limits.items() if s is not None]
+        name = "" if class_.name is None else f"{class_.name}: "
+        yield f"{name}{', '.join(bounds) or 'none'} for {class_.attainment:.1%}"
 
 
 def print_plan(plan: Plan, file: TextIO) -> None:
     """The answer for a person."""
-    for line in lines(plan):
+    for line in plan_lines(plan):
         print(line, file=file)
 
 
-def lines(plan: Plan) -> Iterator[str]:
+def plan_lines(plan: Plan) -> Iterator[str]:
     """The answer for a person, a paragraph each: question, answer, fleets, doubts."""
     for name, value in facts(plan).items():
         yield f"{name}: {value}"
@@ -59,24 +62,29 @@ def lines(plan: Plan) -> Iterator[str]:
         yield from _best_lines(plan, best)
     if plan.candidates:
         yield ""
-        yield f"fleets (simulated; best first{_simplest(plan)}):"
+        yield f"fleets (simulated; best first{_ranking_reason(plan)}):"
         yield from table_lines(candidate_rows(plan), "  ")
     if plan.sensitivity:
         yield ""
         yield "if the question was a fifth off, the same fleet:"
         yield from table_lines(sensitivity_rows(plan), "  ")
-    if plan.misfits:
+    if plan.rejected_shapes:
         yield ""
         yield "left out:"
-        yield from (f"  {one.label}: {one.why}" for one in plan.misfits)
+        yield from (
+            f"  {rejected_shape.label}: {rejected_shape.reason}"
+            for rejected_shape in plan.rejected_shapes
+        )
 
 
-def _simplest(plan: Plan) -> str:
+def _ranking_reason(plan: Plan) -> str:
     """Why the first does not carry most, where it does not."""
     best = plan.best
-    if best is None or best.rate_per_s >= max(one.rate_per_s for one in plan.candidates):
+    if best is None or best.rate_per_s >= max(
+        candidate.rate_per_s for candidate in plan.candidates
+    ):
         return ""
-    if plan.question.rate_per_s is not None and plan.enough:
+    if plan.question.rate_per_s is not None and plan.meets_rate:
         return "; the cheapest that is enough"
     return f"; of those within {plan.question.effort.precision:.0%}, the simplest to run"
 
@@ -85,54 +93,58 @@ def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:
     fleet, rate = best.fleet, plan.question.rate_per_s
     yield f"  take {fleet.label}: {fleet.gpus} GPUs"
     for pool in fleet.pools:
-        settings = pool.instance.settings
+        settings = pool.engine_shape.settings
         yield (
             f"    {pool.role}: steps of at most {settings.max_batched_tokens} tokens, KV cache of"
             f" {settings.kv_blocks * settings.block_size_tokens:,} tokens each"
         )
-    carries = f"  carries {best.rate_per_s:.3g} requests/s"
-    yield carries if rate is None else f"{carries}, {best.rate_per_s / rate:.2f} of what was asked"
-    if not plan.enough:
+    carried_text = f"  carries {best.rate_per_s:.3g} requests/s"
+    yield (
+        carried_text
+        if rate is None
+        else f"{carried_text}, {best.rate_per_s / rate:.2f} of what was asked"
+    )
+    if not plan.meets_rate:
         needed = "more" if plan.gpus_needed is None else f"about {plan.gpus_needed}"
         yield f"  not enough: {needed} GPUs are needed"
-    if best.trial is not None:
-        trial = best.trial
+    if best.best_trial is not None:
+        trial = best.best_trial
         yield (
-            f"  there, {trial.attainment:.1%} meet the objectives: TTFT {_spread(trial.ttft)},"
-            f" TPOT {_spread(trial.tpot)}"
+            f"  there, {trial.attainment:.1%} meet the objectives: TTFT {_spread_text(trial.ttft)},"
+            f" TPOT {_spread_text(trial.tpot)}"
         )
     cost = best.cost_per_million_tokens(rate)
     if fleet.price_per_hour is not None and cost is not None:
         yield f"  costs ${fleet.price_per_hour:.2f} an hour, ${cost:.2f} per million output tokens"
-    if plan.binding is not None:
-        yield f"  what binds: {plan.binding.constraint}: {plan.binding.why}"
-    if best.cell is not best.fleet:
+    if plan.bottleneck is not None:
+        yield f"  what binds: {plan.bottleneck.constraint}: {plan.bottleneck.reason}"
+    if best.simulated_fleet is not best.fleet:
         yield (
-            f"  simulated in part, as {best.cell.label}; the whole should carry"
-            f" {best.factor:.3g} times as much"
+            f"  simulated in part, as {best.simulated_fleet.label}; the whole should carry"
+            f" {best.scale_factor:.3g} times as much"
         )
 
 
-def _spread(spread: Spread) -> str:
-    each = (spread.p50_s, spread.p90_s, spread.p99_s)
-    return f"{' / '.join(duration_text(one) for one in each)} (p50 / p90 / p99)"
+def _spread_text(spread: LatencyQuantiles) -> str:
+    percentiles_s = (spread.p50_s, spread.p90_s, spread.p99_s)
+    return f"{' / '.join(duration_text(value) for value in percentiles_s)} (p50 / p90 / p99)"
 
 
 def candidate_rows(plan: Plan) -> list[dict[str, str]]:
     """The fleets that were simulated, as a table."""
-    return [_row(one, plan) for one in plan.candidates]
+    return [_candidate_row(candidate, plan) for candidate in plan.candidates]
 
 
-def _row(one: Candidate, plan: Plan) -> dict[str, str]:
-    trial = one.trial
-    cost = one.cost_per_million_tokens(plan.question.rate_per_s)
+def _candidate_row(candidate: Candidate, plan: Plan) -> dict[str, str]:
+    trial = candidate.best_trial
+    cost = candidate.cost_per_million_tokens(plan.question.rate_per_s)
     return {
-        "kind": str(one.fleet.kind),
-        "fleet": one.fleet.label,
-        "GPUs": str(one.fleet.gpus),
-        "requests/s": f"{one.rate_per_s:.3g}",
-        "per GPU": f"{one.rate_per_gpu:.3g}",
-        "tokens/s/GPU": "-" if trial is None else f"{one.tokens_per_s_per_gpu(trial):.0f}",
+        "kind": str(candidate.fleet.kind),
+        "fleet": candidate.fleet.label,
+        "GPUs": str(candidate.fleet.gpus),
+        "requests/s": f"{candidate.rate_per_s:.3g}",
+        "per GPU": f"{candidate.rate_per_gpu:.3g}",
+        "tokens/s/GPU": "-" if trial is None else f"{candidate.tokens_per_s_per_gpu(trial):.0f}",
         "TTFT p90": "-" if trial is None else duration_text(trial.ttft.p90_s),
         "TPOT p90": "-" if trial is None else duration_text(trial.tpot.p90_s),
         "$/M tokens": "-" if cost is None else f"{cost:.2f}",
@@ -141,19 +153,21 @@ def _row(one: Candidate, plan: Plan) -> dict[str, str]:
 
 def sensitivity_rows(plan: Plan) -> list[dict[str, str]]:
     """What becomes of the answer, as a table."""
-    return [_change(one) for one in plan.sensitivity]
+    return [_sensitivity_row(sensitivity) for sensitivity in plan.sensitivity]
 
 
-def _change(one: Sensitivity) -> dict[str, str]:
+def _sensitivity_row(sensitivity: Sensitivity) -> dict[str, str]:
     return {
-        "what": one.term,
-        "change": f"{one.change - 1:+.0%}",
-        "carries": "-" if one.rate_per_s is None else f"{one.rate_per_s:.3g} requests/s",
-        "attains": "-" if one.attainment is None else f"{one.attainment:.1%}",
+        "what": sensitivity.parameter,
+        "change": f"{sensitivity.change - 1:+.0%}",
+        "carries": "-"
+        if sensitivity.rate_per_s is None
+        else f"{sensitivity.rate_per_s:.3g} requests/s",
+        "attains": "-" if sensitivity.attainment is None else f"{sensitivity.attainment:.1%}",
     }
 
 
-def plain(plan: Plan) -> dict[str, object]:
+def plan_json(plan: Plan) -> dict[str, object]:
     """The answer as plain values; what is infinite or unknown is null."""
     best, rate = plan.best, plan.question.rate_per_s
     return {
@@ -163,62 +177,67 @@ def plain(plan: Plan) -> dict[str, object]:
         "answer": None if best is None else str(best.fleet.kind),
         "disaggregate": None if best is None else len(best.fleet.pools) > 1,
         "verdict": plan.verdict,
-        "enough": plan.enough,
+        "enough": plan.meets_rate,
         "gpus": plan.gpus,
-        "gpus_needed": plan.gpus if plan.enough else plan.gpus_needed,
+        "gpus_needed": plan.gpus if plan.meets_rate else plan.gpus_needed,
         "rate_per_s": None if best is None else best.rate_per_s,
         "price_per_hour": None if best is None else best.fleet.price_per_hour,
         "cost_per_million_tokens": None if best is None else best.cost_per_million_tokens(rate),
         "binding": None
-        if plan.binding is None
-        else {"constraint": str(plan.binding.constraint), "why": plan.binding.why},
-        "candidates": [_candidate(one, plan) for one in plan.candidates],
-        "trades": [_finite(asdict(one)) for one in plan.trades],
-        "sensitivity": [_finite(asdict(one)) for one in plan.sensitivity],
+        if plan.bottleneck is None
+        else {"constraint": str(plan.bottleneck.constraint), "why": plan.bottleneck.reason},
+        "candidates": [_candidate_json(candidate, plan) for candidate in plan.candidates],
+        "trades": [_finite(asdict(tradeoff)) for tradeoff in plan.tradeoffs],
+        "sensitivity": [_finite(asdict(sensitivity)) for sensitivity in plan.sensitivity],
         "out_of_reach": [
-            {**asdict(one), "is_physical": one.is_physical, "factor": one.factor, "why": str(one)}
-            for one in plan.out_of_reach
+            {
+                **asdict(unreachable_objective),
+                "is_physical": unreachable_objective.is_physical,
+                "factor": unreachable_objective.factor,
+                "why": str(unreachable_objective),
+            }
+            for unreachable_objective in plan.unreachable_objectives
         ],
-        "left_out": [asdict(one) for one in plan.misfits],
+        "left_out": [asdict(rejected_shape) for rejected_shape in plan.rejected_shapes],
         "runs": plan.runs,
     }
 
 
-def _candidate(one: Candidate, plan: Plan) -> dict[str, object]:
-    trial = one.trial
+def _candidate_json(candidate: Candidate, plan: Plan) -> dict[str, object]:
+    trial = candidate.best_trial
     return {
-        "kind": str(one.fleet.kind),
+        "kind": str(candidate.fleet.kind),
         "pools": [
             {
                 "role": str(pool.role),
                 "replicas": pool.replicas,
-                "accelerator": pool.instance.accelerator.name,
-                "tp": pool.instance.tp,
-                "pp": pool.instance.pp,
-                "max_num_batched_tokens": pool.instance.chunk_tokens,
+                "accelerator": pool.engine_shape.accelerator.name,
+                "tp": pool.engine_shape.tp,
+                "pp": pool.engine_shape.pp,
+                "max_num_batched_tokens": pool.engine_shape.chunk_tokens,
             }
-            for pool in one.fleet.pools
+            for pool in candidate.fleet.pools
         ],
-        "gpus": one.fleet.gpus,
-        "rate_per_s": one.rate_per_s,
-        "rate_per_s_per_gpu": one.rate_per_gpu,
-        "estimate_per_s": one.estimate_per_s,
-        "price_per_hour": one.fleet.price_per_hour,
-        "cost_per_million_tokens": one.cost_per_million_tokens(plan.question.rate_per_s),
-        "simulated_as": one.cell.label,
+        "gpus": candidate.fleet.gpus,
+        "rate_per_s": candidate.rate_per_s,
+        "rate_per_s_per_gpu": candidate.rate_per_gpu,
+        "estimate_per_s": candidate.estimate_per_s,
+        "price_per_hour": candidate.fleet.price_per_hour,
+        "cost_per_million_tokens": candidate.cost_per_million_tokens(plan.question.rate_per_s),
+        "simulated_as": candidate.simulated_fleet.label,
         "at_that_rate": None
         if trial is None
         else {
             **_finite(asdict(trial)),
-            "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu(trial),
+            "tokens_per_s_per_gpu": candidate.tokens_per_s_per_gpu(trial),
         },
         "trials": [
             {
-                "rate_per_s_per_gpu": each.rate_per_s / one.cell.gpus,
-                "attainment": each.attainment,
-                "requests": each.requests,
+                "rate_per_s_per_gpu": measured.rate_per_s / candidate.simulated_fleet.gpus,
+                "attainment": measured.attainment,
+                "requests": measured.requests,
             }
-            for each in one.measured.trials
+            for measured in candidate.search_result.trials
         ],
     }
 

@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.cli.options import ConfigFiles, Output, Sets, command_line, positive, seam_of, seconds
-from baton.cli.output import OutputFormat, print_report, reported_errors
+from baton.cli.options import (
+    ConfigFiles,
+    Output,
+    SetOptions,
+    backend_of,
+    command_line,
+    parse_seconds,
+    positive,
+)
+from baton.cli.output import OutputFormat, print_report, report_errors
 
 if TYPE_CHECKING:
-    from baton.cli.model.simulation import Order
-    from baton.simulator.faults import Happening
+    from baton.cli.model.simulation import SimulateArgs
+    from baton.simulator.faults import ScheduledEvent
 
 _TRACE = typer.Option("--trace", metavar="FILE", help="Requests to serve, in any known format.")
 _WORKLOAD = typer.Option(
@@ -55,7 +63,7 @@ def simulate(  # noqa: PLR0913 - each is an option
     context: typer.Context,
     config: ConfigFiles,
     *,
-    sets: Sets = None,
+    sets: SetOptions = None,
     trace: Annotated[Path | None, _TRACE] = None,
     workload: Annotated[str | None, _WORKLOAD] = None,
     rate: Annotated[float | None, _RATE] = None,
@@ -82,7 +90,9 @@ def simulate(  # noqa: PLR0913 - each is an option
     model_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The model's config.json.")
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines.")] = False,
+    ignore_invalid: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out bad lines.")
+    ] = False,
     output: Output = OutputFormat.TEXT,
     report: Annotated[Path | None, _REPORT] = None,
 ) -> None:
@@ -92,52 +102,52 @@ def simulate(  # noqa: PLR0913 - each is an option
     """
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of --trace and --workload", param_hint="--trace")
-    from baton.cli.model.simulation import Order, Requests  # here: keeps --help fast
+    from baton.cli.model.simulation import RequestArgs, SimulateArgs  # here: keeps --help fast
 
-    slo = [
-        f"slo.default.{name}={given}"
-        for name, given in (("ttft", ttft), ("tpot", tpot))
-        if given is not None
+    slo_overrides = [
+        f"slo.default.{name}={value}"
+        for name, value in (("ttft", ttft), ("tpot", tpot))
+        if value is not None
     ]
-    order = Order(
+    args = SimulateArgs(
         files=config,
-        environ=seam_of(context).environ,
-        sets=[*(sets or ()), *slo],
-        requests=Requests(
+        environ=backend_of(context).environ,
+        sets=[*(sets or ()), *slo_overrides],
+        requests=RequestArgs(
             file=trace,
             workload=workload,
             rate_per_s=None if rate is None else positive(rate, "--rate"),
-            duration_s=None if duration is None else seconds(duration, "--duration"),
-            most=requests,
-            scales=tuple(positive(one, "--scale") for one in scale or ()),
-            skip_bad=skip_bad,
+            duration_s=None if duration is None else parse_seconds(duration, "--duration"),
+            max_requests=requests,
+            scales=tuple(positive(value, "--scale") for value in scale or ()),
+            ignore_invalid=ignore_invalid,
             seed=seed,
         ),
         compare=tuple(compare or ()),
         autoscalers=tuple(autoscaler or ()),
-        cold_start_s=None if cold_start is None else seconds(cold_start, "--cold-start"),
-        happenings=tuple(_kill(text) for text in kill or ()),
+        cold_start_s=None if cold_start is None else parse_seconds(cold_start, "--cold-start"),
+        scheduled_events=tuple(_parse_kill(text) for text in kill or ()),
         model_config=model_config,
         target=attainment,
         scale_sweep=slo_scale_sweep,
         seed=seed,
     )
-    _run(order, command=command_line(context), output=output, report=report)
+    _run(args, command=command_line(context), output=output, report=report)
 
 
-def _run(order: Order, *, command: str, output: OutputFormat, report: Path | None) -> None:
-    from baton.bench.report import check_report_path, plain, print_study, write_report
-    from baton.cli.model.simulation import study_of
+def _run(args: SimulateArgs, *, command: str, output: OutputFormat, report: Path | None) -> None:
+    from baton.bench.report import check_report_path, print_study, study_to_dict, write_report
+    from baton.cli.model.simulation import run_study
 
-    with reported_errors():
+    with report_errors():
         if report is not None:
             check_report_path(report)
-        with progress_bar("simulating") as tell:
-            study = study_of(order, command=command, on_progress=tell)
+        with progress_bar("simulating") as on_progress:
+            study = run_study(args, command=command, on_progress=on_progress)
         if report is not None:
             write_report(study, report)
     if output is OutputFormat.JSON:
-        print_report(plain(study), output)
+        print_report(study_to_dict(study), output)
     else:
         print_study(study, sys.stdout)
     if report is not None:
@@ -145,7 +155,7 @@ def _run(order: Order, *, command: str, output: OutputFormat, report: Path | Non
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
+def progress_bar(label: str) -> Iterator[Callable[[float], None]]:
     """A bar on stderr while something goes on, where that is a terminal; takes fractions."""
     from rich.console import Console  # here: keeps --help fast
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -158,16 +168,16 @@ def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task(what, total=1.0)
+        task = bar.add_task(label, total=1.0)
         yield lambda fraction: bar.update(task, completed=fraction)
 
 
-def _kill(text: str) -> Happening:
+def _parse_kill(text: str) -> ScheduledEvent:
     from baton.simulator.faults import Kill  # here: keeps --help fast
 
-    replica_id, found, at = text.rpartition("@")
-    if not found or not replica_id:
+    replica_id, separator, time_text = text.rpartition("@")
+    if not separator or not replica_id:
         raise typer.BadParameter(
             f"got {text!r}, wanted a replica and a time such as decode-0@30s", param_hint="--kill"
         )
-    return Kill(at_s=seconds(at, "--kill"), replica_id=replica_id)
+    return Kill(at_s=parse_seconds(time_text, "--kill"), replica_id=replica_id)

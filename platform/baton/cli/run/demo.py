@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import baton
-from baton.cli.options import AllowUntested, Sets, all_sets, seam_of
-from baton.cli.output import OutputFormat, ProgressLines, print_report, reported_errors
+from baton.cli.options import AllowUntested, SetOptions, backend_of, config_overrides
+from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
 
 _QUICKSTART = Path("configs", "quickstart.yaml")
 
@@ -21,7 +21,7 @@ def demo(
         list[Path] | None,
         typer.Option("--config", "-c", metavar="FILE", help=f"Instead of {_QUICKSTART}."),
     ] = None,
-    sets: Sets = None,
+    sets: SetOptions = None,
     allow_untested: AllowUntested = False,
     once: Annotated[
         bool, typer.Option("--once", help="End after the requests instead of staying up.")
@@ -31,16 +31,16 @@ def demo(
 
     The last line of stdout is one JSON object with the figures.
     """
-    seam = seam_of(context)
-    with reported_errors():
+    backend = backend_of(context)
+    with report_errors():
         from baton.config import load_config  # here: keeps --help fast
 
-        loaded = load_config(
+        loaded_config = load_config(
             config or [_quickstart()],
-            env=seam.environ,
-            sets=all_sets(sets, allow_untested=allow_untested),
+            env=backend.environ,
+            sets=config_overrides(sets, allow_untested=allow_untested),
         )
-        report = seam.commands().demo(loaded, once=once, progress=ProgressLines())
+        report = backend.commands().demo(loaded_config, once=once, progress=ProgressLines())
     print_report(report, OutputFormat.JSON)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from baton.cli.options import Address, Output, Timeout, seam_of, seconds
-from baton.cli.output import OutputFormat, print_report, reported_errors
+from baton.cli.options import Address, Output, Timeout, backend_of, parse_seconds
+from baton.cli.output import OutputFormat, print_report, report_errors
 
 
 def down(
@@ -16,7 +16,7 @@ def down(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Drain and stop the deployment; a cluster that ran before goes on."""
-    timeout_s = seconds(timeout)
-    with reported_errors():
-        report = seam_of(context).commands().down(timeout_s=timeout_s, address=address)
+    timeout_s = parse_seconds(timeout)
+    with report_errors():
+        report = backend_of(context).commands().down(timeout_s=timeout_s, address=address)
     print_report(report, output)

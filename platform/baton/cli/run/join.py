@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.options import Json, LocalAddress, Output, seam_of, wanted_format
-from baton.cli.output import OutputFormat, print_report, reported_errors
+from baton.cli.options import JsonFlag, LocalAddress, Output, backend_of, resolve_format
+from baton.cli.output import OutputFormat, print_report, report_errors
 
 
 def _label(text: str) -> str:
@@ -39,20 +39,20 @@ def join(
     ] = None,
     address: LocalAddress = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Print what another machine runs to join the deployment's cluster.
 
     It is a shell script that holds the cluster's token: pipe it, as in
     `baton join --label baton/node=decode | ssh NODE sh`.
     """
-    with reported_errors():
+    with report_errors():
         report = (
-            seam_of(context)
+            backend_of(context)
             .commands()
             .join_script(labels=label or [], node_address=node_address, address=address)
         )
-    output = wanted_format(output, as_json=as_json)
+    output = resolve_format(output, as_json=as_json)
     if output is OutputFormat.TEXT:
         typer.echo(report["script"])
     else:

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.options import Address, Json, Output, Timeout, seam_of, wanted_format
-from baton.cli.output import OutputFormat, ProgressLines, print_report, reported_errors
-from baton.cli.run.apply import readable
-from baton.cli.run.rollout_options import Bake, Rollback, Wait, rollout_options
+from baton.cli.options import Address, JsonFlag, Output, Timeout, backend_of, resolve_format
+from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
+from baton.cli.run.apply import report_lines
+from baton.cli.run.rollout_options import BakeOption, RollbackOption, WaitOption, rollout_options
 
 
 def rollback(  # noqa: PLR0913 - each is an option
@@ -22,22 +22,22 @@ def rollback(  # noqa: PLR0913 - each is an option
         ),
     ] = None,
     timeout: Timeout = "10m",
-    bake: Bake = "10s",
-    wait: Wait = True,
-    take_back: Rollback = True,
+    bake: BakeOption = "10s",
+    wait: WaitOption = True,
+    auto_rollback: RollbackOption = True,
     address: Address = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Go back to an earlier configuration, as another generation."""
     options = rollout_options(
-        timeout=timeout, bake=bake, wait=wait, rollback=take_back, address=address
+        timeout=timeout, bake=bake, wait=wait, rollback=auto_rollback, address=address
     )
-    with reported_errors():
-        commands = seam_of(context).commands()
+    with report_errors():
+        commands = backend_of(context).commands()
         report = commands.rollback(to, options, progress=ProgressLines())
-    if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
+    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
         print_report(report, OutputFormat.JSON)
     else:
-        for line in readable(report):
+        for line in report_lines(report):
             typer.echo(line)

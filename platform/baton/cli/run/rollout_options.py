@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from baton.cli.options import seconds
+from baton.cli.options import parse_seconds
 
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from baton.serving.rollout.ports import ApplyOptions
 
-Wait = Annotated[
+WaitOption = Annotated[
     bool,
     typer.Option(
         "--wait/--no-wait",
         help="Watch it to its end; else give the order, and nobody takes it back.",
     ),
 ]
-Rollback = Annotated[
+RollbackOption = Annotated[
     bool,
     typer.Option(
         "--rollback/--no-rollback", help="Take back what does not work out; else leave it."
     ),
 ]
-Bake = Annotated[
+BakeOption = Annotated[
     str,
     typer.Option(
         "--bake", metavar="DURATION", help="How long new replicas are watched before going on."
@@ -44,15 +44,15 @@ def rollout_options(
     from baton.serving.rollout.ports import ApplyOptions  # here: keeps --help fast
 
     return ApplyOptions(
-        timeout_s=seconds(timeout),
+        timeout_s=parse_seconds(timeout),
         address=address,
         wait=wait,
         rollback=rollback,
-        bake_s=seconds(bake, "--bake"),
+        bake_s=parse_seconds(bake, "--bake"),
     )
 
 
-def rollout_lines(told: Mapping[str, Any]) -> list[str]:
+def rollout_lines(result: Mapping[str, Any]) -> list[str]:
     """What was replaced, and what new replicas were found good by."""
-    lines = [f"{name}: replicas replaced one by one" for name in told.get("replaced", [])]
-    return [*lines, *told.get("why", [])]
+    lines = [f"{name}: replicas replaced one by one" for name in result.get("replaced", [])]
+    return [*lines, *result.get("why", [])]

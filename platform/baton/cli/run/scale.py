@@ -7,8 +7,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from baton.cli.backend import Report
-from baton.cli.options import Address, Json, Output, seam_of, seconds, wanted_format
-from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors
+from baton.cli.options import Address, JsonFlag, Output, backend_of, parse_seconds, resolve_format
+from baton.cli.output import OutputFormat, duration_text, print_report, report_errors
 
 
 def scale(  # noqa: PLR0913 - each is an option
@@ -27,39 +27,43 @@ def scale(  # noqa: PLR0913 - each is an option
     ] = False,
     address: Address = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Set a pool's replicas, whatever the autoscaler wants."""
     if auto == (replicas is not None):
         raise typer.BadParameter("wanted either a number of replicas or --auto", param_hint="N")
     if auto and duration is not None:
         raise typer.BadParameter("--auto takes effect at once and for good", param_hint="--for")
-    for_s = None if duration is None else seconds(duration, "--for")
-    with reported_errors():
-        commands = seam_of(context).commands()
+    for_s = None if duration is None else parse_seconds(duration, "--for")
+    with report_errors():
+        commands = backend_of(context).commands()
         if replicas is None:
             report = commands.scale_auto(pool, address=address)
         else:
             report = commands.scale(pool, replicas, for_s=for_s, address=address)
-    if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
+    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
         print_report(report, OutputFormat.JSON)
     else:
-        typer.echo(readable(report))
+        typer.echo(report_line(report))
 
 
-def readable(report: Report) -> str:
+def report_line(report: Report) -> str:
     """What happens now, in one line."""
-    told = cast("dict[str, Any]", report)
-    pool, had, target = told["pool"], told["had"], told["target"]
-    what = f"{pool}: {had} -> {target} replicas" if had != target else f"{pool}: {had} replicas"
-    change = target - had
+    result = cast("dict[str, Any]", report)
+    pool, previous, target = result["pool"], result["had"], result["target"]
+    text = (
+        f"{pool}: {previous} -> {target} replicas"
+        if previous != target
+        else f"{pool}: {previous} replicas"
+    )
+    change = target - previous
     if change > 0:
-        what += f", {change} starting"
+        text += f", {change} starting"
     elif change < 0:
-        what += f", {-change} draining before they stop"
-    if told["override"] is None:
-        return f"{what}; from now on {told['autoscaler']}"
-    remaining_s = told["override"]["remaining_s"]
+        text += f", {-change} draining before they stop"
+    if result["override"] is None:
+        return f"{text}; from now on {result['autoscaler']}"
+    remaining_s = result["override"]["remaining_s"]
     if remaining_s is None:
-        return f"{what}; stays so until 'baton scale {pool} --auto'"
-    return f"{what}; stays so for {duration_text(remaining_s)}"
+        return f"{text}; stays so until 'baton scale {pool} --auto'"
+    return f"{text}; stays so for {duration_text(remaining_s)}"

@@ -8,23 +8,23 @@ from typing import Annotated
 import typer
 
 from baton.cli.options import (
-    AllowOpen,
+    AllowOpenCluster,
     AllowUntested,
     ConfigFiles,
     Output,
-    Sets,
-    all_sets,
-    seam_of,
-    seconds,
+    SetOptions,
+    backend_of,
+    config_overrides,
+    parse_seconds,
 )
-from baton.cli.output import OutputFormat, ProgressLines, print_report, reported_errors
+from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
 
 
 def up(  # noqa: PLR0913 - each is an option
     context: typer.Context,
     config: ConfigFiles,
     *,
-    sets: Sets = None,
+    sets: SetOptions = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when it is healthy instead of staying.")
     ] = False,
@@ -36,7 +36,7 @@ def up(  # noqa: PLR0913 - each is an option
             help="Of a Ray cluster that runs already, to deploy there; else RAY_ADDRESS.",
         ),
     ] = None,
-    allow_open: AllowOpen = False,
+    allow_open: AllowOpenCluster = False,
     allow_untested: AllowUntested = False,
     timeout: Annotated[
         str | None,
@@ -53,21 +53,21 @@ def up(  # noqa: PLR0913 - each is an option
     On a Ray cluster that runs already (--ray-address, cluster.address or RAY_ADDRESS) it deploys
     and returns: nothing has to hold it.
     """
-    timeout_s = None if timeout is None else seconds(timeout)
-    seam = seam_of(context)
-    with reported_errors():
+    timeout_s = None if timeout is None else parse_seconds(timeout)
+    backend = backend_of(context)
+    with report_errors():
         from baton.config import load_config  # here: keeps --help fast
 
-        loaded = load_config(
+        loaded_config = load_config(
             config,
-            env=seam.environ,
+            env=backend.environ,
             sets=[
-                *all_sets(sets, allow_untested=allow_untested),
+                *config_overrides(sets, allow_untested=allow_untested),
                 *([] if ray_address is None else [f"cluster.address={json.dumps(ray_address)}"]),
                 *(["cluster.allow_open=true"] if allow_open else []),
             ],
         )
-        report = seam.commands().up(
-            loaded, block=not detach, timeout_s=timeout_s, progress=ProgressLines()
+        report = backend.commands().up(
+            loaded_config, block=not detach, timeout_s=timeout_s, progress=ProgressLines()
         )
     print_report(report, output)

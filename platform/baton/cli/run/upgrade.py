@@ -7,9 +7,15 @@ from typing import Annotated, Any, cast
 import typer
 
 from baton.cli.backend import Report
-from baton.cli.options import Address, Json, Output, Timeout, seam_of, wanted_format
-from baton.cli.output import OutputFormat, ProgressLines, print_report, reported_errors
-from baton.cli.run.rollout_options import Bake, Rollback, Wait, rollout_lines, rollout_options
+from baton.cli.options import Address, JsonFlag, Output, Timeout, backend_of, resolve_format
+from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
+from baton.cli.run.rollout_options import (
+    BakeOption,
+    RollbackOption,
+    WaitOption,
+    rollout_lines,
+    rollout_options,
+)
 
 
 def upgrade(  # noqa: PLR0913 - each is an option
@@ -19,12 +25,12 @@ def upgrade(  # noqa: PLR0913 - each is an option
         bool, typer.Option("--dry-run", help="Only say what would be replaced.")
     ] = False,
     timeout: Timeout = "10m",
-    bake: Bake = "10s",
-    wait: Wait = True,
-    rollback: Rollback = True,
+    bake: BakeOption = "10s",
+    wait: WaitOption = True,
+    rollback: RollbackOption = True,
     address: Address = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Replace every process by one that runs this version of baton.
 
@@ -33,27 +39,27 @@ def upgrade(  # noqa: PLR0913 - each is an option
     options = rollout_options(
         timeout=timeout, bake=bake, wait=wait, rollback=rollback, address=address
     )
-    with reported_errors():
+    with report_errors():
         from dataclasses import replace  # here: keeps --help fast
 
-        commands = seam_of(context).commands()
+        commands = backend_of(context).commands()
         report = commands.upgrade(replace(options, dry_run=dry_run), progress=ProgressLines())
-    if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
+    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
         print_report(report, OutputFormat.JSON)
     else:
-        for line in readable(report):
+        for line in report_lines(report):
             typer.echo(line)
 
 
-def readable(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     """What was replaced, then what came of it."""
-    told = cast("dict[str, Any]", report)
-    if told["code"] is None:
+    result = cast("dict[str, Any]", report)
+    if result["code"] is None:
         return ["what runs is of this version already"]
-    before, after = told["code"]
-    if told["outcome"] == "dry run":
-        names = ", ".join(told["replaced"])
+    before, after = result["code"]
+    if result["outcome"] == "dry run":
+        names = ", ".join(result["replaced"])
         return [f"baton {before} -> {after} would replace {names}; nothing has changed"]
-    if told["outcome"] == "ordered":
+    if result["outcome"] == "ordered":
         return [f"baton {before} -> {after} is ordered; nobody watches it, 'baton status' shows it"]
-    return [*rollout_lines(told), f"baton {before} -> {after} in {told['took_s']:.1f} s"]
+    return [*rollout_lines(result), f"baton {before} -> {after} in {result['took_s']:.1f} s"]

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.options import ConfigFiles, Output, Sets, seam_of
-from baton.cli.output import OutputFormat, print_report, reported_errors
+from baton.cli.options import ConfigFiles, Output, SetOptions, backend_of
+from baton.cli.output import OutputFormat, print_report, report_errors
 from baton.domain.errors import ConfigInvalid
 
 
@@ -16,28 +16,32 @@ def validate(
     context: typer.Context,
     config: ConfigFiles,
     *,
-    sets: Sets = None,
+    sets: SetOptions = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Check a configuration; everything that is wrong is said at once."""
     from baton.config import load_config  # here: keeps --help fast
     from baton.config.checks.contradictions import contradictions
 
-    with reported_errors():
+    with report_errors():
         try:
-            loaded = load_config(config, env=seam_of(context).environ, sets=sets or ())
+            loaded_config = load_config(config, env=backend_of(context).environ, sets=sets or ())
         except ConfigInvalid as error:
             if output is OutputFormat.JSON:
-                print_report({"ok": False, "findings": error.findings}, output)
+                print_report({"ok": False, "findings": error.problems}, output)
             raise
-    pools = loaded.config.pools
+    pools = loaded_config.config.pools
     report = {
         "ok": True,
         "files": [str(file) for file in config],
-        "models": list(loaded.config.models),
+        "models": list(loaded_config.config.models),
         "pools": list(pools),
         "replicas": sum(pool.replicas.start for pool in pools.values()),
-        **({"warnings": list(found)} if (found := contradictions(loaded.config)) else {}),
+        **(
+            {"warnings": list(warnings)}
+            if (warnings := contradictions(loaded_config.config))
+            else {}
+        ),
     }
     print_report(report, output)
 
@@ -46,7 +50,7 @@ def show(
     context: typer.Context,
     config: ConfigFiles,
     *,
-    sets: Sets = None,
+    sets: SetOptions = None,
     origins: Annotated[
         bool, typer.Option("--origins", help="Show where each value came from.")
     ] = False,
@@ -57,32 +61,35 @@ def show(
     And what engines take for what they are not told, as comments.
     """
     from baton.config import load_config, render  # here: keeps --help fast
-    from baton.config.derive.effective_options import taken_by_engines, taken_lines
-    from baton.config.write.render import origin_lines, plain
+    from baton.config.derive.effective_options import (
+        effective_engine_options,
+        engine_option_comments,
+    )
+    from baton.config.write.render import origin_lines, to_plain
 
-    with reported_errors():
-        loaded = load_config(config, env=seam_of(context).environ, sets=sets or ())
-    taken = taken_by_engines(loaded.config, loaded.origins)
+    with report_errors():
+        loaded_config = load_config(config, env=backend_of(context).environ, sets=sets or ())
+    engine_options = effective_engine_options(loaded_config.config, loaded_config.origins)
     if output is OutputFormat.JSON:
         engines = {
-            pool: {key: one._asdict() for key, one in options.items()}
-            for pool, options in taken.items()
+            pool: {key: option._asdict() for key, option in options.items()}
+            for pool, options in engine_options.items()
         }
-        report: dict[str, object] = {"config": plain(loaded.config), "engines": engines}
-        print_report(report | ({"origins": loaded.origins} if origins else {}), output)
+        report: dict[str, object] = {"config": to_plain(loaded_config.config), "engines": engines}
+        print_report(report | ({"origins": loaded_config.origins} if origins else {}), output)
     elif origins:
-        for line in origin_lines(loaded.config, loaded.origins):
+        for line in origin_lines(loaded_config.config, loaded_config.origins):
             typer.echo(line)
     else:
-        typer.echo(render(loaded.config), nl=False)
-    if output is OutputFormat.TEXT and taken:
+        typer.echo(render(loaded_config.config), nl=False)
+    if output is OutputFormat.TEXT and engine_options:
         typer.echo("# What engines take where this says nothing:")
-        for line in taken_lines(taken):
+        for line in engine_option_comments(engine_options):
             typer.echo(line)
 
 
 def schema() -> None:
     """Print the JSON Schema of a configuration file, for editors."""
-    from baton.config import schema as schema_of_config  # here: keeps --help fast
+    from baton.config import json_schema as schema_of_config  # here: keeps --help fast
 
     typer.echo(json.dumps(schema_of_config(), indent=2))

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.options import Json, Output, seam_of, wanted_format
-from baton.cli.output import OutputFormat, print_report, reported_errors
+from baton.cli.options import JsonFlag, Output, backend_of, resolve_format
+from baton.cli.output import OutputFormat, print_report, report_errors
 from baton.domain.errors import OperatorError
 
 _Folder = Annotated[
@@ -18,7 +18,7 @@ _Folder = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Also replace files that are there and differ.")
 ]
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 class FilesDiffer(OperatorError):
@@ -31,16 +31,16 @@ def dashboards(
     *,
     force: Force = False,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Write the Grafana dashboards into a folder.
 
     With them goes what provisions Grafana, and the scrape configuration of Prometheus.
     """
-    with reported_errors():
-        report = write_files(seam_of(context).dashboards(), folder, force=force)
-    say_written(
-        report, wanted_format(output, as_json=as_json), "import them in Grafana, or provision DIR"
+    with report_errors():
+        report = write_files(backend_of(context).dashboards(), folder, force=force)
+    print_written(
+        report, resolve_format(output, as_json=as_json), "import them in Grafana, or provision DIR"
     )
 
 
@@ -56,16 +56,16 @@ def rules(
     ] = None,
     force: Force = False,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Write the rules for Prometheus into a folder.
 
     Recording rules and alerts; a rule file serves every configuration.
     """
-    with reported_errors():
-        report = write_files(seam_of(context).rules(runbook_base), folder, force=force)
-    say_written(
-        report, wanted_format(output, as_json=as_json), "name them under rule_files in Prometheus"
+    with report_errors():
+        report = write_files(backend_of(context).rules(runbook_base), folder, force=force)
+    print_written(
+        report, resolve_format(output, as_json=as_json), "name them under rule_files in Prometheus"
     )
 
 
@@ -77,31 +77,36 @@ def write_files(files: Mapping[str, bytes], folder: Path, *, force: bool) -> Map
             was written.
         OSError: a file or a folder cannot be written.
     """
-    found = {name: _content(folder / name) for name in files}
-    differ = [name for name, content in found.items() if content not in {None, files[name]}]
-    if differ and not force:
-        named = ", ".join(differ[:_MOST_NAMED]) + (", ..." if differ[_MOST_NAMED:] else "")
+    existing = {name: _read_if_exists(folder / name) for name in files}
+    differing = [name for name, content in existing.items() if content not in {None, files[name]}]
+    if differing and not force:
+        names = ", ".join(differing[:_MAX_NAMED]) + (", ..." if differing[_MAX_NAMED:] else "")
         raise FilesDiffer(
-            f"{folder}: {len(differ)} of {len(files)} files are there and differ: {named}",
+            f"{folder}: {len(differing)} of {len(files)} files are there and differ: {names}",
             "write to another folder, or replace them with --force",
         )
-    wanted = [name for name, content in found.items() if content != files[name]]
-    for name in wanted:
+    to_write = [name for name, content in existing.items() if content != files[name]]
+    for name in to_write:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(files[name])
-    unchanged = [name for name in files if name not in wanted]
-    return {"folder": str(folder), "written": wanted, "replaced": differ, "unchanged": unchanged}
+    unchanged = [name for name in files if name not in to_write]
+    return {
+        "folder": str(folder),
+        "written": to_write,
+        "replaced": differing,
+        "unchanged": unchanged,
+    }
 
 
-def _content(path: Path) -> bytes | None:
+def _read_if_exists(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return None
 
 
-def say_written(report: Mapping[str, object], output: OutputFormat, then: str) -> None:
+def print_written(report: Mapping[str, object], output: OutputFormat, next_step: str) -> None:
     """Say which files were written, and what to do with them."""
     if output is OutputFormat.JSON:
         print_report(report, output)
@@ -111,5 +116,5 @@ def say_written(report: Mapping[str, object], output: OutputFormat, then: str) -
     assert isinstance(unchanged, list)
     for name in written:
         typer.echo(str(Path(str(report["folder"])) / name))
-    same = f", {len(unchanged)} were there already" if unchanged else ""
-    typer.echo(f"{len(written)} files written{same}; {then}", err=True)
+    unchanged_text = f", {len(unchanged)} were there already" if unchanged else ""
+    typer.echo(f"{len(written)} files written{unchanged_text}; {next_step}", err=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.cli.options import Json, Output, seconds, wanted_format
-from baton.cli.output import OutputFormat, print_report, reported_errors, table_lines
+from baton.cli.options import JsonFlag, Output, parse_seconds, resolve_format
+from baton.cli.output import OutputFormat, print_report, report_errors, table_lines
 from baton.domain.errors import OperatorError
 
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
@@ -21,7 +21,7 @@ _ID = typer.Argument(metavar="ID", help="Of the key, as 'baton keys list' shows 
 _EXPIRES = typer.Option(
     "--expires", metavar="DURATION", help="After which it is good for nothing, as 90d."
 )
-_KEPT_NOWHERE = "this is the only time that it is shown; what is kept cannot be turned back into it"
+_SHOWN_ONCE = "this is the only time that it is shown; what is kept cannot be turned back into it"
 
 
 def create(  # noqa: PLR0913 - each is an option of the verb
@@ -35,36 +35,36 @@ def create(  # noqa: PLR0913 - each is an option of the verb
         typer.Option("--administer", help="It may load and unload LoRA adapters, too."),
     ] = False,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Make a key and print it, this once.
 
     A running deployment knows it within two seconds.
     """
     now = _now()
-    expires_at = None if expires is None else _in(expires, "--expires", now)
-    with reported_errors():
-        from baton.runtime.keys.key_files import editing
+    expires_at = None if expires is None else _time_after(expires, "--expires", now)
+    with report_errors():
+        from baton.runtime.keys.key_files import edit_key_file
 
-        with editing(file, create=True) as document:
+        with edit_key_file(file, create=True) as document:
             key, token = _mint(tenant, now, expires_at, label, administers=administer)
             document.add(key)
-    _say_key(key, token, wanted_format(output, as_json=as_json))
+    _print_key(key, token, resolve_format(output, as_json=as_json))
 
 
 def show(
-    file: Annotated[Path, _FILE], *, output: Output = OutputFormat.TEXT, as_json: Json = False
+    file: Annotated[Path, _FILE], *, output: Output = OutputFormat.TEXT, as_json: JsonFlag = False
 ) -> None:
     """List the keys of a file.
 
     Not the keys themselves, which are kept nowhere.
     """
     now = _now()
-    with reported_errors():
-        from baton.runtime.keys.key_files import keys_of
+    with report_errors():
+        from baton.runtime.keys.key_files import read_keys
 
-        rows = [_row(key, now) for key in keys_of(file)]
-    if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
+        rows = [_row(key, now) for key in read_keys(file)]
+    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
         typer.echo(json.dumps(rows))
         return
     for text in table_lines(rows):
@@ -76,18 +76,18 @@ def revoke(
     file: Annotated[Path, _FILE],
     *,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Have a key count no more.
 
     A running deployment knows it within two seconds. The key's line stays, as a record.
     """
-    with reported_errors():
-        from baton.runtime.keys.key_files import editing
+    with report_errors():
+        from baton.runtime.keys.key_files import edit_key_file
 
-        with editing(file) as document:
+        with edit_key_file(file) as document:
             key = document.revoke(key_id, _now())
-    if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
+    if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
         print_report(_row(key, _now()), OutputFormat.JSON)
     typer.echo(f"key {key.key_id} of tenant {key.tenant} is revoked", err=True)
 
@@ -101,7 +101,7 @@ def rotate(
     ] = "24h",
     expires: Annotated[str | None, _EXPIRES] = None,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Make a key in place of another.
 
@@ -109,26 +109,29 @@ def rotate(
     as long as the other was made to last, unless said otherwise.
     """
     now = _now()
-    until = _in(grace, "--grace", now)
-    expires_at = None if expires is None else _in(expires, "--expires", now)
-    with reported_errors():
-        from baton.runtime.keys.api_keys import KeyState, time_text
-        from baton.runtime.keys.key_files import editing
+    grace_ends_at = _time_after(grace, "--grace", now)
+    expires_at = None if expires is None else _time_after(expires, "--expires", now)
+    with report_errors():
+        from baton.runtime.keys.api_keys import KeyState, format_time
+        from baton.runtime.keys.key_files import edit_key_file
 
-        with editing(file) as document:
-            old = document.key(key_id)
-            if old.state(now) is not KeyState.ACTIVE:
+        with edit_key_file(file) as document:
+            old_key = document.key(key_id)
+            if old_key.state(now) is not KeyState.ACTIVE:
                 raise OperatorError(
-                    f"key {key_id} is {old.state(now)}", "make a new one with 'baton keys create'"
+                    f"key {key_id} is {old_key.state(now)}",
+                    "make a new one with 'baton keys create'",
                 )
-            if expires_at is None and old.expires_at is not None:
-                expires_at = now + (old.expires_at - old.created_at)
-            key, token = _mint(old.tenant, now, expires_at, old.label, administers=old.administers)
+            if expires_at is None and old_key.expires_at is not None:
+                expires_at = now + (old_key.expires_at - old_key.created_at)
+            key, token = _mint(
+                old_key.tenant, now, expires_at, old_key.label, administers=old_key.is_admin
+            )
             document.add(key)
-            old = document.expire(key_id, until)
-    _say_key(key, token, wanted_format(output, as_json=as_json))
-    if old.expires_at is not None:
-        typer.echo(f"key {key_id} stays good until {time_text(old.expires_at)}", err=True)
+            old_key = document.expire(key_id, grace_ends_at)
+    _print_key(key, token, resolve_format(output, as_json=as_json))
+    if old_key.expires_at is not None:
+        typer.echo(f"key {key_id} stays good until {format_time(old_key.expires_at)}", err=True)
 
 
 def _mint(
@@ -137,31 +140,31 @@ def _mint(
     from baton.runtime.keys.api_keys import BadKeyLine, mint
 
     try:
-        return mint(tenant, now=now, expires_at=expires_at, label=label, administers=administers)
+        return mint(tenant, now=now, expires_at=expires_at, label=label, is_admin=administers)
     except BadKeyLine as error:
         raise OperatorError(str(error), "choose another tenant name or label") from error
 
 
-def _say_key(key: ApiKey, token: str, output: OutputFormat) -> None:
+def _print_key(key: ApiKey, token: str, output: OutputFormat) -> None:
     """The key alone on stdout, so that a script can keep it; everything else beside it."""
     if output is OutputFormat.JSON:
         print_report({**_row(key, key.created_at), "key": token}, output)
     else:
         typer.echo(token)
-    typer.echo(f"key {key.key_id} of tenant {key.tenant}: {_KEPT_NOWHERE}", err=True)
+    typer.echo(f"key {key.key_id} of tenant {key.tenant}: {_SHOWN_ONCE}", err=True)
 
 
 def _row(key: ApiKey, now: datetime) -> dict[str, object]:
-    from baton.runtime.keys.api_keys import time_text
+    from baton.runtime.keys.api_keys import format_time
 
     return {
         "id": key.key_id,
         "tenant": key.tenant,
         "state": str(key.state(now)),
-        "created": time_text(key.created_at),
-        "expires": None if key.expires_at is None else time_text(key.expires_at),
-        "revoked": None if key.revoked_at is None else time_text(key.revoked_at),
-        "administers": key.administers,
+        "created": format_time(key.created_at),
+        "expires": None if key.expires_at is None else format_time(key.expires_at),
+        "revoked": None if key.revoked_at is None else format_time(key.revoked_at),
+        "administers": key.is_admin,
         "label": key.label,
     }
 
@@ -170,5 +173,5 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _in(duration: str, option: str, now: datetime) -> datetime:
-    return now + timedelta(seconds=seconds(duration, option))
+def _time_after(duration: str, option: str, now: datetime) -> datetime:
+    return now + timedelta(seconds=parse_seconds(duration, option))

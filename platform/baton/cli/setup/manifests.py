@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.cli.options import ConfigFiles, Json, Output, Sets, seam_of, wanted_format
-from baton.cli.output import OutputFormat, reported_errors
-from baton.cli.setup.export_files import Force, say_written, write_files
+from baton.cli.options import ConfigFiles, JsonFlag, Output, SetOptions, backend_of, resolve_format
+from baton.cli.output import OutputFormat, report_errors
+from baton.cli.setup.export_files import Force, print_written, write_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ def export(  # noqa: PLR0913 - each is an option
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where the files go; made when missing.")
     ] = Path("manifests"),
-    sets: Sets = None,
+    sets: SetOptions = None,
     name: Annotated[str, typer.Option("--name", help="What the deployment is called.")] = "baton",
     namespace: Annotated[
         str, typer.Option("--namespace", help="Where in Kubernetes it is.")
@@ -41,14 +41,14 @@ def export(  # noqa: PLR0913 - each is an option
     ] = 8,
     force: Force = False,
     output: Output = OutputFormat.TEXT,
-    as_json: Json = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Write what runs a configuration on a cluster, or on a machine as a service."""
     if target not in TARGETS:
         raise typer.BadParameter(
             f"got {target!r}, wanted one of {', '.join(TARGETS)}", param_hint="--target"
         )
-    with reported_errors():
+    with report_errors():
         from baton.config import load_config  # here: keeps --help fast
         from baton.manifests.export import Target, manifest_files
         from baton.manifests.settings import ManifestSettings
@@ -56,13 +56,13 @@ def export(  # noqa: PLR0913 - each is an option
         settings = ManifestSettings(
             name=name, namespace=namespace, image=image, gpus_per_node=gpus_per_node
         )
-        loaded = load_config(config, env=seam_of(context).environ, sets=sets or ())
-        files: Mapping[str, bytes] = manifest_files(Target(target), loaded, settings)
+        loaded_config = load_config(config, env=backend_of(context).environ, sets=sets or ())
+        files: Mapping[str, bytes] = manifest_files(Target(target), loaded_config, settings)
         report = write_files(files, out, force=force)
-    say_written(report, wanted_format(output, as_json=as_json), _THEN[target])
+    print_written(report, resolve_format(output, as_json=as_json), _NEXT_STEPS[target])
 
 
-_THEN = {
+_NEXT_STEPS = {
     "kuberay": "make its secrets, then: kubectl apply -f DIR",
     "helm": "make its secrets, then: helm install NAME DIR",
     "kustomize": "make its secrets, then: kubectl apply -k DIR/overlays/gpu",

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CheckContext:
     """What was built, by path, and where each thing stands."""
 
     builder: Builder
@@ -21,35 +21,35 @@ class Seen:
     pool_names: tuple[str, ...]
     tenant_names: tuple[str, ...]
 
-    def at(self, *path: str) -> Origin:
+    def origin(self, *path: str) -> Origin:
         """The place of a key; when nobody wrote it, of the nearest section that somebody wrote."""
         for depth in range(len(path), 0, -1):
-            place = self.builder.origins.get(path[:depth]) or self.builder.sections.get(
+            found_origin = self.builder.origins.get(
                 path[:depth]
-            )
-            if place is not None and not isinstance(place, DefaultOrigin):
-                return place
+            ) or self.builder.section_origins.get(path[:depth])
+            if found_origin is not None and not isinstance(found_origin, DefaultOrigin):
+                return found_origin
         return DefaultOrigin()
 
-    def said(self, *path: str) -> bool:
+    def is_explicit(self, *path: str) -> bool:
         """Whether somebody wrote a leaf."""
         return not isinstance(self.builder.origins.get(path, DefaultOrigin()), DefaultOrigin)
 
-    def wrong(self, path: Path, what: str) -> Finding:
+    def finding(self, path: Path, message: str) -> Finding:
         """A finding at a key."""
-        return Finding(self.at(*path), path, what)
+        return Finding(self.origin(*path), path, message)
 
     def get(self, schema: type[_T], *path: str) -> _T | None:
         """The section at `path`; None when something in it is wrong."""
-        made = self.builder.built.get(path)
-        return made if isinstance(made, schema) else None
+        section = self.builder.values.get(path)
+        return section if isinstance(section, schema) else None
 
     def models(self) -> dict[str, ModelConfig]:
         """Those in which nothing is wrong."""
-        made = {name: self.get(ModelConfig, "models", name) for name in self.model_names}
-        return {name: model for name, model in made.items() if model is not None}
+        built = {name: self.get(ModelConfig, "models", name) for name in self.model_names}
+        return {name: model for name, model in built.items() if model is not None}
 
     def pools(self) -> dict[str, PoolConfig]:
         """Those in which nothing is wrong."""
-        made = {name: self.get(PoolConfig, "pools", name) for name in self.pool_names}
-        return {name: pool for name, pool in made.items() if pool is not None}
+        built = {name: self.get(PoolConfig, "pools", name) for name in self.pool_names}
+        return {name: pool for name, pool in built.items() if pool is not None}

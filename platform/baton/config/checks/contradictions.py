@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.config.derive.options import wakes
-from baton.config.derive.per_model import each_model
+from baton.config.derive.options import scales_from_zero
+from baton.config.derive.per_model import split_by_model
 from baton.config.schema.deployment import DeploymentConfig
 from baton.policy.scaling.options import ScalingRule
 
@@ -16,33 +16,34 @@ def contradictions(config: DeploymentConfig) -> tuple[str, ...]:
 
 
 def _scale_to_zero(config: DeploymentConfig) -> Iterator[str]:
-    scaler = config.autoscaler
-    if scaler is None or not scaler.scale_to_zero:
+    autoscaler = config.autoscaler
+    if autoscaler is None or not autoscaler.scale_to_zero:
         return
-    if scaler.policy == str(ScalingRule.STATIC) or scaler.dry_run:
-        key = "dry_run: true" if scaler.dry_run else f"policy: {scaler.policy}"
+    if autoscaler.policy == str(ScalingRule.STATIC) or autoscaler.dry_run:
+        key = "dry_run: true" if autoscaler.dry_run else f"policy: {autoscaler.policy}"
         yield (
             f"autoscaler.scale_to_zero: no effect with autoscaler.{key}, which stops and starts no"
             " replica; a pool that is at zero stays there; remove one of them"
         )
         return
-    if not any(wakes(part) for part in each_model(config).values()):
+    if not any(scales_from_zero(part) for part in split_by_model(config).values()):
         return
     admission = config.admission
-    wait, wait_s = "admission.max_cold_start_wait", admission.max_cold_start_wait_s
+    wait_key, wait_s = "admission.max_cold_start_wait", admission.max_cold_start_wait_s
     if admission.timeouts.total_s <= wait_s:
         yield (
             f"admission.timeouts.total: got {admission.timeouts.total_s:g}s, expected more than"
-            f" {wait}, {wait_s:g}s: a request that waits for a cold start fails before it is"
+            f" {wait_key}, {wait_s:g}s: a request that waits for a cold start fails before it is"
             " served; raise one or lower the other"
         )
     if wait_s < admission.max_queue_wait_s:
         yield (
-            f"{wait}: got {wait_s:g}s, expected at least admission.max_queue_wait,"
+            f"{wait_key}: got {wait_s:g}s, expected at least admission.max_queue_wait,"
             f" {admission.max_queue_wait_s:g}s, which counts instead; raise it"
         )
-    if wait_s < 2 * scaler.interval_s:
+    if wait_s < 2 * autoscaler.interval_s:
         yield (
-            f"{wait}: got {wait_s:g}s, expected at least two of autoscaler.interval,"
-            f" {scaler.interval_s:g}s: a request is refused before a replica is asked for; raise it"
+            f"{wait_key}: got {wait_s:g}s, expected at least two of autoscaler.interval,"
+            f" {autoscaler.interval_s:g}s: a request is refused before a replica is asked for;"
+            " raise it"
         )

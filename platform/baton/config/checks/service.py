@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.config.checks.check_context import Seen
-from baton.config.derive.options import devices_of
+from baton.config.checks.check_context import CheckContext
+from baton.config.derive.options import devices_per_replica
 from baton.config.language.scalars import did_you_mean
 from baton.config.language.tree import Finding, Path
 from baton.config.schema.scaling import AutoscalerConfig
@@ -14,52 +14,64 @@ from baton.domain.tenant import DEFAULT_TENANT
 from baton.policy.admission.slo_classes import DEFAULT_CLASS
 
 
-def check_service(seen: Seen) -> Iterator[Finding]:
+def check_service(context: CheckContext) -> Iterator[Finding]:
     """Classes and tenants."""
-    slo = seen.get(SloConfig, "slo")
+    slo = context.get(SloConfig, "slo")
     if slo is not None and DEFAULT_CLASS in slo.classes:
-        what = f"there is one already, put what it says under slo.{DEFAULT_CLASS}"
-        yield seen.wrong(("slo", "classes", DEFAULT_CLASS), what)
-    for name in seen.tenant_names:
-        tenant = seen.get(TenantConfig, "tenants", name)
+        message = f"there is one already, put what it says under slo.{DEFAULT_CLASS}"
+        yield context.finding(("slo", "classes", DEFAULT_CLASS), message)
+    for name in context.tenant_names:
+        tenant = context.get(TenantConfig, "tenants", name)
         if tenant is not None:
-            yield from _tenant(seen, name, tenant, slo)
+            yield from _check_tenant(context, name, tenant, slo)
 
 
-def _tenant(
-    seen: Seen, name: str, tenant: TenantConfig, slo: SloConfig | None
+def _check_tenant(
+    context: CheckContext, name: str, tenant: TenantConfig, slo: SloConfig | None
 ) -> Iterator[Finding]:
     path = ("tenants", name)
     if slo is not None:
-        known = (DEFAULT_CLASS, *slo.classes)
+        known_classes = (DEFAULT_CLASS, *slo.classes)
         if tenant.slo is not None:
-            yield from _known(seen, (*path, "slo"), tenant.slo, known)
-        for index, asked in enumerate(tenant.classes or ()):
-            yield from _known(seen, (*path, "classes", str(index)), asked, known)
+            yield from _check_class(context, (*path, "slo"), tenant.slo, known_classes)
+        for index, class_name in enumerate(tenant.classes or ()):
+            yield from _check_class(
+                context, (*path, "classes", str(index)), class_name, known_classes
+            )
     if tenant.anonymous is not None and name != DEFAULT_TENANT:
-        what = (
+        message = (
             f"has no effect here: callers without a key are tenant '{DEFAULT_TENANT}',"
             f" set tenants.{DEFAULT_TENANT}.anonymous"
         )
-        yield seen.wrong((*path, "anonymous"), what)
+        yield context.finding((*path, "anonymous"), message)
 
 
-def _known(seen: Seen, path: Path, asked: str, known: tuple[str, ...]) -> Iterator[Finding]:
-    if asked not in known:
-        wanted = did_you_mean(asked, known) or f", wanted one of {', '.join(known)}"
-        yield seen.wrong(path, f"no class {asked!r}{wanted}")
+def _check_class(
+    context: CheckContext, path: Path, class_name: str, known_classes: tuple[str, ...]
+) -> Iterator[Finding]:
+    if class_name not in known_classes:
+        suggestion = (
+            did_you_mean(class_name, known_classes) or f", wanted one of {', '.join(known_classes)}"
+        )
+        yield context.finding(path, f"no class {class_name!r}{suggestion}")
 
 
-def check_scaling(seen: Seen) -> Iterator[Finding]:
+def check_scaling(context: CheckContext) -> Iterator[Finding]:
     """The autoscaler's bounds against those of the pools."""
-    scaler, pools = seen.get(AutoscalerConfig, "autoscaler"), seen.pools()
-    if scaler is None or len(pools) < len(seen.pool_names):
+    autoscaler, pools = context.get(AutoscalerConfig, "autoscaler"), context.pools()
+    if autoscaler is None or len(pools) < len(context.pool_names):
         return
-    if scaler.scale_to_zero and all(pool.replicas.min for pool in pools.values()):
-        what = "no pool may have 0 replicas, wanted replicas.min: 0 in one, or false"
-        yield seen.wrong(("autoscaler", "scale_to_zero"), what)
-    if scaler.gpu_budget is not None:
-        least = sum(pool.replicas.start * devices_of(pool) for pool in pools.values())
-        if scaler.gpu_budget < least:
-            what = f"got {scaler.gpu_budget:g}, wanted at least {least:g}: so many GPUs"
-            yield seen.wrong(("autoscaler", "gpu_budget"), f"{what} do the pools start with")
+    if autoscaler.scale_to_zero and all(pool.replicas.min for pool in pools.values()):
+        message = "no pool may have 0 replicas, wanted replicas.min: 0 in one, or false"
+        yield context.finding(("autoscaler", "scale_to_zero"), message)
+    if autoscaler.gpu_budget is not None:
+        initial_gpus = sum(
+            pool.replicas.start * devices_per_replica(pool) for pool in pools.values()
+        )
+        if autoscaler.gpu_budget < initial_gpus:
+            message = (
+                f"got {autoscaler.gpu_budget:g}, wanted at least {initial_gpus:g}: so many GPUs"
+            )
+            yield context.finding(
+                ("autoscaler", "gpu_budget"), f"{message} do the pools start with"
+            )

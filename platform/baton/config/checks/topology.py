@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping
 
 from baton.config.checks.adapters import check_adapters
 from baton.config.checks.api import check_api
-from baton.config.checks.check_context import Seen
+from baton.config.checks.check_context import CheckContext
 from baton.config.checks.frontend import check_frontend
-from baton.config.checks.kv_compatibility import check_exchange
+from baton.config.checks.kv_compatibility import check_kv_compatibility
 from baton.config.checks.observability import check_observability
 from baton.config.checks.security import check_security
 from baton.config.checks.service import check_scaling, check_service
 from baton.config.checks.sim import check_sim
 from baton.config.derive.api_arguments import MODEL_KEYS
 from baton.config.derive.gpu_fractions import shares_gpu
-from baton.config.language.addresses import host_wanted, ip_network, is_host, needs_zone
+from baton.config.language.addresses import describe_invalid_host, ip_network, is_host, needs_zone
 from baton.config.language.build import Builder
 from baton.config.language.scalars import did_you_mean
 from baton.config.language.tree import Finding, Path, Section
@@ -40,11 +40,17 @@ from baton.config.schema.deployment import (
 from baton.config.schema.routing import Policy, RouterConfig
 from baton.config.schema.service import AdmissionConfig, Timeouts
 from baton.domain.fleet import Role
-from baton.domain.names.addresses import ip_address, is_any, is_ipv6, is_loopback, parse_address
-from baton.domain.names.model_sources import trouble
+from baton.domain.names.addresses import (
+    ip_address,
+    is_any_address,
+    is_ipv6,
+    is_loopback,
+    parse_address,
+)
+from baton.domain.names.model_sources import source_error
 from baton.policy.placement.port import Disaggregate
 
-_OWN_KEYS: Mapping[str, str] = {
+_CONFIG_KEYS: Mapping[str, str] = {
     **MODEL_KEYS,
     "dtype": "engine.dtype",
     "block_size": "engine.block_size",
@@ -66,10 +72,10 @@ _OWN_KEYS: Mapping[str, str] = {
 }
 """vLLM engine arguments that have a key of their own, and which."""
 
-AUTO = "auto"
+AUTO_ADDRESS = "auto"
 """Ray's word for the cluster that this machine is a node of."""
 
-OWN_NAMES = frozenset({"ingress", "controller"})
+RESERVED_POOL_NAMES = frozenset({"ingress", "controller"})
 """What baton's own deployments and their nodes are called."""
 
 _LAST_PORT = 65535
@@ -77,33 +83,33 @@ _OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """Source: Kubernetes' documentation, "Object Names and IDs", of DNS subdomains."""
 
 
-def check(root: Section, builder: Builder) -> Iterator[Finding]:
+def check_config(root: Section, builder: Builder) -> Iterator[Finding]:
     """Everything that is wrong between keys."""
-    seen = Seen(builder, *(_names(root, key) for key in ("models", "pools", "tenants")))
-    yield from _pool_names(seen)
-    for name, pool in seen.pools().items():
-        yield from _counts(seen, name)
-        yield from _pool(seen, name, pool)
-    for owner in [("models", name) for name in seen.model_names]:
-        yield from _engine(seen, owner)
-    for name, model in seen.models().items():
-        if (what := trouble(model.source)) is not None:
-            yield seen.wrong(("models", name, "source"), what)
-    yield from check_adapters(seen)
-    yield from check_api(seen)
-    yield from check_frontend(seen)
-    for owner in [("pools", name) for name in seen.pool_names]:
-        yield from _engine(seen, owner)
-    yield from _router(seen)
-    yield from check_exchange(seen)
-    yield from _serving(seen)
-    yield from _endpoint(seen)
-    yield from _ports(seen)
-    yield from _waits(seen)
-    yield from check_service(seen)
-    yield from check_scaling(seen)
-    yield from check_observability(seen)
-    yield from check_security(seen)
+    context = CheckContext(builder, *(_names(root, key) for key in ("models", "pools", "tenants")))
+    yield from _check_pool_names(context)
+    for name, pool in context.pools().items():
+        yield from _check_replica_counts(context, name)
+        yield from _check_pool(context, name, pool)
+    for owner in [("models", name) for name in context.model_names]:
+        yield from _check_engine(context, owner)
+    for name, model in context.models().items():
+        if (message := source_error(model.source)) is not None:
+            yield context.finding(("models", name, "source"), message)
+    yield from check_adapters(context)
+    yield from check_api(context)
+    yield from check_frontend(context)
+    for owner in [("pools", name) for name in context.pool_names]:
+        yield from _check_engine(context, owner)
+    yield from _check_router(context)
+    yield from check_kv_compatibility(context)
+    yield from _check_decode_pools(context)
+    yield from _check_addresses(context)
+    yield from _check_ports(context)
+    yield from _check_timeouts(context)
+    yield from check_service(context)
+    yield from check_scaling(context)
+    yield from check_observability(context)
+    yield from check_security(context)
 
 
 def _names(root: Section, key: str) -> tuple[str, ...]:
@@ -111,74 +117,85 @@ def _names(root: Section, key: str) -> tuple[str, ...]:
     return tuple(entry.node.entries) if entry and isinstance(entry.node, Section) else ()
 
 
-def _pool_names(seen: Seen) -> Iterator[Finding]:
-    for name in seen.pool_names:
-        if name in OWN_NAMES:
-            what = f"one of baton's own deployments is called {name!r}, wanted another name"
-            yield seen.wrong(("pools", name), what)
+def _check_pool_names(context: CheckContext) -> Iterator[Finding]:
+    for name in context.pool_names:
+        if name in RESERVED_POOL_NAMES:
+            message = f"one of baton's own deployments is called {name!r}, wanted another name"
+            yield context.finding(("pools", name), message)
 
 
-def _counts(seen: Seen, pool: str) -> Iterator[Finding]:
+def _check_replica_counts(context: CheckContext, pool: str) -> Iterator[Finding]:
     path = ("pools", pool, "replicas")
-    counts = seen.get(ReplicaCounts, *path)
+    counts = context.get(ReplicaCounts, *path)
     if counts is not None and not counts.min <= counts.start <= counts.max:
         got = f"min {counts.min}, start {counts.start}, max {counts.max}"
-        yield seen.wrong(path, f"got {got}, wanted min <= start <= max")
+        yield context.finding(path, f"got {got}, wanted min <= start <= max")
 
 
-def _pool(seen: Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
+def _check_pool(context: CheckContext, name: str, pool: PoolConfig) -> Iterator[Finding]:
     path, workers = ("pools", name), pool.parallel.workers
-    if pool.model not in seen.model_names:
-        near = did_you_mean(pool.model, seen.model_names)
-        known = f", wanted one of {', '.join(seen.model_names)}"
-        yield seen.wrong((*path, "model"), f"no model {pool.model!r}{near or known}")
+    if pool.model not in context.model_names:
+        suggestion = did_you_mean(pool.model, context.model_names)
+        known_models = f", wanted one of {', '.join(context.model_names)}"
+        yield context.finding(
+            (*path, "model"), f"no model {pool.model!r}{suggestion or known_models}"
+        )
     if pool.engine.kind is EngineKind.SIM:
         if pool.resources.gpus:
-            what = f"got {pool.resources.gpus:g}, wanted 0: a simulated engine uses no GPU"
-            yield seen.wrong((*path, "resources", "gpus"), what)
+            message = f"got {pool.resources.gpus:g}, wanted 0: a simulated engine uses no GPU"
+            yield context.finding((*path, "resources", "gpus"), message)
         if workers > 1:
-            what = f"got {workers} workers, wanted tp 1 and pp 1: a simulated engine has one"
-            yield seen.wrong((*path, "parallel"), what)
+            message = f"got {workers} workers, wanted tp 1 and pp 1: a simulated engine has one"
+            yield context.finding((*path, "parallel"), message)
     elif shares_gpu(pool):
-        yield from _shared_gpu(seen, path, pool)
+        yield from _check_shared_gpu(context, path, pool)
     elif pool.resources.gpus not in {0, workers}:
-        alone = ", or a part of one, as 0.5" if workers == 1 else ""
-        what = f"got {pool.resources.gpus:g}, wanted tp x pp = {workers} (or 0: no GPU{alone})"
-        yield seen.wrong((*path, "resources", "gpus"), what)
+        fraction_hint = ", or a part of one, as 0.5" if workers == 1 else ""
+        message = (
+            f"got {pool.resources.gpus:g}, wanted tp x pp = {workers} (or 0: no GPU{fraction_hint})"
+        )
+        yield context.finding((*path, "resources", "gpus"), message)
     elif not pool.resources.gpus:
-        yield from _split_on_cpus(seen, path, pool.parallel)
+        yield from _check_cpu_parallelism(context, path, pool.parallel)
     if pool.resources.accelerator is not None and not pool.resources.gpus:
-        what = f"got {pool.resources.accelerator!r} without GPUs, wanted gpus: {workers}"
-        yield seen.wrong((*path, "resources", "accelerator"), what)
+        message = f"got {pool.resources.accelerator!r} without GPUs, wanted gpus: {workers}"
+        yield context.finding((*path, "resources", "accelerator"), message)
     if pool.placement.max_per_node is not None and workers > 1 and pool.resources.gpus:
-        what = f"not possible with {workers} workers: Ray places their group, remove it"
-        yield seen.wrong((*path, "placement", "max_per_node"), what)
-    yield from _offload(seen, path, pool)
-    yield from _budgets(seen, path, pool.engine)
+        message = f"not possible with {workers} workers: Ray places their group, remove it"
+        yield context.finding((*path, "placement", "max_per_node"), message)
+    yield from _check_offload(context, path, pool)
+    yield from _check_decode_step_tokens(context, path, pool.engine)
 
 
-def _shared_gpu(seen: Seen, path: Path, pool: PoolConfig) -> Iterator[Finding]:
+def _check_shared_gpu(context: CheckContext, path: Path, pool: PoolConfig) -> Iterator[Finding]:
     """A replica that takes a part of a GPU, and of its memory no larger part than that."""
-    part, workers = pool.resources.gpus, pool.parallel.workers
+    gpu_fraction, workers = pool.resources.gpus, pool.parallel.workers
     if workers > 1:
-        what = f"got {part:g}, wanted {workers}: workers of a split engine share no GPU"
-        yield seen.wrong((*path, "resources", "gpus"), what)
-    share = pool.engine.gpu_memory_utilization
-    if share is not None and share > part:
-        what = f"got {share:g}, wanted at most resources.gpus = {part:g}: others share this GPU"
-        yield seen.wrong((*path, "engine", "gpu_memory_utilization"), what)
+        message = f"got {gpu_fraction:g}, wanted {workers}: workers of a split engine share no GPU"
+        yield context.finding((*path, "resources", "gpus"), message)
+    memory_fraction = pool.engine.gpu_memory_utilization
+    if memory_fraction is not None and memory_fraction > gpu_fraction:
+        message = (
+            f"got {memory_fraction:g}, wanted at most resources.gpus = {gpu_fraction:g}:"
+            " others share this GPU"
+        )
+        yield context.finding((*path, "engine", "gpu_memory_utilization"), message)
 
 
-def _split_on_cpus(seen: Seen, path: Path, parallel: Parallel) -> Iterator[Finding]:
+def _check_cpu_parallelism(
+    context: CheckContext, path: Path, parallel: Parallel
+) -> Iterator[Finding]:
     """What vLLM for CPUs cannot do. Source: tried with 0.32, where it fails in its first batch."""
-    why = "vLLM does not split engines on CPUs so; set resources.gpus, or split by tp alone"
+    reason = "vLLM does not split engines on CPUs so; set resources.gpus, or split by tp alone"
     if parallel.pp > 1:
-        yield seen.wrong((*path, "parallel", "pp"), f"got {parallel.pp}, wanted 1: {why}")
+        yield context.finding((*path, "parallel", "pp"), f"got {parallel.pp}, wanted 1: {reason}")
     if parallel.ep and parallel.workers > 1:
-        yield seen.wrong((*path, "parallel", "ep"), f"got true, wanted false: {why}")
+        yield context.finding((*path, "parallel", "ep"), f"got true, wanted false: {reason}")
 
 
-def _budgets(seen: Seen, pool_path: Path, engine: EngineConfig) -> Iterator[Finding]:
+def _check_decode_step_tokens(
+    context: CheckContext, pool_path: Path, engine: EngineConfig
+) -> Iterator[Finding]:
     """Tokens of a step that streams wait for: one for each of them, no more than of any step.
 
     Simulated engines have bounds where none are set, too: see `check_sim`.
@@ -186,152 +203,158 @@ def _budgets(seen: Seen, pool_path: Path, engine: EngineConfig) -> Iterator[Find
     tokens = engine.decode_step_tokens
     if tokens is None or engine.kind is EngineKind.SIM:
         return
-    path, most = (*pool_path, "engine", "decode_step_tokens"), engine.max_num_batched_tokens
-    if most is not None and tokens > most:
-        yield seen.wrong(path, f"got {tokens}, wanted at most max_num_batched_tokens, {most}")
+    path, max_tokens = (*pool_path, "engine", "decode_step_tokens"), engine.max_num_batched_tokens
+    if max_tokens is not None and tokens > max_tokens:
+        yield context.finding(
+            path, f"got {tokens}, wanted at most max_num_batched_tokens, {max_tokens}"
+        )
     if engine.max_num_seqs is not None and tokens < engine.max_num_seqs:
-        what = f"got {tokens}, wanted at least max_num_seqs, {engine.max_num_seqs}: one a stream"
-        yield seen.wrong(path, what)
+        message = f"got {tokens}, wanted at least max_num_seqs, {engine.max_num_seqs}: one a stream"
+        yield context.finding(path, message)
 
 
-def _offload(seen: Seen, pool_path: Path, pool: PoolConfig) -> Iterator[Finding]:
+def _check_offload(context: CheckContext, pool_path: Path, pool: PoolConfig) -> Iterator[Finding]:
     """The tier in the host's memory, which only some engines have."""
-    path, wanted = (*pool_path, "engine", "offload", "host_memory"), pool.engine.offload
-    if wanted.host_memory_bytes is None:
+    path, offload = (*pool_path, "engine", "offload", "host_memory"), pool.engine.offload
+    if offload.host_memory_bytes is None:
         return
     if not pool.engine.prefix_caching:
-        yield seen.wrong(path, "has no effect without prefix_caching, remove it")
+        yield context.finding(path, "has no effect without prefix_caching, remove it")
     if pool.engine.kind is EngineKind.VLLM and not pool.resources.gpus:
-        what = "not possible without GPUs: vLLM offloads blocks from GPUs only, remove it"
-        yield seen.wrong(path, what)
-    if pool.engine.sim is not None and wanted.host_memory_bytes < pool.engine.sim.kv_block_bytes:
-        what = f"less than one KV block, wanted at least {pool.engine.sim.kv_block_bytes} bytes"
-        yield seen.wrong(path, what)
+        message = "not possible without GPUs: vLLM offloads blocks from GPUs only, remove it"
+        yield context.finding(path, message)
+    if pool.engine.sim is not None and offload.host_memory_bytes < pool.engine.sim.kv_block_bytes:
+        message = f"less than one KV block, wanted at least {pool.engine.sim.kv_block_bytes} bytes"
+        yield context.finding(path, message)
 
 
-def _router(seen: Seen) -> Iterator[Finding]:
-    router = seen.get(RouterConfig, "router")
+def _check_router(context: CheckContext) -> Iterator[Finding]:
+    router = context.get(RouterConfig, "router")
     if router is None or router.disaggregate is not Disaggregate.AUTO:
         return
     if router.policy in set(Policy) - {Policy.PREDICTED}:
-        what = (
+        message = (
             f"got 'auto', which policy {str(router.policy)!r} cannot decide about,"
             " wanted 'always' or 'never', or policy 'predicted'"
         )
-        yield seen.wrong(("router", "disaggregate"), what)
+        yield context.finding(("router", "disaggregate"), message)
 
 
-def _engine(seen: Seen, owner: Path) -> Iterator[Finding]:
+def _check_engine(context: CheckContext, owner: Path) -> Iterator[Finding]:
     path = (*owner, "engine")
-    engine = seen.get(EngineConfig, *path)
+    engine = context.get(EngineConfig, *path)
     if engine is None:
         return
     for argument in engine.extra:
-        if argument in _OWN_KEYS:
-            what = f"cannot be passed on, use '{_OWN_KEYS[argument]}'"
-            yield seen.wrong((*path, "extra", argument), what)
+        if argument in _CONFIG_KEYS:
+            message = f"cannot be passed on, use '{_CONFIG_KEYS[argument]}'"
+            yield context.finding((*path, "extra", argument), message)
     if engine.kind is EngineKind.VLLM:
         if engine.sim is not None:
-            yield seen.wrong((*path, "sim"), "given for kind 'vllm', wanted kind: sim or no sim")
+            yield context.finding(
+                (*path, "sim"), "given for kind 'vllm', wanted kind: sim or no sim"
+            )
         return
-    real_only = {
+    vllm_only = {
         "extra": engine.extra,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "kv_cache": engine.kv_cache_bytes,
         "start_deadline": engine.start_deadline_s,
     }
-    for key, value in real_only.items():
+    for key, value in vllm_only.items():
         if value:
-            what = "has no effect on a simulated engine, remove it"
-            yield seen.wrong((*path, key), what)
-    yield from check_sim(seen, owner, engine)
+            message = "has no effect on a simulated engine, remove it"
+            yield context.finding((*path, key), message)
+    yield from check_sim(context, owner, engine)
 
 
-def _serving(seen: Seen) -> Iterator[Finding]:
-    pools = seen.pools()
-    if len(pools) < len(seen.pool_names):
+def _check_decode_pools(context: CheckContext) -> Iterator[Finding]:
+    pools = context.pools()
+    if len(pools) < len(context.pool_names):
         return  # a pool that could not be read may be the one that serves
-    for model in seen.model_names:
-        mine = {name: pool for name, pool in pools.items() if pool.model == model}
-        serving = [name for name, pool in mine.items() if pool.role is not Role.PREFILL]
-        if not serving:
-            got = "only prefill pools" if mine else "no pool"
-            what = f"{got}, wanted a pool of role 'decode' or 'mixed' (with or without prefill)"
-            yield seen.wrong(("models", model), what)
-        elif not any(mine[name].replicas.start for name in serving):
-            path = ("pools", serving[0], "replicas", "start")
-            yield seen.wrong(path, f"got 0, wanted at least 1: nothing else decodes {model!r}")
+    for model in context.model_names:
+        model_pools = {name: pool for name, pool in pools.items() if pool.model == model}
+        decode_pools = [name for name, pool in model_pools.items() if pool.role is not Role.PREFILL]
+        if not decode_pools:
+            got = "only prefill pools" if model_pools else "no pool"
+            message = f"{got}, wanted a pool of role 'decode' or 'mixed' (with or without prefill)"
+            yield context.finding(("models", model), message)
+        elif not any(model_pools[name].replicas.start for name in decode_pools):
+            path = ("pools", decode_pools[0], "replicas", "start")
+            yield context.finding(path, f"got 0, wanted at least 1: nothing else decodes {model!r}")
 
 
-def _endpoint(seen: Seen) -> Iterator[Finding]:
-    counts = seen.get(IngressCounts, "server", "replicas")
+def _check_addresses(context: CheckContext) -> Iterator[Finding]:
+    counts = context.get(IngressCounts, "server", "replicas")
     if counts is not None and counts.min > counts.max:
-        what = f"got min {counts.min}, max {counts.max}, wanted min <= max"
-        yield seen.wrong(("server", "replicas"), what)
-    server = seen.get(ServerConfig, "server")
+        message = f"got min {counts.min}, max {counts.max}, wanted min <= max"
+        yield context.finding(("server", "replicas"), message)
+    server = context.get(ServerConfig, "server")
     if server is not None and not is_host(server.host):
-        what = host_wanted(server.host, "a host name or an IP address")
-        yield seen.wrong(("server", "host"), what)
-    allow = seen.get(AllowConfig, "server", "allow")
+        message = describe_invalid_host(server.host, "a host name or an IP address")
+        yield context.finding(("server", "host"), message)
+    allow = context.get(AllowConfig, "server", "allow")
     for domain in (allow and allow.media_domains) or ():
         if not is_host(domain):
-            what = host_wanted(domain, "a host name or an IP address, without a scheme")
-            yield seen.wrong(("server", "allow", "media_domains"), what)
-    side_channel = seen.get(SideChannel, "transfer", "side_channel")
-    if side_channel is not None and (trouble := _bind_trouble(side_channel.bind)):
-        yield seen.wrong(("transfer", "side_channel", "bind"), trouble)
-    cluster = seen.get(ClusterConfig, "cluster")
-    if cluster is not None and (trouble := _node_trouble(cluster.node_address)):
-        yield seen.wrong(("cluster", "node_address"), trouble)
-    yield from _model_cache(seen)
-    if cluster is not None and cluster.address is not None and cluster.address != AUTO:
+            message = describe_invalid_host(
+                domain, "a host name or an IP address, without a scheme"
+            )
+            yield context.finding(("server", "allow", "media_domains"), message)
+    side_channel = context.get(SideChannel, "transfer", "side_channel")
+    if side_channel is not None and (problem := _invalid_bind(side_channel.bind)):
+        yield context.finding(("transfer", "side_channel", "bind"), problem)
+    cluster = context.get(ClusterConfig, "cluster")
+    if cluster is not None and (problem := _invalid_node_address(cluster.node_address)):
+        yield context.finding(("cluster", "node_address"), problem)
+    yield from _check_model_cache(context)
+    if cluster is not None and cluster.address is not None and cluster.address != AUTO_ADDRESS:
         try:
             parse_address(cluster.address)
         except ValueError as error:
-            yield seen.wrong(("cluster", "address"), str(error))
+            yield context.finding(("cluster", "address"), str(error))
 
 
-def _model_cache(seen: Seen) -> Iterator[Finding]:
+def _check_model_cache(context: CheckContext) -> Iterator[Finding]:
     """One place, which is the same whoever looks for it."""
     path = ("cluster", "model_cache")
-    cache = seen.get(ModelCache, *path)
+    cache = context.get(ModelCache, *path)
     if cache is None:
         return
-    said = {"path": cache.path, "claim": cache.claim, "size": cache.size_bytes}
-    given = [key for key, value in said.items() if value is not None]
+    locations = {"path": cache.path, "claim": cache.claim, "size": cache.size_bytes}
+    given = [key for key, value in locations.items() if value is not None]
     if len(given) > 1:
-        yield seen.wrong(path, f"got {' and '.join(given)}, wanted one of them")
+        yield context.finding(path, f"got {' and '.join(given)}, wanted one of them")
     if cache.path is not None and not cache.path.startswith(("/", "~/")):
-        what = (
+        message = (
             f"got {cache.path!r}, wanted a whole path, from / or ~/ on: nodes have no folder else"
         )
-        yield seen.wrong((*path, "path"), what)
+        yield context.finding((*path, "path"), message)
     for key, name in (("claim", cache.claim), ("storage_class", cache.storage_class)):
         if name is not None and not _OBJECT_NAME.fullmatch(name):
-            what = (
+            message = (
                 f"got {name!r}, wanted a name of Kubernetes': lower-case letters, digits, '-', '.'"
             )
-            yield seen.wrong((*path, key), what)
+            yield context.finding((*path, key), message)
     if cache.storage_class is not None and cache.size_bytes is None:
-        yield seen.wrong((*path, "storage_class"), "has no effect without size, remove it")
+        yield context.finding((*path, "storage_class"), "has no effect without size, remove it")
 
 
-def _bind_trouble(bind: str) -> str | None:
+def _invalid_bind(bind: str) -> str | None:
     """Why side channels cannot listen there; None where they can."""
     network, address = ip_network(bind), ip_address(bind)
     if bind == "private" or (network is not None and not needs_zone(network.network_address)):
         return None
-    if address is None or needs_zone(address) or is_any(bind) or address.is_multicast:
-        wanted = "'private', one IP address or a network as '10.1.0.0/16' or 'fd00:1::/64'"
-        return f"{host_wanted(bind, wanted)}: the side channel has no guard"
+    if address is None or needs_zone(address) or is_any_address(bind) or address.is_multicast:
+        expected = "'private', one IP address or a network as '10.1.0.0/16' or 'fd00:1::/64'"
+        return f"{describe_invalid_host(bind, expected)}: the side channel has no guard"
     return None
 
 
-def _node_trouble(node: str) -> str | None:
+def _invalid_node_address(node: str) -> str | None:
     """Why Ray cannot know a node by that address; None where it can."""
     address = ip_address(node)
-    if address is None or needs_zone(address) or is_any(node):
-        return host_wanted(node, "one IP address of this machine")
+    if address is None or needs_zone(address) or is_any_address(node):
+        return describe_invalid_host(node, "one IP address of this machine")
     if is_loopback(node) and is_ipv6(node):
         return (
             f"got {node!r}, which Ray takes for 127.0.0.1: wanted that for this machine alone, or"
@@ -340,42 +363,50 @@ def _node_trouble(node: str) -> str | None:
     return None
 
 
-def _ports(seen: Seen) -> Iterator[Finding]:
+def _check_ports(context: CheckContext) -> Iterator[Finding]:
     side_channel, server = (
-        seen.get(SideChannel, "transfer", "side_channel"),
-        seen.get(ServerConfig, "server"),
+        context.get(SideChannel, "transfer", "side_channel"),
+        context.get(ServerConfig, "server"),
     )
     if side_channel is None:
         return
     base = side_channel.port_base
-    engines = sum(pool.replicas.max * pool.parallel.workers for pool in seen.pools().values())
+    engines = sum(pool.replicas.max * pool.parallel.workers for pool in context.pools().values())
     path = ("transfer", "side_channel", "port_base")
-    ports = max(engines, SIDE_CHANNEL_PORTS)
-    if base + ports - 1 > _LAST_PORT:
-        most = _LAST_PORT - ports + 1
-        wanted = f"at most {most}" if most >= 1 else "fewer replicas or workers"
-        what = f"got {base} for {engines} engine workers and {ports} ports in all, wanted {wanted}"
-        yield seen.wrong(path, what)
-    elif server is not None and base <= server.port < base + ports:
-        what = (
-            f"got {server.port}, which is one of the side channel's ({base} to {base + ports - 1})"
+    port_count = max(engines, SIDE_CHANNEL_PORTS)
+    if base + port_count - 1 > _LAST_PORT:
+        max_base = _LAST_PORT - port_count + 1
+        expected = f"at most {max_base}" if max_base >= 1 else "fewer replicas or workers"
+        message = (
+            f"got {base} for {engines} engine workers and {port_count} ports in all,"
+            f" wanted {expected}"
         )
-        yield seen.wrong(("server", "port"), f"{what}, wanted another")
+        yield context.finding(path, message)
+    elif server is not None and base <= server.port < base + port_count:
+        message = (
+            f"got {server.port}, which is one of the side channel's ({base} to"
+            f" {base + port_count - 1})"
+        )
+        yield context.finding(("server", "port"), f"{message}, wanted another")
 
 
-def _waits(seen: Seen) -> Iterator[Finding]:
-    transfer = seen.get(TransferConfig, "transfer")
+def _check_timeouts(context: CheckContext) -> Iterator[Finding]:
+    transfer = context.get(TransferConfig, "transfer")
     if transfer is not None and transfer.lease_s < transfer.deadline_s:
-        what = "shorter than transfer.deadline, wanted at least as long: blocks must outlive a pull"
-        yield seen.wrong(("transfer", "lease"), what)
-    timeouts = seen.get(Timeouts, "admission", "timeouts")
+        message = (
+            "shorter than transfer.deadline, wanted at least as long: blocks must outlive a pull"
+        )
+        yield context.finding(("transfer", "lease"), message)
+    timeouts = context.get(Timeouts, "admission", "timeouts")
     if timeouts is not None and timeouts.total_s < timeouts.first_token_s:
-        what = "shorter than admission.timeouts.first_token, wanted at least as long"
-        yield seen.wrong(("admission", "timeouts", "total"), what)
-    admission = seen.get(AdmissionConfig, "admission")
+        message = "shorter than admission.timeouts.first_token, wanted at least as long"
+        yield context.finding(("admission", "timeouts", "total"), message)
+    admission = context.get(AdmissionConfig, "admission")
     if admission is None or admission.max_prompt_tokens is None:
         return
-    for name, model in seen.models().items():
+    for name, model in context.models().items():
         if model.max_len_tokens is not None and admission.max_prompt_tokens >= model.max_len_tokens:
-            what = f"got {admission.max_prompt_tokens}, wanted less than max_len of {name!r}"
-            yield seen.wrong(("admission", "max_prompt_tokens"), f"{what}, {model.max_len_tokens}")
+            message = f"got {admission.max_prompt_tokens}, wanted less than max_len of {name!r}"
+            yield context.finding(
+                ("admission", "max_prompt_tokens"), f"{message}, {model.max_len_tokens}"
+            )

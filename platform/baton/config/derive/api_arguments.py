@@ -17,30 +17,34 @@ from difflib import get_close_matches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
+class ArgumentType:
     """What an argument takes."""
 
-    wanted: str
+    expected: str
     """In words, for a finding."""
     types: tuple[type, ...]
     choices: tuple[str, ...] = ()
-    least: int | None = None
-    members: type | None = None
+    minimum: int | None = None
+    item_type: type | None = None
     """Of what each member of a list is."""
 
     def problem(self, value: object) -> str | None:
         """What is wrong with a value."""
-        fits = isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
-        if fits and self.choices:
-            fits = value in self.choices
-        if fits and self.least is not None and isinstance(value, int | float):
-            fits = value >= self.least
-        if fits and self.members is not None and isinstance(value, Sequence):
-            fits = isinstance(value, str) or all(isinstance(one, self.members) for one in value)
-        return None if fits else f"got {_shown(value)}, wanted {self.wanted}"
+        is_valid = isinstance(value, self.types) and (
+            bool in self.types or not isinstance(value, bool)
+        )
+        if is_valid and self.choices:
+            is_valid = value in self.choices
+        if is_valid and self.minimum is not None and isinstance(value, int | float):
+            is_valid = value >= self.minimum
+        if is_valid and self.item_type is not None and isinstance(value, Sequence):
+            is_valid = isinstance(value, str) or all(
+                isinstance(item, self.item_type) for item in value
+            )
+        return None if is_valid else f"got {_describe_value(value)}, wanted {self.expected}"
 
 
-def _shown(value: object) -> str:
+def _describe_value(value: object) -> str:
     """A value of the wrong type; what may be a secret is not repeated."""
     match value:
         case bool() | None:
@@ -55,18 +59,18 @@ def _shown(value: object) -> str:
             return "a mapping"
 
 
-def _one_of(*choices: str) -> Argument:
-    return Argument(wanted=f"one of {', '.join(choices)}", types=(str,), choices=choices)
+def _one_of(*choices: str) -> ArgumentType:
+    return ArgumentType(expected=f"one of {', '.join(choices)}", types=(str,), choices=choices)
 
 
-_FLAG = Argument(wanted="true or false", types=(bool,))
-_TEXT = Argument(wanted="a text", types=(str,))
-_COUNT = Argument(wanted="a whole number from 0 on", types=(int,), least=0)
-_SOME = Argument(wanted="a whole number from 1 on", types=(int,), least=1)
-_MAPPING = Argument(wanted="a mapping", types=(Mapping,))
-_TEXTS = Argument(wanted="a list of texts", types=(list, tuple), members=str)
+_FLAG = ArgumentType(expected="true or false", types=(bool,))
+_TEXT = ArgumentType(expected="a text", types=(str,))
+_NON_NEGATIVE = ArgumentType(expected="a whole number from 0 on", types=(int,), minimum=0)
+_POSITIVE = ArgumentType(expected="a whole number from 1 on", types=(int,), minimum=1)
+_MAPPING = ArgumentType(expected="a mapping", types=(Mapping,))
+_TEXTS = ArgumentType(expected="a list of texts", types=(list, tuple), item_type=str)
 
-READS_MODEL = (
+MODEL_LOADING_ARGUMENTS = (
     "code_revision",
     "config_format",
     "download_dir",
@@ -79,7 +83,7 @@ READS_MODEL = (
 )
 """How a model is read, which engines and ingresses do alike: said once, both are told."""
 
-PASSED_ON: Mapping[str, Argument] = {
+ALLOWED_ARGUMENTS: Mapping[str, ArgumentType] = {
     # How requests become prompts.
     "chat_template": _TEXT,
     "chat_template_content_format": _one_of("auto", "openai", "string"),
@@ -90,7 +94,7 @@ PASSED_ON: Mapping[str, Argument] = {
     "anthropic_disabled_thinking_effort": _one_of(
         "auto", "none", "low", "medium", "high", "xhigh", "max"
     ),
-    "renderer_num_workers": _SOME,
+    "renderer_num_workers": _POSITIVE,
     "tokenizer": _TEXT,
     "tokenizer_mode": _TEXT,
     "tokenizer_revision": _TEXT,
@@ -114,7 +118,7 @@ PASSED_ON: Mapping[str, Argument] = {
     "generation_config": _TEXT,
     "override_generation_config": _MAPPING,
     "logits_processors": _TEXTS,
-    "max_logprobs": Argument(wanted="a whole number from -1 on", types=(int,), least=-1),
+    "max_logprobs": ArgumentType(expected="a whole number from -1 on", types=(int,), minimum=-1),
     "structured_outputs_config": _MAPPING,
     # Tools and reasoning.
     "enable_auto_tool_choice": _FLAG,
@@ -134,31 +138,31 @@ PASSED_ON: Mapping[str, Argument] = {
     "fingerprint_value": _TEXT,
     "response_role": _TEXT,
     "return_tokens_as_token_ids": _FLAG,
-    "sse_keep_alive_interval": Argument(
-        wanted="a whole number of seconds, 0 for none", types=(int,), least=0
+    "sse_keep_alive_interval": ArgumentType(
+        expected="a whole number of seconds, 0 for none", types=(int,), minimum=0
     ),
-    "stream_interval": _SOME,
+    "stream_interval": _POSITIVE,
     # Browsers: these are the front's to answer, and it does.
     "allow_credentials": _FLAG,
     "allowed_headers": _TEXTS,
     "allowed_methods": _TEXTS,
     "allowed_origins": _TEXTS,
     # Layers and logs.
-    "middleware": Argument(
-        wanted="an import path or a list of them", types=(str, list, tuple), members=str
+    "middleware": ArgumentType(
+        expected="an import path or a list of them", types=(str, list, tuple), item_type=str
     ),
     "enable_log_deltas": _FLAG,
     "enable_log_outputs": _FLAG,
     "enable_log_requests": _FLAG,
     "log_error_stack": _FLAG,
-    "max_log_len": _COUNT,
+    "max_log_len": _NON_NEGATIVE,
 }
 """Arguments that do with baton what they do with vLLM alone."""
 
-SINCE: Mapping[str, tuple[int, int]] = {"reasoning_effort_map": (0, 33)}
+MIN_VLLM_VERSIONS: Mapping[str, tuple[int, int]] = {"reasoning_effort_map": (0, 33)}
 """The vLLM that an argument came with, where not all that are supported have it."""
 
-CROSS_ORIGIN = ("allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins")
+CORS_ARGUMENTS = ("allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins")
 """What browsers of other origins may do; several models have one front for it."""
 
 MODEL_KEYS: Mapping[str, str] = {
@@ -171,7 +175,7 @@ MODEL_KEYS: Mapping[str, str] = {
 }
 """Arguments of API servers and of engines that have a key of their own, and which."""
 
-OWN_KEYS: Mapping[str, str] = {
+CONFIG_KEYS: Mapping[str, str] = {
     **MODEL_KEYS,
     "model_tag": "source of the model",
     "allowed_media_domains": "server.allow.media_domains",
@@ -195,10 +199,12 @@ OWN_KEYS: Mapping[str, str] = {
 _NO_SERVER = "vLLM's HTTP server is not started, baton's front listens; remove it"
 _NO_ROUTE = "its route is not opened by server.routes; remove it"
 _NO_DOCS = "no pages of documentation are served; remove it"
-_NO_LOCAL = "clients could read files of the ingress' machine; have them send media in requests"
+_NO_LOCAL_FILES = (
+    "clients could read files of the ingress' machine; have them send media in requests"
+)
 
-REFUSED: Mapping[str, str] = {
-    "allowed_local_media_path": _NO_LOCAL,
+REJECTED_ARGUMENTS: Mapping[str, str] = {
+    "allowed_local_media_path": _NO_LOCAL_FILES,
     "cohere_is_reasoning_model": _NO_ROUTE,
     "config": "everything is in one file, write its arguments here",
     "data_parallel_supervisor_port": "server.replicas says how many API servers there are",
@@ -234,7 +240,7 @@ REFUSED: Mapping[str, str] = {
 }
 """Arguments that would be passed over or defeated here, and what to do instead."""
 
-_TOGETHER = (
+_REQUIRED_WITH = (
     ("enable_auto_tool_choice", "tool_call_parser"),
     ("enable_log_outputs", "enable_log_requests"),
     ("allow_credentials", "allowed_origins"),
@@ -245,25 +251,26 @@ _TOGETHER = (
 
 def problem_with(name: str, value: object) -> str | None:
     """Why an argument cannot be passed on; None when it can."""
-    if name in OWN_KEYS:
-        return f"cannot be passed on, use '{OWN_KEYS[name]}'"
-    if name in REFUSED:
-        return f"cannot be had here: {REFUSED[name]}"
-    if name in PASSED_ON:
+    if name in CONFIG_KEYS:
+        return f"cannot be passed on, use '{CONFIG_KEYS[name]}'"
+    if name in REJECTED_ARGUMENTS:
+        return f"cannot be had here: {REJECTED_ARGUMENTS[name]}"
+    if name in ALLOWED_ARGUMENTS:
         # null is what vLLM has unless it is told.
-        return None if value is None else PASSED_ON[name].problem(value)
-    near = get_close_matches(name, PASSED_ON, n=1)
-    meant = f"did you mean '{near[0]}'? " if near else ""
+        return None if value is None else ALLOWED_ARGUMENTS[name].problem(value)
+    matches = get_close_matches(name, ALLOWED_ARGUMENTS, n=1)
+    suggestion = f"did you mean '{matches[0]}'? " if matches else ""
     return (
-        f"is no argument that vLLM's API server heeds here; {meant}arguments of engines belong in"
+        f"is no argument that vLLM's API server heeds here; {suggestion}arguments of engines"
+        " belong in"
         " engine.extra"
     )
 
 
-def missing_with(arguments: Mapping[str, object]) -> Mapping[str, str]:
+def missing_companions(arguments: Mapping[str, object]) -> Mapping[str, str]:
     """What is missing beside arguments that are given, by the argument."""
     return {
         name: f"does nothing without '{needed}', which is not given"
-        for name, needed in _TOGETHER
+        for name, needed in _REQUIRED_WITH
         if arguments.get(name) and not arguments.get(needed)
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.config.schema.deployment import PoolConfig
 
-_USABLE = 0.9
+_USABLE_FRACTION = 0.9
 """Of a replica's part; the rest is for what vLLM does not count: contexts, graphs, fragments."""
 
 
@@ -13,13 +13,13 @@ def shares_gpu(pool: PoolConfig) -> bool:
     return 0 < pool.resources.gpus < 1
 
 
-def gpu_memory_share(pool: PoolConfig) -> float | None:
+def gpu_memory_fraction(pool: PoolConfig) -> float | None:
     """The part of a GPU's memory that an engine takes; None leaves it to vLLM.
 
     As configured, else what the part of a GPU allows, so that replicas on one GPU fit beside each
     other.
     """
-    chosen = pool.engine.gpu_memory_utilization
-    if chosen is not None or not shares_gpu(pool):
-        return chosen
-    return round(pool.resources.gpus * _USABLE, 4)
+    configured = pool.engine.gpu_memory_utilization
+    if configured is not None or not shares_gpu(pool):
+        return configured
+    return round(pool.resources.gpus * _USABLE_FRACTION, 4)

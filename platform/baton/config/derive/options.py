@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from baton.config.derive.api_arguments import READS_MODEL
+from baton.config.derive.api_arguments import MODEL_LOADING_ARGUMENTS
 from baton.config.language.conditions import parse_condition
 from baton.config.language.fields import SecretRef
 from baton.config.schema.deployment import (
@@ -26,9 +26,9 @@ from baton.control.state.service_rules import ServiceRules
 from baton.domain.errors import ConfigInvalid, UnknownAccelerator
 from baton.domain.slo import Slo
 from baton.domain.tenant import DEFAULT_TENANT, RateLimit, Tenant
-from baton.perf.hardware.catalogue import accelerator
+from baton.perf.hardware.catalogue import find_accelerator
 from baton.policy.admission.decision import AdmissionOptions
-from baton.policy.admission.slo_classes import DEFAULT_CLASS, SloBook, SloRule
+from baton.policy.admission.slo_classes import DEFAULT_CLASS, SloClasses, SloRule
 from baton.policy.placement.predicted import PredictedOptions
 from baton.policy.prefix_cache.index import IndexMode, IndexOptions
 from baton.policy.resilience.circuit_breakers import BreakerOptions
@@ -47,38 +47,40 @@ def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
         max_queued=admission.max_queue,
         max_prompt_tokens=admission.max_prompt_tokens,
         queue_wait_s=admission.max_queue_wait_s,
-        cold_start_wait_s=cold_start_wait_s if wakes(config) else None,
+        cold_start_wait_s=cold_start_wait_s if scales_from_zero(config) else None,
         resume_wait_s=timeouts.resume_s,
         first_token_s=timeouts.first_token_s,
         transfer_s=config.transfer.deadline_s,
         early_first_token=config.transfer.early_first_token,
         stall_s=timeouts.stall_s,
         total_s=timeouts.total_s,
-        drain_patience_s=timeouts.drain_s,
+        drain_timeout_s=timeouts.drain_s,
         lease_s=config.transfer.lease_s,
         recovery=recovery_options(admission.recovery),
     )
 
 
-def wakes(config: DeploymentConfig) -> bool:
+def scales_from_zero(config: DeploymentConfig) -> bool:
     """Whether a model may be left without replicas, and gets one when a request waits for it.
 
     A dry run starts nothing. Of several models, each is asked about with its own part.
     """
-    scaler = config.autoscaler
-    if scaler is None or not scaler.scale_to_zero or scaler.dry_run:
+    autoscaler = config.autoscaler
+    if autoscaler is None or not autoscaler.scale_to_zero or autoscaler.dry_run:
         return False
-    scales = scaler.policy != str(ScalingRule.STATIC)
-    return scales and all(pool.replicas.min == 0 for pool in config.pools.values())
+    is_scaled = autoscaler.policy != str(ScalingRule.STATIC)
+    return is_scaled and all(pool.replicas.min == 0 for pool in config.pools.values())
 
 
 def recovery_options(recovery: RecoveryConfig) -> RecoveryOptions:
     """What every coordinator does about replicas that fail."""
     return RecoveryOptions(
-        silence_s=recovery.silence_s,
-        breaker=BreakerOptions(failures=recovery.failures, pause_s=recovery.pause_s),
-        retries=RetryOptions(fraction=recovery.retries),
-        hedge=HedgeOptions(factor=recovery.hedge),
+        heartbeat_timeout_s=recovery.silence_s,
+        breaker=BreakerOptions(
+            failure_threshold=recovery.failures, open_duration_s=recovery.pause_s
+        ),
+        retries=RetryOptions(budget_ratio=recovery.retries),
+        hedge=HedgeOptions(latency_multiple=recovery.hedge),
     )
 
 
@@ -89,84 +91,84 @@ def predicted_options(config: DeploymentConfig) -> PredictedOptions:
         disaggregate=config.router.disaggregate,
         ttft_slo_s=objectives.ttft_s,
         tpot_slo_s=objectives.tpot_s,
-        deflect_streams_fraction=config.router.deflect.streams,
-        deflect_prompt_fraction=config.router.deflect.prompts,
+        decode_on_prefill_fraction=config.router.deflect.streams,
+        prefill_on_decode_fraction=config.router.deflect.prompts,
     )
 
 
 def service_rules(config: DeploymentConfig) -> ServiceRules:
     """What every coordinator serves by."""
     return ServiceRules(
-        slos=slo_book(config), tenants=tenants(config), admission=admission_options(config)
+        slos=slo_classes(config), tenants=tenants(config), admission=admission_options(config)
     )
 
 
-def slo_book(config: DeploymentConfig) -> SloBook:
+def slo_classes(config: DeploymentConfig) -> SloClasses:
     """Every class, and which requests fall into which."""
     rules = []
-    for name, one in config.slo.classes.items():
-        condition = None if one.when is None else parse_condition(one.when)
+    for name, class_ in config.slo.classes.items():
+        condition = None if class_.when is None else parse_condition(class_.when)
         if condition is not None:
             comparison, tokens = condition
             rules.append(SloRule(slo_class=name, comparison=comparison, prompt_tokens=tokens))
     classes = {DEFAULT_CLASS: config.slo.default, **config.slo.classes}
-    return SloBook(
-        classes={name: _slo(name, one) for name, one in classes.items()}, rules=tuple(rules)
+    return SloClasses(
+        classes={name: _slo(name, slo) for name, slo in classes.items()}, rules=tuple(rules)
     )
 
 
-def _slo(name: str, one: SloObjectives) -> Slo:
+def _slo(name: str, objectives: SloObjectives) -> Slo:
     return Slo(
         name=name,
-        ttft_s=one.ttft_s,
-        tpot_s=one.tpot_s,
-        itl_p99_s=one.itl_p99_s,
-        attainment_target=one.attainment,
-        window_s=one.window_s,
-        priority=one.priority,
+        ttft_s=objectives.ttft_s,
+        tpot_s=objectives.tpot_s,
+        itl_p99_s=objectives.itl_p99_s,
+        attainment_target=objectives.attainment,
+        window_s=objectives.window_s,
+        priority=objectives.priority,
     )
 
 
 def tenants(config: DeploymentConfig) -> dict[str, Tenant]:
     """Who is told apart, by name."""
-    return {name: _tenant(name, one) for name, one in config.tenants.items()}
+    return {name: _tenant(name, tenant) for name, tenant in config.tenants.items()}
 
 
-def _tenant(name: str, one: TenantConfig) -> Tenant:
-    rate = one.rate
+def _tenant(name: str, tenant_config: TenantConfig) -> Tenant:
+    rate = tenant_config.rate
     return Tenant(
         name=name,
-        priority=one.priority,
-        weight=one.weight,
-        slo=one.slo,
-        classes=one.classes,
+        priority=tenant_config.priority,
+        weight=tenant_config.weight,
+        slo=tenant_config.slo,
+        classes=tenant_config.classes,
         rate=RateLimit(
             requests_per_s=rate.requests_per_s,
             tokens_per_s=rate.tokens_per_s,
             burst_s=rate.burst_s,
         ),
-        max_in_flight=one.max_in_flight,
-        cache=one.cache,
+        max_in_flight=tenant_config.max_in_flight,
+        cache=tenant_config.cache,
     )
 
 
 def key_files(config: DeploymentConfig) -> dict[str, Path]:
     """The files with the API keys of those tenants that have any."""
     return {
-        name: Path(one.keys_file)
-        for name, one in config.tenants.items()
-        if one.keys_file is not None
+        name: Path(tenant.keys_file)
+        for name, tenant in config.tenants.items()
+        if tenant.keys_file is not None
     }
 
 
 def allows_anonymous(config: DeploymentConfig) -> bool:
-    """Whether callers without a key are served, as tenant `default`.
+    """Whether callers without a key are served, as tenant `default_tenant`.
 
     Unless it is said, they are as long as no tenant has keys.
     """
-    default = config.tenants.get(DEFAULT_TENANT)
-    said = None if default is None else default.anonymous
-    return not key_files(config) if said is None else said
+    default_tenant = config.tenants.get(DEFAULT_TENANT)
+    configured = None if default_tenant is None else default_tenant.anonymous
+    return not key_files(config) if configured is None else configured
 
 
 def admission_options(config: DeploymentConfig) -> AdmissionOptions:
@@ -174,35 +176,35 @@ def admission_options(config: DeploymentConfig) -> AdmissionOptions:
     admission = config.admission
     return AdmissionOptions(
         rule=admission.policy,
-        engine_queue_s=admission.engine_queue_s,
-        margin_fraction=admission.margin,
+        max_engine_queue_s=admission.engine_queue_s,
+        slo_safety_margin_fraction=admission.margin,
     )
 
 
 def autoscaler_options(config: DeploymentConfig) -> AutoscalerOptions | None:
     """What holds for scaling, whatever the policy; None where nothing is scaled."""
-    scaler = config.autoscaler
-    if scaler is None:
+    autoscaler = config.autoscaler
+    if autoscaler is None:
         return None
     return AutoscalerOptions(
-        interval_s=scaler.interval_s,
-        gpu_budget=scaler.gpu_budget,
-        up=StepLimits(cooldown_s=scaler.up.cooldown_s, max_step=scaler.up.max_step),
+        interval_s=autoscaler.interval_s,
+        gpu_budget=autoscaler.gpu_budget,
+        up=StepLimits(cooldown_s=autoscaler.up.cooldown_s, max_step=autoscaler.up.max_step),
         down=StepLimits(
-            cooldown_s=scaler.down.cooldown_s,
-            max_step=scaler.down.max_step,
-            headroom_fraction=scaler.down.headroom,
+            cooldown_s=autoscaler.down.cooldown_s,
+            max_step=autoscaler.down.max_step,
+            headroom_fraction=autoscaler.down.headroom,
         ),
-        scale_to_zero=scaler.scale_to_zero,
-        dry_run=scaler.dry_run,
+        scale_to_zero=autoscaler.scale_to_zero,
+        dry_run=autoscaler.dry_run,
         bounds=pool_bounds(config),
     )
 
 
 def scaling_policy_name(config: DeploymentConfig) -> str:
     """The policy's name, or the user's own as `module:function`; `static` where nothing scales."""
-    scaler = config.autoscaler
-    return str(ScalingRule.STATIC if scaler is None else scaler.policy)
+    autoscaler = config.autoscaler
+    return str(ScalingRule.STATIC if autoscaler is None else autoscaler.policy)
 
 
 def pool_bounds(config: DeploymentConfig) -> dict[str, PoolBounds]:
@@ -212,7 +214,7 @@ def pool_bounds(config: DeploymentConfig) -> dict[str, PoolBounds]:
             min=pool.replicas.min,
             start=pool.replicas.start,
             max=pool.replicas.max,
-            gpus_per_replica=devices_of(pool),
+            gpus_per_replica=devices_per_replica(pool),
         )
         for name, pool in config.pools.items()
     }
@@ -224,7 +226,7 @@ def ingress_bounds(config: DeploymentConfig) -> IngressBounds:
     return IngressBounds(min=counts.min, max=counts.max)
 
 
-def devices_of(pool: PoolConfig) -> float:
+def devices_per_replica(pool: PoolConfig) -> float:
     """What one replica counts for in budgets and money: its GPUs, or its workers without GPUs."""
     return float(pool.resources.gpus or pool.parallel.workers)
 
@@ -235,7 +237,7 @@ def price_per_hour(pool: PoolConfig) -> float | None:
     if resources.price_per_hour is not None or resources.accelerator is None:
         return resources.price_per_hour
     try:
-        return accelerator(resources.accelerator).price_per_hour
+        return find_accelerator(resources.accelerator).price_per_hour
     except UnknownAccelerator:
         return None
 
@@ -243,14 +245,17 @@ def price_per_hour(pool: PoolConfig) -> float | None:
 def api_arguments(model: ModelConfig) -> dict[str, object]:
     """What a model's API server is given besides what has a key of its own."""
     revision = {"revision": model.revision} if model.revision else {}
-    return {**reading_arguments(model), **model.api, **revision}
+    return {**model_loading_arguments(model), **model.api, **revision}
 
 
-def reading_arguments(model: ModelConfig) -> dict[str, object]:
+def model_loading_arguments(model: ModelConfig) -> dict[str, object]:
     """How engines and API servers read a model, under whichever of them it is said."""
-    places = (model.api, model.engine.extra)
+    sources = (model.api, model.engine.extra)
     return {
-        name: place[name] for name in READS_MODEL for place in reversed(places) if name in place
+        name: source[name]
+        for name in MODEL_LOADING_ARGUMENTS
+        for source in reversed(sources)
+        if name in source
     }
 
 
@@ -265,8 +270,8 @@ def adapter_rules(config: DeploymentConfig) -> dict[str, AdapterRules]:
         name: AdapterRules(
             limit=model.runtime_adapters.max,
             limit_per_tenant=model.runtime_adapters.max_per_tenant,
-            places=model.runtime_adapters.paths or (),
-            taken=frozenset((name, *model.adapters)),
+            allowed_prefixes=model.runtime_adapters.paths or (),
+            reserved_names=frozenset((name, *model.adapters)),
         )
         for name, model in config.models.items()
     }
@@ -274,7 +279,7 @@ def adapter_rules(config: DeploymentConfig) -> dict[str, AdapterRules]:
 
 def adapter_sources(model: ModelConfig) -> dict[str, str]:
     """Where a model's LoRA adapters are kept, by name."""
-    return {name: one.source for name, one in model.adapters.items()}
+    return {name: adapter.source for name, adapter in model.adapters.items()}
 
 
 def index_options(config: DeploymentConfig) -> IndexOptions:
@@ -287,18 +292,18 @@ def probe_options(config: DeploymentConfig) -> ProbeOptions:
 
     Replicas that are asked to check a pair have the same deadline for it.
     """
-    probe, own = config.transfer.probe, ProbeOptions()
+    probe, defaults = config.transfer.probe, ProbeOptions()
     return ProbeOptions(
         interval_s=probe.interval_s,
         deadline_s=probe.deadline_s,
-        first_transfer_s=max(own.first_transfer_s, probe.deadline_s),
+        first_transfer_s=max(defaults.first_transfer_s, probe.deadline_s),
     )
 
 
-def wants_cache_events(config: DeploymentConfig, pool: str) -> bool:
+def emits_cache_events(config: DeploymentConfig, pool: str) -> bool:
     """Whether the engines of a pool shall say what their prefix caches hold."""
-    caches = config.pools[pool].engine.prefix_caching
-    return caches and config.router.index is not IndexMode.PREDICTED
+    has_prefix_cache = config.pools[pool].engine.prefix_caching
+    return has_prefix_cache and config.router.index is not IndexMode.PREDICTED
 
 
 def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferConfig) -> SimSettings:
@@ -307,10 +312,10 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
     Options that a real engine has too are named once, so they come from three sections.
 
     Raises:
-        BadSetting: an engine could not work with one of them.
+        SettingInvalid: an engine could not work with one of them.
     """
     timings = engine.sim or SimTimings()
-    own = SimSettings()
+    defaults = SimSettings()
     host_bytes = engine.offload.host_memory_bytes or 0
     return SimSettings(
         prefill_tokens_per_s=timings.prefill_tokens_per_s,
@@ -330,14 +335,14 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
         adapters_per_batch=engine.adapters.max_batched if serves_adapters(model) else 0,
         adapter_load_s=timings.adapter_load_s,
         speed=timings.speed,
-        max_len_tokens=model.max_len_tokens or own.max_len_tokens,
-        block_size_tokens=engine.block_size_tokens or own.block_size_tokens,
+        max_len_tokens=model.max_len_tokens or defaults.max_len_tokens,
+        block_size_tokens=engine.block_size_tokens or defaults.block_size_tokens,
         kv_blocks=timings.kv_blocks,
         kv_block_bytes=timings.kv_block_bytes,
-        kv_dtype=own.kv_dtype if engine.dtype is Dtype.AUTO else str(engine.dtype),
-        max_running_requests=engine.max_num_seqs or own.max_running_requests,
+        kv_dtype=defaults.kv_dtype if engine.dtype is Dtype.AUTO else str(engine.dtype),
+        max_running_requests=engine.max_num_seqs or defaults.max_running_requests,
         max_waiting_requests=timings.max_waiting_requests,
-        max_batched_tokens=engine.max_num_batched_tokens or own.max_batched_tokens,
+        max_batched_tokens=engine.max_num_batched_tokens or defaults.max_batched_tokens,
         decode_step_tokens=engine.decode_step_tokens,
         lease_s=transfer.lease_s,
         max_pulls=transfer.max_concurrent_pulls,
@@ -356,23 +361,25 @@ def engine_env(config: DeploymentConfig, pool: str, environ: Mapping[str, str]) 
         ConfigInvalid: a variable or file that a secret is referred to is not there.
     """
     findings: list[str] = []
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for section, env in (
         ("transfer", config.transfer.env),
         (f"pools.{pool}", config.pools[pool].env),
     ):
         for name, value in env.items():
             try:
-                found[name] = value if isinstance(value, str) else _look_up(value, environ)
+                variables[name] = (
+                    value if isinstance(value, str) else _resolve_secret(value, environ)
+                )
             except (OSError, LookupError, ValueError) as error:
-                what = f"{type(error).__name__}: {error}, wanted it on the machine of the engine"
-                findings.append(f"{section}.env.{name}: {what}")
+                message = f"{type(error).__name__}: {error}, wanted it on the machine of the engine"
+                findings.append(f"{section}.env.{name}: {message}")
     if findings:
         raise ConfigInvalid(tuple(findings))
-    return found
+    return variables
 
 
-def _look_up(secret: SecretRef, environ: Mapping[str, str]) -> str:
+def _resolve_secret(secret: SecretRef, environ: Mapping[str, str]) -> str:
     if secret.file is not None:
         return Path(secret.file).read_text(encoding="utf-8").strip()
     name = secret.env or ""

@@ -16,10 +16,10 @@ def for_model(config: DeploymentConfig, name: str) -> DeploymentConfig:
     return replace(
         config,
         models={name: config.models[name]},
-        pools={one: pool for one, pool in config.pools.items() if pool.model == name},
+        pools={pool_name: pool for pool_name, pool in config.pools.items() if pool.model == name},
     )
 
 
-def each_model(config: DeploymentConfig) -> dict[str, DeploymentConfig]:
+def split_by_model(config: DeploymentConfig) -> dict[str, DeploymentConfig]:
     """The part of each model, by its name."""
     return {name: for_model(config, name) for name in config.models}

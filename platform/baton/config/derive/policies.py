@@ -14,7 +14,7 @@ from baton.domain.errors import ConfigInvalid
 from baton.policy.placement.chooser import Chooser, ChooserPlacer
 from baton.policy.placement.port import Placer
 
-_ARGUMENTS = ("query", "kind", "candidates", "rng")
+_CHOOSER_PARAMETERS = ("query", "kind", "candidates", "rng")
 
 
 def router_rng(config: DeploymentConfig, coordinator_id: str) -> Random:
@@ -46,24 +46,28 @@ def load_chooser(path: str) -> Chooser:
     """
     module_name, _, attribute = path.partition(":")
     try:
-        found: object = getattr(import_module(module_name), attribute)
-        chooser = found() if isinstance(found, type) else found
+        loaded: object = getattr(import_module(module_name), attribute)
+        chooser = loaded() if isinstance(loaded, type) else loaded
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise _unusable(path, f"{why}, wanted a module that every ingress can import") from error
-    if not callable(chooser) or not _takes_a_question(chooser):
+        reason = f"{type(error).__name__}: {error}"
+        raise _unusable_policy(
+            path, f"{reason}, wanted a module that every ingress can import"
+        ) from error
+    if not callable(chooser) or not _has_chooser_signature(chooser):
         got = f"got {type(chooser).__name__} {attribute!r}"
-        raise _unusable(path, f"{got}, wanted a function of ({', '.join(_ARGUMENTS)})")
+        raise _unusable_policy(
+            path, f"{got}, wanted a function of ({', '.join(_CHOOSER_PARAMETERS)})"
+        )
     return cast(Chooser, chooser)
 
 
-def _takes_a_question(chooser: object) -> bool:
+def _has_chooser_signature(chooser: object) -> bool:
     """Whether it can be called as choosers are, and answers at once."""
     assert callable(chooser), "asked only of what can be called"
     if inspect.iscoroutinefunction(chooser):
         return False
     try:
-        inspect.signature(chooser).bind(*_ARGUMENTS)
+        inspect.signature(chooser).bind(*_CHOOSER_PARAMETERS)
     except TypeError:
         return False
     except ValueError:
@@ -71,5 +75,5 @@ def _takes_a_question(chooser: object) -> bool:
     return True
 
 
-def _unusable(path: str, why: str) -> ConfigInvalid:
-    return ConfigInvalid((f"router.policy: cannot use {path!r}: {why}",))
+def _unusable_policy(path: str, reason: str) -> ConfigInvalid:
+    return ConfigInvalid((f"router.policy: cannot use {path!r}: {reason}",))

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def selects(selectors: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+def matches_labels(selectors: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels may be taken.
 
     Source: Ray 2.60, "Control scheduling with labels"; a node without a label passes `!a`.
     """
-    return all(_passes(selector, labels.get(name)) for name, selector in selectors.items())
+    return all(
+        _matches_selector(selector, labels.get(name)) for name, selector in selectors.items()
+    )
 
 
-def _passes(selector: str, value: str | None) -> bool:
-    wanted = selector.removeprefix("!")
-    if wanted.startswith("in(") and wanted.endswith(")"):
-        found = value in {one.strip() for one in wanted[3:-1].split(",")}
+def _matches_selector(selector: str, value: str | None) -> bool:
+    pattern = selector.removeprefix("!")
+    if pattern.startswith("in(") and pattern.endswith(")"):
+        is_match = value in {part.strip() for part in pattern[3:-1].split(",")}
     else:
-        found = value == wanted
-    return found != selector.startswith("!")
+        is_match = value == pattern
+    return is_match != selector.startswith("!")

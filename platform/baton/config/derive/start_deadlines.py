@@ -7,16 +7,16 @@ from pathlib import Path
 from baton.config.schema.deployment import DeploymentConfig, EngineKind, ModelConfig, PoolConfig
 from baton.domain.errors import UnknownModel
 from baton.domain.names.model_sources import TINY, hub_id
-from baton.perf.hardware.accelerators import BYTES, Dtype
-from baton.perf.model.known_models import dtype_hint, shape_of
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
+from baton.perf.model.known_models import dtype_hint, find_shape
 
-_LEAST_S = 600.0
+_MIN_DEADLINE_S = 600.0
 """To import vLLM, compile, measure memory and capture graphs. Source: minutes, for 70B models."""
-_BYTES_PER_S = 40e6
+_DOWNLOAD_BYTES_PER_S = 40e6
 """What is taken for a slow way to the weights: a hub at 320 Mbit/s."""
-_UNKNOWN_BYTES = 40e9
+_DEFAULT_WEIGHTS_BYTES = 40e9
 """Of a model that is neither here nor known by name."""
-_FILES = ("*.safetensors", "*.bin", "*.pt")
+_WEIGHT_FILE_PATTERNS = ("*.safetensors", "*.bin", "*.pt")
 
 
 def start_deadline_s(pool: PoolConfig, model: ModelConfig) -> float:
@@ -24,15 +24,20 @@ def start_deadline_s(pool: PoolConfig, model: ModelConfig) -> float:
     if pool.engine.start_deadline_s is not None:
         return pool.engine.start_deadline_s
     if pool.engine.kind is EngineKind.SIM:
-        return _LEAST_S
+        return _MIN_DEADLINE_S
     known_bytes = weights_bytes(model.source)
-    return _LEAST_S + (_UNKNOWN_BYTES if known_bytes is None else known_bytes) / _BYTES_PER_S
+    return (
+        _MIN_DEADLINE_S
+        + (_DEFAULT_WEIGHTS_BYTES if known_bytes is None else known_bytes) / _DOWNLOAD_BYTES_PER_S
+    )
 
 
 def deployment_deadline_s(config: DeploymentConfig) -> float:
     """Until all that a deployment starts with must be ready: as its slowest engine."""
-    each = [start_deadline_s(pool, config.models[pool.model]) for pool in config.pools.values()]
-    return max(_LEAST_S, *each)
+    deadlines_s = [
+        start_deadline_s(pool, config.models[pool.model]) for pool in config.pools.values()
+    ]
+    return max(_MIN_DEADLINE_S, *deadlines_s)
 
 
 def weights_bytes(source: str) -> float | None:
@@ -42,12 +47,12 @@ def weights_bytes(source: str) -> float | None:
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
-        found = (file for pattern in _FILES for file in folder.glob(pattern))
-        return float(sum(file.stat().st_size for file in found))
+        files = (file for pattern in _WEIGHT_FILE_PATTERNS for file in folder.glob(pattern))
+        return float(sum(file.stat().st_size for file in files))
     if source == TINY:
         return 0.0
     try:
         source = hub_id(source)
-        return shape_of(source).parameters * BYTES[dtype_hint(source) or Dtype.BF16]
+        return find_shape(source).parameters * DTYPE_BYTES[dtype_hint(source) or Dtype.BF16]
     except UnknownModel:
         return None

@@ -36,11 +36,11 @@ def needs_zone(address: IpAddress) -> bool:
     return address.version == 6 and (address.is_link_local or "%" in str(address))  # noqa: PLR2004
 
 
-def host_wanted(text: str, wanted: str) -> str:
+def describe_invalid_host(text: str, expected: str) -> str:
     """Why a text is no host or address as is wanted, with what is usually meant by it."""
-    bare = text[1:-1]
-    if text == f"[{bare}]" and ip_address(bare) is not None:
-        return f"got {text!r}, wanted it without brackets: {bare!r}"
+    unbracketed = text[1:-1]
+    if text == f"[{unbracketed}]" and ip_address(unbracketed) is not None:
+        return f"got {text!r}, wanted it without brackets: {unbracketed!r}"
     network = ip_network(text)
     address = ip_address(text) if network is None else network.network_address
     if address is not None and needs_zone(address):
@@ -48,4 +48,4 @@ def host_wanted(text: str, wanted: str) -> str:
             f"got {text!r}, a link-local address: wanted a global or a unique local one"
             " (fd00::/8), for each machine has its own names for the zones of link-local ones"
         )
-    return f"got {text!r}, wanted {wanted}"
+    return f"got {text!r}, wanted {expected}"

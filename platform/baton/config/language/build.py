@@ -14,38 +14,38 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
 from baton.config.language.fields import (
-    Anything,
-    Environment,
+    EnvVariables,
     Field,
     Free,
-    Labels,
     Mapped,
-    Named,
-    Names,
-    Nested,
+    NamedSections,
+    NamePattern,
+    NestedSection,
+    NodeLabels,
+    RawMapping,
     SecretRef,
     fields_of,
-    not_yet_of,
+    planned_keys,
 )
-from baton.config.language.scalars import Leaf, Selector, Several, did_you_mean, hint
+from baton.config.language.scalars import ListOf, ScalarType, Selector, did_you_mean, suggest
 from baton.config.language.tree import (
     DefaultOrigin,
     Entry,
     Finding,
-    Listing,
+    ListNode,
     Node,
     Origin,
     Path,
     Scalar,
     Section,
-    describe,
+    describe_node,
     is_secret_name,
 )
 
 _T = TypeVar("_T")
 
 
-class _Wrong(Exception):
+class _InvalidValue(Exception):
     """A value is not of its kind; the finding has been noted."""
 
 
@@ -56,38 +56,38 @@ class Builder:
         self.findings: list[Finding] = []
         self.origins: dict[Path, Origin] = {}
         """Where each leaf's value came from."""
-        self.sections: dict[Path, Origin] = {}
+        self.section_origins: dict[Path, Origin] = {}
         """Where each section's key is."""
-        self.built: dict[Path, object] = {}
+        self.values: dict[Path, object] = {}
 
     def section(self, schema: type[_T], entry: Entry, path: Path) -> _T | None:
         """The section as a value of `schema`; None when something in it is wrong."""
         try:
             return self._section(schema, entry, path)
-        except _Wrong:
+        except _InvalidValue:
             return None
 
     def _section(self, schema: type[_T], entry: Entry, path: Path) -> _T:
         node, fields = self._mapping(entry, path), fields_of(schema)
-        self.sections[path] = entry.origin
-        found_before = len(self.findings)
+        self.section_origins[path] = entry.origin
+        findings_before = len(self.findings)
         for key, value in node.entries.items():
             if key not in fields:
-                self._unknown(schema, key, Finding(value.origin, (*path, key), ""))
+                self._unknown_key(schema, key, Finding(value.origin, (*path, key), ""))
         values = {
             field.attribute: self._field(
                 field, node.entries.get(key), section=entry.origin, path=(*path, key)
             )
             for key, field in fields.items()
         }
-        if len(self.findings) > found_before:
-            raise _Wrong
+        if len(self.findings) > findings_before:
+            raise _InvalidValue
         try:
-            made = cast(Callable[..., _T], schema)(**values)
+            instance = cast(Callable[..., _T], schema)(**values)
         except ValueError as error:
-            raise self._wrong(entry.origin, path, str(error)) from error
-        self.built[path] = made
-        return made
+            raise self._invalid(entry.origin, path, str(error)) from error
+        self.values[path] = instance
+        return instance
 
     def _mapping(self, entry: Entry, path: Path) -> Section:
         match entry.node:
@@ -96,27 +96,27 @@ class Builder:
             case Scalar(value=None, origin=origin):
                 return Section({}, origin)  # a key with everything under it commented out
             case node:
-                raise self._wrong(
-                    node.origin, path, f"got {describe(node, path)}, wanted a mapping"
+                raise self._invalid(
+                    node.origin, path, f"got {describe_node(node, path)}, wanted a mapping"
                 )
 
-    def _unknown(self, schema: type, key: str, at: Finding) -> None:
-        planned = not_yet_of(schema)
+    def _unknown_key(self, schema: type, key: str, location: Finding) -> None:
+        planned = planned_keys(schema)
         if key in planned:
-            what = f"not yet: {planned[key]}"
+            message = f"not yet: {planned[key]}"
         else:
-            what = f"unknown key{_suggestion(schema, key)}"
-        self.findings.append(Finding(at.origin, at.path, what))
+            message = f"unknown key{_suggest_key(schema, key)}"
+        self.findings.append(Finding(location.origin, location.path, message))
 
     def _field(self, field: Field, entry: Entry | None, *, section: Origin, path: Path) -> object:
         try:
-            if entry is None and isinstance(field.kind, Nested) and not field.optional:
+            if entry is None and isinstance(field.kind, NestedSection) and not field.optional:
                 entry = Entry(Section({}, DefaultOrigin()), section)
             if entry is not None:
                 return self._value(field, entry, path)
             if field.required:
-                raise self._wrong(section, path, f"missing, wanted {_wanted(field)}")
-        except _Wrong:
+                raise self._invalid(section, path, f"missing, wanted {_describe_expected(field)}")
+        except _InvalidValue:
             return None
         self.origins[path] = DefaultOrigin()
         return field.default
@@ -126,78 +126,84 @@ class Builder:
             self.origins[path] = entry.node.origin
             return None
         match field.kind:
-            case Nested(schema):
+            case NestedSection(schema):
                 return self._section(schema, entry, path)
-            case Named() as named:
-                return self._named(named, (entry, path), may_be_empty=not field.required)
-            case (Anything() | Environment() | Labels()) as mapping:
-                return self._free(mapping, entry, path)
-            case leaf:
+            case NamedSections() as named:
+                return self._named_sections(named, (entry, path), may_be_empty=not field.required)
+            case (RawMapping() | EnvVariables() | NodeLabels()) as mapping:
+                return self._user_mapping(mapping, entry, path)
+            case scalar_type:
                 self.origins[path] = entry.node.origin
-                return self._leaf(leaf, entry.node, path)
+                return self._scalar(scalar_type, entry.node, path)
 
-    def _named(
-        self, named: Named, at: tuple[Entry, Path], *, may_be_empty: bool
+    def _named_sections(
+        self, named: NamedSections, location: tuple[Entry, Path], *, may_be_empty: bool
     ) -> dict[str, object]:
-        entry, path = at
-        found = self._mapping(entry, path).entries
-        if not found and not may_be_empty:
-            raise self._wrong(entry.origin, path, "empty, wanted at least one")
+        entry, path = location
+        entries = self._mapping(entry, path).entries
+        if not entries and not may_be_empty:
+            raise self._invalid(entry.origin, path, "empty, wanted at least one")
         self._check_names(named.names, entry, path)
         schema: type[object] = named.schema
-        made = {key: self.section(schema, value, (*path, key)) for key, value in found.items()}
-        return {key: value for key, value in made.items() if value is not None}
+        sections = {
+            key: self.section(schema, value, (*path, key)) for key, value in entries.items()
+        }
+        return {key: value for key, value in sections.items() if value is not None}
 
-    def _check_names(self, names: Names, entry: Entry, path: Path) -> None:
-        self.sections[path] = entry.origin
+    def _check_names(self, pattern: NamePattern, entry: Entry, path: Path) -> None:
+        self.section_origins[path] = entry.origin
         for key, value in self._mapping(entry, path).entries.items():
-            if not re.fullmatch(names.pattern, key):
-                what = f"got the name {key[:60]!r}, wanted {names.meaning}"
-                self.findings.append(Finding(value.origin, path, what))
+            if not re.fullmatch(pattern.pattern, key):
+                message = f"got the name {key[:60]!r}, wanted {pattern.description}"
+                self.findings.append(Finding(value.origin, path, message))
 
-    def _free(self, mapping: Free, entry: Entry, path: Path) -> Mapping[str, object]:
+    def _user_mapping(self, mapping: Free, entry: Entry, path: Path) -> Mapping[str, object]:
         """A mapping whose keys the user chooses, to something else than sections."""
         self._check_names(mapping.names, entry, path)
         match mapping:
-            case Anything():
-                return self._anything(entry, path)
-            case Environment():
+            case RawMapping():
+                return self._raw_mapping(entry, path)
+            case EnvVariables():
                 return self._environment(entry, path)
-            case Labels():
+            case NodeLabels():
                 return self._labels(entry, path)
 
-    def _anything(self, entry: Entry, path: Path) -> dict[str, object]:
+    def _raw_mapping(self, entry: Entry, path: Path) -> dict[str, object]:
         return {
-            key: self._raw(value.node, (*path, key))
+            key: self._raw_value(value.node, (*path, key))
             for key, value in self._mapping(entry, path).entries.items()
         }
 
-    def _raw(self, node: Node, path: Path) -> object:
+    def _raw_value(self, node: Node, path: Path) -> object:
         match node:
             case Section(entries=entries):
-                return {key: self._raw(value.node, (*path, key)) for key, value in entries.items()}
-            case Listing(items=items, origin=origin):
+                return {
+                    key: self._raw_value(value.node, (*path, key)) for key, value in entries.items()
+                }
+            case ListNode(items=items, origin=origin):
                 self.origins[path] = origin
-                return [self._raw(item, (*path, str(n))) for n, item in enumerate(items)]
+                return [self._raw_value(item, (*path, str(n))) for n, item in enumerate(items)]
             case Scalar(value=value, origin=origin):
                 self.origins[path] = origin
                 if isinstance(value, str) and any(is_secret_name(key) for key in path):
-                    what = f"{_SECRET}, wanted it in the environment or in a file on the node"
-                    self.findings.append(Finding(origin, path, what))
+                    message = (
+                        f"{_LITERAL_SECRET}, wanted it in the environment or in a file on the node"
+                    )
+                    self.findings.append(Finding(origin, path, message))
                 if isinstance(value, float) and not math.isfinite(value):
-                    what = f"got {node.text}, wanted a finite number"
-                    self.findings.append(Finding(origin, path, what))
+                    message = f"got {node.text}, wanted a finite number"
+                    self.findings.append(Finding(origin, path, message))
                 return value
 
     def _labels(self, entry: Entry, path: Path) -> dict[str, object]:
-        found: dict[str, object] = {}
+        labels: dict[str, object] = {}
         for key, value in self._mapping(entry, path).entries.items():
             self.origins[(*path, key)] = value.node.origin
             try:
-                found[key] = self._leaf(Selector(), value.node, (*path, key))
-            except _Wrong:  # it is among the findings; the others may be wrong as well
+                labels[key] = self._scalar(Selector(), value.node, (*path, key))
+            except _InvalidValue:  # it is among the findings; the others may be wrong as well
                 continue
-        return found
+        return labels
 
     def _environment(self, entry: Entry, path: Path) -> dict[str, str | SecretRef]:
         return {
@@ -212,43 +218,48 @@ class Builder:
             case Scalar(value=value, origin=origin, text=text) if value is not None:
                 self.origins[path] = origin
                 if is_secret_name(path[-1]):
-                    what = f"{_SECRET}, wanted {{env: NAME}} or {{file: PATH}}"
-                    self.findings.append(Finding(origin, path, what))
+                    message = f"{_LITERAL_SECRET}, wanted {{env: NAME}} or {{file: PATH}}"
+                    self.findings.append(Finding(origin, path, message))
                 return text
             case node:
-                what = f"got {describe(node, path)}, wanted text, {{env: NAME}} or {{file: PATH}}"
-                self.findings.append(Finding(node.origin, path, what))
+                message = (
+                    f"got {describe_node(node, path)}, wanted text, {{env: NAME}} or {{file: PATH}}"
+                )
+                self.findings.append(Finding(node.origin, path, message))
                 return ""
 
-    def _leaf(self, leaf: Leaf, node: Node, path: Path) -> object:
-        value = leaf.read(node)
+    def _scalar(self, scalar_type: ScalarType, node: Node, path: Path) -> object:
+        value = scalar_type.read(node)
         if value is not None:
             return value
-        if isinstance(leaf, Several) and isinstance(node, Listing):
+        if isinstance(scalar_type, ListOf) and isinstance(node, ListNode):
             for index, item in enumerate(node.items):
-                self._leaf(leaf.item, item, (*path, str(index)))
-        what = f"got {describe(node, path)}, wanted {leaf.wanted()}{hint(leaf, node)}"
-        raise self._wrong(node.origin, path, what)
+                self._scalar(scalar_type.item, item, (*path, str(index)))
+        message = (
+            f"got {describe_node(node, path)}, wanted"
+            f" {scalar_type.describe()}{suggest(scalar_type, node)}"
+        )
+        raise self._invalid(node.origin, path, message)
 
-    def _wrong(self, origin: Origin, path: Path, what: str) -> _Wrong:
-        self.findings.append(Finding(origin, path, what))
-        return _Wrong()
-
-
-_SECRET = "looks like a secret and is given as a literal"  # noqa: S105 - a message
-
-
-def _wanted(field: Field) -> str:
-    return "a mapping" if isinstance(field.kind, Mapped) else field.kind.wanted()
+    def _invalid(self, origin: Origin, path: Path, message: str) -> _InvalidValue:
+        self.findings.append(Finding(origin, path, message))
+        return _InvalidValue()
 
 
-def _suggestion(schema: type, key: str) -> str:
+_LITERAL_SECRET = "looks like a secret and is given as a literal"  # noqa: S105 - a message
+
+
+def _describe_expected(field: Field) -> str:
+    return "a mapping" if isinstance(field.kind, Mapped) else field.kind.describe()
+
+
+def _suggest_key(schema: type, key: str) -> str:
     fields = fields_of(schema)
-    if near := did_you_mean(key, fields):
-        return near
+    if suggestion := did_you_mean(key, fields):
+        return suggestion
     for field in fields.values():
-        if isinstance(field.kind, Nested):
-            inner = difflib.get_close_matches(key, list(fields_of(field.kind.schema)), n=1)
-            if inner:
-                return f", did you mean '{inner[0]}' under '{field.key}'?"
+        if isinstance(field.kind, NestedSection):
+            nested_matches = difflib.get_close_matches(key, list(fields_of(field.kind.schema)), n=1)
+            if nested_matches:
+                return f", did you mean '{nested_matches[0]}' under '{field.key}'?"
     return f", wanted one of {', '.join(fields)}"

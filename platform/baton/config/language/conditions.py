@@ -23,5 +23,5 @@ class PromptCondition(NamedTuple):
 
 def parse_condition(text: str) -> PromptCondition | None:
     """What the text says; None when it is no condition."""
-    found = re.fullmatch(PATTERN, text)
-    return None if found is None else PromptCondition(Comparison(found[1]), int(found[2]))
+    match = re.fullmatch(PATTERN, text)
+    return None if match is None else PromptCondition(Comparison(match[1]), int(match[2]))

@@ -16,17 +16,17 @@ from dataclasses import MISSING, dataclass
 from enum import StrEnum
 
 from baton.config.language.scalars import (
+    Boolean,
     Bounds,
     Choice,
     Condition,
-    Flag,
-    Leaf,
+    Float,
+    Integer,
+    ListOf,
     Pluggable,
     Quantity,
-    Real,
-    Several,
+    ScalarType,
     Text,
-    Whole,
 )
 from baton.config.language.tree import Path
 from baton.config.language.units import Unit
@@ -40,11 +40,11 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NamePattern:
     """Marker: what the keys of a mapping must look like."""
 
     pattern: str
-    meaning: str
+    description: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,46 +60,46 @@ class SecretRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Nested:
+class NestedSection:
     """A section of its own."""
 
     schema: type
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedSections:
     """Sections under names that the user chooses."""
 
     schema: type
-    names: Names
+    names: NamePattern
 
 
 @dataclass(frozen=True, slots=True)
-class Anything:
+class RawMapping:
     """A mapping that is passed on unread."""
 
-    names: Names
+    names: NamePattern
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class EnvVariables:
     """Environment variables: text, or a `SecretRef`."""
 
-    names: Names
+    names: NamePattern
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class NodeLabels:
     """What the labels of a node must be, by the label's name."""
 
-    names: Names
+    names: NamePattern
 
 
-Free = Anything | Environment | Labels
+Free = RawMapping | EnvVariables | NodeLabels
 """A mapping under names that the user chooses, to values that are no sections."""
-Mapped = Nested | Named | Free
+Mapped = NestedSection | NamedSections | Free
 """What is written as a mapping."""
-Kind = Leaf | Mapped
+FieldType = ScalarType | Mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Field:
 
     attribute: str
     key: str
-    kind: Kind
+    kind: FieldType
     optional: bool
     """Whether `null` is a value."""
     required: bool
@@ -140,21 +140,21 @@ def each(section: object, at: Path = ()) -> Iterator[tuple[Path, Field, object]]
     for key, field in fields_of(type(section)).items():
         path, value = (*at, key), getattr(section, field.attribute)
         match field.kind, value:
-            case Nested(), None:
+            case NestedSection(), None:
                 pass
-            case Nested(), _:
+            case NestedSection(), _:
                 yield from each(value, path)
-            case Named(), Mapping():
+            case NamedSections(), Mapping():
                 for name, inner in value.items():
                     yield from each(inner, (*path, name))
-            case ((Anything() | Environment() | Labels()), Mapping()):
+            case ((RawMapping() | EnvVariables() | NodeLabels()), Mapping()):
                 for name, inner in value.items():
                     yield (*path, name), field, inner
             case _:
                 yield path, field, value
 
 
-def not_yet_of(schema: type) -> Mapping[str, str]:
+def planned_keys(schema: type) -> Mapping[str, str]:
     """The section's planned keys, each with what to do until then."""
     planned: Mapping[str, str] = getattr(schema, NOT_YET, {})
     return planned
@@ -163,8 +163,8 @@ def not_yet_of(schema: type) -> Mapping[str, str]:
 def _field(field: dataclasses.Field[object], hint: object) -> Field:
     markers: tuple[object, ...] = ()
     if typing.get_origin(hint) is typing.Annotated:
-        hint, *rest = typing.get_args(hint)
-        markers = tuple(rest)
+        hint, *annotations = typing.get_args(hint)
+        markers = tuple(annotations)
     optional = False
     if isinstance(hint, types.UnionType):
         (hint,) = (part for part in hint.__args__ if part is not types.NoneType)
@@ -195,36 +195,36 @@ def _without_unit(attribute: str, unit: Unit | None) -> str:
     return attribute if unit is None else attribute.rpartition("_")[0]
 
 
-def _kind(hint: object, markers: tuple[object, ...], unit: Unit | None) -> Kind:
+def _kind(hint: object, markers: tuple[object, ...], unit: Unit | None) -> FieldType:
     bounds = _marker(markers, Bounds())
-    names = _marker(markers, Names(r"[\s\S]+", "a name"))
+    names = _marker(markers, NamePattern(r"[\s\S]+", "a name"))
     arguments = typing.get_args(hint)
     for marker in markers:
         if isinstance(marker, Pluggable | Condition):
             return marker
     if typing.get_origin(hint) is tuple:
-        return Several(Text() if arguments[0] is str else _choice(arguments[0]))
+        return ListOf(Text() if arguments[0] is str else _choice(arguments[0]))
     if typing.get_origin(hint) is Mapping:
         return _mapping(arguments[1], names)
     if hint in {int, float} and unit is not None:
-        return Quantity(unit, bounds, whole=hint is int)
+        return Quantity(unit, bounds, is_integer=hint is int)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return Nested(hint)
-    scalars: dict[object, Kind] = {
+        return NestedSection(hint)
+    scalars: dict[object, FieldType] = {
         str: Text(),
-        bool: Flag(),
-        int: Whole(bounds),
-        float: Real(bounds),
+        bool: Boolean(),
+        int: Integer(bounds),
+        float: Float(bounds),
     }
     return scalars.get(hint) or _choice(hint)
 
 
-def _mapping(hint: object, names: Names) -> Kind:
+def _mapping(hint: object, names: NamePattern) -> FieldType:
     if hint is object:
-        return Anything(names)
+        return RawMapping(names)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return Named(hint, names)
-    return Labels(names) if hint is str else Environment(names)
+        return NamedSections(hint, names)
+    return NodeLabels(names) if hint is str else EnvVariables(names)
 
 
 def _choice(hint: object) -> Choice:
@@ -233,7 +233,7 @@ def _choice(hint: object) -> Choice:
     raise TypeError(f"the schema has a field of type {hint}, which no kind of value stands for")
 
 
-_Marker = typing.TypeVar("_Marker", Key, Bounds, Names)
+_Marker = typing.TypeVar("_Marker", Key, Bounds, NamePattern)
 
 
 def _marker(markers: tuple[object, ...], default: _Marker) -> _Marker:

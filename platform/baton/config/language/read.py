@@ -32,7 +32,7 @@ from baton.config.language.tree import (
     Entry,
     FileOrigin,
     Finding,
-    Listing,
+    ListNode,
     Node,
     Origin,
     Path,
@@ -64,62 +64,64 @@ def read_file(file: FilePath, findings: list[Finding]) -> Node:
     Raises:
         Unreadable: no such file, not text, not YAML, too large.
     """
-    start = FileOrigin(str(file), 1, 1)
+    origin = FileOrigin(str(file), 1, 1)
     try:
         with file.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        why = (error.strerror or type(error).__name__).lower()
-        raise Unreadable(Finding(start, (), f"cannot be read: {why}")) from error
+        reason = (error.strerror or type(error).__name__).lower()
+        raise Unreadable(Finding(origin, (), f"cannot be read: {reason}")) from error
     if len(raw) > MAX_FILE_BYTES:
-        what = f"too large: more than {MAX_FILE_BYTES} bytes, wanted a configuration file"
-        raise Unreadable(Finding(start, (), what))
+        message = f"too large: more than {MAX_FILE_BYTES} bytes, wanted a configuration file"
+        raise Unreadable(Finding(origin, (), message))
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        what = f"not UTF-8 text: byte {error.start} cannot be decoded"
-        raise Unreadable(Finding(start, (), what)) from error
-    return read_text(text, start, findings)
+        message = f"not UTF-8 text: byte {error.start} cannot be decoded"
+        raise Unreadable(Finding(origin, (), message)) from error
+    return read_text(text, origin, findings)
 
 
-def read_text(text: str, start: Origin, findings: list[Finding]) -> Node:
+def read_text(text: str, source_origin: Origin, findings: list[Finding]) -> Node:
     """The tree of one YAML document.
 
     Args:
         text: the document.
-        start: where the text is from; positions are kept only for files.
+        source_origin: where the text is from; positions are kept only for files.
         findings: what is wrong with single keys is added here.
 
     Raises:
         Unreadable: it is not one YAML document within the bounds.
     """
-    builder = _Builder(start, findings)
+    builder = _TreeBuilder(source_origin, findings)
     try:
         return builder.document(YAML(typ="safe", pure=True).parse(io.StringIO(text)))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        origin = start if mark is None else builder.at(mark)
-        raise Unreadable(Finding(origin, (), _problem(error))) from error
+        origin = source_origin if mark is None else builder.origin_at(mark)
+        raise Unreadable(Finding(origin, (), _error_message(error))) from error
     except ReaderError as error:
-        origin = _nth_character(start, text, error.position)
-        what = f"character U+{ord(text[error.position]):04X} is not allowed in YAML"
-        raise Unreadable(Finding(origin, (), what)) from error
+        origin = _character_origin(source_origin, text, error.position)
+        message = f"character U+{ord(text[error.position]):04X} is not allowed in YAML"
+        raise Unreadable(Finding(origin, (), message)) from error
     except (YAMLError, ValueError) as error:
-        raise Unreadable(Finding(start, (), f"not YAML: {error}")) from error
+        raise Unreadable(Finding(source_origin, (), f"not YAML: {error}")) from error
 
 
-def _problem(error: MarkedYAMLError) -> str:
+def _error_message(error: MarkedYAMLError) -> str:
     problem = str(error.problem or error)
     if r"'\t'" in problem:
         return "not YAML: a tab where only spaces are allowed, indent with spaces"
     return f"not YAML: {error.context}, {problem}" if error.context else f"not YAML: {problem}"
 
 
-def _nth_character(start: Origin, text: str, position: int) -> Origin:
-    if not isinstance(start, FileOrigin):
-        return start
+def _character_origin(source_origin: Origin, text: str, position: int) -> Origin:
+    if not isinstance(source_origin, FileOrigin):
+        return source_origin
     line = text.count("\n", 0, position)
-    return FileOrigin(start.file, line + 1, position - (text.rfind("\n", 0, position) + 1) + 1)
+    return FileOrigin(
+        source_origin.file, line + 1, position - (text.rfind("\n", 0, position) + 1) + 1
+    )
 
 
 def resolve(text: str) -> str | int | float | bool | None:
@@ -135,39 +137,39 @@ def resolve(text: str) -> str | int | float | bool | None:
     return text
 
 
-class _Builder:
+class _TreeBuilder:
     """Builds one document's tree, counting what it builds."""
 
-    def __init__(self, start: Origin, findings: list[Finding]) -> None:
-        self._start = start
+    def __init__(self, source_origin: Origin, findings: list[Finding]) -> None:
+        self._source_origin = source_origin
         self._findings = findings
         self._anchors: dict[str, tuple[Node, int] | None] = {}
         """What stands at each anchor and how many values that is; None while it is read."""
-        self._values = 0
+        self._value_count = 0
 
-    def at(self, mark: StringMark) -> Origin:
-        if not isinstance(self._start, FileOrigin):
-            return self._start
-        return FileOrigin(self._start.file, mark.line + 1, mark.column + 1)
+    def origin_at(self, mark: StringMark) -> Origin:
+        if not isinstance(self._source_origin, FileOrigin):
+            return self._source_origin
+        return FileOrigin(self._source_origin.file, mark.line + 1, mark.column + 1)
 
     def document(self, events: Iterator[Event]) -> Node:
         root: Node | None = None
         for event in events:
             if isinstance(event, DocumentStartEvent) and root is not None:
-                self._stop(self.at(event.start_mark), "a second document, wanted only one")
+                self._fail(self.origin_at(event.start_mark), "a second document, wanted only one")
             if isinstance(event, NodeEvent):
                 root = self._node(event, events, ())
-        return root if root is not None else Scalar(None, self._start, "")
+        return root if root is not None else Scalar(None, self._source_origin, "")
 
-    def _stop(self, origin: Origin, what: str, path: Path = ()) -> NoReturn:
-        raise Unreadable(Finding(origin, path, what))
+    def _fail(self, origin: Origin, message: str, path: Path = ()) -> NoReturn:
+        raise Unreadable(Finding(origin, path, message))
 
     def _node(self, event: NodeEvent, events: Iterator[Event], path: Path) -> Node:
-        origin = self.at(event.start_mark)
-        before = self._values
+        origin = self.origin_at(event.start_mark)
+        count_before = self._value_count
         self._count(1, origin)
         if len(path) > MAX_DEPTH:
-            self._stop(origin, f"nested more than {MAX_DEPTH} deep")
+            self._fail(origin, f"nested more than {MAX_DEPTH} deep")
         if isinstance(event, AliasEvent):
             return self._alias(event.anchor, origin, path)
         if event.anchor:
@@ -175,42 +177,42 @@ class _Builder:
         if isinstance(event, ScalarEvent):
             node: Node = _scalar(event, origin)
         elif isinstance(event, SequenceStartEvent):
-            node = self._listing(events, origin, path)
+            node = self._list(events, origin, path)
         else:
             node = self._section(events, origin, path)
         if tag := _tag(event):
             self._findings.append(Finding(origin, path, f"tag {tag} is not allowed, remove it"))
         if event.anchor:
-            self._anchors[event.anchor] = node, self._values - before
+            self._anchors[event.anchor] = node, self._value_count - count_before
         return node
 
     def _count(self, values: int, origin: Origin) -> None:
-        self._values += values
-        if self._values > MAX_VALUES:
-            self._stop(origin, f"more than {MAX_VALUES} values (aliases count as what they repeat)")
+        self._value_count += values
+        if self._value_count > MAX_VALUES:
+            self._fail(origin, f"more than {MAX_VALUES} values (aliases count as what they repeat)")
 
     def _alias(self, anchor: str, origin: Origin, path: Path) -> Node:
         if anchor not in self._anchors:
-            self._stop(origin, f"alias *{anchor} has no anchor before it", path)
+            self._fail(origin, f"alias *{anchor} has no anchor before it", path)
         anchored = self._anchors[anchor]
         if anchored is None:
-            self._stop(origin, f"alias *{anchor} contains itself", path)
+            self._fail(origin, f"alias *{anchor} contains itself", path)
         node, values = anchored
         self._count(values, origin)
         return node
 
-    def _listing(self, events: Iterator[Event], origin: Origin, path: Path) -> Listing:
+    def _list(self, events: Iterator[Event], origin: Origin, path: Path) -> ListNode:
         items: list[Node] = []
         while isinstance(event := next(events), NodeEvent):
             items.append(self._node(event, events, (*path, str(len(items)))))
-        return Listing(tuple(items), origin)
+        return ListNode(tuple(items), origin)
 
     def _section(self, events: Iterator[Event], origin: Origin, path: Path) -> Section:
         entries: dict[str, Entry] = {}
         while isinstance(event := next(events), NodeEvent):
-            key_origin = self.at(event.start_mark)
+            key_origin = self.origin_at(event.start_mark)
             if not isinstance(event, ScalarEvent):
-                self._stop(key_origin, "a key that is no plain text, wanted a name", path)
+                self._fail(key_origin, "a key that is no plain text, wanted a name", path)
             key, value_event = str(event.value), next(events)
             assert isinstance(value_event, NodeEvent), "the parser puts a node after each key"
             node = self._node(value_event, events, (*path, key))
@@ -218,11 +220,13 @@ class _Builder:
                 # An absent value has no place of its own: the parser marks what follows it.
                 node = Scalar(None, key_origin, "")
             if key == "<<":
-                what = "merge keys are not supported, repeat the keys or use an overlay (-c a -c b)"
-                self._findings.append(Finding(key_origin, path, what))
+                message = (
+                    "merge keys are not supported, repeat the keys or use an overlay (-c a -c b)"
+                )
+                self._findings.append(Finding(key_origin, path, message))
             elif key in entries:
-                what = f"given twice, first at {entries[key].origin}, keep one"
-                self._findings.append(Finding(key_origin, (*path, key), what))
+                message = f"given twice, first at {entries[key].origin}, keep one"
+                self._findings.append(Finding(key_origin, (*path, key), message))
             else:
                 entries[key] = Entry(node, key_origin)
         return Section(entries, origin)

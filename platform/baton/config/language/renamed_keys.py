@@ -17,7 +17,7 @@ from baton.config.language.tree import (
     Path,
     Scalar,
     Section,
-    describe,
+    describe_node,
     format_path,
 )
 
@@ -61,7 +61,7 @@ def with_new_names(
             node = entry.node if row.convert is None else row.convert(entry.node)
             shown = format_path(new)
             if node is not entry.node and isinstance(node, Scalar):
-                shown += f": {describe(node, new)}"
+                shown += f": {describe_node(node, new)}"
             warnings.append(Finding(entry.origin, old, f"deprecated, use {shown}"))
             moved = Section({new[-1]: Entry(node, entry.origin)}, entry.origin)
             for key in reversed(new[:-1]):

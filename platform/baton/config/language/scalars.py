@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from baton.config.language.conditions import PATTERN, parse_condition
-from baton.config.language.tree import Listing, Node, Scalar
+from baton.config.language.tree import ListNode, Node, Scalar
 from baton.config.language.units import PATTERNS, Unit, format_quantity, parse_quantity
 
 Json = dict[str, object]
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _NAME = "[A-Za-z_][A-Za-z0-9_]*"
-_CODE = rf"{_NAME}(?:\.{_NAME})*:{_NAME}"
+_IMPORT_PATH = rf"{_NAME}(?:\.{_NAME})*:{_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Bounds:
     low: float | None = None
     high: float | None = None
 
-    def hold(self, number: float) -> bool:
+    def contains(self, number: float) -> bool:
         """Whether `number` is finite and in the range."""
         return (
             math.isfinite(number)
@@ -45,8 +45,8 @@ class Bounds:
 
     def json_schema(self) -> Json:
         """The range in JSON Schema's words."""
-        ends = {"minimum": self.low, "maximum": self.high}
-        return {name: end for name, end in ends.items() if end is not None}
+        limits = {"minimum": self.low, "maximum": self.high}
+        return {name: end for name, end in limits.items() if end is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Text:
         """The text itself."""
         return value
 
-    def wanted(self) -> str:
+    def describe(self) -> str:
         """For error messages."""
         return "text (in quotes if it looks like something else)"
 
@@ -88,7 +88,7 @@ class Selector:
         """The selector itself."""
         return value
 
-    def wanted(self) -> str:
+    def describe(self) -> str:
         """For error messages."""
         return "what a label must be: 'a', '!a', 'in(a, b)' or '!in(a, b)'"
 
@@ -98,7 +98,7 @@ class Selector:
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class Boolean:
     """True or false."""
 
     def read(self, node: Node) -> bool | None:
@@ -110,7 +110,7 @@ class Flag:
         """The flag itself."""
         return value
 
-    def wanted(self) -> str:
+    def describe(self) -> str:
         """For error messages."""
         return "true or false"
 
@@ -120,7 +120,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Integer:
     """A whole number."""
 
     bounds: Bounds
@@ -130,13 +130,13 @@ class Whole:
         number = node.value if isinstance(node, Scalar) else None
         if isinstance(number, bool) or not isinstance(number, int):
             return None
-        return number if self.bounds.hold(number) else None
+        return number if self.bounds.contains(number) else None
 
     def write(self, value: object) -> object:
         """The number itself."""
         return value
 
-    def wanted(self) -> str:
+    def describe(self) -> str:
         """For error messages."""
         return f"a whole number{self.bounds.describe()}"
 
@@ -146,7 +146,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Real:
+class Float:
     """A number."""
 
     bounds: Bounds
@@ -156,13 +156,13 @@ class Real:
         number = node.value if isinstance(node, Scalar) else None
         if isinstance(number, bool) or not isinstance(number, int | float):
             return None
-        return float(number) if self.bounds.hold(number) else None
+        return float(number) if self.bounds.contains(number) else None
 
     def write(self, value: object) -> object:
         """The number itself."""
         return value
 
-    def wanted(self) -> str:
+    def describe(self) -> str:
         """For error messages."""
         return f"a number{self.bounds.describe()}"
 
@@ -177,16 +177,16 @@ class Quantity:
 
     unit: Unit
     bounds: Bounds
-    whole: bool
+    is_integer: bool
     """Whether the number of base units must be whole (bytes)."""
 
     def read(self, node: Node) -> float | int | None:
         """The number of base units; None when the node is something else or out of bounds."""
         text = node.value if isinstance(node, Scalar) else None
         number = parse_quantity(text, self.unit) if isinstance(text, str) else None
-        if number is None or not self.bounds.hold(number):
+        if number is None or not self.bounds.contains(number):
             return None
-        if not self.whole:
+        if not self.is_integer:
             return number
         return int(number) if number.is_integer() else None
 
@@ -196,14 +196,14 @@ class Quantity:
             raise TypeError(f"{value!r} is not {self.unit}")
         return format_quantity(value, self.unit)
 
-    def wanted(self) -> str:
+    def describe(self) -> str:
         """For error messages."""
-        ends = self.bounds.describe(lambda number: format_quantity(number, self.unit))
-        return f"{self.unit}{ends}"
+        limits = self.bounds.describe(lambda number: format_quantity(number, self.unit))
+        return f"{self.unit}{limits}"
 
     def json_schema(self) -> Json:
         """For editors, which cannot check the bounds."""
-        return {"type": "string", "pattern": PATTERNS[self.unit], "description": self.wanted()}
+        return {"type": "string", "pattern": PATTERNS[self.unit], "description": self.describe()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Choice:
         """The member as text."""
         return str(value)
 
-    def wanted(self) -> str:
+    def describe(self) -> str:
         """For error messages."""
         *first, last = [f"'{member}'" for member in self.enum]
         return f"{', '.join(first)} or {last}" if first else last
@@ -244,13 +244,13 @@ class Pluggable:
         text = node.value if isinstance(node, Scalar) else None
         if not isinstance(text, str):
             return None
-        return text if text in list(self.enum) or re.fullmatch(_CODE, text) else None
+        return text if text in list(self.enum) or re.fullmatch(_IMPORT_PATH, text) else None
 
     def write(self, value: object) -> object:
         """The text itself."""
         return value
 
-    def wanted(self) -> str:
+    def describe(self) -> str:
         """For error messages."""
         names = ", ".join(f"'{member}'" for member in self.enum)
         return f"{names} or your own 'module:function'"
@@ -258,7 +258,7 @@ class Pluggable:
     def json_schema(self) -> Json:
         """For editors."""
         names = {"type": "string", "enum": [str(member) for member in self.enum]}
-        return {"anyOf": [names, {"type": "string", "pattern": f"^(?:{_CODE})$"}]}
+        return {"anyOf": [names, {"type": "string", "pattern": f"^(?:{_IMPORT_PATH})$"}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class Condition:
         """The text itself."""
         return value
 
-    def wanted(self) -> str:
+    def describe(self) -> str:
         """For error messages."""
         return "a condition such as 'prompt_tokens > 8000', with >, >=, < or <="
 
@@ -285,14 +285,14 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class ListOf:
     """A list: at least one, each at most once."""
 
     item: Choice | Text
 
     def read(self, node: Node) -> tuple[str, ...] | None:
         """The members in order; None when the node or one of its items is something else."""
-        if not isinstance(node, Listing):
+        if not isinstance(node, ListNode):
             return None
         items = tuple(item for item in map(self.item.read, node.items) if item is not None)
         return items if items and len(set(items)) == len(node.items) else None
@@ -303,9 +303,9 @@ class Several:
             raise TypeError(f"{value!r} is not a tuple")
         return [str(member) for member in value]
 
-    def wanted(self) -> str:
+    def describe(self) -> str:
         """For error messages."""
-        return f"a list of at least one, each once, of {self.item.wanted()}"
+        return f"a list of at least one, each once, of {self.item.describe()}"
 
     def json_schema(self) -> Json:
         """For editors."""
@@ -313,18 +313,20 @@ class Several:
         return {"type": "array", "items": items, "minItems": 1, "uniqueItems": True}
 
 
-Leaf = Text | Selector | Flag | Whole | Real | Quantity | Choice | Pluggable | Condition | Several
+ScalarType = (
+    Text | Selector | Boolean | Integer | Float | Quantity | Choice | Pluggable | Condition | ListOf
+)
 
 
-def did_you_mean(got: str, known: Iterable[str]) -> str:
+def did_you_mean(text: str, known: Iterable[str]) -> str:
     """`, did you mean 'x'?` when one of `known` is near, else nothing."""
-    near = difflib.get_close_matches(got, list(known), n=1)
-    return f", did you mean '{near[0]}'?" if near else ""
+    matches = difflib.get_close_matches(text, list(known), n=1)
+    return f", did you mean '{matches[0]}'?" if matches else ""
 
 
-def hint(leaf: Leaf, node: Node) -> str:
+def suggest(scalar_type: ScalarType, node: Node) -> str:
     """What else to say about a node that is not of this kind."""
-    match leaf, node:
+    match scalar_type, node:
         case Pluggable(moved=moved), Scalar(value=str(text)) if text in moved:
             place = f"'{moved[text]}', with baton's repository on the PYTHONPATH"
             return f"; {text!r} is not built in any more: write {place}"

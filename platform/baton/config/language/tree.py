@@ -44,12 +44,12 @@ class SetOrigin:
 
 @dataclass(frozen=True, slots=True)
 class DefaultOrigin:
-    """Nobody said it. `why` tells how it was derived when it is not a plain default."""
+    """Nobody said it. `reason` tells how it was derived when it is not a plain default."""
 
-    why: str = ""
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"default ({self.why})" if self.why else "default"
+        return f"default ({self.reason})" if self.reason else "default"
 
 
 Origin = FileOrigin | EnvOrigin | SetOrigin | DefaultOrigin
@@ -65,7 +65,7 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ListNode:
     """A list of values."""
 
     items: tuple[Node, ...]
@@ -88,7 +88,7 @@ class Section:
     origin: Origin
 
 
-Node = Scalar | Listing | Section
+Node = Scalar | ListNode | Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class Finding:
 
     origin: Origin
     path: Path
-    what: str
+    message: str
 
     def __str__(self) -> str:
-        place = "" if isinstance(self.origin, DefaultOrigin) else str(self.origin)
-        return ": ".join(part for part in (place, format_path(self.path), self.what) if part)
+        location = "" if isinstance(self.origin, DefaultOrigin) else str(self.origin)
+        return ": ".join(part for part in (location, format_path(self.path), self.message) if part)
 
 
 def format_path(path: Path) -> str:
@@ -114,16 +114,16 @@ def matches(path: Path, pattern: str) -> bool:
 
     `*` is any one name; `**`, at the end, any number of them.
     """
-    names = pattern.split(".")
-    if names[-1] == "**":
-        names = names[:-1]
-        path = path[: len(names)]
-    return len(path) == len(names) and all(
-        want in ("*", key) for key, want in zip(path, names, strict=True)
+    pattern_names = pattern.split(".")
+    if pattern_names[-1] == "**":
+        pattern_names = pattern_names[:-1]
+        path = path[: len(pattern_names)]
+    return len(path) == len(pattern_names) and all(
+        want in ("*", key) for key, want in zip(path, pattern_names, strict=True)
     )
 
 
-def in_order(finding: Finding) -> tuple[int, str, int, int]:
+def sort_key(finding: Finding) -> tuple[int, str, int, int]:
     """A sort key: by file and line, then environment variables, options, and what nobody said."""
     match finding.origin:
         case FileOrigin(file, line, column):
@@ -142,11 +142,11 @@ def is_secret_name(name: str) -> bool:
     Words are compared, not letters: `max_prompt_tokens` holds no secret. Nor does an argument of
     vLLM about the tokens of a text: `token_ids`, `long_prefill_token_threshold`.
     """
-    words = re.split(r"[^a-z]+", _TOKEN_OF_TEXT.sub("", name.lower().replace("-", "_")))
+    words = re.split(r"[^a-z]+", _TOKENIZER_TERMS.sub("", name.lower().replace("-", "_")))
     return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
 
 
-def is_raw(path: Path) -> bool:
+def is_vllm_argument(path: Path) -> bool:
     """Whether a value there is handed to vLLM as it is: an argument of an engine or a server."""
     return "extra" in path or (path[:1] in {("model",), ("models",)} and "api" in path)
 
@@ -155,26 +155,26 @@ _SECRET_WORDS = frozenset(
     {"key", "keys", "token", "secret", "secrets", "password", "passwd", "credential", "credentials"}
 )
 _SECRET_ENDINGS = ("apikey", "password", "secret")
-_TOKEN_OF_TEXT = re.compile(
+_TOKENIZER_TERMS = re.compile(
     r"(?<![a-z])(?:token_(?:ids?|thresholds?|budgets?|num|prob)|per_token)(?![a-z])"
 )
 
 
-def describe(node: Node, path: Path) -> str:
+def describe_node(node: Node, path: Path) -> str:
     """What was found, for an error message; never the value of something that looks secret."""
     match node:
         case Section():
             return "a mapping"
-        case Listing():
+        case ListNode():
             return "a list"
         case Scalar(value=None):
             return "nothing"
         case Scalar() if any(is_secret_name(key) for key in path):
             return "a literal that is not shown"
         case Scalar(value=str(value)):
-            return repr(value if len(value) <= _SHOWN_CHARS else value[:_SHOWN_CHARS] + "…")
+            return repr(value if len(value) <= _MAX_SHOWN_CHARS else value[:_MAX_SHOWN_CHARS] + "…")
         case Scalar(text=text):
-            return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+            return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"
 
 
-_SHOWN_CHARS = 60
+_MAX_SHOWN_CHARS = 60

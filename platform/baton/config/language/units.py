@@ -55,10 +55,10 @@ def parse_quantity(text: str, unit: Unit) -> float | None:
 
     A number without a unit is refused: `2` could be seconds or milliseconds.
     """
-    found = re.fullmatch(PATTERNS[unit], text)
-    if found is None:
+    match = re.fullmatch(PATTERNS[unit], text)
+    if match is None:
         return None
-    number, name, *per = found.groups()
+    number, name, *per = match.groups()
     scale = (_SECONDS | _BYTES | _COUNTS)[name]
     return float(Decimal(number) * scale / (_SECONDS[per[0]] if per else 1))
 

@@ -21,8 +21,8 @@ from baton.config.language.bounds import (
     Port,
     Positive,
     TenantName,
+    Timeout,
     VariableName,
-    Wait,
     Workers,
 )
 from baton.config.language.fields import Key, SecretRef
@@ -85,19 +85,19 @@ class OnFailure(StrEnum):
     """Give the leg up; the request is placed again."""
 
 
-class FrontendKind(StrEnum):
+class ApiServerKind(StrEnum):
     """Which API server stands in front."""
 
     PYTHON = "python"
     RUST = "rust"
 
 
-class FrontKind(StrEnum):
+class ListenerKind(StrEnum):
     """Whose HAProxy listens where clients come."""
 
     SERVE = "serve"
     """Ray Serve's, before all ingresses."""
-    GATE = "gate"
+    INGRESS = "gate"
     """Each ingress' own, which is the gate before vLLM's Rust frontend."""
 
 
@@ -328,7 +328,7 @@ class ProbeConfig:
 
     interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = _PROBE.interval_s
     """Between two looks at one pair."""
-    deadline_s: Annotated[float, Wait] = _PROBE.deadline_s
+    deadline_s: Annotated[float, Timeout] = _PROBE.deadline_s
     """For each step of a probe; a pair that does not answer in it is not used until it does."""
 
 
@@ -339,7 +339,7 @@ class TransferConfig:
     connector: Connector = Connector.NIXL
     require_rdma: bool = False
     """Do not use a pair of replicas whose blocks go through the kernel's network stack."""
-    deadline_s: Annotated[float, Wait] = _LIMITS.transfer_s
+    deadline_s: Annotated[float, Timeout] = _LIMITS.transfer_s
     """For the blocks of one handoff, and twice what they are predicted to take if that is longer;
     besides what the rest of a prompt is predicted to take where only its prefix is fetched. Then
     `on_failure`."""
@@ -384,10 +384,10 @@ class ServerConfig:
     """The address that clients reach. Others than this machine: keys and TLS first."""
     port: Annotated[int, Port] = 8000
     """The port that clients reach."""
-    frontend: FrontendKind = FrontendKind.PYTHON
+    frontend: ApiServerKind = ApiServerKind.PYTHON
     """Which of vLLM's API servers stands in front; `rust` is faster and does less: see
     [frontends](../frontends.md)."""
-    front: FrontKind = FrontKind.SERVE
+    front: ListenerKind = ListenerKind.SERVE
     """Whose HAProxy listens there: Ray Serve's, or with `frontend: rust` that of each ingress
     (`gate`), which spares a hop: see [frontends](../frontends.md#ingress-listener)."""
     replicas: IngressCounts = field(default_factory=IngressCounts)

@@ -10,7 +10,7 @@ from baton.config.language.scalars import Bounds, Pluggable
 from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
 
 _OPTIONS = AutoscalerOptions()
-_Pause = Bounds(low=0, high=7 * 86_400)
+_Cooldown = Bounds(low=0, high=7 * 86_400)
 
 MOVED_POLICIES: Final = {
     "hpa": "benchmarks.policies.hpa:Hpa",
@@ -22,20 +22,20 @@ MOVED_POLICIES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepsUp:
+class ScaleUpConfig:
     """How fast a pool may grow."""
 
-    cooldown_s: Annotated[float, _Pause] = _OPTIONS.up.cooldown_s
+    cooldown_s: Annotated[float, _Cooldown] = _OPTIONS.up.cooldown_s
     """Since its last change."""
     max_step: Annotated[int, Positive] = _OPTIONS.up.max_step
     """Replicas at a time; half of the pool where that is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepsDown:
+class ScaleDownConfig:
     """How fast a pool may shrink."""
 
-    cooldown_s: Annotated[float, _Pause] = _OPTIONS.down.cooldown_s
+    cooldown_s: Annotated[float, _Cooldown] = _OPTIONS.down.cooldown_s
     """Since the pool's last change."""
     max_step: Annotated[int, Positive] = _OPTIONS.down.max_step
     """Replicas at a time; half of the pool where that is more."""
@@ -54,8 +54,8 @@ class AutoscalerConfig:
     gpu_budget: Annotated[float | None, Bounds(low=1)] = _OPTIONS.gpu_budget
     """GPUs of all pools together, at least those that they start with; a replica without GPUs
     counts one for each of its workers."""
-    up: StepsUp = field(default_factory=StepsUp)
-    down: StepsDown = field(default_factory=StepsDown)
+    up: ScaleUpConfig = field(default_factory=ScaleUpConfig)
+    down: ScaleDownConfig = field(default_factory=ScaleDownConfig)
     scale_to_zero: bool = _OPTIONS.scale_to_zero
     """Let pools whose `min` is 0 lose their last replica when nothing is asked for."""
     dry_run: bool = _OPTIONS.dry_run

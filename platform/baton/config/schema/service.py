@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from baton.config.language.bounds import ClassName, Positive, Priority, Share, Wait
+from baton.config.language.bounds import ClassName, Positive, Priority, Share, Timeout
 from baton.config.language.fields import Key
 from baton.config.language.scalars import Bounds, Condition
 from baton.config.schema.recovery import RecoveryConfig
@@ -17,7 +17,7 @@ from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
 
 _LIMITS = CoordinatorLimits()
 _ADMISSION = AdmissionOptions()
-_ANYBODY = Tenant()
+_DEFAULT_TENANT = Tenant()
 _RATE = RateLimit()
 
 # From once a day to more than any machine serves.
@@ -28,11 +28,11 @@ _Rate = Bounds(low=1e-5, high=1e12)
 class SloObjectives:
     """What a class is promised; null for what it is not."""
 
-    ttft_s: Annotated[float | None, Wait] = None
+    ttft_s: Annotated[float | None, Timeout] = None
     """Until the first token."""
-    tpot_s: Annotated[float | None, Wait] = None
+    tpot_s: Annotated[float | None, Timeout] = None
     """Between tokens, on average over a request."""
-    itl_p99_s: Annotated[float | None, Wait] = None
+    itl_p99_s: Annotated[float | None, Timeout] = None
     """At most one in a hundred gaps between two tokens of a request may be longer."""
     attainment: Annotated[float, Share] = NO_SLO.attainment_target
     """The share of arrived requests that are to get all of it."""
@@ -74,14 +74,14 @@ class RateConfig:
 class TenantConfig:
     """Who asks; its name is its key. `default` is whoever has no key of another's."""
 
-    priority: Annotated[int, Priority] = _ANYBODY.priority
+    priority: Annotated[int, Priority] = _DEFAULT_TENANT.priority
     """Added to that of its requests' class."""
-    weight: Annotated[float, Bounds(low=0.001, high=1e6)] = _ANYBODY.weight
+    weight: Annotated[float, Bounds(low=0.001, high=1e6)] = _DEFAULT_TENANT.weight
     """Its share of GPU time among tenants of one priority, when all want more than there is."""
     rate: RateConfig = field(default_factory=RateConfig)
-    max_in_flight: Annotated[int | None, Positive] = _ANYBODY.max_in_flight
+    max_in_flight: Annotated[int | None, Positive] = _DEFAULT_TENANT.max_in_flight
     """Requests at a time, over the whole deployment."""
-    cache: CacheSharing = _ANYBODY.cache
+    cache: CacheSharing = _DEFAULT_TENANT.cache
     """`isolated` unless said where the tenant has keys."""
     keys_file: str | None = None
     """Of its API keys, as `baton keys` writes it."""
@@ -97,16 +97,16 @@ class TenantConfig:
 class Timeouts:
     """How long a request may take."""
 
-    first_token_s: Annotated[float, Wait] = _LIMITS.first_token_s
+    first_token_s: Annotated[float, Timeout] = _LIMITS.first_token_s
     """From placement to the first token, before another replica is tried. Where nothing is
     promised, who is predicted to stand in a queue for longer is refused."""
-    stall_s: Annotated[float, Wait] = _LIMITS.stall_s
+    stall_s: Annotated[float, Timeout] = _LIMITS.stall_s
     """Between two tokens, before another replica is tried."""
-    total_s: Annotated[float, Wait] = _LIMITS.total_s
+    total_s: Annotated[float, Timeout] = _LIMITS.total_s
     """From arrival to the last token."""
-    resume_s: Annotated[float, Wait] = _LIMITS.resume_wait_s
+    resume_s: Annotated[float, Timeout] = _LIMITS.resume_wait_s
     """How long a stream that lost its replica waits for another."""
-    drain_s: Annotated[float, Wait] = _LIMITS.drain_patience_s
+    drain_s: Annotated[float, Timeout] = _LIMITS.drain_timeout_s
     """How long streams may run on where a replica drains, before they are moved elsewhere."""
 
 
@@ -116,15 +116,15 @@ class AdmissionConfig:
 
     policy: AdmissionRule = _ADMISSION.rule
     """Where something is promised: by prediction, or everyone while the queue has room."""
-    engine_queue_s: Annotated[float, Bounds(low=0, high=3_600)] = _ADMISSION.engine_queue_s
+    engine_queue_s: Annotated[float, Bounds(low=0, high=3_600)] = _ADMISSION.max_engine_queue_s
     """Predicted prompt work that may wait inside an engine; what is beyond waits outside."""
-    margin: Annotated[float, Bounds(low=0, high=0.99)] = _ADMISSION.margin_fraction
+    margin: Annotated[float, Bounds(low=0, high=0.99)] = _ADMISSION.slo_safety_margin_fraction
     """The fraction of an objective that is kept free, since predictions err."""
     max_queue: Annotated[int, Positive] = _LIMITS.max_queued
     """Requests that wait for a replica."""
-    max_queue_wait_s: Annotated[float, Wait] = _LIMITS.queue_wait_s
+    max_queue_wait_s: Annotated[float, Timeout] = _LIMITS.queue_wait_s
     """For a replica; who waits longer gets 503."""
-    max_cold_start_wait_s: Annotated[float, Wait] = 300.0
+    max_cold_start_wait_s: Annotated[float, Timeout] = 300.0
     """The same where `autoscaler.scale_to_zero` has left a model without any replica: the request
     has one started, and waits for it. Where starts are known to take longer, it is refused sooner.
     """

@@ -10,7 +10,7 @@ from typing import cast
 
 from baton.domain.errors import UnknownModel
 from baton.perf.hardware.accelerators import Dtype
-from baton.perf.model.known_models import dtype_hint, shape_of
+from baton.perf.model.known_models import dtype_hint, find_shape
 from baton.perf.model.shape import ModelShape, from_config, weights_dtype
 
 
@@ -22,7 +22,7 @@ class SourceShape:
     weights: Dtype | None = None
 
 
-def shape_at(source: str, config_file: Path | None = None) -> SourceShape:
+def load_shape(source: str, config_file: Path | None = None) -> SourceShape:
     """The shape of a model by its source (a hub id or a folder), or by a file that says it.
 
     Raises:
@@ -31,7 +31,7 @@ def shape_at(source: str, config_file: Path | None = None) -> SourceShape:
     if config_file is None and (file := Path(source) / "config.json").is_file():
         config_file = file
     if config_file is None:
-        return SourceShape(shape=shape_of(source), weights=dtype_hint(source))
+        return SourceShape(shape=find_shape(source), weights=dtype_hint(source))
     if config_file.is_dir():
         config_file /= "config.json"
     config = _read(config_file)
@@ -40,17 +40,17 @@ def shape_at(source: str, config_file: Path | None = None) -> SourceShape:
 
 def _read(file: Path) -> Mapping[str, object]:
     try:
-        found: object = json.loads(file.read_text(encoding="utf-8"))
+        content: object = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _unreadable(file, why) from error
-    if not isinstance(found, dict):
-        raise _unreadable(file, f"got {type(found).__name__}, wanted an object")
-    return cast("Mapping[str, object]", found)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise _unreadable(file, reason) from error
+    if not isinstance(content, dict):
+        raise _unreadable(file, f"got {type(content).__name__}, wanted an object")
+    return cast("Mapping[str, object]", content)
 
 
-def _unreadable(file: Path, why: str) -> UnknownModel:
+def _unreadable(file: Path, reason: str) -> UnknownModel:
     return UnknownModel(
-        f"{file}: cannot be read as a model's config.json: {why}",
+        f"{file}: cannot be read as a model's config.json: {reason}",
         "give the config.json that lies beside the model's weights",
     )

@@ -9,7 +9,7 @@ from baton.simulator.engine.settings import SimSettings
 
 
 @dataclass(frozen=True, slots=True)
-class SimSteps:
+class SimStepTiming:
     """A `StepTiming`: linear in tokens and requests, square in prompt tokens, as configured."""
 
     settings: SimSettings
@@ -17,9 +17,9 @@ class SimSteps:
     def step_s(self, batch: StepBatch) -> float:
         """From the batch being chosen to its tokens being there."""
         settings = self.settings
-        room_tokens = settings.kv_blocks * settings.block_size_tokens
+        capacity_tokens = settings.kv_blocks * settings.block_size_tokens
         return settings.step_s(
             prefill_tokens=batch.prefill_tokens,
             decode_requests=batch.decode_requests,
-            kv_used_fraction=min(1.0, batch.decode_context_tokens / room_tokens),
+            kv_used_fraction=min(1.0, batch.decode_context_tokens / capacity_tokens),
         )

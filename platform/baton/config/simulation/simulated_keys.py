@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.config.derive.options import wakes
+from baton.config.derive.options import scales_from_zero
 from baton.config.language.fields import Free, each
 from baton.config.language.tree import Path, format_path, matches
 from baton.config.schema.deployment import DeploymentConfig, EngineKind
@@ -25,26 +25,26 @@ class Treatment(StrEnum):
 
     MODELLED = "modelled"
     IRRELEVANT = "irrelevant"
-    NOTED = "noted"
+    NOT_SIMULATED = "noted"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KeyTreatment:
     """What is known of the keys that a pattern names."""
 
     pattern: str
     treatment: Treatment
-    words: str = ""
+    explanation: str = ""
     """Of a noted key what is not simulated, as a sentence; of an irrelevant one why."""
-    kind: EngineKind | None = None
+    engine_kind: EngineKind | None = None
     """Only where a pool's engines are of this kind."""
-    values: Callable[[object], bool] | None = None
+    accepts_value: Callable[[object], bool] | None = None
     """Only for these values."""
-    where: Callable[[DeploymentConfig], bool] | None = None
+    condition: Callable[[DeploymentConfig], bool] | None = None
     """Only in such configurations."""
 
 
-_SHOWN_KEYS = 4
+_MAX_SHOWN_KEYS = 4
 _QUANTIZATIONS = ("fp8", "awq", "gptq")
 """Which schemes of vLLM say how wide weights are; a scheme's name holds one of these."""
 _KV_TYPES = ("auto", "fp8", "int8", "int4", "nvfp4", "bfloat16", "float16", "float32")
@@ -53,7 +53,9 @@ _KV_TYPES = ("auto", "fp8", "int8", "int4", "nvfp4", "bfloat16", "float16", "flo
 
 def known_quantization(value: object) -> bool:
     """Whether it is known how wide weights are that are quantized so."""
-    return value is None or any(one in str(value).lower() for one in _QUANTIZATIONS)
+    return value is None or any(
+        quantization in str(value).lower() for quantization in _QUANTIZATIONS
+    )
 
 
 def known_kv_type(value: object) -> bool:
@@ -62,206 +64,240 @@ def known_kv_type(value: object) -> bool:
 
 
 _SIM, _VLLM = EngineKind.SIM, EngineKind.VLLM
-_MODELLED, _NOTED, _IRRELEVANT = Treatment.MODELLED, Treatment.NOTED, Treatment.IRRELEVANT
-_TOKENS = "a trace has tokens and no text"
-_ROOM = "every replica is taken to find its place"
-_OUTSIDE = "requests begin and end in the simulated ingress"
-_ONE = "one model is simulated at a time"
+_MODELLED, _NOT_SIMULATED, _IRRELEVANT = (
+    Treatment.MODELLED,
+    Treatment.NOT_SIMULATED,
+    Treatment.IRRELEVANT,
+)
+_NO_TEXT = "a trace has tokens and no text"
+_ALWAYS_PLACED = "every replica is taken to find its place"
+_BEYOND_INGRESS = "requests begin and end in the simulated ingress"
+_SINGLE_MODEL = "one model is simulated at a time"
 
-_ROWS: tuple[Row, ...] = (
-    Row("version", _IRRELEVANT, "there is one format"),
+_TREATMENTS: tuple[KeyTreatment, ...] = (
+    KeyTreatment("version", _IRRELEVANT, "there is one format"),
     # ------------------------------------------------------------------ the model
-    Row("models.*.source", _MODELLED),
-    Row("models.*.revision", _IRRELEVANT, "revisions of a model have one shape"),
-    Row("models.*.max_len", _MODELLED),
-    Row("models.*.engine.**", _IRRELEVANT, "pools have it, where it is judged"),
-    Row(
+    KeyTreatment("models.*.source", _MODELLED),
+    KeyTreatment("models.*.revision", _IRRELEVANT, "revisions of a model have one shape"),
+    KeyTreatment("models.*.max_len", _MODELLED),
+    KeyTreatment("models.*.engine.**", _IRRELEVANT, "pools have it, where it is judged"),
+    KeyTreatment(
         "models.*.adapters.**",
-        _NOTED,
+        _NOT_SIMULATED,
         "LoRA adapters are not simulated: every request is for the model itself",
     ),
-    Row(
+    KeyTreatment(
         "models.*.runtime_adapters.*",
-        _NOTED,
+        _NOT_SIMULATED,
         "LoRA adapters are not simulated: every request is for the model itself",
     ),
-    Row("models.*.api.*", _IRRELEVANT, _TOKENS),
+    KeyTreatment("models.*.api.*", _IRRELEVANT, _NO_TEXT),
     # ------------------------------------------------------------------ pools
-    Row("pools.*.model", _IRRELEVANT, _ONE),
-    Row("pools.*.role", _MODELLED),
-    Row("pools.*.replicas.*", _MODELLED),
-    Row("pools.*.resources.gpus", _MODELLED),
-    Row("pools.*.resources.accelerator", _MODELLED),
-    Row("pools.*.resources.price_per_hour", _IRRELEVANT, "reports count devices, and no money"),
-    Row("pools.*.resources.*", _IRRELEVANT, _ROOM),
-    Row(
+    KeyTreatment("pools.*.model", _IRRELEVANT, _SINGLE_MODEL),
+    KeyTreatment("pools.*.role", _MODELLED),
+    KeyTreatment("pools.*.replicas.*", _MODELLED),
+    KeyTreatment("pools.*.resources.gpus", _MODELLED),
+    KeyTreatment("pools.*.resources.accelerator", _MODELLED),
+    KeyTreatment(
+        "pools.*.resources.price_per_hour", _IRRELEVANT, "reports count devices, and no money"
+    ),
+    KeyTreatment("pools.*.resources.*", _IRRELEVANT, _ALWAYS_PLACED),
+    KeyTreatment(
         "pools.*.parallel.ep",
-        _NOTED,
+        _NOT_SIMULATED,
         "Expert parallelism is not simulated: experts are taken to be split as other layers are",
     ),
-    Row("pools.*.parallel.*", _MODELLED),
-    Row(
+    KeyTreatment("pools.*.parallel.*", _MODELLED),
+    KeyTreatment(
         "pools.*.placement.**",
-        _NOTED,
+        _NOT_SIMULATED,
         "Nodes are not simulated: wherever replicas are, KV blocks move over the network",
     ),
-    Row("pools.*.env.*", _NOTED, "Environment variables of engines are not simulated"),
+    KeyTreatment(
+        "pools.*.env.*", _NOT_SIMULATED, "Environment variables of engines are not simulated"
+    ),
     # ------------------------------------------------------------------ engines
-    Row("pools.*.engine.kind", _MODELLED),
-    Row("pools.*.engine.dtype", _MODELLED),
-    Row("pools.*.engine.block_size", _MODELLED),
-    Row("pools.*.engine.gpu_memory_utilization", _MODELLED, kind=_VLLM),
-    Row("pools.*.engine.kv_cache", _MODELLED, kind=_VLLM),
-    Row("pools.*.engine.gpu_memory_utilization", _IRRELEVANT, "sim.kv_blocks says it", _SIM),
-    Row("pools.*.engine.kv_cache", _IRRELEVANT, "sim.kv_blocks says it", _SIM),
-    Row("pools.*.engine.prefix_caching", _MODELLED),
-    Row(
+    KeyTreatment("pools.*.engine.kind", _MODELLED),
+    KeyTreatment("pools.*.engine.dtype", _MODELLED),
+    KeyTreatment("pools.*.engine.block_size", _MODELLED),
+    KeyTreatment("pools.*.engine.gpu_memory_utilization", _MODELLED, engine_kind=_VLLM),
+    KeyTreatment("pools.*.engine.kv_cache", _MODELLED, engine_kind=_VLLM),
+    KeyTreatment(
+        "pools.*.engine.gpu_memory_utilization", _IRRELEVANT, "sim.kv_blocks says it", _SIM
+    ),
+    KeyTreatment("pools.*.engine.kv_cache", _IRRELEVANT, "sim.kv_blocks says it", _SIM),
+    KeyTreatment("pools.*.engine.prefix_caching", _MODELLED),
+    KeyTreatment(
         "pools.*.engine.offload.host_memory",
-        _NOTED,
+        _NOT_SIMULATED,
         "The tier in the host's memory is not simulated: evicted blocks are computed again",
     ),
-    Row("pools.*.engine.max_num_seqs", _MODELLED),
-    Row("pools.*.engine.max_num_batched_tokens", _MODELLED),
-    Row("pools.*.engine.decode_step_tokens", _MODELLED),
-    Row("pools.*.engine.start_deadline", _IRRELEVANT, "every simulated engine starts"),
-    Row("pools.*.engine.adapters.*", _IRRELEVANT, "there are no adapters, which is noted"),
-    Row("pools.*.engine.extra.*", _IRRELEVANT, "a simulated engine takes no arguments", _SIM),
-    Row("pools.*.engine.extra.quantization", _MODELLED, values=known_quantization),
-    Row(
+    KeyTreatment("pools.*.engine.max_num_seqs", _MODELLED),
+    KeyTreatment("pools.*.engine.max_num_batched_tokens", _MODELLED),
+    KeyTreatment("pools.*.engine.decode_step_tokens", _MODELLED),
+    KeyTreatment("pools.*.engine.start_deadline", _IRRELEVANT, "every simulated engine starts"),
+    KeyTreatment("pools.*.engine.adapters.*", _IRRELEVANT, "there are no adapters, which is noted"),
+    KeyTreatment(
+        "pools.*.engine.extra.*", _IRRELEVANT, "a simulated engine takes no arguments", _SIM
+    ),
+    KeyTreatment("pools.*.engine.extra.quantization", _MODELLED, accepts_value=known_quantization),
+    KeyTreatment(
         "pools.*.engine.extra.quantization",
-        _NOTED,
+        _NOT_SIMULATED,
         "This quantization is not simulated: weights are taken as they are stored",
     ),
-    Row("pools.*.engine.extra.kv_cache_dtype", _MODELLED, values=known_kv_type),
-    Row(
+    KeyTreatment("pools.*.engine.extra.kv_cache_dtype", _MODELLED, accepts_value=known_kv_type),
+    KeyTreatment(
         "pools.*.engine.extra.kv_cache_dtype",
-        _NOTED,
+        _NOT_SIMULATED,
         "This type of KV blocks is not simulated: they are taken to be as wide as activations",
     ),
-    Row(
+    KeyTreatment(
         "pools.*.engine.extra.speculative_config",
-        _NOTED,
+        _NOT_SIMULATED,
         "Speculative decoding is not simulated: a step gives each stream one token",
     ),
     *(
-        Row(f"pools.*.engine.extra.{name}", _IRRELEVANT, why)
+        KeyTreatment(f"pools.*.engine.extra.{name}", _IRRELEVANT, why)
         for name, why in IRRELEVANT_ARGUMENTS.items()
     ),
-    Row("pools.*.engine.extra.*", _NOTED, "Arguments passed on to vLLM are not simulated"),
-    Row(
+    KeyTreatment(
+        "pools.*.engine.extra.*", _NOT_SIMULATED, "Arguments passed on to vLLM are not simulated"
+    ),
+    KeyTreatment(
         "pools.*.engine.sim.share_bandwidth",
-        _NOTED,
+        _NOT_SIMULATED,
         "Transfers that do not share a network interface are not simulated: they do",
     ),
-    Row("pools.*.engine.sim.host_rate", _IRRELEVANT, "there is no such tier, which is noted"),
-    Row("pools.*.engine.sim.adapter_load", _IRRELEVANT, "there are no adapters, which is noted"),
-    Row("pools.*.engine.sim.vocab_size", _IRRELEVANT, "which tokens these are changes nothing"),
-    Row("pools.*.engine.sim.eos_token_id", _IRRELEVANT, "which tokens these are changes nothing"),
-    Row(
+    KeyTreatment(
+        "pools.*.engine.sim.host_rate", _IRRELEVANT, "there is no such tier, which is noted"
+    ),
+    KeyTreatment(
+        "pools.*.engine.sim.adapter_load", _IRRELEVANT, "there are no adapters, which is noted"
+    ),
+    KeyTreatment(
+        "pools.*.engine.sim.vocab_size", _IRRELEVANT, "which tokens these are changes nothing"
+    ),
+    KeyTreatment(
+        "pools.*.engine.sim.eos_token_id", _IRRELEVANT, "which tokens these are changes nothing"
+    ),
+    KeyTreatment(
         "pools.*.engine.sim.eos_probability",
-        _NOTED,
+        _NOT_SIMULATED,
         "Answers that end by themselves are not simulated: they are as long as the trace says",
     ),
-    Row("pools.*.engine.sim.*", _MODELLED),
+    KeyTreatment("pools.*.engine.sim.*", _MODELLED),
     # ------------------------------------------------------------------ rules
-    Row("slo.**", _MODELLED),
-    Row("router.**", _MODELLED),
-    Row("autoscaler.**", _MODELLED),
-    Row("tenants.*.keys_file", _IRRELEVANT, "a trace says who asks"),
-    Row("tenants.*.anonymous", _IRRELEVANT, "a trace says who asks"),
-    Row(
+    KeyTreatment("slo.**", _MODELLED),
+    KeyTreatment("router.**", _MODELLED),
+    KeyTreatment("autoscaler.**", _MODELLED),
+    KeyTreatment("tenants.*.keys_file", _IRRELEVANT, "a trace says who asks"),
+    KeyTreatment("tenants.*.anonymous", _IRRELEVANT, "a trace says who asks"),
+    KeyTreatment(
         "tenants.*.cache",
-        _NOTED,
+        _NOT_SIMULATED,
         "Prefix caches of single tenants are not simulated: all share what is cached",
     ),
-    Row("tenants.**", _MODELLED),
-    Row("admission.max_body", _IRRELEVANT, _TOKENS),
-    Row("admission.max_messages", _IRRELEVANT, _TOKENS),
-    Row("admission.max_n", _IRRELEVANT, "a request of a trace has one answer"),
-    Row(
+    KeyTreatment("tenants.**", _MODELLED),
+    KeyTreatment("admission.max_body", _IRRELEVANT, _NO_TEXT),
+    KeyTreatment("admission.max_messages", _IRRELEVANT, _NO_TEXT),
+    KeyTreatment("admission.max_n", _IRRELEVANT, "a request of a trace has one answer"),
+    KeyTreatment(
         "admission.max_tokens",
-        _NOTED,
+        _NOT_SIMULATED,
         "Limits to what a request may ask for are not simulated: answers are as long as the trace"
         " says",
     ),
-    Row(
+    KeyTreatment(
         "admission.default_max_tokens",
-        _NOTED,
+        _NOT_SIMULATED,
         "Limits to what a request may ask for are not simulated: answers are as long as the trace"
         " says",
     ),
-    Row(
+    KeyTreatment(
         "admission.recovery.silence",
-        _NOTED,
+        _NOT_SIMULATED,
         "Replicas that fall silent are not simulated: of one that dies it is known at once",
     ),
-    Row("admission.max_cold_start_wait", _MODELLED, where=wakes),
-    Row("admission.max_cold_start_wait", _IRRELEVANT, "a fleet that never rests is never woken"),
-    Row("admission.**", _MODELLED),
+    KeyTreatment("admission.max_cold_start_wait", _MODELLED, condition=scales_from_zero),
+    KeyTreatment(
+        "admission.max_cold_start_wait", _IRRELEVANT, "a fleet that never rests is never woken"
+    ),
+    KeyTreatment("admission.**", _MODELLED),
     # ------------------------------------------------------------------ transfers
-    Row("transfer.connector", _IRRELEVANT, "there is one"),
-    Row("transfer.require_rdma", _NOTED, "Kinds of links are not simulated: every pair is used"),
-    Row("transfer.deadline", _MODELLED),
-    Row(
+    KeyTreatment("transfer.connector", _IRRELEVANT, "there is one"),
+    KeyTreatment(
+        "transfer.require_rdma",
+        _NOT_SIMULATED,
+        "Kinds of links are not simulated: every pair is used",
+    ),
+    KeyTreatment("transfer.deadline", _MODELLED),
+    KeyTreatment(
         "transfer.on_failure",
-        _NOTED,
+        _NOT_SIMULATED,
         "Legs that fail with their transfer are not simulated: prompts are computed again",
     ),
-    Row("transfer.early_first_token", _MODELLED),
-    Row("transfer.lease", _MODELLED),
-    Row("transfer.max_concurrent_pulls", _MODELLED),
-    Row("transfer.probe.*", _IRRELEVANT, "no link fails by itself"),
-    Row("transfer.side_channel.*", _IRRELEVANT, "no address is listened on"),
-    Row("transfer.env.*", _NOTED, "Environment variables of engines are not simulated"),
+    KeyTreatment("transfer.early_first_token", _MODELLED),
+    KeyTreatment("transfer.lease", _MODELLED),
+    KeyTreatment("transfer.max_concurrent_pulls", _MODELLED),
+    KeyTreatment("transfer.probe.*", _IRRELEVANT, "no link fails by itself"),
+    KeyTreatment("transfer.side_channel.*", _IRRELEVANT, "no address is listened on"),
+    KeyTreatment(
+        "transfer.env.*", _NOT_SIMULATED, "Environment variables of engines are not simulated"
+    ),
     # ------------------------------------------------------------------ around it
-    Row("server.replicas.min", _MODELLED),
-    Row("server.replicas.max", _IRRELEVANT, "a simulated ingress takes no time"),
-    Row(
+    KeyTreatment("server.replicas.min", _MODELLED),
+    KeyTreatment("server.replicas.max", _IRRELEVANT, "a simulated ingress takes no time"),
+    KeyTreatment(
         "server.frontend",
-        _NOTED,
+        _NOT_SIMULATED,
         "The time of API servers is not simulated, whichever stands in front",
     ),
-    Row("server.**", _IRRELEVANT, _OUTSIDE),
-    Row("cluster.**", _IRRELEVANT, _ROOM),
-    Row("observability.**", _IRRELEVANT, "watching takes no time that shows"),
-    Row("security.**", _IRRELEVANT, _OUTSIDE),
+    KeyTreatment("server.**", _IRRELEVANT, _BEYOND_INGRESS),
+    KeyTreatment("cluster.**", _IRRELEVANT, _ALWAYS_PLACED),
+    KeyTreatment("observability.**", _IRRELEVANT, "watching takes no time that shows"),
+    KeyTreatment("security.**", _IRRELEVANT, _BEYOND_INGRESS),
 )
 """By path, first match; `*` is one name, `**` any number of them."""
 
 
-def row_of(path: Path, config: DeploymentConfig, value: object) -> Row:
+def treatment_of(path: Path, config: DeploymentConfig, value: object) -> KeyTreatment:
     """What a simulation of this configuration makes of a key with this value.
 
     Raises:
         LookupError: nobody has said; a test asks for every key of the schema.
     """
     pool = config.pools.get(path[1]) if path[0] == "pools" else None
-    for row in _ROWS:
-        if row.kind is not None and (pool is None or pool.engine.kind is not row.kind):
+    for row in _TREATMENTS:
+        if row.engine_kind is not None and (
+            pool is None or pool.engine.kind is not row.engine_kind
+        ):
             continue
-        if row.values is not None and not row.values(value):
+        if row.accepts_value is not None and not row.accepts_value(value):
             continue
-        if row.where is not None and not row.where(config):
+        if row.condition is not None and not row.condition(config):
             continue
         if matches(path, row.pattern):
             return row
     raise LookupError(f"nobody has said whether {format_path(path)} is simulated")
 
 
-def not_simulated(config: DeploymentConfig) -> Iterator[str]:
+def unsimulated_notes(config: DeploymentConfig) -> Iterator[str]:
     """A sentence for whatever has another value than its default and is not simulated."""
-    found: dict[str, list[str]] = {}
-    for path, value in said(config):
-        row = row_of(path, config, value)
-        if row.treatment is Treatment.NOTED:
-            found.setdefault(row.words, []).append(format_path(path))
-    for words, keys in found.items():
-        more = len(keys) - _SHOWN_KEYS
-        shown = ", ".join(keys[:_SHOWN_KEYS]) + (f" and {more} more" if more > 0 else "")
-        yield f"{words} ({shown})."
+    keys_by_explanation: dict[str, list[str]] = {}
+    for path, value in non_default_keys(config):
+        row = treatment_of(path, config, value)
+        if row.treatment is Treatment.NOT_SIMULATED:
+            keys_by_explanation.setdefault(row.explanation, []).append(format_path(path))
+    for explanation, keys in keys_by_explanation.items():
+        hidden_count = len(keys) - _MAX_SHOWN_KEYS
+        shown = ", ".join(keys[:_MAX_SHOWN_KEYS]) + (
+            f" and {hidden_count} more" if hidden_count > 0 else ""
+        )
+        yield f"{explanation} ({shown})."
 
 
-def said(config: DeploymentConfig) -> Iterator[tuple[Path, object]]:
+def non_default_keys(config: DeploymentConfig) -> Iterator[tuple[Path, object]]:
     """Every key that has another value than its default, with that value."""
     for path, field, value in each(config):
         if isinstance(field.kind, Free) or field.required or value != field.default:

@@ -17,7 +17,7 @@ from baton.config.derive.effective_options import batch_limits
 from baton.config.derive.options import (
     autoscaler_options,
     coordinator_limits,
-    devices_of,
+    devices_per_replica,
     index_options,
     scaling_policy_name,
     service_rules,
@@ -33,25 +33,29 @@ from baton.config.schema.deployment import (
     TransferConfig,
 )
 from baton.config.schema.deployment import Dtype as ModelDtype
-from baton.config.simulation.model_shapes import SourceShape, shape_at
-from baton.config.simulation.sim_step_timing import SimSteps
-from baton.config.simulation.simulated_keys import not_simulated
+from baton.config.simulation.model_shapes import SourceShape, load_shape
+from baton.config.simulation.sim_step_timing import SimStepTiming
+from baton.config.simulation.simulated_keys import unsimulated_notes
 from baton.control.autoscaling.autoscaler import Autoscaler
-from baton.domain.errors import ConfigInvalid, DoesNotFit, UnknownAccelerator, UnknownModel
+from baton.domain.errors import ConfigInvalid, InsufficientMemory, UnknownAccelerator, UnknownModel
 from baton.perf.hardware.accelerators import Accelerator, Dtype
-from baton.perf.hardware.catalogue import accelerator
-from baton.perf.model.engine_defaults import BLOCK_TOKENS, MEMORY_SHARE, batch_defaults
+from baton.perf.hardware.catalogue import find_accelerator
+from baton.perf.model.engine_defaults import (
+    BLOCK_SIZE_TOKENS,
+    GPU_MEMORY_UTILIZATION,
+    gpu_batch_defaults,
+)
 from baton.perf.model.memory import MemoryFit, fit
 from baton.perf.steps.roofline import Roofline
 from baton.policy.placement.port import Placer
-from baton.policy.scaling.catalogue import scaling_policy
+from baton.policy.scaling.catalogue import make_scaling_policy
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.simulator.faults import Happening
+from baton.simulator.faults import ScheduledEvent
 from baton.simulator.scenario import PoolPlan, Scenario
 from baton.simulator.v1.settings import V1Settings
 
-_ANY_NUMBER_OF_PULLS = 1_000_000
-_PACKED = {
+_UNLIMITED_PULLS = 1_000_000
+_SCALED_KV_DTYPES = {
     "int8_per_token_head": Dtype.INT8,
     "fp8_per_token_head": Dtype.INT8,
     "int4_per_token_head": Dtype.INT4,
@@ -61,7 +65,7 @@ _PACKED = {
 }
 """vLLM's types of KV blocks with a scale for each head of a token, or for a few numbers of it. FP8
 with a scale for each head takes what INT8 with one takes."""
-_QUANTIZED = frozenset({Dtype.FP8, Dtype.INT8, Dtype.FP4, Dtype.INT4})
+_QUANTIZED_DTYPES = frozenset({Dtype.FP8, Dtype.INT8, Dtype.FP4, Dtype.INT4})
 
 
 class CannotModel(ConfigInvalid):
@@ -76,7 +80,7 @@ class CannotModel(ConfigInvalid):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class SimulatedDeployment:
     """A deployment that can be simulated, and what a reader must know of it."""
 
     scenario: Scenario
@@ -88,14 +92,14 @@ class Simulated:
     notes: tuple[str, ...] = ()
 
 
-def simulated(
+def to_scenario(
     config: DeploymentConfig,
     *,
     model_config: Path | None = None,
     seed: int = 0,
-    happenings: tuple[Happening, ...] = (),
+    scheduled_events: tuple[ScheduledEvent, ...] = (),
     cold_start_s: float | None = None,
-) -> Simulated:
+) -> SimulatedDeployment:
     """The deployment as it is when `baton up` has started it, and what happens to it.
 
     `model_config` is the model's `config.json`, where its source is no folder and its name unknown;
@@ -108,100 +112,106 @@ def simulated(
     if len(config.models) > 1:
         names = ", ".join(config.models)
         raise CannotModel((f"models: got {names}, wanted one: simulate one after the other",))
-    modelled = _modelled(config, model_config)
+    engine_models = _engine_models(config, model_config)
     options = autoscaler_options(config)
     build_placer(config, router_rng(config, "simulated"))  # a policy that cannot be loaded, now
     kinds = {pool.engine.kind for pool in config.pools.values()}
     workers = [pool.replicas.start * pool.parallel.workers for pool in config.pools.values()]
-    return Simulated(
+    return SimulatedDeployment(
         scenario=Scenario(
             pools=tuple(
                 PoolPlan(
                     name=name,
                     role=pool.role,
                     replicas=pool.replicas.start,
-                    settings=modelled[name].settings,
+                    settings=engine_models[name].settings,
                     cold_start_s=cold_start_s,
-                    gpus_per_replica=devices_of(pool),
+                    gpus_per_replica=devices_per_replica(pool),
                 )
                 for name, pool in config.pools.items()
             ),
-            placer=_placers(config),
+            placer=_placer_factory(config),
             coordinators=config.server.replicas.min,
             index=index_options(config),
             limits=coordinator_limits(config),
             rules=service_rules(config),
             priors={},  # a deployment has none: how long its engines take it learns from reports
             seed=seed,
-            happenings=happenings,
+            scheduled_events=scheduled_events,
             model=config.model_name,
-            autoscaler=None if options is None else _autoscalers(config, options),
+            autoscaler=None if options is None else _autoscaler_factory(config, options),
             scaling_interval_s=2.0 if options is None else options.interval_s,
         ),
         devices=sum(workers),
         device="engine" if EngineKind.SIM in kinds else "GPU",
-        pools={name: _described(config.pools[name], one) for name, one in modelled.items()},
+        pools={
+            name: _describe_pool(config.pools[name], model) for name, model in engine_models.items()
+        },
         notes=tuple(_notes(config)),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Modelled:
+class _EngineModel:
     settings: V1Settings
-    what: str
+    description: str
 
 
-def _placers(config: DeploymentConfig) -> Callable[[], Placer]:
+def _placer_factory(config: DeploymentConfig) -> Callable[[], Placer]:
     """Each coordinator's own, in order; they draw as those of a deployment would."""
-    numbers = count()
-    return lambda: build_placer(config, router_rng(config, f"simulated-{next(numbers)}"))
+    coordinator_numbers = count()
+    return lambda: build_placer(
+        config, router_rng(config, f"simulated-{next(coordinator_numbers)}")
+    )
 
 
-def _autoscalers(config: DeploymentConfig, options: AutoscalerOptions) -> Callable[[], Autoscaler]:
+def _autoscaler_factory(
+    config: DeploymentConfig, options: AutoscalerOptions
+) -> Callable[[], Autoscaler]:
     """One for each run. A policy of the user's own that cannot be loaded says so now."""
     rule = scaling_policy_name(config)
-    scaling_policy(rule, options)
-    return lambda: Autoscaler(scaling_policy(rule, options), options)
+    make_scaling_policy(rule, options)
+    return lambda: Autoscaler(make_scaling_policy(rule, options), options)
 
 
-def _modelled(config: DeploymentConfig, model_config: Path | None) -> dict[str, _Modelled]:
+def _engine_models(config: DeploymentConfig, model_config: Path | None) -> dict[str, _EngineModel]:
     """Each pool's engine; everything that is wrong is said at once."""
     findings: list[str] = []
-    found: dict[str, _Modelled] = {}
-    shape = _shape(config, model_config, findings)
+    models: dict[str, _EngineModel] = {}
+    shape = _model_shape(config, model_config, findings)
     for name, pool in config.pools.items():
         engine, model = pool.engine, config.models[pool.model]
         match engine.kind:
             case EngineKind.SIM:
-                found[name] = _sim_engine(engine, model, config.transfer)
+                models[name] = _sim_engine(engine, model, config.transfer)
             case EngineKind.VLLM:
-                made = _vllm_engine(config, name, shape, findings)
-                if made is not None:
-                    found[name] = made
+                engine_model = _vllm_engine(config, name, shape, findings)
+                if engine_model is not None:
+                    models[name] = engine_model
             case _:
                 assert_never(engine.kind)
     if findings:
         raise CannotModel(tuple(findings))
-    return found
+    return models
 
 
-def _shape(
+def _model_shape(
     config: DeploymentConfig, model_config: Path | None, findings: list[str]
 ) -> SourceShape | None:
     if all(pool.engine.kind is EngineKind.SIM for pool in config.pools.values()):
         return None
     try:
-        return shape_at(config.models[config.model_name].source, model_config)
+        return load_shape(config.models[config.model_name].source, model_config)
     except UnknownModel as error:
         findings.append(f"models.{config.model_name}.source: {error}")
         return None
 
 
 # ---------------------------------------------------------------------- simulated engines
-def _sim_engine(engine: EngineConfig, model: ModelConfig, transfer: TransferConfig) -> _Modelled:
+def _sim_engine(engine: EngineConfig, model: ModelConfig, transfer: TransferConfig) -> _EngineModel:
     settings = sim_settings(engine, model, transfer)
-    made = V1Settings(
-        timing=SimSteps(settings),
+    v1_settings = V1Settings(
+        timing=SimStepTiming(settings),
         kv_blocks=settings.kv_blocks,
         kv_block_bytes=settings.kv_block_bytes,
         block_size_tokens=settings.block_size_tokens,
@@ -214,86 +224,89 @@ def _sim_engine(engine: EngineConfig, model: ModelConfig, transfer: TransferConf
         transfer_bytes_per_s=settings.wire_bytes_per_s,
         transfer_setup_s=settings.transfer_setup_s / settings.speed,
         max_waiting_requests=settings.max_waiting_requests,
-        max_pulls=transfer.max_concurrent_pulls or _ANY_NUMBER_OF_PULLS,
+        max_pulls=transfer.max_concurrent_pulls or _UNLIMITED_PULLS,
         layout=settings.layout(model.source),
     )
-    return _Modelled(settings=made, what="simulated engine as configured")
+    return _EngineModel(settings=v1_settings, description="simulated engine as configured")
 
 
 # ---------------------------------------------------------------------- vLLM's engines
 def _vllm_engine(
-    config: DeploymentConfig, name: str, model: SourceShape | None, findings: list[str]
-) -> _Modelled | None:
+    config: DeploymentConfig, name: str, source_shape: SourceShape | None, findings: list[str]
+) -> _EngineModel | None:
     """The engine of a pool; None when something is missing, which is then among the findings."""
     pool = config.pools[name]
     device = _device(pool, f"pools.{name}.resources.accelerator", findings)
-    misfit = None if device is None else _budget_misfit(pool.engine, device)
-    if misfit is not None:
-        findings.append(f"pools.{name}.engine.decode_step_tokens: {misfit}")
-    if device is None or model is None or misfit is not None:
+    budget_error = None if device is None else _step_budget_error(pool.engine, device)
+    if budget_error is not None:
+        findings.append(f"pools.{name}.engine.decode_step_tokens: {budget_error}")
+    if device is None or source_shape is None or budget_error is not None:
         return None
     try:
-        return _on(device, model, config.models[pool.model], pool, config.transfer)
-    except DoesNotFit as error:
+        return _model_engine(device, source_shape, config.models[pool.model], pool, config.transfer)
+    except InsufficientMemory as error:
         findings.append(f"pools.{name}: {error}")
         return None
 
 
 def _device(pool: PoolConfig, key: str, findings: list[str]) -> Accelerator | None:
-    named = pool.resources.accelerator
-    if named is None:
+    accelerator_name = pool.resources.accelerator
+    if accelerator_name is None:
         findings.append(
             f"{key}: missing, wanted the name of an accelerator such as H100 (and gpus:"
             f" {pool.parallel.workers}): without it nobody knows how fast the engine is"
         )
         return None
     try:
-        return accelerator(named)
+        return find_accelerator(accelerator_name)
     except UnknownAccelerator as error:
         findings.append(f"{key}: {error}")
         return None
 
 
-def _budget_misfit(engine: EngineConfig, device: Accelerator) -> str | None:
+def _step_budget_error(engine: EngineConfig, device: Accelerator) -> str | None:
     """Why the budget beside streams cannot be; of bounds that are set, the configuration knows."""
-    tokens, (seats, most) = engine.decode_step_tokens, batch_limits(engine, batch_defaults(device))
-    if tokens is None or seats <= tokens <= most:
+    tokens, (max_seqs, max_tokens) = (
+        engine.decode_step_tokens,
+        batch_limits(engine, gpu_batch_defaults(device)),
+    )
+    if tokens is None or max_seqs <= tokens <= max_tokens:
         return None
-    if tokens > most:
-        own, change = f"at most {most}, vLLM's own max_num_batched_tokens", "lower"
+    if tokens > max_tokens:
+        expected, action = f"at most {max_tokens}, vLLM's own max_num_batched_tokens", "lower"
     else:
-        own, change = f"at least {seats}, vLLM's own max_num_seqs, one a stream", "raise"
-    return f"got {tokens}, wanted {own}: {change} it, or set that, too"
+        expected, action = f"at least {max_seqs}, vLLM's own max_num_seqs, one a stream", "raise"
+    return f"got {tokens}, wanted {expected}: {action} it, or set that, too"
 
 
-def _on(
+def _model_engine(
     device: Accelerator,
-    model: SourceShape,
-    served: ModelConfig,
+    source_shape: SourceShape,
+    model_config: ModelConfig,
     pool: PoolConfig,
     transfer: TransferConfig,
-) -> _Modelled:
-    engine, parallel, shape = pool.engine, pool.parallel, model.shape
-    weights, kv = _weights(engine, model.weights), _kv_cache(engine)
-    block_tokens = engine.block_size_tokens or BLOCK_TOKENS
-    max_running_requests, max_batched_tokens = batch_limits(engine, batch_defaults(device))
-    room = fit(
+) -> _EngineModel:
+    engine, parallel, shape = pool.engine, pool.parallel, source_shape.shape
+    weights, kv = _weights_dtype(engine, source_shape.weights), _kv_dtype(engine)
+    block_tokens = engine.block_size_tokens or BLOCK_SIZE_TOKENS
+    max_running_requests, max_batched_tokens = batch_limits(engine, gpu_batch_defaults(device))
+    memory_fit = fit(
         shape,
         device,
         tp=parallel.tp,
         pp=parallel.pp,
         weights=weights,
         kv=kv,
-        utilization=engine.gpu_memory_utilization or MEMORY_SHARE,
+        utilization=engine.gpu_memory_utilization or GPU_MEMORY_UTILIZATION,
         max_batched_tokens=max_batched_tokens,
         max_running_requests=max_running_requests,
     )
-    made = V1Settings(
+    v1_settings = V1Settings(
         timing=Roofline(shape, device, tp=parallel.tp, pp=parallel.pp, weights=weights, kv=kv),
-        kv_blocks=_kv_blocks(room, engine, block_tokens),
+        kv_blocks=_kv_blocks(memory_fit, engine, block_tokens),
         kv_block_bytes=round(shape.kv_bytes(block_tokens, kv)),
         block_size_tokens=block_tokens,
-        max_len_tokens=served.max_len_tokens or shape.max_len_tokens,
+        max_len_tokens=model_config.max_len_tokens or shape.max_len_tokens,
         max_running_requests=max_running_requests,
         max_batched_tokens=max_batched_tokens,
         decode_step_tokens=engine.decode_step_tokens,
@@ -301,37 +314,42 @@ def _on(
         pipeline_stages=parallel.pp,
         lease_s=transfer.lease_s,
         transfer_bytes_per_s=device.network_bytes_per_s * parallel.workers,
-        max_pulls=transfer.max_concurrent_pulls or _ANY_NUMBER_OF_PULLS,
+        max_pulls=transfer.max_concurrent_pulls or _UNLIMITED_PULLS,
         layout=f"{shape.name}/{kv}/{block_tokens}",
     )
-    split = f", TP {parallel.tp}, PP {parallel.pp}" if parallel.workers > 1 else ""
-    return _Modelled(settings=made, what=f"{device.name}{split}, {weights} weights, {kv} KV cache")
+    parallelism = f", TP {parallel.tp}, PP {parallel.pp}" if parallel.workers > 1 else ""
+    return _EngineModel(
+        settings=v1_settings,
+        description=f"{device.name}{parallelism}, {weights} weights, {kv} KV cache",
+    )
 
 
-def _weights(engine: EngineConfig, stored: Dtype | None) -> Dtype:
+def _weights_dtype(engine: EngineConfig, stored_dtype: Dtype | None) -> Dtype:
     """How weights are held: as quantized, else as the configuration says, else as they are."""
     quantization = str(engine.extra.get("quantization", "")).lower()
     if "fp8" in quantization:
         return Dtype.FP8
     if any(scheme in quantization for scheme in ("awq", "gptq")):
         return Dtype.INT4
-    if stored in _QUANTIZED:
-        return stored
-    return _plain(engine.dtype) or stored or Dtype.BF16
+    if stored_dtype in _QUANTIZED_DTYPES:
+        return stored_dtype
+    return _to_perf_dtype(engine.dtype) or stored_dtype or Dtype.BF16
 
 
-def _kv_cache(engine: EngineConfig) -> Dtype:
+def _kv_dtype(engine: EngineConfig) -> Dtype:
     """With `auto`, vLLM takes the type of activations: 16 bits, also where weights are narrower."""
-    said = str(engine.extra.get("kv_cache_dtype", "auto"))
-    if (packed := _PACKED.get(said)) is not None:
-        return packed
-    if said.startswith("fp8"):
+    kv_cache_dtype = str(engine.extra.get("kv_cache_dtype", "auto"))
+    if (scaled_dtype := _SCALED_KV_DTYPES.get(kv_cache_dtype)) is not None:
+        return scaled_dtype
+    if kv_cache_dtype.startswith("fp8"):
         return Dtype.FP8
-    own = ModelDtype(said) if said in set(ModelDtype) else ModelDtype.AUTO
-    return _plain(own) or _plain(engine.dtype) or Dtype.BF16
+    model_dtype = (
+        ModelDtype(kv_cache_dtype) if kv_cache_dtype in set(ModelDtype) else ModelDtype.AUTO
+    )
+    return _to_perf_dtype(model_dtype) or _to_perf_dtype(engine.dtype) or Dtype.BF16
 
 
-def _plain(dtype: ModelDtype) -> Dtype | None:
+def _to_perf_dtype(dtype: ModelDtype) -> Dtype | None:
     match dtype:
         case ModelDtype.AUTO:
             return None
@@ -345,18 +363,18 @@ def _plain(dtype: ModelDtype) -> Dtype | None:
             assert_never(dtype)
 
 
-def _kv_blocks(room: MemoryFit, engine: EngineConfig, block_tokens: int) -> int:
+def _kv_blocks(memory_fit: MemoryFit, engine: EngineConfig, block_tokens: int) -> int:
     """Of the whole replica: what memory leaves, or the share of it that was asked for."""
-    blocks = room.kv_blocks(block_tokens)
+    blocks = memory_fit.kv_blocks(block_tokens)
     if engine.kv_cache_bytes is None:
         return blocks
-    return max(1, int(blocks * engine.kv_cache_bytes / room.kv_bytes))
+    return max(1, int(blocks * engine.kv_cache_bytes / memory_fit.kv_bytes))
 
 
 # ---------------------------------------------------------------------- in words
-def _described(pool: PoolConfig, one: _Modelled) -> str:
-    tokens = one.settings.kv_blocks * one.settings.block_size_tokens
-    return f"{pool.replicas.start} x {one.what}, KV cache of {tokens:,} tokens each"
+def _describe_pool(pool: PoolConfig, engine_model: _EngineModel) -> str:
+    tokens = engine_model.settings.kv_blocks * engine_model.settings.block_size_tokens
+    return f"{pool.replicas.start} x {engine_model.description}, KV cache of {tokens:,} tokens each"
 
 
 def _notes(config: DeploymentConfig) -> Iterable[str]:
@@ -368,4 +386,4 @@ def _notes(config: DeploymentConfig) -> Iterable[str]:
         )
     if EngineKind.SIM in kinds:
         yield "Engines are as fast as the configuration says, which is no statement about hardware."
-    yield from not_simulated(config)
+    yield from unsimulated_notes(config)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from baton.config.language.fields import (
-    Anything,
-    Environment,
+    EnvVariables,
     Field,
-    Labels,
-    Named,
-    Nested,
+    NamedSections,
+    NestedSection,
+    NodeLabels,
+    RawMapping,
     fields_of,
 )
 from baton.config.language.scalars import Json, Selector
 from baton.config.schema.deployment import DeploymentConfig, ModelConfig
 
 
-def schema() -> Json:
+def json_schema() -> Json:
     """JSON Schema (draft 2020-12) of a configuration file.
 
     What pools take from their model is not required here, and checks between keys are not made.
@@ -25,53 +25,53 @@ def schema() -> Json:
     if not isinstance(properties, dict):
         raise TypeError(f"properties of the root are {properties!r}")
     model = _section(ModelConfig)
-    short = {"name": {"type": "string"}} | _properties(ModelConfig)
+    short_form = {"name": {"type": "string"}} | _properties(ModelConfig)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "baton",
         **root,
         "required": ["version", "pools"],
-        "properties": properties | {"model": model | {"properties": short}},
+        "properties": properties | {"model": model | {"properties": short_form}},
         "oneOf": [{"required": ["model"]}, {"required": ["models"]}],
     }
 
 
-def _section(of: type) -> Json:
-    required = [field.key for field in fields_of(of).values() if field.required]
+def _section(section_type: type) -> Json:
+    required = [field.key for field in fields_of(section_type).values() if field.required]
     return {
         "type": "object",
-        "properties": _properties(of),
+        "properties": _properties(section_type),
         "additionalProperties": False,
         # The model of a pool may be left out when there is only one.
         "required": [key for key in required if key != "model"],
     }
 
 
-def _properties(of: type) -> Json:
-    return {key: _value(field) for key, field in fields_of(of).items()}
+def _properties(section_type: type) -> Json:
+    return {key: _value(field) for key, field in fields_of(section_type).items()}
 
 
 def _value(field: Field) -> Json:
-    needed = field.required
+    is_required = field.required
     match field.kind:
-        case Nested(schema=of):
-            value = _section(of)
-        case Named(of, names):
+        case NestedSection(schema=section_type):
+            value = _section(section_type)
+        case NamedSections(section_type, names):
             names_schema = {"pattern": f"^(?:{names.pattern})$"}
-            value = {"type": "object", "additionalProperties": _section(of)}
-            value |= {"propertyNames": names_schema} | ({"minProperties": 1} if needed else {})
-        case Anything(names):
+            value = {"type": "object", "additionalProperties": _section(section_type)}
+            value |= {"propertyNames": names_schema} | ({"minProperties": 1} if is_required else {})
+        case RawMapping(names):
             value = {"type": "object", "propertyNames": {"pattern": f"^(?:{names.pattern})$"}}
-        case Environment(names):
+        case EnvVariables(names):
             text: Json = {"type": ["string", "number", "boolean"]}
             secrets = [{"required": [key], "type": "object"} for key in ("env", "file")]
             value = {"type": "object", "propertyNames": {"pattern": f"^(?:{names.pattern})$"}}
             value |= {"additionalProperties": {"anyOf": [text, *secrets]}}
-        case Labels(names):
+        case NodeLabels(names):
             value = {"type": "object", "propertyNames": {"pattern": f"^(?:{names.pattern})$"}}
             value |= {"additionalProperties": Selector().json_schema()}
-        case leaf:
-            value = leaf.json_schema()
+        case scalar_type:
+            value = scalar_type.json_schema()
             return {"anyOf": [value, {"type": "null"}]} if field.optional else value
     # A section whose keys are all commented out is read as an empty one.
     return {"anyOf": [value, {"type": "null"}]}

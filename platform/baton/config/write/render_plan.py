@@ -10,17 +10,17 @@ from pathlib import Path
 from baton.config.language.bounds import ClassName
 from baton.config.language.units import Unit, format_quantity
 from baton.domain.errors import OperatorError
-from baton.perf.hardware.accelerators import BYTES, Accelerator, Dtype
-from baton.perf.hardware.catalogue import accelerator as accelerator_called
-from baton.planner.problem import Question, SloClass
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
+from baton.perf.hardware.catalogue import find_accelerator as accelerator_called
+from baton.planner.problem import PlanningProblem, SloClass
 from baton.planner.result import Candidate, Plan
-from baton.planner.shapes.fleets import Pool
+from baton.planner.shapes.fleets import PlannedPool
 from baton.planner.verify import DISAGGREGATE
 
-_CPUS = 4
+_REPLICA_CPUS = 4
 """Of one replica: an engine's processes beside its GPUs."""
 _DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP16: "float16", Dtype.FP32: "float32"}
-_ON_THE_FLY = frozenset({Dtype.FP8})
+_ONLINE_QUANTIZATION = frozenset({Dtype.FP8})
 """What vLLM can quantize weights to while it loads them, from wider ones."""
 _CONFIG_JSON = "config.json"
 _DEFAULT_CLASS = "default"
@@ -32,42 +32,49 @@ _RAY_NAMES = frozenset(
 Source: ray 2.60, ray/_private/accelerators/nvidia_gpu.py."""
 
 
-def emit(plan: Plan, chosen: Candidate, *, source: str, stored: Dtype | None) -> str:
-    """The YAML of a candidate's fleet, for the model at `source` whose weights are `stored` so.
+def render_plan(
+    plan: Plan, candidate: Candidate, *, source: str, stored_dtype: Dtype | None
+) -> str:
+    """The YAML of a candidate's fleet, for the model at `source` with weights of `stored_dtype`.
 
     Raises:
         OperatorError: no configuration can say it.
     """
-    check_writable(plan.question, source=source, stored=stored)
-    return "\n".join(_lines(plan, chosen, source=source, stored=stored)) + "\n"
+    check_writable(plan.question, source=source, stored_dtype=stored_dtype)
+    return "\n".join(_lines(plan, candidate, source=source, stored_dtype=stored_dtype)) + "\n"
 
 
-def check_writable(question: Question, *, source: str, stored: Dtype | None) -> None:
+def check_writable(question: PlanningProblem, *, source: str, stored_dtype: Dtype | None) -> None:
     """Whether what is found for a question can be written as a configuration.
 
     Raises:
         OperatorError: it cannot: the types of its numbers, its model's path or a class' name.
     """
-    _check_weights(question.weights, stored)
-    _check_kv(question.weights, question.kv)
+    _check_weights(question.weights_dtype, stored_dtype)
+    _check_kv(question.weights_dtype, question.kv_dtype)
     path = Path(source)
     if path.is_file() and path.name != _CONFIG_JSON:
         raise OperatorError(
             f"{source}: a configuration names a model's folder, in which this would not be found",
             f"call the file {_CONFIG_JSON}, beside the model's weights",
         )
-    for one in question.classes:
-        _check_class(one.name)
+    for class_ in question.classes:
+        _check_class(class_.name)
 
 
-def _check_weights(weights: Dtype, stored: Dtype | None) -> None:
-    if weights == stored or (weights in _DTYPES and (stored is None or stored in _DTYPES)):
+def _check_weights(weights: Dtype, stored_dtype: Dtype | None) -> None:
+    if weights == stored_dtype or (
+        weights in _DTYPES and (stored_dtype is None or stored_dtype in _DTYPES)
+    ):
         return
-    if weights in _ON_THE_FLY and (stored is None or stored in _DTYPES):
+    if weights in _ONLINE_QUANTIZATION and (stored_dtype is None or stored_dtype in _DTYPES):
         return
-    found = "are not known to be stored so" if stored is None else f"are stored as {stored}"
+    stored_text = (
+        "are not known to be stored so" if stored_dtype is None else f"are stored as {stored_dtype}"
+    )
     raise OperatorError(
-        f"{weights} weights cannot be written: the model's {found}, and vLLM does not convert them"
+        f"{weights} weights cannot be written: the model's {stored_text}, and vLLM does not"
+        " convert them"
         " while it loads them",
         f"name a model whose weights are stored as {weights}, or plan with another --dtype",
     )
@@ -75,12 +82,12 @@ def _check_weights(weights: Dtype, stored: Dtype | None) -> None:
 
 def _check_kv(weights: Dtype, kv: Dtype) -> None:
     # Not told otherwise, vLLM keeps KV in the type of activations: 16 bits beside narrow weights.
-    plain = weights if weights in _DTYPES else Dtype.BF16
-    if kv is not Dtype.FP8 and BYTES[kv] != BYTES[plain]:
+    activation_dtype = weights if weights in _DTYPES else Dtype.BF16
+    if kv is not Dtype.FP8 and DTYPE_BYTES[kv] != DTYPE_BYTES[activation_dtype]:
         raise OperatorError(
             f"a KV cache of {kv} beside {weights} weights cannot be written: no configuration asks"
             " vLLM for one",
-            f"plan with --kv-dtype {plain} or {Dtype.FP8}",
+            f"plan with --kv-dtype {activation_dtype} or {Dtype.FP8}",
         )
 
 
@@ -92,105 +99,112 @@ def _check_class(name: str | None) -> None:
         )
     if name is not None and not re.fullmatch(ClassName.pattern, name):
         raise OperatorError(
-            f"a class called {name!r} cannot be written", f"call it by {ClassName.meaning}"
+            f"a class called {name!r} cannot be written", f"call it by {ClassName.description}"
         )
 
 
-def _lines(plan: Plan, chosen: Candidate, *, source: str, stored: Dtype | None) -> Iterator[str]:
-    question, fleet = plan.question, chosen.fleet
+def _lines(
+    plan: Plan, candidate: Candidate, *, source: str, stored_dtype: Dtype | None
+) -> Iterator[str]:
+    question, fleet = plan.question, candidate.fleet
     yield f"# {fleet.label}: {fleet.gpus} GPUs."
     yield (
-        f"# Simulated: carries {chosen.rate_per_s:.3g} requests/s of {question.traffic.name}"
+        f"# Simulated: carries {candidate.rate_per_s:.3g} requests/s of {question.traffic.name}"
         " within the objectives."
     )
-    yield from _other_accelerators(fleet.pools)
+    yield from _ambiguous_accelerators(fleet.pools)
     yield "version: 1"
     yield ""
     yield "model:"
-    yield f"  source: {json.dumps(_folder(source))}"
+    yield f"  source: {json.dumps(_model_folder(source))}"
     yield "  engine:"
-    yield f"    dtype: {_DTYPES.get(question.weights, 'auto')}"
+    yield f"    dtype: {_DTYPES.get(question.weights_dtype, 'auto')}"
     yield f"    block_size: {question.space.block_size_tokens}"
-    yield f"    gpu_memory_utilization: {question.space.utilization:g}"
+    yield f"    gpu_memory_utilization: {question.space.gpu_memory_utilization:g}"
     yield f"    max_num_seqs: {question.space.max_running_requests}"
-    extra = _extra(question.weights, question.kv, stored)
+    extra = _vllm_arguments(question.weights_dtype, question.kv_dtype, stored_dtype)
     if extra:
         yield f"    extra: {json.dumps(extra)}"
     yield ""
     yield "pools:"
     for pool in fleet.pools:
-        yield from _pool(pool)
+        yield from _pool_lines(pool)
     yield ""
-    yield from _promises(question.classes)
+    yield from _slo_lines(question.classes)
     yield f"router: {{policy: predicted, disaggregate: {DISAGGREGATE[fleet.kind]}}}"
 
 
-def _other_accelerators(pools: Sequence[Pool]) -> Iterator[str]:
+def _ambiguous_accelerators(pools: Sequence[PlannedPool]) -> Iterator[str]:
     """A remark about each whose name in the configuration is that of another one, too."""
-    for name, planned in {pool.instance.accelerator.name: pool.instance for pool in pools}.items():
-        named = accelerator_name(planned.accelerator)
-        if named is not None and (read := accelerator_called(named).name) != name:
-            yield f"# Planned for {name}, which Ray calls {named} as it calls others: it"
-            yield f"# runs replicas on any of them, and 'baton simulate' takes it for {read}."
+    for name, instance in {
+        pool.engine_shape.accelerator.name: pool.engine_shape for pool in pools
+    }.items():
+        ray_name = ray_accelerator_name(instance.accelerator)
+        if ray_name is not None and (resolved_name := accelerator_called(ray_name).name) != name:
+            yield f"# Planned for {name}, which Ray calls {ray_name} as it calls others: it"
+            yield (
+                "# runs replicas on any of them, and 'baton simulate' takes it for"
+                f" {resolved_name}."
+            )
 
 
-def _folder(source: str) -> str:
+def _model_folder(source: str) -> str:
     """Of a model that was given as the path of its `config.json`; any other source as it is."""
     path = Path(source)
     # From the root: `.` is the name of no model.
     return str(path.absolute().parent) if path.is_file() else source
 
 
-def _promises(classes: Sequence[SloClass]) -> Iterator[str]:
+def _slo_lines(classes: Sequence[SloClass]) -> Iterator[str]:
     """What the plan was made for: the deployment admits by it, and scales itself to keep it."""
-    promises = {one.name: _promise(one) for one in classes}
-    default = promises.pop(None, "{}")
-    if default != "{}" or promises:
+    objectives = {class_.name: _format_objectives(class_) for class_ in classes}
+    default = objectives.pop(None, "{}")
+    if default != "{}" or objectives:
         yield "slo:"
     if default != "{}":
         yield f"  default: {default}"
-    if promises:
+    if objectives:
         yield "  classes:"
-    for name, promise in promises.items():
-        yield f"    {json.dumps(name)}: {promise}"
+    for name, objective in objectives.items():
+        yield f"    {json.dumps(name)}: {objective}"
 
 
-def _promise(one: SloClass) -> str:
+def _format_objectives(slo_class: SloClass) -> str:
     """Its objectives, and the share of requests that is to meet them."""
-    limits = {"ttft": one.objectives.ttft_s, "tpot": one.objectives.tpot_s}
-    given = [
+    limits = {"ttft": slo_class.objectives.ttft_s, "tpot": slo_class.objectives.tpot_s}
+    fields = [
         f"{name}: {format_quantity(limit, Unit.SECONDS)}"
         for name, limit in limits.items()
         if limit is not None
     ]
-    if given:
-        given.append(f"attainment: {one.attainment:g}")
-    return f"{{{', '.join(given)}}}"
+    if fields:
+        fields.append(f"attainment: {slo_class.attainment:g}")
+    return f"{{{', '.join(fields)}}}"
 
 
-def _extra(weights: Dtype, kv: Dtype, stored: Dtype | None) -> dict[str, str]:
+def _vllm_arguments(weights: Dtype, kv: Dtype, stored_dtype: Dtype | None) -> dict[str, str]:
     extra = {}
-    if weights in _ON_THE_FLY and stored != weights:
+    if weights in _ONLINE_QUANTIZATION and stored_dtype != weights:
         extra["quantization"] = str(weights)
     if kv is Dtype.FP8:
         extra["kv_cache_dtype"] = "fp8"
     return extra
 
 
-def _pool(pool: Pool) -> Iterator[str]:
-    instance = pool.instance
-    name = accelerator_name(instance.accelerator)
-    kind = "" if name is None else f", accelerator: {name}"
-    gpus = 0 if instance.accelerator.name == "cpu" else instance.gpus
+def _pool_lines(pool: PlannedPool) -> Iterator[str]:
+    engine_shape = pool.engine_shape
+    name = ray_accelerator_name(engine_shape.accelerator)
+    accelerator_text = "" if name is None else f", accelerator: {name}"
+    gpus = 0 if engine_shape.accelerator.name == "cpu" else engine_shape.gpus
     yield f"  {pool.role}:"
     yield f"    role: {pool.role}"
     yield f"    replicas: {{min: 1, start: {pool.replicas}, max: {pool.replicas}}}"
-    yield f"    resources: {{cpus: {_CPUS}, gpus: {gpus}{kind}}}"
-    yield f"    parallel: {{tp: {instance.tp}, pp: {instance.pp}}}"
-    yield f"    engine: {{max_num_batched_tokens: {instance.chunk_tokens}}}"
+    yield f"    resources: {{cpus: {_REPLICA_CPUS}, gpus: {gpus}{accelerator_text}}}"
+    yield f"    parallel: {{tp: {engine_shape.tp}, pp: {engine_shape.pp}}}"
+    yield f"    engine: {{max_num_batched_tokens: {engine_shape.chunk_tokens}}}"
 
 
-def accelerator_name(accelerator: Accelerator) -> str | None:
+def ray_accelerator_name(accelerator: Accelerator) -> str | None:
     """What Ray calls it; None where that is not known, or where it is none."""
-    plain = accelerator.name.split("_")[0].upper()
-    return plain if plain in _RAY_NAMES else None
+    base_name = accelerator.name.split("_")[0].upper()
+    return base_name if base_name in _RAY_NAMES else None

@@ -1,25 +1,27 @@
 """A coordinator's accounts: what each request took, whether it was good, what it needed.
 
-*Theory of operation.* The request machine says when a leg begins (`begun`), what its engine says
-was cached (`cached`), when the leg is over in whichever way (`leg_over`), and when the request has
-ended (`ended`). A leg that has produced anything has computed its uncached prompt tokens and
-generated its tokens; what that takes is predicted (`policy.work`) for the pool that it ran in, its
-decode steps with as many streams in them as the replica's reports show for that time. A leg that
-has produced nothing is taken to have cost nothing: it may have waited in a queue. `ended` judges,
-and returns the record as it is to be kept. Nothing here is asked by a decision about a request, and
-a request's tokens are looked at one leg at a time, never one by one.
+*Theory of operation.* The request machine says when a leg begins (`on_leg_started`), what its
+engine says was cached (`on_cached_tokens`), when the leg is over in whichever way
+(`on_leg_ended`), and when the request has ended (`ended`). A leg that has produced anything has
+computed its uncached prompt tokens and generated its tokens; what that takes is predicted
+(`policy.placement.device_seconds`) for the pool that it ran in, its decode steps with as many
+streams in them as the replica's reports show for that time. A leg that has produced nothing is
+taken to have cost
+nothing: it may have waited in a queue. `ended` judges, and returns the record as it is to be kept.
+Nothing here is asked by a decision about a request, and a request's tokens are looked at one leg
+at a time, never one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from baton.control.accounting.admission_counts import DoorCounts
-from baton.control.accounting.slo_totals import Scoreboard, added
-from baton.control.fleet.fleet_model import Knowledge
+from baton.control.accounting.admission_counts import AdmissionCounts
+from baton.control.accounting.slo_totals import SloTotals, sum_demand
+from baton.control.fleet.fleet_model import FleetModel
 from baton.control.fleet.fleet_table import FleetTable
-from baton.control.fleet.leg_table import PlacedLeg
-from baton.control.state.request_state import Entry
+from baton.control.fleet.leg_table import DispatchedLeg
+from baton.control.state.request_state import RequestState
 from baton.domain.commands import RequestRecord
 from baton.domain.demand import NO_DEMAND, DemandTotals
 from baton.domain.errors import BatonError, Cause, Rejected
@@ -28,22 +30,26 @@ from baton.domain.handoff import Leg, LegKind
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.admission.slo_evaluation import judge
-from baton.policy.placement.device_seconds import crowd, decode_work_s, prefill_work_s
+from baton.policy.admission.slo_evaluation import evaluate_slo
+from baton.policy.placement.device_seconds import (
+    decode_device_s,
+    mean_decode_batch,
+    prefill_device_s,
+)
 
-_IN_USE_S = 600.0
+_CLASS_ACTIVE_S = 600.0
 """A class is in use for so long after a request of it has ended."""
-_MEMORY_REQUESTS = 200
+_MEAN_WINDOW_REQUESTS = 200
 """As many as `perf.output_lengths` remembers: means follow a mix that moves."""
 
 
-class _Meter:
+class _LegUsage:
     """One running leg."""
 
-    __slots__ = ("before", "cached_tokens")
+    __slots__ = ("cached_tokens", "initial_view")
 
-    def __init__(self, before: ReplicaView) -> None:
-        self.before = before
+    def __init__(self, initial_view: ReplicaView) -> None:
+        self.initial_view = initial_view
         """Its replica when it began."""
         self.cached_tokens: int | None = None
 
@@ -56,35 +62,35 @@ class RecentMeans:
     of what requests need than of how long it waited.
     """
 
-    __slots__ = ("_seen", "output_tokens", "prompt_tokens", "uncached_tokens")
+    __slots__ = ("_count", "output_tokens", "prompt_tokens", "uncached_tokens")
 
     def __init__(self) -> None:
-        self._seen = 0
+        self._count = 0
         self.prompt_tokens = 0.0
         self.uncached_tokens = 0.0
         self.output_tokens = 0.0
 
-    def take(self, need: DemandTotals) -> None:
+    def update(self, demand: DemandTotals) -> None:
         """Take in what one request has needed."""
-        self._seen = min(self._seen + 1, _MEMORY_REQUESTS)
-        share = 1.0 / self._seen
-        self.prompt_tokens += (need.prompt_tokens - self.prompt_tokens) * share
-        self.uncached_tokens += (need.uncached_tokens - self.uncached_tokens) * share
-        self.output_tokens += (need.output_tokens - self.output_tokens) * share
+        self._count = min(self._count + 1, _MEAN_WINDOW_REQUESTS)
+        weight = 1.0 / self._count
+        self.prompt_tokens += (demand.prompt_tokens - self.prompt_tokens) * weight
+        self.uncached_tokens += (demand.uncached_tokens - self.uncached_tokens) * weight
+        self.output_tokens += (demand.output_tokens - self.output_tokens) * weight
 
 
 class Accounts:
     """Keeps them; see the module."""
 
-    def __init__(self, fleet: FleetTable, knowledge: Knowledge) -> None:
-        self.board = Scoreboard()
-        self.door = DoorCounts()
+    def __init__(self, fleet: FleetTable, fleet_model: FleetModel) -> None:
+        self.slo_totals = SloTotals()
+        self.admission_counts = AdmissionCounts()
         self.recent = RecentMeans()
         self._fleet = fleet
-        self._knowledge = knowledge
-        self._meters: dict[str, _Meter] = {}
-        self._spent_s: dict[str, float] = {}
-        self._pools: dict[str, str] = {}
+        self._fleet_model = fleet_model
+        self._leg_usages: dict[str, _LegUsage] = {}
+        self._gpu_s: dict[str, float] = {}
+        self._decode_pools: dict[str, str] = {}
         """Where each request in flight decodes, or is to."""
         self._model = ""
         self._classes: dict[str, tuple[Slo, float]] = {}
@@ -92,43 +98,45 @@ class Accounts:
 
     # -------------------------------------------------------------- what the machine says
 
-    def begun(self, entry: Entry, leg: Leg, replica_id: str) -> None:
+    def on_leg_started(self, state: RequestState, leg: Leg, replica_id: str) -> None:
         """A leg of a request was sent to a replica."""
-        if entry.legs_begun == 1:
-            held = entry.placed_at_s is not None and entry.placed_at_s > entry.taken_in_at_s
-            self.door.let_in(entry.slo.name, held=held)
+        if state.legs_started == 1:
+            was_queued = state.placed_at_s is not None and state.placed_at_s > state.accepted_at_s
+            self.admission_counts.admitted(state.slo.name, was_queued=was_queued)
         view = self._fleet.get(replica_id)
         if view is None:
             return
-        self._meters[leg.leg_id] = _Meter(view)
-        target = self._fleet.get(entry.routes[-1].decode_replica_id)
-        self._pools[entry.request_id] = (target or view).facts.pool
+        self._leg_usages[leg.leg_id] = _LegUsage(view)
+        decoder = self._fleet.get(state.routes[-1].decode_replica_id)
+        self._decode_pools[state.request_id] = (decoder or view).facts.pool
         self._model = view.facts.model
 
-    def cached(self, leg_id: str, tokens: int) -> None:
+    def on_cached_tokens(self, leg_id: str, tokens: int) -> None:
         """An engine said how many of a leg's prompt tokens it need not compute."""
-        if (meter := self._meters.get(leg_id)) is not None:
-            meter.cached_tokens = tokens
+        if (usage := self._leg_usages.get(leg_id)) is not None:
+            usage.cached_tokens = tokens
 
-    def leg_over(self, entry: Entry, placed: PlacedLeg, *, produced: bool | None = None) -> None:
+    def on_leg_ended(
+        self, state: RequestState, dispatched: DispatchedLeg, *, has_output: bool | None = None
+    ) -> None:
         """A leg has ended, well or not, or is given up: book what it took.
 
-        Whether it has `produced` anything shows in what is known of its tokens, but for a prefill
+        Whether it has `has_output` anything shows in what is known of its tokens, but for a prefill
         leg that hands out a ticket and not one token.
         """
-        meter = self._meters.pop(placed.leg.leg_id, None)
-        if meter is None:
+        usage = self._leg_usages.pop(dispatched.leg.leg_id, None)
+        if usage is None:
             return
-        tokens = len(entry.generated) - placed.leg.resumed_tokens
-        if not (tokens or produced or meter.cached_tokens is not None):
+        tokens = len(state.generated) - dispatched.leg.resumed_tokens
+        if not (tokens or has_output or usage.cached_tokens is not None):
             return
-        gpu_s = self._work_s(meter, placed, tokens)
-        self._spent_s[entry.request_id] = self._spent_s.get(entry.request_id, 0.0) + gpu_s
-        self.board.spend(entry.tenant.name, meter.before.facts.pool, gpu_s)
+        gpu_s = self._device_s(usage, dispatched, tokens)
+        self._gpu_s[state.request_id] = self._gpu_s.get(state.request_id, 0.0) + gpu_s
+        self.slo_totals.add_gpu_s(state.tenant.name, usage.initial_view.facts.pool, gpu_s)
 
-    def ended(
+    def on_request_ended(
         self,
-        entry: Entry,
+        state: RequestState,
         outcome: Phase,
         now_s: float,
         *,
@@ -136,119 +144,133 @@ class Accounts:
         error: BatonError | None = None,
     ) -> RequestRecord:
         """A request has ended: count it, and return its record with its judgement and its cost."""
-        gpu_s = self._spent_s.pop(entry.request_id, 0.0)
-        own_doing = error is not None and error.own_doing
-        pool = self._pools.pop(entry.request_id, "")
-        record = entry.record(outcome, reason, now_s, barred=own_doing, gpu_s=gpu_s)
+        gpu_s = self._gpu_s.pop(state.request_id, 0.0)
+        is_client_error = error is not None and error.is_client_error
+        pool = self._decode_pools.pop(state.request_id, "")
+        record = state.record(outcome, reason, now_s, is_client_error=is_client_error, gpu_s=gpu_s)
         record = evolve(record, model=self._model if pool else "", pool=pool)
-        if entry.placed_at_s is None:
-            cause = Cause.LEFT if error is None else error.cause
-            self.door.kept_out(record.slo.name, record.outcome, cause, own_doing=own_doing)
-        need = NO_DEMAND if own_doing else self._need(entry, record)
+        if state.placed_at_s is None:
+            cause = Cause.CLIENT_DISCONNECTED if error is None else error.cause
+            self.admission_counts.rejected(
+                record.slo.name, record.outcome, cause, is_client_error=is_client_error
+            )
+        demand = NO_DEMAND if is_client_error else self._actual_demand(state, record)
         if record.outcome is Phase.FINISHED or (
             record.outcome is Phase.CANCELLED and record.output_tokens
         ):
-            self.recent.take(need)
+            self.recent.update(demand)
         self._classes[record.slo.name] = (record.slo, record.ended_at_s)
-        self.board.ended(record, pool, self._model, own_doing=own_doing, demand=need)
+        self.slo_totals.record_request(
+            record, pool, self._model, is_client_error=is_client_error, demand=demand
+        )
         return record
 
-    def refused(
+    def on_rejected(
         self, error: Rejected, slo: Slo, *, tenant: str, requests: int, now_s: float
     ) -> None:
         """Requests were refused before they were read: they count like any that are shed at once.
 
         What they would have needed is taken to be what others lately have.
         """
-        record = _unread(error, slo, tenant, now_s)
-        own_doing, recent = error.own_doing, self.recent
-        self.door.kept_out(
-            slo.name, record.outcome, error.cause, own_doing=own_doing, requests=requests
+        record = _rejected_record(error, slo, tenant, now_s)
+        is_client_error, recent = error.is_client_error, self.recent
+        self.admission_counts.rejected(
+            slo.name,
+            record.outcome,
+            error.cause,
+            is_client_error=is_client_error,
+            requests=requests,
         )
-        need = NO_DEMAND
-        if not own_doing:
-            prompt, uncached = round(recent.prompt_tokens), recent.uncached_tokens
-            need = DemandTotals(1, prompt, uncached, recent.output_tokens)
+        demand = NO_DEMAND
+        if not is_client_error:
+            prompt_tokens, uncached_tokens = round(recent.prompt_tokens), recent.uncached_tokens
+            demand = DemandTotals(1, prompt_tokens, uncached_tokens, recent.output_tokens)
         for _ in range(requests):
-            self.board.ended(record, "", self._model, own_doing=own_doing, demand=need)
-        if not own_doing:
+            self.slo_totals.record_request(
+                record, "", self._model, is_client_error=is_client_error, demand=demand
+            )
+        if not is_client_error:
             self._classes[slo.name] = (slo, now_s)
 
     # -------------------------------------------------------------- what is asked of it
 
-    def demand(self, in_flight: Iterable[Entry]) -> DemandTotals:
+    def demand(self, in_flight: Iterable[RequestState]) -> DemandTotals:
         """What has been asked for so far, expectations for what is under way among it."""
-        total = self.board.demand
-        for entry in in_flight:
-            total = added(total, self._expected(entry))
+        total = self.slo_totals.demand
+        for state in in_flight:
+            total = sum_demand(total, self._expected_demand(state))
         return total
 
-    def classes(self, now_s: float) -> tuple[Slo, ...]:
+    def active_classes(self, now_s: float) -> tuple[Slo, ...]:
         """What those classes promise that are in use."""
-        return tuple(slo for slo, at_s in self._classes.values() if now_s - at_s <= _IN_USE_S)
+        return tuple(slo for slo, at_s in self._classes.values() if now_s - at_s <= _CLASS_ACTIVE_S)
 
     def check_integrity(self, in_flight: Iterable[str], running: Iterable[str]) -> None:
         """Raise AssertionError when something is kept of what has ended."""
-        known = set(in_flight)
-        assert self._spent_s.keys() <= known, "costs of requests that have ended"
-        assert self._pools.keys() <= known, "pools of requests that have ended"
-        assert self._meters.keys() <= set(running), "meters of legs that do not run"
-        self.board.check_integrity()
+        in_flight_ids = set(in_flight)
+        assert self._gpu_s.keys() <= in_flight_ids, "costs of requests that have ended"
+        assert self._decode_pools.keys() <= in_flight_ids, "pools of requests that have ended"
+        assert self._leg_usages.keys() <= set(running), "meters of legs that do not run"
+        self.slo_totals.check_integrity()
 
     # -------------------------------------------------------------- what things take
 
-    def _work_s(self, meter: _Meter, placed: PlacedLeg, tokens: int) -> float:
-        before = meter.before
-        after = self._fleet.get(placed.replica_id) or before
-        timing, devices = self._knowledge.timings.of(before), before.facts.devices
-        uncached = placed.tokens
-        if meter.cached_tokens is not None:
-            uncached = max(0, len(placed.leg.prompt_token_ids) - meter.cached_tokens)
-        work_s = prefill_work_s(timing, uncached, devices=devices)
-        if tokens > 0 and placed.leg.kind is not LegKind.PREFILL:
-            seen = crowd(before.load.steps, after.load.steps)
-            running, context = seen or _crowd_now(after)
-            work_s += decode_work_s(
-                timing, tokens, running=running, context_tokens=context, devices=devices
+    def _device_s(self, usage: _LegUsage, dispatched: DispatchedLeg, tokens: int) -> float:
+        before = usage.initial_view
+        after = self._fleet.get(dispatched.replica_id) or before
+        timing, devices = self._fleet_model.timings.of(before), before.facts.devices
+        uncached_tokens = dispatched.tokens
+        if usage.cached_tokens is not None:
+            uncached_tokens = max(0, len(dispatched.leg.prompt_token_ids) - usage.cached_tokens)
+        device_s = prefill_device_s(timing, uncached_tokens, devices=devices)
+        if tokens > 0 and dispatched.leg.kind is not LegKind.PREFILL:
+            batch = mean_decode_batch(before.load.steps, after.load.steps)
+            running, context_tokens = batch or _reported_batch(after)
+            device_s += decode_device_s(
+                timing, tokens, running=running, context_tokens=context_tokens, devices=devices
             )
-        return work_s
+        return device_s
 
-    def _need(self, entry: Entry, record: RequestRecord) -> DemandTotals:
+    def _actual_demand(self, state: RequestState, record: RequestRecord) -> DemandTotals:
         """What a request that has ended needed, or would have needed had it been served."""
-        known = record.outcome in {Phase.FINISHED, Phase.CANCELLED}
-        return self._expected(entry, record.output_tokens if known else None)
+        has_output_count = record.outcome in {Phase.FINISHED, Phase.CANCELLED}
+        return self._expected_demand(state, record.output_tokens if has_output_count else None)
 
-    def _expected(self, entry: Entry, output_tokens: int | None = None) -> DemandTotals:
+    def _expected_demand(
+        self, state: RequestState, output_tokens: int | None = None
+    ) -> DemandTotals:
         """What a request will need, or has needed where it is known how many tokens it got."""
-        prompt = len(entry.request.prompt_token_ids)
-        if entry.cached_tokens is None:
-            uncached = prompt * (1.0 - self._knowledge.reuse.hit_fraction)
+        prompt_tokens = len(state.request.prompt_token_ids)
+        if state.cached_tokens is None:
+            uncached_tokens = prompt_tokens * (1.0 - self._fleet_model.reuse.hit_fraction)
         else:
-            uncached = float(max(0, prompt - entry.cached_tokens))
+            uncached_tokens = float(max(0, prompt_tokens - state.cached_tokens))
         if output_tokens is not None:
-            return DemandTotals(1, prompt, uncached, float(output_tokens))
-        likely = self._likely_tokens(entry.request.max_tokens)
-        return DemandTotals(1, prompt, uncached, max(float(len(entry.generated)), likely))
+            return DemandTotals(1, prompt_tokens, uncached_tokens, float(output_tokens))
+        expected_tokens = self._expected_output_tokens(state.request.max_tokens)
+        return DemandTotals(
+            1, prompt_tokens, uncached_tokens, max(float(len(state.generated)), expected_tokens)
+        )
 
-    def _likely_tokens(self, max_tokens: int) -> float:
+    def _expected_output_tokens(self, max_tokens: int) -> float:
         """How long an answer will be; 0 before any has ended.
 
         What clients allow for says little: a fleet would be sized for answers ten times as long.
         """
-        timings = self._knowledge.timings
-        if timings.knows_outputs(max_tokens):
+        timings = self._fleet_model.timings
+        if timings.has_output_estimate(max_tokens):
             return timings.expected_output_tokens(max_tokens)
         return min(float(max_tokens), self.recent.output_tokens)
 
 
-def _crowd_now(view: ReplicaView) -> tuple[float, float]:
+def _reported_batch(view: ReplicaView) -> tuple[float, float]:
     """Streams of a replica and their context, by its last report alone."""
     load, facts = view.load, view.facts
-    context = load.kv_used_fraction * facts.kv_blocks * facts.block_size_tokens
-    return max(1, load.running_requests), context
+    context_tokens = load.kv_used_fraction * facts.kv_blocks * facts.block_size_tokens
+    return max(1, load.running_requests), context_tokens
 
 
-def _unread(error: Rejected, slo: Slo, tenant: str, now_s: float) -> RequestRecord:
+def _rejected_record(error: Rejected, slo: Slo, tenant: str, now_s: float) -> RequestRecord:
     """The story of a request of which nothing is known but who sent it."""
     record = RequestRecord(
         request_id=error.request_id,
@@ -269,4 +291,4 @@ def _unread(error: Rejected, slo: Slo, tenant: str, now_s: float) -> RequestReco
         tenant=tenant,
         slo=slo,
     )
-    return evolve(record, judgement=judge(record, slo))
+    return evolve(record, slo_result=evaluate_slo(record, slo))

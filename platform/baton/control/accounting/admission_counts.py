@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from baton.domain.demand import Admission, AdmissionOutcome, WayIn
+from baton.domain.demand import AdmissionCount, AdmissionOutcome, AdmissionPath
 from baton.domain.errors import Cause
 from baton.domain.request import Phase
 
@@ -20,24 +20,30 @@ _OUTCOMES = {
 }
 
 
-class DoorCounts:
+class AdmissionCounts:
     """Counts every request once; see the module."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, AdmissionOutcome, WayIn | Cause]] = Counter()
+        self._counts: Counter[tuple[str, AdmissionOutcome, AdmissionPath | Cause]] = Counter()
 
-    def let_in(self, slo_class: str, *, held: bool) -> None:
+    def admitted(self, slo_class: str, *, was_queued: bool) -> None:
         """A request was placed for the first time, after it was held here or not."""
-        way = WayIn.HELD if held else WayIn.AT_ONCE
-        self._counts[slo_class, AdmissionOutcome.ADMITTED, way] += 1
+        reason = AdmissionPath.QUEUED if was_queued else AdmissionPath.IMMEDIATE
+        self._counts[slo_class, AdmissionOutcome.ADMITTED, reason] += 1
 
-    def kept_out(
-        self, slo_class: str, outcome: Phase, cause: Cause, *, own_doing: bool, requests: int = 1
+    def rejected(
+        self,
+        slo_class: str,
+        outcome: Phase,
+        cause: Cause,
+        *,
+        is_client_error: bool,
+        requests: int = 1,
     ) -> None:
         """Requests have ended without ever having been placed."""
-        ended = AdmissionOutcome.BARRED if own_doing else _OUTCOMES[outcome]
-        self._counts[slo_class, ended, cause] += requests
+        admission_outcome = AdmissionOutcome.CLIENT_ERROR if is_client_error else _OUTCOMES[outcome]
+        self._counts[slo_class, admission_outcome, cause] += requests
 
-    def rows(self) -> tuple[Admission, ...]:
+    def rows(self) -> tuple[AdmissionCount, ...]:
         """One for each class, outcome and reason that was seen."""
-        return tuple(Admission(*key, requests) for key, requests in self._counts.items())
+        return tuple(AdmissionCount(*key, requests) for key, requests in self._counts.items())

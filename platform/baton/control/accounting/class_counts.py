@@ -13,7 +13,7 @@ class ClassCounts:
     """Requests of one class that have ended."""
 
     ended: int = 0
-    judged: int = 0
+    evaluated: int = 0
     good: int = 0
     ttft_met: int = 0
     tpot_met: int = 0
@@ -21,12 +21,12 @@ class ClassCounts:
     refused: int = 0
     """Shed and evicted, of the judged."""
     failed: int = 0
-    barred: int = 0
+    client_errors: int = 0
 
     @property
     def attainment(self) -> float | None:
         """The share that met every objective; None when none was judged."""
-        return min(1.0, self.good / self.judged) if self.judged > 0 else None
+        return min(1.0, self.good / self.evaluated) if self.evaluated > 0 else None
 
     def __add__(self, other: ClassCounts) -> ClassCounts:
         """Both together."""
@@ -38,29 +38,29 @@ class ClassCounts:
 
 
 _COUNTS = tuple(field.name for field in fields(ClassCounts))
-_NONE = ClassCounts()
+_ZERO = ClassCounts()
 
 
 def by_class(tallies: Iterable[Tally]) -> dict[str, ClassCounts]:
     """Tallies of all tenants, models and pools, by class."""
-    found: dict[str, ClassCounts] = {}
+    counts_by_class: dict[str, ClassCounts] = {}
     for row in tallies:
         counts = ClassCounts(
-            ended=row.judged + row.excused + row.barred,
-            judged=row.judged,
+            ended=row.evaluated + row.excluded + row.client_errors,
+            evaluated=row.evaluated,
             good=row.good,
             ttft_met=row.ttft_met,
             tpot_met=row.tpot_met,
             itl_met=row.itl_met,
             refused=row.shed + row.evicted,
             failed=row.failed,
-            barred=row.barred,
+            client_errors=row.client_errors,
         )
-        found[row.slo_class] = found.get(row.slo_class, _NONE) + counts
-    return found
+        counts_by_class[row.slo_class] = counts_by_class.get(row.slo_class, _ZERO) + counts
+    return counts_by_class
 
 
-def sum_of(classes: Mapping[str, ClassCounts]) -> ClassCounts:
+def sum_classes(classes: Mapping[str, ClassCounts]) -> ClassCounts:
     """All classes together."""
     total = ClassCounts()
     for counts in classes.values():

@@ -15,19 +15,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.control.accounting.accounts import Accounts
-from baton.control.fleet.fleet_model import Knowledge
+from baton.control.fleet.fleet_model import FleetModel
 from baton.control.fleet.fleet_table import FleetTable
-from baton.control.state.request_state import Entry
+from baton.control.state.request_state import RequestState
 from baton.domain.demand import CoordinatorReport, PoolReport
 from baton.domain.fleet import ReplicaView, Role
 from baton.domain.slo import Slo
-from baton.perf.capacity.capacity import decode_streams, prefill_tokens_per_s
-from baton.policy.placement.device_seconds import prefill_work_s
+from baton.perf.capacity.capacity import max_decode_streams, prefill_tokens_per_s
+from baton.policy.placement.device_seconds import prefill_device_s
 
-WantedRates = tuple[tuple[str, float, float], ...]
+RequestedRates = tuple[tuple[str, float, float], ...]
 """By tenant: requests and tokens per second that it has asked for here lately."""
 
-_LEAST_STEP_S = 1e-9
+_MIN_STEP_S = 1e-9
 
 
 class _Capacity(NamedTuple):
@@ -38,116 +38,122 @@ class _Capacity(NamedTuple):
     decode_streams: float | None = None
 
 
-class Reporter:
+class CoordinatorReporter:
     """Puts reports together; see the module."""
 
-    def __init__(self, fleet: FleetTable, knowledge: Knowledge, accounts: Accounts) -> None:
+    def __init__(self, fleet: FleetTable, fleet_model: FleetModel, accounts: Accounts) -> None:
         self._fleet = fleet
-        self._knowledge = knowledge
+        self._fleet_model = fleet_model
         self._accounts = accounts
-        self._busy_s: dict[str, float] = {}
+        self._pool_busy_s: dict[str, float] = {}
         """By pool."""
-        self._seen_s: dict[str, float] = {}
+        self._counted_s: dict[str, float] = {}
         """How much of each replica's own total is in its pool's."""
 
-    def left(self, replica_id: str) -> None:
+    def on_replica_removed(self, replica_id: str) -> None:
         """A replica is about to be forgotten, or to begin another life: keep what it has done."""
         if (view := self._fleet.get(replica_id)) is not None:
-            self._settle(view)
-        self._seen_s.pop(replica_id, None)
+            self._count_busy_time(view)
+        self._counted_s.pop(replica_id, None)
 
     def report(
         self,
         coordinator_id: str,
         now_s: float,
         *,
-        entries: Mapping[str, Entry],
-        held: Collection[str],
-        wanted_rates: WantedRates = (),
-        drained_s: float = 0.0,
+        requests: Mapping[str, RequestState],
+        queued_ids: Collection[str],
+        requested_rates: RequestedRates = (),
+        drain_s: float = 0.0,
     ) -> CoordinatorReport:
         """Everything, at this moment.
 
-        `held` are the ids of those that wait here; all of them are let in within `drained_s`.
+        `queued_ids` are the ids of those that wait here; all of them are let in within `drain_s`.
         """
-        held = frozenset(held)
+        queued_ids = frozenset(queued_ids)
         accounts = self._accounts
-        in_flight = entries.values()
+        in_flight = requests.values()
         return CoordinatorReport(
             coordinator_id=coordinator_id,
             at_s=now_s,
             demand=accounts.demand(in_flight),
-            tallies=accounts.board.tallies(),
-            spent=accounts.board.spent(),
-            ttft=accounts.board.ttft(),
-            tpot=accounts.board.tpot(),
-            in_flight=len(entries),
-            held=len(held),
-            slack_s=least_slack_s(in_flight, now_s, held=held, drained_s=drained_s),
-            pools=self._pools(now_s, strictest_tpot_s(accounts.classes(now_s))),
-            held_work_s=self._held_work_s(entries[one] for one in held if one in entries),
-            wanted_rates=wanted_rates,
+            tallies=accounts.slo_totals.tallies(),
+            gpu_usage=accounts.slo_totals.gpu_usage(),
+            ttft=accounts.slo_totals.ttft_totals(),
+            tpot=accounts.slo_totals.tpot_totals(),
+            in_flight=len(requests),
+            queued=len(queued_ids),
+            slack_s=least_slack_s(in_flight, now_s, queued_ids=queued_ids, drain_s=drain_s),
+            pools=self._pool_reports(now_s, strictest_tpot_s(accounts.active_classes(now_s))),
+            queued_gpu_s=self._queued_gpu_s(
+                requests[queued_id] for queued_id in queued_ids if queued_id in requests
+            ),
+            requested_rates=requested_rates,
         )
 
     # -------------------------------------------------------------- pools
 
-    def _pools(self, now_s: float, tpot_s: float | None) -> tuple[PoolReport, ...]:
-        by_pool: dict[str, list[ReplicaView]] = {name: [] for name in self._busy_s}
+    def _pool_reports(self, now_s: float, tpot_s: float | None) -> tuple[PoolReport, ...]:
+        by_pool: dict[str, list[ReplicaView]] = {name: [] for name in self._pool_busy_s}
         for view in self._fleet.view(now_s).replicas.values():
-            self._settle(view)
+            self._count_busy_time(view)
             by_pool.setdefault(view.facts.pool, []).append(view)
-        return tuple(self._pool(name, by_pool[name], now_s, tpot_s) for name in sorted(by_pool))
+        return tuple(
+            self._pool_report(name, by_pool[name], now_s, tpot_s) for name in sorted(by_pool)
+        )
 
-    def _settle(self, view: ReplicaView) -> None:
+    def _count_busy_time(self, view: ReplicaView) -> None:
         replica_id, pool, total_s = view.replica_id, view.facts.pool, view.load.steps.busy_s
-        done_s, seen_s = 0.0, self._seen_s.get(replica_id)
-        if seen_s is not None:
-            done_s = total_s - seen_s if total_s >= seen_s else total_s
-        self._busy_s[pool] = self._busy_s.get(pool, 0.0) + done_s
+        added_s, counted_s = 0.0, self._counted_s.get(replica_id)
+        if counted_s is not None:
+            added_s = total_s - counted_s if total_s >= counted_s else total_s
+        self._pool_busy_s[pool] = self._pool_busy_s.get(pool, 0.0) + added_s
         if view.load.steps.steps:  # or else it has not said yet what it did before it was known
-            self._seen_s[replica_id] = total_s
+            self._counted_s[replica_id] = total_s
 
-    def _pool(
+    def _pool_report(
         self, name: str, views: Sequence[ReplicaView], now_s: float, tpot_s: float | None
     ) -> PoolReport:
-        working = [view for view in views if not view.draining]
-        loads = [view.load for view in working]
-        roles = [view.facts.role for view in working]
+        active = [view for view in views if not view.draining]
+        loads = [view.load for view in active]
+        roles = [view.facts.role for view in active]
         return PoolReport(
             pool=name,
             prefill=roles.count(Role.PREFILL),
             decode=roles.count(Role.DECODE),
             mixed=roles.count(Role.MIXED),
-            draining=len(views) - len(working),
-            busy_s=self._busy_s.get(name, 0.0),
+            draining=len(views) - len(active),
+            busy_s=self._pool_busy_s.get(name, 0.0),
             running_requests=float(sum(load.running_requests for load in loads)),
             queued_requests=float(
                 sum(load.queued_requests + load.pulling_requests for load in loads)
             ),
             queued_tokens=float(sum(load.queued_tokens for load in loads)),
             kv_used_fraction=sum(load.kv_used_fraction for load in loads) / max(1, len(loads)),
-            **self._capacity(working, tpot_s)._asdict(),
-            stale_s=max((max(0.0, now_s - view.load_at_s) for view in working), default=0.0),
-            roles=tuple((view.replica_id, view.facts.role) for view in working),
+            **self._capacity(active, tpot_s)._asdict(),
+            oldest_report_age_s=max(
+                (max(0.0, now_s - view.load_received_at_s) for view in active), default=0.0
+            ),
+            roles=tuple((view.replica_id, view.facts.role) for view in active),
         )
 
-    def _capacity(self, working: Sequence[ReplicaView], tpot_s: float | None) -> _Capacity:
+    def _capacity(self, active: Sequence[ReplicaView], tpot_s: float | None) -> _Capacity:
         """Of one replica, for requests as they have been lately; unknown before there were any.
 
         What a pool has not been seen to do it may do as well as another; that is not for here.
         """
-        recent, timings = self._accounts.recent, self._knowledge.timings
-        if not working or not recent.prompt_tokens:
+        recent, timings = self._accounts.recent, self._fleet_model.timings
+        if not active or not recent.prompt_tokens:
             return _Capacity()
-        facts, timing = working[0].facts, timings.of(working[0])
-        prefill: float | None = None
-        if timings.knows_prompts(facts.pool):
-            mean = max(1.0, recent.uncached_tokens)
-            prefill = prefill_tokens_per_s(timing, mean_uncached_tokens=mean)
-        if not timings.knows_decoding(facts.pool):
-            return _Capacity(prefill)
+        facts, timing = active[0].facts, timings.of(active[0])
+        prefill_rate: float | None = None
+        if timings.has_prefill_estimate(facts.pool):
+            mean_tokens = max(1.0, recent.uncached_tokens)
+            prefill_rate = prefill_tokens_per_s(timing, mean_uncached_tokens=mean_tokens)
+        if not timings.has_decode_estimate(facts.pool):
+            return _Capacity(prefill_rate)
         context_tokens = recent.prompt_tokens + recent.output_tokens / 2
-        streams = decode_streams(
+        streams = max_decode_streams(
             timing,
             tpot_s=tpot_s,
             context_tokens=context_tokens,
@@ -155,52 +161,61 @@ class Reporter:
             kv_tokens=facts.kv_blocks * facts.block_size_tokens,
         )
         step_s = timing.step_s(running=streams, context_tokens=round(streams * context_tokens))
-        return _Capacity(prefill, streams / max(step_s, _LEAST_STEP_S), float(streams))
+        return _Capacity(prefill_rate, streams / max(step_s, _MIN_STEP_S), float(streams))
 
     # -------------------------------------------------------------- who waits
 
-    def _held_work_s(self, held: Iterable[Entry]) -> float:
+    def _queued_gpu_s(self, requests: Iterable[RequestState]) -> float:
         """What the prompts of those that wait would take, on whoever prefills."""
-        waiting = tuple(held)
-        roster = self._fleet.view(0.0).roster
-        prefiller = self._fleet.get(next(iter(roster.prefill or roster.decode), ""))
-        if not waiting or prefiller is None:
+        queued = tuple(requests)
+        eligible = self._fleet.view(0.0).eligible
+        prefiller = self._fleet.get(next(iter(eligible.prefill or eligible.decode), ""))
+        if not queued or prefiller is None:
             return 0.0
-        timing, devices = self._knowledge.timings.of(prefiller), prefiller.facts.devices
-        fresh = 1.0 - self._knowledge.reuse.hit_fraction
+        timing, devices = self._fleet_model.timings.of(prefiller), prefiller.facts.devices
+        miss_fraction = 1.0 - self._fleet_model.reuse.hit_fraction
         return sum(
-            prefill_work_s(timing, len(entry.request.prompt_token_ids) * fresh, devices=devices)
-            for entry in waiting
+            prefill_device_s(
+                timing, len(state.request.prompt_token_ids) * miss_fraction, devices=devices
+            )
+            for state in queued
         )
 
 
 def least_slack_s(
-    in_flight: Iterable[Entry], now_s: float, *, held: Collection[str] = (), drained_s: float = 0.0
+    in_flight: Iterable[RequestState],
+    now_s: float,
+    *,
+    queued_ids: Collection[str] = (),
+    drain_s: float = 0.0,
 ) -> float | None:
     """What the request has left of its TTFT objective that is worst off; None: nobody waits.
 
     A request that is placed has what its placement predicted still before it. Those that are held
-    go one after the other, whoever must begin soonest first, the last of them after `drained_s`.
+    go one after the other, whoever must begin soonest first, the last of them after `drain_s`.
     """
     slacks: list[float] = []
-    waiting: list[float] = []
-    for entry in in_flight:
-        objective_s = entry.slo.ttft_s
-        if objective_s is None or entry.first_token_at_s is not None:
+    queued_slacks: list[float] = []
+    for state in in_flight:
+        objective_s = state.slo.ttft_s
+        if objective_s is None or state.first_token_at_s is not None:
             continue
-        left_s = objective_s - (now_s - entry.request.arrived_at_s)
-        if entry.request_id in held:
-            waiting.append(left_s)
+        slack_s = objective_s - (now_s - state.request.arrived_at_s)
+        if state.request_id in queued_ids:
+            queued_slacks.append(slack_s)
         else:
-            slacks.append(left_s - _to_come_s(entry, now_s))
-    turn_s = drained_s / max(1, len(waiting))
-    slacks += [left_s - place * turn_s for place, left_s in enumerate(sorted(waiting), start=1)]
+            slacks.append(slack_s - _predicted_ttft_left_s(state, now_s))
+    per_request_s = drain_s / max(1, len(queued_slacks))
+    slacks += [
+        slack_s - place * per_request_s
+        for place, slack_s in enumerate(sorted(queued_slacks), start=1)
+    ]
     return min(slacks, default=None)
 
 
-def _to_come_s(entry: Entry, now_s: float) -> float:
+def _predicted_ttft_left_s(state: RequestState, now_s: float) -> float:
     """What is left of what the running placement predicted; 0 when it predicted nothing."""
-    decision = entry.decisions[-1] if entry.decisions else None
+    decision = state.decisions[-1] if state.decisions else None
     if decision is None or not decision.options:
         return 0.0
     return max(0.0, decision.at_s + decision.options[0].ttft_s - now_s)
@@ -208,4 +223,4 @@ def _to_come_s(entry: Entry, now_s: float) -> float:
 
 def strictest_tpot_s(classes: Iterable[Slo]) -> float | None:
     """The shortest time per token that any of these promises; None when none does."""
-    return min((one.tpot_s for one in classes if one.tpot_s is not None), default=None)
+    return min((class_.tpot_s for class_ in classes if class_.tpot_s is not None), default=None)

@@ -13,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from baton.control.accounting.cluster_totals import Held
-from baton.domain.demand import Spent, Tally
+from baton.control.accounting.cluster_totals import PoolCapacity
+from baton.domain.demand import GpuUsage, Tally
 
 IDLE = "(idle)"
 OVERHEAD = "(overhead)"
 """No tenants: names of tenants have no parentheses."""
-NOBODY = frozenset({IDLE, OVERHEAD})
+NON_TENANTS = frozenset({IDLE, OVERHEAD})
 _HOUR_S = 3600.0
 
 
@@ -43,55 +43,62 @@ class UsageRow:
 
 def usage_rows(
     tallies: Iterable[Tally],
-    spent: Iterable[Spent],
-    pools: Mapping[str, Held],
+    gpu_usage: Iterable[GpuUsage],
+    pools: Mapping[str, PoolCapacity],
     price_per_hour: Mapping[str, float],
 ) -> tuple[UsageRow, ...]:
     """Tenants by name, then overhead, then idle time; `price_per_hour` is of a device, by pool.
 
     The device-seconds of all rows together are those of `pools`.
     """
-    used = device_seconds(spent, pools)
-    requests: defaultdict[str, list[int]] = defaultdict(lambda: [0] * 5)
+    device_s_by_key = device_seconds(gpu_usage, pools)
+    counts_by_tenant: defaultdict[str, list[int]] = defaultdict(lambda: [0] * 5)
     for row in tallies:
-        ended = row.judged + row.excused + row.barred
-        figures = (ended, row.good, row.prompt_tokens, row.cached_tokens, row.output_tokens)
-        requests[row.tenant] = [a + b for a, b in zip(requests[row.tenant], figures, strict=True)]
-    by_user: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    for (user, pool), device_s in used.items():
-        by_user[user][pool] = device_s
-    tenants = sorted((requests.keys() | by_user.keys()) - NOBODY)
-    rows = [_row(one, by_user[one], price_per_hour, requests[one]) for one in tenants]
-    rows += [_row(one, by_user[one], price_per_hour) for one in (OVERHEAD, IDLE)]
+        ended_requests = row.evaluated + row.excluded + row.client_errors
+        counts = (ended_requests, row.good, row.prompt_tokens, row.cached_tokens, row.output_tokens)
+        counts_by_tenant[row.tenant] = [
+            a + b for a, b in zip(counts_by_tenant[row.tenant], counts, strict=True)
+        ]
+    device_s_by_user: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for (user, pool), device_s in device_s_by_key.items():
+        device_s_by_user[user][pool] = device_s
+    tenants = sorted((counts_by_tenant.keys() | device_s_by_user.keys()) - NON_TENANTS)
+    rows = [
+        _row(tenant, device_s_by_user[tenant], price_per_hour, counts_by_tenant[tenant])
+        for tenant in tenants
+    ]
+    rows += [_row(user, device_s_by_user[user], price_per_hour) for user in (OVERHEAD, IDLE)]
     return tuple(rows)
 
 
 def device_seconds(
-    spent: Iterable[Spent], pools: Mapping[str, Held]
+    gpu_usage: Iterable[GpuUsage], pools: Mapping[str, PoolCapacity]
 ) -> Mapping[tuple[str, str], float]:
     """By tenant and pool; what is nobody's, under `OVERHEAD` and `IDLE`. Of a pool: all it cost."""
-    used = _charged(spent, pools)
-    taken: defaultdict[str, float] = defaultdict(float)
-    for (_, pool), device_s in used.items():
-        taken[pool] += device_s
-    for pool, held in pools.items():
-        busy_s = max(taken[pool], min(held.busy_s, held.device_s))
-        used[OVERHEAD, pool] = busy_s - taken[pool]
-        used[IDLE, pool] = max(0.0, held.device_s - busy_s)
-    return used
+    charged_s = _charged(gpu_usage, pools)
+    charged_by_pool: defaultdict[str, float] = defaultdict(float)
+    for (_, pool), device_s in charged_s.items():
+        charged_by_pool[pool] += device_s
+    for pool, capacity in pools.items():
+        busy_s = max(charged_by_pool[pool], min(capacity.busy_s, capacity.device_s))
+        charged_s[OVERHEAD, pool] = busy_s - charged_by_pool[pool]
+        charged_s[IDLE, pool] = max(0.0, capacity.device_s - busy_s)
+    return charged_s
 
 
-def _charged(spent: Iterable[Spent], pools: Mapping[str, Held]) -> dict[tuple[str, str], float]:
+def _charged(
+    gpu_usage: Iterable[GpuUsage], pools: Mapping[str, PoolCapacity]
+) -> dict[tuple[str, str], float]:
     """By tenant and pool, no more of any pool than it has computed."""
-    predicted = {(row.tenant, row.pool): row.gpu_s for row in spent if row.pool in pools}
+    predicted = {(row.tenant, row.pool): row.gpu_s for row in gpu_usage if row.pool in pools}
     totals: defaultdict[str, float] = defaultdict(float)
     for (_, pool), gpu_s in predicted.items():
         totals[pool] += gpu_s
     scales = {}
     for pool, total_s in totals.items():
-        held = pools[pool]
-        at_most_s = min(held.busy_s or held.device_s, held.device_s)
-        scales[pool] = min(1.0, at_most_s / total_s) if total_s else 1.0
+        capacity = pools[pool]
+        max_charge_s = min(capacity.busy_s or capacity.device_s, capacity.device_s)
+        scales[pool] = min(1.0, max_charge_s / total_s) if total_s else 1.0
     return {key: gpu_s * scales[key[1]] for key, gpu_s in predicted.items()}
 
 
@@ -99,17 +106,17 @@ def _row(
     tenant: str,
     by_pool: Mapping[str, float],
     price_per_hour: Mapping[str, float],
-    figures: Iterable[int] = (0, 0, 0, 0, 0),
+    counts: Iterable[int] = (0, 0, 0, 0, 0),
 ) -> UsageRow:
-    requests, good, prompt, cached, output = figures
+    requests, good, prompt_tokens, cached_tokens, output_tokens = counts
     cost = sum(gpu_s / _HOUR_S * price_per_hour.get(pool, 0.0) for pool, gpu_s in by_pool.items())
     return UsageRow(
         tenant=tenant,
         requests=requests,
         good=good,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        output_tokens=output,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        output_tokens=output_tokens,
         device_s=sum(by_pool.values()),
         cost=cost if price_per_hour else None,
     )

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import (
-    Action,
     FlipReplicas,
+    ScalingAction,
     ScalingDecision,
     StartReplicas,
     StopReplicas,
@@ -16,15 +16,17 @@ from baton.policy.scaling.desired import ScalingReason
 from baton.policy.scaling.observation import Observation, PoolObservation
 
 
-def actions_of(decisions: tuple[ScalingDecision, ...], seen: Observation) -> tuple[Action, ...]:
+def actions_of(
+    decisions: tuple[ScalingDecision, ...], observation: Observation
+) -> tuple[ScalingAction, ...]:
     """Flips, then starts, then stops: the cheapest first."""
-    flips: list[Action] = []
-    starts: list[Action] = []
-    stops: list[Action] = []
+    flips: list[ScalingAction] = []
+    starts: list[ScalingAction] = []
+    stops: list[ScalingAction] = []
     for decision in decisions:
-        if decision.reason not in {ScalingReason.HELD, ScalingReason.OVERRIDE}:
-            flips.extend(_flips(seen.pools[decision.pool], decision.flips))
-        difference = decision.want - decision.have
+        if decision.reason not in {ScalingReason.PAUSED, ScalingReason.OVERRIDE}:
+            flips.extend(_flips(observation.pools[decision.pool], decision.role_flips))
+        difference = decision.target_replicas - decision.current_replicas
         if difference > 0:
             starts.append(StartReplicas(pool=decision.pool, replicas=difference))
         elif difference < 0:
@@ -32,17 +34,21 @@ def actions_of(decisions: tuple[ScalingDecision, ...], seen: Observation) -> tup
     return (*flips, *starts, *stops)
 
 
-def _flips(pool: PoolObservation, wanted: Mapping[Role, int]) -> list[Action]:
+def _flips(pool: PoolObservation, desired_roles: Mapping[Role, int]) -> list[ScalingAction]:
     """What takes the pool from the roles that its replicas play to those that they should."""
-    plays = {Role.PREFILL: pool.prefill, Role.DECODE: pool.decode, Role.MIXED: pool.mixed}
-    spare = plays.pop(pool.role)
-    flips: list[Action] = []
-    for role, playing in plays.items():
-        if (back := playing - wanted.get(role, 0)) > 0:
-            flips.append(FlipReplicas(pool=pool.name, replicas=back, to=pool.role))
-            spare += back
-    for role, playing in plays.items():
-        if (more := min(wanted.get(role, 0) - playing, spare)) > 0:
-            flips.append(FlipReplicas(pool=pool.name, replicas=more, to=role))
-            spare -= more
+    replicas_by_role = {
+        Role.PREFILL: pool.prefill,
+        Role.DECODE: pool.decode,
+        Role.MIXED: pool.mixed,
+    }
+    spare = replicas_by_role.pop(pool.role)
+    flips: list[ScalingAction] = []
+    for role, replicas in replicas_by_role.items():
+        if (surplus := replicas - desired_roles.get(role, 0)) > 0:
+            flips.append(FlipReplicas(pool=pool.name, replicas=surplus, role=pool.role))
+            spare += surplus
+    for role, replicas in replicas_by_role.items():
+        if (missing := min(desired_roles.get(role, 0) - replicas, spare)) > 0:
+            flips.append(FlipReplicas(pool=pool.name, replicas=missing, role=role))
+            spare -= missing
     return flips

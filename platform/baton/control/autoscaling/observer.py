@@ -9,8 +9,8 @@ nothing, a coordinator that is new counts from its second report on, and one tha
 that knows most of a pool's replicas, and among those the freshest, is believed.
 
 What may fail: reports that are missing, stale, repeated or nonsense. Such a one is left out, and
-`Observation.missing` says so in words; whoever scales by it holds still. Memory is bounded by the
-number of coordinators times the reports of one window, in which tenants are added up.
+`Observation.missing_inputs` says so in words; whoever scales by it holds still. Memory is bounded
+by the number of coordinators times the reports of one window, in which tenants are added up.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from dataclasses import dataclass, replace
 from operator import add, sub
 from typing import NamedTuple, TypeAlias
 
-from baton.control.accounting.class_counts import ClassCounts, by_class, sum_of
-from baton.control.accounting.cluster_totals import Ledgers
-from baton.control.autoscaling.cold_starts import ColdStarts
-from baton.control.autoscaling.latencies import between, mean_s, quantile_s
-from baton.control.autoscaling.report_checks import nonsense
-from baton.control.fleet.pool_views import PoolState, capacities, most_telling, replicas, working
+from baton.control.accounting.class_counts import ClassCounts, by_class, sum_classes
+from baton.control.accounting.cluster_totals import ClusterTotals
+from baton.control.autoscaling.cold_starts import ColdStartTimer
+from baton.control.autoscaling.latencies import mean_s, quantile_s, sum_deltas
+from baton.control.autoscaling.report_checks import report_problems
+from baton.control.fleet.pool_views import (
+    PoolState,
+    active_by_role,
+    active_replicas,
+    best_capacities,
+    best_pool_report,
+)
 from baton.domain.demand import (
     CoordinatorReport,
     DemandTotals,
@@ -37,9 +43,9 @@ from baton.domain.demand import (
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.policy.admission.slo_classes import DEFAULT_CLASS
-from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
+from baton.policy.scaling.observation import Demand, Observation, PoolObservation, ServiceLevel
 
-_FORGOTTEN_WINDOWS = 10
+_EXPIRY_WINDOWS = 10
 """A coordinator that has not been heard for so many windows is gone."""
 
 _WINDOW_TICKS = 15
@@ -59,10 +65,10 @@ class ObserverOptions:
     report several times a second, and are given up by coordinators sooner."""
 
     @classmethod
-    def of_ticks(cls, interval_s: float) -> ObserverOptions:
+    def for_interval(cls, interval_s: float) -> ObserverOptions:
         """For who decides so often: who ticks faster sees changes sooner."""
-        own = cls()
-        return replace(own, window_s=max(own.fast_window_s, _WINDOW_TICKS * interval_s))
+        defaults = cls()
+        return replace(defaults, window_s=max(defaults.fast_window_s, _WINDOW_TICKS * interval_s))
 
     def __post_init__(self) -> None:
         for name in ("window_s", "fast_window_s", "stale_s"):
@@ -71,15 +77,15 @@ class ObserverOptions:
                 raise ValueError(f"observer: {name} is {value}, wanted more than 0")
 
 
-_TARGET = Slo().attainment_target
+_DEFAULT_ATTAINMENT_TARGET = Slo().attainment_target
 
 
 class _Sample(NamedTuple):
     """What one report says in totals."""
 
-    seen_at_s: float
+    received_at_s: float
     """By the observer's clock."""
-    at_s: float
+    reported_at_s: float
     """By the coordinator's."""
     demand: DemandTotals
     classes: Mapping[str, ClassCounts]
@@ -89,35 +95,35 @@ class _Sample(NamedTuple):
     """By pool."""
 
 
-class _Watched:
+class _ReportHistory:
     """One coordinator."""
 
     def __init__(self) -> None:
         self.samples: deque[_Sample] = deque()
-        self.newest_at_s = -math.inf
+        self.last_new_at_s = -math.inf
         """When, by the observer's clock, it last said something new."""
 
-    def take(self, report: CoordinatorReport, now_s: float, window_s: float) -> bool:
+    def add(self, report: CoordinatorReport, now_s: float, window_s: float) -> bool:
         """Take in a report; False when it has been heard before."""
         samples = self.samples
-        if samples and report.at_s == samples[-1].at_s:
+        if samples and report.at_s == samples[-1].reported_at_s:
             return False
-        made = _sample(report, now_s)
-        if samples and _began_again(samples[-1], made):
+        sample = _to_sample(report, now_s)
+        if samples and _has_restarted(samples[-1], sample):
             samples.clear()
-        samples.append(made)
-        self.newest_at_s = now_s
-        while len(samples) > 2 and samples[1].seen_at_s <= now_s - window_s:  # noqa: PLR2004 - two
+        samples.append(sample)
+        self.last_new_at_s = now_s
+        while len(samples) > 2 and samples[1].received_at_s <= now_s - window_s:  # noqa: PLR2004 - two
             samples.popleft()
         return True
 
     @property
     def span_s(self) -> float:
         """The time that rates are taken over; 0 for one report."""
-        return self.samples[-1].at_s - self.samples[0].at_s
+        return self.samples[-1].reported_at_s - self.samples[0].reported_at_s
 
 
-_Heard: TypeAlias = tuple[CoordinatorReport, _Watched]
+_ReportAndHistory: TypeAlias = tuple[CoordinatorReport, _ReportHistory]
 """A coordinator's last report, and what was kept of those before."""
 
 
@@ -130,12 +136,12 @@ class Observer:
         """Begin with nothing; `slos` are the classes that there are, by name."""
         self._options = options or ObserverOptions()
         self._slos: dict[str, Slo] = {}
-        self._watched: dict[str, _Watched] = {}
+        self._histories: dict[str, _ReportHistory] = {}
         self._slacks: deque[tuple[float, str, float]] = deque()
-        self._starts: dict[str, ColdStarts] = {}
+        self._cold_starts: dict[str, ColdStartTimer] = {}
         self._known_pools: set[str] = set()
-        self._in_use: dict[str, tuple[str, ...]] = {}
-        self.ledgers = Ledgers()
+        self._active_classes: dict[str, tuple[str, ...]] = {}
+        self.cluster_totals = ClusterTotals()
         """What was since the beginning: classes over their own windows, usage."""
         self.reconfigure(slos=slos)
 
@@ -146,7 +152,9 @@ class Observer:
         self._options = options or self._options
         if slos is not None:
             self._slos = dict(slos)
-            self.ledgers.remember_for(max((one.window_s for one in slos.values()), default=0.0))
+            self.cluster_totals.set_max_window(
+                max((slo.window_s for slo in slos.values()), default=0.0)
+            )
 
     def observe(
         self,
@@ -160,42 +168,59 @@ class Observer:
 
         `missing` are answers that did not come, in words; they are passed on.
         """
-        troubles = list(missing)
-        sane = list(self._sane(reports, troubles))
-        for report in sane:
-            self._take(report, now_s, troubles)
-        heard = [(report, self._watched[report.coordinator_id]) for report in sane]
-        self._forget(now_s)
-        if not sane:
-            troubles.append("no coordinator reports")
-        elif not any(one.span_s > 0 for _, one in heard):
-            troubles.append("every coordinator has reported only once: there are no rates yet")
-        seen = {
-            name: self._pool(name, state, sane, now_s, troubles)
+        problems = list(missing)
+        valid_reports = list(self._valid_reports(reports, problems))
+        for report in valid_reports:
+            self._ingest(report, now_s, problems)
+        reports_and_histories = [
+            (report, self._histories[report.coordinator_id]) for report in valid_reports
+        ]
+        self._forget_expired(now_s)
+        if not valid_reports:
+            problems.append("no coordinator reports")
+        elif not any(history.span_s > 0 for _, history in reports_and_histories):
+            problems.append("every coordinator has reported only once: there are no rates yet")
+        pool_observations = {
+            name: self._observe_pool(name, state, valid_reports, now_s, problems)
             for name, state in sorted(pools.items())
         }
-        computed_s = {name: self._computed_s(name, pools[name], sane, now_s) for name in pools}
-        self.ledgers.held(seen.values(), computed_s, now_s)
-        self._note_slacks(sane, now_s)
-        whole = replace(self._asked(heard, now_s), pools=seen, missing=tuple(troubles))
-        return replace(whole, models=self._by_model(whole, heard, pools))
+        computed_s = {
+            name: self._computed_s(name, pools[name], valid_reports, now_s) for name in pools
+        }
+        self.cluster_totals.record_capacity(pool_observations.values(), computed_s, now_s)
+        self._note_slacks(valid_reports, now_s)
+        observation = replace(
+            self._observe_requests(reports_and_histories, now_s),
+            pools=pool_observations,
+            missing_inputs=tuple(problems),
+        )
+        return replace(
+            observation, models=self._by_model(observation, reports_and_histories, pools)
+        )
 
-    def _asked(self, heard: Sequence[_Heard], now_s: float, *, model: str = "") -> Observation:
+    def _observe_requests(
+        self, reports_and_histories: Sequence[_ReportAndHistory], now_s: float, *, model: str = ""
+    ) -> Observation:
         """What was asked of some coordinators, and what they made of it; without pools."""
-        rated = [one for _, one in heard if one.span_s > 0]
-        in_use = self._objectives(rated, model)
+        histories = [history for _, history in reports_and_histories if history.span_s > 0]
+        slos = self._active_slos(histories, model)
         return Observation(
             at_s=now_s,
-            window_s=max((one.span_s for one in rated), default=self._options.window_s),
-            demand=_demand(rated),
-            service=self._service(rated, [report for report, _ in heard]),
-            ttft_s=min((slo.ttft_s for slo in in_use if slo.ttft_s is not None), default=None),
-            tpot_s=min((slo.tpot_s for slo in in_use if slo.tpot_s is not None), default=None),
-            attainment_target=max((slo.attainment_target for slo in in_use), default=_TARGET),
+            window_s=max((history.span_s for history in histories), default=self._options.window_s),
+            demand=_demand(histories),
+            service=self._service(histories, [report for report, _ in reports_and_histories]),
+            ttft_s=min((slo.ttft_s for slo in slos if slo.ttft_s is not None), default=None),
+            tpot_s=min((slo.tpot_s for slo in slos if slo.tpot_s is not None), default=None),
+            attainment_target=max(
+                (slo.attainment_target for slo in slos), default=_DEFAULT_ATTAINMENT_TARGET
+            ),
         )
 
     def _by_model(
-        self, whole: Observation, heard: Sequence[_Heard], pools: Mapping[str, PoolState]
+        self,
+        observation: Observation,
+        reports_and_histories: Sequence[_ReportAndHistory],
+        pools: Mapping[str, PoolState],
     ) -> dict[str, Observation]:
         """The same of each model's requests and pools; empty where there is only one."""
         models = sorted({state.model for state in pools.values()})
@@ -203,176 +228,202 @@ class Observer:
             return {}
         return {
             model: replace(
-                self._asked(
-                    [one for one in heard if one[0].model == model], whole.at_s, model=model
+                self._observe_requests(
+                    [pair for pair in reports_and_histories if pair[0].model == model],
+                    observation.at_s,
+                    model=model,
                 ),
                 pools={
-                    name: one for name, one in whole.pools.items() if pools[name].model == model
+                    name: other
+                    for name, other in observation.pools.items()
+                    if pools[name].model == model
                 },
-                missing=whole.missing,
+                missing_inputs=observation.missing_inputs,
             )
             for model in models
         }
 
-    def spans(self) -> Iterator[tuple[Mapping[str, ClassCounts], Mapping[str, ClassCounts], float]]:
+    def class_spans(
+        self,
+    ) -> Iterator[tuple[Mapping[str, ClassCounts], Mapping[str, ClassCounts], float]]:
         """Of each coordinator: classes when the window began and now, and how long that is."""
-        for one in self._watched.values():
-            yield one.samples[0].classes, one.samples[-1].classes, one.span_s
+        for history in self._histories.values():
+            yield history.samples[0].classes, history.samples[-1].classes, history.span_s
 
     # -------------------------------------------------------------- reports
 
-    def _sane(
-        self, reports: Sequence[CoordinatorReport], troubles: list[str]
+    def _valid_reports(
+        self, reports: Sequence[CoordinatorReport], problems: list[str]
     ) -> Iterator[CoordinatorReport]:
         """The reports that can be believed, one of each coordinator."""
-        known: set[str] = set()
+        coordinator_ids: set[str] = set()
         for report in reports:
-            wrong = next(nonsense(report), None)
-            if wrong is not None:
-                troubles.append(f"coordinator {report.coordinator_id}: {wrong}")
-            elif report.coordinator_id not in known:
-                known.add(report.coordinator_id)
+            problem = next(report_problems(report), None)
+            if problem is not None:
+                problems.append(f"coordinator {report.coordinator_id}: {problem}")
+            elif report.coordinator_id not in coordinator_ids:
+                coordinator_ids.add(report.coordinator_id)
                 yield report
 
-    def _take(self, report: CoordinatorReport, now_s: float, troubles: list[str]) -> None:
+    def _ingest(self, report: CoordinatorReport, now_s: float, problems: list[str]) -> None:
         name = report.coordinator_id
-        watched = self._watched.setdefault(name, _Watched())
-        if watched.take(report, now_s, self._options.window_s):
-            self.ledgers.take(report, now_s)
-        elif (age_s := now_s - watched.newest_at_s) > self._options.stale_s:
-            troubles.append(f"coordinator {name}: has said nothing new for {age_s:.0f} s")
+        history = self._histories.setdefault(name, _ReportHistory())
+        if history.add(report, now_s, self._options.window_s):
+            self.cluster_totals.ingest(report, now_s)
+        elif (age_s := now_s - history.last_new_at_s) > self._options.stale_s:
+            problems.append(f"coordinator {name}: has said nothing new for {age_s:.0f} s")
 
-    def _forget(self, now_s: float) -> None:
-        oldest_s = now_s - _FORGOTTEN_WINDOWS * self._options.window_s
-        for name in [one for one, known in self._watched.items() if known.newest_at_s < oldest_s]:
-            del self._watched[name]
+    def _forget_expired(self, now_s: float) -> None:
+        oldest_s = now_s - _EXPIRY_WINDOWS * self._options.window_s
+        for name in [
+            pool_name
+            for pool_name, known in self._histories.items()
+            if known.last_new_at_s < oldest_s
+        ]:
+            del self._histories[name]
 
-    def _objectives(self, rated: Sequence[_Watched], model: str) -> list[Slo]:
+    def _active_slos(self, histories: Sequence[_ReportHistory], model: str) -> list[Slo]:
         """What the classes promise in which requests have ended in the window, or did last."""
-        used = {
+        changed_classes = {
             name
-            for one in rated
-            for name, counts in one.samples[-1].classes.items()
-            if counts != one.samples[0].classes.get(name)
+            for history in histories
+            for name, counts in history.samples[-1].classes.items()
+            if counts != history.samples[0].classes.get(name)
         }
-        if used:
-            self._in_use[model] = tuple(sorted(used))
-        in_use = self._in_use.get(model, (DEFAULT_CLASS,))
-        return [self._slos[name] for name in in_use if name in self._slos]
+        if changed_classes:
+            self._active_classes[model] = tuple(sorted(changed_classes))
+        class_names = self._active_classes.get(model, (DEFAULT_CLASS,))
+        return [self._slos[name] for name in class_names if name in self._slos]
 
     # -------------------------------------------------------------- what requests got
 
-    def _service(self, rated: Sequence[_Watched], sane: Sequence[CoordinatorReport]) -> Service:
+    def _service(
+        self, histories: Sequence[_ReportHistory], reports: Sequence[CoordinatorReport]
+    ) -> ServiceLevel:
         counts = ClassCounts()
         refused_per_s = 0.0
-        for one in rated:
-            done = sum_of(one.samples[-1].classes) - sum_of(one.samples[0].classes)
-            counts += done
-            refused_per_s += max(0, done.refused) / one.span_s
-        ttft = between([(one.samples[0].ttft, one.samples[-1].ttft) for one in rated])
-        tpot = between([(one.samples[0].tpot, one.samples[-1].tpot) for one in rated])
-        return Service(
+        for history in histories:
+            delta = sum_classes(history.samples[-1].classes) - sum_classes(
+                history.samples[0].classes
+            )
+            counts += delta
+            refused_per_s += max(0, delta.refused) / history.span_s
+        ttft = sum_deltas(
+            [(history.samples[0].ttft, history.samples[-1].ttft) for history in histories]
+        )
+        tpot = sum_deltas(
+            [(history.samples[0].tpot, history.samples[-1].tpot) for history in histories]
+        )
+        return ServiceLevel(
             attainment=counts.attainment,
             ttft_mean_s=mean_s(ttft),
             ttft_p90_s=quantile_s(ttft, 0.9),
             tpot_mean_s=mean_s(tpot),
             tpot_p90_s=quantile_s(tpot, 0.9),
-            refused_per_s=refused_per_s,
-            in_flight=sum(report.in_flight for report in sane),
-            held=sum(report.held for report in sane),
-            slack_s=self._slack_s({report.model for report in sane}),
+            rejected_per_s=refused_per_s,
+            in_flight=sum(report.in_flight for report in reports),
+            queued_requests=sum(report.queued for report in reports),
+            min_ttft_slack_s=self._min_slack_s({report.model for report in reports}),
         )
 
-    def _note_slacks(self, sane: Sequence[CoordinatorReport], now_s: float) -> None:
+    def _note_slacks(self, reports: Sequence[CoordinatorReport], now_s: float) -> None:
         self._slacks.extend(
-            (now_s, one.model, one.slack_s) for one in sane if one.slack_s is not None
+            (now_s, report.model, report.slack_s)
+            for report in reports
+            if report.slack_s is not None
         )
         while self._slacks and self._slacks[0][0] <= now_s - self._options.fast_window_s:
             self._slacks.popleft()
 
-    def _slack_s(self, models: Collection[str]) -> float | None:
+    def _min_slack_s(self, models: Collection[str]) -> float | None:
         return min((slack_s for _, model, slack_s in self._slacks if model in models), default=None)
 
     # -------------------------------------------------------------- pools
 
-    def _pool(
+    def _observe_pool(
         self,
         name: str,
         state: PoolState,
-        sane: Sequence[CoordinatorReport],
+        reports: Sequence[CoordinatorReport],
         now_s: float,
-        troubles: list[str],
+        problems: list[str],
     ) -> PoolObservation:
-        best = most_telling(name, state, sane)
-        found = PoolReport(name) if best is None else best[1]
-        reported = replicas(found)
-        if reported:
+        best = best_pool_report(name, state, reports)
+        pool_report = PoolReport(name) if best is None else best[1]
+        reported_count = active_replicas(pool_report)
+        if reported_count:
             self._known_pools.add(name)
-            if found.stale_s > self._options.stale_s:
-                troubles.append(f"pool {name}: its load reports are {found.stale_s:.0f} s old")
-        elif sane and state.running and name in self._known_pools:
-            troubles.append(f"pool {name}: no coordinator sees any of its {state.running} replicas")
-        roles = working(found, state)
-        ready = sum(roles.values())
-        capacity = capacities(name, sane, found)
+            if pool_report.oldest_report_age_s > self._options.stale_s:
+                problems.append(
+                    f"pool {name}: its load reports are {pool_report.oldest_report_age_s:.0f} s old"
+                )
+        elif reports and state.running and name in self._known_pools:
+            problems.append(f"pool {name}: no coordinator sees any of its {state.running} replicas")
+        replicas_by_role = active_by_role(pool_report, state)
+        ready = sum(replicas_by_role.values())
+        capacity = best_capacities(name, reports, pool_report)
         # Those that run, and that no coordinator knows yet, are about to take work.
-        starting = state.starting + max(0, (state.running or 0) - reported)
-        starts = self._starts.setdefault(name, ColdStarts())
-        up = ready if state.running is None else state.running
-        starts.look(starting=state.starting, up=up, working=ready, now_s=now_s)
-        each = 1 / ready if ready else 0.0
-        measured_s = starts.measured_s
+        starting = state.starting + max(0, (state.running or 0) - reported_count)
+        cold_starts = self._cold_starts.setdefault(name, ColdStartTimer())
+        running = ready if state.running is None else state.running
+        cold_starts.observe(starting=state.starting, running=running, serving=ready, now_s=now_s)
+        per_replica = 1 / ready if ready else 0.0
+        measured_s = cold_starts.measured_s
         return PoolObservation(
             name=name,
             role=state.role,
-            prefill=roles[Role.PREFILL],
-            decode=roles[Role.DECODE],
-            mixed=roles[Role.MIXED],
+            prefill=replicas_by_role[Role.PREFILL],
+            decode=replicas_by_role[Role.DECODE],
+            mixed=replicas_by_role[Role.MIXED],
             starting=starting,
-            draining=max(state.draining, found.draining),
+            draining=max(state.draining, pool_report.draining),
             gpus_per_replica=state.gpus_per_replica,
             cold_start_s=state.cold_start_s if measured_s is None else measured_s,
-            cold_start_measured=measured_s is not None,
-            starting_for_s=starts.starting_for_s(now_s),
+            is_cold_start_measured=measured_s is not None,
+            oldest_start_age_s=cold_starts.starting_for_s(now_s),
             prefill_tokens_per_s=capacity.prefill_tokens_per_s,
             decode_tokens_per_s=capacity.decode_tokens_per_s,
             decode_streams=capacity.decode_streams,
-            busy_fraction=None if best is None else self._busy(name, best[0], ready),
-            running_requests=found.running_requests * each,
-            queued_requests=found.queued_requests * each,
-            queued_tokens=found.queued_tokens * each,
-            kv_used_fraction=min(1.0, found.kv_used_fraction),
+            utilization_fraction=None
+            if best is None
+            else self._busy_fraction(name, best[0], ready),
+            running_requests=pool_report.running_requests * per_replica,
+            queued_requests=pool_report.queued_requests * per_replica,
+            queued_tokens=pool_report.queued_tokens * per_replica,
+            kv_used_fraction=min(1.0, pool_report.kv_used_fraction),
         )
 
     def _computed_s(
-        self, pool: str, state: PoolState, sane: Sequence[CoordinatorReport], now_s: float
+        self, pool: str, state: PoolState, reports: Sequence[CoordinatorReport], now_s: float
     ) -> float:
         """How long its replicas computed, all together, since the report before this one."""
-        best = most_telling(pool, state, sane)
+        best = best_pool_report(pool, state, reports)
         if best is None:
             return 0.0
-        one = self._watched[best[0].coordinator_id]
-        if one.newest_at_s < now_s or one.span_s <= 0:
+        history = self._histories[best[0].coordinator_id]
+        if history.last_new_at_s < now_s or history.span_s <= 0:
             return 0.0
-        now, before = one.samples[-1].busy_s, one.samples[-2].busy_s
-        return max(0.0, now.get(pool, 0.0) - before.get(pool, now.get(pool, 0.0)))
+        current, previous = history.samples[-1].busy_s, history.samples[-2].busy_s
+        return max(0.0, current.get(pool, 0.0) - previous.get(pool, current.get(pool, 0.0)))
 
-    def _busy(self, pool: str, report: CoordinatorReport, working: int) -> float | None:
+    def _busy_fraction(
+        self, pool: str, report: CoordinatorReport, replica_count: int
+    ) -> float | None:
         """What share of the window its replicas computed, as the one that is believed has it."""
-        one = self._watched[report.coordinator_id]
-        before, now = one.samples[0].busy_s.get(pool), one.samples[-1].busy_s.get(pool)
-        if before is None or now is None or not working or one.span_s <= 0:
+        history = self._histories[report.coordinator_id]
+        first_s, last_s = history.samples[0].busy_s.get(pool), history.samples[-1].busy_s.get(pool)
+        if first_s is None or last_s is None or not replica_count or history.span_s <= 0:
             return None
-        return min(1.0, max(0.0, now - before) / (one.span_s * working))
+        return min(1.0, max(0.0, last_s - first_s) / (history.span_s * replica_count))
 
 
 # ------------------------------------------------------------------------------------- totals
 
 
-def _sample(report: CoordinatorReport, now_s: float) -> _Sample:
+def _to_sample(report: CoordinatorReport, now_s: float) -> _Sample:
     return _Sample(
-        seen_at_s=now_s,
-        at_s=report.at_s,
+        received_at_s=now_s,
+        reported_at_s=report.at_s,
         demand=report.demand,
         classes=by_class(report.tallies),
         ttft=report.ttft,
@@ -381,24 +432,27 @@ def _sample(report: CoordinatorReport, now_s: float) -> _Sample:
     )
 
 
-def _began_again(before: _Sample, now: _Sample) -> bool:
+def _has_restarted(previous: _Sample, current: _Sample) -> bool:
     """Whether a coordinator's totals are those of another life: its clock or counts went back."""
-    return now.at_s < before.at_s or sum_of(now.classes).ended < sum_of(before.classes).ended
+    return (
+        current.reported_at_s < previous.reported_at_s
+        or sum_classes(current.classes).ended < sum_classes(previous.classes).ended
+    )
 
 
-def _demand(rated: Sequence[_Watched]) -> Demand:
+def _demand(histories: Sequence[_ReportHistory]) -> Demand:
     per_s = [0.0] * 4
-    for one in rated:
-        asked = map(sub, one.samples[-1].demand, one.samples[0].demand)
+    for history in histories:
+        deltas = map(sub, history.samples[-1].demand, history.samples[0].demand)
         # Expectations become facts, so a total may go back a little; nothing was given back.
-        per_s = list(map(add, per_s, (max(0.0, more) / one.span_s for more in asked)))
+        per_s = list(map(add, per_s, (max(0.0, more) / history.span_s for more in deltas)))
     requests, prompt, uncached, output = per_s
-    each = 1 / requests if requests else 0.0
+    per_request = 1 / requests if requests else 0.0
     return Demand(
         requests_per_s=requests,
         prompt_tokens_per_s=uncached,
         output_tokens_per_s=output,
-        mean_prompt_tokens=prompt * each,
-        mean_uncached_tokens=uncached * each,
-        mean_output_tokens=output * each,
+        mean_prompt_tokens=prompt * per_request,
+        mean_uncached_tokens=uncached * per_request,
+        mean_output_tokens=output * per_request,
     )

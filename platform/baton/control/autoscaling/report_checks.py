@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from baton.domain.demand import FEWEST_BUCKETS, CoordinatorReport
+from baton.domain.demand import MIN_LATENCY_BUCKETS, CoordinatorReport
 
 
-def nonsense(report: CoordinatorReport) -> Iterator[str]:
+def report_problems(report: CoordinatorReport) -> Iterator[str]:
     """Everything that is wrong with a report, in words."""
     signed = {"at_s": report.at_s, "slack_s": report.slack_s or 0.0}
-    figures: dict[str, float] = {"in_flight": report.in_flight, "held": report.held}
-    figures |= {f"demand.{key}": value for key, value in report.demand._asdict().items()}
-    figures |= {"ttft.sum_s": report.ttft.sum_s, "tpot.sum_s": report.tpot.sum_s}
+    non_negative: dict[str, float] = {"in_flight": report.in_flight, "held": report.queued}
+    non_negative |= {f"demand.{key}": value for key, value in report.demand._asdict().items()}
+    non_negative |= {"ttft.sum_s": report.ttft.sum_s, "tpot.sum_s": report.tpot.sum_s}
     for pool in report.pools:
-        figures |= {
+        non_negative |= {
             f"pool {pool.pool}: {key}": value
             for key, value in pool._asdict().items()
             if isinstance(value, int | float)
@@ -23,13 +23,21 @@ def nonsense(report: CoordinatorReport) -> Iterator[str]:
     for name, value in signed.items():
         if not math.isfinite(value):
             yield f"{name} is {value}"
-    for name, value in figures.items():
+    for name, value in non_negative.items():
         if not 0 <= value < math.inf:
             yield f"{name} is {value}, wanted a number from 0"
-    for of in (report.ttft, report.tpot):
-        if of.buckets and (len(of.buckets) < FEWEST_BUCKETS or min(of.buckets) < 0):
-            seen = f"{len(of.buckets)} buckets, the least of which holds {min(of.buckets)}"
-            yield f"a histogram has {seen}; wanted at least {FEWEST_BUCKETS}, each from 0 up"
+    for latencies in (report.ttft, report.tpot):
+        if latencies.buckets and (
+            len(latencies.buckets) < MIN_LATENCY_BUCKETS or min(latencies.buckets) < 0
+        ):
+            histogram = (
+                f"{len(latencies.buckets)} buckets, the least of which holds"
+                f" {min(latencies.buckets)}"
+            )
+            yield (
+                f"a histogram has {histogram}; wanted at least {MIN_LATENCY_BUCKETS}, each"
+                " from 0 up"
+            )
     for row in report.tallies:
         if not all(0 <= value < math.inf for value in row[4:]):
             yield f"a tally of class {row.slo_class!r} has a figure that is no number from 0"

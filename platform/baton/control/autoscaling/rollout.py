@@ -23,39 +23,39 @@ from typing import NamedTuple
 from baton.domain.fleet import Role
 
 
-class Tally(NamedTuple):
+class RolloutCounts(NamedTuple):
     """What some replicas have done since they started."""
 
     legs: int = 0
     """That ran to their end or broke; those moved or cancelled are nobody's fault."""
-    broken: int = 0
-    judged: int = 0
+    failed_legs: int = 0
+    evaluated: int = 0
     """Requests that they took part in and that were good or missed."""
     good: int = 0
 
-    def plus(self, other: Tally) -> Tally:
+    def add(self, other: RolloutCounts) -> RolloutCounts:
         """Both together."""
-        return Tally(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return RolloutCounts(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-NOTHING = Tally()
+NO_COUNTS = RolloutCounts()
 
 
-class Step(StrEnum):
+class RolloutAction(StrEnum):
     """What to do now."""
 
     HOLD = "hold"
     """Look again in a moment; no further stage begins."""
-    GO_ON = "go on"
+    PROCEED = "go on"
     """This stage is good; the next may begin."""
     ROLL_BACK = "roll back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RolloutDecision:
     """What to do, and why in words."""
 
-    step: Step
+    action: RolloutAction
     why: str
 
 
@@ -67,45 +67,47 @@ class RolloutRules:
     """How long new replicas must have served, after the last one of a stage."""
     z: float = 3.0
     """Width of the intervals, in standard deviations."""
-    broken_margin: float = 0.01
+    failed_margin_fraction: float = 0.01
     """Fraction of legs by which new replicas may be worse."""
-    missed_margin: float = 0.1
+    missed_margin_fraction: float = 0.1
     """Fraction of requests likewise: new replicas begin with cold caches."""
-    hopeless: float = 0.5
+    max_failed_fraction: float = 0.5
     """With nothing to compare with, more broken legs than this are too many."""
-    few_legs: int = 20
+    min_legs: int = 20
     """A verdict on fewer says that it rests on little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class StageObservation:
     """What was seen of one stage."""
 
-    old: Tally = NOTHING
-    new: Tally = NOTHING
-    deaths: int = 0
+    old: RolloutCounts = NO_COUNTS
+    new: RolloutCounts = NO_COUNTS
+    crashes: int = 0
     """New replicas that were ready, and ended without having been told to."""
     baked_s: float | None = None
     """Since the last replica of the stage was replaced; None while some are to come."""
 
 
-def judge(trial: Trial, rules: RolloutRules) -> Verdict:
+def evaluate_stage(stage: StageObservation, rules: RolloutRules) -> RolloutDecision:
     """What to do, by what has been seen so far."""
-    if why := _too_bad(trial, rules):
-        return Verdict(step=Step.ROLL_BACK, why=why)
-    if trial.baked_s is None:
-        return Verdict(step=Step.HOLD, why="replicas are being replaced")
-    if trial.baked_s < rules.bake_s:
-        left_s = rules.bake_s - trial.baked_s
-        return Verdict(step=Step.HOLD, why=f"watched for {left_s:.0f} s more")
-    if trial.new.legs < rules.few_legs:
-        why = f"only {trial.new.legs} legs ran on new replicas, too few to compare"
-        return Verdict(step=Step.GO_ON, why=why)
-    why = f"{_share(trial.new.broken, trial.new.legs)} of legs broke, and nobody ended"
-    return Verdict(step=Step.GO_ON, why=why)
+    if why := _rollback_reason(stage, rules):
+        return RolloutDecision(action=RolloutAction.ROLL_BACK, why=why)
+    if stage.baked_s is None:
+        return RolloutDecision(action=RolloutAction.HOLD, why="replicas are being replaced")
+    if stage.baked_s < rules.bake_s:
+        remaining_s = rules.bake_s - stage.baked_s
+        return RolloutDecision(
+            action=RolloutAction.HOLD, why=f"watched for {remaining_s:.0f} s more"
+        )
+    if stage.new.legs < rules.min_legs:
+        why = f"only {stage.new.legs} legs ran on new replicas, too few to compare"
+        return RolloutDecision(action=RolloutAction.PROCEED, why=why)
+    why = f"{_percentage(stage.new.failed_legs, stage.new.legs)} of legs broke, and nobody ended"
+    return RolloutDecision(action=RolloutAction.PROCEED, why=why)
 
 
-def stages(pools: Mapping[str, Role], *, together: bool) -> tuple[tuple[str, ...], ...]:
+def replacement_stages(pools: Mapping[str, Role], *, together: bool) -> tuple[tuple[str, ...], ...]:
     """In which order to replace the replicas of some pools.
 
     Those that decode come first: a decode pool can prefill as well, so once it is proven, the
@@ -119,43 +121,63 @@ def stages(pools: Mapping[str, Role], *, together: bool) -> tuple[tuple[str, ...
     return tuple((name,) for name in (*first, *last))
 
 
-def interval(hits: int, of: int, z: float) -> tuple[float, float]:
+def wilson_interval(hits: int, total: int, z: float) -> tuple[float, float]:
     """Where the true fraction lies, by Wilson's score interval; all of 0..1 when nothing was seen.
 
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
     JASA 22 (1927).
     """
-    if of <= 0:
+    if total <= 0:
         return 0.0, 1.0
-    share, weight = hits / of, z * z / of
+    share, weight = hits / total, z * z / total
     middle = share + weight / 2
-    spread = z * math.sqrt(share * (1 - share) / of + weight / (4 * of))
+    spread = z * math.sqrt(share * (1 - share) / total + weight / (4 * total))
     return max(0.0, (middle - spread) / (1 + weight)), min(1.0, (middle + spread) / (1 + weight))
 
 
-def _too_bad(trial: Trial, rules: RolloutRules) -> str:
+def _rollback_reason(stage: StageObservation, rules: RolloutRules) -> str:
     """Why new replicas cannot stay; empty when nothing speaks against them."""
-    old, new = trial.old, trial.new
-    if trial.deaths > 0:
-        return f"{trial.deaths} new replicas ended by themselves"
-    if _worse((new.broken, new.legs), (old.broken, old.legs), rules.z, rules.broken_margin):
-        now, before = _share(new.broken, new.legs), _share(old.broken, old.legs)
-        return f"{now} of {new.legs} legs broke on new replicas, {before} on old ones"
-    if not old.legs and interval(new.broken, new.legs, rules.z)[0] > rules.hopeless:
-        return f"{_share(new.broken, new.legs)} of {new.legs} legs broke on new replicas"
-    missed_now, missed_before = new.judged - new.good, old.judged - old.good
-    if _worse((missed_now, new.judged), (missed_before, old.judged), rules.z, rules.missed_margin):
-        now, before = _share(missed_now, new.judged), _share(missed_before, old.judged)
+    old, new = stage.old, stage.new
+    if stage.crashes > 0:
+        return f"{stage.crashes} new replicas ended by themselves"
+    if _is_worse(
+        (new.failed_legs, new.legs),
+        (old.failed_legs, old.legs),
+        rules.z,
+        rules.failed_margin_fraction,
+    ):
+        new_share, old_share = (
+            _percentage(new.failed_legs, new.legs),
+            _percentage(old.failed_legs, old.legs),
+        )
+        return f"{new_share} of {new.legs} legs broke on new replicas, {old_share} on old ones"
+    if (
+        not old.legs
+        and wilson_interval(new.failed_legs, new.legs, rules.z)[0] > rules.max_failed_fraction
+    ):
+        return f"{_percentage(new.failed_legs, new.legs)} of {new.legs} legs broke on new replicas"
+    missed_new, missed_old = new.evaluated - new.good, old.evaluated - old.good
+    if _is_worse(
+        (missed_new, new.evaluated),
+        (missed_old, old.evaluated),
+        rules.z,
+        rules.missed_margin_fraction,
+    ):
+        new_share, old_share = (
+            _percentage(missed_new, new.evaluated),
+            _percentage(missed_old, old.evaluated),
+        )
         return (
-            f"{now} of {new.judged} requests missed an objective on new replicas, {before} before"
+            f"{new_share} of {new.evaluated} requests missed an objective on new replicas,"
+            f" {old_share} before"
         )
     return ""
 
 
-def _worse(new: tuple[int, int], old: tuple[int, int], z: float, margin: float) -> bool:
+def _is_worse(new: tuple[int, int], old: tuple[int, int], z: float, margin: float) -> bool:
     """Whether a fraction is higher than before, by more than chance and a margin."""
-    return bool(old[1]) and interval(*new, z)[0] > interval(*old, z)[1] + margin
+    return bool(old[1]) and wilson_interval(*new, z)[0] > wilson_interval(*old, z)[1] + margin
 
 
-def _share(hits: int, of: int) -> str:
-    return f"{hits / of:.0%}" if of else "none"
+def _percentage(hits: int, total: int) -> str:
+    return f"{hits / total:.0%}" if total else "none"

@@ -23,7 +23,7 @@ from typing import TypeAlias
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 MAX_SOURCE_CHARS = 1024
-_MARK = "@"
+_KEY_SEPARATOR = "@"
 """Between an adapter's name and its number; in no name."""
 
 
@@ -55,14 +55,14 @@ class AdapterRules:
     """Adapters at a time; 0: none."""
     limit_per_tenant: int | None = None
     """Of them, of one tenant; None: as many as there may be."""
-    places: tuple[str, ...] = ()
+    allowed_prefixes: tuple[str, ...] = ()
     """Folders, and owners on a hub with a slash behind (`acme/`), in which they must lie."""
-    taken: frozenset[str] = frozenset()
+    reserved_names: frozenset[str] = frozenset()
     """Names of models, and of adapters in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOrder:
+class LoadRequest:
     """What a client asks for."""
 
     name: str
@@ -75,7 +75,7 @@ class LoadOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterRefusal:
+class AdapterRejection:
     """Why a change is not made, with the HTTP status that says so."""
 
     status: int
@@ -83,7 +83,7 @@ class AdapterRefusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registry:
+class AdapterRegistry:
     """The adapters of a deployment that no file names."""
 
     version: int = 0
@@ -92,185 +92,208 @@ class Registry:
     @property
     def draining(self) -> tuple[RuntimeAdapter, ...]:
         """Those that are being unloaded."""
-        return tuple(one for one in self.adapters if one.draining)
+        return tuple(adapter for adapter in self.adapters if adapter.draining)
 
     def find(self, name: str) -> RuntimeAdapter | None:
         """The one that new requests for a name get; None: there is none."""
-        return next((one for one in self.adapters if one.name == name and not one.draining), None)
+        return next(
+            (adapter for adapter in self.adapters if adapter.name == name and not adapter.draining),
+            None,
+        )
 
 
-Rules: TypeAlias = Mapping[str, AdapterRules]
+RulesByModel: TypeAlias = Mapping[str, AdapterRules]
 """By model."""
 
 
 def adapter_key(name: str, number: int) -> str:
     """How the fleet calls the load of an adapter that has this number."""
-    return f"{name}{_MARK}{number}"
+    return f"{name}{_KEY_SEPARATOR}{number}"
 
 
-def loaded(registry: Registry, order: LoadOrder, rules: Rules) -> Registry | AdapterRefusal:
+def load_adapter(
+    registry: AdapterRegistry, request: LoadRequest, rules: RulesByModel
+) -> AdapterRegistry | AdapterRejection:
     """The registry with one adapter more, or why there is none."""
-    model = _model_of(order, rules)
-    if isinstance(model, AdapterRefusal):
+    model = _resolve_model(request, rules)
+    if isinstance(model, AdapterRejection):
         return model
-    source = _place_of(order.source, rules[model])
-    if isinstance(source, AdapterRefusal):
+    source = _resolve_source(request.source, rules[model])
+    if isinstance(source, AdapterRejection):
         return source
-    before = registry.find(order.name)
-    refusal = _name_refusal(order, before, rules) or _quota_refusal(
-        registry, replace(order, model=model), before, rules[model]
+    current = registry.find(request.name)
+    rejection = _check_name(request, current, rules) or _check_quota(
+        registry, replace(request, model=model), current, rules[model]
     )
-    if refusal is not None:
-        return refusal
+    if rejection is not None:
+        return rejection
     number = registry.version + 1
-    kept = (replace(one, draining=True) if one is before else one for one in registry.adapters)
-    added = RuntimeAdapter(
-        name=order.name, model=model, source=source, tenant=order.tenant, number=number
+    existing = (
+        replace(adapter, draining=True) if adapter is current else adapter
+        for adapter in registry.adapters
     )
-    return Registry(version=number, adapters=(*kept, added))
+    added = RuntimeAdapter(
+        name=request.name, model=model, source=source, tenant=request.tenant, number=number
+    )
+    return AdapterRegistry(version=number, adapters=(*existing, added))
 
 
-def unloaded(registry: Registry, name: str, rules: Rules) -> Registry | AdapterRefusal:
+def unload_adapter(
+    registry: AdapterRegistry, name: str, rules: RulesByModel
+) -> AdapterRegistry | AdapterRejection:
     """The registry with an adapter draining, or why it is not."""
-    found = registry.find(name)
-    if found is None:
-        if any(name in one.taken for one in rules.values()):
+    adapter = registry.find(name)
+    if adapter is None:
+        if any(name in rule.reserved_names for rule in rules.values()):
             why = f"adapter {name!r} is in the configuration file; remove it there and apply that"
-            return AdapterRefusal(status=400, why=why)
-        return AdapterRefusal(status=404, why=f"The lora adapter {name!r} cannot be found.")
-    adapters = (replace(one, draining=True) if one is found else one for one in registry.adapters)
-    return Registry(version=registry.version + 1, adapters=tuple(adapters))
+            return AdapterRejection(status=400, why=why)
+        return AdapterRejection(status=404, why=f"The lora adapter {name!r} cannot be found.")
+    adapters = (
+        replace(other, draining=True) if other is adapter else other for other in registry.adapters
+    )
+    return AdapterRegistry(version=registry.version + 1, adapters=tuple(adapters))
 
 
-def without(registry: Registry, keys: Iterable[str]) -> Registry:
+def remove_drained(registry: AdapterRegistry, keys: Iterable[str]) -> AdapterRegistry:
     """The registry without adapters that have drained; itself where it has none of them."""
-    gone = {one.key for one in registry.draining} & set(keys)
-    if not gone:
+    drained_keys = {adapter.key for adapter in registry.draining} & set(keys)
+    if not drained_keys:
         return registry
-    adapters = tuple(one for one in registry.adapters if one.key not in gone)
-    return Registry(version=registry.version + 1, adapters=adapters)
+    adapters = tuple(adapter for adapter in registry.adapters if adapter.key not in drained_keys)
+    return AdapterRegistry(version=registry.version + 1, adapters=adapters)
 
 
-def offered(registry: Registry, model: str, rules: Rules) -> dict[str, RuntimeAdapter]:
+def requestable_adapters(
+    registry: AdapterRegistry, model: str, rules: RulesByModel
+) -> dict[str, RuntimeAdapter]:
     """What new requests for a model may name besides what the file has, by name."""
     return {
-        one.name: one
-        for one in registry.adapters
-        if one.model == model and not one.draining and _hindrance(one, rules) is None
+        adapter.name: adapter
+        for adapter in registry.adapters
+        if adapter.model == model
+        and not adapter.draining
+        and _unserved_reason(adapter, rules) is None
     }
 
 
-def needed(registry: Registry, model: str, rules: Rules) -> dict[str, str]:
+def replica_adapters(registry: AdapterRegistry, model: str, rules: RulesByModel) -> dict[str, str]:
     """Where replicas of a model find each adapter, by its key; those that drain as well."""
-    own = rules.get(model)
-    if own is None or not own.limit:
+    model_rules = rules.get(model)
+    if model_rules is None or not model_rules.limit:
         return {}
-    return {one.key: one.source for one in registry.adapters if one.model == model}
+    return {adapter.key: adapter.source for adapter in registry.adapters if adapter.model == model}
 
 
-def hindrances(registry: Registry, rules: Rules) -> Iterator[tuple[RuntimeAdapter, str]]:
+def unserved_adapters(
+    registry: AdapterRegistry, rules: RulesByModel
+) -> Iterator[tuple[RuntimeAdapter, str]]:
     """The adapters that are kept and yet not served, and why."""
-    for one in registry.adapters:
-        why = None if one.draining else _hindrance(one, rules)
+    for adapter in registry.adapters:
+        why = None if adapter.draining else _unserved_reason(adapter, rules)
         if why is not None:
-            yield one, why
+            yield adapter, why
 
 
-def _hindrance(one: RuntimeAdapter, rules: Rules) -> str | None:
-    if one.model not in rules:
-        return f"model {one.model!r} is no longer in the configuration file"
-    if not rules[one.model].limit:
-        return f"models.{one.model}.runtime_adapters.max is 0 now"
-    if one.name in taken_names(rules):
+def _unserved_reason(adapter: RuntimeAdapter, rules: RulesByModel) -> str | None:
+    if adapter.model not in rules:
+        return f"model {adapter.model!r} is no longer in the configuration file"
+    if not rules[adapter.model].limit:
+        return f"models.{adapter.model}.runtime_adapters.max is 0 now"
+    if adapter.name in reserved_names(rules):
         return "the configuration file has that name, too, which counts"
     return None
 
 
-def taken_names(rules: Rules) -> frozenset[str]:
+def reserved_names(rules: RulesByModel) -> frozenset[str]:
     """Every name that the file gives to a model or an adapter."""
-    return frozenset(name for one in rules.values() for name in one.taken)
+    return frozenset(name for rule in rules.values() for name in rule.reserved_names)
 
 
-def _model_of(order: LoadOrder, rules: Rules) -> str | AdapterRefusal:
+def _resolve_model(request: LoadRequest, rules: RulesByModel) -> str | AdapterRejection:
     names = ", ".join(sorted(rules))
-    if order.model is None and len(rules) > 1:
+    if request.model is None and len(rules) > 1:
         why = f"'base_model_name' is needed, for there are several models: {names}"
-        return AdapterRefusal(status=400, why=why)
-    model = next(iter(rules)) if order.model is None else order.model
+        return AdapterRejection(status=400, why=why)
+    model = next(iter(rules)) if request.model is None else request.model
     if model not in rules:
-        return AdapterRefusal(status=404, why=f"model {model!r} is not served; there are {names}")
+        return AdapterRejection(status=404, why=f"model {model!r} is not served; there are {names}")
     if not rules[model].limit:
         why = (
             f"model {model!r} takes no adapters while it serves;"
             f" set models.{model}.runtime_adapters.max and .paths, and restart"
         )
-        return AdapterRefusal(status=400, why=why)
+        return AdapterRejection(status=400, why=why)
     return model
 
 
-def _place_of(source: str, rules: AdapterRules) -> str | AdapterRefusal:
+def _resolve_source(source: str, rules: AdapterRules) -> str | AdapterRejection:
     """The source in its shortest form, where it lies in a place that is allowed."""
     if len(source) > MAX_SOURCE_CHARS or not source.isprintable():
         why = f"'lora_path' is no path of at most {MAX_SOURCE_CHARS} printable characters"
-        return AdapterRefusal(status=400, why=why)
+        return AdapterRejection(status=400, why=why)
     is_path = source.startswith("/")
     if not is_path and not _HUB_ID.fullmatch(source):
         why = f"'lora_path' is {source!r}, wanted an absolute path or a hub id (OWNER/NAME)"
-        return AdapterRefusal(status=400, why=why)
-    plain = posixpath.normpath(source) if is_path else source
-    if not any(lies_in(plain, place) for place in rules.places):
+        return AdapterRejection(status=400, why=why)
+    normalized = posixpath.normpath(source) if is_path else source
+    if not any(is_inside(normalized, place) for place in rules.allowed_prefixes):
         why = (
-            f"'lora_path' is {plain!r}, which is in none of the places that"
-            f" runtime_adapters.paths allows: {', '.join(rules.places)}"
+            f"'lora_path' is {normalized!r}, which is in none of the places that"
+            f" runtime_adapters.paths allows: {', '.join(rules.allowed_prefixes)}"
         )
-        return AdapterRefusal(status=403, why=why)
-    return plain
+        return AdapterRejection(status=403, why=why)
+    return normalized
 
 
-def lies_in(source: str, place: str) -> bool:
+def is_inside(source: str, allowed_prefix: str) -> bool:
     """Whether a path lies in a folder, or a hub id belongs to an owner."""
-    folder = place.rstrip("/") + "/"
+    folder = allowed_prefix.rstrip("/") + "/"
     return source.startswith(folder) and len(source) > len(folder)
 
 
-def _name_refusal(
-    order: LoadOrder, before: RuntimeAdapter | None, rules: Rules
-) -> AdapterRefusal | None:
-    if not _NAME.fullmatch(order.name):
+def _check_name(
+    request: LoadRequest, current: RuntimeAdapter | None, rules: RulesByModel
+) -> AdapterRejection | None:
+    if not _NAME.fullmatch(request.name):
         why = (
-            f"'lora_name' is {order.name[:140]!r}, wanted at most 128 letters, digits, '.', '_',"
+            f"'lora_name' is {request.name[:140]!r}, wanted at most 128 letters, digits, '.', '_',"
             " '/' and '-', of which the first is a letter or digit"
         )
-        return AdapterRefusal(status=400, why=why)
-    if order.name in taken_names(rules):
-        why = f"the name {order.name!r} is taken by the configuration file; choose another"
-        return AdapterRefusal(status=400, why=why)
-    if before is not None and not order.in_place:
+        return AdapterRejection(status=400, why=why)
+    if request.name in reserved_names(rules):
+        why = f"the name {request.name!r} is taken by the configuration file; choose another"
+        return AdapterRejection(status=400, why=why)
+    if current is not None and not request.in_place:
         why = (
-            f"The lora adapter {order.name!r} has already been loaded. If you want to load the"
+            f"The lora adapter {request.name!r} has already been loaded. If you want to load the"
             " adapter in place, set 'load_inplace' to True."
         )
-        return AdapterRefusal(status=400, why=why)
+        return AdapterRejection(status=400, why=why)
     return None
 
 
-def _quota_refusal(
-    registry: Registry, order: LoadOrder, before: RuntimeAdapter | None, rules: AdapterRules
-) -> AdapterRefusal | None:
+def _check_quota(
+    registry: AdapterRegistry,
+    request: LoadRequest,
+    current: RuntimeAdapter | None,
+    rules: AdapterRules,
+) -> AdapterRejection | None:
     """Why there are enough already; one that drains, or is replaced, does not count."""
-    others = [one for one in registry.adapters if not one.draining and one is not before]
-    of_model = [one for one in others if one.model == order.model]
+    others = [
+        adapter for adapter in registry.adapters if not adapter.draining and adapter is not current
+    ]
+    of_model = [other for other in others if other.model == request.model]
     if len(of_model) >= rules.limit:
-        return _full(f"model {order.model!r}", of_model, "max")
-    of_tenant = [one for one in of_model if one.tenant == order.tenant]
+        return _limit_reached(f"model {request.model!r}", of_model, "max")
+    of_tenant = [adapter for adapter in of_model if adapter.tenant == request.tenant]
     if rules.limit_per_tenant is not None and len(of_tenant) >= rules.limit_per_tenant:
-        return _full(f"tenant {order.tenant!r}", of_tenant, "max_per_tenant")
+        return _limit_reached(f"tenant {request.tenant!r}", of_tenant, "max_per_tenant")
     return None
 
 
-def _full(whose: str, there: Sequence[RuntimeAdapter], key: str) -> AdapterRefusal:
+def _limit_reached(owner: str, adapters: Sequence[RuntimeAdapter], key: str) -> AdapterRejection:
     why = (
-        f"{whose} has {len(there)} adapters that were added while it serves, as many as"
+        f"{owner} has {len(adapters)} adapters that were added while it serves, as many as"
         f" runtime_adapters.{key} allows; unload one first"
     )
-    return AdapterRefusal(status=400, why=why)
+    return AdapterRejection(status=400, why=why)

@@ -20,8 +20,8 @@ oldest eighth is forgotten, doubted ones first. An engine that loses no event st
 capacity. Where it does not say how much its host memory holds, that counts as large as the KV cache
 at least.
 
-Changes gather until `take`, which says what became of each block in the end: at most one CLEARED,
-one REMOVED and one STORED for each tier, however many events there were.
+Changes gather until `pop_update`, which says what became of each block in the end: at most one
+CLEARED, one REMOVED and one STORED for each tier, however many events there were.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from baton.domain.kv_events import (
     BlocksStored,
     KvEventBatch,
 )
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 
-_CAPACITIES: Final = 2
-_FORGOTTEN_SHARE: Final = 8
+_CAPACITY_FACTOR: Final = 2
+_FORGET_DIVISOR: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,8 +91,11 @@ class CacheFeed:
         self._block_size_tokens = block_size_tokens
         self._hash_of: dict[BlockHash, int] = {}
         self._parent_of: dict[int, int] = {}
-        room = {CacheTier.GPU: capacity_blocks, CacheTier.HOST: max(host_blocks, capacity_blocks)}
-        self._tiers = {tier: _Tier(tier, _CAPACITIES * room[tier]) for tier in CacheTier}
+        capacities = {
+            CacheTier.GPU: capacity_blocks,
+            CacheTier.HOST: max(host_blocks, capacity_blocks),
+        }
+        self._tiers = {tier: _Tier(tier, _CAPACITY_FACTOR * capacities[tier]) for tier in CacheTier}
         self._max_names = sum(tier.max_blocks for tier in self._tiers.values())
         self._next_batch: int | None = None
 
@@ -100,14 +103,14 @@ class CacheFeed:
 
     def apply(self, batch: KvEventBatch) -> None:
         """Take in one batch; one that is not newer than the last is ignored."""
-        wanted = self._next_batch
-        if wanted is not None and batch.sequence < wanted:
+        expected = self._next_batch
+        if expected is not None and batch.sequence < expected:
             self.counters.late_batches += 1
             return
         self.counters.batches += 1
-        if wanted is not None and batch.sequence > wanted:
+        if expected is not None and batch.sequence > expected:
             self.counters.gaps += 1
-            self.doubt()
+            self.mark_unverified()
         self._next_batch = batch.sequence + 1
         for event in batch.events:
             match event:
@@ -122,26 +125,26 @@ class CacheFeed:
                 case _:
                     assert_never(event)
 
-    def doubt(self) -> None:
+    def mark_unverified(self) -> None:
         """Events are missing: of no block is it known that it is still held."""
         for tier in self._tiers.values():
-            tier.doubt()
+            tier.mark_unverified()
 
     # ------------------------------------------------------------------ what is told
 
     @property
     def pending_blocks(self) -> int:
-        """Blocks that something may have happened to since the last `take`."""
-        return sum(len(tier.touched) for tier in self._tiers.values())
+        """Blocks that something may have happened to since the last `pop_update`."""
+        return sum(len(tier.changed) for tier in self._tiers.values())
 
     def held_blocks(self, tier: CacheTier) -> int:
         """Blocks that a tier is known to hold."""
         return len(self._tiers[tier].held)
 
-    def take(self) -> CacheUpdate | None:
+    def pop_update(self) -> CacheUpdate | None:
         """What changed since this was last called; None, and no new number, when nothing did."""
         changes = tuple(
-            concatenate.from_iterable(tier.take_changes() for tier in self._tiers.values())
+            concatenate.from_iterable(tier.pop_changes() for tier in self._tiers.values())
         )
         if not changes:
             return None
@@ -151,50 +154,50 @@ class CacheFeed:
     def snapshot(self, max_blocks: int | None = None) -> CacheUpdate:
         """All that is held, parents before children; cut off after `max_blocks`.
 
-        Call `take` first. What was not taken is in the snapshot, and comes again with the next
-        update, which does no harm.
+        Call `pop_update` first. What was not taken is in the snapshot, and comes again with the
+        next update, which does no harm.
         """
-        changes, left = [], max_blocks
+        changes, remaining = [], max_blocks
         for tier in self._tiers.values():
-            hashes = pack_hashes(list(islice(tier.held, left)))
+            hashes = pack_hashes(list(islice(tier.held, remaining)))
             if hashes:
                 changes.append(CacheChange(CacheChangeKind.STORED, hashes, tier.tier))
-            left = None if left is None else max(0, left - len(tier.held))
-        return CacheUpdate(self.sequence, tuple(changes), snapshot=True)
+            remaining = None if remaining is None else max(0, remaining - len(tier.held))
+        return CacheUpdate(self.sequence, tuple(changes), is_snapshot=True)
 
     # ------------------------------------------------------------------ events
 
     def _on_stored(self, event: BlocksStored) -> None:
-        tier = self._tiers[_tier_named(event.tier)]
+        tier = self._tiers[_parse_tier(event.tier)]
         blocks = len(event.block_hashes)
         self.counters.stored += blocks
-        if event.opaque:
+        if event.has_hidden_content:
             self.counters.opaque += blocks
             return
-        previous = self._previous(event)
+        previous = self._chain_parent(event)
         if previous is None or event.block_size_tokens != self._block_size_tokens:
             self._store_known(tier, event, orphans=previous is None)
             return
         if event.parent_hash is not None and tier.tier is CacheTier.GPU:
-            self._trust_chain(tier, previous)
+            self._verify_chain(tier, previous)
         parent = None if event.parent_hash is None else previous
-        computed = chain(previous, event.token_ids, self._block_size_tokens)
+        computed = chain_hashes(previous, event.token_ids, self._block_size_tokens)
         for name, block in zip(event.block_hashes, computed, strict=True):
-            self._name(name, block)
+            self._assign_name(name, block)
             if parent is not None:
                 self._parent_of[block] = parent
             tier.store(block)
             parent = block
-        self._bound(tier)
+        self._enforce_bound(tier)
 
-    def _name(self, name: BlockHash, block: int) -> None:
-        before = self._hash_of.setdefault(name, block)
-        if before != block:  # no sound engine does this: what the name stood for is gone
+    def _assign_name(self, name: BlockHash, block: int) -> None:
+        previous_block = self._hash_of.setdefault(name, block)
+        if previous_block != block:  # no sound engine does this: what the name stood for is gone
             for tier in self._tiers.values():
-                tier.forget(before)
+                tier.forget(previous_block)
             self._hash_of[name] = block
 
-    def _previous(self, event: BlocksStored) -> int | None:
+    def _chain_parent(self, event: BlocksStored) -> int | None:
         """What the chain of these blocks goes on from; None when that is not known."""
         if event.parent_hash is not None:
             return self._hash_of.get(event.parent_hash)
@@ -207,28 +210,28 @@ class CacheFeed:
 
     def _store_known(self, tier: _Tier, event: BlocksStored, *, orphans: bool) -> None:
         """Store those that some tier holds already: their tokens need not be told again."""
-        known = [self._hash_of[name] for name in event.block_hashes if name in self._hash_of]
-        for block in known:
+        known_blocks = [self._hash_of[name] for name in event.block_hashes if name in self._hash_of]
+        for block in known_blocks:
             tier.store(block)
-        left_out = len(event.block_hashes) - len(known)
+        unknown_count = len(event.block_hashes) - len(known_blocks)
         if orphans:
-            self.counters.orphans += left_out
+            self.counters.orphans += unknown_count
         else:
-            self.counters.other_size += left_out
-        self._bound(tier)
+            self.counters.other_size += unknown_count
+        self._enforce_bound(tier)
 
-    def _trust_chain(self, tier: _Tier, block: int) -> None:
+    def _verify_chain(self, tier: _Tier, block: int) -> None:
         """The engine holds this block, and so all before it: take back the doubts about them."""
-        proven = []
-        link: int | None = block
-        while link is not None and link in tier.doubted:
-            proven.append(link)
-            link = self._parent_of.get(link)
-        for held in reversed(proven):
+        verified = []
+        ancestor: int | None = block
+        while ancestor is not None and ancestor in tier.unverified:
+            verified.append(ancestor)
+            ancestor = self._parent_of.get(ancestor)
+        for held in reversed(verified):
             tier.store(held)
 
     def _on_removed(self, event: BlocksRemoved) -> None:
-        tier = self._tiers[_tier_named(event.tier)]
+        tier = self._tiers[_parse_tier(event.tier)]
         self.counters.removed += len(event.block_hashes)
         for name in event.block_hashes:
             block = self._hash_of.get(name)
@@ -248,14 +251,14 @@ class CacheFeed:
 
     # ------------------------------------------------------------------ bounds
 
-    def _bound(self, tier: _Tier) -> None:
+    def _enforce_bound(self, tier: _Tier) -> None:
         if len(self._hash_of) > self._max_names:
             self._forget_names()
-        excess = len(tier.held) + len(tier.doubted) - tier.max_blocks
+        excess = len(tier.held) + len(tier.unverified) - tier.max_blocks
         if excess <= 0:
             return
-        count = max(excess, tier.max_blocks // _FORGOTTEN_SHARE)
-        oldest = list(islice(concatenate(tier.doubted, tier.held), count))
+        count = max(excess, tier.max_blocks // _FORGET_DIVISOR)
+        oldest = list(islice(concatenate(tier.unverified, tier.held), count))
         for block in oldest:
             tier.forget(block)
         self.counters.forgotten += len(oldest)
@@ -268,14 +271,14 @@ class CacheFeed:
         self._parent_of = {b: p for b, p in self._parent_of.items() if b in name_of}
 
     def _is_known(self, block: int) -> bool:
-        return any(block in tier.held or block in tier.doubted for tier in self._tiers.values())
+        return any(block in tier.held or block in tier.unverified for tier in self._tiers.values())
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books disagree or are over their bounds."""
         named = set(self._hash_of.values())
         for tier in self._tiers.values():
             tier.check_integrity()
-            nameless = (tier.held.keys() | tier.doubted.keys()) - named
+            nameless = (tier.held.keys() | tier.unverified.keys()) - named
             assert not nameless, f"{tier.tier}: {len(nameless)} blocks have no name"
         names = len(self._hash_of)
         assert names <= self._max_names, f"{names} names are too many"
@@ -290,16 +293,16 @@ class _Tier:
         self.max_blocks = max_blocks
         self.held: dict[int, int] = {}
         """How many times each block is held; in order of arrival, so parents first."""
-        self.doubted: dict[int, None] = {}
-        self.touched: dict[int, bool] = {}
+        self.unverified: dict[int, None] = {}
+        self.changed: dict[int, bool] = {}
         """Whether each block that something happened to was held when changes were last taken."""
         self._cleared = False
 
     def store(self, block: int) -> None:
-        self.doubted.pop(block, None)
+        self.unverified.pop(block, None)
         if block not in self.held:
-            was_held = self.touched.pop(block, False)
-            self.touched[block] = was_held
+            was_held = self.changed.pop(block, False)
+            self.changed[block] = was_held
         self.held[block] = self.held.get(block, 0) + 1
 
     def remove(self, block: int) -> None:
@@ -310,27 +313,27 @@ class _Tier:
             self.forget(block)
 
     def forget(self, block: int) -> None:
-        self.doubted.pop(block, None)
+        self.unverified.pop(block, None)
         if self.held.pop(block, 0):
-            self.touched.setdefault(block, True)
+            self.changed.setdefault(block, True)
 
-    def doubt(self) -> None:
-        doubted = self.doubted | dict.fromkeys(self.held)
+    def mark_unverified(self) -> None:
+        unverified = self.unverified | dict.fromkeys(self.held)
         self.clear()
-        self.doubted = doubted
+        self.unverified = unverified
 
     def clear(self) -> None:
-        self._cleared = self._cleared or bool(self.held or self.touched)
+        self._cleared = self._cleared or bool(self.held or self.changed)
         self.held = {}
-        self.doubted = {}
-        self.touched = {}
+        self.unverified = {}
+        self.changed = {}
 
-    def take_changes(self) -> Iterable[CacheChange]:
-        touched, self.touched = self.touched, {}
+    def pop_changes(self) -> Iterable[CacheChange]:
+        changed, self.changed = self.changed, {}
         cleared, self._cleared = self._cleared, False
         held = self.held
-        removed = pack_hashes([b for b, was_held in touched.items() if was_held and b not in held])
-        stored = pack_hashes([b for b, was_held in touched.items() if not was_held and b in held])
+        removed = pack_hashes([b for b, was_held in changed.items() if was_held and b not in held])
+        stored = pack_hashes([b for b, was_held in changed.items() if not was_held and b in held])
         if cleared:
             yield CacheChange(CacheChangeKind.CLEARED, tier=self.tier)
         if removed:
@@ -339,12 +342,12 @@ class _Tier:
             yield CacheChange(CacheChangeKind.STORED, stored, self.tier)
 
     def check_integrity(self) -> None:
-        both = self.held.keys() & self.doubted.keys()
+        both = self.held.keys() & self.unverified.keys()
         assert not both, f"{self.tier}: {len(both)} blocks are both held and doubted"
-        known = len(self.held) + len(self.doubted)
-        assert known <= self.max_blocks, f"{self.tier}: {known} blocks are too many"
+        block_count = len(self.held) + len(self.unverified)
+        assert block_count <= self.max_blocks, f"{self.tier}: {block_count} blocks are too many"
         assert all(times > 0 for times in self.held.values()), f"{self.tier}: held zero times"
 
 
-def _tier_named(name: str | None) -> CacheTier:
+def _parse_tier(name: str | None) -> CacheTier:
     return CacheTier.GPU if name in {None, "gpu"} else CacheTier.HOST

@@ -7,42 +7,42 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from baton.domain.fleet import (
+    EligibleReplicas,
     FleetView,
+    Health,
     Load,
     ReplicaFacts,
     ReplicaView,
     Role,
-    Roster,
-    Standing,
 )
 from baton.domain.value import evolve
 
-_MOST_CROWD = 64.0
+_MAX_PEER_LOAD_FACTOR = 64.0
 """Beyond it the sums say more of reports that are late than of other coordinators."""
 _NONE: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
-class _Sent:
+class _SentLegs:
     """What we have sent to one life of a replica."""
 
-    legs: int = 0
+    sent_count: int = 0
     """How many, in all; the replica counts them too."""
-    unseen: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unreported: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By leg: its number, and its tokens. In order; not in the last snapshot, as far as we know."""
     streams: set[str] = field(default_factory=set)
     """Legs that live and decode, or will."""
-    adapters: dict[str, str] = field(default_factory=dict)
+    unreported_adapters: dict[str, str] = field(default_factory=dict)
     """By unseen leg: the adapter that it needs, if any."""
-    needed: dict[str, str] = field(default_factory=dict)
+    live_adapters: dict[str, str] = field(default_factory=dict)
     """The same of every leg that lives."""
 
     @property
-    def names(self) -> tuple[frozenset[str], frozenset[str]]:
+    def adapter_names(self) -> tuple[frozenset[str], frozenset[str]]:
         """Adapters of unseen legs, and of all legs."""
-        if not self.needed:
+        if not self.live_adapters:
             return _NONE, _NONE
-        return frozenset(self.adapters.values()), frozenset(self.needed.values())
+        return frozenset(self.unreported_adapters.values()), frozenset(self.live_adapters.values())
 
 
 class FleetTable:
@@ -55,14 +55,14 @@ class FleetTable:
 
     def __init__(self) -> None:
         self._views: dict[str, ReplicaView] = {}
-        self._sent: dict[str, _Sent] = {}
-        self._queued_at_s: dict[str, float] = {}
-        self._readonly = MappingProxyType(self._views)
-        self._roster: Roster | None = None
+        self._sent: dict[str, _SentLegs] = {}
+        self._last_queue_at_s: dict[str, float] = {}
+        self._readonly_views = MappingProxyType(self._views)
+        self._eligible: EligibleReplicas | None = None
         """Who takes new work; None: to be found out, for somebody has come, gone or changed."""
         self._inflight_legs = 0
-        self._reported_legs = 0
-        self._seen_legs = 0
+        self._reported_requests = 0
+        self._own_reported_legs = 0
 
     def __contains__(self, replica_id: str) -> bool:
         return replica_id in self._views
@@ -81,10 +81,13 @@ class FleetTable:
 
     def view(self, at_s: float) -> FleetView:
         """What a decision made now sees."""
-        if self._roster is None:
-            self._roster = Roster.of(self._views)
+        if self._eligible is None:
+            self._eligible = EligibleReplicas.of(self._views)
         return FleetView(
-            at_s=at_s, replicas=self._readonly, known_roster=self._roster, crowd=self.crowd
+            at_s=at_s,
+            replicas=self._readonly_views,
+            cached_eligible=self._eligible,
+            peer_load_factor=self.peer_load_factor,
         )
 
     @property
@@ -93,90 +96,95 @@ class FleetTable:
         return self._inflight_legs > 0
 
     @property
-    def crowd(self) -> float:
+    def peer_load_factor(self) -> float:
         """How many legs the fleet gets for each of ours: all that are reported, by ours of them."""
-        return min(_MOST_CROWD, max(1.0, self._reported_legs / max(1, self._seen_legs)))
+        return min(
+            _MAX_PEER_LOAD_FACTOR,
+            max(1.0, self._reported_requests / max(1, self._own_reported_legs)),
+        )
 
-    def queue_seen_at_s(self, replica_id: str, now_s: float) -> float | None:
+    def last_queued_at_s(self, replica_id: str, now_s: float) -> float | None:
         """When a replica may last have had a queue; None when it is not known to have had one.
 
         Until a report says that the queue is gone it may be there, so that is when it was last
         seen; and now, while no report has said so.
         """
         view = self._views.get(replica_id)
-        waits = view is not None and view.load.queued_requests > 0
-        return now_s if waits else self._queued_at_s.get(replica_id)
+        has_queue = view is not None and view.load.queued_requests > 0
+        return now_s if has_queue else self._last_queue_at_s.get(replica_id)
 
-    def join(self, facts: ReplicaFacts, now_s: float) -> None:
+    def add(self, facts: ReplicaFacts, now_s: float) -> None:
         """Add a replica with nothing in flight on it."""
-        self._put(facts.replica_id, ReplicaView(facts=facts, load_at_s=now_s))
-        self._sent[facts.replica_id] = _Sent()
-        self._queued_at_s.pop(facts.replica_id, None)
-        self._roster = None
+        self._replace_view(facts.replica_id, ReplicaView(facts=facts, load_received_at_s=now_s))
+        self._sent[facts.replica_id] = _SentLegs()
+        self._last_queue_at_s.pop(facts.replica_id, None)
+        self._eligible = None
 
-    def lose(self, replica_id: str) -> None:
+    def remove(self, replica_id: str) -> None:
         """Forget a replica; unknown ids are ignored."""
         if replica_id in self._views:
-            self._put(replica_id, None)
+            self._replace_view(replica_id, None)
             del self._sent[replica_id]
-            self._queued_at_s.pop(replica_id, None)
-            self._roster = None
+            self._last_queue_at_s.pop(replica_id, None)
+            self._eligible = None
 
-    def drain(self, replica_id: str) -> None:
+    def mark_draining(self, replica_id: str) -> None:
         """Mark a replica as taking no new work."""
         if view := self._views.get(replica_id):
-            self._put(replica_id, evolve(view, draining=True))
-            self._roster = None
+            self._replace_view(replica_id, evolve(view, draining=True))
+            self._eligible = None
 
-    def stand(self, replica_id: str, standing: Standing) -> None:
+    def set_health(self, replica_id: str, health: Health) -> None:
         """Note whether a replica is counted on; unknown ids are ignored."""
         view = self._views.get(replica_id)
-        if view is not None and view.standing is not standing:
-            self._put(replica_id, evolve(view, standing=standing))
-            self._roster = None
+        if view is not None and view.health is not health:
+            self._replace_view(replica_id, evolve(view, health=health))
+            self._eligible = None
 
     def change_role(self, replica_id: str, role: Role) -> ReplicaView | None:
         """Note what a replica is meant for now: its view; None when it is unknown."""
         if view := self._views.get(replica_id):
-            self._put(replica_id, evolve(view, facts=replace(view.facts, role=role)))
-            self._roster = None
+            self._replace_view(replica_id, evolve(view, facts=replace(view.facts, role=role)))
+            self._eligible = None
         return self._views.get(replica_id)
 
-    def report(
+    def on_load_report(
         self, replica_id: str, load: Load, now_s: float, *, received_legs: int | None = None
     ) -> None:
         """Keep a load snapshot, which knows of our first `received_legs` legs; None: of all."""
         if view := self._views.get(replica_id):
             if view.load.queued_requests > 0:
-                self._queued_at_s[replica_id] = now_s
+                self._last_queue_at_s[replica_id] = now_s
             sent = self._sent[replica_id]
-            unseen = sent.unseen
-            while unseen:
-                leg_id = next(iter(unseen))
-                if received_legs is not None and unseen[leg_id][0] > received_legs:
+            unreported = sent.unreported
+            while unreported:
+                leg_id = next(iter(unreported))
+                if received_legs is not None and unreported[leg_id][0] > received_legs:
                     break
-                del unseen[leg_id]
-                sent.adapters.pop(leg_id, None)
-            adapters = sent.names
-            self._put(
+                del unreported[leg_id]
+                sent.unreported_adapters.pop(leg_id, None)
+            adapters = sent.adapter_names
+            self._replace_view(
                 replica_id,
                 ReplicaView(
                     facts=view.facts,
                     load=load,
-                    load_at_s=now_s,
+                    load_received_at_s=now_s,
                     draining=view.draining,
-                    standing=view.standing,
+                    health=view.health,
                     inflight_legs=view.inflight_legs,
                     inflight_tokens=view.inflight_tokens,
                     inflight_streams=view.inflight_streams,
-                    unseen_legs=len(unseen),
-                    unseen_tokens=sum([tokens for _, tokens in unseen.values()]) if unseen else 0,
-                    unseen_adapters=adapters[0],
+                    unreported_legs=len(unreported),
+                    unreported_tokens=sum([tokens for _, tokens in unreported.values()])
+                    if unreported
+                    else 0,
+                    unreported_adapters=adapters[0],
                     inflight_adapters=adapters[1],
                 ),
             )
 
-    def begin(
+    def on_leg_sent(
         self,
         replica_id: str,
         leg_id: str,
@@ -191,104 +199,113 @@ class FleetTable:
         """
         if view := self._views.get(replica_id):
             sent = self._sent[replica_id]
-            sent.legs += 1
-            sent.unseen[leg_id] = (sent.legs, tokens)
+            sent.sent_count += 1
+            sent.unreported[leg_id] = (sent.sent_count, tokens)
             if decodes:
                 sent.streams.add(leg_id)
             if adapter is not None:
-                sent.adapters[leg_id] = sent.needed[leg_id] = adapter
-            more = _with_more(view, (1, tokens, decodes), (1, tokens), sent.names)
-            self._put(replica_id, more)
+                sent.unreported_adapters[leg_id] = sent.live_adapters[leg_id] = adapter
+            updated = _with_changes(view, (1, tokens, decodes), (1, tokens), sent.adapter_names)
+            self._replace_view(replica_id, updated)
 
-    def end(self, replica_id: str, leg_id: str, tokens: int) -> None:
+    def on_leg_ended(self, replica_id: str, leg_id: str, tokens: int) -> None:
         """A leg that was begun is over."""
         if view := self._views.get(replica_id):
             sent = self._sent[replica_id]
-            was_unseen = sent.unseen.pop(leg_id, None) is not None
+            was_unreported = sent.unreported.pop(leg_id, None) is not None
             decoded = leg_id in sent.streams
             sent.streams.discard(leg_id)
-            sent.adapters.pop(leg_id, None)
-            sent.needed.pop(leg_id, None)
-            fewer = (-1, -tokens, -decoded)
-            unseen = (-was_unseen, -was_unseen * tokens)
-            self._put(replica_id, _with_more(view, fewer, unseen, sent.names))
+            sent.unreported_adapters.pop(leg_id, None)
+            sent.live_adapters.pop(leg_id, None)
+            inflight_change = (-1, -tokens, -decoded)
+            unreported_change = (-was_unreported, -was_unreported * tokens)
+            self._replace_view(
+                replica_id,
+                _with_changes(view, inflight_change, unreported_change, sent.adapter_names),
+            )
 
-    def unsent(self, replica_id: str, leg_id: str) -> None:
+    def on_leg_unsent(self, replica_id: str, leg_id: str) -> None:
         """A leg that was begun never left: the replica will not count it."""
         sent = self._sent.get(replica_id)
-        if sent is None or leg_id not in sent.unseen:
+        if sent is None or leg_id not in sent.unreported:
             return
-        gone, _ = sent.unseen[leg_id]
-        sent.legs -= 1
-        sent.unseen = {
-            other: (number - (number > gone), tokens)
-            for other, (number, tokens) in sent.unseen.items()
+        unsent_number, _ = sent.unreported[leg_id]
+        sent.sent_count -= 1
+        sent.unreported = {
+            other: (number - (number > unsent_number), tokens)
+            for other, (number, tokens) in sent.unreported.items()
         }
 
-    def _put(self, replica_id: str, view: ReplicaView | None) -> None:
+    def _replace_view(self, replica_id: str, view: ReplicaView | None) -> None:
         """Replace a view, or take it out, and keep the sums over all of them."""
         old = self._views.pop(replica_id, None) if view is None else self._views.get(replica_id)
         if old is not None:
             self._inflight_legs -= old.inflight_legs
-            self._reported_legs -= old.load.requests
-            self._seen_legs -= old.inflight_legs - old.unseen_legs
+            self._reported_requests -= old.load.total_requests
+            self._own_reported_legs -= old.inflight_legs - old.unreported_legs
         if view is not None:
             self._views[replica_id] = view
             self._inflight_legs += view.inflight_legs
-            self._reported_legs += view.load.requests
-            self._seen_legs += view.inflight_legs - view.unseen_legs
+            self._reported_requests += view.load.total_requests
+            self._own_reported_legs += view.inflight_legs - view.unreported_legs
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a view disagrees with what was sent."""
-        sums = (self._inflight_legs, self._reported_legs, self._seen_legs)
+        sums = (self._inflight_legs, self._reported_requests, self._own_reported_legs)
         views = self._views.values()
         counted = (
             sum(view.inflight_legs for view in views),
-            sum(view.load.requests for view in views),
-            sum(view.inflight_legs - view.unseen_legs for view in views),
+            sum(view.load.total_requests for view in views),
+            sum(view.inflight_legs - view.unreported_legs for view in views),
         )
         assert sums == counted, f"sums over the fleet are {sums}, counted {counted}"
-        assert self._queued_at_s.keys() <= self._views.keys(), "queues of unknown replicas"
-        known = self._roster
-        assert known is None or known == Roster.of(self._views), "the roster is not the views'"
+        assert self._last_queue_at_s.keys() <= self._views.keys(), "queues of unknown replicas"
+        eligible = self._eligible
+        assert eligible is None or eligible == EligibleReplicas.of(self._views), (
+            "the roster is not the views'"
+        )
         for replica_id, view in self._views.items():
             sent = self._sent[replica_id]
-            assert view == _with_unseen(view, sent), f"{replica_id}: unseen"
+            assert view == _with_unreported(view, sent), f"{replica_id}: unseen"
             streams = (view.inflight_streams, len(sent.streams))
             assert streams[0] == streams[1] <= view.inflight_legs, f"{replica_id}: {streams}"
 
 
-def _with_more(
+def _with_changes(
     view: ReplicaView,
     inflight: tuple[int, int, int],
-    unseen: tuple[int, int],
+    unreported: tuple[int, int],
     adapters: tuple[frozenset[str], frozenset[str]],
 ) -> ReplicaView:
     """A view with so many more legs, tokens and streams. `replace` takes four times as long."""
     return ReplicaView(
         facts=view.facts,
         load=view.load,
-        load_at_s=view.load_at_s,
+        load_received_at_s=view.load_received_at_s,
         draining=view.draining,
-        standing=view.standing,
+        health=view.health,
         inflight_legs=view.inflight_legs + inflight[0],
         inflight_tokens=view.inflight_tokens + inflight[1],
         inflight_streams=view.inflight_streams + inflight[2],
-        unseen_legs=view.unseen_legs + unseen[0],
-        unseen_tokens=view.unseen_tokens + unseen[1],
-        unseen_adapters=adapters[0],
+        unreported_legs=view.unreported_legs + unreported[0],
+        unreported_tokens=view.unreported_tokens + unreported[1],
+        unreported_adapters=adapters[0],
         inflight_adapters=adapters[1],
     )
 
 
-def _with_unseen(view: ReplicaView, sent: _Sent) -> ReplicaView:
-    assert sent.adapters.keys() <= sent.unseen.keys(), "adapters of legs that were seen"
-    assert sent.adapters.items() <= sent.needed.items(), "adapters of legs that are over"
-    unseen_adapters, inflight_adapters = sent.names
+def _with_unreported(view: ReplicaView, sent: _SentLegs) -> ReplicaView:
+    assert sent.unreported_adapters.keys() <= sent.unreported.keys(), (
+        "adapters of legs that were seen"
+    )
+    assert sent.unreported_adapters.items() <= sent.live_adapters.items(), (
+        "adapters of legs that are over"
+    )
+    unreported_adapters, inflight_adapters = sent.adapter_names
     return evolve(
         view,
-        unseen_legs=len(sent.unseen),
-        unseen_tokens=sum(tokens for _, tokens in sent.unseen.values()),
-        unseen_adapters=unseen_adapters,
+        unreported_legs=len(sent.unreported),
+        unreported_tokens=sum(tokens for _, tokens in sent.unreported.values()),
+        unreported_adapters=unreported_adapters,
         inflight_adapters=inflight_adapters,
     )

@@ -3,11 +3,11 @@
 *Theory of operation.* Told of whatever replicas say and of what becomes of legs, it keeps the
 `Standing` of every replica in the fleet table up to date, by which placement goes:
 
-- SILENT: it is suspect (`policy.silences`);
-- QUARANTINED: its circuit lets nobody in now (`policy.breakers`);
+- SILENT: it is suspect (`policy.resilience.liveness`);
+- QUARANTINED: its circuit lets nobody in now (`policy.resilience.circuit_breakers`);
 - SOUND: neither.
 
-`time_passed` says whom to leave now. Nobody is left while nobody else is heard of either: then it
+`on_time` says whom to leave now. Nobody is left while nobody else is heard of either: then it
 is likelier this end that is cut off, and where would streams go? The link decides then.
 
 A replica that talks and does no *step* is *still*: its engine hangs. Engines may take seconds for
@@ -19,150 +19,158 @@ from __future__ import annotations
 
 from baton.control.fleet.fleet_table import FleetTable
 from baton.control.state.limits import RecoveryOptions
-from baton.domain.fleet import Load, LossReason, Standing
-from baton.policy.resilience.circuit_breakers import Breakers, Circuit
-from baton.policy.resilience.liveness import Silences
+from baton.domain.fleet import Health, Load, LossReason
+from baton.policy.resilience.circuit_breakers import CircuitBreakers, CircuitState
+from baton.policy.resilience.liveness import LivenessTracker
 
 
-class Health:
+class ReplicaHealth:
     """The standing of one coordinator's replicas."""
 
     def __init__(self, options: RecoveryOptions, fleet: FleetTable) -> None:
         self._fleet = fleet
-        self._breakers = Breakers(options.breaker)
-        self._silences = Silences(options.silence_s)
-        self._left_alone: set[str] = set()
+        self._breakers = CircuitBreakers(options.breaker)
+        self._liveness = LivenessTracker(options.heartbeat_timeout_s)
+        self._tripped_unresponsive: set[str] = set()
         """Silent ones that were tripped for it, and have not been heard of since."""
-        self._moved_at_s: dict[str, float] = {}
+        self._last_step_at_s: dict[str, float] = {}
         """By replica: when its engine was last known to move, or to have nothing to do."""
-        self._steps: dict[str, int] = {}
-        self._paused_until_s: float | None = None
+        self._step_counts: dict[str, int] = {}
+        self._next_half_open_at_s: float | None = None
         """When the first of the open circuits is half-open."""
 
     def reconfigure(self, options: RecoveryOptions) -> None:
         """Go on by others."""
         self._breakers.reconfigure(options.breaker)
-        self._silences.reconfigure(options.silence_s)
+        self._liveness.reconfigure(options.heartbeat_timeout_s)
 
     # ---------------------------------------------------------------- replicas
 
-    def joined(self, replica_id: str, now_s: float) -> None:
+    def on_replica_joined(self, replica_id: str, now_s: float) -> None:
         """A replica is a member, for the first time or again."""
-        self._breakers.joined(replica_id)
-        self._silences.joined(replica_id, now_s)
-        self._left_alone.discard(replica_id)
-        self._moved_at_s[replica_id] = now_s
-        self._plan(now_s)
-        self._judge(replica_id, now_s)
+        self._breakers.on_replica_joined(replica_id)
+        self._liveness.on_replica_joined(replica_id, now_s)
+        self._tripped_unresponsive.discard(replica_id)
+        self._last_step_at_s[replica_id] = now_s
+        self._schedule_half_open(now_s)
+        self._update_health(replica_id, now_s)
 
-    def lost(self, replica_id: str, reason: LossReason, now_s: float) -> None:
+    def on_replica_lost(self, replica_id: str, reason: LossReason, now_s: float) -> None:
         """A replica is no member any more; whoever has just been left for its silence knew that."""
-        known = replica_id in self._left_alone
-        self._silences.left(replica_id)
-        self._left_alone.discard(replica_id)
-        self._moved_at_s.pop(replica_id, None)
-        self._steps.pop(replica_id, None)
+        already_tripped = replica_id in self._tripped_unresponsive
+        self._liveness.on_replica_left(replica_id)
+        self._tripped_unresponsive.discard(replica_id)
+        self._last_step_at_s.pop(replica_id, None)
+        self._step_counts.pop(replica_id, None)
         if reason is LossReason.LEFT:
             self._breakers.forget(replica_id)
             return
-        if not known:
+        if not already_tripped:
             self._breakers.trip(replica_id, now_s, f"it was lost ({reason})")
-        self._breakers.left(replica_id, now_s)
+        self._breakers.on_replica_left(replica_id, now_s)
 
-    def heard(self, replica_id: str, now_s: float) -> None:
+    def on_heartbeat(self, replica_id: str, now_s: float) -> None:
         """A replica has said something."""
-        self._silences.heard(replica_id, now_s)
+        self._liveness.heartbeat(replica_id, now_s)
         view = self._fleet.get(replica_id)
-        if view is not None and view.standing is Standing.SILENT:
-            self._left_alone.discard(replica_id)
-            self._judge(replica_id, now_s)
+        if view is not None and view.health is Health.UNRESPONSIVE:
+            self._tripped_unresponsive.discard(replica_id)
+            self._update_health(replica_id, now_s)
 
-    def stepped(self, replica_id: str, now_s: float) -> None:
+    def on_step(self, replica_id: str, now_s: float) -> None:
         """A replica's engine has done a step."""
-        if replica_id in self._moved_at_s:
-            self._moved_at_s[replica_id] = now_s
+        if replica_id in self._last_step_at_s:
+            self._last_step_at_s[replica_id] = now_s
 
-    def reported(self, replica_id: str, load: Load, now_s: float) -> None:
+    def on_load_report(self, replica_id: str, load: Load, now_s: float) -> None:
         """A replica has said how loaded it is."""
-        if replica_id not in self._moved_at_s:
+        if replica_id not in self._last_step_at_s:
             return
-        idle, steps = not load.requests, load.steps.steps
-        if idle and not self._runs_something(replica_id):
-            self._silences.rests(replica_id, now_s)
-        if idle or self._steps.get(replica_id) != steps:
-            self._steps[replica_id] = steps
-            self._moved_at_s[replica_id] = now_s
+        idle, steps = not load.total_requests, load.steps.steps
+        if idle and not self._is_busy(replica_id):
+            self._liveness.set_idle(replica_id, now_s)
+        if idle or self._step_counts.get(replica_id) != steps:
+            self._step_counts[replica_id] = steps
+            self._last_step_at_s[replica_id] = now_s
 
-    def is_still(self, replica_id: str, now_s: float, *, for_s: float) -> bool:
+    def is_stalled(self, replica_id: str, now_s: float, *, for_s: float) -> bool:
         """Whether a replica has not done a step for so long, though it has work."""
-        return now_s - self._moved_at_s.get(replica_id, now_s) >= for_s
+        return now_s - self._last_step_at_s.get(replica_id, now_s) >= for_s
 
     # ---------------------------------------------------------------- legs
 
-    def began(self, replica_id: str, leg_id: str, now_s: float) -> None:
+    def on_leg_started(self, replica_id: str, leg_id: str, now_s: float) -> None:
         """A leg of a request was sent to a replica."""
-        self._silences.works(replica_id, now_s)
-        self._silences.wake(now_s)
-        self._breakers.began(replica_id, leg_id)
-        self._judge(replica_id, now_s)
+        self._liveness.set_busy(replica_id, now_s)
+        self._liveness.start_checks(now_s)
+        self._breakers.on_leg_started(replica_id, leg_id)
+        self._update_health(replica_id, now_s)
 
-    def spoke(self, replica_id: str, leg_id: str, now_s: float) -> None:
+    def on_first_output(self, replica_id: str, leg_id: str, now_s: float) -> None:
         """A leg gave its first output."""
-        if self._breakers.spoke(replica_id, leg_id, now_s):
-            self._closed(replica_id, now_s)
+        if self._breakers.on_first_output(replica_id, leg_id, now_s):
+            self._on_circuit_closed(replica_id, now_s)
 
-    def failed(self, replica_id: str, leg_id: str, now_s: float, why: str) -> None:
+    def on_leg_failed(self, replica_id: str, leg_id: str, now_s: float, why: str) -> None:
         """A leg has failed, and its replica is to blame."""
-        if replica_id in self._fleet and self._breakers.failed(replica_id, leg_id, now_s, why):
-            self._plan(now_s)
-            self._judge(replica_id, now_s)
+        if replica_id in self._fleet and self._breakers.on_leg_failed(
+            replica_id, leg_id, now_s, why
+        ):
+            self._schedule_half_open(now_s)
+            self._update_health(replica_id, now_s)
 
-    def over(self, replica_id: str, leg_id: str, now_s: float, *, done: bool) -> None:
+    def on_leg_ended(self, replica_id: str, leg_id: str, now_s: float, *, done: bool) -> None:
         """A leg has ended; `done` when it did what it was for."""
-        if done and self._breakers.done(replica_id, leg_id, now_s):
-            self._closed(replica_id, now_s)
-        self._breakers.over(replica_id, leg_id)
-        self._judge(replica_id, now_s)
+        if done and self._breakers.on_leg_succeeded(replica_id, leg_id, now_s):
+            self._on_circuit_closed(replica_id, now_s)
+        self._breakers.on_leg_ended(replica_id, leg_id)
+        self._update_health(replica_id, now_s)
 
-    def doubted(self, replica_id: str, leg_id: str, now_s: float, why: str) -> None:
+    def on_slow_leg(self, replica_id: str, leg_id: str, now_s: float, why: str) -> None:
         """A leg was taken away for being late; that counts where it was on trial, not else."""
-        if self._breakers.circuit(replica_id, now_s) is not Circuit.CLOSED:
-            self.failed(replica_id, leg_id, now_s, why)
+        if self._breakers.circuit_state(replica_id, now_s) is not CircuitState.CLOSED:
+            self.on_leg_failed(replica_id, leg_id, now_s, why)
 
-    def trip(self, replica_id: str, now_s: float, why: str, *, pauses: bool = False) -> None:
-        """Whatever runs on a replica is being taken from it; `pauses`: it gets a rest first."""
-        self._breakers.trip(replica_id, now_s, why, pauses=pauses)
-        self._plan(now_s)
-        self._judge(replica_id, now_s)
+    def trip(self, replica_id: str, now_s: float, why: str, *, with_pause: bool = False) -> None:
+        """Whatever runs on a replica is being taken from it; `with_pause`: it gets a rest first."""
+        self._breakers.trip(replica_id, now_s, why, with_pause=with_pause)
+        self._schedule_half_open(now_s)
+        self._update_health(replica_id, now_s)
 
     # ---------------------------------------------------------------- time
 
     def next_at_s(self) -> float | None:
         """When time should pass at the latest."""
-        look_at_s, until_s = self._silences.next_at_s(), self._paused_until_s
-        if look_at_s is None or until_s is None:
-            return until_s if look_at_s is None else look_at_s
-        return min(look_at_s, until_s)
+        check_at_s, half_open_at_s = self._liveness.next_check_at_s(), self._next_half_open_at_s
+        if check_at_s is None or half_open_at_s is None:
+            return half_open_at_s if check_at_s is None else check_at_s
+        return min(check_at_s, half_open_at_s)
 
-    def time_passed(self, now_s: float) -> tuple[str, ...]:
+    def on_time(self, now_s: float) -> tuple[str, ...]:
         """Look around; returns the replicas that are to be left now, for they are silent."""
-        if self._paused_until_s is not None and now_s >= self._paused_until_s:
-            self._plan(now_s)
-            self._judge_all(now_s)
+        if self._next_half_open_at_s is not None and now_s >= self._next_half_open_at_s:
+            self._schedule_half_open(now_s)
+            self._update_all(now_s)
         if self._fleet.has_work:
-            self._silences.wake(now_s)  # other options have ended the looks that were arranged
-        if not self._silences.look(now_s, runs=self._fleet.has_work):
+            self._liveness.start_checks(
+                now_s
+            )  # other options have ended the looks that were arranged
+        if not self._liveness.check(now_s, has_work=self._fleet.has_work):
             return ()
-        self._judge_all(now_s)
-        if not self._somebody_is_heard_of():
+        self._update_all(now_s)
+        if not self._has_responsive_replica():
             return ()
-        found = tuple(one for one in self._silences.silent(now_s) if self._runs_something(one))
-        for replica_id in found:
-            if replica_id not in self._left_alone:
-                self._left_alone.add(replica_id)
-                silent_s = self._silences.silent_s(replica_id, now_s)
-                self.trip(replica_id, now_s, f"nothing was heard of it for {silent_s:.1f} s")
-        return found
+        unresponsive = tuple(
+            replica_id
+            for replica_id in self._liveness.unresponsive(now_s)
+            if self._is_busy(replica_id)
+        )
+        for replica_id in unresponsive:
+            if replica_id not in self._tripped_unresponsive:
+                self._tripped_unresponsive.add(replica_id)
+                unresponsive_s = self._liveness.unresponsive_s(replica_id, now_s)
+                self.trip(replica_id, now_s, f"nothing was heard of it for {unresponsive_s:.1f} s")
+        return unresponsive
 
     # ---------------------------------------------------------------- asked
 
@@ -171,73 +179,73 @@ class Health:
         """How often a circuit was opened."""
         return self._breakers.openings
 
-    def silent_s(self, replica_id: str, now_s: float) -> float:
+    def unresponsive_s(self, replica_id: str, now_s: float) -> float:
         """For how long nothing was heard of a replica."""
-        return self._silences.silent_s(replica_id, now_s)
+        return self._liveness.unresponsive_s(replica_id, now_s)
 
-    def circuit(self, replica_id: str, now_s: float) -> Circuit:
+    def circuit(self, replica_id: str, now_s: float) -> CircuitState:
         """How far a replica is trusted."""
-        return self._breakers.circuit(replica_id, now_s)
+        return self._breakers.circuit_state(replica_id, now_s)
 
     def why(self, replica_id: str) -> str:
         """Why its circuit was last opened; empty where it never was."""
         return self._breakers.why(replica_id)
 
-    def is_known_to_ail(self, replica_id: str, now_s: float) -> bool:
+    def is_outlier(self, replica_id: str, now_s: float) -> bool:
         """Whether its circuit is open while another replica's, that takes work, is closed."""
-        closed = self._breakers.circuit(replica_id, now_s) is Circuit.CLOSED
-        return not closed and self._others_are_well(replica_id, now_s)
+        closed = self._breakers.circuit_state(replica_id, now_s) is CircuitState.CLOSED
+        return not closed and self._has_healthy_peer(replica_id, now_s)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when something is kept of replicas that are not there."""
         self._breakers.check_integrity()
         ids = self._fleet.ids
-        assert self._moved_at_s.keys() == ids, "engines of replicas that are not there"
-        assert self._steps.keys() <= ids, "steps of replicas that are not there"
-        assert self._left_alone <= ids, "silent replicas that are not there"
+        assert self._last_step_at_s.keys() == ids, "engines of replicas that are not there"
+        assert self._step_counts.keys() <= ids, "steps of replicas that are not there"
+        assert self._tripped_unresponsive <= ids, "silent replicas that are not there"
 
     # ---------------------------------------------------------------- inside
 
-    def _closed(self, replica_id: str, now_s: float) -> None:
+    def _on_circuit_closed(self, replica_id: str, now_s: float) -> None:
         """A replica has proven well; where it is the first, what ailed all of them may be over.
 
         Else it would have to carry the whole fleet's load until their pauses end.
         """
-        self._judge(replica_id, now_s)
-        if not self._others_are_well(replica_id, now_s):
-            self._breakers.end_pauses(now_s)
-            self._plan(now_s)
-            self._judge_all(now_s)
+        self._update_health(replica_id, now_s)
+        if not self._has_healthy_peer(replica_id, now_s):
+            self._breakers.half_open_all(now_s)
+            self._schedule_half_open(now_s)
+            self._update_all(now_s)
 
-    def _others_are_well(self, replica_id: str, now_s: float) -> bool:
-        circuit = self._breakers.circuit
+    def _has_healthy_peer(self, replica_id: str, now_s: float) -> bool:
+        circuit = self._breakers.circuit_state
         return any(
-            view.is_counted_on and circuit(one, now_s) is Circuit.CLOSED
-            for one, view in self._fleet.view(now_s).replicas.items()
-            if one != replica_id
+            view.is_eligible and circuit(other, now_s) is CircuitState.CLOSED
+            for other, view in self._fleet.view(now_s).replicas.items()
+            if other != replica_id
         )
 
-    def _judge(self, replica_id: str, now_s: float) -> None:
-        standing = Standing.SOUND
-        if self._silences.is_suspect(replica_id):
-            standing = Standing.SILENT
-        elif not self._breakers.lets_in(replica_id, now_s):
-            standing = Standing.QUARANTINED
-        self._fleet.stand(replica_id, standing)
+    def _update_health(self, replica_id: str, now_s: float) -> None:
+        health = Health.HEALTHY
+        if self._liveness.is_suspect(replica_id):
+            health = Health.UNRESPONSIVE
+        elif not self._breakers.allows_request(replica_id, now_s):
+            health = Health.EJECTED
+        self._fleet.set_health(replica_id, health)
 
-    def _judge_all(self, now_s: float) -> None:
+    def _update_all(self, now_s: float) -> None:
         for replica_id in tuple(self._fleet.ids):
-            self._judge(replica_id, now_s)
+            self._update_health(replica_id, now_s)
 
-    def _runs_something(self, replica_id: str) -> bool:
+    def _is_busy(self, replica_id: str) -> bool:
         view = self._fleet.get(replica_id)
         return view is not None and view.inflight_legs > 0
 
-    def _plan(self, now_s: float) -> None:
+    def _schedule_half_open(self, now_s: float) -> None:
         """Find out when the next circuit is half-open."""
-        ends = (until_s for _, until_s in self._breakers.pausing(now_s))
-        self._paused_until_s = min(ends, default=None)
+        ends = (until_s for _, until_s in self._breakers.open_circuits(now_s))
+        self._next_half_open_at_s = min(ends, default=None)
 
-    def _somebody_is_heard_of(self) -> bool:
+    def _has_responsive_replica(self) -> bool:
         views = self._fleet.view(0.0).replicas.values()
-        return any(not v.draining and v.standing is not Standing.SILENT for v in views)
+        return any(not v.draining and v.health is not Health.UNRESPONSIVE for v in views)

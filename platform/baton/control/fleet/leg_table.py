@@ -11,7 +11,7 @@ from baton.domain.handoff import Lease, Leg, LegKind
 from baton.domain.value import Value
 
 
-class PlacedLeg(Value, kw_only=True):
+class DispatchedLeg(Value, kw_only=True):
     """A leg on a replica, and the tokens that were charged to the replica for it."""
 
     leg: Leg
@@ -22,63 +22,67 @@ class PlacedLeg(Value, kw_only=True):
 class ClosingLeg(Value, kw_only=True):
     """A leg whose abort is not confirmed yet, and the lease that its abort is to end."""
 
-    placed: PlacedLeg
+    dispatched: DispatchedLeg
     lease: Lease | None
 
 
-class LegBook:
+class LegTable:
     """Owns the charge of every running leg: a leg is charged once and discharged once."""
 
     def __init__(self, fleet: FleetTable) -> None:
         self._fleet = fleet
-        self.ended = 0
+        self.ended_count = 0
         """How many have ended: whoever sees it grow knows that something has come free."""
-        self._running: dict[str, PlacedLeg] = {}
-        self.running: Callable[[str], PlacedLeg | None] = self._running.get
+        self._running: dict[str, DispatchedLeg] = {}
+        self.get_running: Callable[[str], DispatchedLeg | None] = self._running.get
         """The running leg with this id; None when it has ended, is closing, or never was. It is
         asked for each output of each step, so it is the dictionary's own method."""
         self._closing: dict[str, ClosingLeg] = {}
         self._by_replica: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._abort_deadlines = Deadlines()
 
-    def closing(self, leg_id: str) -> ClosingLeg | None:
+    def get_closing(self, leg_id: str) -> ClosingLeg | None:
         """The closing leg with this id, or None."""
         return self._closing.get(leg_id)
 
     def begin(self, leg: Leg, replica_id: str, tokens: int) -> None:
         """Note that `leg` runs on `replica_id`, which must compute `tokens` of its prompt."""
-        self._running[leg.leg_id] = PlacedLeg(leg=leg, replica_id=replica_id, tokens=tokens)
+        self._running[leg.leg_id] = DispatchedLeg(leg=leg, replica_id=replica_id, tokens=tokens)
         self._by_replica[replica_id][leg.leg_id] = None
         decodes = leg.kind is not LegKind.PREFILL
-        self._fleet.begin(replica_id, leg.leg_id, tokens, decodes=decodes, adapter=leg.adapter)
+        self._fleet.on_leg_sent(
+            replica_id, leg.leg_id, tokens, decodes=decodes, adapter=leg.adapter
+        )
 
-    def end(self, leg_id: str) -> PlacedLeg | None:
+    def end(self, leg_id: str) -> DispatchedLeg | None:
         """Take a running leg out, and discharge it; None when it is not running."""
-        placed = self._running.pop(leg_id, None)
-        if placed is not None:
-            self.ended += 1
-            self._forget(placed)
-            self._fleet.end(placed.replica_id, leg_id, placed.tokens)
-        return placed
+        dispatched = self._running.pop(leg_id, None)
+        if dispatched is not None:
+            self.ended_count += 1
+            self._unindex(dispatched)
+            self._fleet.on_leg_ended(dispatched.replica_id, leg_id, dispatched.tokens)
+        return dispatched
 
-    def close(self, leg_id: str, *, lease: Lease | None, until_s: float) -> PlacedLeg | None:
+    def begin_close(
+        self, leg_id: str, *, lease: Lease | None, confirm_by_s: float
+    ) -> DispatchedLeg | None:
         """Turn a running leg into a closing one; None when it is not running."""
-        placed = self.end(leg_id)
-        if placed is not None:
-            self._closing[leg_id] = ClosingLeg(placed=placed, lease=lease)
-            self._by_replica[placed.replica_id][leg_id] = None
-            self._abort_deadlines.arm(leg_id, until_s)
-        return placed
+        dispatched = self.end(leg_id)
+        if dispatched is not None:
+            self._closing[leg_id] = ClosingLeg(dispatched=dispatched, lease=lease)
+            self._by_replica[dispatched.replica_id][leg_id] = None
+            self._abort_deadlines.arm(leg_id, confirm_by_s)
+        return dispatched
 
-    def confirm(self, leg_id: str) -> ClosingLeg | None:
+    def confirm_closed(self, leg_id: str) -> ClosingLeg | None:
         """Take a closing leg out: its replica holds nothing for it any more."""
         closing = self._closing.pop(leg_id, None)
         if closing is not None:
-            self._forget(closing.placed)
+            self._unindex(closing.dispatched)
             self._abort_deadlines.disarm(leg_id)
         return closing
 
-    def on_replica(self, replica_id: str) -> tuple[list[PlacedLeg], list[ClosingLeg]]:
+    def legs_on(self, replica_id: str) -> tuple[list[DispatchedLeg], list[ClosingLeg]]:
         """The running and the closing legs on a replica, oldest first."""
         leg_ids = self._by_replica.get(replica_id, {})
         return (
@@ -86,10 +90,10 @@ class LegBook:
             [self._closing[leg_id] for leg_id in leg_ids if leg_id in self._closing],
         )
 
-    def take_overdue(self, now_s: float) -> Iterator[ClosingLeg]:
+    def pop_overdue(self, now_s: float) -> Iterator[ClosingLeg]:
         """Take out the closing legs that nobody confirmed in time."""
-        for leg_id in self._abort_deadlines.take_due(now_s):
-            if (closing := self.confirm(leg_id)) is not None:
+        for leg_id in self._abort_deadlines.pop_due(now_s):
+            if (closing := self.confirm_closed(leg_id)) is not None:
                 yield closing
 
     def next_deadline_at_s(self) -> float | None:
@@ -108,16 +112,18 @@ class LegBook:
         for replica_id, view in self._fleet.view(0.0).replicas.items():
             legs = [p for p in self._running.values() if p.replica_id == replica_id]
             charged = (view.inflight_legs, view.inflight_tokens)
-            owed = (len(legs), sum(placed.tokens for placed in legs))
-            assert charged == owed, f"replica {replica_id} is charged {charged}, owes {owed}"
+            expected = (len(legs), sum(dispatched.tokens for dispatched in legs))
+            assert charged == expected, (
+                f"replica {replica_id} is charged {charged}, owes {expected}"
+            )
         self._fleet.check_integrity()
 
     def closing_count(self) -> int:
         """How many aborts are not confirmed yet."""
         return len(self._closing)
 
-    def _forget(self, placed: PlacedLeg) -> None:
-        legs = self._by_replica[placed.replica_id]
-        del legs[placed.leg.leg_id]
+    def _unindex(self, dispatched: DispatchedLeg) -> None:
+        legs = self._by_replica[dispatched.replica_id]
+        del legs[dispatched.leg.leg_id]
         if not legs:
-            del self._by_replica[placed.replica_id]
+            del self._by_replica[dispatched.replica_id]

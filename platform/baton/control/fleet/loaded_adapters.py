@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from baton.domain.fleet import AdapterLoad
+from baton.domain.fleet import AdapterStatus
 
-_MOST_TOLD = 256
+_MAX_REPORTED = 256
 """Names in a report; it is sent several times a second."""
 
 
@@ -23,26 +23,26 @@ class LoadedAdapters:
         self._slots = slots
         self._loaded: OrderedDict[str, None] = OrderedDict()
         """The longest unused first."""
-        self._needed: Counter[str] = Counter()
+        self._leg_counts: Counter[str] = Counter()
         """By how many legs each is needed."""
         self._hits = 0
         self._loads = 0
         self._busy_s = 0.0
 
-    def leg_came(self, name: str | None) -> None:
+    def on_leg_started(self, name: str | None) -> None:
         """A leg came that needs an adapter."""
         if name is not None:
-            self._hits += name in self._loaded or name in self._needed
-            self._needed[name] += 1
+            self._hits += name in self._loaded or name in self._leg_counts
+            self._leg_counts[name] += 1
 
-    def leg_over(self, name: str | None) -> None:
+    def on_leg_ended(self, name: str | None) -> None:
         """A leg that came is over."""
         if name is not None:
-            self._needed[name] -= 1
-            if not self._needed[name]:
-                del self._needed[name]
+            self._leg_counts[name] -= 1
+            if not self._leg_counts[name]:
+                del self._leg_counts[name]
 
-    def use(self, name: str | None) -> bool:
+    def touch(self, name: str | None) -> bool:
         """Note that an adapter is used now; False when it must be loaded first."""
         if name is None:
             return True
@@ -51,22 +51,28 @@ class LoadedAdapters:
             return True
         return False
 
-    def loaded(self, name: str, took_s: float) -> None:
+    def on_loaded(self, name: str, duration_s: float) -> None:
         """An adapter was loaded; another may have gone for it."""
         self._loads += 1
-        self._busy_s += took_s
+        self._busy_s += duration_s
         if len(self._loaded) >= self._slots:
-            idle = (one for one in self._loaded if one not in self._needed)
+            idle = (
+                adapter_name
+                for adapter_name in self._loaded
+                if adapter_name not in self._leg_counts
+            )
             del self._loaded[next(idle, next(iter(self._loaded)))]
         self._loaded[name] = None
 
-    def told(self) -> AdapterLoad:
+    def report(self) -> AdapterStatus:
         """What others are told."""
-        on_the_way = (name for name in self._needed if name not in self._loaded)
-        names = (*self._loaded, *on_the_way)[:_MOST_TOLD]
-        return AdapterLoad(names, self._hits, self._loads, self._busy_s)
+        loading = (name for name in self._leg_counts if name not in self._loaded)
+        names = (*self._loaded, *loading)[:_MAX_REPORTED]
+        return AdapterStatus(names, self._hits, self._loads, self._busy_s)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when it holds more than there is room for."""
         assert len(self._loaded) <= max(1, self._slots), f"{len(self._loaded)} adapters are loaded"
-        assert all(count > 0 for count in self._needed.values()), "an adapter is needed by nobody"
+        assert all(count > 0 for count in self._leg_counts.values()), (
+            "an adapter is needed by nobody"
+        )

@@ -13,21 +13,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from baton.perf.timing import EngineTiming, added_s
+from baton.perf.timing import EngineTiming, added_prefill_s
 
 
-class Prompts:
+class PendingPrefills:
     """Prompts that are out, and by when each replica will have computed those it has."""
 
     def __init__(self) -> None:
-        self._out: dict[str, tuple[str, float]] = {}
+        self._pending: dict[str, tuple[str, float]] = {}
         """By leg: its replica, and how long it keeps others there waiting."""
         self._by_replica: dict[str, dict[str, float]] = {}
         self._due_at_s: dict[str, float] = {}
         self.due_at_s: Mapping[str, float] = MappingProxyType(self._due_at_s)
         """By replica; those that have none are not there."""
 
-    def sent(
+    def add(
         self,
         leg_id: str,
         replica_id: str,
@@ -43,29 +43,33 @@ class Prompts:
         """
         if tokens <= 1 and not load_s:
             return
-        legs = self._by_replica.setdefault(replica_id, {})
-        took_s = load_s
+        durations_s = self._by_replica.setdefault(replica_id, {})
+        duration_s = load_s
         if tokens > 1:
-            took_s += added_s(timing, tokens) if legs else timing.prefill_s(tokens)
-        legs[leg_id] = took_s
-        self._out[leg_id] = (replica_id, took_s)
-        self._due_at_s[replica_id] = max(now_s, self._due_at_s.get(replica_id, 0.0)) + took_s
+            duration_s += (
+                added_prefill_s(timing, tokens) if durations_s else timing.prefill_s(tokens)
+            )
+        durations_s[leg_id] = duration_s
+        self._pending[leg_id] = (replica_id, duration_s)
+        self._due_at_s[replica_id] = max(now_s, self._due_at_s.get(replica_id, 0.0)) + duration_s
 
-    def computed(self, leg_id: str, now_s: float) -> None:
+    def remove(self, leg_id: str, now_s: float) -> None:
         """A prompt is computed, or will not be; ones that are not out are ignored."""
-        found = self._out.pop(leg_id, None)
-        if found is None:
+        pending = self._pending.pop(leg_id, None)
+        if pending is None:
             return
-        replica_id = found[0]
-        legs = self._by_replica[replica_id]
-        del legs[leg_id]
-        if legs:
-            left_s = now_s + sum(legs.values())
-            self._due_at_s[replica_id] = min(self._due_at_s[replica_id], left_s)
+        replica_id = pending[0]
+        durations_s = self._by_replica[replica_id]
+        del durations_s[leg_id]
+        if durations_s:
+            latest_at_s = now_s + sum(durations_s.values())
+            self._due_at_s[replica_id] = min(self._due_at_s[replica_id], latest_at_s)
         else:
             del self._by_replica[replica_id], self._due_at_s[replica_id]
 
     def check_integrity(self, running: frozenset[str]) -> None:
         """Raise AssertionError when a prompt is out whose leg does not run."""
-        assert self._out.keys() <= running, f"prompts out: {sorted(self._out.keys() - running)}"
+        assert self._pending.keys() <= running, (
+            f"prompts out: {sorted(self._pending.keys() - running)}"
+        )
         assert self._by_replica.keys() == self._due_at_s.keys(), "replicas with none, or no time"

@@ -26,42 +26,54 @@ class PoolState:
     """As in its coordinators' reports; empty where there is only one."""
 
 
-def most_telling(
-    name: str, state: PoolState, sane: Sequence[CoordinatorReport]
+def best_pool_report(
+    name: str, state: PoolState, reports: Sequence[CoordinatorReport]
 ) -> tuple[CoordinatorReport, PoolReport] | None:
     """Who knows most of a pool's replicas, the freshest first; None when nobody knows it."""
-    found = [(report, pool) for report in sane for pool in report.pools if pool.pool == name]
-    if not found:
+    candidates = [
+        (report, pool) for report in reports for pool in report.pools if pool.pool == name
+    ]
+    if not candidates:
         return None
 
-    def doubt(one: tuple[CoordinatorReport, PoolReport]) -> tuple[float, float, str]:
+    def mismatch(one: tuple[CoordinatorReport, PoolReport]) -> tuple[float, float, str]:
         report, pool = one
-        known = replicas(pool)
+        known = active_replicas(pool)
         off = -known if state.running is None else abs(known - state.running)
-        return (off, pool.stale_s, report.coordinator_id)
+        return (off, pool.oldest_report_age_s, report.coordinator_id)
 
-    return min(found, key=doubt)
+    return min(candidates, key=mismatch)
 
 
-def replicas(pool: PoolReport) -> int:
+def active_replicas(pool: PoolReport) -> int:
     """Those that take work."""
     return pool.prefill + pool.decode + pool.mixed
 
 
-def working(found: PoolReport, state: PoolState) -> dict[Role, int]:
+def active_by_role(pool_report: PoolReport, state: PoolState) -> dict[Role, int]:
     """Replicas that take work, by role; those that were told to stop are not among them."""
-    roles = {Role.PREFILL: found.prefill, Role.DECODE: found.decode, Role.MIXED: found.mixed}
+    roles = {
+        Role.PREFILL: pool_report.prefill,
+        Role.DECODE: pool_report.decode,
+        Role.MIXED: pool_report.mixed,
+    }
     if state.running is not None:
-        excess = max(0, replicas(found) - state.running)
+        excess = max(0, active_replicas(pool_report) - state.running)
         for role in (state.role, *roles):
-            taken = min(excess, roles[role])
-            roles[role] -= taken
-            excess -= taken
+            removed = min(excess, roles[role])
+            roles[role] -= removed
+            excess -= removed
     return roles
 
 
-def capacities(name: str, sane: Sequence[CoordinatorReport], best: PoolReport) -> PoolReport:
+def best_capacities(
+    name: str, reports: Sequence[CoordinatorReport], best: PoolReport
+) -> PoolReport:
     """A pool's capacities as the one that is believed has them, or else as any other does."""
-    told = (pool for report in sane for pool in report.pools if pool.pool == name)
-    known = (one for one in (best, *told) if one.prefill_tokens_per_s and one.decode_tokens_per_s)
-    return next(known, best)
+    others = (pool for report in reports for pool in report.pools if pool.pool == name)
+    measured = (
+        other
+        for other in (best, *others)
+        if other.prefill_tokens_per_s and other.decode_tokens_per_s
+    )
+    return next(measured, best)

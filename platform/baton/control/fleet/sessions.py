@@ -16,31 +16,31 @@ MAX_SESSIONS = 65_536
 class Sessions:
     """The last replica of each session."""
 
-    def __init__(self, most: int = MAX_SESSIONS) -> None:
-        self._most = most
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max_sessions = max_sessions
         self._by_tenant: dict[str, OrderedDict[str, str]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def last(self, tenant: str, session_id: str | None) -> str | None:
+    def last_replica(self, tenant: str, session_id: str | None) -> str | None:
         """The replica of a session's last request; None: the session is not known."""
         if session_id is None:
             return None
-        own = self._by_tenant.get(tenant)
-        return None if own is None else own.get(session_id)
+        sessions = self._by_tenant.get(tenant)
+        return None if sessions is None else sessions.get(session_id)
 
-    def ended(self, tenant: str, session_id: str, replica_id: str) -> None:
+    def record(self, tenant: str, session_id: str, replica_id: str) -> None:
         """A request of a session was decoded on a replica."""
-        own = self._by_tenant.setdefault(tenant, OrderedDict())
-        self._count += session_id not in own
-        own[session_id] = replica_id
-        own.move_to_end(session_id)
-        if self._count > self._most:
-            self._forget_one()
+        sessions = self._by_tenant.setdefault(tenant, OrderedDict())
+        self._count += session_id not in sessions
+        sessions[session_id] = replica_id
+        sessions.move_to_end(session_id)
+        if self._count > self._max_sessions:
+            self._evict_oldest()
 
-    def _forget_one(self) -> None:
+    def _evict_oldest(self) -> None:
         tenant, largest = max(self._by_tenant.items(), key=lambda item: len(item[1]))
         largest.popitem(last=False)
         self._count -= 1
@@ -49,7 +49,9 @@ class Sessions:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the count is wrong, or there are too many."""
-        assert self._count <= self._most, f"{self._count} sessions, at most {self._most} are kept"
+        assert self._count <= self._max_sessions, (
+            f"{self._count} sessions, at most {self._max_sessions} are kept"
+        )
         assert all(self._by_tenant.values()), "a tenant without a session has a table"
         counted = sum(map(len, self._by_tenant.values()))
         assert self._count == counted, f"{counted} sessions, counted as {self._count}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from baton.control.probing.schedule import Pair, PairSchedule
 
-_KEPT = 256
+_MAX_NOTICES = 256
 
 
 class PairNoticeKind(StrEnum):
@@ -20,9 +20,9 @@ class PairNoticeKind(StrEnum):
     """From every replica that might fetch from it: its listener is gone, whatever its health says.
     """
     SOURCE_REACHABLE = "source reachable again"
-    AGENT_BROKEN = "agent broken"
+    AGENT_FAILED = "agent broken"
     """A target pulls from nobody, though its sources answer it and serve others."""
-    AGENT_WELL = "agent well again"
+    AGENT_RECOVERED = "agent well again"
 
 
 class PairNotice(NamedTuple):
@@ -42,54 +42,56 @@ class PairNotices:
 
     def __init__(self, schedule: PairSchedule) -> None:
         self._schedule = schedule
-        self._unreachable: set[str] = set()
-        self._kept: deque[PairNotice] = deque(maxlen=_KEPT)
+        self._unreachable_ids: set[str] = set()
+        self._pending: deque[PairNotice] = deque(maxlen=_MAX_NOTICES)
 
-    def take(self) -> tuple[PairNotice, ...]:
+    def pop_all(self) -> tuple[PairNotice, ...]:
         """What has changed since this was last called, oldest first."""
-        if not self._kept:
+        if not self._pending:
             return ()  # it is asked after each event
-        notices = tuple(self._kept)
-        self._kept.clear()
+        notices = tuple(self._pending)
+        self._pending.clear()
         return notices
 
     def note_state(self, pair: Pair, why: str, now_s: float, *, quarantined: bool) -> None:
         """The pair is or is not quarantined now."""
-        if quarantined is pair.quarantine_said:
+        if quarantined is pair.quarantine_reported:
             return
-        pair.quarantine_said = quarantined
+        pair.quarantine_reported = quarantined
         kind = PairNoticeKind.QUARANTINED if quarantined else PairNoticeKind.RECOVERED
         source_id, target_id = pair.source.replica_id, pair.target.replica_id
-        self._kept.append(PairNotice(kind, source_id, target_id, why if quarantined else "", now_s))
+        self._pending.append(
+            PairNotice(kind, source_id, target_id, why if quarantined else "", now_s)
+        )
 
     def is_unreachable(self, source_id: str) -> bool:
         """Whether nobody reaches this source."""
-        return source_id in self._unreachable
+        return source_id in self._unreachable_ids
 
-    def note_answer(self, pair: Pair, why: str, now_s: float, *, reached: bool) -> None:
+    def note_answer(self, pair: Pair, why: str, now_s: float, *, has_answered: bool) -> None:
         """The pair's target has, or has not, got an answer from its source."""
-        pair.unreachable = not reached
+        pair.unreachable = not has_answered
         source_id = pair.source.replica_id
-        if reached:
-            if source_id in self._unreachable:
-                self._unreachable.discard(source_id)
+        if has_answered:
+            if source_id in self._unreachable_ids:
+                self._unreachable_ids.discard(source_id)
                 kind = PairNoticeKind.SOURCE_REACHABLE
-                self._kept.append(PairNotice(kind, source_id, None, "", now_s))
+                self._pending.append(PairNotice(kind, source_id, None, "", now_s))
             return
-        if source_id in self._unreachable:
+        if source_id in self._unreachable_ids:
             return
-        pairs = list(self._schedule.from_source(source_id))
+        pairs = list(self._schedule.pairs_from(source_id))
         if all(other.unreachable for other in pairs):
-            self._unreachable.add(source_id)
+            self._unreachable_ids.add(source_id)
             why = f"none of {len(pairs)} replicas reaches it; the last said: {why}"
             kind = PairNoticeKind.SOURCE_UNREACHABLE
-            self._kept.append(PairNotice(kind, source_id, None, why, now_s))
+            self._pending.append(PairNotice(kind, source_id, None, why, now_s))
 
     def note_agent(self, target_id: str, why: str, now_s: float) -> None:
         """A target's agent is taken for broken now; no `why`: it is not any more."""
-        kind = PairNoticeKind.AGENT_BROKEN if why else PairNoticeKind.AGENT_WELL
-        self._kept.append(PairNotice(kind, None, target_id, why, now_s))
+        kind = PairNoticeKind.AGENT_FAILED if why else PairNoticeKind.AGENT_RECOVERED
+        self._pending.append(PairNotice(kind, None, target_id, why, now_s))
 
-    def leave(self, replica_id: str) -> None:
+    def remove_replica(self, replica_id: str) -> None:
         """A replica is gone; of its next life nothing has been said yet."""
-        self._unreachable.discard(replica_id)
+        self._unreachable_ids.discard(replica_id)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.control.fleet.fleet_table import FleetTable
-from baton.control.fleet.leg_table import LegBook
+from baton.control.fleet.leg_table import LegTable
 from baton.control.probing.schedule import Pair
 from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import AbortLegs, Command, ReleaseLease, SubmitLeg
-from baton.domain.handoff import Lease, Leg, LegKind, Ticket
-from baton.policy.placement.port import place_release
+from baton.domain.handoff import KvHandle, Lease, Leg, LegKind
+from baton.policy.placement.port import choose_releaser
 
 
 class ProbeStep(StrEnum):
@@ -28,12 +28,12 @@ class Probe:
 
     probe_id: str
     pair: Pair
-    whole: bool
+    with_transfer: bool
     prompt: tuple[int, ...] = ()
     step: ProbeStep = ProbeStep.CHECK
     leg_id: str | None = None
     lease: Lease | None = None
-    began_s: float = 0.0
+    step_started_at_s: float = 0.0
     """When its present step began."""
     cached_tokens: int | None = None
 
@@ -41,7 +41,7 @@ class Probe:
 class ProbeLegs:
     """The legs of probes in the book of all legs; `commands` collects what must be done."""
 
-    def __init__(self, *, limits: CoordinatorLimits, fleet: FleetTable, legs: LegBook) -> None:
+    def __init__(self, *, limits: CoordinatorLimits, fleet: FleetTable, legs: LegTable) -> None:
         self.commands: list[Command] = []
         self.limits = limits
         self._fleet = fleet
@@ -51,7 +51,7 @@ class ProbeLegs:
     def __contains__(self, leg_id: str) -> bool:
         return leg_id in self._by_leg
 
-    def of(self, leg_id: str) -> Probe:
+    def probe_of(self, leg_id: str) -> Probe:
         """The probe whose leg this is.
 
         Raises:
@@ -67,7 +67,7 @@ class ProbeLegs:
             kind=kind,
             prompt_token_ids=probe.prompt,
             max_tokens=1,
-            ticket=None if probe.lease is None else probe.lease.ticket,
+            kv_handle=None if probe.lease is None else probe.lease.kv_handle,
             source_id=None if probe.lease is None else probe.lease.replica_id,
         )
         probe.leg_id = leg.leg_id
@@ -75,48 +75,48 @@ class ProbeLegs:
         self._legs.begin(leg, replica_id, tokens)
         self.commands.append(SubmitLeg(replica_id=replica_id, leg=leg))
 
-    def grant(self, probe: Probe, leg_id: str, ticket: Ticket, now_s: float) -> None:
+    def record_lease(self, probe: Probe, leg_id: str, kv_handle: KvHandle, now_s: float) -> None:
         """The source keeps blocks for the probe from now on."""
         probe.lease = Lease(
             leg_id=leg_id,
             request_id=probe.probe_id,
             replica_id=probe.pair.source.replica_id,
-            ticket=ticket,
+            kv_handle=kv_handle,
             granted_at_s=now_s,
             expires_at_s=now_s + self.limits.lease_s,
         )
 
-    def end(self, probe: Probe) -> None:
+    def end_leg(self, probe: Probe) -> None:
         """Take a leg that is over out of the books."""
         if probe.leg_id is not None:
             self._legs.end(probe.leg_id)
             del self._by_leg[probe.leg_id]
             probe.leg_id = None
 
-    def give_up(self, probe: Probe, now_s: float) -> None:
+    def abort(self, probe: Probe, now_s: float) -> None:
         """Abort the leg, if there is one; its lease goes with it. A lost replica has none left."""
         if probe.leg_id is None:
             return
         leg_id = probe.leg_id
-        placed = self._legs.running(leg_id)
-        assert placed is not None, f"leg {leg_id} is not in the book"
-        if placed.replica_id not in self._fleet:
-            self.end(probe)
-            self.release(probe, now_s)
+        dispatched = self._legs.get_running(leg_id)
+        assert dispatched is not None, f"leg {leg_id} is not in the book"
+        if dispatched.replica_id not in self._fleet:
+            self.end_leg(probe)
+            self.release_lease(probe, now_s)
             return
-        until_s = now_s + self.limits.abort_s
-        self._legs.close(leg_id, lease=probe.lease, until_s=until_s)
+        confirm_by_s = now_s + self.limits.abort_s
+        self._legs.begin_close(leg_id, lease=probe.lease, confirm_by_s=confirm_by_s)
         del self._by_leg[leg_id]
         probe.leg_id = None
-        self.commands.append(AbortLegs(replica_id=placed.replica_id, leg_ids=(leg_id,)))
+        self.commands.append(AbortLegs(replica_id=dispatched.replica_id, leg_ids=(leg_id,)))
 
-    def release(self, probe: Probe, now_s: float) -> None:
+    def release_lease(self, probe: Probe, now_s: float) -> None:
         """Have the blocks freed that nobody pulls any more."""
         if probe.lease is None:
             return
         fleet = self._fleet.view(now_s)
         source = fleet.replicas.get(probe.lease.replica_id)
-        via = None if source is None else place_release(source, fleet)
+        via = None if source is None else choose_releaser(source, fleet)
         if via is not None:
             self.commands.append(ReleaseLease(lease=probe.lease, via_replica_id=via))
 
@@ -128,4 +128,6 @@ class ProbeLegs:
             assert (probe.leg_id is None) == (probe.step is ProbeStep.CHECK), f"{probe}: leg"
             assert (probe.lease is None) == (probe.step is not ProbeStep.PULL), f"{probe}: lease"
             if probe.leg_id is not None:
-                assert self._legs.running(probe.leg_id) is not None, f"{probe.leg_id} does not run"
+                assert self._legs.get_running(probe.leg_id) is not None, (
+                    f"{probe.leg_id} does not run"
+                )

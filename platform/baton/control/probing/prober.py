@@ -8,12 +8,12 @@ prove the pair. Each prompt is random, so no prefix cache hides the transfer; a 
 the prompt itself after all did not get the block, and the probe has failed.
 
 A probe ends once, with one of three verdicts. FAILED quarantines the link; it is probed again after
-1 s, 2 s, 4 s, ... 30 s until a whole probe goes well; where the pull itself failed, `agent_watch`
-sees whether the target is at fault. OK ends a quarantine if it was whole. UNCLEAR
-changes nothing: what fails before the pull is due, or for want of a free place, says something of
-one replica's load but nothing of the pair, and an overload must not take links away.
+1 s, 2 s, 4 s, ... 30 s until a whole probe goes well; where the pull itself failed,
+`failed_agent_detector` sees whether the target is at fault. OK ends a quarantine if it was whole.
+UNCLEAR changes nothing: what fails before the pull is due, or for want of a free place, says
+something of one replica's load but nothing of the pair, and an overload must not take links away.
 
-Its legs are in the same `LegBook` as those of requests. This machine is asked about legs that run
+Its legs are in the same `LegTable` as those of requests. This machine is asked about legs that run
 (`owns`); a leg that it gave up is *closing* there, and the coordinator treats it, its late ticket
 and its lease like any other. What may fail: any step, either replica, and time; every step has a
 deadline, and a lease is released when its pull did not happen.
@@ -27,8 +27,8 @@ from enum import StrEnum
 from random import Random
 
 from baton.control.fleet.fleet_table import FleetTable
-from baton.control.fleet.leg_table import LegBook
-from baton.control.probing.failed_agent_detector import AgentWatch
+from baton.control.fleet.leg_table import LegTable
+from baton.control.probing.failed_agent_detector import FailedAgentDetector
 from baton.control.probing.notices import PairNotice, PairNotices
 from baton.control.probing.probe_legs import Probe, ProbeLegs, ProbeStep
 from baton.control.probing.schedule import Pair, PairSchedule
@@ -39,7 +39,7 @@ from baton.domain.events import LegFailed, SideChannelChecked
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason
-from baton.policy.links.estimates import LinkBook, LinkState
+from baton.policy.links.estimates import LinkState, LinkTable
 from baton.policy.resilience.failed_agents import AgentRules
 
 PROBE_PREFIX = "probe-"
@@ -47,13 +47,13 @@ PROBE_PREFIX = "probe-"
 
 _FIRST_TOKEN_ID, _LAST_TOKEN_ID = 3, 66
 """Beyond the special tokens of common vocabularies, and within the smallest."""
-_BROKEN = frozenset(
-    {FinishReason.ERROR, FinishReason.ABORT, FinishReason.INVALID, FinishReason.REFUSED}
+_FAILED_FINISHES = frozenset(
+    {FinishReason.ERROR, FinishReason.ABORT, FinishReason.INVALID, FinishReason.REJECTED}
 )
-_PAIR_FAILURES = frozenset(
+_LINK_FAILURES = frozenset(
     {
         *(LegFailure.ENGINE_ERROR, LegFailure.KV_LOAD_FAILED),
-        *(LegFailure.REFUSED, LegFailure.INVALID),
+        *(LegFailure.REJECTED, LegFailure.INVALID),
     }
 )
 """Of a pull: the others are about the target alone."""
@@ -83,15 +83,15 @@ class ProbeOptions:
     max_per_s: float = 20.0
     """Probes begun per second, besides a burst of `max_running`: a fleet of more than a hundred
     pairs is swept less often than every five seconds."""
-    partners: int = 32
+    max_partners: int = 32
     """With how many others a replica is paired each way when it joins; in fleets of no more
     sources and targets than that every pair is checked."""
 
 
-class _Verdict(StrEnum):
+class _ProbeOutcome(StrEnum):
     OK = "ok"
     FAILED = "failed"
-    UNCLEAR = "unclear"
+    INCONCLUSIVE = "unclear"
 
 
 class PairProber:
@@ -102,8 +102,8 @@ class PairProber:
         *,
         limits: CoordinatorLimits,
         fleet: FleetTable,
-        legs: LegBook,
-        links: LinkBook,
+        legs: LegTable,
+        links: LinkTable,
         rng: Random,
         options: ProbeOptions | None = None,
     ) -> None:
@@ -115,15 +115,17 @@ class PairProber:
         self._schedule = PairSchedule(
             per_s=self._options.max_per_s,
             burst=self._options.max_running,
-            partners=self._options.partners,
+            partners=self._options.max_partners,
             rng=rng,
         )
         self._probes: dict[str, Probe] = {}
         self._by_pair: dict[Pair, Probe] = {}
         self._deadlines = Deadlines()
         self._notices = PairNotices(self._schedule)
-        self._agents = AgentWatch(self._schedule, links, self._notices, AgentRules())
-        self._probes_begun = 0
+        self._agent_detector = FailedAgentDetector(
+            self._schedule, links, self._notices, AgentRules()
+        )
+        self._started_count = 0
         self.ignored_events = 0
         """Answers that no probe waits for; late ones mostly."""
 
@@ -133,34 +135,34 @@ class PairProber:
 
     # -------------------------------------------------------------- membership
 
-    def joined(self, facts: ReplicaFacts, now_s: float) -> list[Command]:
+    def on_replica_joined(self, facts: ReplicaFacts, now_s: float) -> list[Command]:
         """A replica is new in the fleet table: its pairs are probed at once."""
-        if self._schedule.knows(facts.replica_id):
-            self._drop(facts.replica_id, now_s)
-        self._schedule.join(facts)
-        return self._go_on(now_s)
+        if self._schedule.has_replica(facts.replica_id):
+            self._remove_replica(facts.replica_id, now_s)
+        self._schedule.add_replica(facts)
+        return self._start_due_probes(now_s)
 
-    def gone(self, replica_id: str, now_s: float) -> list[Command]:
+    def on_replica_removed(self, replica_id: str, now_s: float) -> list[Command]:
         """A replica drains or was lost (then the fleet table has forgotten it): end its probes.
 
         To be told before the coordinator looks through the legs that ran on it.
         """
-        self._drop(replica_id, now_s)
-        return self._go_on(now_s)
+        self._remove_replica(replica_id, now_s)
+        return self._start_due_probes(now_s)
 
-    def doubt(self, source_id: str, target_id: str, now_s: float) -> list[Command]:
+    def suspect(self, source_id: str, target_id: str, now_s: float) -> list[Command]:
         """A handoff failed on this pair: see soon whether it still works, by moving blocks."""
-        pair = self._schedule.watch(source_id, target_id)
+        pair = self._schedule.get_or_add(source_id, target_id)
         if pair is None:
             return []
-        self._say_state(pair, now_s)
-        if pair.doubted:
+        self._note_state(pair, now_s)
+        if pair.suspect:
             return []
-        pair.doubted = True
-        lately = now_s - pair.ended_at_s < self._options.retry_s
-        if pair.due_number and not pair.failures and not lately:
-            self._schedule.put_first(pair)
-        return self._go_on(now_s)
+        pair.suspect = True
+        recently_probed = now_s - pair.last_probe_at_s < self._options.retry_s
+        if pair.queue_number and not pair.failures_in_row and not recently_probed:
+            self._schedule.enqueue_urgent(pair)
+        return self._start_due_probes(now_s)
 
     # -------------------------------------------------------------- answers
 
@@ -168,75 +170,75 @@ class PairProber:
         """Whether this is the running leg of a probe."""
         return leg_id in self._legs
 
-    def checked(self, event: SideChannelChecked, now_s: float) -> list[Command]:
+    def on_side_channel_checked(self, event: SideChannelChecked, now_s: float) -> list[Command]:
         """A target has tried a source's side channel."""
         pair = self._schedule.get(event.source_id, event.replica_id)
         probe = None if pair is None else self._by_pair.get(pair)
         if probe is None or probe.step is not ProbeStep.CHECK:
             self.ignored_events += 1
             return []
-        why = "" if event.ok else f"side channel: {event.why or 'no reason given'}"
+        why = "" if event.is_reachable else f"side channel: {event.why or 'no reason given'}"
         self._note_answer(probe.pair, why, now_s)
-        if not event.ok:
-            self._end(probe, _Verdict.FAILED, now_s, why=why)
-        elif probe.whole:
-            self._prefill(probe, now_s)
+        if not event.is_reachable:
+            self._end_probe(probe, _ProbeOutcome.FAILED, now_s, why=why)
+        elif probe.with_transfer:
+            self._start_prefill(probe, now_s)
         else:
-            self._end(probe, _Verdict.OK, now_s)
-        return self._go_on(now_s)
+            self._end_probe(probe, _ProbeOutcome.OK, now_s)
+        return self._start_due_probes(now_s)
 
-    def output(self, output: LegOutput, now_s: float) -> list[Command]:
+    def on_output(self, output: LegOutput, now_s: float) -> list[Command]:
         """A step's output for a leg that `owns` says is ours."""
-        probe = self._legs.of(output.leg_id)
+        probe = self._legs.probe_of(output.leg_id)
         if output.cached_tokens is not None:
             probe.cached_tokens = output.cached_tokens
         if output.finish is not None:
-            self._legs.end(probe)
+            self._legs.end_leg(probe)
             if probe.step is ProbeStep.PREFILL:
-                self._prefilled(probe, output, now_s)
+                self._on_prefill_done(probe, output, now_s)
             else:
-                self._pulled(probe, output.finish, now_s)
-        return self._go_on(now_s)
+                self._on_pull_done(probe, output.finish, now_s)
+        return self._start_due_probes(now_s)
 
-    def leg_failed(self, event: LegFailed, now_s: float) -> list[Command]:
+    def on_leg_failed(self, event: LegFailed, now_s: float) -> list[Command]:
         """A leg that `owns` says is ours ended without its engine finishing it."""
-        probe = self._legs.of(event.leg_id)
-        self._legs.end(probe)
-        self._legs.release(probe, now_s)
-        telling = probe.step is ProbeStep.PULL and event.failure in _PAIR_FAILURES
-        verdict = _Verdict.FAILED if telling else _Verdict.UNCLEAR
+        probe = self._legs.probe_of(event.leg_id)
+        self._legs.end_leg(probe)
+        self._legs.release_lease(probe, now_s)
+        blames_link = probe.step is ProbeStep.PULL and event.failure in _LINK_FAILURES
+        outcome = _ProbeOutcome.FAILED if blames_link else _ProbeOutcome.INCONCLUSIVE
         why = f"{probe.step}: {event.failure} {event.why}".strip()
-        self._end(probe, verdict, now_s, why=why)
-        return self._go_on(now_s)
+        self._end_probe(probe, outcome, now_s, why=why)
+        return self._start_due_probes(now_s)
 
     # -------------------------------------------------------------- time
 
-    def time_passed(self, now_s: float) -> list[Command]:
+    def on_time(self, now_s: float) -> list[Command]:
         """Give up what is overdue and begin what is due."""
-        for probe_id in self._deadlines.take_due(now_s):
-            self._overdue(self._probes[probe_id], now_s)
-        return self._go_on(now_s)
+        for probe_id in self._deadlines.pop_due(now_s):
+            self._on_timeout(self._probes[probe_id], now_s)
+        return self._start_due_probes(now_s)
 
     def next_deadline_at_s(self) -> float | None:
-        """When `time_passed` should come at the latest; None while nothing waits for time."""
+        """When `on_time` should come at the latest; None while nothing waits for time."""
         due_at_s = self._deadlines.next_at_s()
         if len(self._probes) < self._options.max_running:
-            begin_at_s = self._schedule.next_at_s()
-            if due_at_s is None or (begin_at_s is not None and begin_at_s < due_at_s):
-                return begin_at_s
+            next_probe_at_s = self._schedule.next_at_s()
+            if due_at_s is None or (next_probe_at_s is not None and next_probe_at_s < due_at_s):
+                return next_probe_at_s
         return due_at_s
 
     # -------------------------------------------------------------- operators
 
-    def take_notices(self) -> tuple[PairNotice, ...]:
+    def pop_notices(self) -> tuple[PairNotice, ...]:
         """What has changed since this was last called, at most the last 256."""
-        return self._notices.take()
+        return self._notices.pop_all()
 
-    def broken_agents(self) -> Mapping[str, str]:
+    def failed_agents(self) -> Mapping[str, str]:
         """Targets whose transfer agents are taken for broken, and why."""
-        return self._agents.suspects
+        return self._agent_detector.suspects
 
-    def running(self) -> int:
+    def running_count(self) -> int:
         """Probes under way."""
         return len(self._probes)
 
@@ -252,34 +254,34 @@ class PairProber:
 
     # -------------------------------------------------------------- a probe's way
 
-    def _drop(self, replica_id: str, now_s: float) -> None:
-        for pair in self._schedule.leave(replica_id):
+    def _remove_replica(self, replica_id: str, now_s: float) -> None:
+        for pair in self._schedule.remove_replica(replica_id):
             probe = self._by_pair.get(pair)
             if probe is not None:
-                self._legs.give_up(probe, now_s)
-                self._forget(probe)
-        self._notices.leave(replica_id)
-        self._agents.leave(replica_id, now_s)
+                self._legs.abort(probe, now_s)
+                self._remove_probe(probe)
+        self._notices.remove_replica(replica_id)
+        self._agent_detector.remove_replica(replica_id, now_s)
 
-    def _go_on(self, now_s: float) -> list[Command]:
+    def _start_due_probes(self, now_s: float) -> list[Command]:
         while len(self._probes) < self._options.max_running:
-            pair = self._schedule.take(now_s)
+            pair = self._schedule.pop_due(now_s)
             if pair is None:
                 break
-            self._begin(pair, now_s)
+            self._start_probe(pair, now_s)
         commands, self._legs.commands = self._legs.commands, []
         return commands
 
-    def _begin(self, pair: Pair, now_s: float) -> None:
-        self._probes_begun += 1
+    def _start_probe(self, pair: Pair, now_s: float) -> None:
+        self._started_count += 1
         nonce = f"{self._rng.getrandbits(64):016x}"
         probe = Probe(
-            probe_id=f"{PROBE_PREFIX}{nonce}-{self._probes_begun}",
+            probe_id=f"{PROBE_PREFIX}{nonce}-{self._started_count}",
             pair=pair,
-            whole=self._wants_transfer(pair, now_s),
+            with_transfer=self._needs_transfer(pair, now_s),
         )
         self._probes[probe.probe_id] = self._by_pair[pair] = probe
-        self._enter(
+        self._enter_step(
             probe, ProbeStep.CHECK, now_s, self._options.deadline_s + self._options.answer_s
         )
         self._legs.commands.append(
@@ -290,61 +292,71 @@ class PairProber:
             )
         )
 
-    def _wants_transfer(self, pair: Pair, now_s: float) -> bool:
-        ends = (pair.source.replica_id, pair.target.replica_id)
-        if pair.doubted or self._links.state(*ends) is not LinkState.OK:
+    def _needs_transfer(self, pair: Pair, now_s: float) -> bool:
+        pair_ids = (pair.source.replica_id, pair.target.replica_id)
+        if pair.suspect or self._links.state(*pair_ids) is not LinkState.OK:
             return True
-        if self._links.is_slow(*ends):
+        if self._links.is_slow(*pair_ids):
             return True  # placement avoids it, so nobody else would see that it is well again
-        proven_at_s = self._links.proven_at_s(*ends)
+        proven_at_s = self._links.last_success_at_s(*pair_ids)
         return proven_at_s is None or now_s - proven_at_s >= self._options.transfer_every_s
 
-    def _prefill(self, probe: Probe, now_s: float) -> None:
+    def _start_prefill(self, probe: Probe, now_s: float) -> None:
         source = probe.pair.source
         probe.prompt = tuple(
             self._rng.randint(_FIRST_TOKEN_ID, _LAST_TOKEN_ID)
             for _ in range(source.block_size_tokens + 1)
         )
-        self._enter(probe, ProbeStep.PREFILL, now_s, self._options.deadline_s)
+        self._enter_step(probe, ProbeStep.PREFILL, now_s, self._options.deadline_s)
         self._legs.submit(probe, source.replica_id, LegKind.PREFILL, tokens=len(probe.prompt))
 
-    def _prefilled(self, probe: Probe, output: LegOutput, now_s: float) -> None:
-        ticket, broken = output.ticket, output.finish in _BROKEN
-        if ticket is not None:
-            self._legs.grant(probe, output.leg_id, ticket, now_s)
-        if ticket is None or broken:
-            self._legs.release(probe, now_s)
+    def _on_prefill_done(self, probe: Probe, output: LegOutput, now_s: float) -> None:
+        kv_handle, failed = output.kv_handle, output.finish in _FAILED_FINISHES
+        if kv_handle is not None:
+            self._legs.record_lease(probe, output.leg_id, kv_handle, now_s)
+        if kv_handle is None or failed:
+            self._legs.release_lease(probe, now_s)
             # A broken engine says nothing of the pair; one that hands nothing out says all.
-            verdict = _Verdict.UNCLEAR if broken else _Verdict.FAILED
-            handed = "without a ticket" if ticket is None else "with a ticket"
-            why = f"prefill: the source ended it in {output.finish}, {handed}"
-            self._end(probe, verdict, now_s, why=why)
+            outcome = _ProbeOutcome.INCONCLUSIVE if failed else _ProbeOutcome.FAILED
+            handle_note = "without a ticket" if kv_handle is None else "with a ticket"
+            why = f"prefill: the source ended it in {output.finish}, {handle_note}"
+            self._end_probe(probe, outcome, now_s, why=why)
             return
         options = self._options
-        wait_s = options.deadline_s if probe.pair.moved else options.first_transfer_s
+        wait_s = options.deadline_s if probe.pair.has_transferred else options.first_transfer_s
         probe.cached_tokens = None
-        self._enter(probe, ProbeStep.PULL, now_s, wait_s)
+        self._enter_step(probe, ProbeStep.PULL, now_s, wait_s)
         self._legs.submit(probe, probe.pair.target.replica_id, LegKind.DECODE, tokens=1)
 
-    def _pulled(self, probe: Probe, finish: FinishReason, now_s: float) -> None:
-        cached, wanted = probe.cached_tokens, probe.pair.source.block_size_tokens
-        if finish in _BROKEN:
-            self._legs.release(probe, now_s)
+    def _on_pull_done(self, probe: Probe, finish: FinishReason, now_s: float) -> None:
+        cached_tokens, expected_tokens = probe.cached_tokens, probe.pair.source.block_size_tokens
+        if finish in _FAILED_FINISHES:
+            self._legs.release_lease(probe, now_s)
             why = f"pull: the target ended it in {finish}"
-        elif cached is not None and cached < wanted:
-            self._legs.release(probe, now_s)
-            why = f"pull: the block did not come, the target computed it itself ({cached} cached)"
+        elif cached_tokens is not None and cached_tokens < expected_tokens:
+            self._legs.release_lease(probe, now_s)
+            why = (
+                "pull: the block did not come, the target computed it itself"
+                f" ({cached_tokens} cached)"
+            )
         else:
-            self._end(probe, _Verdict.OK, now_s)
+            self._end_probe(probe, _ProbeOutcome.OK, now_s)
             return
-        self._end(probe, _Verdict.FAILED, now_s, why=why)
+        self._end_probe(probe, _ProbeOutcome.FAILED, now_s, why=why)
 
-    def _overdue(self, probe: Probe, now_s: float) -> None:
-        after_s = now_s - probe.began_s
-        why = f"{probe.step}: no answer within {after_s:.3g} s"
-        telling = probe.step is ProbeStep.PULL and not self._is_busy(probe.pair.target.replica_id)
-        self._legs.give_up(probe, now_s)
-        self._end(probe, _Verdict.FAILED if telling else _Verdict.UNCLEAR, now_s, why=why)
+    def _on_timeout(self, probe: Probe, now_s: float) -> None:
+        elapsed_s = now_s - probe.step_started_at_s
+        why = f"{probe.step}: no answer within {elapsed_s:.3g} s"
+        blames_link = probe.step is ProbeStep.PULL and not self._is_busy(
+            probe.pair.target.replica_id
+        )
+        self._legs.abort(probe, now_s)
+        self._end_probe(
+            probe,
+            _ProbeOutcome.FAILED if blames_link else _ProbeOutcome.INCONCLUSIVE,
+            now_s,
+            why=why,
+        )
 
     def _is_busy(self, replica_id: str) -> bool:
         """Whether a leg may be late there because it waits for its turn."""
@@ -353,73 +365,79 @@ class PairProber:
             return True
         return view.load.queued_requests > 0 or view.load.step_s > self._options.deadline_s / 4
 
-    def _end(self, probe: Probe, verdict: _Verdict, now_s: float, *, why: str = "") -> None:
+    def _end_probe(
+        self, probe: Probe, outcome: _ProbeOutcome, now_s: float, *, why: str = ""
+    ) -> None:
         """The probe is over; its leg and lease are taken care of already."""
-        pair, took_s = probe.pair, now_s - probe.began_s
-        blocks = 0 if probe.lease is None else probe.lease.ticket.blocks
-        self._forget(probe)
-        pair.ended_at_s = now_s
-        ends = (pair.source.replica_id, pair.target.replica_id)
+        pair, elapsed_s = probe.pair, now_s - probe.step_started_at_s
+        blocks = 0 if probe.lease is None else probe.lease.kv_handle.blocks
+        self._remove_probe(probe)
+        pair.last_probe_at_s = now_s
+        pair_ids = (pair.source.replica_id, pair.target.replica_id)
         retry_s = self._options.interval_s * self._rng.uniform(0.9, 1.1)
-        match verdict:
-            case _Verdict.OK:
+        match outcome:
+            case _ProbeOutcome.OK:
                 moved_bytes = blocks * pair.source.kv_block_bytes
-                moved_s = took_s if probe.whole else None
-                self._links.probe_ok(*ends, now_s, took_s=moved_s, moved_bytes=moved_bytes)
-                pair.failures = 0
-                if probe.whole:
-                    pair.moved, pair.doubted = True, False
-                    self._agents.pulled(pair, now_s)
-                elif pair.doubted:
+                transfer_s = elapsed_s if probe.with_transfer else None
+                self._links.record_probe_success(
+                    *pair_ids, now_s, elapsed_s=transfer_s, moved_bytes=moved_bytes
+                )
+                pair.failures_in_row = 0
+                if probe.with_transfer:
+                    pair.has_transferred, pair.suspect = True, False
+                    self._agent_detector.on_pull_done(pair, now_s)
+                elif pair.suspect:
                     retry_s = self._options.retry_s
-            case _Verdict.FAILED:
-                self._links.probe_failed(*ends, now_s, why)
-                pair.failures += 1
-                retry_s = self._pause_s(pair)
+            case _ProbeOutcome.FAILED:
+                self._links.record_probe_failure(*pair_ids, now_s, why)
+                pair.failures_in_row += 1
+                retry_s = self._backoff_s(pair)
                 if probe.step is ProbeStep.PULL:
-                    self._legs.commands += self._agents.not_pulled(pair, now_s)
+                    self._legs.commands += self._agent_detector.on_pull_failed(pair, now_s)
                 else:
-                    pair.void_pulls = 0  # a source that does not answer is no witness
-            case _Verdict.UNCLEAR:
-                self._links.probe_unclear(*ends, now_s, why)
-        self._say_state(pair, now_s)
-        if pair.drawn or pair.doubted or pair.failures or verdict is not _Verdict.OK:
-            self._schedule.put(pair, now_s + retry_s)
+                    pair.failed_pulls_in_row = 0  # a source that does not answer is no witness
+            case _ProbeOutcome.INCONCLUSIVE:
+                self._links.record_probe_inconclusive(*pair_ids, now_s, why)
+        self._note_state(pair, now_s)
+        if pair.sampled or pair.suspect or pair.failures_in_row or outcome is not _ProbeOutcome.OK:
+            self._schedule.schedule(pair, now_s + retry_s)
         else:
-            self._schedule.forget(pair)
+            self._schedule.remove_pair(pair)
 
-    def _say_state(self, pair: Pair, now_s: float) -> None:
-        ends = (pair.source.replica_id, pair.target.replica_id)
-        quarantined = self._links.state(*ends) is LinkState.QUARANTINED
-        self._notices.note_state(pair, self._links.why(*ends), now_s, quarantined=quarantined)
+    def _note_state(self, pair: Pair, now_s: float) -> None:
+        pair_ids = (pair.source.replica_id, pair.target.replica_id)
+        quarantined = self._links.state(*pair_ids) is LinkState.QUARANTINED
+        self._notices.note_state(pair, self._links.why(*pair_ids), now_s, quarantined=quarantined)
 
-    def _pause_s(self, pair: Pair) -> float:
+    def _backoff_s(self, pair: Pair) -> float:
         options, source_id = self._options, pair.source.replica_id
-        pause_s = min(options.max_retry_s, options.retry_s * 2.0 ** min(pair.failures - 1, 30))
+        backoff_s = min(
+            options.max_retry_s, options.retry_s * 2.0 ** min(pair.failures_in_row - 1, 30)
+        )
         if self._notices.is_unreachable(source_id):
             # Its silence costs a place among the running probes each time, for seconds: all pairs
             # together try it once per `retry_s`, and all come up when one of them reaches it.
-            turn_s = options.retry_s * len(self._schedule.from_source(source_id))
-            if turn_s > pause_s:
-                pause_s = turn_s * self._rng.uniform(0.5, 1.5)
-        return pause_s
+            round_robin_s = options.retry_s * len(self._schedule.pairs_from(source_id))
+            if round_robin_s > backoff_s:
+                backoff_s = round_robin_s * self._rng.uniform(0.5, 1.5)
+        return backoff_s
 
     def _note_answer(self, pair: Pair, why: str, now_s: float) -> None:
         source_id = pair.source.replica_id
         was_unreachable = self._notices.is_unreachable(source_id)
-        self._notices.note_answer(pair, why, now_s, reached=not why)
+        self._notices.note_answer(pair, why, now_s, has_answered=not why)
         if was_unreachable and not why:
-            for other in self._schedule.from_source(source_id):
-                if other.due_number:
-                    self._schedule.put_first(other)
+            for other in self._schedule.pairs_from(source_id):
+                if other.queue_number:
+                    self._schedule.enqueue_urgent(other)
 
     # -------------------------------------------------------------- legs and leases
 
-    def _enter(self, probe: Probe, step: ProbeStep, now_s: float, wait_s: float) -> None:
-        probe.step, probe.began_s = step, now_s
-        self._deadlines.arm(probe.probe_id, now_s + wait_s)
+    def _enter_step(self, probe: Probe, step: ProbeStep, now_s: float, timeout_s: float) -> None:
+        probe.step, probe.step_started_at_s = step, now_s
+        self._deadlines.arm(probe.probe_id, now_s + timeout_s)
 
-    def _forget(self, probe: Probe) -> None:
+    def _remove_probe(self, probe: Probe) -> None:
         del self._probes[probe.probe_id]
         del self._by_pair[probe.pair]
         self._deadlines.disarm(probe.probe_id)

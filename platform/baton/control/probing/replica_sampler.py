@@ -8,40 +8,40 @@ from random import Random
 from baton.domain.fleet import ReplicaFacts
 
 
-class Candidates:
+class ReplicaSampler:
     """Those that may be one end of a pair; the last takes the place of one that leaves."""
 
     def __init__(self) -> None:
         self._by_layout: dict[str, list[ReplicaFacts]] = {}
-        self._places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
 
-    def join(self, facts: ReplicaFacts) -> None:
+    def add(self, facts: ReplicaFacts) -> None:
         """Add a replica, which is not among them."""
-        alike = self._by_layout.setdefault(facts.layout, [])
-        self._places[facts.replica_id] = len(alike)
-        alike.append(facts)
+        same_layout = self._by_layout.setdefault(facts.layout, [])
+        self._positions[facts.replica_id] = len(same_layout)
+        same_layout.append(facts)
 
-    def leave(self, facts: ReplicaFacts) -> None:
+    def remove(self, facts: ReplicaFacts) -> None:
         """Take a replica out, if it is among them."""
-        place = self._places.pop(facts.replica_id, None)
-        if place is None:
+        position = self._positions.pop(facts.replica_id, None)
+        if position is None:
             return
-        alike = self._by_layout[facts.layout]
-        last = alike.pop()
-        if place < len(alike):
-            alike[place] = last
-            self._places[last.replica_id] = place
-        if not alike:
+        same_layout = self._by_layout[facts.layout]
+        last = same_layout.pop()
+        if position < len(same_layout):
+            same_layout[position] = last
+            self._positions[last.replica_id] = position
+        if not same_layout:
             del self._by_layout[facts.layout]
 
-    def some(self, layout: str, most: int, rng: Random) -> list[ReplicaFacts]:
-        """All of a layout; of more than `most`, so many by lot."""
-        alike = self._by_layout.get(layout, [])
-        return rng.sample(alike, most) if len(alike) > most else list(alike)
+    def sample(self, layout: str, limit: int, rng: Random) -> list[ReplicaFacts]:
+        """All of a layout; of more than `limit`, so many by lot."""
+        same_layout = self._by_layout.get(layout, [])
+        return rng.sample(same_layout, limit) if len(same_layout) > limit else list(same_layout)
 
-    def onwards(self, layout: str, most: int, rng: Random) -> Iterator[ReplicaFacts]:
-        """All of a layout, `most` of them at most, from a place by lot."""
-        alike = self._by_layout.get(layout, [])
-        begin = rng.randrange(len(alike)) if alike else 0
-        for step in range(min(most, len(alike))):
-            yield alike[(begin + step) % len(alike)]
+    def from_random_start(self, layout: str, limit: int, rng: Random) -> Iterator[ReplicaFacts]:
+        """All of a layout, `limit` of them at most, from a place by lot."""
+        same_layout = self._by_layout.get(layout, [])
+        begin = rng.randrange(len(same_layout)) if same_layout else 0
+        for step in range(min(limit, len(same_layout))):
+            yield same_layout[(begin + step) % len(same_layout)]

@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from random import Random
 
-from baton.control.probing.replica_sampler import Candidates
+from baton.control.probing.replica_sampler import ReplicaSampler
 from baton.domain.fleet import ReplicaFacts, Role
 
-_MOST_TRIES = 64
+_MAX_PARTNER_TRIES = 64
 """Others looked at for a new partner: hundreds of pairs must not look at all of thousands."""
 
 
@@ -29,41 +29,41 @@ class Pair:
     """A replica that may hand blocks over, one that may take them, and how checks of them went."""
 
     __slots__ = (
-        "doubted",
-        "drawn",
-        "due_number",
-        "ended_at_s",
-        "failures",
-        "moved",
-        "quarantine_said",
+        "failed_pulls_in_row",
+        "failures_in_row",
+        "has_transferred",
+        "last_probe_at_s",
+        "pulls_fail_since_s",
+        "quarantine_reported",
+        "queue_number",
+        "sampled",
         "source",
+        "suspect",
         "target",
         "unreachable",
-        "void_pulls",
-        "void_since_s",
     )
 
-    def __init__(self, source: ReplicaFacts, target: ReplicaFacts, *, drawn: bool = True) -> None:
+    def __init__(self, source: ReplicaFacts, target: ReplicaFacts, *, sampled: bool = True) -> None:
         self.source = source
         self.target = target
-        self.drawn = drawn
+        self.sampled = sampled
         """To be watched for as long as both are there; else only until it is known to be well."""
-        self.due_number = 0
+        self.queue_number = 0
         """Of its entry in the queues that counts; 0 while it is being checked or is gone."""
-        self.doubted = False
+        self.suspect = False
         """Something went wrong on it: the next check moves blocks."""
-        self.moved = False
+        self.has_transferred = False
         """Whether a probe has moved blocks on it yet."""
-        self.failures = 0
+        self.failures_in_row = 0
         """In a row."""
         self.unreachable = False
         """Whether the last check that could tell said that the source does not answer."""
-        self.void_pulls = 0
+        self.failed_pulls_in_row = 0
         """Probes in a row whose pull failed though the source's side channel had answered."""
-        self.void_since_s = float("-inf")
+        self.pulls_fail_since_s = float("-inf")
         """When the first of them did."""
-        self.quarantine_said = False
-        self.ended_at_s = float("-inf")
+        self.quarantine_reported = False
+        self.last_probe_at_s = float("-inf")
 
 
 class PairSchedule:
@@ -72,17 +72,17 @@ class PairSchedule:
     def __init__(self, *, per_s: float, burst: int, partners: int, rng: Random) -> None:
         self._partners = partners
         self._rng = rng
-        self._spacing_s = 1.0 / per_s
-        self._burst_s = (burst - 1) * self._spacing_s
-        self._spaced_until_s = float("-inf")
-        self._facts: dict[str, ReplicaFacts] = {}
-        self._sources, self._targets = Candidates(), Candidates()
+        self._interval_s = 1.0 / per_s
+        self._burst_tolerance_s = (burst - 1) * self._interval_s
+        self._next_slot_at_s = float("-inf")
+        self._replicas: dict[str, ReplicaFacts] = {}
+        self._sources, self._targets = ReplicaSampler(), ReplicaSampler()
         self._by_source: dict[str, dict[str, Pair]] = {}
         self._by_target: dict[str, dict[str, Pair]] = {}
-        self._fresh: deque[tuple[int, Pair]] = deque()
-        self._later: list[tuple[float, int, Pair]] = []
-        self._number = 0
-        self._undrawn = 0
+        self._urgent: deque[tuple[int, Pair]] = deque()
+        self._scheduled: list[tuple[float, int, Pair]] = []
+        self._last_number = 0
+        self._unsampled_count = 0
         """Pairs that are watched though nobody drew them: few, if any."""
 
     def __len__(self) -> int:
@@ -92,159 +92,165 @@ class PairSchedule:
         """The pair; None when the two are not to hand anything over."""
         return self._by_source.get(source_id, {}).get(target_id)
 
-    def knows(self, replica_id: str) -> bool:
+    def has_replica(self, replica_id: str) -> bool:
         """Whether the replica joined and has not left."""
-        return replica_id in self._facts
+        return replica_id in self._replicas
 
-    def from_source(self, source_id: str) -> Collection[Pair]:
+    def pairs_from(self, source_id: str) -> Collection[Pair]:
         """Every pair with this source."""
         return self._by_source.get(source_id, {}).values()
 
-    def into_target(self, target_id: str) -> Collection[Pair]:
+    def pairs_to(self, target_id: str) -> Collection[Pair]:
         """Every pair with this target."""
         return self._by_target.get(target_id, {}).values()
 
-    def targets(self) -> int:
+    def target_count(self) -> int:
         """How many replicas are the target of a pair."""
         return len(self._by_target)
 
-    def join(self, facts: ReplicaFacts) -> None:
+    def add_replica(self, facts: ReplicaFacts) -> None:
         """Add a replica's pairs with those that are there, to be checked at once."""
-        hands_over, takes = _may_hand_over(facts), _may_take(facts)
-        if hands_over:
-            for target in self._targets.some(facts.layout, self._partners, self._rng):
+        can_be_source, can_be_target = _can_be_source(facts), _can_be_target(facts)
+        if can_be_source:
+            for target in self._targets.sample(facts.layout, self._partners, self._rng):
                 self._add(Pair(facts, target))
-        if takes:
-            for source in self._sources.some(facts.layout, self._partners, self._rng):
+        if can_be_target:
+            for source in self._sources.sample(facts.layout, self._partners, self._rng):
                 self._add(Pair(source, facts))
-        self._facts[facts.replica_id] = facts
-        if hands_over:
-            self._sources.join(facts)
-        if takes:
-            self._targets.join(facts)
+        self._replicas[facts.replica_id] = facts
+        if can_be_source:
+            self._sources.add(facts)
+        if can_be_target:
+            self._targets.add(facts)
 
-    def watch(self, source_id: str, target_id: str) -> Pair | None:
+    def get_or_add(self, source_id: str, target_id: str) -> Pair | None:
         """The pair, which is watched from now on if it was not; None: it hands nothing over."""
         pair = self.get(source_id, target_id)
-        source, target = self._facts.get(source_id), self._facts.get(target_id)
+        source, target = self._replicas.get(source_id), self._replicas.get(target_id)
         if pair is not None or source is None or target is None or source is target:
             return pair
         # A replica that only decodes is never drawn as a source, but prefixes are fetched from it.
-        if not (source.side_channel and _may_take(target) and source.layout == target.layout):
+        if not (source.side_channel and _can_be_target(target) and source.layout == target.layout):
             return None
-        pair = Pair(source, target, drawn=False)
+        pair = Pair(source, target, sampled=False)
         self._add(pair)
         return pair
 
-    def forget(self, pair: Pair) -> None:
+    def remove_pair(self, pair: Pair) -> None:
         """Watch a pair no more that waits for no check."""
-        self._undrawn -= not pair.drawn
-        _take_out(self._by_source, pair.source.replica_id, pair.target.replica_id)
-        _take_out(self._by_target, pair.target.replica_id, pair.source.replica_id)
+        self._unsampled_count -= not pair.sampled
+        _remove_from_index(self._by_source, pair.source.replica_id, pair.target.replica_id)
+        _remove_from_index(self._by_target, pair.target.replica_id, pair.source.replica_id)
 
-    def leave(self, replica_id: str) -> list[Pair]:
+    def remove_replica(self, replica_id: str) -> list[Pair]:
         """Take a replica's pairs out, and return them."""
-        facts = self._facts.pop(replica_id, None)
+        facts = self._replicas.pop(replica_id, None)
         if facts is not None:
-            self._sources.leave(facts)
-            self._targets.leave(facts)
+            self._sources.remove(facts)
+            self._targets.remove(facts)
         pairs = [
             *self._by_source.pop(replica_id, {}).values(),
             *self._by_target.pop(replica_id, {}).values(),
         ]
         for pair in pairs:
-            pair.due_number = 0
-            self.forget(pair)
-        if len(self._facts) > self._partners:
-            self._draw_anew(replica_id, pairs)
+            pair.queue_number = 0
+            self.remove_pair(pair)
+        if len(self._replicas) > self._partners:
+            self._resample_partners(replica_id, pairs)
         return pairs
 
-    def put_first(self, pair: Pair) -> None:
+    def enqueue_urgent(self, pair: Pair) -> None:
         """Check the pair as soon as its turn comes, before any that is merely due."""
-        self._number += 1
-        pair.due_number = self._number
-        self._fresh.append((self._number, pair))
+        self._last_number += 1
+        pair.queue_number = self._last_number
+        self._urgent.append((self._last_number, pair))
 
-    def put(self, pair: Pair, at_s: float) -> None:
+    def schedule(self, pair: Pair, at_s: float) -> None:
         """Check the pair again at `at_s`."""
-        self._number += 1
-        pair.due_number = self._number
-        heapq.heappush(self._later, (at_s, self._number, pair))
+        self._last_number += 1
+        pair.queue_number = self._last_number
+        heapq.heappush(self._scheduled, (at_s, self._last_number, pair))
 
-    def take(self, now_s: float) -> Pair | None:
+    def pop_due(self, now_s: float) -> Pair | None:
         """Take the pair that is to be checked now; None when none is due or allowed yet."""
         at_s = self.next_at_s()
         if at_s is None or at_s > now_s:
             return None
-        pair = self._fresh.popleft()[1] if self._fresh else heapq.heappop(self._later)[2]
-        pair.due_number = 0
-        self._spaced_until_s = max(self._spaced_until_s, now_s) + self._spacing_s
+        pair = self._urgent.popleft()[1] if self._urgent else heapq.heappop(self._scheduled)[2]
+        pair.queue_number = 0
+        self._next_slot_at_s = max(self._next_slot_at_s, now_s) + self._interval_s
         return pair
 
     def next_at_s(self) -> float | None:
         """When a pair may be taken next, possibly in the past; None when none is waiting."""
-        allowed_at_s = self._spaced_until_s - self._burst_s
-        while self._fresh and self._fresh[0][1].due_number != self._fresh[0][0]:
-            self._fresh.popleft()
-        if self._fresh:
+        allowed_at_s = self._next_slot_at_s - self._burst_tolerance_s
+        while self._urgent and self._urgent[0][1].queue_number != self._urgent[0][0]:
+            self._urgent.popleft()
+        if self._urgent:
             return allowed_at_s
-        while self._later and self._later[0][2].due_number != self._later[0][1]:
-            heapq.heappop(self._later)
-        return max(allowed_at_s, self._later[0][0]) if self._later else None
+        while self._scheduled and self._scheduled[0][2].queue_number != self._scheduled[0][1]:
+            heapq.heappop(self._scheduled)
+        return max(allowed_at_s, self._scheduled[0][0]) if self._scheduled else None
 
-    def check_integrity(self, under_way: Iterable[Pair]) -> None:
+    def check_integrity(self, in_progress: Iterable[Pair]) -> None:
         """Raise AssertionError unless every pair either waits once or is being checked."""
-        busy = {id(pair) for pair in under_way}
-        queued = [id(pair) for number, pair in self._waiting() if pair.due_number == number]
+        in_progress_ids = {id(pair) for pair in in_progress}
+        queued = [id(pair) for number, pair in self._queue_entries() if pair.queue_number == number]
         assert len(queued) == len(set(queued)), "a pair waits twice"
         known = [pair for targets in self._by_source.values() for pair in targets.values()]
-        assert {id(pair) for pair in known} == busy | set(queued), "a pair is lost or left over"
-        assert not busy & set(queued), "a pair that is being checked waits"
+        assert {id(pair) for pair in known} == in_progress_ids | set(queued), (
+            "a pair is lost or left over"
+        )
+        assert not in_progress_ids & set(queued), "a pair that is being checked waits"
         mirrored = [pair for sources in self._by_target.values() for pair in sources.values()]
         assert {id(pair) for pair in mirrored} == {id(pair) for pair in known}, "indexes differ"
-        assert self._undrawn == sum(not pair.drawn for pair in known), (
+        assert self._unsampled_count == sum(not pair.sampled for pair in known), (
             "undrawn pairs are miscounted"
         )
 
-    def _waiting(self) -> Iterator[tuple[int, Pair]]:
-        yield from self._fresh
-        for _, number, pair in self._later:
+    def _queue_entries(self) -> Iterator[tuple[int, Pair]]:
+        yield from self._urgent
+        for _, number, pair in self._scheduled:
             yield number, pair
 
-    def _draw_anew(self, gone_id: str, pairs: Iterable[Pair]) -> None:
+    def _resample_partners(self, removed_id: str, pairs: Iterable[Pair]) -> None:
         """Give those another partner, where there is one, who have fewer than they shall have."""
         for pair in pairs:
-            is_source = pair.source.replica_id == gone_id
-            left = pair.target if is_source else pair.source
-            partners = (self._by_target if is_source else self._by_source).get(left.replica_id, {})
-            kept = len(partners) - self._undrawn  # at least
-            if left.replica_id not in self._facts or kept >= self._partners:
+            is_source = pair.source.replica_id == removed_id
+            survivor = pair.target if is_source else pair.source
+            partners = (self._by_target if is_source else self._by_source).get(
+                survivor.replica_id, {}
+            )
+            partner_count = len(partners) - self._unsampled_count  # at least
+            if survivor.replica_id not in self._replicas or partner_count >= self._partners:
                 continue
-            others = self._sources if is_source else self._targets
-            for other in others.onwards(left.layout, _MOST_TRIES, self._rng):
-                if other is not left and other.replica_id not in partners:
-                    self._add(Pair(other, left) if is_source else Pair(left, other))
+            candidates = self._sources if is_source else self._targets
+            for other in candidates.from_random_start(
+                survivor.layout, _MAX_PARTNER_TRIES, self._rng
+            ):
+                if other is not survivor and other.replica_id not in partners:
+                    self._add(Pair(other, survivor) if is_source else Pair(survivor, other))
                     break
 
     def _add(self, pair: Pair) -> None:
         source_id, target_id = pair.source.replica_id, pair.target.replica_id
-        self._undrawn += not pair.drawn
+        self._unsampled_count += not pair.sampled
         self._by_source.setdefault(source_id, {})[target_id] = pair
         self._by_target.setdefault(target_id, {})[source_id] = pair
-        self.put_first(pair)
+        self.enqueue_urgent(pair)
 
 
-def _may_hand_over(facts: ReplicaFacts) -> bool:
+def _can_be_source(facts: ReplicaFacts) -> bool:
     return facts.role is not Role.DECODE and bool(facts.side_channel)
 
 
-def _may_take(facts: ReplicaFacts) -> bool:
+def _can_be_target(facts: ReplicaFacts) -> bool:
     return facts.role is not Role.PREFILL
 
 
-def _take_out(index: dict[str, dict[str, Pair]], one: str, other: str) -> None:
-    pairs = index.get(one)
+def _remove_from_index(index: dict[str, dict[str, Pair]], replica_id: str, partner_id: str) -> None:
+    pairs = index.get(replica_id)
     if pairs is not None:
-        pairs.pop(other, None)
+        pairs.pop(partner_id, None)
         if not pairs:
-            del index[one]
+            del index[replica_id]

@@ -1,7 +1,7 @@
 """Who is let in: what is predicted for a request and known of its rivals, put before `decide`.
 
-*Theory of operation.* `ask` turns a placement into a verdict and changes nothing that matters;
-`let_in`, `hold` and `leave` keep the books. Only requests without a first placement are asked
+*Theory of operation.* `evaluate` turns a placement into a verdict and changes nothing that matters;
+`admit`, `enqueue` and `remove` keep the books. Only requests without a first placement are asked
 about: what was let in once goes on, whatever became of its replica, and before all who wait.
 Nothing is asked where no class promises anything, or where placement predicts nothing.
 """
@@ -10,317 +10,356 @@ from __future__ import annotations
 
 from collections import Counter
 
-from baton.control.fleet.fleet_model import Knowledge
+from baton.control.fleet.fleet_model import FleetModel
 from baton.control.fleet.fleet_table import FleetTable
-from baton.control.queue.recent_estimates import Lately, Needed
-from baton.control.queue.wait_queue import Band, Holding
-from baton.control.state.request_state import Entry
+from baton.control.queue.recent_estimates import Estimate, RecentEstimates
+from baton.control.queue.wait_queue import WaitQueue
+from baton.control.state.admission_terms import PriorityBand
+from baton.control.state.request_state import RequestState
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import ReplicaView, Role
-from baton.domain.handoff import Decision, Option
+from baton.domain.handoff import PlacementDecision, RouteOption
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
 from baton.policy.admission.decision import (
+    AdmissionDecision,
+    AdmissionForecast,
     AdmissionOptions,
+    AdmissionReason,
     AdmissionRule,
     Admit,
-    Limit,
-    Prospect,
-    Reason,
     Shed,
-    Verdict,
+    TtftLimit,
     decide,
-    decide_unpromised,
-    limit,
+    decide_without_slo,
+    ttft_limit,
 )
-from baton.policy.admission.decode_forecast import Newcomer, Outlook, outlook, pace_s
-from baton.policy.admission.fair_queue import Waiting
-from baton.policy.placement.device_seconds import decode_work_s, prefill_work_s
+from baton.policy.admission.decode_forecast import (
+    DecodeForecast,
+    IncomingRequest,
+    decode_forecast,
+    predicted_tpot_s,
+)
+from baton.policy.admission.fair_queue import QueuedRequest
+from baton.policy.placement.device_seconds import decode_device_s, prefill_device_s
 from baton.policy.placement.port import PlacementQuery
 
-_LOOK_S = 1e-4
+_FORECAST_TTL_S = 1e-4
 """How long a look at the whole fleet lasts, for each replica: at half a microsecond for one, that
 is half a percent of the time at most."""
-_CROWDED = 0.25
+_MIN_BATCH_FRACTION = 0.25
 """Of the streams that a replica may run, those that a stream is priced beside, at least: where
 tenants have to share the fleet it is full, and what a stream takes of an idle one says nothing."""
-_ALL_BUT_FEW = 0.99
+_OVERRUN_QUANTILE = 0.99
 """Of the first tokens that came, those that came no later than what is kept free."""
-_NOT_JUDGED = Admit(Reason.NOT_JUDGED)
+_NOT_EVALUATED = Admit(AdmissionReason.NOT_EVALUATED)
 
 
-class Admittance:
+class AdmissionController:
     """The door of one coordinator."""
 
-    def __init__(self, *, fleet: FleetTable, knowledge: Knowledge, patience_s: float) -> None:
-        self.holding = Holding()
-        self.patience_s = patience_s
+    def __init__(
+        self, *, fleet: FleetTable, fleet_model: FleetModel, first_token_timeout_s: float
+    ) -> None:
+        self.wait_queue = WaitQueue()
+        self.first_token_timeout_s = first_token_timeout_s
         """How long one waits to whom no first token in time is promised, or can be."""
         self._fleet = fleet
-        self._knowledge = knowledge
+        self._fleet_model = fleet_model
         self._options = AdmissionOptions()
-        self._governs = self._predicts = False
-        self._lately = Lately()
-        self._under_way: Counter[int] = Counter()
+        self._has_objectives = self._is_predictive = False
+        self._recent = RecentEstimates()
+        self._admitted_by_priority: Counter[int] = Counter()
         """Requests that were let in and have not ended, by priority."""
-        self._seen = Outlook()
-        self._seen_until_s = float("-inf")
+        self._decode_forecast = DecodeForecast()
+        self._decode_forecast_expires_at_s = float("-inf")
 
-    def govern(self, rules: ServiceRules) -> None:
+    def configure(self, rules: ServiceRules) -> None:
         """Go by these rules from now on."""
         self._options = rules.admission
-        promised = any(slo.promises_anything for slo in rules.slos.classes.values())
-        self._predicts = rules.admission.rule is AdmissionRule.PREDICTED
-        self._governs = promised and self._predicts
+        has_slo = any(slo.has_objectives for slo in rules.slos.classes.values())
+        self._is_predictive = rules.admission.rule is AdmissionRule.PREDICTED
+        self._has_objectives = has_slo and self._is_predictive
 
-    def ask(self, entry: Entry, query: PlacementQuery, decision: Decision, now_s: float) -> Verdict:
+    def evaluate(
+        self, state: RequestState, query: PlacementQuery, decision: PlacementDecision, now_s: float
+    ) -> AdmissionDecision:
         """Whether a request that would be placed so is let in."""
-        if not self._predicts or not decision.options or entry.placed_at_s is not None:
-            return _NOT_JUDGED
+        if not self._is_predictive or not decision.options or state.placed_at_s is not None:
+            return _NOT_EVALUATED
         option = decision.options[0]
-        if not self._governs:
-            needed = Needed(now_s, option.ttft_s - option.queue_s, option.queue_s, 0.0)
-            self._lately.note(entry.tenant.name, entry.slo.name, needed)
-            return self._unpromised(needed)
+        if not self._has_objectives:
+            estimate = Estimate(now_s, option.ttft_s - option.queue_s, option.queue_s, 0.0)
+            self._recent.note(state.tenant.name, state.slo.name, estimate)
+            return self._evaluate_best_effort(estimate)
         decoder = self._fleet.get(option.decode_replica_id)
         if decoder is None:
-            return _NOT_JUDGED
-        alone_s = option.ttft_s - option.queue_s
-        if entry.waiting is None:
-            self._find_place(entry, query, option, now_s)
-        held = entry.request_id in self.holding
-        turn_s = None if held else self._take_turn(entry, now_s)
-        seen = Prospect(
+            return _NOT_EVALUATED
+        unqueued_ttft_s = option.ttft_s - option.queue_s
+        if state.queued_request is None:
+            self._assign_position(state, query, option, now_s)
+        was_queued = state.request_id in self.wait_queue
+        queue_wait_s = None if was_queued else self._update_position(state, now_s)
+        forecast = AdmissionForecast(
             waited_s=query.waited_s,
-            alone_s=alone_s,
-            queue_s=option.queue_s,
-            turn_s=turn_s,
-            held=held,
-            doubt=self.holding.doubt(entry.band),
+            unqueued_ttft_s=unqueued_ttft_s,
+            engine_queue_s=option.queue_s,
+            queue_wait_s=queue_wait_s,
+            was_queued=was_queued,
+            misprediction_rate=self.wait_queue.misprediction_rate(state.band),
         )
-        if turn_s is None:
-            seen = self._look_closer(entry, query, decision, decoder, seen)
-        latest = self._limit_of(entry, alone_s, now_s)
-        return decide(entry.slo, seen, latest, options=self._options)
+        if queue_wait_s is None:
+            forecast = self._refine_forecast(state, query, decision, decoder, forecast)
+        limit = self._request_limit(state, unqueued_ttft_s, now_s)
+        return decide(state.slo, forecast, limit, options=self._options)
 
-    def _unpromised(self, needed: Needed) -> Verdict:
+    def _evaluate_best_effort(self, estimate: Estimate) -> AdmissionDecision:
         """Nobody is promised anything; but nobody is to be given up in an engine's queue, either.
 
         What is kept free for errors is half of the time at most: nearer ones need no closer look.
         """
-        ttft_s = needed.alone_s + needed.queue_s
-        if ttft_s <= self.patience_s / 2:
-            return _NOT_JUDGED
-        latest = self._limit(Slo(ttft_s=self.patience_s), needed.alone_s)
-        return decide_unpromised(ttft_s, queue_s=needed.queue_s, latest_s=latest.after_s)
+        ttft_s = estimate.unqueued_ttft_s + estimate.engine_queue_s
+        if ttft_s <= self.first_token_timeout_s / 2:
+            return _NOT_EVALUATED
+        limit = self._class_limit(Slo(ttft_s=self.first_token_timeout_s), estimate.unqueued_ttft_s)
+        return decide_without_slo(
+            ttft_s, queue_s=estimate.engine_queue_s, first_token_timeout_s=limit.limit_s
+        )
 
-    def asked_lately(self, now_s: float) -> list[tuple[str, str]]:
+    def recent_classes(self, now_s: float) -> list[tuple[str, str]]:
         """Names of tenants and classes of which something has come of late."""
-        return self._lately.kinds(now_s) if self._predicts else []
+        return self._recent.recent_classes(now_s) if self._is_predictive else []
 
     def would_shed(self, tenant: Tenant, slo: Slo, now_s: float) -> Shed | None:
         """What one more of a class would be told, as light as the lightest of late; None: come in.
 
         Counts nothing, for nothing has arrived.
         """
-        needed = self._lately.lightest(tenant.name, slo.name, now_s)
-        if needed is None or not self._predicts:
+        estimate = self._recent.lightest(tenant.name, slo.name, now_s)
+        if estimate is None or not self._is_predictive:
             return None
-        if not self._governs:
-            told = self._unpromised(needed)
-            return told if isinstance(told, Shed) else None
-        latest = self._limit(slo, needed.alone_s)
-        band = Band(slo.priority + tenant.priority, latest.can_be_met)
-        one = Waiting(
+        if not self._has_objectives:
+            best_effort = self._evaluate_best_effort(estimate)
+            return best_effort if isinstance(best_effort, Shed) else None
+        limit = self._class_limit(slo, estimate.unqueued_ttft_s)
+        band = PriorityBand(slo.priority + tenant.priority, limit.is_attainable)
+        candidate = QueuedRequest(
             "-",
             tenant.name,
             tenant.weight,
-            needed.work,
-            now_s + latest.after_s - needed.alone_s,
+            estimate.work_s,
+            now_s + limit.limit_s - estimate.unqueued_ttft_s,
         )
-        turn = self.holding.turn(band, one, replicas=self._replicas, now_s=now_s)
-        seen = Prospect(
+        position = self.wait_queue.position(
+            band, candidate, replicas=self._prefill_replica_count, now_s=now_s
+        )
+        forecast = AdmissionForecast(
             waited_s=0.0,
-            alone_s=needed.alone_s,
-            queue_s=needed.queue_s,
-            turn_s=None if turn is None else turn.after_s,
-            doubt=self.holding.doubt(band),
+            unqueued_ttft_s=estimate.unqueued_ttft_s,
+            engine_queue_s=estimate.engine_queue_s,
+            queue_wait_s=None if position is None else position.wait_s,
+            misprediction_rate=self.wait_queue.misprediction_rate(band),
         )
-        verdict = decide(slo, seen, latest, options=self._options)
-        return verdict if isinstance(verdict, Shed) else None
+        decision = decide(slo, forecast, limit, options=self._options)
+        return decision if isinstance(decision, Shed) else None
 
-    def let_in(self, entry: Entry, now_s: float) -> None:
+    def admit(self, state: RequestState, now_s: float) -> None:
         """It is about to be placed; for the first time, or again."""
-        if entry.placed_at_s is None:
-            self._under_way[entry.priority] += 1
-            if now_s < self._seen_until_s:  # or else nobody asks for it any more
-                self._seen = self._seen._replace(computing=self._seen.computing + self._fleet.crowd)
-            if entry.waiting is not None:
-                self.holding.let_in(entry.band, entry.waiting, replicas=self._replicas, now_s=now_s)
+        if state.placed_at_s is None:
+            self._admitted_by_priority[state.priority] += 1
+            if now_s < self._decode_forecast_expires_at_s:  # or else nobody asks for it any more
+                self._decode_forecast = self._decode_forecast._replace(
+                    prefilling=self._decode_forecast.prefilling + self._fleet.peer_load_factor
+                )
+            if state.queued_request is not None:
+                self.wait_queue.admit(
+                    state.band,
+                    state.queued_request,
+                    replicas=self._prefill_replica_count,
+                    now_s=now_s,
+                )
 
-    def hold(self, entry: Entry, now_s: float) -> None:
+    def enqueue(self, state: RequestState, now_s: float) -> None:
         """It waits for its turn."""
-        assert entry.waiting is not None, "nobody is held who was not asked about"
-        self.holding.add(entry.band, entry.waiting, now_s)
+        assert state.queued_request is not None, "nobody is held who was not asked about"
+        self.wait_queue.add(state.band, state.queued_request, now_s)
 
-    def leave(self, entry: Entry, now_s: float) -> None:
+    def remove(self, state: RequestState, now_s: float) -> None:
         """It has ended."""
-        self.holding.withdraw(entry.request_id, now_s)
-        if entry.placed_at_s is not None:
-            self._under_way[entry.priority] -= 1
-            if not self._under_way[entry.priority]:
-                del self._under_way[entry.priority]
+        self.wait_queue.remove(state.request_id, now_s)
+        if state.placed_at_s is not None:
+            self._admitted_by_priority[state.priority] -= 1
+            if not self._admitted_by_priority[state.priority]:
+                del self._admitted_by_priority[state.priority]
 
-    def victim(self, entry: Entry) -> str | None:
+    def victim(self, state: RequestState) -> str | None:
         """Who must go so that this one may wait; None when it comes before nobody."""
-        return self.holding.victim(Band(entry.priority, entry.band.can_be_met))
+        return self.wait_queue.victim(PriorityBand(state.priority, state.band.is_attainable))
 
-    def could_go(self, priority: int) -> int:
+    def evictable_count(self, priority: int) -> int:
         """How many of those who wait would make room for one of this priority."""
-        return self.holding.below(Band(priority, can_be_met=True))
+        return self.wait_queue.count_below(PriorityBand(priority, is_attainable=True))
 
-    def drained_s(self) -> float:
+    def drain_s(self) -> float:
         """How long until all who wait now have had their turns; 0 when nobody waits."""
-        return self.holding.drained_s(replicas=self._replicas)
+        return self.wait_queue.drain_s(replicas=self._prefill_replica_count)
 
     # -------------------------------------------------------------- what is put before it
 
-    def _find_place(
-        self, entry: Entry, query: PlacementQuery, option: Option, now_s: float
+    def _assign_position(
+        self, state: RequestState, query: PlacementQuery, option: RouteOption, now_s: float
     ) -> None:
         """Say where in the line a request belongs; it keeps its place from then on."""
-        alone_s = option.ttft_s - option.queue_s
-        latest = self._limit_of(entry, alone_s, now_s)
-        entry.band = Band(entry.priority, latest.can_be_met)
-        work = self._work_s(query, option)
-        begin_by_s = now_s - query.waited_s + latest.after_s - alone_s
-        if (no_replica_s := entry.no_replica_s(now_s)) > 0:
-            begin_by_s = now_s - query.waited_s - no_replica_s  # before those that came since
-        entry.waiting = Waiting(
-            entry.request_id, entry.tenant.name, entry.tenant.weight, work, begin_by_s
+        unqueued_ttft_s = option.ttft_s - option.queue_s
+        limit = self._request_limit(state, unqueued_ttft_s, now_s)
+        state.band = PriorityBand(state.priority, limit.is_attainable)
+        work_s = self._device_s(query, option)
+        start_deadline_s = now_s - query.waited_s + limit.limit_s - unqueued_ttft_s
+        if (no_replica_s := state.total_replica_wait_s(now_s)) > 0:
+            start_deadline_s = now_s - query.waited_s - no_replica_s  # before those that came since
+        state.queued_request = QueuedRequest(
+            state.request_id, state.tenant.name, state.tenant.weight, work_s, start_deadline_s
         )
-        needed = Needed(now_s, alone_s, option.queue_s, work)
-        self._lately.note(entry.tenant.name, entry.slo.name, needed)
+        estimate = Estimate(now_s, unqueued_ttft_s, option.queue_s, work_s)
+        self._recent.note(state.tenant.name, state.slo.name, estimate)
 
-    def _limit_of(self, entry: Entry, alone_s: float, now_s: float) -> Limit:
+    def _request_limit(
+        self, state: RequestState, unqueued_ttft_s: float, now_s: float
+    ) -> TtftLimit:
         """When its first token must come, not counting its wait for a replica.
 
         What it was promised has passed by then: from when there is a replica it waits for its turn
         as long as one to whom no first token in time is promised.
         """
-        latest = self._limit(entry.slo, alone_s)
-        if entry.no_replica_s(now_s) <= 0:
-            return latest
-        after_s = max(latest.held_s, self.patience_s + alone_s)
-        return Limit(after_s, can_be_met=True, held_s=after_s)
+        class_limit = self._class_limit(state.slo, unqueued_ttft_s)
+        if state.total_replica_wait_s(now_s) <= 0:
+            return class_limit
+        limit_s = max(class_limit.queued_limit_s, self.first_token_timeout_s + unqueued_ttft_s)
+        return TtftLimit(limit_s, is_attainable=True, queued_limit_s=limit_s)
 
-    def _limit(self, slo: Slo, alone_s: float) -> Limit:
-        return limit(
+    def _class_limit(self, slo: Slo, unqueued_ttft_s: float) -> TtftLimit:
+        return ttft_limit(
             slo,
-            alone_s,
-            overrun_s=self._knowledge.overruns.quantile_s(_ALL_BUT_FEW),
+            unqueued_ttft_s,
+            overrun_s=self._fleet_model.ttft_overruns.quantile_s(_OVERRUN_QUANTILE),
             options=self._options,
-            patience_s=self.patience_s,
+            queue_timeout_s=self.first_token_timeout_s,
         )
 
-    def _take_turn(self, entry: Entry, now_s: float) -> float | None:
+    def _update_position(self, state: RequestState, now_s: float) -> float | None:
         """Its place among those who wait, and how long until its turn; None: it comes first."""
-        assert entry.waiting is not None, "its place is found before its turn"
-        turn = self.holding.turn(entry.band, entry.waiting, replicas=self._replicas, now_s=now_s)
-        if turn is None:
+        assert state.queued_request is not None, "its place is found before its turn"
+        position = self.wait_queue.position(
+            state.band, state.queued_request, replicas=self._prefill_replica_count, now_s=now_s
+        )
+        if position is None:
             return None
-        entry.waiting = turn.place
-        return turn.after_s
+        state.queued_request = position.request
+        return position.wait_s
 
-    def _work_s(self, query: PlacementQuery, option: Option) -> float:
+    def _device_s(self, query: PlacementQuery, option: RouteOption) -> float:
         """Device-seconds of a request: of its prompt where that is computed, of its stream."""
-        timings, fleet = self._knowledge.timings, self._fleet
+        timings, fleet = self._fleet_model.timings, self._fleet
         decoder = fleet.get(option.decode_replica_id)
         prefiller = decoder
         if option.prefill_replica_id is not None:
             prefiller = fleet.get(option.prefill_replica_id)
-        work = 0.0
+        device_s = 0.0
         if prefiller is not None:
-            work = prefill_work_s(
+            device_s = prefill_device_s(
                 timings.of(prefiller),
                 query.prompt_tokens - option.hit_tokens,
                 devices=prefiller.facts.devices,
             )
         if decoder is not None:
-            output = timings.expected_output_tokens(query.max_tokens)
-            most = decoder.facts.max_running_requests
-            running = max(decoder.load.running_requests + 1, round(most * _CROWDED))
-            work += decode_work_s(
+            output_tokens = timings.expected_output_tokens(query.max_tokens)
+            max_running = decoder.facts.max_running_requests
+            running = max(
+                decoder.load.running_requests + 1, round(max_running * _MIN_BATCH_FRACTION)
+            )
+            device_s += decode_device_s(
                 timings.of(decoder),
-                output,
+                output_tokens,
                 running=running,
-                context_tokens=running * (query.prompt_tokens + output / 2),
+                context_tokens=running * (query.prompt_tokens + output_tokens / 2),
                 devices=decoder.facts.devices,
             )
-        return work
+        return device_s
 
-    def _look_closer(
+    def _refine_forecast(
         self,
-        entry: Entry,
+        state: RequestState,
         query: PlacementQuery,
-        decision: Decision,
+        decision: PlacementDecision,
         decoder: ReplicaView,
-        seen: Prospect,
-    ) -> Prospect:
+        forecast: AdmissionForecast,
+    ) -> AdmissionForecast:
         """What only matters to one who is first in line."""
-        option, timing = decision.options[0], self._knowledge.timings.of(decoder)
-        if option.queue_s > self._options.engine_queue_s:
+        option, timing = decision.options[0], self._fleet_model.timings.of(decoder)
+        if option.queue_s > self._options.max_engine_queue_s:
             running = decoder.load.running_requests if option.prefill_replica_id is None else 0
-            seen = seen._replace(
-                step_s=timing.step_s(running=running + 1) / 2,
-                idle_elsewhere=any(
-                    one.queue_s <= self._options.engine_queue_s for one in decision.options
+            forecast = forecast._replace(
+                current_step_s=timing.step_s(running=running + 1) / 2,
+                has_idle_alternative=any(
+                    other.queue_s <= self._options.max_engine_queue_s for other in decision.options
                 ),
             )
-        if (tpot_s := entry.slo.tpot_s) is not None:
+        if (tpot_s := state.slo.tpot_s) is not None:
             now_s = decision.at_s
-            newcomer = Newcomer(
+            incoming = IncomingRequest(
                 horizon_s=option.ttft_s,
                 prompt_tokens=query.prompt_tokens,
-                output_tokens=self._knowledge.timings.expected_output_tokens(query.max_tokens),
-                prompt_share=self._knowledge.timings.prompt_share(decoder, now_s),
+                output_tokens=self._fleet_model.timings.expected_output_tokens(query.max_tokens),
+                prefill_time_fraction=self._fleet_model.timings.prefill_time_fraction(
+                    decoder, now_s
+                ),
             )
-            load = self._outlook(now_s)
-            if decoder.facts.role is Role.PREFILL and self._fleet.view(now_s).roster.decode:
+            fleet_forecast = self._current_decode_forecast(now_s)
+            if decoder.facts.role is Role.PREFILL and self._fleet.view(now_s).eligible.decode:
                 # It stays where its prompt is computed: the decode pool does not matter to it.
-                load = Outlook(decoders=1, streams=decoder.inflight_streams * self._fleet.crowd)
-            seen = seen._replace(pace_s=pace_s(load, newcomer, timing))
-            if seen.pace_s > tpot_s * (1 - self._options.margin_fraction):
-                alone_s = timing.step_s(running=1, context_tokens=query.prompt_tokens)
-                seen = seen._replace(alone_pace_s=alone_s)
-        if option.missed:
-            seen = seen._replace(breaks=self._breaks(entry, option, seen))
-        return seen
+                fleet_forecast = DecodeForecast(
+                    replicas=1, streams=decoder.inflight_streams * self._fleet.peer_load_factor
+                )
+            forecast = forecast._replace(tpot_s=predicted_tpot_s(fleet_forecast, incoming, timing))
+            if forecast.tpot_s > tpot_s * (1 - self._options.slo_safety_margin_fraction):
+                alone_step_s = timing.step_s(running=1, context_tokens=query.prompt_tokens)
+                forecast = forecast._replace(unloaded_tpot_s=alone_step_s)
+        if option.expected_misses:
+            forecast = forecast._replace(
+                streams_broken=self._caused_misses(state, option, forecast)
+            )
+        return forecast
 
-    def _breaks(self, entry: Entry, option: Option, seen: Prospect) -> float:
+    def _caused_misses(
+        self, state: RequestState, option: RouteOption, forecast: AdmissionForecast
+    ) -> float:
         """Of the misses that its placement predicts, those of others that it must not cause."""
-        slo, missed = entry.slo, option.missed
-        if slo.ttft_s is not None and seen.waited_s + option.ttft_s > slo.ttft_s:
-            missed -= 1  # its own first token
-        if slo.tpot_s is not None and missed >= 1 and seen.pace_s > slo.tpot_s:
-            missed -= 1  # its own pace
-        peers = sum(n for priority, n in self._under_way.items() if priority >= entry.priority)
-        return max(0.0, missed) * peers / max(1, self._under_way.total())
+        slo, misses = state.slo, option.expected_misses
+        if slo.ttft_s is not None and forecast.waited_s + option.ttft_s > slo.ttft_s:
+            misses -= 1  # its own first token
+        if slo.tpot_s is not None and misses >= 1 and forecast.tpot_s > slo.tpot_s:
+            misses -= 1  # its own pace
+        peers = sum(
+            n for priority, n in self._admitted_by_priority.items() if priority >= state.priority
+        )
+        return max(0.0, misses) * peers / max(1, self._admitted_by_priority.total())
 
-    def _outlook(self, now_s: float) -> Outlook:
+    def _current_decode_forecast(self, now_s: float) -> DecodeForecast:
         """A look at the whole fleet, or the last one, and what was let in since."""
-        if now_s >= self._seen_until_s:
-            self._seen = outlook(self._fleet.view(now_s))
-            self._seen_until_s = now_s + _LOOK_S * len(self._fleet)
-        return self._seen
+        if now_s >= self._decode_forecast_expires_at_s:
+            self._decode_forecast = decode_forecast(self._fleet.view(now_s))
+            self._decode_forecast_expires_at_s = now_s + _FORECAST_TTL_S * len(self._fleet)
+        return self._decode_forecast
 
     @property
-    def _replicas(self) -> int:
+    def _prefill_replica_count(self) -> int:
         """How many replicas take prompts."""
-        roster = self._fleet.view(0.0).roster
-        return len(roster.prefill or roster.decode)
+        eligible = self._fleet.view(0.0).eligible
+        return len(eligible.prefill or eligible.decode)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books disagree."""
-        self.holding.check_integrity()
-        assert all(count > 0 for count in self._under_way.values()), "more have ended than came"
+        self.wait_queue.check_integrity()
+        assert all(count > 0 for count in self._admitted_by_priority.values()), (
+            "more have ended than came"
+        )

@@ -9,18 +9,20 @@ from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
 
 
-def cold_starts(seen: Observation, *, startable: Collection[str]) -> dict[str, ColdStart]:
+def forecast_cold_starts(
+    observation: Observation, *, startable: Collection[str]
+) -> dict[str, ColdStart]:
     """By model, as in coordinators' reports; `startable` are the pools that can get a replica.
 
     A request is served by whichever replica is there first: all pools can run both phases.
     """
-    models = seen.models or {"": seen}
+    models = observation.models or {"": observation}
     return {
-        model: _cold_start(tuple(one.pools.values()), startable) for model, one in models.items()
+        model: _forecast(tuple(other.pools.values()), startable) for model, other in models.items()
     }
 
 
-def startable(options: AutoscalerOptions, overrides: Mapping[str, int]) -> frozenset[str]:
+def startable_pools(options: AutoscalerOptions, overrides: Mapping[str, int]) -> frozenset[str]:
     """The pools that get a replica when a request waits for one.
 
     `overrides` are numbers of replicas that operators have set: 0 stays 0.
@@ -30,19 +32,19 @@ def startable(options: AutoscalerOptions, overrides: Mapping[str, int]) -> froze
     return frozenset(pool for pool in options.bounds if overrides.get(pool, 1) > 0)
 
 
-def _cold_start(pools: Collection[PoolObservation], startable: Collection[str]) -> ColdStart:
-    able = [pool for pool in pools if pool.name in startable] or list(pools)
-    first = min(able, key=lambda pool: pool.cold_start_s, default=None)
-    lefts_s = list(_lefts_s(pools))
-    can_start = bool(lefts_s) or any(pool.name in startable for pool in pools)
-    left_s = min(lefts_s, default=None)
-    if first is None:
-        return ColdStart(can_start=can_start, left_s=left_s)
-    return ColdStart(can_start, first.cold_start_s, first.cold_start_measured, left_s)
+def _forecast(pools: Collection[PoolObservation], startable: Collection[str]) -> ColdStart:
+    candidates = [pool for pool in pools if pool.name in startable] or list(pools)
+    fastest = min(candidates, key=lambda pool: pool.cold_start_s, default=None)
+    all_remaining_s = list(_remaining_s(pools))
+    can_start = bool(all_remaining_s) or any(pool.name in startable for pool in pools)
+    remaining_s = min(all_remaining_s, default=None)
+    if fastest is None:
+        return ColdStart(can_start=can_start, remaining_s=remaining_s)
+    return ColdStart(can_start, fastest.cold_start_s, fastest.is_cold_start_measured, remaining_s)
 
 
-def _lefts_s(pools: Collection[PoolObservation]) -> Iterator[float]:
+def _remaining_s(pools: Collection[PoolObservation]) -> Iterator[float]:
     """Of each pool that starts any, how long until the first is expected."""
     for pool in pools:
-        if pool.starting > 0 and not pool.ready:
-            yield max(0.0, pool.cold_start_s - (pool.starting_for_s or 0.0))
+        if pool.starting > 0 and not pool.ready_replicas:
+            yield max(0.0, pool.cold_start_s - (pool.oldest_start_age_s or 0.0))

@@ -12,61 +12,61 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-_KEPT_S = 1.0
-_KEPT = 16
-_KINDS = 1024
+_MAX_AGE_S = 1.0
+_MAX_ESTIMATES = 16
+_MAX_CLASSES = 1024
 """Tenants times classes that are remembered; more, and the one that came first goes."""
 
 
-class Needed(NamedTuple):
+class Estimate(NamedTuple):
     """What a request was predicted to need when it arrived, were it first in line."""
 
     at_s: float
-    alone_s: float
-    queue_s: float
-    work: float
+    unqueued_ttft_s: float
+    engine_queue_s: float
+    work_s: float
     """Device-seconds."""
 
 
-class Shedding(NamedTuple):
+class SheddingClass(NamedTuple):
     """Requests of which one more would be refused."""
 
     tenant: str
     slo_class: str
-    own: bool
+    is_default: bool
     """Whether it is the class of those of its tenant who ask for none."""
     retry_after_s: float
 
 
-class Lately:
+class RecentEstimates:
     """The last requests of each tenant and class."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, str], deque[Needed]] = {}
+        self._by_class: dict[tuple[str, str], deque[Estimate]] = {}
 
-    def note(self, tenant: str, slo_class: str, needed: Needed) -> None:
+    def note(self, tenant: str, slo_class: str, estimate: Estimate) -> None:
         """A request has arrived."""
-        kind = self._kinds.get((tenant, slo_class))
-        if kind is None:
-            if len(self._kinds) >= _KINDS:
-                del self._kinds[next(iter(self._kinds))]
-            kind = self._kinds[tenant, slo_class] = deque(maxlen=_KEPT)
-        kind.append(needed)
+        estimates = self._by_class.get((tenant, slo_class))
+        if estimates is None:
+            if len(self._by_class) >= _MAX_CLASSES:
+                del self._by_class[next(iter(self._by_class))]
+            estimates = self._by_class[tenant, slo_class] = deque(maxlen=_MAX_ESTIMATES)
+        estimates.append(estimate)
 
-    def kinds(self, now_s: float) -> list[tuple[str, str]]:
+    def recent_classes(self, now_s: float) -> list[tuple[str, str]]:
         """Tenants and classes of which something came of late."""
-        since_s = now_s - _KEPT_S
-        return [name for name, kind in self._kinds.items() if kind and kind[-1].at_s >= since_s]
+        since_s = now_s - _MAX_AGE_S
+        return [name for name, kind in self._by_class.items() if kind and kind[-1].at_s >= since_s]
 
-    def lightest(self, tenant: str, slo_class: str, now_s: float) -> Needed | None:
+    def lightest(self, tenant: str, slo_class: str, now_s: float) -> Estimate | None:
         """The one that needed least, as it would now; None when none came of late."""
-        kind = self._kinds.get((tenant, slo_class))
-        while kind and kind[0].at_s < now_s - _KEPT_S:
-            kind.popleft()
-        if not kind:
+        estimates = self._by_class.get((tenant, slo_class))
+        while estimates and estimates[0].at_s < now_s - _MAX_AGE_S:
+            estimates.popleft()
+        if not estimates:
             return None
-        least = min(kind, key=lambda one: one.alone_s)
-        latest = kind[-1]
+        lightest = min(estimates, key=lambda estimate: estimate.unqueued_ttft_s)
+        latest = estimates[-1]
         # An engine's queue is the same for all, and moves on.
-        queue_s = max(0.0, latest.queue_s - (now_s - latest.at_s))
-        return least._replace(at_s=now_s, queue_s=queue_s)
+        queue_s = max(0.0, latest.engine_queue_s - (now_s - latest.at_s))
+        return lightest._replace(at_s=now_s, engine_queue_s=queue_s)

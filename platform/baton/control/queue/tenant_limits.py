@@ -16,36 +16,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from baton.control.state.admission_terms import Charge
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 from baton.perf.fitting.decayed_sum import DecayedSum
-from baton.policy.admission.rate_limits import Asked, Bucket
+from baton.policy.admission.rate_limits import TenantRates, TokenBucket
 
-_ASKED_S = 10.0
+_DEMAND_WINDOW_S = 10.0
 """Over which it is seen what tenants ask for: several rounds of dealing limits out."""
-_LEAST_WAIT_S = 1.0
+_MIN_RETRY_AFTER_S = 1.0
 """A refused client is not told to come back sooner."""
-_DEALT_AGAIN_S = 2.0
+_NEXT_SHARE_S = 2.0
 """Where a share is nothing at all, the next one is soon dealt."""
-_DURATIONS_KEPT = 50
+_MEAN_WINDOW_REQUESTS = 50
 
 
-class Limited(NamedTuple):
+class LimitExceeded(NamedTuple):
     """A tenant has used up what it may use for now."""
 
     why: str
     retry_after_s: float
 
 
-class Charge(NamedTuple):
-    """What a request that was taken in was charged, and to which buckets; None: to no limit."""
-
-    tenant: str
-    tokens: float
-    requests_from: Bucket | None
-    tokens_from: Bucket | None
-
-
-class Fractions(NamedTuple):
+class QuotaFractions(NamedTuple):
     """How much of each of a tenant's limits is for this coordinator."""
 
     requests: float
@@ -58,36 +50,36 @@ class _Account:
     """One tenant's."""
 
     tenant: Tenant
-    fractions: Fractions
-    dealt: bool = False
+    fractions: QuotaFractions
+    has_share: bool = False
     """Whether the fractions were dealt out, or are a guess."""
-    requests: Bucket | None = None
-    tokens: Bucket | None = None
+    request_bucket: TokenBucket | None = None
+    token_bucket: TokenBucket | None = None
     in_flight: int = 0
-    mean_s: float = 0.0
+    mean_duration_s: float = 0.0
     """How long its requests take, on average."""
-    ended: int = 0
-    asked_requests: DecayedSum = field(default_factory=lambda: DecayedSum(_ASKED_S))
-    asked_tokens: DecayedSum = field(default_factory=lambda: DecayedSum(_ASKED_S))
+    ended_count: int = 0
+    demanded_requests: DecayedSum = field(default_factory=lambda: DecayedSum(_DEMAND_WINDOW_S))
+    demanded_tokens: DecayedSum = field(default_factory=lambda: DecayedSum(_DEMAND_WINDOW_S))
 
     @property
-    def places(self) -> int | None:
+    def max_in_flight(self) -> int | None:
         """How many of its requests may be in flight here."""
         limit = self.tenant.max_in_flight
         if limit is None:
             return None
-        places = int(limit * self.fractions.in_flight + 1e-6)
-        return places if self.dealt else max(1, places)
+        share = int(limit * self.fractions.in_flight + 1e-6)
+        return share if self.has_share else max(1, share)
 
 
-class Tenancy:
+class TenantLimits:
     """The accounts of all tenants at one coordinator."""
 
     def __init__(self, tenants: Mapping[str, Tenant], *, coordinators: int = 1) -> None:
         """Begin with an equal share of each limit, full buckets and nobody in flight."""
         if coordinators < 1:
             raise ValueError(f"coordinators is {coordinators}, wanted at least 1")
-        self._even = Fractions(*[1 / coordinators] * 3)
+        self._equal_share = QuotaFractions(*[1 / coordinators] * 3)
         self._tenants = dict(tenants)
         self._accounts: dict[str, _Account] = {}
 
@@ -96,89 +88,98 @@ class Tenancy:
         self._tenants = dict(tenants)
         for name, account in tuple(self._accounts.items()):
             account.tenant = tenants.get(name, Tenant(name=name))
-            _fit(account, None)
-            self._forget(account)
+            _update_buckets(account, None)
+            self._drop_if_unused(account)
 
-    def share(self, shares: Mapping[str, QuotaShare], now_s: float) -> None:
+    def apply_shares(self, shares: Mapping[str, QuotaShare], now_s: float) -> None:
         """Limits were dealt out anew."""
         for name, share in shares.items():
             if name in self._tenants:
                 account = self._account(self._tenants[name], now_s)
-                account.fractions = _fractions(account, share)
-                account.dealt = True
-                _fit(account, now_s)
+                account.fractions = _to_fractions(account, share)
+                account.has_share = True
+                _update_buckets(account, now_s)
 
-    def ask(self, tenant: Tenant, tokens: float, now_s: float) -> Limited | Charge:
+    def acquire(self, tenant: Tenant, tokens: float, now_s: float) -> LimitExceeded | Charge:
         """Why a request of so many tokens cannot be taken in now; or what it is charged."""
         account = self._account(tenant, now_s)
-        account.asked_requests.add(1.0, now_s)
-        account.asked_tokens.add(tokens, now_s)
-        if (limited := self._limited(account, tokens, now_s)) is not None:
-            self._forget(account)
+        account.demanded_requests.add(1.0, now_s)
+        account.demanded_tokens.add(tokens, now_s)
+        if (limited := self._check_account(account, tokens, now_s)) is not None:
+            self._drop_if_unused(account)
             return limited
         account.in_flight += 1
-        if account.requests is not None:
-            account.requests.take(1.0)
-        if account.tokens is not None:
-            account.tokens.take(tokens)
-        return Charge(tenant.name, tokens, account.requests, account.tokens)
+        if account.request_bucket is not None:
+            account.request_bucket.spend(1.0)
+        if account.token_bucket is not None:
+            account.token_bucket.spend(tokens)
+        return Charge(tenant.name, tokens, account.request_bucket, account.token_bucket)
 
-    def would_limit(self, tenant: Tenant, now_s: float) -> Limited | None:
+    def check(self, tenant: Tenant, now_s: float) -> LimitExceeded | None:
         """Why any request of a tenant would be refused now; nothing is charged."""
         account = self._accounts.get(tenant.name)
-        return None if account is None else self._limited(account, 1.0, now_s)
+        return None if account is None else self._check_account(account, 1.0, now_s)
 
-    def ended(self, charge: Charge, *, used: float, took_s: float) -> None:
+    def settle(self, charge: Charge, *, used_tokens: float, duration_s: float) -> None:
         """A request that was charged so has ended and used so many tokens; 0 for none."""
         account = self._accounts[charge.tenant]
         account.in_flight -= 1
-        if charge.tokens_from is not None:
-            charge.tokens_from.take(used - charge.tokens)
-        if charge.requests_from is not None and not used:
-            charge.requests_from.take(-1.0)
-        if used:
-            account.ended += 1
-            account.mean_s += (took_s - account.mean_s) / min(account.ended, _DURATIONS_KEPT)
-        self._forget(account)
+        if charge.token_bucket is not None:
+            charge.token_bucket.spend(used_tokens - charge.tokens)
+        if charge.request_bucket is not None and not used_tokens:
+            charge.request_bucket.spend(-1.0)
+        if used_tokens:
+            account.ended_count += 1
+            account.mean_duration_s += (duration_s - account.mean_duration_s) / min(
+                account.ended_count, _MEAN_WINDOW_REQUESTS
+            )
+        self._drop_if_unused(account)
 
-    def asked(self, now_s: float) -> tuple[Asked, ...]:
+    def requested_rates(self, now_s: float) -> tuple[TenantRates, ...]:
         """What tenants with a limit have asked for here lately, per second."""
         return tuple(
-            (name, account.asked_requests.rate(now_s), account.asked_tokens.rate(now_s))
+            (name, account.demanded_requests.rate(now_s), account.demanded_tokens.rate(now_s))
             for name, account in sorted(self._accounts.items())
             if _is_limited(account.tenant)
         )
 
     def check_integrity(self, in_flight: Mapping[str, int]) -> None:
         """Raise AssertionError when accounts disagree with the requests in flight, by tenant."""
-        counted = {name: one.in_flight for name, one in self._accounts.items() if one.in_flight}
+        counted = {
+            name: account.in_flight for name, account in self._accounts.items() if account.in_flight
+        }
         assert counted == dict(in_flight), f"accounts count {counted}, there are {in_flight}"
 
-    def _limited(self, account: _Account, tokens: float, now_s: float) -> Limited | None:
-        name, places = account.tenant.name, account.places
-        if places is not None and account.in_flight >= places:
+    def _check_account(
+        self, account: _Account, tokens: float, now_s: float
+    ) -> LimitExceeded | None:
+        name, max_in_flight = account.tenant.name, account.max_in_flight
+        if max_in_flight is not None and account.in_flight >= max_in_flight:
             # With n at a time, one ends every n-th part of what one takes.
-            wait_s = account.mean_s / places if places else _DEALT_AGAIN_S
-            why = f"tenant {name!r} has {account.in_flight} requests in flight, at most {places}"
-            return Limited(f"{why} may be here", max(_LEAST_WAIT_S, wait_s))
-        for bucket, amount, what in (
-            (account.requests, 1.0, "requests"),
-            (account.tokens, tokens, "tokens"),
+            wait_s = account.mean_duration_s / max_in_flight if max_in_flight else _NEXT_SHARE_S
+            why = (
+                f"tenant {name!r} has {account.in_flight} requests in flight, at most"
+                f" {max_in_flight}"
+            )
+            return LimitExceeded(f"{why} may be here", max(_MIN_RETRY_AFTER_S, wait_s))
+        for bucket, amount, resource in (
+            (account.request_bucket, 1.0, "requests"),
+            (account.token_bucket, tokens, "tokens"),
         ):
             wait_s = 0.0 if bucket is None else bucket.wait_s(amount, now_s)
             if wait_s > 0:
-                why = f"tenant {name!r} has used up its {what} per second"
-                return Limited(why, max(_LEAST_WAIT_S, wait_s))
+                why = f"tenant {name!r} has used up its {resource} per second"
+                return LimitExceeded(why, max(_MIN_RETRY_AFTER_S, wait_s))
         return None
 
     def _account(self, tenant: Tenant, now_s: float) -> _Account:
         account = self._accounts.get(tenant.name)
         if account is None:
-            account = self._accounts[tenant.name] = _Account(tenant, self._even)
-            _fit(account, now_s)
+            account = self._accounts[tenant.name] = _Account(tenant, self._equal_share)
+            _update_buckets(account, now_s)
         return account
 
-    def _forget(self, account: _Account) -> None:
+    def _drop_if_unused(self, account: _Account) -> None:
         """Keep no account of a tenant that is gone, or of nobody in particular."""
         name = account.tenant.name
         if not account.in_flight and name not in self._tenants:
@@ -190,37 +191,41 @@ def _is_limited(tenant: Tenant) -> bool:
     return (rate.requests_per_s, rate.tokens_per_s, tenant.max_in_flight) != (None, None, None)
 
 
-def _fit(account: _Account, now_s: float | None) -> None:
+def _update_buckets(account: _Account, now_s: float | None) -> None:
     """Give an account the buckets that its limits and fractions say; what was in them stays."""
-    rate, parts = account.tenant.rate, account.fractions
-    account.requests = _fitted(account.requests, rate.requests_per_s, parts.requests, rate, now_s)
-    account.tokens = _fitted(account.tokens, rate.tokens_per_s, parts.tokens, rate, now_s)
+    rate, fractions = account.tenant.rate, account.fractions
+    account.request_bucket = _updated_bucket(
+        account.request_bucket, rate.requests_per_s, fractions.requests, rate, now_s
+    )
+    account.token_bucket = _updated_bucket(
+        account.token_bucket, rate.tokens_per_s, fractions.tokens, rate, now_s
+    )
 
 
-def _fitted(
-    bucket: Bucket | None,
+def _updated_bucket(
+    bucket: TokenBucket | None,
     limit_per_s: float | None,
     fraction: float,
     rate: RateLimit,
     now_s: float | None,
-) -> Bucket | None:
+) -> TokenBucket | None:
     if limit_per_s is None:
         return None
     if bucket is None:
-        return Bucket(limit_per_s * fraction, burst_s=rate.burst_s, now_s=now_s)
-    bucket.change(limit_per_s * fraction, burst_s=rate.burst_s, now_s=now_s)
+        return TokenBucket(limit_per_s * fraction, burst_s=rate.burst_s, now_s=now_s)
+    bucket.set_rate(limit_per_s * fraction, burst_s=rate.burst_s, now_s=now_s)
     return bucket
 
 
-def _fractions(account: _Account, share: QuotaShare) -> Fractions:
+def _to_fractions(account: _Account, share: QuotaShare) -> QuotaFractions:
     """A share as fractions of the limits; what has no limit, or no share, stays as it is."""
-    rate, kept = account.tenant.rate, account.fractions
-    return Fractions(
-        _fraction(share.requests_per_s, rate.requests_per_s, kept.requests),
-        _fraction(share.tokens_per_s, rate.tokens_per_s, kept.tokens),
-        _fraction(share.max_in_flight, account.tenant.max_in_flight, kept.in_flight),
+    rate, current = account.tenant.rate, account.fractions
+    return QuotaFractions(
+        _to_fraction(share.requests_per_s, rate.requests_per_s, current.requests),
+        _to_fraction(share.tokens_per_s, rate.tokens_per_s, current.tokens),
+        _to_fraction(share.max_in_flight, account.tenant.max_in_flight, current.in_flight),
     )
 
 
-def _fraction(share: float | None, limit: float | None, kept: float) -> float:
-    return kept if share is None or limit is None else min(1.0, max(0.0, share / limit))
+def _to_fraction(share: float | None, limit: float | None, current: float) -> float:
+    return current if share is None or limit is None else min(1.0, max(0.0, share / limit))

@@ -2,18 +2,18 @@
 
 *Theory of operation.* A replica that drains gets no new work. What runs there runs on: prompts are
 computed and handed off, blocks that others wait for are kept, streams go on. Streams that have not
-ended after `drain_patience_s` are moved: aborted there, and resumed elsewhere with the tokens that
+ended after `drain_timeout_s` are moved: aborted there, and resumed elsewhere with the tokens that
 they have. So a replica is free after a time that does not depend on how long answers are.
 
-A move costs the computation of a prompt, and a pause in a stream. Hence at most `drain_moves` are
-under way at a time, over all replicas that drain: the next one begins when one has its next token,
-or has ended. None begins while no other replica has room for it, or when it cannot be carried over;
-such a stream ends where it is, and the replica waits. Only streams move: a request without a token
-yet has its first soon, and can be moved then.
+A move costs the computation of a prompt, and a pause in a stream. Hence at most
+`max_drain_migrations` are under way at a time, over all replicas that drain: the next one begins
+when one has its next token, or has ended. None begins while no other replica has room for it, or
+when it cannot be carried over; such a stream ends where it is, and the replica waits. Only streams
+move: a request without a token yet has its first soon, and can be moved then.
 
-`begin` and `over` say which replicas drain, `due` who is to be moved now; the caller moves them.
-Time is looked at in `due` only, when `next_at_s` has come: at the end of a patience, and from then
-on a few times a second while anything is left there.
+`begin` and `remove` say which replicas drain, `start_due_migrations` who is to be moved now; the
+caller moves them. Time is looked at in `start_due_migrations` only, when `next_at_s` has come: at
+the end of a patience, and from then on a few times a second while anything is left there.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from baton.control.fleet.fleet_table import FleetTable
-from baton.control.fleet.leg_table import LegBook
+from baton.control.fleet.leg_table import LegTable
 from baton.control.state.limits import CoordinatorLimits
-from baton.control.state.request_state import Entry
+from baton.control.state.request_state import RequestState
 from baton.domain.fleet import ReplicaView
 from baton.domain.request import Phase
 
-_LOOK_S = 0.25
+_CHECK_INTERVAL_S = 0.25
 """Between two looks: as often as replicas report their loads."""
-_FULL = 0.95
+_MAX_KV_USED_FRACTION = 0.95
 """Share of a KV cache beyond which blocks may run out, and streams be preempted."""
 
 
-class Drains:
+class DrainingReplicas:
     """See the module."""
 
-    def __init__(self, limits: CoordinatorLimits, fleet: FleetTable, legs: LegBook) -> None:
+    def __init__(self, limits: CoordinatorLimits, fleet: FleetTable, legs: LegTable) -> None:
         self._limits = limits
         self._fleet = fleet
         self._legs = legs
-        self._look_at_s: dict[str, float] = {}
+        self._next_check_at_s: dict[str, float] = {}
         """By replica that drains and still runs something."""
-        self._moving: set[str] = set()
+        self._migrating: set[str] = set()
         """Requests that were moved and have not got a token since."""
 
     def reconfigure(self, limits: CoordinatorLimits) -> None:
@@ -52,67 +52,78 @@ class Drains:
     def begin(self, replica_id: str, now_s: float) -> None:
         """A replica drains from now on; saying so twice does not begin its patience again."""
         if replica_id in self._fleet:
-            self._look_at_s.setdefault(replica_id, now_s + self._limits.drain_patience_s)
+            self._next_check_at_s.setdefault(replica_id, now_s + self._limits.drain_timeout_s)
 
-    def over(self, replica_id: str) -> None:
+    def remove(self, replica_id: str) -> None:
         """A replica is gone, or new."""
-        self._look_at_s.pop(replica_id, None)
+        self._next_check_at_s.pop(replica_id, None)
 
     def next_at_s(self) -> float | None:
         """When to look next; None while nothing drains."""
-        return min(self._look_at_s.values()) if self._look_at_s else None
+        return min(self._next_check_at_s.values()) if self._next_check_at_s else None
 
-    def due(self, entries: Mapping[str, Entry], now_s: float) -> tuple[Entry, ...]:
+    def start_due_migrations(
+        self, requests: Mapping[str, RequestState], now_s: float
+    ) -> tuple[RequestState, ...]:
         """The streams that are to be moved now, oldest first. They count as under way."""
-        overdue = [one for one, at_s in self._look_at_s.items() if at_s <= now_s]
+        overdue = [
+            replica_id for replica_id, at_s in self._next_check_at_s.items() if at_s <= now_s
+        ]
         if not overdue:
             return ()
-        self._moving = {one for one in self._moving if _is_under_way(entries.get(one))}
-        chosen: list[Entry] = []
+        self._migrating = {
+            replica_id for replica_id in self._migrating if _is_migrating(requests.get(replica_id))
+        }
+        chosen: list[RequestState] = []
         for replica_id in overdue:
-            left = self._left_on(replica_id, entries)
-            if not left:
-                del self._look_at_s[replica_id]
+            remaining = self._requests_on(replica_id, requests)
+            if not remaining:
+                del self._next_check_at_s[replica_id]
                 continue
-            self._look_at_s[replica_id] = now_s + _LOOK_S
-            chosen.extend(entry for entry in left if self._can_move(entry, now_s))
-        chosen = chosen[: max(0, self._limits.drain_moves - len(self._moving))]
-        self._moving.update(entry.request_id for entry in chosen)
+            self._next_check_at_s[replica_id] = now_s + _CHECK_INTERVAL_S
+            chosen.extend(state for state in remaining if self._can_migrate(state, now_s))
+        chosen = chosen[: max(0, self._limits.max_drain_migrations - len(self._migrating))]
+        self._migrating.update(state.request_id for state in chosen)
         return tuple(chosen)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when something is remembered of replicas that do not drain."""
-        for replica_id in self._look_at_s:
+        for replica_id in self._next_check_at_s:
             view = self._fleet.get(replica_id)
             assert view is not None, f"{replica_id} drains and is gone"
             assert view.draining, f"{replica_id} is looked at and does not drain"
 
-    def _left_on(self, replica_id: str, entries: Mapping[str, Entry]) -> list[Entry]:
+    def _requests_on(
+        self, replica_id: str, requests: Mapping[str, RequestState]
+    ) -> list[RequestState]:
         """Requests that still run there; probes are none."""
-        running, _ = self._legs.on_replica(replica_id)
-        ids = (placed.leg.request_id for placed in running)
-        return [entries[one] for one in ids if one in entries]
+        running, _ = self._legs.legs_on(replica_id)
+        request_ids = (dispatched.leg.request_id for dispatched in running)
+        return [requests[request_id] for request_id in request_ids if request_id in requests]
 
-    def _can_move(self, entry: Entry, now_s: float) -> bool:
-        if entry.phase is not Phase.DECODE or not entry.request.resumable:
+    def _can_migrate(self, state: RequestState, now_s: float) -> bool:
+        if state.phase is not Phase.DECODE or not state.request.resumable:
             return False
-        tokens = len(entry.request.prompt_token_ids) + len(entry.generated)
-        return any(_has_room(view, tokens) for view in self._others(entry, now_s))
+        tokens = len(state.request.prompt_token_ids) + len(state.generated)
+        return any(_has_room(view, tokens) for view in self._other_replicas(state, now_s))
 
-    def _others(self, entry: Entry, now_s: float) -> Iterator[ReplicaView]:
+    def _other_replicas(self, state: RequestState, now_s: float) -> Iterator[ReplicaView]:
         """Who takes new work, and has not failed it; this is not asked of those that drain."""
         fleet = self._fleet.view(now_s)
-        for replica_id in fleet.roster.decode or fleet.roster.prefill:
-            if replica_id not in entry.avoid:
+        for replica_id in fleet.eligible.decode or fleet.eligible.prefill:
+            if replica_id not in state.avoid:
                 yield fleet.replicas[replica_id]
 
 
-def _is_under_way(entry: Entry | None) -> bool:
-    return entry is not None and entry.phase is not Phase.DECODE
+def _is_migrating(state: RequestState | None) -> bool:
+    return state is not None and state.phase is not Phase.DECODE
 
 
 def _has_room(view: ReplicaView, tokens: int) -> bool:
     """Whether a stream with so many tokens could begin there now."""
     load, facts = view.load, view.facts
-    used = load.kv_used_fraction + tokens / (facts.kv_blocks * facts.block_size_tokens)
-    return load.requests + view.unseen_legs < facts.max_running_requests and used <= _FULL
+    kv_used_fraction = load.kv_used_fraction + tokens / (facts.kv_blocks * facts.block_size_tokens)
+    return (
+        load.total_requests + view.unreported_legs < facts.max_running_requests
+        and kv_used_fraction <= _MAX_KV_USED_FRACTION
+    )

@@ -6,7 +6,7 @@ things bound how often:
 
 - no more than `max_failures` failed legs of one request; one that is hedged, or that a
   replica refuses for the first time because it drains, has not failed;
-- no more than `_MOST_CRASHES` replicas in a row that die with a request that gets no further;
+- no more than `_MAX_CRASHES` replicas in a row that die with a request that gets no further;
 - a request that cannot be carried over ends once its client has tokens;
 - the *retry budget* (`policy.retry_budget`): second tries are a share of what arrives.
 
@@ -27,65 +27,74 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
-from baton.control.fleet.fleet_model import Knowledge
-from baton.control.fleet.health import Health
-from baton.control.fleet.leg_table import LegBook
-from baton.control.request.leg_recorder import LegRunning
-from baton.control.request.transfers import Flows
+from baton.control.fleet.fleet_model import FleetModel
+from baton.control.fleet.health import ReplicaHealth
+from baton.control.fleet.leg_table import LegTable
+from baton.control.request.leg_recorder import LegRecorder
+from baton.control.request.transfers import InFlightTransfers
 from baton.control.state.limits import CoordinatorLimits
-from baton.control.state.request_state import Entry
+from baton.control.state.request_state import RequestState
 from baton.domain.commands import Command
-from baton.domain.errors import BatonError, EngineFailed, NotResumable, RetriesSpent
-from baton.domain.handoff import Decision
-from baton.domain.leg_record import LegEnd
-from baton.domain.request import LocalOnly, Phase
-from baton.domain.retry_reasons import Recoveries, Trouble
+from baton.domain.errors import BatonError, EngineFailed, NotResumable, RetryBudgetExhausted
+from baton.domain.handoff import PlacementDecision
+from baton.domain.leg_record import LegOutcome
+from baton.domain.request import LocalOnlyReason, Phase
+from baton.domain.retry_reasons import RetryReason, RetryTotals
 from baton.domain.value import evolve
 from baton.policy.placement.port import NoRoute, Placer
-from baton.policy.resilience.hedging import LATEST_OF_HUNDRED, is_better, late_after_s
+from baton.policy.resilience.hedging import OVERRUN_QUANTILE, hedge_after_s, is_better_alternative
 from baton.policy.resilience.retry_budget import RetryBudget
 
-_BLAMED = frozenset({Trouble.FAILED, Trouble.LATE, Trouble.STALLED})
+_REPLICA_FAULTS = frozenset(
+    {RetryReason.ENGINE_ERROR, RetryReason.FIRST_TOKEN_TIMEOUT, RetryReason.TOKEN_TIMEOUT}
+)
 """Troubles that a replica's circuit counts; those of all its requests at once trip it."""
-_OUTSIDE = frozenset({Trouble.LOST, Trouble.SILENT, Trouble.STILL, Trouble.HANDOFF})
+_EXTERNAL_CAUSES = frozenset(
+    {
+        RetryReason.REPLICA_LOST,
+        RetryReason.UNRESPONSIVE,
+        RetryReason.ENGINE_STALLED,
+        RetryReason.HANDOFF_FAILED,
+    }
+)
 """Troubles whose cause is over when the request is elsewhere."""
-_POISON = 2
+_POISON_REQUEST_THRESHOLD = 2
 """A request that has failed on so many replicas is more likely to blame than the next one."""
-_MOST_CRASHES = 3
+_MAX_CRASHES = 3
 """Replicas that may die with a request that gets no further: it may be what ends them."""
-_ALMOST = 0.9
+_STALL_FRACTION = 0.9
 """Of a stall: reports of the last step come a little after it."""
 
 
-class Recovering(Protocol):
+class RetryContext(Protocol):
     """What is done with requests that are tried again."""
 
     limits: CoordinatorLimits
-    entries: dict[str, Entry]
+    requests: dict[str, RequestState]
     commands: list[Command]
-    flows: Flows
-    running: LegRunning
+    transfers: InFlightTransfers
+    leg_recorder: LegRecorder
     placer: Placer
 
-    def place(self, entry: Entry, now_s: float, *, hold_if_tried: bool = False) -> None:
+    def place(self, state: RequestState, now_s: float, *, delay_if_tried: bool = False) -> None:
         """Begin a route, or wait."""
         ...
 
-    def release(self, entry: Entry, now_s: float) -> None:
+    def end_lease(self, state: RequestState, now_s: float) -> None:
         """End its lease."""
         ...
 
-    def wait_until(self, entry: Entry, at_s: float) -> None:
+    def set_deadline(self, state: RequestState, at_s: float) -> None:
         """Set the deadline of the phase that the entry is in."""
         ...
 
-    def fail(self, entry: Entry, error: BatonError, now_s: float) -> None:
+    def fail(self, state: RequestState, error: BatonError, now_s: float) -> None:
         """End a request in FAILED."""
         ...
 
     def end(
         self,
-        entry: Entry,
+        state: RequestState,
         outcome: Phase,
         now_s: float,
         *,
@@ -96,217 +105,263 @@ class Recovering(Protocol):
         ...
 
 
-class Recovery:
+class RequestRetries:
     """Second tries of one coordinator's requests."""
 
     def __init__(
-        self, journeys: Recovering, *, health: Health, legs: LegBook, knowledge: Knowledge
+        self,
+        lifecycle: RetryContext,
+        *,
+        health: ReplicaHealth,
+        legs: LegTable,
+        fleet_model: FleetModel,
     ) -> None:
-        self._journeys = journeys
+        self._lifecycle = lifecycle
         self._health = health
         self._legs = legs
-        self._knowledge = knowledge
-        self.budget = RetryBudget(journeys.limits.recovery.retries)
-        self._tries: Counter[Trouble] = Counter()
+        self._fleet_model = fleet_model
+        self.budget = RetryBudget(lifecycle.limits.recovery.retries)
+        self._retry_counts: Counter[RetryReason] = Counter()
 
-    def totals(self) -> Recoveries:
+    def totals(self) -> RetryTotals:
         """What has been done so far."""
-        tries = tuple((trouble, self._tries[trouble]) for trouble in Trouble)
-        return Recoveries(tries, self.budget.refused, self._health.openings)
+        retry_counts = tuple(
+            (retry_reason, self._retry_counts[retry_reason]) for retry_reason in RetryReason
+        )
+        return RetryTotals(retry_counts, self.budget.denied, self._health.openings)
 
     # -------------------------------------------------------------- one leg
 
-    def broken(
-        self, entry: Entry, replica_id: str, why: str, now_s: float, *, trouble: Trouble
+    def leg_failed(
+        self,
+        state: RequestState,
+        replica_id: str,
+        why: str,
+        now_s: float,
+        *,
+        retry_reason: RetryReason,
     ) -> None:
         """The running leg is over without a result; there is nothing left to abort."""
-        self._blame(entry, replica_id, why, now_s, trouble)
-        self._journeys.flows.end(entry, now_s, failed=why)
-        self._journeys.running.drop(entry, now_s)
-        self._try_elsewhere(entry, replica_id, why, now_s, trouble=trouble)
+        self._count_failure(state, replica_id, why, now_s, retry_reason)
+        self._lifecycle.transfers.end(state, now_s, failure=why)
+        self._lifecycle.leg_recorder.failed(state, now_s)
+        self._retry_elsewhere(state, replica_id, why, now_s, retry_reason=retry_reason)
 
-    def give_up(self, entry: Entry, now_s: float) -> None:
+    def timed_out(self, state: RequestState, now_s: float) -> None:
         """Abort the running leg, because its time is over, and go on elsewhere.
 
         Where its engine has not done a step for about as long, whatever runs there goes, too.
         """
-        replica_id, leg_id = entry.running.replica_id, entry.leg_id
-        if self._leave_still(replica_id, now_s) and entry.leg_id != leg_id:
+        replica_id, leg_id = state.running_leg.replica_id, state.leg_id
+        if self._evacuate_stalled(replica_id, now_s) and state.leg_id != leg_id:
             return
-        why, trouble = f"no progress in phase {entry.phase}", Trouble.STALLED
-        if entry.phase is Phase.TRANSFER:
-            entry.local_only, trouble = LocalOnly.HANDOFF_FAILED, Trouble.HANDOFF
-            self._journeys.flows.end(entry, now_s, failed=why)
-        elif entry.phase is Phase.PREFILL:
-            trouble = Trouble.LATE
-        self._blame(entry, replica_id, why, now_s, trouble)
-        self.abort(entry, LegEnd.GIVEN_UP, now_s)
-        self._try_elsewhere(entry, replica_id, why, now_s, trouble=trouble)
+        why, retry_reason = f"no progress in phase {state.phase}", RetryReason.TOKEN_TIMEOUT
+        if state.phase is Phase.TRANSFER:
+            state.local_only, retry_reason = (
+                LocalOnlyReason.HANDOFF_FAILED,
+                RetryReason.HANDOFF_FAILED,
+            )
+            self._lifecycle.transfers.end(state, now_s, failure=why)
+        elif state.phase is Phase.PREFILL:
+            retry_reason = RetryReason.FIRST_TOKEN_TIMEOUT
+        self._count_failure(state, replica_id, why, now_s, retry_reason)
+        self.abort(state, LegOutcome.TIMED_OUT, now_s)
+        self._retry_elsewhere(state, replica_id, why, now_s, retry_reason=retry_reason)
 
-    def move(self, entry: Entry, now_s: float) -> None:
+    def migrate(self, state: RequestState, now_s: float) -> None:
         """Take a stream off its replica, which drains, and go on elsewhere; nothing has failed."""
-        replica_id = self.abort(entry, LegEnd.MOVED, now_s)
-        self.resume(entry, f"{replica_id}: it drains", now_s, trouble=Trouble.DRAINING)
+        replica_id = self.abort(state, LegOutcome.MIGRATED, now_s)
+        self.resume(state, f"{replica_id}: it drains", now_s, retry_reason=RetryReason.DRAINING)
 
     # -------------------------------------------------------------- all of a replica's
 
-    def leave(self, replica_id: str, trouble: Trouble, why: str, now_s: float) -> None:
+    def evacuate(self, replica_id: str, retry_reason: RetryReason, why: str, now_s: float) -> None:
         """Take everything off a replica that can go on elsewhere; streams first, they pause.
 
         All at once: each pauses anyway, and waits better in an engine that computes than here.
         """
-        for entry in self.on_replica(replica_id):
-            if _is_stuck(entry):
+        for state in self.requests_on(replica_id):
+            if _is_unresumable(state):
                 continue  # it would end; where it is it may go on
-            self._journeys.flows.end(entry, now_s)
-            self.abort(entry, LegEnd.GIVEN_UP, now_s)
-            self._try_elsewhere(entry, replica_id, why, now_s, trouble=trouble)
+            self._lifecycle.transfers.end(state, now_s)
+            self.abort(state, LegOutcome.TIMED_OUT, now_s)
+            self._retry_elsewhere(state, replica_id, why, now_s, retry_reason=retry_reason)
 
-    def leave_silent(self, replica_id: str, now_s: float) -> None:
+    def evacuate_unresponsive(self, replica_id: str, now_s: float) -> None:
         """Nothing was heard of a replica for as long as is borne."""
-        silent_s = self._health.silent_s(replica_id, now_s)
-        why = f"watchdog: nothing was heard of it for {silent_s:.1f} s"
-        self.leave(replica_id, Trouble.SILENT, why, now_s)
+        unresponsive_s = self._health.unresponsive_s(replica_id, now_s)
+        why = f"watchdog: nothing was heard of it for {unresponsive_s:.1f} s"
+        self.evacuate(replica_id, RetryReason.UNRESPONSIVE, why, now_s)
 
-    def _leave_still(self, replica_id: str, now_s: float) -> bool:
+    def _evacuate_stalled(self, replica_id: str, now_s: float) -> bool:
         """Leave a replica whose engine hangs, if there is another; whether that was done."""
-        stall_s = self._journeys.limits.stall_s
-        if not self._health.is_still(replica_id, now_s, for_s=_ALMOST * stall_s):
+        stall_s = self._lifecycle.limits.stall_s
+        if not self._health.is_stalled(replica_id, now_s, for_s=_STALL_FRACTION * stall_s):
             return False
         self._health.trip(
-            replica_id, now_s, f"its engine did no step for {stall_s:g} s", pauses=True
+            replica_id, now_s, f"its engine did no step for {stall_s:g} s", with_pause=True
         )
-        if not self._health.is_known_to_ail(replica_id, now_s):
+        if not self._health.is_outlier(replica_id, now_s):
             return False
         why = f"watchdog: its engine did no step for {stall_s:g} s"
-        self.leave(replica_id, Trouble.STILL, why, now_s)
+        self.evacuate(replica_id, RetryReason.ENGINE_STALLED, why, now_s)
         return True
 
-    def on_replica(self, replica_id: str) -> list[Entry]:
+    def requests_on(self, replica_id: str) -> list[RequestState]:
         """Requests that run there, those with tokens first, else the oldest; probes are none."""
-        running, _ = self._legs.on_replica(replica_id)
-        entries = self._journeys.entries
-        found = [entries[p.leg.request_id] for p in running if p.leg.request_id in entries]
-        return sorted(found, key=lambda entry: not entry.generated)
+        running, _ = self._legs.legs_on(replica_id)
+        requests = self._lifecycle.requests
+        matching = [requests[p.leg.request_id] for p in running if p.leg.request_id in requests]
+        return sorted(matching, key=lambda entry: not entry.generated)
 
     # -------------------------------------------------------------- hedges
 
-    def hedge_at_s(self, entry: Entry, decision: Decision) -> float:
+    def hedge_at_s(self, state: RequestState, decision: PlacementDecision) -> float:
         """When to look whether another replica would be quicker; inf: never.
 
         Not before some dozen first tokens have come: engines are slow to begin with, and what is
         predicted of them is a guess.
         """
-        overruns = self._knowledge.overruns
-        if entry.hedged or not overruns.is_known:
+        overruns = self._fleet_model.ttft_overruns
+        if state.was_hedged or not overruns.is_known:
             return float("inf")
-        options = self._journeys.limits.recovery.hedge
-        after_s = late_after_s(decision, overruns.quantile_s(LATEST_OF_HUNDRED), options)
-        return float("inf") if after_s is None else decision.at_s + after_s
+        options = self._lifecycle.limits.recovery.hedge
+        delay_s = hedge_after_s(decision, overruns.quantile_s(OVERRUN_QUANTILE), options)
+        return float("inf") if delay_s is None else decision.at_s + delay_s
 
-    def hedge(self, entry: Entry, now_s: float) -> None:
+    def hedge(self, state: RequestState, now_s: float) -> None:
         """Its first token is late: begin again where there is nothing to do, if that is better.
 
         Once for each request; otherwise it waits on until its deadline.
         """
-        entry.hedged = True
-        silent_id, waited_s = entry.running.replica_id, now_s - entry.running.began_at_s
-        query = self._knowledge.query(entry, now_s)
-        query = evolve(query, avoid=query.avoid | {silent_id})
-        other = self._journeys.placer.place(query, self._knowledge.around(now_s))
-        options = self._journeys.limits.recovery.hedge
+        state.was_hedged = True
+        slow_id, waited_s = state.running_leg.replica_id, now_s - state.running_leg.started_at_s
+        query = self._fleet_model.placement_query(state, now_s)
+        query = evolve(query, avoid=query.avoid | {slow_id})
+        alternative = self._lifecycle.placer.place(
+            query, self._fleet_model.placement_context(now_s)
+        )
+        options = self._lifecycle.limits.recovery.hedge
         if (
-            isinstance(other, NoRoute)
-            or not is_better(other, avoid=query.avoid, waited_s=waited_s, options=options)
-            or not self.budget.take(now_s, carries=bool(entry.generated))
+            isinstance(alternative, NoRoute)
+            or not is_better_alternative(
+                alternative, avoid=query.avoid, waited_s=waited_s, options=options
+            )
+            or not self.budget.spend(now_s, has_output=bool(state.generated))
         ):
-            self._journeys.wait_until(entry, entry.first_token_due_at_s)
+            self._lifecycle.set_deadline(state, state.first_token_due_at_s)
             return
         why = f"hedge: no first token in {waited_s:.1f} s, another replica has nothing to do"
-        self._health.doubted(silent_id, entry.running.leg.leg_id, now_s, why)
-        self.abort(entry, LegEnd.GIVEN_UP, now_s)
-        self._try_elsewhere(entry, silent_id, why, now_s, trouble=Trouble.HEDGED)
+        self._health.on_slow_leg(slow_id, state.running_leg.leg.leg_id, now_s, why)
+        self.abort(state, LegOutcome.TIMED_OUT, now_s)
+        self._retry_elsewhere(state, slow_id, why, now_s, retry_reason=RetryReason.HEDGED)
 
     # -------------------------------------------------------------- trying again
 
-    def resume(self, entry: Entry, why: str, now_s: float, *, trouble: Trouble) -> None:
-        """Place again; what was delivered becomes part of the prompt."""
-        if _is_stuck(entry):
-            lost = "its replica was lost after tokens had been sent, and it cannot be carried over"
-            self._journeys.fail(entry, NotResumable(entry.request_id, lost), now_s)
-            return
-        self._tries[trouble] += 1
-        entry.resumes += 1
-        entry.resume_reasons.append(why)
-        entry.move(Phase.RESUME)
-        self._journeys.place(entry, now_s, hold_if_tried=True)
-
-    def _try_elsewhere(
-        self, entry: Entry, replica_id: str, why: str, now_s: float, *, trouble: Trouble
+    def resume(
+        self, state: RequestState, why: str, now_s: float, *, retry_reason: RetryReason
     ) -> None:
-        self._journeys.release(entry, now_s)
-        entry.failures += _is_failure(entry, replica_id, trouble)
-        entry.avoid |= {replica_id}
-        if trouble is Trouble.LOST and entry.crashes >= _MOST_CRASHES:
-            why = f"{entry.crashes} replicas in a row died while they ran it: {replica_id}: {why}"
-            self._journeys.fail(entry, EngineFailed(entry.request_id, why), now_s)
-        elif entry.failures > self._journeys.limits.max_failures:
-            why = f"gave up after {entry.failures} failures, the last on {replica_id}: {why}"
-            self._journeys.fail(entry, EngineFailed(entry.request_id, why), now_s)
-        elif self._may_try(entry, replica_id, now_s, trouble):
-            self.resume(entry, f"{replica_id}: {why}", now_s, trouble=trouble)
-        else:
-            self._refuse(entry, f"{replica_id}: {why}", now_s)
+        """Place again; what was delivered becomes part of the prompt."""
+        if _is_unresumable(state):
+            message = (
+                "its replica was lost after tokens had been sent, and it cannot be carried over"
+            )
+            self._lifecycle.fail(state, NotResumable(state.request_id, message), now_s)
+            return
+        self._retry_counts[retry_reason] += 1
+        state.resumes += 1
+        state.resume_reasons.append(why)
+        state.transition_to(Phase.RESUME)
+        self._lifecycle.place(state, now_s, delay_if_tried=True)
 
-    def _may_try(self, entry: Entry, replica_id: str, now_s: float, trouble: Trouble) -> bool:
+    def _retry_elsewhere(
+        self,
+        state: RequestState,
+        replica_id: str,
+        why: str,
+        now_s: float,
+        *,
+        retry_reason: RetryReason,
+    ) -> None:
+        self._lifecycle.end_lease(state, now_s)
+        state.failures += _is_failure(state, replica_id, retry_reason)
+        state.avoid |= {replica_id}
+        if retry_reason is RetryReason.REPLICA_LOST and state.crashes >= _MAX_CRASHES:
+            why = f"{state.crashes} replicas in a row died while they ran it: {replica_id}: {why}"
+            self._lifecycle.fail(state, EngineFailed(state.request_id, why), now_s)
+        elif state.failures > self._lifecycle.limits.max_failures:
+            why = f"gave up after {state.failures} failures, the last on {replica_id}: {why}"
+            self._lifecycle.fail(state, EngineFailed(state.request_id, why), now_s)
+        elif self._may_retry(state, replica_id, now_s, retry_reason):
+            self.resume(state, f"{replica_id}: {why}", now_s, retry_reason=retry_reason)
+        else:
+            self._fail_over_budget(state, f"{replica_id}: {why}", now_s)
+
+    def _may_retry(
+        self, state: RequestState, replica_id: str, now_s: float, retry_reason: RetryReason
+    ) -> bool:
         """Whether it may be tried again; see the module for who pays.
 
         Nothing has failed where a replica drains, a hedge has paid already, and who cannot be
         carried over is told so (`resume`) and costs nothing.
         """
-        if trouble in {Trouble.DRAINING, Trouble.HEDGED} or _is_stuck(entry):
+        if retry_reason in {RetryReason.DRAINING, RetryReason.HEDGED} or _is_unresumable(state):
             return True
-        ails = trouble in _BLAMED and self._health.is_known_to_ail(replica_id, now_s)
-        if (ails or trouble in _OUTSIDE) and len(entry.generated) > entry.excused_at_tokens:
-            entry.excused_at_tokens = len(entry.generated)
+        is_unhealthy = retry_reason in _REPLICA_FAULTS and self._health.is_outlier(
+            replica_id, now_s
+        )
+        if (is_unhealthy or retry_reason in _EXTERNAL_CAUSES) and len(
+            state.generated
+        ) > state.free_retry_at_tokens:
+            state.free_retry_at_tokens = len(state.generated)
             return True
-        return self.budget.take(now_s, carries=bool(entry.generated))
+        return self.budget.spend(now_s, has_output=bool(state.generated))
 
-    def _refuse(self, entry: Entry, why: str, now_s: float) -> None:
+    def _fail_over_budget(self, state: RequestState, why: str, now_s: float) -> None:
         """The budget is spent: say so, before the fleet is asked for more than it can do."""
-        told = f"too many requests fail to try this one again ({why})"
-        if entry.generated:
-            self._journeys.fail(entry, EngineFailed(entry.request_id, told), now_s)
+        message = f"too many requests fail to try this one again ({why})"
+        if state.generated:
+            self._lifecycle.fail(state, EngineFailed(state.request_id, message), now_s)
             return
-        error = RetriesSpent(entry.request_id, self.budget.retry_after_s(), told)
-        self._journeys.fail(entry, error, now_s)
+        error = RetryBudgetExhausted(state.request_id, self.budget.retry_after_s(), message)
+        self._lifecycle.fail(state, error, now_s)
 
-    def _blame(
-        self, entry: Entry, replica_id: str, why: str, now_s: float, trouble: Trouble
+    def _count_failure(
+        self,
+        state: RequestState,
+        replica_id: str,
+        why: str,
+        now_s: float,
+        retry_reason: RetryReason,
     ) -> None:
         """Have the replica's circuit count it, unless the request itself is under suspicion."""
-        if trouble in _BLAMED and len(entry.avoid - {replica_id}) < _POISON:
-            self._health.failed(replica_id, entry.running.leg.leg_id, now_s, why)
+        if (
+            retry_reason in _REPLICA_FAULTS
+            and len(state.avoid - {replica_id}) < _POISON_REQUEST_THRESHOLD
+        ):
+            self._health.on_leg_failed(replica_id, state.running_leg.leg.leg_id, now_s, why)
 
-    def abort(self, entry: Entry, end: LegEnd, now_s: float) -> str:
+    def abort(self, state: RequestState, outcome: LegOutcome, now_s: float) -> str:
         """Begin to close the running leg. Returns its replica."""
-        until_s = now_s + self._journeys.limits.abort_s
-        order = self._journeys.running.abort(entry, end, now_s, until_s=until_s)
-        self._journeys.commands.append(order)
-        return order.replica_id
+        confirm_by_s = now_s + self._lifecycle.limits.abort_s
+        command = self._lifecycle.leg_recorder.abort(
+            state, outcome, now_s, confirm_by_s=confirm_by_s
+        )
+        self._lifecycle.commands.append(command)
+        return command.replica_id
 
 
-def _is_stuck(entry: Entry) -> bool:
+def _is_unresumable(state: RequestState) -> bool:
     """Whether it cannot go on elsewhere: its client has tokens, and others would not fit them."""
-    return bool(entry.generated) and not entry.request.resumable
+    return bool(state.generated) and not state.request.resumable
 
 
-def _is_failure(entry: Entry, replica_id: str, trouble: Trouble) -> bool:
+def _is_failure(state: RequestState, replica_id: str, retry_reason: RetryReason) -> bool:
     """Whether a leg that is over counts towards `max_failures`; before its replica is avoided.
 
     A hedge is for a leg that may yet go well, and there is one for each request. Who drains says so
     once: a replica that is asked again, since there is no other, may refuse for ever.
     """
-    if trouble is Trouble.DRAINING:
-        return replica_id in entry.avoid
-    return trouble is not Trouble.HEDGED
+    if retry_reason is RetryReason.DRAINING:
+        return replica_id in state.avoid
+    return retry_reason is not RetryReason.HEDGED

@@ -16,7 +16,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
         self._due_at_s: dict[str, float] = {}
-        self._queued_at_s: dict[str, float] = {}
+        self._heap_at_s: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._due_at_s)
@@ -27,8 +27,8 @@ class Deadlines:
     def arm(self, key: str, at_s: float) -> None:
         """Set or move the deadline of `key`."""
         self._due_at_s[key] = at_s
-        queued = self._queued_at_s.get(key)
-        if queued is None or at_s < queued:
+        heap_at_s = self._heap_at_s.get(key)
+        if heap_at_s is None or at_s < heap_at_s:
             self._push(key, at_s)
 
     def postpone(self, key: str, at_s: float) -> None:
@@ -39,31 +39,31 @@ class Deadlines:
     def disarm(self, key: str) -> None:
         """Forget the deadline of `key`; unknown keys are ignored."""
         self._due_at_s.pop(key, None)
-        self._queued_at_s.pop(key, None)
+        self._heap_at_s.pop(key, None)
 
     def next_at_s(self) -> float | None:
         """When to look next; may be early, never late. None when nothing is armed."""
         heap = self._heap
         while heap:
             at_s, key = heap[0]
-            if self._queued_at_s.get(key) == at_s:
+            if self._heap_at_s.get(key) == at_s:
                 return at_s
             heapq.heappop(heap)
         return None
 
-    def take_due(self, now_s: float) -> Iterator[str]:
+    def pop_due(self, now_s: float) -> Iterator[str]:
         """Yield and disarm every key whose deadline has passed, in order of the deadlines."""
         while self._heap and self._heap[0][0] <= now_s:
             at_s, key = heapq.heappop(self._heap)
-            if self._queued_at_s.get(key) != at_s:
+            if self._heap_at_s.get(key) != at_s:
                 continue
-            due = self._due_at_s[key]
-            if due > now_s:
-                self._push(key, due)
+            due_at_s = self._due_at_s[key]
+            if due_at_s > now_s:
+                self._push(key, due_at_s)
                 continue
             self.disarm(key)
             yield key
 
     def _push(self, key: str, at_s: float) -> None:
-        self._queued_at_s[key] = at_s
+        self._heap_at_s[key] = at_s
         heapq.heappush(self._heap, (at_s, key))

@@ -13,7 +13,7 @@ from baton.policy.resilience.retry_budget import RetryOptions
 class RecoveryOptions:
     """When a replica is given up, and how often a request may be tried again."""
 
-    silence_s: float = 1.5
+    heartbeat_timeout_s: float = 1.5
     """A replica on which something runs, and of which nothing was heard for so long, is left; the
     link says that it lives four times a second. Longer than three segments in a row take that a
     network loses (0.2 + 0.4 + 0.8 s, TCP's least timeout doubled twice), shorter than the link
@@ -23,8 +23,10 @@ class RecoveryOptions:
     hedge: HedgeOptions = field(default_factory=HedgeOptions)
 
     def __post_init__(self) -> None:
-        if not self.silence_s > 0:
-            raise ValueError(f"recovery: silence_s is {self.silence_s}, wanted more than 0")
+        if not self.heartbeat_timeout_s > 0:
+            raise ValueError(
+                f"recovery: silence_s is {self.heartbeat_timeout_s}, wanted more than 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +67,8 @@ class CoordinatorLimits:
     """The pause before a replica on which a request has just failed is tried again."""
     max_failures: int = 8
     """Failed legs of one request before it is given up."""
-    drain_patience_s: float = 60.0
+    drain_timeout_s: float = 60.0
     """How long streams may go on where a replica drains, before they are moved to others."""
-    drain_moves: int = 4
+    max_drain_migrations: int = 4
     """Streams that are being moved at a time."""
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from baton.domain.handoff import CacheUse, Leg, LegKind
 from baton.domain.request import Request
 
-_NOTHING_SAID = CacheUse()
+_NO_CACHE_USE = CacheUse()
 
 
 class PromptUse(NamedTuple):
@@ -37,77 +37,77 @@ class PromptUse(NamedTuple):
 
     cached_tokens: int
     """Tokens that were in a cache before the request came."""
-    cache: CacheUse
-    settled: bool
+    cache_use: CacheUse
+    is_final: bool
     """False while only a front of the prompt was looked at."""
 
 
-def with_leg(
-    known: PromptUse | None,
+def use_after_leg(
+    prior: PromptUse | None,
     leg: Leg,
     *,
     prompt_tokens: int,
     cached_tokens: int,
-    cache: CacheUse | None,
+    cache_use: CacheUse | None,
 ) -> PromptUse | None:
     """What is known once a leg's engine has said what it did not compute.
 
     Args:
-        known: What the legs before it have said.
+        prior: What the legs before it have said.
         leg: The leg.
         prompt_tokens: The length of the request's own prompt.
         cached_tokens: Tokens of the leg's prompt that its engine did not compute.
-        cache: More of that, where the engine knows it.
+        cache_use: More of that, where the engine knows it.
     """
-    if leg.resumed_tokens or (known is not None and known.settled):
-        return known
-    external_tokens, created_tokens = cache or _NOTHING_SAID
-    pulls = leg.kind is LegKind.DECODE
-    settled = pulls or len(leg.prompt_token_ids) >= prompt_tokens
-    if known is None:
-        if pulls:
+    if leg.resumed_tokens or (prior is not None and prior.is_final):
+        return prior
+    external_tokens, created_tokens = cache_use or _NO_CACHE_USE
+    is_decode = leg.kind is LegKind.DECODE
+    is_final = is_decode or len(leg.prompt_token_ids) >= prompt_tokens
+    if prior is None:
+        if is_decode:
             return None
-        return PromptUse(cached_tokens, CacheUse(external_tokens, created_tokens), settled)
-    own_tokens = cached_tokens
-    if pulls:
+        return PromptUse(cached_tokens, CacheUse(external_tokens, created_tokens), is_final)
+    local_tokens = cached_tokens
+    if is_decode:
         # Without a word on where its tokens came from, all of them may be those that it pulled.
-        own_tokens = 0 if cache is None else cached_tokens - external_tokens
+        local_tokens = 0 if cache_use is None else cached_tokens - external_tokens
         external_tokens = 0
-    held_tokens = max(known.cached_tokens, own_tokens)
-    if known.cached_tokens >= own_tokens:
-        external_tokens = known.cache.external_tokens
+    hit_tokens = max(prior.cached_tokens, local_tokens)
+    if prior.cached_tokens >= local_tokens:
+        external_tokens = prior.cache_use.external_tokens
     if created_tokens:
         # The leg counts from the end of what it pulled, which is a token more than was held.
-        created_tokens = max(0, cached_tokens + created_tokens - held_tokens)
+        created_tokens = max(0, cached_tokens + created_tokens - hit_tokens)
     else:
-        created_tokens = known.cache.created_tokens
-    return PromptUse(held_tokens, CacheUse(external_tokens, created_tokens), settled)
+        created_tokens = prior.cache_use.created_tokens
+    return PromptUse(hit_tokens, CacheUse(external_tokens, created_tokens), is_final)
 
 
 class SharedPrompts:
     """What clients are told of prompts to which they asked for several answers."""
 
     def __init__(self) -> None:
-        self._answers: Counter[str] = Counter()
+        self._in_flight_counts: Counter[str] = Counter()
         """How many answers to each prompt are in flight."""
-        self._first: dict[str, PromptUse] = {}
+        self._first_use: dict[str, PromptUse] = {}
         """What the first of them that spoke has said."""
 
-    def began(self, request: Request) -> None:
+    def on_arrived(self, request: Request) -> None:
         """A request has arrived."""
-        if request.parent_id is not None:
-            self._answers[request.parent_id] += 1
+        if request.fan_out_id is not None:
+            self._in_flight_counts[request.fan_out_id] += 1
 
-    def ended(self, request: Request) -> None:
+    def on_ended(self, request: Request) -> None:
         """A request has ended."""
-        if request.parent_id is None:
+        if request.fan_out_id is None:
             return
-        self._answers[request.parent_id] -= 1
-        if not self._answers[request.parent_id]:
-            del self._answers[request.parent_id]
-            self._first.pop(request.parent_id, None)
+        self._in_flight_counts[request.fan_out_id] -= 1
+        if not self._in_flight_counts[request.fan_out_id]:
+            del self._in_flight_counts[request.fan_out_id]
+            self._first_use.pop(request.fan_out_id, None)
 
-    def told(self, request: Request, use: PromptUse, *, block_size_tokens: int) -> PromptUse:
+    def client_use(self, request: Request, use: PromptUse, *, block_size_tokens: int) -> PromptUse:
         """What to tell the client of a request about which this much is known.
 
         Args:
@@ -115,25 +115,29 @@ class SharedPrompts:
             use: What its own legs have said.
             block_size_tokens: Of the engine that runs it.
         """
-        if request.parent_id is None:
+        if request.fan_out_id is None:
             return use
-        first = self._first.setdefault(request.parent_id, use)
+        first = self._first_use.setdefault(request.fan_out_id, use)
         if first is use:
             return use
         # As in an engine, the last token is always computed, and with it the rest of its block.
-        most_tokens = max(0, len(request.prompt_token_ids) - 1)
-        most_tokens -= most_tokens % block_size_tokens
-        kept_tokens = first.cached_tokens + first.cache.created_tokens
-        found_tokens = min(kept_tokens, most_tokens)
-        if found_tokens <= use.cached_tokens:
+        max_tokens = max(0, len(request.prompt_token_ids) - 1)
+        max_tokens -= max_tokens % block_size_tokens
+        stored_tokens = first.cached_tokens + first.cache_use.created_tokens
+        hit_tokens = min(stored_tokens, max_tokens)
+        if hit_tokens <= use.cached_tokens:
             return use
-        external_tokens, created_tokens = use.cache
-        kept_tokens = use.cached_tokens + created_tokens if created_tokens else 0
-        cache = CacheUse(external_tokens, max(0, kept_tokens - found_tokens))
-        return use._replace(cached_tokens=found_tokens, cache=cache)
+        external_tokens, created_tokens = use.cache_use
+        stored_tokens = use.cached_tokens + created_tokens if created_tokens else 0
+        cache_use = CacheUse(external_tokens, max(0, stored_tokens - hit_tokens))
+        return use._replace(cached_tokens=hit_tokens, cache_use=cache_use)
 
     def check_integrity(self, in_flight: Iterable[Request]) -> None:
         """Raise AssertionError when answers are counted that are not in flight, or are not."""
-        counted = Counter(one.parent_id for one in in_flight if one.parent_id is not None)
-        assert counted == self._answers, f"answers: counted {self._answers}, wanted {counted}"
-        assert self._first.keys() <= counted.keys(), "prompts whose answers have ended"
+        counted = Counter(
+            request.fan_out_id for request in in_flight if request.fan_out_id is not None
+        )
+        assert counted == self._in_flight_counts, (
+            f"answers: counted {self._in_flight_counts}, wanted {counted}"
+        )
+        assert self._first_use.keys() <= counted.keys(), "prompts whose answers have ended"

@@ -5,54 +5,53 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton.control.queue.tenant_limits import Charge
-from baton.control.queue.wait_queue import Band
-from baton.control.state.leg_timing import OpenLeg
-from baton.control.state.prompt_use import PromptUse, with_leg
+from baton.control.state.admission_terms import Charge, PriorityBand
+from baton.control.state.leg_timing import RunningLeg
+from baton.control.state.prompt_use import PromptUse, use_after_leg
 from baton.control.state.transitions import check_edge
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import CacheUse, Decision, Lease, Leg, LegKind, Route, Ticket
-from baton.domain.hashed_prompt import Outline, TokenIds
-from baton.domain.leg_record import LegEnd, LegStory
-from baton.domain.request import LocalOnly, Phase, Request
+from baton.domain.handoff import CacheUse, KvHandle, Lease, Leg, LegKind, PlacementDecision, Route
+from baton.domain.hashed_prompt import HashedPrompt, TokenIds
+from baton.domain.leg_record import LegOutcome, LegRecord
+from baton.domain.request import LocalOnlyReason, Phase, Request
 from baton.domain.slo import NO_SLO, Slo
 from baton.domain.tenant import Tenant
-from baton.policy.admission.fair_queue import Waiting
-from baton.policy.admission.slo_evaluation import Got, judge
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.policy.admission.fair_queue import QueuedRequest
+from baton.policy.admission.slo_evaluation import Served, evaluate_slo
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 
-RUNS = frozenset({Phase.PREFILL, Phase.TRANSFER, Phase.DECODE})
+RUNNING_PHASES = frozenset({Phase.PREFILL, Phase.TRANSFER, Phase.DECODE})
 """Phases in which a leg runs."""
-_ATTEMPT_MARK = "~"
-_ANYBODY = Tenant()
-_NO_BAND = Band(0, can_be_met=True)
+_ATTEMPT_SEPARATOR = "~"
+_DEFAULT_TENANT = Tenant()
+_NO_BAND = PriorityBand(0, is_attainable=True)
 
-Family = tuple[str, int]
+BlockFamily = tuple[str, int]
 """Model and block size: replicas of one family name blocks alike."""
 
 
-class Flow(NamedTuple):
+class KvTransfer(NamedTuple):
     """KV blocks on their way from one replica to another."""
 
     leg_id: str
     """The decode leg that pulls them."""
     source_id: str
     target_id: str
-    moves_s: float = 0.0
+    predicted_s: float = 0.0
     """What they are predicted to take, beside all that is under way."""
 
 
-def request_of(leg_id: str) -> str:
+def request_id_of(leg_id: str) -> str:
     """The id of the request that a leg belongs (or belonged) to."""
-    return leg_id.rpartition(_ATTEMPT_MARK)[0]
+    return leg_id.rpartition(_ATTEMPT_SEPARATOR)[0]
 
 
 @dataclass(slots=True, kw_only=True)
-class Entry:
+class RequestState:
     """One request in flight. The tokens in `generated` have been delivered to the client."""
 
     request: Request
-    tenant: Tenant = _ANYBODY
+    tenant: Tenant = _DEFAULT_TENANT
     """Whose limits and share it counts for."""
     slo: Slo = NO_SLO
     """What it is promised; settled when it arrives, whatever is configured later."""
@@ -60,32 +59,32 @@ class Entry:
     generated: list[int] = field(default_factory=list)
     leg_id: str | None = None
     lease: Lease | None = None
-    local_only: LocalOnly | None = None
-    early: bool = False
+    local_only: LocalOnlyReason | None = None
+    allow_early_token: bool = False
     """Whether a replica that only prefills it gives it its first token."""
     avoid: frozenset[str] = frozenset()
     routes: list[Route] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
-    flow: Flow | None = None
+    decisions: list[PlacementDecision] = field(default_factory=list)
+    transfer: KvTransfer | None = None
     """The transfer that is under way for it."""
-    rest_s: float = 0.0
+    remaining_prefill_s: float = 0.0
     """Of a transfer of a prefix only: what its target is predicted to take for the rest of the
     prompt, and for those before it; 0 where the whole prompt is handed off."""
-    legs_begun: int = 0
-    open_leg: OpenLeg | None = None
+    legs_started: int = 0
+    current_leg: RunningLeg | None = None
     """The one that runs."""
-    legs: list[LegStory] = field(default_factory=list)
+    leg_records: list[LegRecord] = field(default_factory=list)
     """Those that are over."""
     failures: int = 0
     resumes: int = 0
     resume_reasons: list[str] = field(default_factory=list)
-    excused_at_tokens: int = -1
-    """How many it had when it was last tried again for nothing; -1: never. See `recovery`."""
+    free_retry_at_tokens: int = -1
+    """How many it had when it was last tried again for nothing; -1: never. See `retries`."""
     crashes: int = 0
     """Replicas in a row that died while they ran it, and it got no further."""
     crashed_at_tokens: int = 0
     """How many it had when the last of them did."""
-    hedged: bool = False
+    was_hedged: bool = False
     """Whether another replica would be quicker was looked at, which is done once."""
     prompt_use: PromptUse | None = None
     """How much of its prompt was cached; None while no leg has said so."""
@@ -93,30 +92,30 @@ class Entry:
     """When the current placement should have brought its first token."""
     first_token_at_s: float | None = None
     last_token_at_s: float | None = None
-    worst_gap_s: float = 0.0
-    slow_gaps: int = 0
-    gap_of_note_s: float = 0.0
+    max_itl_s: float = 0.0
+    itl_violations: int = 0
+    itl_threshold_s: float = 0.0
     charge: Charge | None = None
     """What its tenant was charged for it; None before that."""
-    waiting: Waiting | None = None
+    queued_request: QueuedRequest | None = None
     """Its place in line; None while it was not asked whether it is let in."""
-    band: Band = _NO_BAND
-    taken_in_at_s: float = 0.0
+    band: PriorityBand = _NO_BAND
+    accepted_at_s: float = 0.0
     replica_wait_s: float = 0.0
     """How long it has waited for a replica to be there, before it was placed for the first time."""
-    waits_since_s: float | None = None
+    waiting_since_s: float | None = None
     """Since when it waits for one; None: it does not."""
     placed_at_s: float | None = None
     """When it was placed for the first time."""
     prefill_done_at_s: float | None = None
     handed_off_blocks: int = 0
     total_deadline_at_s: float = float("inf")
-    _hashes: dict[tuple[Family, int], list[int]] = field(default_factory=dict)
+    _hashes: dict[tuple[BlockFamily, int], list[int]] = field(default_factory=dict)
 
-    def crashed(self) -> None:
+    def on_replica_crashed(self) -> None:
         """The replica that runs it has died."""
-        further = len(self.generated) > self.crashed_at_tokens
-        self.crashes = 1 if further else self.crashes + 1
+        has_progressed = len(self.generated) > self.crashed_at_tokens
+        self.crashes = 1 if has_progressed else self.crashes + 1
         self.crashed_at_tokens = len(self.generated)
 
     @property
@@ -134,26 +133,26 @@ class Entry:
         """Tokens of its prompt that no replica had to compute; None while that is unknown."""
         return None if self.prompt_use is None else self.prompt_use.cached_tokens
 
-    def learn_use(self, leg: Leg, cached_tokens: int, cache: CacheUse | None) -> None:
+    def update_prompt_use(self, leg: Leg, cached_tokens: int, cache_use: CacheUse | None) -> None:
         """Take in what a leg's engine says of the leg's prompt."""
-        self.prompt_use = with_leg(
+        self.prompt_use = use_after_leg(
             self.prompt_use,
             leg,
             prompt_tokens=len(self.request.prompt_token_ids),
             cached_tokens=cached_tokens,
-            cache=cache,
+            cache_use=cache_use,
         )
 
-    def no_replica_s(self, now_s: float) -> float:
+    def total_replica_wait_s(self, now_s: float) -> float:
         """How long there was no replica for it, until now."""
-        waits_s = 0.0 if self.waits_since_s is None else now_s - self.waits_since_s
-        return self.replica_wait_s + waits_s
+        current_wait_s = 0.0 if self.waiting_since_s is None else now_s - self.waiting_since_s
+        return self.replica_wait_s + current_wait_s
 
     def end_replica_wait(self, now_s: float) -> None:
         """A replica is there for it, or it waits no more."""
-        self.replica_wait_s, self.waits_since_s = self.no_replica_s(now_s), None
+        self.replica_wait_s, self.waiting_since_s = self.total_replica_wait_s(now_s), None
 
-    def move(self, target: Phase) -> None:
+    def transition_to(self, target: Phase) -> None:
         """Take an edge of the transition table.
 
         Raises:
@@ -162,11 +161,11 @@ class Entry:
         check_edge(self.request_id, self.phase, target)
         self.phase = target
 
-    def hashes(self, family: Family) -> list[int]:
+    def block_hashes(self, family: BlockFamily) -> list[int]:
         """The names of the full blocks of its prompt, and of what was generated so far."""
         key = family, len(self.generated)
-        known = self._hashes.get(key)
-        if known is None:
+        hashes = self._hashes.get(key)
+        if hashes is None:
             model, block_size_tokens = family
             request = self.request
             root = chain_root(
@@ -175,8 +174,8 @@ class Entry:
                 adapter=request.adapter,
                 salt=request.cache_salt,
             )
-            known = self._hashes[key] = chain(root, self.tokens(), block_size_tokens)
-        return known
+            hashes = self._hashes[key] = chain_hashes(root, self.tokens(), block_size_tokens)
+        return hashes
 
     @property
     def token_count(self) -> int:
@@ -186,60 +185,60 @@ class Entry:
     def tokens(self) -> TokenIds:
         """Its prompt, followed by what was generated so far."""
         prompt = self.request.prompt_token_ids
-        if isinstance(prompt, Outline):
+        if isinstance(prompt, HashedPrompt):
             return prompt.extended(len(self.generated))
         return (*prompt, *self.generated) if self.generated else prompt
 
-    def note_gap(self, gap_s: float) -> None:
-        """Take in a time between two of its tokens; ones up to `gap_of_note_s` change nothing."""
-        self.worst_gap_s = self.gap_of_note_s = max(self.worst_gap_s, gap_s)
+    def record_itl(self, gap_s: float) -> None:
+        """Take in a time between two of its tokens; ones up to `itl_threshold_s` change nothing."""
+        self.max_itl_s = self.itl_threshold_s = max(self.max_itl_s, gap_s)
         if (limit_s := self.slo.itl_p99_s) is not None:
-            self.slow_gaps += gap_s > limit_s
-            self.gap_of_note_s = min(limit_s, self.worst_gap_s)
+            self.itl_violations += gap_s > limit_s
+            self.itl_threshold_s = min(limit_s, self.max_itl_s)
 
-    def next_leg(
+    def new_leg(
         self,
         kind: LegKind,
         *,
-        ticket: Ticket | None = None,
+        kv_handle: KvHandle | None = None,
         source_id: str | None = None,
         prefill_tokens: int | None = None,
-        gives_token: bool = False,
+        emits_first_token: bool = False,
     ) -> Leg:
         """Build the next submission: all tokens so far, or the first `prefill_tokens` of them."""
-        self.legs_begun += 1
+        self.legs_started += 1
         request = self.request
-        done = len(self.generated)
+        generated_tokens = len(self.generated)
         tokens = self.tokens()
         return Leg(
-            leg_id=f"{request.request_id}{_ATTEMPT_MARK}{self.legs_begun}",
+            leg_id=f"{request.request_id}{_ATTEMPT_SEPARATOR}{self.legs_started}",
             request_id=request.request_id,
             kind=kind,
             prompt_token_ids=tokens if prefill_tokens is None else tokens[:prefill_tokens],
-            resumed_tokens=done,
-            max_tokens=request.max_tokens - done,
-            min_tokens=max(0, request.min_tokens - done),
+            resumed_tokens=generated_tokens,
+            max_tokens=request.max_tokens - generated_tokens,
+            min_tokens=max(0, request.min_tokens - generated_tokens),
             priority=request.priority,
-            ticket=ticket,
+            kv_handle=kv_handle,
             source_id=source_id,
             cache_salt=request.cache_salt,
             adapter=request.adapter,
-            gives_token=gives_token,
+            emits_first_token=emits_first_token,
             payload=request.payload,
         )
 
-    def leg_began(self, leg: Leg, replica_id: str, now_s: float) -> None:
+    def on_leg_started(self, leg: Leg, replica_id: str, now_s: float) -> None:
         """A leg of its latest route was sent to a replica."""
         self.leg_id = leg.leg_id
-        self.open_leg = OpenLeg(
-            leg=leg, replica_id=replica_id, placement=len(self.routes) - 1, began_at_s=now_s
+        self.current_leg = RunningLeg(
+            leg=leg, replica_id=replica_id, route_index=len(self.routes) - 1, started_at_s=now_s
         )
 
     @property
-    def running(self) -> OpenLeg:
+    def running_leg(self) -> RunningLeg:
         """The leg that runs."""
-        assert self.open_leg is not None, f"{self.request_id} runs no leg"
-        return self.open_leg
+        assert self.current_leg is not None, f"{self.request_id} runs no leg"
+        return self.current_leg
 
     def transfer_due_at_s(self, queued_at_s: float | None, transfer_s: float) -> float:
         """When its transfer, before which there last was a queue then, should bring a first token.
@@ -248,41 +247,47 @@ class Entry:
         else each prefix that is fetched for a prompt with seconds left to compute would be given
         up, and its link be blamed.
         """
-        from_s = max(self.running.began_at_s, queued_at_s or 0.0)
-        return from_s + transfer_s + self.rest_s
+        started_at_s = max(self.running_leg.started_at_s, queued_at_s or 0.0)
+        return started_at_s + transfer_s + self.remaining_prefill_s
 
-    def leg_over(self, end: LegEnd, now_s: float) -> None:
+    def on_leg_ended(self, outcome: LegOutcome, now_s: float) -> None:
         """Its running leg is over."""
-        tokens = len(self.generated) - self.running.leg.resumed_tokens
-        story = self.running.over(
-            end, now_s, output_tokens=tokens, last_output_at_s=self.last_token_at_s
+        tokens = len(self.generated) - self.running_leg.leg.resumed_tokens
+        leg_record = self.running_leg.record(
+            outcome, now_s, output_tokens=tokens, last_output_at_s=self.last_token_at_s
         )
-        self.legs.append(story)
-        self.leg_id = self.open_leg = None
+        self.leg_records.append(leg_record)
+        self.leg_id = self.current_leg = None
 
     def check_integrity(self) -> None:
         """Raise AssertionError when its phase, its leg, its lease and its transfer disagree."""
-        who, queued = self.request_id, self.phase is Phase.QUEUED
-        told = None if self.open_leg is None else self.open_leg.leg.leg_id
-        assert told == self.leg_id, f"{who}: the story is of leg {told}, not {self.leg_id}"
-        assert queued or self.phase in RUNS, f"{who} rests in {self.phase}"
-        assert queued == (self.leg_id is None), f"{who}: leg and phase differ"
-        moves = self.phase is Phase.TRANSFER
-        assert (self.lease is not None) == moves, f"{who}: lease in phase {self.phase}"
-        assert (self.flow is not None) == moves, f"{who}: flow in phase {self.phase}"
+        request_id, is_queued = self.request_id, self.phase is Phase.QUEUED
+        running_id = None if self.current_leg is None else self.current_leg.leg.leg_id
+        assert running_id == self.leg_id, (
+            f"{request_id}: the story is of leg {running_id}, not {self.leg_id}"
+        )
+        assert is_queued or self.phase in RUNNING_PHASES, f"{request_id} rests in {self.phase}"
+        assert is_queued == (self.leg_id is None), f"{request_id}: leg and phase differ"
+        is_transferring = self.phase is Phase.TRANSFER
+        assert (self.lease is not None) == is_transferring, (
+            f"{request_id}: lease in phase {self.phase}"
+        )
+        assert (self.transfer is not None) == is_transferring, (
+            f"{request_id}: flow in phase {self.phase}"
+        )
 
     def record(
-        self, outcome: Phase, reason: str, now_s: float, *, barred: bool, gpu_s: float
+        self, outcome: Phase, reason: str, now_s: float, *, is_client_error: bool, gpu_s: float
     ) -> RequestRecord:
         """The story to keep once the request has ended, with its judgement and its cost."""
-        got = Got(
+        served = Served(
             outcome,
             len(self.generated),
             self.request.arrived_at_s,
             self.first_token_at_s,
             self.last_token_at_s,
             now_s,
-            self.slow_gaps,
+            self.itl_violations,
         )
         return RequestRecord(
             request_id=self.request_id,
@@ -292,7 +297,7 @@ class Entry:
             decisions=tuple(self.decisions),
             prompt_tokens=len(self.request.prompt_token_ids),
             cached_tokens=self.cached_tokens,
-            output_tokens=got.output_tokens,
+            output_tokens=served.output_tokens,
             resumes=self.resumes,
             resume_reasons=tuple(self.resume_reasons),
             arrived_at_s=self.request.arrived_at_s,
@@ -303,12 +308,13 @@ class Entry:
             handed_off_blocks=self.handed_off_blocks,
             tenant=self.tenant.name,
             slo=self.slo,
-            judgement=judge(got, self.slo),
-            barred=barred,
+            slo_result=evaluate_slo(served, self.slo),
+            is_client_error=is_client_error,
             gpu_s=gpu_s,
-            worst_gap_s=self.worst_gap_s,
-            slow_gaps=self.slow_gaps,
-            held_s=(now_s if self.placed_at_s is None else self.placed_at_s) - self.taken_in_at_s,
-            legs=tuple(self.legs),
+            max_itl_s=self.max_itl_s,
+            itl_violations=self.itl_violations,
+            queue_wait_s=(now_s if self.placed_at_s is None else self.placed_at_s)
+            - self.accepted_at_s,
+            legs=tuple(self.leg_records),
             trace=self.request.trace,
         )

@@ -7,21 +7,21 @@ from types import MappingProxyType
 
 from baton.domain.request import Phase
 
-_ENDS_EARLY = frozenset({Phase.FAILED, Phase.CANCELLED})
-_GIVES_UP_REPLICA = _ENDS_EARLY | {Phase.RESUME}
+_EARLY_ENDS = frozenset({Phase.FAILED, Phase.CANCELLED})
+_LEAVES_REPLICA = _EARLY_ENDS | {Phase.RESUME}
 
 TRANSITIONS: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
     {
         # A LOCAL placement and a disaggregated one both begin with PREFILL.
         # ARRIVED → FAILED: it asks for what it may not have, now or later.
         Phase.ARRIVED: frozenset({Phase.QUEUED, Phase.PREFILL, Phase.SHED, Phase.FAILED}),
-        Phase.QUEUED: _ENDS_EARLY | {Phase.PREFILL, Phase.EVICTED},
+        Phase.QUEUED: _EARLY_ENDS | {Phase.PREFILL, Phase.EVICTED},
         # PREFILL → DECODE is LOCAL's edge: the first token came from the replica that prefilled.
         # PREFILL → FINISHED: the first token was also the last.
-        Phase.PREFILL: _GIVES_UP_REPLICA | {Phase.TRANSFER, Phase.DECODE, Phase.FINISHED},
-        Phase.TRANSFER: _GIVES_UP_REPLICA | {Phase.DECODE, Phase.FINISHED},
-        Phase.DECODE: _GIVES_UP_REPLICA | {Phase.FINISHED},
-        Phase.RESUME: _ENDS_EARLY | {Phase.QUEUED, Phase.PREFILL, Phase.EVICTED},
+        Phase.PREFILL: _LEAVES_REPLICA | {Phase.TRANSFER, Phase.DECODE, Phase.FINISHED},
+        Phase.TRANSFER: _LEAVES_REPLICA | {Phase.DECODE, Phase.FINISHED},
+        Phase.DECODE: _LEAVES_REPLICA | {Phase.FINISHED},
+        Phase.RESUME: _EARLY_ENDS | {Phase.QUEUED, Phase.PREFILL, Phase.EVICTED},
         Phase.FINISHED: frozenset(),
         Phase.SHED: frozenset(),
         Phase.EVICTED: frozenset(),

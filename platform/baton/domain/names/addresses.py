@@ -10,7 +10,7 @@ import ipaddress
 from dataclasses import dataclass
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-_LAST_PORT = 65_535
+_MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,17 @@ class Address:
     port: int
 
 
-def address_text(host: str, port: int | str) -> str:
+def format_address(host: str, port: int | str) -> str:
     """`host:port`, with an IPv6 host in brackets; brackets that are there already stay.
 
     `port` may be a word, as in `0.0.0.0:PORT` of a hint.
     """
-    return f"{bracketed(host)}:{port}"
+    return f"{bracket_ipv6(host)}:{port}"
 
 
-def endpoint(scheme: str, host: str, port: int | str) -> str:
+def format_endpoint(scheme: str, host: str, port: int | str) -> str:
     """`scheme://host:port`, for HTTP, ZMQ and what else writes addresses as URLs do."""
-    return f"{scheme}://{address_text(host, port)}"
+    return f"{scheme}://{format_address(host, port)}"
 
 
 def parse_address(text: str) -> Address:
@@ -40,30 +40,34 @@ def parse_address(text: str) -> Address:
     Raises:
         ValueError: it is neither; the text says what it is.
     """
-    rest = text.partition("://")[2] if "://" in text else text
-    host, colon, port = rest.rstrip("/").rpartition(":")
+    authority = text.partition("://")[2] if "://" in text else text
+    host, colon, port = authority.rstrip("/").rpartition(":")
     in_brackets = host.startswith("[") and host.endswith("]")
-    bare = host[1:-1] if in_brackets else host
-    if colon and ":" in bare and not in_brackets:
+    bare_host = host[1:-1] if in_brackets else host
+    if colon and ":" in bare_host and not in_brackets:
         raise ValueError(f"got {text!r}, wanted HOST:PORT, an IPv6 address in brackets: [::1]:8000")
-    number = int(port) if port.isascii() and port.isdecimal() else -1
-    sound = ip_address(bare) is not None if in_brackets else not set(bare) & set("[]/@?# ")
-    if not colon or not bare or not sound or not 0 <= number <= _LAST_PORT:
+    port_number = int(port) if port.isascii() and port.isdecimal() else -1
+    is_valid_host = (
+        ip_address(bare_host) is not None if in_brackets else not set(bare_host) & set("[]/@?# ")
+    )
+    if not colon or not bare_host or not is_valid_host or not 0 <= port_number <= _MAX_PORT:
         raise ValueError(f"got {text!r}, wanted HOST:PORT, as 10.0.0.7:8000 or [::1]:8000")
-    return Address(bare, number)
+    return Address(bare_host, port_number)
 
 
-def host_in(authority: str) -> str:
+def parse_host_header(authority: str) -> str:
     """The host of an HTTP `Host` header, in lower case, without its port and brackets; else ""."""
     name = authority.strip().lower()
     if name.startswith("["):
-        host, bracket, rest = name[1:].partition("]")
-        sound = bracket and ip_address(host) is not None and (not rest or rest.startswith(":"))
-        return host if sound else ""
+        host, bracket, suffix = name[1:].partition("]")
+        is_valid = (
+            bracket and ip_address(host) is not None and (not suffix or suffix.startswith(":"))
+        )
+        return host if is_valid else ""
     return name.partition(":")[0]
 
 
-def bracketed(host: str) -> str:
+def bracket_ipv6(host: str) -> str:
     """A host as it stands before a port, and in URLs."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
@@ -83,7 +87,7 @@ def is_ipv6(host: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches it."""
-    address = _reached(host)
+    address = _unmap_ipv4(host)
     return host.lower() == "localhost" if address is None else address.is_loopback
 
 
@@ -95,34 +99,34 @@ def is_loopback_address(address: str) -> bool:
         return False
 
 
-def is_any(host: str) -> bool:
+def is_any_address(host: str) -> bool:
     """Whether it means all addresses of a machine."""
-    address = _reached(host)
+    address = _unmap_ipv4(host)
     return address is not None and address.is_unspecified
 
 
-def same_host(one: str, other: str) -> bool:
+def same_host(left_host: str, right_host: str) -> bool:
     """Whether two hosts are one address, however it is written; names are compared as they are."""
-    first, second = _reached(one), _reached(other)
+    first, second = _unmap_ipv4(left_host), _unmap_ipv4(right_host)
     if first is None or second is None:
-        return one.lower() == other.lower()
+        return left_host.lower() == right_host.lower()
     return first == second
 
 
-def everywhere(host: str) -> str:
+def any_address(host: str) -> str:
     """All addresses of a machine, in the version of IP of this host; `::` are those of both."""
     return "::" if is_ipv6(host) else "0.0.0.0"  # noqa: S104 - who asks guards it
 
 
-def loopback(host: str) -> str:
+def connectable_host(host: str) -> str:
     """This machine for itself, where a server listens at `host`, or at all of its addresses.
 
     A server that listens at `::` listens at IPv4 addresses, too.
     """
-    return "127.0.0.1" if is_any(host) or not host else host
+    return "127.0.0.1" if is_any_address(host) or not host else host
 
 
-def _reached(host: str) -> IpAddress | None:
+def _unmap_ipv4(host: str) -> IpAddress | None:
     """The address that packets go to: an IPv4 address may be written as one of IPv6."""
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

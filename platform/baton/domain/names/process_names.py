@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-ASKER_VARIABLE: Final = "BATON_ENGINE_ASKED_BY"
+OWNER_ENV_VAR: Final = "BATON_ENGINE_ASKED_BY"
 """Set in the environment of engine processes: the name of the process whose engine they are."""
 _NAMESPACE: Final = Path("/proc/self/ns/pid")
 

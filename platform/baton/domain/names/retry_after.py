@@ -1,30 +1,30 @@
 """The one number by which a refused client is told when to come back.
 
 Whatever is said of a wait in seconds (HTTP's `Retry-After`, the text of an error, an entry of a
-gate's map) is said by `whole_seconds`, so that two of them never differ.
+gate's map) is said by `retry_after_seconds`, so that two of them never differ.
 """
 
 from __future__ import annotations
 
 import math
 
-LEAST_S = 1
+MIN_RETRY_AFTER_S = 1
 """Sooner than any queue empties, and what a client that reads only the status waits anyway."""
-MOST_S = 3600
+MAX_RETRY_AFTER_S = 3600
 """A limit of zero per second never has room again; its client asks once an hour whether it was
 raised."""
 
 
-def whole_seconds(wait_s: float) -> int:
+def retry_after_seconds(wait_s: float) -> int:
     """Whole seconds that are never less than the wait, from 1 to 3600; for no number: 1.
 
     Rounded up: a client that comes back a part of a second early is refused once more.
     """
     if math.isnan(wait_s):
-        return LEAST_S
-    return math.ceil(min(max(wait_s, LEAST_S), MOST_S))
+        return MIN_RETRY_AFTER_S
+    return math.ceil(min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S))
 
 
-def retry_in(wait_s: float) -> str:
+def retry_after_text(wait_s: float) -> str:
     """The words for it in an error's text."""
-    return f"retry in {whole_seconds(wait_s)} s"
+    return f"retry in {retry_after_seconds(wait_s)} s"

@@ -40,17 +40,17 @@ def parse_traceparent(parent: str, state: str = "") -> TraceContext | None:
 
     A version after 00 may say more behind what is known; 00 may not. All zeros are no id.
     """
-    found = _TRACE_PARENT.fullmatch(parent.strip())
-    if found is None:
+    match = _TRACE_PARENT.fullmatch(parent.strip())
+    if match is None:
         return None
-    version, trace_id, parent_id, flags, more = found.groups()
-    if version == "ff" or (version == "00" and more is not None):
+    version, trace_id, parent_id, flags, extra = match.groups()
+    if version == "ff" or (version == "00" and extra is not None):
         return None
     if not (int(trace_id, 16) and int(parent_id, 16)):
         return None
     sampled = bool(int(flags, 16) & _SAMPLED)
-    kept = len(state) <= MAX_STATE_CHARS and _STATE.fullmatch(state)
-    return TraceContext(trace_id, parent_id, sampled, state.strip() if kept else "")
+    is_valid_state = len(state) <= MAX_STATE_CHARS and _STATE.fullmatch(state)
+    return TraceContext(trace_id, parent_id, sampled, state.strip() if is_valid_state else "")
 
 
 def trace_headers(context: TraceContext, span_id: str) -> dict[str, str]:
@@ -71,10 +71,10 @@ def span_id(trace_id: str, name: str) -> str:
     return digest if int(digest, 16) else digest[:-1] + "1"
 
 
-def in_share(trace_id: str, share: float) -> bool:
+def is_in_sample(trace_id: str, sample_fraction: float) -> bool:
     """Whether a trace is among that share (0-1) of all; every service decides alike.
 
     Source: OpenTelemetry specification, trace SDK, TraceIdRatioBased (the last 56 bits, as W3C's
     random trace ids have them).
     """
-    return int(trace_id[-_RATIO_DIGITS:], 16) < share * _RATIO_VALUES
+    return int(trace_id[-_RATIO_DIGITS:], 16) < sample_fraction * _RATIO_VALUES

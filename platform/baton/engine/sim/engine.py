@@ -15,21 +15,27 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from baton.control.request.leases import RENEWALS
-from baton.domain.errors import EngineDied, EngineStartFailed, LegInvalid, TransferFailed, too_long
+from baton.control.request.leases import RENEWALS_PER_LEASE
+from baton.domain.errors import (
+    EngineDied,
+    EngineStartFailed,
+    LegInvalid,
+    TransferFailed,
+    prompt_too_long_message,
+)
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
-from baton.domain.handoff import Leg, LegFailure, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure
 from baton.domain.kv_events import KvEventBatch
-from baton.domain.names.addresses import address_text
-from baton.engine.sim.inbound_link import Wire
-from baton.engine.sim.kv_handles import UnreadableTicketError, read_ticket, write_ticket
+from baton.domain.names.addresses import format_address
+from baton.engine.sim.inbound_link import InboundLink
+from baton.engine.sim.kv_handles import UnreadableKvHandleError, decode_kv_handle, encode_kv_handle
 from baton.engine.sim.outbox import KvEventFeed, Outbox, Outputs
 from baton.engine.sim.side_channel import (
-    Description,
+    EngineDescription,
     LeaseClient,
     LeaseServer,
     PullFailedError,
-    check,
+    check_source,
     pull,
     release,
     renew,
@@ -40,7 +46,7 @@ from baton.simulator.engine.commands import (
     CancelFetch,
     FreeSource,
     LoadBlocks,
-    SimTicket,
+    SimKvHandle,
     StartPull,
 )
 from baton.simulator.engine.core import SimCore
@@ -78,25 +84,25 @@ class SimEngine:
             settings, replica_id=replica_id, pool=pool, role=role, model=model, side_channel=""
         )
         self._side_channel = LeaseServer(
-            Description(replica_id, self._facts.layout),
+            EngineDescription(replica_id, self._facts.layout),
             self._renew_lease,
             self._release_lease,
             idle_s=settings.lease_s + settings.side_channel_deadline_s,
         )
         self._core: SimCore | None = None
-        self._over = False
-        self._main: asyncio.Task[None] | None = None
-        self._tasks: asyncio.TaskGroup | None = None
+        self._stopped = False
+        self._main_task: asyncio.Task[None] | None = None
+        self._task_group: asyncio.TaskGroup | None = None
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._outbox = Outbox(_OUTBOX_STEPS)
         self._feed = KvEventFeed(_FEED_BATCHES)
         self._sequence = 0
         self._wake = asyncio.Event()
-        self._awaits = asyncio.Event()
+        self._has_awaited_leases = asyncio.Event()
         """Set when a leg has come that waits for blocks."""
         self._thawed = asyncio.Event()
         self._thawed.set()
-        self._wire = Wire(settings)
+        self._inbound_link = InboundLink(settings)
         self._transfer_factor = 1.0
         self._agent_broken = False
 
@@ -114,7 +120,7 @@ class SimEngine:
             address = await self._side_channel.start(host, port)
         except OSError as error:
             raise EngineStartFailed(
-                f"replica {self._facts.replica_id}: cannot listen on {address_text(host, port)}:"
+                f"replica {self._facts.replica_id}: cannot listen on {format_address(host, port)}:"
                 f" {error}",
                 "choose another side_channel_port, or 0 for any free one",
             ) from error
@@ -124,10 +130,10 @@ class SimEngine:
             engine_id=self._facts.replica_id,
             model=self._facts.model,
             address=address,
-            write_ticket=write_ticket,
+            encode_kv_handle=encode_kv_handle,
         )
         name = f"sim-engine-{self._facts.replica_id}"
-        self._main = asyncio.create_task(self._live(self._core), name=name)
+        self._main_task = asyncio.create_task(self._run(self._core), name=name)
         return self._facts
 
     async def submit(self, leg: Leg) -> LegFailure | None:
@@ -137,25 +143,27 @@ class SimEngine:
             LegInvalid: its prompt does not fit into the context.
             AdapterFailed: there is no such adapter; it never runs.
         """
-        if self._core is None or self._over:
+        if self._core is None or self._stopped:
             return LegFailure.ENGINE_ERROR
         if leg.adapter is not None and self._adapters is not None:
             await self._adapters.source(leg.adapter)
         try:
-            ticket = None if leg.ticket is None else read_ticket(leg.ticket)
-        except UnreadableTicketError as error:
-            told = {"leg_id": leg.leg_id, "reason": str(error)}
-            log_event(_log, logging.WARNING, "leg_refused", told)
+            kv_handle = None if leg.kv_handle is None else decode_kv_handle(leg.kv_handle)
+        except UnreadableKvHandleError as error:
+            fields = {"leg_id": leg.leg_id, "reason": str(error)}
+            log_event(_log, logging.WARNING, "leg_refused", fields)
             return LegFailure.KV_LOAD_FAILED
         now_s = asyncio.get_running_loop().time()
-        failure = self._core.add(leg, ticket, now_s=now_s)
+        failure = self._core.add(leg, kv_handle, now_s=now_s)
         if failure is LegFailure.INVALID:
-            most = self._settings.max_len_tokens
-            raise LegInvalid(leg.leg_id, too_long(len(leg.prompt_token_ids), most))
-        if (wrong := self._core.find_wrong(leg)) is not None:
-            self._outbox.put((wrong,))
-        if ticket is not None:
-            self._awaits.set()
+            max_len_tokens = self._settings.max_len_tokens
+            raise LegInvalid(
+                leg.leg_id, prompt_too_long_message(len(leg.prompt_token_ids), max_len_tokens)
+            )
+        if (rejected := self._core.reject_invalid(leg)) is not None:
+            self._outbox.put((rejected,))
+        if kv_handle is not None:
+            self._has_awaited_leases.set()
         self._wake.set()
         return failure
 
@@ -166,25 +174,25 @@ class SimEngine:
         or that awaits this inside its own loop over `steps`, does not get them.
         """
         core = self._core
-        if core is None or self._over:
+        if core is None or self._stopped:
             return
         core.abort(leg_ids)
-        self._carry_out_orders(core)
+        self._execute_orders(core)
         self._wake.set()
         ids = frozenset(leg_ids)
-        if await self._outbox.flushed(ids, _FLUSH_DEADLINE_S):
+        if await self._outbox.wait_flushed(ids, _FLUSH_DEADLINE_S):
             return
         for output in self._outbox.discard(ids):
-            if output.ticket is not None:
+            if output.kv_handle is not None:
                 self._release_lease(output.leg_id)
 
-    async def release(self, ticket: Ticket) -> None:
-        """Tell the engine that issued `ticket` to free its blocks; best effort."""
-        if self._over:
+    async def release(self, kv_handle: KvHandle) -> None:
+        """Tell the engine that issued `kv_handle` to free its blocks; best effort."""
+        if self._stopped:
             return
         try:
-            await self._free_source(read_ticket(ticket))
-        except UnreadableTicketError as error:
+            await self._free_source(decode_kv_handle(kv_handle))
+        except UnreadableKvHandleError as error:
             log_event(_log, logging.WARNING, "ticket_not_released", {"reason": str(error)})
 
     async def steps(self) -> AsyncIterator[Outputs]:
@@ -193,7 +201,7 @@ class SimEngine:
         Raises:
             EngineDied: the engine died.
         """
-        while (outputs := await self._outbox.take()) is not None:
+        while (outputs := await self._outbox.get()) is not None:
             yield outputs
 
     def kv_events(self) -> KvEventFeed:
@@ -213,7 +221,7 @@ class SimEngine:
         try:
             async with asyncio.timeout(deadline_s):
                 client = LeaseClient(address, "", deadline_s=deadline_s)
-                await check(client, Description(source_id, self._facts.layout))
+                await check_source(client, EngineDescription(source_id, self._facts.layout))
         except TimeoutError as error:
             why = f"no answer from {address} within {deadline_s:g} s"
             raise TransferFailed(source_id, why) from error
@@ -227,17 +235,17 @@ class SimEngine:
     async def close(self) -> None:
         """Stop everything and free the port. What `steps` has not yielded yet, it still yields."""
         self._stop(None)
-        if self._main is not None:
-            await asyncio.wait((self._main,))
-        await self._side_channel.closed()
+        if self._main_task is not None:
+            await asyncio.wait((self._main_task,))
+        await self._side_channel.wait_closed()
 
     # ------------------------------------------------------------------ beyond the port
     def reset_cache(self) -> bool:
         """Empty the prefix cache, as an operator may; False while any block is in use."""
-        done = self._core is not None and self._core.reset_cache()
-        if done and self._core is not None:
+        is_reset = self._core is not None and self._core.reset_cache()
+        if is_reset and self._core is not None:
             self._publish(self._core)
-        return done
+        return is_reset
 
     def freeze(self) -> None:
         """Stop as under SIGSTOP: no steps, no answers to other engines. Legs may still be sent."""
@@ -251,7 +259,7 @@ class SimEngine:
 
     def die(self, why: str = "killed") -> None:
         """Fail as a crashed engine does: outputs that were not yielded are lost."""
-        self._stop(self._failure(why))
+        self._stop(self._engine_died(why))
 
     def transfer_slowdown(self, factor: float) -> None:
         """Make every pull into this engine that starts from now on take `factor` times as long."""
@@ -262,27 +270,27 @@ class SimEngine:
         self._agent_broken = True
 
     # ------------------------------------------------------------------ life
-    async def _live(self, core: SimCore) -> None:
+    async def _run(self, core: SimCore) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
+                self._task_group = tasks
                 tasks.create_task(self._renew_forever(core))
                 await self._step_forever(core)
         except ExceptionGroup as group:
             _log.exception("simulated engine of replica %s failed", self._facts.replica_id)
-            self._stop(self._failure(f"{group.exceptions[0]!r}"))
+            self._stop(self._engine_died(f"{group.exceptions[0]!r}"))
 
     def _stop(self, failure: EngineDied | None) -> None:
-        if self._over:
+        if self._stopped:
             return
-        self._over = True
+        self._stopped = True
         self._outbox.end(failure, drop=failure is not None)
         self._feed.end()
         self._side_channel.stop()
-        if self._main is not None:
-            self._main.cancel()
+        if self._main_task is not None:
+            self._main_task.cancel()
 
-    def _failure(self, why: str) -> EngineDied:
+    def _engine_died(self, why: str) -> EngineDied:
         return EngineDied(self._facts.replica_id, why)
 
     async def _step_forever(self, core: SimCore) -> None:
@@ -290,24 +298,24 @@ class SimEngine:
         due_s = now_s()
         while True:
             await self._thawed.wait()
-            await self._outbox.room()
+            await self._outbox.wait_for_room()
             begun_at_s = now_s()
             step = core.begin_step(begun_at_s)
             self._publish(core)
-            self._carry_out_orders(core)
+            self._execute_orders(core)
             if step is None:
-                await self._until_something_happens(core)
+                await self._wait_for_event(core)
                 due_s = now_s()
                 continue
-            late = begun_at_s - due_s > _CATCH_UP_S
-            due_s = (begun_at_s if late else due_s) + step.duration_s
+            is_late = begun_at_s - due_s > _CATCH_UP_S
+            due_s = (begun_at_s if is_late else due_s) + step.duration_s
             await asyncio.sleep(max(0.0, due_s - begun_at_s))
             await self._thawed.wait()
             outputs = core.finish_step(now_s())
             self._publish(core)
             self._outbox.put(outputs)
 
-    async def _until_something_happens(self, core: SimCore) -> None:
+    async def _wait_for_event(self, core: SimCore) -> None:
         self._wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(core.next_expiry_s):
@@ -319,27 +327,27 @@ class SimEngine:
         From the moment that the engine has a leg, as a real one does.
         """
         while True:
-            awaited = core.awaited()
-            if not awaited:
-                self._awaits.clear()
-                await self._awaits.wait()
+            awaited_handles = core.pending_kv_handles()
+            if not awaited_handles:
+                self._has_awaited_leases.clear()
+                await self._has_awaited_leases.wait()
                 continue
             async with asyncio.TaskGroup() as tasks:
-                for ticket in awaited:
-                    tasks.create_task(self._renew(ticket))
-            await asyncio.sleep(self._settings.lease_s / RENEWALS)
+                for kv_handle in awaited_handles:
+                    tasks.create_task(self._renew(kv_handle))
+            await asyncio.sleep(self._settings.lease_s / RENEWALS_PER_LEASE)
             await self._thawed.wait()
 
-    async def _renew(self, ticket: SimTicket) -> None:
+    async def _renew(self, kv_handle: SimKvHandle) -> None:
         try:
-            await renew(self._client(ticket))
+            await renew(self._client(kv_handle))
         except PullFailedError as error:
-            told = {"leg_id": ticket.leg_id, "reason": str(error)}
-            log_event(_log, logging.INFO, "lease_not_renewed", told)
+            fields = {"leg_id": kv_handle.leg_id, "reason": str(error)}
+            log_event(_log, logging.INFO, "lease_not_renewed", fields)
 
     # ------------------------------------------------------------------ orders of the core
-    def _carry_out_orders(self, core: SimCore) -> None:
-        for order in core.take_orders():
+    def _execute_orders(self, core: SimCore) -> None:
+        for order in core.pop_commands():
             match order:
                 case StartPull():
                     self._fetches[order.leg_id] = self._spawn(self._pull(core, order))
@@ -348,22 +356,22 @@ class SimEngine:
                 case CancelFetch():
                     self._fetches.pop(order.leg_id).cancel()
                 case FreeSource():
-                    self._spawn(self._free_source(order.ticket))
+                    self._spawn(self._free_source(order.kv_handle))
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        if self._tasks is None:
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        if self._task_group is None:
             raise AssertionError("orders before the first step")
-        return self._tasks.create_task(work)
+        return self._task_group.create_task(coroutine)
 
     async def _pull(self, core: SimCore, order: StartPull) -> None:
         now_s = asyncio.get_running_loop().time
         moved_bytes = order.blocks * self._settings.kv_block_bytes
-        moving = self._wire.moving(moved_bytes, slowdown=self._transfer_factor)
+        transfer = self._inbound_link.transfer(moved_bytes, slowdown=self._transfer_factor)
         begun_at_s = now_s()
-        kept, why = False, "the transfer agent of this engine is broken"
+        blocks_kept, why = False, "the transfer agent of this engine is broken"
         try:
             if not self._agent_broken:
-                kept, why = await pull(self._client(order.ticket), moving), ""
+                blocks_kept, why = await pull(self._client(order.kv_handle), transfer), ""
         except PullFailedError as error:
             why = str(error)
         await self._thawed.wait()
@@ -372,10 +380,13 @@ class SimEngine:
             log_event(_log, logging.WARNING, "pull_failed", {"leg_id": order.leg_id, "reason": why})
             output = core.pull_failed(order.leg_id)
         else:
-            if not kept:
+            if not blocks_kept:
                 log_event(_log, logging.WARNING, "blocks_were_lost", {"leg_id": order.leg_id})
             output = core.pull_done(
-                order.leg_id, blocks=order.blocks, took_s=now_s() - begun_at_s, kept=kept
+                order.leg_id,
+                blocks=order.blocks,
+                duration_s=now_s() - begun_at_s,
+                source_kept=blocks_kept,
             )
         self._outbox.put(() if output is None else (output,))
         self._publish(core)
@@ -389,34 +400,34 @@ class SimEngine:
         self._publish(core)
         self._wake.set()
 
-    async def _free_source(self, ticket: SimTicket) -> None:
+    async def _free_source(self, kv_handle: SimKvHandle) -> None:
         try:
-            await release(self._client(ticket))
+            await release(self._client(kv_handle))
         except PullFailedError as error:
-            told = {"leg_id": ticket.leg_id, "reason": str(error)}
-            log_event(_log, logging.INFO, "lease_left_to_expire", told)
+            fields = {"leg_id": kv_handle.leg_id, "reason": str(error)}
+            log_event(_log, logging.INFO, "lease_left_to_expire", fields)
 
-    def _client(self, ticket: SimTicket) -> LeaseClient:
+    def _client(self, kv_handle: SimKvHandle) -> LeaseClient:
         deadline_s = self._settings.side_channel_deadline_s
-        return LeaseClient(ticket.address, ticket.leg_id, deadline_s=deadline_s)
+        return LeaseClient(kv_handle.address, kv_handle.leg_id, deadline_s=deadline_s)
 
     # ------------------------------------------------------------------ what others ask
     def _renew_lease(self, leg_id: str) -> bool:
         core, now_s = self._core, asyncio.get_running_loop().time()
-        if core is None or not core.holds(leg_id, now_s):
+        if core is None or not core.is_leased(leg_id, now_s):
             return False
         core.renew(leg_id, now_s)
         return True
 
     def _release_lease(self, leg_id: str) -> bool:
         core = self._core
-        held = core is not None and core.release(leg_id, asyncio.get_running_loop().time())
+        was_leased = core is not None and core.release(leg_id, asyncio.get_running_loop().time())
         self._wake.set()
-        return held
+        return was_leased
 
     # ------------------------------------------------------------------ KV events
     def _publish(self, core: SimCore) -> None:
-        events = core.take_events()
+        events = core.pop_events()
         if not events:
             return
         batch = KvEventBatch(

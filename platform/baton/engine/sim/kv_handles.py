@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.domain.handoff import Ticket
-from baton.simulator.engine.commands import SimTicket
+from baton.domain.handoff import KvHandle
+from baton.simulator.engine.commands import SimKvHandle
 
 _KIND = "baton-sim-ticket-1"
 
 
-class UnreadableTicketError(ValueError):
+class UnreadableKvHandleError(ValueError):
     """A ticket that no simulated engine wrote."""
 
 
-def write_ticket(ticket: SimTicket) -> bytes:
+def encode_kv_handle(kv_handle: SimKvHandle) -> bytes:
     """A ticket's `params`."""
-    return msgspec.msgpack.encode((_KIND, ticket))
+    return msgspec.msgpack.encode((_KIND, kv_handle))
 
 
-def read_ticket(ticket: Ticket) -> SimTicket:
-    """What `write_ticket` was given.
+def decode_kv_handle(kv_handle: KvHandle) -> SimKvHandle:
+    """What `encode_kv_handle` was given.
 
     Raises:
-        UnreadableTicketError: the bytes are something else, such as a real engine's ticket.
+        UnreadableKvHandleError: the bytes are something else, such as a real engine's ticket.
     """
     try:
-        kind, read = msgspec.msgpack.decode(ticket.params, type=tuple[str, SimTicket])
+        kind, decoded = msgspec.msgpack.decode(kv_handle.params, type=tuple[str, SimKvHandle])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableTicketError(f"ticket of {len(ticket.params)} bytes: {error}") from error
+        raise UnreadableKvHandleError(
+            f"ticket of {len(kv_handle.params)} bytes: {error}"
+        ) from error
     if kind != _KIND:
-        raise UnreadableTicketError(f"ticket of kind {kind!r}, wanted {_KIND!r}")
-    return read
+        raise UnreadableKvHandleError(f"ticket of kind {kind!r}, wanted {_KIND!r}")
+    return decoded

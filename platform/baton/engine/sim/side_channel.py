@@ -21,16 +21,16 @@ from typing import Final, Self, TypeVar, cast
 
 import msgspec
 
-from baton.domain.names.addresses import address_text, parse_address
-from baton.runtime.process.sockets import bound_socket
+from baton.domain.names.addresses import format_address, parse_address
+from baton.runtime.process.sockets import create_bound_socket
 
-_Answer = TypeVar("_Answer")
+_Reply = TypeVar("_Reply")
 _LENGTH: Final = struct.Struct("!I")
-_LIMIT_BYTES: Final = 4096
+_MAX_MESSAGE_BYTES: Final = 4096
 """Longest message: ids are a few dozen bytes."""
-_LIMIT_CONNECTIONS: Final = 512
+_MAX_CONNECTIONS: Final = 512
 _CLOSE_DEADLINE_S: Final = 2.0
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Of a message: it is not what it should be, no text, or nested too deeply."""
 
 
@@ -47,14 +47,14 @@ class PullFailedError(Exception):
     """Blocks could not be fetched, or a release could not be delivered."""
 
 
-class Description(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class EngineDescription(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Who listens at a side channel, and which blocks it has."""
 
     engine_id: str
     layout: str
 
 
-class _Ask(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class _Request(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     verb: Verb
     leg_id: str
 
@@ -73,7 +73,7 @@ class LeaseServer:
 
     def __init__(
         self,
-        description: Description,
+        description: EngineDescription,
         renew: Callable[[str], bool],
         release: Callable[[str], bool],
         *,
@@ -94,9 +94,9 @@ class LeaseServer:
             OSError: the address cannot be had.
         """
         loop = asyncio.get_running_loop()
-        made = bound_socket(host, port)
-        self._server = await loop.create_server(lambda: _Connection(self), sock=made)
-        return address_text(host, made.getsockname()[1])
+        listener = create_bound_socket(host, port)
+        self._server = await loop.create_server(lambda: _Connection(self), sock=listener)
+        return format_address(host, listener.getsockname()[1])
 
     def pause(self) -> None:
         """Answer nobody until `resume`."""
@@ -117,7 +117,7 @@ class LeaseServer:
         for connection in tuple(self._connections):
             connection.abort()
 
-    async def closed(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until the port is free again, after `stop`."""
         if self._server is not None:
             async with asyncio.timeout(_CLOSE_DEADLINE_S):
@@ -125,36 +125,36 @@ class LeaseServer:
 
     def admit(self, connection: _Connection) -> bool:
         """Note a new connection; False when there are too many."""
-        if len(self._connections) >= _LIMIT_CONNECTIONS:
+        if len(self._connections) >= _MAX_CONNECTIONS:
             return False
         self._connections.add(connection)
         if self._paused:
             connection.pause()
         return True
 
-    def forget(self, connection: _Connection) -> None:
+    def remove(self, connection: _Connection) -> None:
         """Note that a connection ended."""
         self._connections.discard(connection)
 
-    def idle_timer(self, then: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call `then` when a connection has lasted longer than any pull may take."""
-        return asyncio.get_running_loop().call_later(self._idle_s, then)
+    def start_idle_timer(self, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call `callback` when a connection has lasted longer than any pull may take."""
+        return asyncio.get_running_loop().call_later(self._idle_s, callback)
 
-    def answer(self, body: bytes) -> bytes:
+    def handle(self, body: bytes) -> bytes:
         """Do what a message asks.
 
         Raises:
             msgspec.DecodeError: it is not a message of ours.
         """
-        ask = msgspec.msgpack.decode(body, type=_Ask)
-        match ask.verb:
+        request = msgspec.msgpack.decode(body, type=_Request)
+        match request.verb:
             case Verb.RENEW:
-                held = self._renew(ask.leg_id)
+                was_leased = self._renew(request.leg_id)
             case Verb.DONE | Verb.RELEASE:
-                held = self._release(ask.leg_id)
+                was_leased = self._release(request.leg_id)
             case Verb.DESCRIBE:
                 return self._description
-        return msgspec.msgpack.encode(held)
+        return msgspec.msgpack.encode(was_leased)
 
 
 class _Connection(asyncio.Protocol):
@@ -170,7 +170,7 @@ class _Connection(asyncio.Protocol):
         # A stream server makes no other kind; uvloop's does not say so by its class.
         self._transport = cast("asyncio.Transport", transport)
         if self._server.admit(self):
-            self._timer = self._server.idle_timer(self.abort)
+            self._timer = self._server.start_idle_timer(self.abort)
         else:
             self.abort()
 
@@ -178,7 +178,7 @@ class _Connection(asyncio.Protocol):
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > _LIMIT_BYTES:
+            if length > _MAX_MESSAGE_BYTES:
                 return self.abort()
             end = _LENGTH.size + length
             if len(self._buffer) < end:
@@ -186,16 +186,16 @@ class _Connection(asyncio.Protocol):
             body = bytes(self._buffer[_LENGTH.size : end])
             del self._buffer[:end]
             try:
-                answer = self._server.answer(body)
-            except _UNREADABLE:
+                reply = self._server.handle(body)
+            except _DECODE_ERRORS:
                 return self.abort()
             if self._transport is not None:
-                self._transport.write(_frame(answer))
+                self._transport.write(_frame(reply))
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._server.forget(self)
+        self._server.remove(self)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -224,9 +224,11 @@ class LeaseClient:
 
     async def __aenter__(self) -> Self:
         try:
-            at = parse_address(self._address)
+            address = parse_address(self._address)
             async with asyncio.timeout(self._deadline_s):
-                self._reader, self._writer = await asyncio.open_connection(at.host, at.port)
+                self._reader, self._writer = await asyncio.open_connection(
+                    address.host, address.port
+                )
         except (OSError, ValueError, OverflowError) as error:
             raise PullFailedError(f"no connection to {self._address}: {error}") from error
         return self
@@ -235,7 +237,7 @@ class LeaseClient:
         if self._writer is not None:
             self._writer.transport.abort()
 
-    async def ask(self, verb: Verb) -> bool:
+    async def request(self, verb: Verb) -> bool:
         """Send a message that is answered by yes or no, and return the answer.
 
         Raises:
@@ -243,27 +245,27 @@ class LeaseClient:
         """
         return await self._exchange(verb, bool)
 
-    async def describe(self) -> Description:
+    async def describe(self) -> EngineDescription:
         """Ask who listens there.
 
         Raises:
             PullFailedError: there is no answer in time.
         """
-        return await self._exchange(Verb.DESCRIBE, Description)
+        return await self._exchange(Verb.DESCRIBE, EngineDescription)
 
-    async def _exchange(self, verb: Verb, answer: type[_Answer]) -> _Answer:
+    async def _exchange(self, verb: Verb, reply_type: type[_Reply]) -> _Reply:
         reader, writer = self._streams()
-        body = msgspec.msgpack.encode(_Ask(verb, self._leg_id))
+        body = msgspec.msgpack.encode(_Request(verb, self._leg_id))
         try:
             async with asyncio.timeout(self._deadline_s):
                 writer.write(_frame(body))
                 await writer.drain()
                 (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-                if length > _LIMIT_BYTES:
+                if length > _MAX_MESSAGE_BYTES:
                     raise PullFailedError(f"{self._address}: an answer of {length} bytes")
                 body = await reader.readexactly(length)
-                return msgspec.msgpack.decode(body, type=answer)
-        except (OSError, EOFError, *_UNREADABLE) as error:
+                return msgspec.msgpack.decode(body, type=reply_type)
+        except (OSError, EOFError, *_DECODE_ERRORS) as error:
             raise PullFailedError(f"{verb} to {self._address}: {error!r}") from error
 
     async def wait_connected(self, arrived: asyncio.Event) -> None:
@@ -274,13 +276,13 @@ class LeaseClient:
         """
         reader, _ = self._streams()
         async with asyncio.TaskGroup() as tasks:
-            broken = tasks.create_task(_said(reader))
-            there = tasks.create_task(_set(arrived))
-            await asyncio.wait((broken, there), return_when=asyncio.FIRST_COMPLETED)
-            there.cancel()
-            broken.cancel()
+            disconnection = tasks.create_task(_wait_for_disconnection(reader))
+            arrival = tasks.create_task(_wait_set(arrived))
+            await asyncio.wait((disconnection, arrival), return_when=asyncio.FIRST_COMPLETED)
+            arrival.cancel()
+            disconnection.cancel()
         if not arrived.is_set():
-            raise PullFailedError(f"{self._address} {broken.result()}")
+            raise PullFailedError(f"{self._address} {disconnection.result()}")
 
     def _streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None:
@@ -288,20 +290,20 @@ class LeaseClient:
         return self._reader, self._writer
 
 
-async def _said(reader: asyncio.StreamReader) -> str:
+async def _wait_for_disconnection(reader: asyncio.StreamReader) -> str:
     """What went wrong, as soon as a source says anything while its blocks move."""
     try:
-        said = await reader.read(1)
+        data = await reader.read(1)
     except OSError as error:
         return f"broke off: {error}"
-    return "said something unasked" if said else "broke off"
+    return "said something unasked" if data else "broke off"
 
 
-async def _set(event: asyncio.Event) -> None:
+async def _wait_set(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def pull(client: LeaseClient, moving: AbstractAsyncContextManager[asyncio.Event]) -> bool:
+async def pull(client: LeaseClient, transfer: AbstractAsyncContextManager[asyncio.Event]) -> bool:
     """Fetch blocks: let the time of the transfer pass, have the source free them.
 
     Returns whether the source had kept them to the end; else they may be another prompt's.
@@ -310,9 +312,9 @@ async def pull(client: LeaseClient, moving: AbstractAsyncContextManager[asyncio.
         PullFailedError: the source cannot be read, or does not answer.
     """
     async with client:
-        async with moving as arrived:
+        async with transfer as arrived:
             await client.wait_connected(arrived)
-        return await client.ask(Verb.DONE)
+        return await client.request(Verb.DONE)
 
 
 async def renew(client: LeaseClient) -> bool:
@@ -322,7 +324,7 @@ async def renew(client: LeaseClient) -> bool:
         PullFailedError: the source does not answer.
     """
     async with client:
-        return await client.ask(Verb.RENEW)
+        return await client.request(Verb.RENEW)
 
 
 async def release(client: LeaseClient) -> bool:
@@ -332,20 +334,24 @@ async def release(client: LeaseClient) -> bool:
         PullFailedError: the source does not answer.
     """
     async with client:
-        return await client.ask(Verb.RELEASE)
+        return await client.request(Verb.RELEASE)
 
 
-async def check(client: LeaseClient, expected: Description) -> None:
+async def check_source(client: LeaseClient, expected: EngineDescription) -> None:
     """Make sure that the expected engine, with the expected blocks, listens there.
 
     Raises:
         PullFailedError: it does not answer, or is another one.
     """
     async with client:
-        found = await client.describe()
-    if found.engine_id != expected.engine_id:
-        who = f"replica {found.engine_id!r} answers there, wanted {expected.engine_id!r}"
-        raise PullFailedError(f"{who}: the address belongs to another one now")
-    if found.layout != expected.layout:
-        what = f"its blocks are {found.layout!r}, wanted {expected.layout!r}"
-        raise PullFailedError(f"{what}: give both engines the same model and block settings")
+        description = await client.describe()
+    if description.engine_id != expected.engine_id:
+        engine_mismatch = (
+            f"replica {description.engine_id!r} answers there, wanted {expected.engine_id!r}"
+        )
+        raise PullFailedError(f"{engine_mismatch}: the address belongs to another one now")
+    if description.layout != expected.layout:
+        layout_mismatch = f"its blocks are {description.layout!r}, wanted {expected.layout!r}"
+        raise PullFailedError(
+            f"{layout_mismatch}: give both engines the same model and block settings"
+        )

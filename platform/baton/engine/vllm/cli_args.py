@@ -8,8 +8,8 @@ try:
         make_arg_parser,
         validate_parsed_serve_args,
     )
-except ModuleNotFoundError as moved:  # vLLM 0.32 has it beside its launchers
-    if not (moved.name or "").startswith("vllm.entrypoints.common"):
+except ModuleNotFoundError as error:  # vLLM 0.32 has it beside its launchers
+    if not (error.name or "").startswith("vllm.entrypoints.common"):
         raise
     from vllm.entrypoints.launchers.cli_args import (
         FrontendArgs,

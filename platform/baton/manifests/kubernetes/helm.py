@@ -18,55 +18,55 @@ from typing import Final
 
 import baton
 from baton.config.schema.deployment import DeploymentConfig
-from baton.config.write.jsonschema import schema
-from baton.config.write.render import plain
-from baton.manifests.cluster_deployment import Adapted, Plain
+from baton.config.write.jsonschema import json_schema
+from baton.config.write.render import to_plain
+from baton.manifests.cluster_deployment import ClusterDeployment, PlainDict
 from baton.manifests.environment import ray_variables
-from baton.manifests.images import image_of
-from baton.manifests.kubernetes.kuberay import AUTOSCALER, RAY_VERSION
-from baton.manifests.monitoring import monitors, rule_groups
-from baton.manifests.networking import policy, services
+from baton.manifests.images import image_name
+from baton.manifests.kubernetes.kuberay import AUTOSCALER_OPTIONS, RAY_VERSION
+from baton.manifests.monitoring import monitor_objects, rule_groups
+from baton.manifests.networking import network_policy, services
 from baton.manifests.node_groups import (
     DEFAULT_ENGINE_BYTES,
-    RAY_MIB,
+    RAY_MEMORY_MIB,
     front_group,
     head_group,
     pool_groups,
 )
-from baton.manifests.pod_limits import TAKEN, check_pods
+from baton.manifests.pod_limits import RESERVED_PORTS, check_pods
 from baton.manifests.pods import (
     POD_SECURITY,
-    RAYLET_LIVES,
+    RAYLET_HEALTH_COMMAND,
     RDMA_RESOURCE,
-    memory_of,
+    memory_request,
     mib_text,
-    models_folder,
+    models_dir,
 )
 from baton.manifests.settings import ManifestSettings
 from baton.manifests.yaml_writer import yaml_text
 
-_NAME: Final = "the-release"
-_NAMESPACE: Final = "its-space"
-_LOOKS_AHEAD: Final = re.compile(r"\(\?:\[([^]]+)]\|\[([^]]+)]\(\?=\[\1]\)\)\{0,(\d+)}")
+_NAME_PLACEHOLDER: Final = "the-release"
+_NAMESPACE_PLACEHOLDER: Final = "its-space"
+_LOOKAHEAD: Final = re.compile(r"\(\?:\[([^]]+)]\|\[([^]]+)]\(\?=\[\1]\)\)\{0,(\d+)}")
 """Of a name: `(?:[a-z0-9]|[_-](?=[a-z0-9])){0,47}`, a separator only before something else."""
-_PORT: Final = 900_001
-_METRICS_PORT: Final = 900_002
+_PORT_PLACEHOLDER: Final = 900_001
+_METRICS_PORT_PLACEHOLDER: Final = 900_002
 """No ports, so that nothing else is taken for them."""
 _EXPRESSIONS: Final = {
-    _NAME: "{{ .Release.Name }}",
-    _NAMESPACE: "{{ .Release.Namespace }}",
-    str(_PORT): "{{ .Values.config.server.port }}",
-    str(_METRICS_PORT): "{{ .Values.config.observability.metrics.port }}",
+    _NAME_PLACEHOLDER: "{{ .Release.Name }}",
+    _NAMESPACE_PLACEHOLDER: "{{ .Release.Namespace }}",
+    str(_PORT_PLACEHOLDER): "{{ .Values.config.server.port }}",
+    str(_METRICS_PORT_PLACEHOLDER): "{{ .Values.config.observability.metrics.port }}",
 }
-_MADE_FROM: Final = (
+_EXPORT_TIME_KEYS: Final = (
     ("admission", "timeouts", "total"),
     ("observability", "console", "enabled"),
     ("observability", "metrics", "enabled"),
     ("server", "front"),
 )
 """Keys from which variables and objects are made when a chart is exported."""
-_READ: Final = (
-    *_MADE_FROM,
+_TEMPLATE_KEYS: Final = (
+    *_EXPORT_TIME_KEYS,
     ("observability", "metrics", "port"),
     ("server", "host"),
     ("server", "port"),
@@ -74,40 +74,44 @@ _READ: Final = (
 """Keys that templates read, which are to be there with their defaults too."""
 
 
-def helm_files(deployment: Adapted, settings: ManifestSettings) -> Mapping[str, bytes]:
+def helm_files(deployment: ClusterDeployment, settings: ManifestSettings) -> Mapping[str, bytes]:
     """The chart.
 
     Raises:
         CannotExport: pods cannot give what the configuration asks for.
     """
     check_pods(deployment.config)
-    named = replace(settings, name=_NAME, namespace=_NAMESPACE)
-    following = replace(deployment, config=_with_expressions(deployment.config))
+    template_settings = replace(settings, name=_NAME_PLACEHOLDER, namespace=_NAMESPACE_PLACEHOLDER)
+    template_deployment = replace(deployment, config=_with_placeholders(deployment.config))
     texts = {
         "Chart.yaml": yaml_text(_chart(settings)),
-        "values.yaml": yaml_text(values(deployment, settings)),
+        "values.yaml": yaml_text(chart_values(deployment, settings)),
         "values.schema.json": json.dumps(values_schema(), indent=2) + "\n",
-        "files/checks.yaml": yaml_text(_checks(deployment)),
+        "files/checks.yaml": yaml_text(_export_checks(deployment)),
         "files/rules.yaml": rule_groups(),
-        "templates/services.yaml": _template(services(following, named)),
-        "templates/networkpolicy.yaml": _template([policy(following, named)]),
-        "templates/monitoring.yaml": _when("monitoring", _template(monitors(following, named))),
+        "templates/services.yaml": _template(services(template_deployment, template_settings)),
+        "templates/networkpolicy.yaml": _template(
+            [network_policy(template_deployment, template_settings)]
+        ),
+        "templates/monitoring.yaml": _conditional(
+            "monitoring", _template(monitor_objects(template_deployment, template_settings))
+        ),
     }
     folder = resources.files("baton.manifests") / "templates" / "helm" / "templates"
-    written = {f"templates/{one.name}": one.read_text() for one in folder.iterdir()}
-    return {name: text.encode() for name, text in sorted((texts | written).items())}
+    static_templates = {f"templates/{path.name}": path.read_text() for path in folder.iterdir()}
+    return {name: text.encode() for name, text in sorted((texts | static_templates).items())}
 
 
-def values(deployment: Adapted, settings: ManifestSettings) -> Plain:
+def chart_values(deployment: ClusterDeployment, settings: ManifestSettings) -> PlainDict:
     """The chart's own values; all but `config` is what clusters differ in."""
     config = deployment.config
-    pools = {group.name: memory_of(group) for group in pool_groups(config, settings)}
+    pool_memory = {group.name: memory_request(group) for group in pool_groups(config, settings)}
     return {
-        "image": image_of(deployment, settings),
+        "image": image_name(deployment, settings),
         "imagePullSecrets": [],
-        "config": _configuration(deployment),
+        "config": _chart_config(deployment),
         "keys": bool(deployment.key_files),
-        "console": deployment.has_token,
+        "console": deployment.needs_token,
         "monitoring": True,
         "redis": {},
         "models": {
@@ -121,28 +125,30 @@ def values(deployment: Adapted, settings: ManifestSettings) -> Plain:
         "gpu": {"perNode": settings.gpus_per_node, "nodeSelector": {}, "tolerations": []},
         "rdma": {"enabled": config.transfer.require_rdma, "resource": RDMA_RESOURCE},
         "memory": {
-            "head": memory_of(head_group()),
-            "front": memory_of(front_group(config)),
+            "head": memory_request(head_group()),
+            "front": memory_request(front_group(config)),
             "engine": mib_text(DEFAULT_ENGINE_BYTES),
-            "pools": pools,
-            "rayMib": RAY_MIB,
+            "pools": pool_memory,
+            "rayMib": RAY_MEMORY_MIB,
         },
-        "autoscaler": AUTOSCALER,
+        "autoscaler": AUTOSCALER_OPTIONS,
         "podSecurityContext": POD_SECURITY,
-        "probe": {"command": RAYLET_LIVES},
-        "environment": ray_variables(config) | {"HF_HOME": models_folder(config)},
+        "probe": {"command": RAYLET_HEALTH_COMMAND},
+        "environment": ray_variables(config) | {"HF_HOME": models_dir(config)},
     }
 
 
-def values_schema() -> Plain:
+def values_schema() -> PlainDict:
     """JSON Schema of the values: of `config`, it is that of a configuration file."""
-    text: Plain = {"type": "string"}
-    whole: Plain = {"type": "integer", "minimum": 0}
-    texts: Plain = {"type": "object", "additionalProperties": text}
-    config = _for_go({key: value for key, value in schema().items() if key != "$schema"})
+    text: PlainDict = {"type": "string"}
+    whole: PlainDict = {"type": "integer", "minimum": 0}
+    text_map: PlainDict = {"type": "object", "additionalProperties": text}
+    config = _without_lookahead(
+        {key: value for key, value in json_schema().items() if key != "$schema"}
+    )
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_closed(
+        **_closed_object(
             {
                 "image": text | {"minLength": 1},
                 "imagePullSecrets": {"type": "array", "items": {"type": "object"}},
@@ -151,88 +157,97 @@ def values_schema() -> Plain:
                 "console": {"type": "boolean"},
                 "monitoring": {"type": "boolean"},
                 "redis": {"type": "object"},
-                "models": _closed({"claim": text, "room": texts}),
-                "gpu": _closed(
+                "models": _closed_object({"claim": text, "room": text_map}),
+                "gpu": _closed_object(
                     {
                         "perNode": {"type": "integer", "minimum": 1},
-                        "nodeSelector": texts,
+                        "nodeSelector": text_map,
                         "tolerations": {"type": "array", "items": {"type": "object"}},
                     }
                 ),
-                "rdma": _closed({"enabled": {"type": "boolean"}, "resource": text}),
-                "memory": _closed(
-                    {"head": text, "front": text, "engine": text, "pools": texts, "rayMib": whole}
+                "rdma": _closed_object({"enabled": {"type": "boolean"}, "resource": text}),
+                "memory": _closed_object(
+                    {
+                        "head": text,
+                        "front": text,
+                        "engine": text,
+                        "pools": text_map,
+                        "rayMib": whole,
+                    }
                 ),
                 "autoscaler": {"type": "object"},
                 "podSecurityContext": {"type": "object"},
-                "probe": _closed({"command": {"type": "array", "items": text}}),
-                "environment": texts,
+                "probe": _closed_object({"command": {"type": "array", "items": text}}),
+                "environment": text_map,
                 "global": {"type": "object"},
             }
         ),
     }
 
 
-def _closed(properties: Mapping[str, object]) -> Plain:
+def _closed_object(properties: Mapping[str, object]) -> PlainDict:
     return {"type": "object", "additionalProperties": False, "properties": dict(properties)}
 
 
-def _for_go(schema: object) -> object:
+def _without_lookahead(schema: object) -> object:
     """The same schema for Helm, whose regular expressions know no look-ahead."""
     if isinstance(schema, list):
-        return [_for_go(one) for one in schema]
+        return [_without_lookahead(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {key: _for_go(value) for key, value in schema.items()}
-    pattern = found.get("pattern")
-    if isinstance(pattern, str) and (looks := _LOOKS_AHEAD.search(pattern)):
-        inner, between, most = looks.groups()
-        found["pattern"] = pattern.replace(looks[0], f"(?:[{between}]?[{inner}])*")
-        found["maxLength"] = int(most) + 1
-    return found
+    converted = {key: _without_lookahead(value) for key, value in schema.items()}
+    pattern = converted.get("pattern")
+    if isinstance(pattern, str) and (match := _LOOKAHEAD.search(pattern)):
+        characters, separators, max_repeats = match.groups()
+        converted["pattern"] = pattern.replace(match[0], f"(?:[{separators}]?[{characters}])*")
+        converted["maxLength"] = int(max_repeats) + 1
+    return converted
 
 
-def _configuration(deployment: Adapted) -> Plain:
+def _chart_config(deployment: ClusterDeployment) -> PlainDict:
     """What is written, and the keys that templates read, which may have their defaults."""
-    found: Plain = json.loads(json.dumps(deployment.written))
-    for path in _READ:
-        section = found
+    values: PlainDict = json.loads(json.dumps(deployment.explicit_values))
+    for path in _TEMPLATE_KEYS:
+        section = values
         for key in path[:-1]:
-            below = section.setdefault(key, {})
-            assert isinstance(below, dict), "a section is written as a mapping"
-            section = below
-        section[path[-1]] = _value(deployment, path)
-    return found
+            child = section.setdefault(key, {})
+            assert isinstance(child, dict), "a section is written as a mapping"
+            section = child
+        section[path[-1]] = _config_value(deployment, path)
+    return values
 
 
-def _checks(deployment: Adapted) -> Plain:
+def _export_checks(deployment: ClusterDeployment) -> PlainDict:
     """What the chart's values are compared with."""
     return {
-        "exported": {".".join(path): _value(deployment, path) for path in _MADE_FROM},
-        "taken": [{"first": one.first, "last": one.last, "by": one.by} for one in TAKEN],
+        "exported": {".".join(path): _config_value(deployment, path) for path in _EXPORT_TIME_KEYS},
+        "taken": [
+            {"first": ports.first, "last": ports.last, "by": ports.owner}
+            for ports in RESERVED_PORTS
+        ],
     }
 
 
-def _value(deployment: Adapted, path: tuple[str, ...]) -> object:
-    found: object = plain(deployment.config)
+def _config_value(deployment: ClusterDeployment, path: tuple[str, ...]) -> object:
+    value: object = to_plain(deployment.config)
     for key in path:
-        assert isinstance(found, Mapping), "a section is written as a mapping"
-        found = found[key]
-    return found
+        assert isinstance(value, Mapping), "a section is written as a mapping"
+        value = value[key]
+    return value
 
 
-def _with_expressions(config: DeploymentConfig) -> DeploymentConfig:
+def _with_placeholders(config: DeploymentConfig) -> DeploymentConfig:
     """The same, with numbers for ports that become expressions."""
-    seen = config.observability
-    metrics = replace(seen.metrics, port=_METRICS_PORT)
+    observability = config.observability
+    metrics = replace(observability.metrics, port=_METRICS_PORT_PLACEHOLDER)
     return replace(
         config,
-        server=replace(config.server, port=_PORT),
-        observability=replace(seen, metrics=metrics),
+        server=replace(config.server, port=_PORT_PLACEHOLDER),
+        observability=replace(observability, metrics=metrics),
     )
 
 
-def _chart(settings: ManifestSettings) -> Plain:
+def _chart(settings: ManifestSettings) -> PlainDict:
     return {
         "apiVersion": "v2",
         "name": settings.name,
@@ -244,12 +259,12 @@ def _chart(settings: ManifestSettings) -> Plain:
     }
 
 
-def _template(objects: list[Plain]) -> str:
+def _template(objects: list[PlainDict]) -> str:
     text = yaml_text(*objects)
     for name, expression in _EXPRESSIONS.items():
         text = text.replace(name, expression)
     return text
 
 
-def _when(value: str, text: str) -> str:
-    return f"{{{{- if .Values.{value} }}}}\n{text}{{{{- end }}}}\n"
+def _conditional(flag: str, text: str) -> str:
+    return f"{{{{- if .Values.{flag} }}}}\n{text}{{{{- end }}}}\n"

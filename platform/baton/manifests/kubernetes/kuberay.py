@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from baton.manifests.cluster_deployment import EVERYWHERE, Adapted, Plain
-from baton.manifests.monitoring import monitors, rule_file
-from baton.manifests.networking import budgets, metadata, policy, services
+from baton.manifests.cluster_deployment import ANY_ADDRESS, ClusterDeployment, PlainDict
+from baton.manifests.monitoring import monitor_objects, prometheus_rule
+from baton.manifests.networking import disruption_budgets, metadata, network_policy, services
 from baton.manifests.node_groups import NodeGroup, front_group, head_group, pool_groups
 from baton.manifests.pod_limits import check_pods
 from baton.manifests.pods import (
-    Pods,
+    PodTemplates,
     engine_probes,
     front_probes,
     head_probes,
@@ -23,10 +23,10 @@ from baton.manifests.yaml_writer import yaml_text
 
 RAY_VERSION: Final = "2.60.0"
 """What the images hold; a test compares it with the lock."""
-_IDLE_S: Final = 300
+_IDLE_TIMEOUT_S: Final = 300
 """A node without a replica is given back after this long, so that one that moves finds room."""
-AUTOSCALER: Final[Mapping[str, object]] = {
-    "idleTimeoutSeconds": _IDLE_S,
+AUTOSCALER_OPTIONS: Final[Mapping[str, object]] = {
+    "idleTimeoutSeconds": _IDLE_TIMEOUT_S,
     "upscalingMode": "Default",
     "resources": {
         "requests": {"cpu": "200m", "memory": "512Mi"},
@@ -36,15 +36,15 @@ AUTOSCALER: Final[Mapping[str, object]] = {
 """Ray's autoscaler, which starts and stops pods as replicas come and go."""
 
 
-def kuberay_files(deployment: Adapted, settings: ManifestSettings) -> Mapping[str, bytes]:
+def kuberay_files(deployment: ClusterDeployment, settings: ManifestSettings) -> Mapping[str, bytes]:
     """One file for each kind of object, and what to do with them."""
     rdma = deployment.config.transfer.require_rdma
-    texts = texts_by_file(deployment, settings, rdma=rdma)
+    texts = manifests_by_file(deployment, settings, rdma=rdma)
     return {name: text.encode() for name, text in texts.items()}
 
 
-def texts_by_file(
-    deployment: Adapted, settings: ManifestSettings, *, rdma: bool
+def manifests_by_file(
+    deployment: ClusterDeployment, settings: ManifestSettings, *, rdma: bool
 ) -> Mapping[str, str]:
     """Every object, by the file it goes to.
 
@@ -55,14 +55,14 @@ def texts_by_file(
     files = {
         "rayservice.yaml": yaml_text(ray_service(deployment, settings, rdma=rdma)),
         "services.yaml": yaml_text(*services(deployment, settings)),
-        "disruption.yaml": yaml_text(*budgets(deployment, settings)),
-        "networkpolicy.yaml": yaml_text(policy(deployment, settings)),
-        "monitoring.yaml": yaml_text(*monitors(deployment, settings)),
-        "rules.yaml": rule_file(settings),
+        "disruption.yaml": yaml_text(*disruption_budgets(deployment, settings)),
+        "networkpolicy.yaml": yaml_text(network_policy(deployment, settings)),
+        "monitoring.yaml": yaml_text(*monitor_objects(deployment, settings)),
+        "rules.yaml": prometheus_rule(settings),
     }
     cache = deployment.config.cluster.model_cache
     if cache.size_bytes is not None:
-        claim: Plain = {
+        claim: PlainDict = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": metadata(f"{settings.name}-models", settings),
@@ -72,14 +72,18 @@ def texts_by_file(
     return files
 
 
-def ray_service(deployment: Adapted, settings: ManifestSettings, *, rdma: bool) -> Plain:
+def ray_service(
+    deployment: ClusterDeployment, settings: ManifestSettings, *, rdma: bool
+) -> PlainDict:
     """The RayService."""
-    pods = Pods(deployment=deployment, settings=settings, rdma=rdma)
+    pods = PodTemplates(deployment=deployment, settings=settings, rdma=rdma)
     config = deployment.config
-    front = front_group(config)
-    at_front = pods.template(front, probes=front_probes(config.server.port), front=True)
-    engines = [
-        _workers(group, pods.template(group, probes=engine_probes()))
+    front_nodes = front_group(config)
+    front_template = pods.template(
+        front_nodes, probes=front_probes(config.server.port), is_front=True
+    )
+    engine_groups = [
+        _worker_group(group, pods.template(group, probes=engine_probes()))
         for group in pool_groups(config, settings)
     ]
     head = head_group()
@@ -95,33 +99,33 @@ def ray_service(deployment: Adapted, settings: ManifestSettings, *, rdma: bool) 
                 "rayVersion": RAY_VERSION,
                 "authOptions": {"mode": "token"},
                 "enableInTreeAutoscaling": True,
-                "autoscalerOptions": AUTOSCALER,
+                "autoscalerOptions": AUTOSCALER_OPTIONS,
                 "headGroupSpec": {
-                    "rayStartParams": {"dashboard-host": EVERYWHERE},
-                    "resources": _texts({"CPU": head.cpus, **head.resources}),
+                    "rayStartParams": {"dashboard-host": ANY_ADDRESS},
+                    "resources": _quantities({"CPU": head.cpus, **head.resources}),
                     "template": pods.template(head, probes=head_probes()),
                 },
-                "workerGroupSpecs": [_workers(front, at_front), *engines],
+                "workerGroupSpecs": [_worker_group(front_nodes, front_template), *engine_groups],
             },
         },
     }
 
 
-def _workers(group: NodeGroup, template: Plain) -> Plain:
+def _worker_group(group: NodeGroup, template: PlainDict) -> PlainDict:
     resources = {"CPU": group.cpus} | ({"GPU": group.gpus} if group.gpus else {})
-    spec: Plain = {
+    spec: PlainDict = {
         "groupName": group.name,
         "replicas": group.start,
         "minReplicas": group.min,
         "maxReplicas": group.max,
-        "numOfHosts": group.hosts,
+        "numOfHosts": group.nodes_per_replica,
         "rayStartParams": {},
-        "resources": _texts({**resources, **group.resources}),
+        "resources": _quantities({**resources, **group.resources}),
     }
     if group.labels:
         spec["labels"] = dict(group.labels)
     return {**spec, "template": template}
 
 
-def _texts(resources: Mapping[str, int]) -> dict[str, str]:
+def _quantities(resources: Mapping[str, int]) -> dict[str, str]:
     return {name: str(amount) for name, amount in resources.items()}

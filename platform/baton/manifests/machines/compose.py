@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from typing import Final
 
 from baton.config.schema.deployment import DeploymentConfig
-from baton.domain.names.addresses import endpoint, loopback
-from baton.manifests.cluster_deployment import Plain
-from baton.manifests.monitoring import SCRAPE_EVERY
+from baton.domain.names.addresses import connectable_host, format_endpoint
+from baton.manifests.cluster_deployment import PlainDict
+from baton.manifests.monitoring import SCRAPE_INTERVAL
 from baton.manifests.settings import CannotExport, ManifestSettings
 from baton.manifests.yaml_writer import yaml_text
 from baton.telemetry import dashboards, rules
 
 _PROMETHEUS: Final = "prom/prometheus:v3.5.0"
 _GRAFANA: Final = "grafana/grafana:12.1.1"
-_DASHBOARDS: Final = "/var/lib/grafana/dashboards/baton"
+_DASHBOARDS_DIR: Final = "/var/lib/grafana/dashboards/baton"
 """As the provisioning that is shipped names it."""
-_TOKEN: Final = "/run/secrets/console"  # noqa: S105 - where it is, not what it is
-_KEPT: Final = "31d"
+_TOKEN_PATH: Final = "/run/secrets/console"  # noqa: S105 - where it is, not what it is
+_RETENTION: Final = "31d"
 """The rules' longest window is 30 days, and some of what lies before it is read for it too."""
 
 
@@ -41,25 +41,27 @@ def compose_files(config: DeploymentConfig, settings: ManifestSettings) -> Mappi
             "observability.metrics.port is 0, any that is free: Prometheus could not be told",
             "give the port a number, as 9400",
         )
-    shipped = {name: text for name, text in dashboards.files().items() if name != "prometheus.yml"}
-    ruled = {f"rules/{name}": text for name, text in rules.files().items()}
+    dashboard_files = {
+        name: text for name, text in dashboards.files().items() if name != "prometheus.yml"
+    }
+    rule_files = {f"rules/{name}": text for name, text in rules.files().items()}
     return {
         "compose.yaml": yaml_text(_compose(config, settings)).encode(),
-        "prometheus.yaml": yaml_text(_scraping(config, settings)).encode(),
-        **{f"dashboards/{name}": text for name, text in (shipped | ruled).items()},
+        "prometheus.yaml": yaml_text(_prometheus_config(config, settings)).encode(),
+        **{f"dashboards/{name}": text for name, text in (dashboard_files | rule_files).items()},
     }
 
 
-def _compose(config: DeploymentConfig, settings: ManifestSettings) -> Plain:
+def _compose(config: DeploymentConfig, settings: ManifestSettings) -> PlainDict:
     token = config.observability.token_file
-    prometheus: Plain = {
+    prometheus: PlainDict = {
         "image": _PROMETHEUS,
         "network_mode": "host",
         "restart": "unless-stopped",
         "command": [
             "--config.file=/etc/prometheus/prometheus.yaml",
             "--web.listen-address=127.0.0.1:9090",
-            f"--storage.tsdb.retention.time={_KEPT}",
+            f"--storage.tsdb.retention.time={_RETENTION}",
         ],
         "volumes": [
             "./prometheus.yaml:/etc/prometheus/prometheus.yaml:ro",
@@ -67,7 +69,7 @@ def _compose(config: DeploymentConfig, settings: ManifestSettings) -> Plain:
             "prometheus:/prometheus",
         ],
     }
-    grafana: Plain = {
+    grafana: PlainDict = {
         "image": _GRAFANA,
         "network_mode": "host",
         "restart": "unless-stopped",
@@ -78,34 +80,34 @@ def _compose(config: DeploymentConfig, settings: ManifestSettings) -> Plain:
         },
         "volumes": [
             "./dashboards/provisioning:/etc/grafana/provisioning:ro",
-            f"./dashboards:{_DASHBOARDS}:ro",
+            f"./dashboards:{_DASHBOARDS_DIR}:ro",
             "grafana:/var/lib/grafana",
         ],
         "depends_on": ["prometheus"],
     }
-    made: Plain = {
+    compose: PlainDict = {
         "name": settings.name,
         "services": {"prometheus": prometheus, "grafana": grafana},
         "volumes": {"prometheus": {}, "grafana": {}},
     }
     if token is not None:
         prometheus["secrets"] = ["console"]
-        made["secrets"] = {"console": {"file": token if token[:1] in "/." else f"./{token}"}}
-    return made
+        compose["secrets"] = {"console": {"file": token if token[:1] in "/." else f"./{token}"}}
+    return compose
 
 
-def _scraping(config: DeploymentConfig, settings: ManifestSettings) -> Plain:
+def _prometheus_config(config: DeploymentConfig, settings: ManifestSettings) -> PlainDict:
     metrics = config.observability.metrics
-    discovery: Plain = {
-        "url": f"{endpoint('http', loopback(metrics.host), metrics.port)}/sd",
-        "refresh_interval": SCRAPE_EVERY,
+    discovery: PlainDict = {
+        "url": f"{format_endpoint('http', connectable_host(metrics.host), metrics.port)}/sd",
+        "refresh_interval": SCRAPE_INTERVAL,
     }
-    job: Plain = {"job_name": settings.name, "http_sd_configs": [discovery]}
+    job: PlainDict = {"job_name": settings.name, "http_sd_configs": [discovery]}
     if config.observability.token_file is not None:
-        authorization = {"type": "Bearer", "credentials_file": _TOKEN}
+        authorization = {"type": "Bearer", "credentials_file": _TOKEN_PATH}
         job["authorization"] = discovery["authorization"] = authorization
     return {
-        "global": {"scrape_interval": SCRAPE_EVERY, "evaluation_interval": SCRAPE_EVERY},
+        "global": {"scrape_interval": SCRAPE_INTERVAL, "evaluation_interval": SCRAPE_INTERVAL},
         "rule_files": ["rules/*.yaml"],
         "scrape_configs": [job],
     }

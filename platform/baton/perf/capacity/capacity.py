@@ -23,10 +23,10 @@ from statistics import NormalDist
 
 from baton.perf.timing import EngineTiming
 
-_MOST_STREAMS = 4096
-_LEAST_PART = 1e-9
+_MAX_STREAMS = 4096
+_MIN_REPLICAS = 1e-9
 """Of a replica: who asks for anything needs more than nothing."""
-_FULL = 0.85
+_MAX_UTILIZATION = 0.85
 """How full a pool may run for which no objective is given: where the mean wait of a queue with one
 server is about six services, and rises steeply beyond."""
 
@@ -45,8 +45,8 @@ def decode_tokens_per_s(
     max_running: int,
     kv_tokens: int | None = None,
 ) -> float:
-    """Tokens that a replica generates a second with `decode_streams`."""
-    streams = decode_streams(
+    """Tokens that a replica generates a second with `max_decode_streams`."""
+    streams = max_decode_streams(
         timing,
         tpot_s=tpot_s,
         context_tokens=context_tokens,
@@ -56,7 +56,7 @@ def decode_tokens_per_s(
     return streams / max(_step_s(timing, streams, context_tokens), 1e-9)
 
 
-def decode_streams(
+def max_decode_streams(
     timing: EngineTiming,
     *,
     tpot_s: float | None,
@@ -69,23 +69,25 @@ def decode_streams(
     Those are as many as its batch and its KV cache hold, and as still get a token every `tpot_s`;
     one where even a stream alone does not.
     """
-    streams = max(1, min(max_running, _MOST_STREAMS))
+    streams = max(1, min(max_running, _MAX_STREAMS))
     if kv_tokens is not None:
         streams = max(1, min(streams, int(kv_tokens / max(context_tokens, 1.0))))
     if tpot_s is None:
         return streams
-    return _most_streams(timing, tpot_s, context_tokens, streams)
+    return _max_streams_within(timing, tpot_s, context_tokens, streams)
 
 
-def _most_streams(timing: EngineTiming, tpot_s: float, context_tokens: float, at_most: int) -> int:
-    least, most = 1, at_most
-    while least < most:
-        middle = (least + most + 1) // 2
+def _max_streams_within(
+    timing: EngineTiming, tpot_s: float, context_tokens: float, limit: int
+) -> int:
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
         if _step_s(timing, middle, context_tokens) <= tpot_s:
-            least = middle
+            low = middle
         else:
-            most = middle - 1
-    return least
+            high = middle - 1
+    return low
 
 
 def _step_s(timing: EngineTiming, streams: int, context_tokens: float) -> float:
@@ -93,12 +95,12 @@ def _step_s(timing: EngineTiming, streams: int, context_tokens: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Irregularity:
+class Variability:
     """How far from evenly spaced and alike requests are."""
 
-    arrivals: float = 1.0
+    arrival_scv: float = 1.0
     """The squared coefficient of variation of the time between them; 1 for arrivals at random."""
-    prompts: float = 1.0
+    service_scv: float = 1.0
     """Likewise of the uncached prompts' lengths."""
 
     @property
@@ -108,75 +110,75 @@ class Irregularity:
         Source: A. Allen, Probability, Statistics and Queueing Theory (the Allen-Cunneen
         approximation for GI/G/c); J. Kingman, The single server queue in heavy traffic (1961).
         """
-        return max(0.5, (self.arrivals + self.prompts) / 2)
+        return max(0.5, (self.arrival_scv + self.service_scv) / 2)
 
 
-AT_RANDOM = Irregularity()
+POISSON = Variability()
 
 
-def _late(replicas: int, load: float, blocked: float, patience: float) -> float:
+def _wait_tail(replicas: int, load: float, blocked: float, max_wait_services: float) -> float:
     if load >= replicas:
         return 1.0
-    busy = blocked / (1.0 - load / replicas * (1.0 - blocked))
-    return busy * math.exp(-(replicas - load) * patience)
+    wait_probability = blocked / (1.0 - load / replicas * (1.0 - blocked))
+    return wait_probability * math.exp(-(replicas - load) * max_wait_services)
 
 
-def prefill_need(
+def required_prefill_replicas(
     load: float,
     *,
     service_s: float,
     ttft_s: float | None,
-    late_allowed: float,
-    irregularity: Irregularity = AT_RANDOM,
+    max_late_fraction: float,
+    variability: Variability = POISSON,
 ) -> float:
-    """Replicas so that no more than a share `late_allowed` of prompts waits too long.
+    """Replicas so that no more than a share `max_late_fraction` of prompts waits too long.
 
     Args:
         load: Replicas' worth of prompts: tokens/s asked for over tokens/s that one computes.
         service_s: How long a mean prompt takes alone.
         ttft_s: What is promised; what is left of it after the prompt's own time may be waited.
             None: nothing is, and the pool is kept from being full.
-        late_allowed: Above 0, and less than 1.
-        irregularity: Of arrivals and prompts.
+        max_late_fraction: Above 0, and less than 1.
+        variability: Of arrivals and prompts.
     """
     if load <= 0:
         return 0.0
     if ttft_s is None:
-        return load / _FULL
-    patience = max(0.0, ttft_s / max(service_s, 1e-9) - 1.0) / irregularity.wait_factor
+        return load / _MAX_UTILIZATION
+    max_wait_services = max(0.0, ttft_s / max(service_s, 1e-9) - 1.0) / variability.wait_factor
     replicas, blocked, late = 0, 1.0, 1.0
-    while late > late_allowed:
+    while late > max_late_fraction:
         replicas += 1
         blocked = load * blocked / (replicas + load * blocked)
-        late, before = _late(replicas, load, blocked, patience), late
-    return replicas - 1 + _part(before, late_allowed, late)
+        late, previous_late = _wait_tail(replicas, load, blocked, max_wait_services), late
+    return replicas - 1 + _fractional_replica(previous_late, max_late_fraction, late)
 
 
-def _part(before: float, allowed: float, after: float) -> float:
+def _fractional_replica(before: float, allowed: float, after: float) -> float:
     """How much of the last replica it takes, shares falling by the same factor in each part."""
     if after <= 0:
-        return _LEAST_PART
-    return max(_LEAST_PART, math.log(before / allowed) / math.log(before / after))
+        return _MIN_REPLICAS
+    return max(_MIN_REPLICAS, math.log(before / allowed) / math.log(before / after))
 
 
-def decode_need(
+def required_decode_replicas(
     load: float,
     *,
     streams_per_replica: float,
-    late_allowed: float,
+    max_overload_fraction: float,
 ) -> float:
-    """Replicas so that only a share `late_allowed` of the time more streams run than may.
+    """Replicas so that only a share `max_overload_fraction` of the time more streams run than may.
 
     Args:
         load: Replicas' worth of streams: tokens/s asked for over what one replica generates.
         streams_per_replica: With how many it does that.
-        late_allowed: Between 0 and 1.
+        max_overload_fraction: Between 0 and 1.
 
     Source: the number in an M/G/infinity system is Poisson whatever the services (Palm 1943), and
     Poisson is near normal where many are many.
     """
     if load <= 0:
         return 0.0
-    deviates = max(0.0, NormalDist().inv_cdf(1.0 - min(max(late_allowed, 1e-9), 0.999)))
+    z_score = max(0.0, NormalDist().inv_cdf(1.0 - min(max(max_overload_fraction, 1e-9), 0.999)))
     per_replica = max(streams_per_replica, 1.0)
-    return load + deviates * math.sqrt(load / per_replica)
+    return load + z_score * math.sqrt(load / per_replica)

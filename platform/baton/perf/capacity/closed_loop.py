@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.roofline import StepParts
 
-_FOREVER = 1 << 40
+_UNBOUNDED_STEPS = 1 << 40
 _ZERO = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-class PartedTiming(Protocol):
+class StepPartsTiming(Protocol):
     """A step's seconds, by part."""
 
     def parts(self, batch: StepBatch) -> StepParts:
@@ -32,7 +32,7 @@ class PartedTiming(Protocol):
         ...
 
 
-class Lengths(NamedTuple):
+class RequestLengths(NamedTuple):
     """One request."""
 
     prompt_tokens: int
@@ -40,23 +40,23 @@ class Lengths(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
+class ClosedLoop:
     """How the engine is loaded."""
 
     clients: int
     max_running_requests: int
     max_batched_tokens: int
-    away_s: float = 0.003
+    think_time_s: float = 0.003
     """From an answer's last token to the client's next request being there: it misses a step."""
-    skipped: int = 0
+    warm_up_requests: int = 0
     """The first so many requests are not measured."""
-    gather_steps: int = 0
+    max_prefill_delay_steps: int = 0
     """New prompts wait for so many decode steps, so that more are computed together ..."""
-    gather_tokens: int = 0
+    prefill_batch_tokens: int = 0
     """... unless so many tokens of prompts wait already."""
 
 
-class Seen(NamedTuple):
+class MeanLatencies(NamedTuple):
     """Means over the requests, by part."""
 
     ttft: StepParts
@@ -65,179 +65,196 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class _Request:
-    lengths: Lengths
-    number: int
-    computed: int = 0
-    left: int = 0
-    context: int = 0
-    asked: StepParts = _ZERO
-    first: StepParts = _ZERO
+    lengths: RequestLengths
+    index: int
+    computed_tokens: int = 0
+    remaining_tokens: int = 0
+    context_tokens: int = 0
+    sent_at: StepParts = _ZERO
+    first_token_at: StepParts = _ZERO
 
 
 @dataclass(slots=True)
 class _State:
     now_s: float = 0.0
-    spent: StepParts = _ZERO
-    to_come: deque[_Request] = field(default_factory=deque)
-    coming: list[tuple[float, int, _Request]] = field(default_factory=list)
+    elapsed: StepParts = _ZERO
+    unsent: deque[_Request] = field(default_factory=deque)
+    arriving: list[tuple[float, int, _Request]] = field(default_factory=list)
     waiting: deque[_Request] = field(default_factory=deque)
     running: list[_Request] = field(default_factory=list)
-    gathered_steps: int = 0
+    delayed_steps: int = 0
     ttfts: list[StepParts] = field(default_factory=list)
     tpots: list[StepParts] = field(default_factory=list)
 
 
-def run(timing: PartedTiming, requests: Sequence[Lengths], loop: Loop) -> Seen:
+def simulate_closed_loop(
+    timing: StepPartsTiming, requests: Sequence[RequestLengths], loop: ClosedLoop
+) -> MeanLatencies:
     """Until all requests have ended.
 
     Raises:
         ValueError: there are no more requests than are skipped.
     """
-    if len(requests) <= loop.skipped:
-        raise ValueError(f"{len(requests)} requests, of which {loop.skipped} are not measured")
+    if len(requests) <= loop.warm_up_requests:
+        raise ValueError(
+            f"{len(requests)} requests, of which {loop.warm_up_requests} are not measured"
+        )
     state = _State()
-    state.to_come.extend(_Request(one, number) for number, one in enumerate(requests))
+    state.unsent.extend(_Request(lengths, number) for number, lengths in enumerate(requests))
     for _ in range(min(loop.clients, len(requests))):
-        _next_comes(state, 0.0)
-    while state.coming or state.waiting or state.running:
+        _send_next(state, 0.0)
+    while state.arriving or state.waiting or state.running:
         _step(timing, state, loop)
-    return Seen(_mean(state.ttfts), _mean(state.tpots))
+    return MeanLatencies(_mean(state.ttfts), _mean(state.tpots))
 
 
-def _next_comes(state: _State, away_s: float) -> None:
-    if state.to_come:
-        request = state.to_come.popleft()
-        request.asked = state.spent
-        heapq.heappush(state.coming, (state.now_s + away_s, request.number, request))
+def _send_next(state: _State, delay_s: float) -> None:
+    if state.unsent:
+        request = state.unsent.popleft()
+        request.sent_at = state.elapsed
+        heapq.heappush(state.arriving, (state.now_s + delay_s, request.index, request))
 
 
-def _step(timing: PartedTiming, state: _State, loop: Loop) -> None:
+def _step(timing: StepPartsTiming, state: _State, loop: ClosedLoop) -> None:
     if not state.waiting and not state.running:
-        state.now_s = max(state.now_s, state.coming[0][0])
-    while state.coming and state.coming[0][0] <= state.now_s:
-        state.waiting.append(heapq.heappop(state.coming)[2])
-    gathering = _gathering(state, loop)
-    chunks = [] if gathering else _chunks(state, loop)
-    patience = _patience(state, loop, gathering=gathering)
-    steps, spent = _spent(timing, state.running, chunks, patience)
-    state.gathered_steps = state.gathered_steps + steps if gathering else 0
-    state.spent = _plus(state.spent, spent)
-    state.now_s += sum(spent)
-    _decoded(state, steps, loop)
-    _prefilled(state, chunks, loop)
+        state.now_s = max(state.now_s, state.arriving[0][0])
+    while state.arriving and state.arriving[0][0] <= state.now_s:
+        state.waiting.append(heapq.heappop(state.arriving)[2])
+    is_delaying = _is_delaying_prefill(state, loop)
+    chunks = [] if is_delaying else _chunks(state, loop)
+    limits = _step_limits(state, loop, is_delaying=is_delaying)
+    steps, duration = _timed_steps(timing, state.running, chunks, limits)
+    state.delayed_steps = state.delayed_steps + steps if is_delaying else 0
+    state.elapsed = _add(state.elapsed, duration)
+    state.now_s += sum(duration)
+    _finish_decode_steps(state, steps, loop)
+    _finish_chunks(state, chunks, loop)
 
 
-def _gathering(state: _State, loop: Loop) -> bool:
+def _is_delaying_prefill(state: _State, loop: ClosedLoop) -> bool:
     """Whether prompts wait for others to come."""
-    if not state.waiting or not state.running or state.gathered_steps >= loop.gather_steps:
+    if (
+        not state.waiting
+        or not state.running
+        or state.delayed_steps >= loop.max_prefill_delay_steps
+    ):
         return False
-    waiting = sum(one.lengths.prompt_tokens - one.computed for one in state.waiting)
-    return waiting < loop.gather_tokens
+    waiting_tokens = sum(
+        request.lengths.prompt_tokens - request.computed_tokens for request in state.waiting
+    )
+    return waiting_tokens < loop.prefill_batch_tokens
 
 
-def _patience(state: _State, loop: Loop, *, gathering: bool) -> tuple[float, int]:
+def _step_limits(state: _State, loop: ClosedLoop, *, is_delaying: bool) -> tuple[float, int]:
     """Seconds and steps after which something else may have to be done."""
-    until_s = state.coming[0][0] - state.now_s if state.coming else math.inf
-    return until_s, loop.gather_steps - state.gathered_steps if gathering else _FOREVER
+    until_s = state.arriving[0][0] - state.now_s if state.arriving else math.inf
+    return (
+        until_s,
+        loop.max_prefill_delay_steps - state.delayed_steps if is_delaying else _UNBOUNDED_STEPS,
+    )
 
 
-def _chunks(state: _State, loop: Loop) -> list[tuple[_Request, int]]:
+def _chunks(state: _State, loop: ClosedLoop) -> list[tuple[_Request, int]]:
     """What of which prompts is computed in the next step."""
-    room = loop.max_batched_tokens - len(state.running)
-    places = loop.max_running_requests - len(state.running)
+    free_tokens = loop.max_batched_tokens - len(state.running)
+    free_slots = loop.max_running_requests - len(state.running)
     chunks: list[tuple[_Request, int]] = []
     for request in state.waiting:
-        if room <= 0 or len(chunks) >= places:
+        if free_tokens <= 0 or len(chunks) >= free_slots:
             break
-        chunk = min(room, request.lengths.prompt_tokens - request.computed)
+        chunk = min(free_tokens, request.lengths.prompt_tokens - request.computed_tokens)
         chunks.append((request, chunk))
-        room -= chunk
+        free_tokens -= chunk
     return chunks
 
 
-def _spent(
-    timing: PartedTiming,
+def _timed_steps(
+    timing: StepPartsTiming,
     decoding: list[_Request],
     chunks: list[tuple[_Request, int]],
-    patience: tuple[float, int],
+    limits: tuple[float, int],
 ) -> tuple[int, StepParts]:
     """How many steps are taken at once, and what they take."""
     running = len(decoding)
-    context = sum(one.context for one in decoding)
+    context = sum(request.context_tokens for request in decoding)
     if chunks:
         return 1, timing.parts(
             StepBatch(
                 prefill_tokens=sum(chunk for _, chunk in chunks),
                 prefill_requests=len(chunks),
-                prefill_pairs=sum(chunk_pairs(chunk, one.computed) for one, chunk in chunks),
-                prefill_context_tokens=sum(one.computed for one, _ in chunks),
+                prefill_pairs=sum(
+                    attention_pairs(chunk, request.computed_tokens) for request, chunk in chunks
+                ),
+                prefill_context_tokens=sum(request.computed_tokens for request, _ in chunks),
                 decode_requests=running,
                 decode_context_tokens=context,
-                finished_prefills=sum(_ends(one, chunk) for one, chunk in chunks),
+                finished_prefills=sum(
+                    _finishes_prompt(request, chunk) for request, chunk in chunks
+                ),
             )
         )
-    until_s, most_steps = patience
+    until_s, max_steps = limits
     first = timing.parts(StepBatch(decode_requests=running, decode_context_tokens=context))
-    steps = min(most_steps, *(one.left for one in decoding))
-    steps = max(1, min(steps, math.ceil(min(until_s / sum(first), _FOREVER))))
+    steps = min(max_steps, *(request.remaining_tokens for request in decoding))
+    steps = max(1, min(steps, math.ceil(min(until_s / sum(first), _UNBOUNDED_STEPS))))
     if steps == 1:
         return 1, first
     context += running * (steps - 1)
     last = timing.parts(StepBatch(decode_requests=running, decode_context_tokens=context))
-    return steps, _scaled(_plus(first, last), steps / 2)
+    return steps, _scale(_add(first, last), steps / 2)
 
 
-def _decoded(state: _State, steps: int, loop: Loop) -> None:
-    still = []
-    for one in state.running:
-        one.left -= steps
-        one.context += steps
-        if one.left > 0:
-            still.append(one)
+def _finish_decode_steps(state: _State, steps: int, loop: ClosedLoop) -> None:
+    unfinished = []
+    for request in state.running:
+        request.remaining_tokens -= steps
+        request.context_tokens += steps
+        if request.remaining_tokens > 0:
+            unfinished.append(request)
             continue
-        if one.number >= loop.skipped:
-            gaps = one.lengths.output_tokens - 1
-            state.tpots.append(_scaled(_minus(state.spent, one.first), 1 / gaps))
-        _next_comes(state, loop.away_s)
-    state.running = still
+        if request.index >= loop.warm_up_requests:
+            gaps = request.lengths.output_tokens - 1
+            state.tpots.append(_scale(_subtract(state.elapsed, request.first_token_at), 1 / gaps))
+        _send_next(state, loop.think_time_s)
+    state.running = unfinished
 
 
-def _prefilled(state: _State, chunks: list[tuple[_Request, int]], loop: Loop) -> None:
-    for one, chunk in chunks:
-        ends = _ends(one, chunk)
-        one.computed += chunk
-        if not ends:
+def _finish_chunks(state: _State, chunks: list[tuple[_Request, int]], loop: ClosedLoop) -> None:
+    for request, chunk in chunks:
+        is_last = _finishes_prompt(request, chunk)
+        request.computed_tokens += chunk
+        if not is_last:
             continue
-        state.waiting.remove(one)
-        one.first = state.spent
-        if one.number >= loop.skipped:
-            state.ttfts.append(_minus(state.spent, one.asked))
-        one.context = one.lengths.prompt_tokens + 1
-        one.left = one.lengths.output_tokens - 1
-        if one.left > 0:
-            state.running.append(one)
+        state.waiting.remove(request)
+        request.first_token_at = state.elapsed
+        if request.index >= loop.warm_up_requests:
+            state.ttfts.append(_subtract(state.elapsed, request.sent_at))
+        request.context_tokens = request.lengths.prompt_tokens + 1
+        request.remaining_tokens = request.lengths.output_tokens - 1
+        if request.remaining_tokens > 0:
+            state.running.append(request)
         else:
-            _next_comes(state, loop.away_s)
+            _send_next(state, loop.think_time_s)
 
 
-def _ends(request: _Request, chunk: int) -> bool:
-    return request.computed + chunk >= request.lengths.prompt_tokens
+def _finishes_prompt(request: _Request, chunk: int) -> bool:
+    return request.computed_tokens + chunk >= request.lengths.prompt_tokens
 
 
 # Written out: a run adds parts up several times a step.
 
 
-def _plus(one: StepParts, other: StepParts) -> StepParts:
-    a, b, c, d, e, f = one
-    u, v, w, x, y, z = other
+def _add(left: StepParts, right: StepParts) -> StepParts:
+    a, b, c, d, e, f = left
+    u, v, w, x, y, z = right
     return StepParts(a + u, b + v, c + w, d + x, e + y, f + z)
 
 
-def _minus(one: StepParts, other: StepParts) -> StepParts:
-    return _plus(one, _scaled(other, -1.0))
+def _subtract(left: StepParts, right: StepParts) -> StepParts:
+    return _add(left, _scale(right, -1.0))
 
 
-def _scaled(parts: StepParts, factor: float) -> StepParts:
+def _scale(parts: StepParts, factor: float) -> StepParts:
     a, b, c, d, e, f = parts
     return StepParts(a * factor, b * factor, c * factor, d * factor, e * factor, f * factor)
 
@@ -245,6 +262,6 @@ def _scaled(parts: StepParts, factor: float) -> StepParts:
 def _mean(values: Sequence[StepParts]) -> StepParts:
     if not values:
         return _ZERO
-    return _scaled(
+    return _scale(
         StepParts(*(sum(column) for column in zip(*values, strict=True))), 1 / len(values)
     )

@@ -26,10 +26,10 @@ from typing import NamedTuple
 from baton.domain.errors import OutOfRange
 from baton.domain.fleet import StepTotals
 from baton.domain.value import evolve
-from baton.perf.capacity.closed_loop import PartedTiming
-from baton.perf.fitting.bounded_least_squares import Unknown, solved
+from baton.perf.capacity.closed_loop import StepPartsTiming
+from baton.perf.fitting.bounded_least_squares import Unknown, solve
 from baton.perf.hardware.efficiency import Efficiency
-from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.roofline import StepParts
 
 _ROUNDS = 3
@@ -38,13 +38,13 @@ _REWEIGHTINGS = 8
 _ROBUST_ERRORS = 2.0
 """Errors beyond so many medians weigh less, in proportion. Source: Huber (1964), 1.345 standard
 deviations, which are 2 medians of the absolute error of a normal distribution."""
-_FURTHEST = 2.0
+_MAX_EXTRAPOLATION = 2.0
 """A calibrated model answers up to so many times beyond what was seen."""
-_FIRST_TOKEN_S = 0.02
+_MAX_FIRST_TOKEN_OVERHEAD_S = 0.02
 """The most that may lie between an engine's first token and its client, but for queues."""
 
 
-class Kind(StrEnum):
+class MeasurementKind(StrEnum):
     """What was measured."""
 
     FIRST_TOKEN = "first_token"  # noqa: S105 - not a password
@@ -54,21 +54,21 @@ class Kind(StrEnum):
 
 
 class Factors(NamedTuple):
-    """On the parts of a step; `rest_s` has none."""
+    """On the parts of a step; `unscaled_s` has none."""
 
     step: float = 1.0
     requests: float = 1.0
-    products: float = 1.0
-    products_narrow: float = 1.0
+    gemm: float = 1.0
+    gemm_narrow: float = 1.0
     """Of inputs that are narrower than 16 bits."""
     attention: float = 1.0
-    wire: float = 1.0
+    communication: float = 1.0
 
 
-_OWN = 2
+_ENGINE_FACTORS = 2
 """So many of the factors, the first ones, are an engine's own; the time before first tokens is."""
-_BOUNDS = Factors(
-    step=5.0, requests=10.0, products=1.6, products_narrow=1.6, attention=2.0, wire=2.5
+_FACTOR_BOUNDS = Factors(
+    step=5.0, requests=10.0, gemm=1.6, gemm_narrow=1.6, attention=2.0, communication=2.5
 )
 """Each factor stays within this and its inverse: what tables of kernels say is not off by more."""
 
@@ -85,11 +85,11 @@ class Conditions(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class Measurement:
     """One measured time and its prediction."""
 
     name: str
-    kind: Kind
+    kind: MeasurementKind
     measured_s: float
     parts: StepParts
     conditions: Conditions
@@ -103,7 +103,7 @@ class Residual(NamedTuple):
     """How far off one row is."""
 
     name: str
-    kind: Kind
+    kind: MeasurementKind
     measured_s: float
     predicted_s: float
 
@@ -113,7 +113,7 @@ class Residual(NamedTuple):
         return self.predicted_s / self.measured_s - 1.0
 
 
-class Error(NamedTuple):
+class ErrorStats(NamedTuple):
     """Of several rows."""
 
     rows: int
@@ -123,13 +123,13 @@ class Error(NamedTuple):
     """Mean of the relative errors: above 0, predictions are too long."""
 
 
-def error_of(residuals: Sequence[Residual]) -> Error:
+def error_stats(residuals: Sequence[Residual]) -> ErrorStats:
     """Over all of them; zeros for none."""
     if not residuals:
-        return Error(0, 0.0, 0.0)
-    errors = [one.error for one in residuals]
-    return Error(
-        len(errors), sum(abs(one) for one in errors) / len(errors), sum(errors) / len(errors)
+        return ErrorStats(0, 0.0, 0.0)
+    errors = [residual.error for residual in residuals]
+    return ErrorStats(
+        len(errors), sum(abs(error) for error in errors) / len(errors), sum(errors) / len(errors)
     )
 
 
@@ -138,101 +138,109 @@ class Calibration:
     """What a fit has found."""
 
     efficiency: Efficiency
-    first_token_s: float
+    first_token_overhead_s: float
     """Between an engine's first token and its client: what no step accounts for."""
     residuals: tuple[Residual, ...]
-    least: Conditions
-    most: Conditions
+    min_conditions: Conditions
+    max_conditions: Conditions
 
-    def error(self, kind: Kind) -> Error:
+    def error(self, kind: MeasurementKind) -> ErrorStats:
         """Of the rows of a kind, which it was fitted to."""
-        return error_of([one for one in self.residuals if one.kind is kind])
+        return error_stats([residual for residual in self.residuals if residual.kind is kind])
 
-    def check(self, conditions: Conditions, what: str) -> None:
+    def check(self, conditions: Conditions, subject: str) -> None:
         """Accept what is within twice the range that was seen.
 
         Raises:
             OutOfRange: it is not.
         """
-        for name, asked, low, high in zip(
-            Conditions._fields, conditions, self.least, self.most, strict=True
+        for name, value, low, high in zip(
+            Conditions._fields, conditions, self.min_conditions, self.max_conditions, strict=True
         ):
-            if not low / _FURTHEST <= asked <= high * _FURTHEST:
+            if not low / _MAX_EXTRAPOLATION <= value <= high * _MAX_EXTRAPOLATION:
                 raise OutOfRange(
-                    f"{what}: {name} {asked:g} is more than {_FURTHEST:g} times beyond the"
+                    f"{subject}: {name} {value:g} is more than {_MAX_EXTRAPOLATION:g} times"
+                    " beyond the"
                     f" {low:g} to {high:g} that the calibration has seen",
                     "calibrate on rows nearer to it, or allow extrapolation",
                 )
 
 
-Predict = Callable[[Efficiency], Sequence[Observation]]
-PredictAll = Callable[[Mapping[str, Efficiency]], Sequence[Observation]]
+Predict = Callable[[Efficiency], Sequence[Measurement]]
+PredictAll = Callable[[Mapping[str, Efficiency]], Sequence[Measurement]]
 """By engine; each observation names its own."""
 
 
-def calibrate(predict: Predict, start: Efficiency) -> Calibration:
+def calibrate(predict: Predict, initial: Efficiency) -> Calibration:
     """Fit factors to what `predict` makes of all measured rows of one engine at some efficiency.
 
     Raises:
         ValueError: there are no rows.
     """
-    return calibrate_jointly(lambda by_engine: predict(by_engine[""]), {"": start})[""]
+    return calibrate_jointly(lambda by_engine: predict(by_engine[""]), {"": initial})[""]
 
 
 def calibrate_jointly(
-    predict: PredictAll, start: Mapping[str, Efficiency]
+    predict: PredictAll, initial: Mapping[str, Efficiency]
 ) -> dict[str, Calibration]:
     """Fit factors to what `predict` makes of all measured rows of several engines.
 
-    `start` is where each begins, by engine.
+    `initial` is where each begins, by engine.
 
     Raises:
         ValueError: there are no rows of an engine.
     """
-    reached, first_token_s = dict(start), dict.fromkeys(start, 0.0)
+    efficiencies, first_token_overhead_s = dict(initial), dict.fromkeys(initial, 0.0)
     for _ in range(_ROUNDS):
-        rows = predict(reached)
-        absent = set(start) - {row.engine for row in rows}
-        if absent or not rows:
-            raise ValueError(f"there is nothing to calibrate on: no rows {' '.join(absent)}")
-        so_far = {
-            engine: factors_between(began, reached[engine]) for engine, began in start.items()
+        rows = predict(efficiencies)
+        missing_engines = set(initial) - {row.engine for row in rows}
+        if missing_engines or not rows:
+            raise ValueError(
+                f"there is nothing to calibrate on: no rows {' '.join(missing_engines)}"
+            )
+        applied_factors = {
+            engine: factors_between(initial_efficiency, efficiencies[engine])
+            for engine, initial_efficiency in initial.items()
         }
-        for engine, (factors, before_s) in fit(rows, so_far=so_far).items():
-            reached[engine] = scaled(reached[engine], factors)
-            first_token_s[engine] = before_s
-    rows = predict(reached)
+        for engine, (factors, overhead_s) in fit_factors(
+            rows, applied_factors=applied_factors
+        ).items():
+            efficiencies[engine] = scale_efficiency(efficiencies[engine], factors)
+            first_token_overhead_s[engine] = overhead_s
+    rows = predict(efficiencies)
     return {
-        engine: _calibration(
-            [row for row in rows if row.engine == engine], reached[engine], first_token_s[engine]
+        engine: _build_calibration(
+            [row for row in rows if row.engine == engine],
+            efficiencies[engine],
+            first_token_overhead_s[engine],
         )
-        for engine in start
+        for engine in initial
     }
 
 
-def _calibration(
-    rows: Sequence[Observation], efficiency: Efficiency, first_token_s: float
+def _build_calibration(
+    rows: Sequence[Measurement], efficiency: Efficiency, first_token_overhead_s: float
 ) -> Calibration:
     conditions = [row.conditions for row in rows]
     return Calibration(
         efficiency=efficiency,
-        first_token_s=first_token_s,
-        residuals=tuple(_residual(row, first_token_s) for row in rows),
-        least=Conditions(*(min(column) for column in zip(*conditions, strict=True))),
-        most=Conditions(*(max(column) for column in zip(*conditions, strict=True))),
+        first_token_overhead_s=first_token_overhead_s,
+        residuals=tuple(_residual(row, first_token_overhead_s) for row in rows),
+        min_conditions=Conditions(*(min(column) for column in zip(*conditions, strict=True))),
+        max_conditions=Conditions(*(max(column) for column in zip(*conditions, strict=True))),
     )
 
 
-def scaled(efficiency: Efficiency, factors: Factors) -> Efficiency:
+def scale_efficiency(efficiency: Efficiency, factors: Factors) -> Efficiency:
     """An efficiency whose parts take `factors` times as long."""
     return replace(
         efficiency,
         step_s=efficiency.step_s * factors.step,
         request_s=efficiency.request_s * factors.requests,
-        gemm=efficiency.gemm * factors.products,
-        gemm_narrow=efficiency.gemm_narrow * factors.products_narrow,
+        gemm=efficiency.gemm * factors.gemm,
+        gemm_narrow=efficiency.gemm_narrow * factors.gemm_narrow,
         attention=efficiency.attention * factors.attention,
-        communication=efficiency.communication * factors.wire,
+        communication=efficiency.communication * factors.communication,
     )
 
 
@@ -248,113 +256,124 @@ def factors_between(start: Efficiency, end: Efficiency) -> Factors:
     )
 
 
-def fit(
-    rows: Sequence[Observation], *, so_far: Mapping[str, Factors]
+def fit_factors(
+    rows: Sequence[Measurement], *, applied_factors: Mapping[str, Factors]
 ) -> dict[str, tuple[Factors, float]]:
     """The factors on the parts of all rows, and the time before first tokens, by engine.
 
-    `so_far` is what the parts have been multiplied with already: bounds are for both together.
+    `applied_factors` is what the parts have been multiplied with already: bounds are for both
+    together.
     """
     # Divided by the larger of the two, a row that is far too short does not outweigh all others.
     sizes = [max(row.measured_s, sum(row.parts)) for row in rows]
-    relative = [
-        [x / size for x in _columns(row, tuple(so_far))]
+    relative_rows = [
+        [x / size for x in _columns(row, tuple(applied_factors))]
         for size, row in zip(sizes, rows, strict=True)
     ]
     targets = [
-        (row.measured_s - row.parts.rest_s) / size for row, size in zip(rows, sizes, strict=True)
+        (row.measured_s - row.parts.unscaled_s) / size
+        for row, size in zip(rows, sizes, strict=True)
     ]
-    unknowns = _unknowns(so_far)
+    unknowns = _unknowns(applied_factors)
     counts = Counter(row.engine for row in rows)
     shares = [len(rows) / len(counts) / counts[row.engine] for row in rows]
     weights = shares
     solution = [unknown.prior for unknown in unknowns]
     for _ in range(_REWEIGHTINGS):
-        solution = solved(relative, targets, weights, unknowns)
+        solution = solve(relative_rows, targets, weights, unknowns)
         errors = [
             abs(sum(x * s for x, s in zip(row, solution, strict=True)) - target)
-            for row, target in zip(relative, targets, strict=True)
+            for row, target in zip(relative_rows, targets, strict=True)
         ]
         limit = _ROBUST_ERRORS * max(median(errors), 1e-9)
         weights = [
             share * min(1.0, limit / max(error, 1e-12))
             for share, error in zip(shares, errors, strict=True)
         ]
-    return _by_engine(solution, tuple(so_far))
+    return _split_by_engine(solution, tuple(applied_factors))
 
 
-_SHARED = len(Factors._fields) - _OWN
+_SHARED_FACTORS = len(Factors._fields) - _ENGINE_FACTORS
 
 
-def _columns(row: Observation, engines: Sequence[str]) -> list[float]:
+def _columns(row: Measurement, engines: Sequence[str]) -> list[float]:
     """A row's parts in the order of unknowns: those of kernels, then each engine's own."""
     parts = row.parts
-    products = (0.0, parts.products_s) if row.narrow else (parts.products_s, 0.0)
+    products = (0.0, parts.gemm_s) if row.narrow else (parts.gemm_s, 0.0)
     columns = [*products, parts.attention_s, parts.wire_s]
-    before_s = _FIRST_TOKEN_S if row.kind is Kind.FIRST_TOKEN else 0.0
+    overhead_s = _MAX_FIRST_TOKEN_OVERHEAD_S if row.kind is MeasurementKind.FIRST_TOKEN else 0.0
     for engine in engines:
-        own = (parts.step_s, parts.requests_s, before_s)
-        columns += own if engine == row.engine else (0.0, 0.0, 0.0)
+        engine_columns = (parts.fixed_s, parts.requests_s, overhead_s)
+        columns += engine_columns if engine == row.engine else (0.0, 0.0, 0.0)
     return columns
 
 
-def _unknowns(so_far: Mapping[str, Factors]) -> list[Unknown]:
+def _unknowns(applied_factors: Mapping[str, Factors]) -> list[Unknown]:
     """In the order of `_columns`."""
     bounded = {
         engine: [
             Unknown(1.0 / done, 1.0 / (bound * done), bound / done)
-            for bound, done in zip(_BOUNDS, factors, strict=True)
+            for bound, done in zip(_FACTOR_BOUNDS, factors, strict=True)
         ]
-        for engine, factors in so_far.items()
+        for engine, factors in applied_factors.items()
     }
-    shared = next(iter(bounded.values()))[_OWN:]
-    before = Unknown(0.0, 0.0, 1.0)
-    return [*shared, *(one for each in bounded.values() for one in (*each[:_OWN], before))]
+    shared = next(iter(bounded.values()))[_ENGINE_FACTORS:]
+    overhead = Unknown(0.0, 0.0, 1.0)
+    return [
+        *shared,
+        *(value for each in bounded.values() for value in (*each[:_ENGINE_FACTORS], overhead)),
+    ]
 
 
-def _by_engine(
+def _split_by_engine(
     solution: Sequence[float], engines: Sequence[str]
 ) -> dict[str, tuple[Factors, float]]:
-    shared, found = solution[:_SHARED], {}
-    for number, engine in enumerate(engines):
-        at = _SHARED + number * (_OWN + 1)
-        own, before = solution[at : at + _OWN], solution[at + _OWN]
-        found[engine] = (Factors(*own, *shared), before * _FIRST_TOKEN_S)
-    return found
+    shared, factors_by_engine = solution[:_SHARED_FACTORS], {}
+    for index, engine in enumerate(engines):
+        offset = _SHARED_FACTORS + index * (_ENGINE_FACTORS + 1)
+        engine_factors, overhead = (
+            solution[offset : offset + _ENGINE_FACTORS],
+            solution[offset + _ENGINE_FACTORS],
+        )
+        factors_by_engine[engine] = (
+            Factors(*engine_factors, *shared),
+            overhead * _MAX_FIRST_TOKEN_OVERHEAD_S,
+        )
+    return factors_by_engine
 
 
-def _residual(row: Observation, first_token_s: float) -> Residual:
+def _residual(row: Measurement, first_token_overhead_s: float) -> Residual:
     predicted_s = sum(row.parts)
-    if row.kind is Kind.FIRST_TOKEN:
-        predicted_s += first_token_s
+    if row.kind is MeasurementKind.FIRST_TOKEN:
+        predicted_s += first_token_overhead_s
     return Residual(row.name, row.kind, row.measured_s, predicted_s)
 
 
-def parts_of_totals(timing: PartedTiming, done: StepTotals) -> StepParts:
+def estimate_step_parts(timing: StepPartsTiming, totals: StepTotals) -> StepParts:
     """What the steps between two reports of a running engine take, by part.
 
     Of the steps only totals are known: each is taken to be like the mean of those of its sort, that
     prompts share their steps with decodes as far as there are any, and that chunks begin prompts.
     """
-    both = min(done.prefill_steps, done.decode_steps)
-    chunk = round(done.prefill_tokens / done.prefill_steps) if done.prefill_steps else 0
-    requests = round(done.decode_tokens / done.decode_steps) if done.decode_steps else 0
-    context = round(done.context_tokens / done.decode_steps) if done.decode_steps else 0
+    mixed_steps = min(totals.prefill_steps, totals.decode_steps)
+    chunk = round(totals.prefill_tokens / totals.prefill_steps) if totals.prefill_steps else 0
+    requests = round(totals.decode_tokens / totals.decode_steps) if totals.decode_steps else 0
+    context = round(totals.context_tokens / totals.decode_steps) if totals.decode_steps else 0
     prefill = StepBatch(
         prefill_tokens=chunk,
         prefill_requests=1,
-        prefill_pairs=chunk_pairs(chunk, 0),
+        prefill_pairs=attention_pairs(chunk, 0),
         finished_prefills=1,
     )
     decode = StepBatch(decode_requests=requests, decode_context_tokens=context)
     mixed = evolve(prefill, decode_requests=requests, decode_context_tokens=context)
-    sorts = (
-        (both, mixed),
-        (done.prefill_steps - both, prefill),
-        (done.decode_steps - both, decode),
+    step_groups = (
+        (mixed_steps, mixed),
+        (totals.prefill_steps - mixed_steps, prefill),
+        (totals.decode_steps - mixed_steps, decode),
     )
     total = [0.0] * len(StepParts._fields)
-    for steps, batch in sorts:
+    for steps, batch in step_groups:
         if steps:
             total = [t + steps * p for t, p in zip(total, timing.parts(batch), strict=True)]
     return StepParts(*total)

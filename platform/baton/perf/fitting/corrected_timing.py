@@ -19,14 +19,14 @@ from baton.perf.timing import EngineTiming
 
 _MEMORY_REPORTS = 128.0
 _PRIOR_BUSY_S = 1.0
-_LEAST, _MOST = 0.25, 4.0
-_REMEMBERED = 4096
+_MIN_FACTOR, _MAX_FACTOR = 0.25, 4.0
+_CACHE_SIZE = 4096
 """Answers to each question."""
 _PROBE_TOKENS = 1024
 """Costs per token are read off between so many tokens and twice as many."""
 
 
-class RememberedTiming:
+class CachedTiming:
     """An `EngineTiming` that does not ask another twice for the same, as far as it remembers.
 
     Placement asks for each candidate, and much of what it asks depends on the request alone. Of
@@ -34,18 +34,18 @@ class RememberedTiming:
     """
 
     def __init__(self, model: EngineTiming) -> None:
-        remembered = lru_cache(maxsize=_REMEMBERED)
-        self._prefill_s = remembered(
+        cache = lru_cache(maxsize=_CACHE_SIZE)
+        self._prefill_s = cache(
             lambda tokens, running, length_tokens: model.prefill_s(
                 tokens, running=running, length_tokens=length_tokens
             )
         )
-        self._step_s = remembered(
+        self._step_s = cache(
             lambda running, context_tokens: model.step_s(
                 running=running, context_tokens=context_tokens
             )
         )
-        self._request_s = remembered(
+        self._request_s = cache(
             lambda context_tokens: model.decode_request_s(context_tokens=context_tokens)
         )
         self._model = model
@@ -117,7 +117,7 @@ class CorrectedTiming:
         )
 
 
-class Correction:
+class CorrectionFactor:
     """Learns the factor of one pool."""
 
     def __init__(self) -> None:
@@ -128,34 +128,34 @@ class Correction:
         self.error = 0.0
         """Mean of |actual - predicted| / actual of a report, recent ones weighing more."""
 
-    def learn(self, actual_s: float, predicted_s: float) -> bool:
+    def observe(self, actual_s: float, predicted_s: float) -> bool:
         """Take in a report; False, and nothing is learned, when it means nothing."""
         if not (0 < actual_s < float("inf") and 0 < predicted_s < float("inf")):
             return False
         self.reports += 1
-        missed = abs(actual_s - self.factor * predicted_s) / actual_s
-        self.error += (missed - self.error) / min(self.reports, _MEMORY_REPORTS)
-        kept = 1.0 - 1.0 / _MEMORY_REPORTS
-        self._actual_s = kept * self._actual_s + actual_s
-        self._predicted_s = kept * self._predicted_s + predicted_s
-        self.factor = min(_MOST, max(_LEAST, self._actual_s / self._predicted_s))
+        relative_error = abs(actual_s - self.factor * predicted_s) / actual_s
+        self.error += (relative_error - self.error) / min(self.reports, _MEMORY_REPORTS)
+        decay = 1.0 - 1.0 / _MEMORY_REPORTS
+        self._actual_s = decay * self._actual_s + actual_s
+        self._predicted_s = decay * self._predicted_s + predicted_s
+        self.factor = min(_MAX_FACTOR, max(_MIN_FACTOR, self._actual_s / self._predicted_s))
         return True
 
 
-def busy_s(model: EngineTiming, done: StepTotals) -> float:
+def predicted_busy_s(model: EngineTiming, totals: StepTotals) -> float:
     """What a model says that these steps take, had they all been alike.
 
     Steps that both prefill and decode are as many as the two counts exceed the steps by.
     """
-    both = max(0, done.prefill_steps + done.decode_steps - done.steps)
-    running = round(done.decode_tokens / done.decode_steps) if done.decode_steps else 0
-    context = round(done.context_tokens / done.decode_steps) if done.decode_steps else 0
-    took_s = 0.0
-    if decodes := done.decode_steps - both:
-        took_s += decodes * model.step_s(running=running, context_tokens=context)
-    if done.prefill_steps:
-        chunk = max(1, round(done.prefill_tokens / done.prefill_steps))
-        took_s += (done.prefill_steps - both) * model.prefill_s(chunk)
-        if both:
-            took_s += both * model.prefill_s(chunk, running=running, context_tokens=context)
-    return took_s
+    mixed_steps = max(0, totals.prefill_steps + totals.decode_steps - totals.steps)
+    running = round(totals.decode_tokens / totals.decode_steps) if totals.decode_steps else 0
+    context = round(totals.context_tokens / totals.decode_steps) if totals.decode_steps else 0
+    total_s = 0.0
+    if decodes := totals.decode_steps - mixed_steps:
+        total_s += decodes * model.step_s(running=running, context_tokens=context)
+    if totals.prefill_steps:
+        chunk = max(1, round(totals.prefill_tokens / totals.prefill_steps))
+        total_s += (totals.prefill_steps - mixed_steps) * model.prefill_s(chunk)
+        if mixed_steps:
+            total_s += mixed_steps * model.prefill_s(chunk, running=running, context_tokens=context)
+    return total_s

@@ -1,4 +1,4 @@
-"""A sum that forgets: what happened `memory_s` ago counts for 1/e of what happens now."""
+"""A sum that forgets: what happened `time_constant_s` ago counts for 1/e of what happens now."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from math import exp
 
 
 class DecayedSum:
-    """At a steady rate of r per second it comes to r x `memory_s`."""
+    """At a steady rate of r per second it comes to r x `time_constant_s`."""
 
-    def __init__(self, memory_s: float) -> None:
-        self.memory_s = memory_s
+    def __init__(self, time_constant_s: float) -> None:
+        self.time_constant_s = time_constant_s
         self._sum = 0.0
         self._at_s = 0.0
 
@@ -20,9 +20,13 @@ class DecayedSum:
 
     def value(self, at_s: float) -> float:
         """What it comes to."""
-        gone_s = at_s - self._at_s
-        return self._sum * exp(-gone_s / self.memory_s) if gone_s > 0 and self._sum else self._sum
+        elapsed_s = at_s - self._at_s
+        return (
+            self._sum * exp(-elapsed_s / self.time_constant_s)
+            if elapsed_s > 0 and self._sum
+            else self._sum
+        )
 
     def rate(self, at_s: float) -> float:
         """How much per second, on average over its memory."""
-        return self.value(at_s) / self.memory_s
+        return self.value(at_s) / self.time_constant_s

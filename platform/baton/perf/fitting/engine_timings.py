@@ -16,25 +16,25 @@ from operator import sub
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, StepTotals
 from baton.perf.fitting.corrected_timing import (
+    CachedTiming,
     CorrectedTiming,
-    Correction,
-    RememberedTiming,
-    busy_s,
+    CorrectionFactor,
+    predicted_busy_s,
 )
-from baton.perf.fitting.least_squares import Coefficient, LeastSquares
+from baton.perf.fitting.least_squares import CoefficientPrior, LeastSquares
 from baton.perf.fitting.output_lengths import OutputLengths
-from baton.perf.fitting.prefill_share import PromptShare
+from baton.perf.fitting.prefill_share import PrefillShare
 from baton.perf.steps.step_costs import HOST_BYTES_PER_S, PRIOR_COSTS, FittedTiming, StepCosts
 from baton.perf.timing import EngineTiming
 
-_ROWS_BEFORE_USE = 8
+_MIN_ROWS = 8
 _STEP_BOUNDS_S = (1e-6, 10.0)
 _PREFILL_TOKEN_BOUNDS_S = (1e-8, 0.1)
 _DECODE_REQUEST_BOUNDS_S = (1e-9, 0.1)
 _CONTEXT_TOKEN_BOUNDS_S = (1e-12, 1e-4)
 """From faster than any hardware to a large model on a slow CPU."""
 _TTFT_MEMORY = 100
-_LEAST_TTFT_S = 1e-3
+_MIN_TTFT_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,11 @@ class TimingQuality:
     """Differences learned from."""
     clipped_reports: int
     """Those among them that were too far off to be believed as they were."""
-    refused_reports: int
+    rejected_reports: int
     """Meaningless ones; nothing was learned from them."""
     step_error: float
     """The usual relative error of a report's predicted busy time."""
-    ttfts: int
+    ttft_count: int
     """Requests whose time to first token was compared with what was predicted."""
     ttft_error: float
     """Mean of |predicted - actual| / actual, recent ones weighing more; 0 before the first."""
@@ -59,7 +59,7 @@ class TimingQuality:
     """Mean of (predicted - actual) / actual: above 0, predictions are too long."""
 
 
-class TimingBook:
+class EngineTimings:
     """What is known of how long engines take; `Timings` of placement."""
 
     def __init__(
@@ -71,12 +71,12 @@ class TimingBook:
         """Begin with what is believed of some pools, by name."""
         self._priors = dict(priors or {})
         self._host_bytes_per_s = host_bytes_per_s
-        self._pools: dict[str, _Pool | _ModelledPool] = {}
-        self._bases: dict[str, StepTotals] = {}
-        self._shares: dict[str, PromptShare] = {}
-        self._contexts: dict[str, float] = {}
+        self._pools: dict[str, _FittedPool | _ModelledPool] = {}
+        self._last_totals: dict[str, StepTotals] = {}
+        self._prefill_shares: dict[str, PrefillShare] = {}
+        self._stream_contexts: dict[str, float] = {}
         """By replica: tokens that a stream attended to, between its last two reports of any."""
-        self._outputs = OutputLengths()
+        self._output_lengths = OutputLengths()
 
     # ---------------------------------------------------------------- asked by placement
 
@@ -85,19 +85,19 @@ class TimingBook:
         pool = self._pools.get(view.facts.pool)
         return (pool or self._pool(view.facts)).timing
 
-    def knows_prompts(self, pool: str) -> bool:
+    def has_prefill_estimate(self, pool: str) -> bool:
         """Whether what prompts take there is more than a round figure: modelled, or seen."""
-        known = self._pools.get(pool)
-        return pool in self._priors if known is None else known.knows_prompts
+        fitted_pool = self._pools.get(pool)
+        return pool in self._priors if fitted_pool is None else fitted_pool.has_prefill_estimate
 
-    def knows_decoding(self, pool: str) -> bool:
+    def has_decode_estimate(self, pool: str) -> bool:
         """Whether what decoding takes there is more than a round figure: modelled, or seen."""
-        known = self._pools.get(pool)
-        return pool in self._priors if known is None else known.knows_decoding
+        fitted_pool = self._pools.get(pool)
+        return pool in self._priors if fitted_pool is None else fitted_pool.has_decode_estimate
 
-    def prompt_share(self, view: ReplicaView, now_s: float) -> float:
+    def prefill_time_fraction(self, view: ReplicaView, now_s: float) -> float:
         """What share of its time a replica spends on prompts, while streams wait for it."""
-        share = self._shares.get(view.facts.replica_id)
+        share = self._prefill_shares.get(view.facts.replica_id)
         return 0.0 if share is None else share.share(self.of(view), now_s)
 
     def stream_context(self, view: ReplicaView) -> float | None:
@@ -105,49 +105,51 @@ class TimingBook:
 
         Engines that know it say it of every step.
         """
-        return self._contexts.get(view.facts.replica_id)
+        return self._stream_contexts.get(view.facts.replica_id)
 
     def expected_output_tokens(self, max_tokens: int) -> float:
         """How many tokens a request that may generate `max_tokens` will generate, on average."""
-        return self._outputs.expected(max_tokens)
+        return self._output_lengths.expected(max_tokens)
 
-    def knows_outputs(self, max_tokens: int) -> bool:
+    def has_output_estimate(self, max_tokens: int) -> bool:
         """Whether that was learned, rather than assumed."""
-        return self._outputs.is_known(max_tokens)
+        return self._output_lengths.is_known(max_tokens)
 
     # ---------------------------------------------------------------- told by the coordinator
 
     def observe(self, facts: ReplicaFacts, load: Load, now_s: float) -> None:
         """Learn from a replica's load report."""
-        steps, base = load.steps, self._bases.get(facts.replica_id)
-        self._bases[facts.replica_id] = steps
-        if base is None or steps.steps == base.steps:
+        steps, last_totals = load.steps, self._last_totals.get(facts.replica_id)
+        self._last_totals[facts.replica_id] = steps
+        if last_totals is None or steps.steps == last_totals.steps:
             return
-        done = StepTotals(*map(sub, steps, base))
-        if min(done) < 0:  # the engine has started again
+        step_delta = StepTotals(*map(sub, steps, last_totals))
+        if min(step_delta) < 0:  # the engine has started again
             return
-        share = self._shares.get(facts.replica_id)
+        share = self._prefill_shares.get(facts.replica_id)
         if share is None:
-            share = self._shares[facts.replica_id] = PromptShare()
-        share.learn(done, now_s)
-        if done.decode_tokens and done.context_tokens:
-            self._contexts[facts.replica_id] = done.context_tokens / done.decode_tokens
-        self._pool(facts).learn(done, now_s)
+            share = self._prefill_shares[facts.replica_id] = PrefillShare()
+        share.observe(step_delta, now_s)
+        if step_delta.decode_tokens and step_delta.context_tokens:
+            self._stream_contexts[facts.replica_id] = (
+                step_delta.context_tokens / step_delta.decode_tokens
+            )
+        self._pool(facts).observe(step_delta, now_s)
 
     def observe_output(self, tokens: int, max_tokens: int) -> None:
         """A request that was allowed `max_tokens` ended by itself after `tokens`."""
-        self._outputs.observe(tokens, max_tokens)
+        self._output_lengths.observe(tokens, max_tokens)
 
     def observe_ttft(self, pool: str, *, predicted_s: float, actual_s: float) -> None:
         """Compare what was predicted for a request on `pool` with what came."""
         if pool in self._pools:
-            self._pools[pool].ttfts.compare(predicted_s, actual_s)
+            self._pools[pool].ttft_accuracy.observe(predicted_s, actual_s)
 
-    def leave(self, replica_id: str) -> None:
+    def remove_replica(self, replica_id: str) -> None:
         """Forget a replica's totals: if it comes back, it counts from zero."""
-        self._bases.pop(replica_id, None)
-        self._shares.pop(replica_id, None)
-        self._contexts.pop(replica_id, None)
+        self._last_totals.pop(replica_id, None)
+        self._prefill_shares.pop(replica_id, None)
+        self._stream_contexts.pop(replica_id, None)
 
     # ---------------------------------------------------------------- asked by operators
 
@@ -156,64 +158,66 @@ class TimingBook:
         for name in sorted(self._pools):
             yield self._pools[name].quality(name)
 
-    def _pool(self, facts: ReplicaFacts) -> _Pool | _ModelledPool:
+    def _pool(self, facts: ReplicaFacts) -> _FittedPool | _ModelledPool:
         pool = self._pools.get(facts.pool)
         if pool is None:
             prior = self._priors.get(facts.pool)
-            pool = self._pools[facts.pool] = _Pool() if prior is None else _ModelledPool(prior)
+            pool = self._pools[facts.pool] = (
+                _FittedPool() if prior is None else _ModelledPool(prior)
+            )
         block_s = facts.kv_block_bytes / self._host_bytes_per_s
-        pool.reshape(facts, host_block_s=block_s)
+        pool.update_shape(facts, host_block_s=block_s)
         return pool
 
 
-class _Ttfts:
+class _TtftAccuracy:
     """How well times to first token were predicted."""
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.count = 0
         self.error = 0.0
         self.bias = 0.0
 
-    def compare(self, predicted_s: float, actual_s: float) -> None:
+    def observe(self, predicted_s: float, actual_s: float) -> None:
         """Take in one request's predicted and actual time to first token."""
-        relative = (predicted_s - actual_s) / max(actual_s, _LEAST_TTFT_S)
+        relative = (predicted_s - actual_s) / max(actual_s, _MIN_TTFT_S)
         if not abs(relative) < float("inf"):
             return
-        self.seen += 1
-        share = 1.0 / min(self.seen, _TTFT_MEMORY)
-        self.error += (abs(relative) - self.error) * share
-        self.bias += (relative - self.bias) * share
+        self.count += 1
+        weight = 1.0 / min(self.count, _TTFT_MEMORY)
+        self.error += (abs(relative) - self.error) * weight
+        self.bias += (relative - self.bias) * weight
 
 
 class _ModelledPool:
     """One pool with a model of its own, and how much it is off."""
 
     def __init__(self, prior: EngineTiming) -> None:
-        self.timing = CorrectedTiming(RememberedTiming(prior))
-        self.ttfts = _Ttfts()
-        self._correction = Correction()
-        self._refused = 0
+        self.timing = CorrectedTiming(CachedTiming(prior))
+        self.ttft_accuracy = _TtftAccuracy()
+        self._correction = CorrectionFactor()
+        self._rejected = 0
 
     @property
-    def knows_prompts(self) -> bool:
+    def has_prefill_estimate(self) -> bool:
         """It does, from the start."""
         return True
 
     @property
-    def knows_decoding(self) -> bool:
+    def has_decode_estimate(self) -> bool:
         """It does, from the start."""
         return True
 
-    def reshape(self, facts: ReplicaFacts, *, host_block_s: float) -> None:
+    def update_shape(self, facts: ReplicaFacts, *, host_block_s: float) -> None:
         """The model knows its shape."""
 
-    def learn(self, done: StepTotals, now_s: float) -> None:
+    def observe(self, step_delta: StepTotals, now_s: float) -> None:
         """Take in what was computed between two reports."""
         model = self.timing.model
-        if self._correction.learn(done.busy_s, busy_s(model, done)):
+        if self._correction.observe(step_delta.busy_s, predicted_busy_s(model, step_delta)):
             self.timing = CorrectedTiming(model, self._correction.factor)
         else:
-            self._refused += 1
+            self._rejected += 1
 
     def quality(self, name: str) -> TimingQuality:
         """How well this pool is known."""
@@ -222,71 +226,71 @@ class _ModelledPool:
             costs=self.timing.costs(),
             reports=self._correction.reports,
             clipped_reports=0,
-            refused_reports=self._refused,
+            rejected_reports=self._rejected,
             step_error=self._correction.error,
-            ttfts=self.ttfts.seen,
-            ttft_error=self.ttfts.error,
-            ttft_bias=self.ttfts.bias,
+            ttft_count=self.ttft_accuracy.count,
+            ttft_error=self.ttft_accuracy.error,
+            ttft_bias=self.ttft_accuracy.bias,
         )
 
 
-class _Pool:
+class _FittedPool:
     """One pool's fit, and how good it has been."""
 
     def __init__(self) -> None:
         prior = PRIOR_COSTS
         self._fit = LeastSquares(
             (
-                Coefficient(prior.decode_step_s, *_STEP_BOUNDS_S),
-                Coefficient(prior.prefill_step_s, *_STEP_BOUNDS_S),
-                Coefficient(prior.prefill_token_s, *_PREFILL_TOKEN_BOUNDS_S),
-                Coefficient(prior.decode_request_s, *_DECODE_REQUEST_BOUNDS_S),
-                Coefficient(prior.context_token_s, *_CONTEXT_TOKEN_BOUNDS_S),
+                CoefficientPrior(prior.decode_step_s, *_STEP_BOUNDS_S),
+                CoefficientPrior(prior.prefill_step_s, *_STEP_BOUNDS_S),
+                CoefficientPrior(prior.prefill_token_s, *_PREFILL_TOKEN_BOUNDS_S),
+                CoefficientPrior(prior.decode_request_s, *_DECODE_REQUEST_BOUNDS_S),
+                CoefficientPrior(prior.context_token_s, *_CONTEXT_TOKEN_BOUNDS_S),
             )
         )
         self._decode_rows = 0
         self._prompt_rows = 0
-        self._context_seen = False
-        self.ttfts = _Ttfts()
+        self._context_reported = False
+        self.ttft_accuracy = _TtftAccuracy()
         self.timing = FittedTiming(costs=prior, max_batched_tokens=1, host_block_s=0.0)
 
     @property
-    def knows_prompts(self) -> bool:
+    def has_prefill_estimate(self) -> bool:
         """Whether enough reports spoke of prompts; those of a pool that only decodes do not."""
-        return self._prompt_rows >= _ROWS_BEFORE_USE
+        return self._prompt_rows >= _MIN_ROWS
 
     @property
-    def knows_decoding(self) -> bool:
+    def has_decode_estimate(self) -> bool:
         """Whether enough reports spoke of decoding."""
-        return self._decode_rows >= _ROWS_BEFORE_USE
+        return self._decode_rows >= _MIN_ROWS
 
-    def reshape(self, facts: ReplicaFacts, *, host_block_s: float) -> None:
+    def update_shape(self, facts: ReplicaFacts, *, host_block_s: float) -> None:
         """Take over what a replica of the pool says of its shape; the last one counts."""
-        known = self.timing
-        shape = (facts.max_batched_tokens, facts.decode_step_tokens, host_block_s)
-        if (known.max_batched_tokens, known.decode_step_tokens, known.host_block_s) != shape:
+        timing = self.timing
+        shape = (facts.max_batched_tokens, facts.max_batched_tokens_while_decoding, host_block_s)
+        if (timing.max_batched_tokens, timing.decode_step_tokens, timing.host_block_s) != shape:
             self.timing = replace(
-                known,
+                timing,
                 max_batched_tokens=facts.max_batched_tokens,
-                decode_step_tokens=facts.decode_step_tokens,
+                decode_step_tokens=facts.max_batched_tokens_while_decoding,
                 host_block_s=host_block_s,
             )
 
-    def learn(self, done: StepTotals, now_s: float) -> None:
+    def observe(self, step_delta: StepTotals, now_s: float) -> None:
         """Take in what was computed between two reports."""
         row = (
-            done.decode_steps,
-            done.prefill_steps,
-            done.prefill_tokens,
-            done.decode_tokens,
-            done.context_tokens,
+            step_delta.decode_steps,
+            step_delta.prefill_steps,
+            step_delta.prefill_tokens,
+            step_delta.decode_tokens,
+            step_delta.context_tokens,
         )
-        if not self._fit.observe(row, done.busy_s, now_s):
+        if not self._fit.observe(row, step_delta.busy_s, now_s):
             return
-        self._decode_rows += done.decode_tokens > 0
-        self._prompt_rows += done.prefill_tokens > 0
-        self._context_seen |= done.context_tokens > 0
-        if self._fit.rows >= _ROWS_BEFORE_USE:
+        self._decode_rows += step_delta.decode_tokens > 0
+        self._prompt_rows += step_delta.prefill_tokens > 0
+        self._context_reported |= step_delta.context_tokens > 0
+        if self._fit.rows >= _MIN_ROWS:
             self.timing = replace(self.timing, costs=self._costs())
 
     def quality(self, name: str) -> TimingQuality:
@@ -296,15 +300,15 @@ class _Pool:
             costs=self.timing.costs,
             reports=self._fit.rows,
             clipped_reports=self._fit.clipped_rows,
-            refused_reports=self._fit.refused_rows,
+            rejected_reports=self._fit.rejected_rows,
             step_error=self._fit.error,
-            ttfts=self.ttfts.seen,
-            ttft_error=self.ttfts.error,
-            ttft_bias=self.ttfts.bias,
+            ttft_count=self.ttft_accuracy.count,
+            ttft_error=self.ttft_accuracy.error,
+            ttft_bias=self.ttft_accuracy.bias,
         )
 
     def _costs(self) -> StepCosts:
         costs = StepCosts(*self._fit.coefficients)
         # An engine that decodes and never says of how much context has it in the other terms.
-        silent = self._decode_rows > 0 and not self._context_seen
-        return replace(costs, context_token_s=0.0) if silent else costs
+        omits_context = self._decode_rows > 0 and not self._context_reported
+        return replace(costs, context_token_s=0.0) if omits_context else costs

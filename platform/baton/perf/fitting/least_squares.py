@@ -23,7 +23,7 @@ from operator import mul
 from typing import NamedTuple
 
 
-class Coefficient(NamedTuple):
+class CoefficientPrior(NamedTuple):
     """What is believed of one coefficient before anything was seen, and what is never believed."""
 
     prior: float
@@ -45,12 +45,12 @@ class FitSettings:
     """A residual of more than so many usual errors is clipped."""
     error_rows: float = 10.0
     """How many rows the usual error is averaged over."""
-    least_error: float = 0.02
+    min_error: float = 0.02
     """The usual relative error is never taken to be smaller: noise-free rows must not turn every
     change into an outlier."""
-    hurry: float = 0.25
+    fast_decay: float = 0.25
     """How much faster all that is known fades, per row, ..."""
-    hurry_error: float = 1 / 3
+    fast_decay_error: float = 1 / 3
     """... as the usual error exceeds this: the thing has changed, and the old rows hold it back."""
 
 
@@ -62,23 +62,23 @@ class LeastSquares:
     """One model of one thing. Errors are relative to the larger of prediction and value."""
 
     __slots__ = (
-        "_beliefs",
+        "_coefficient_priors",
         "_factors",
         "_last_at_s",
-        "_limits",
         "_normal",
         "_priors",
+        "_relative_bounds",
         "_settings",
         "_target",
         "clipped_rows",
         "coefficients",
         "error",
-        "refused_rows",
+        "rejected_rows",
         "rows",
     )
 
     def __init__(
-        self, coefficients: Sequence[Coefficient], settings: FitSettings | None = None
+        self, coefficients: Sequence[CoefficientPrior], settings: FitSettings | None = None
     ) -> None:
         for number, (prior, low, high) in enumerate(coefficients):
             if not 0 < low <= prior <= high < inf:
@@ -88,8 +88,10 @@ class LeastSquares:
                 )
         self._settings = settings or FitSettings()
         self._priors = tuple(prior for prior, _, _ in coefficients)
-        self._beliefs = tuple(coefficients)
-        self._limits = tuple((low / prior, high / prior) for prior, low, high in coefficients)
+        self._coefficient_priors = tuple(coefficients)
+        self._relative_bounds = tuple(
+            (low / prior, high / prior) for prior, low, high in coefficients
+        )
         size = len(self._priors)
         self._normal = [[0.0] * size for _ in range(size)]
         self._target = [0.0] * size
@@ -101,7 +103,7 @@ class LeastSquares:
         """Rows taken in."""
         self.clipped_rows = 0
         """Those among them that were too far off to be believed as they were."""
-        self.refused_rows = 0
+        self.rejected_rows = 0
         self.error = 1.0
         """The usual relative error of a prediction, clipped ones counted as clipped."""
 
@@ -113,16 +115,16 @@ class LeastSquares:
     def observe(self, features: Sequence[float], value: float, now_s: float) -> bool:
         """Learn from one row; False when it was refused as meaningless."""
         expected = self.predict(features)
-        meant = 0 < expected < inf and 0 <= value < inf and isfinite(now_s)
-        if not meant or min(features) < 0:
-            self.refused_rows += 1
+        is_meaningful = 0 < expected < inf and 0 <= value < inf and isfinite(now_s)
+        if not is_meaningful or min(features) < 0:
+            self.rejected_rows += 1
             return False
         # Divided by the larger of the two, a row of a stalled step weighs little, and a prior that
         # is far too small does not make the first rows outweigh all that come after.
         scale = max(expected, value)
         residual = self._clip((value - expected) / scale)
         row = [x * p / scale for x, p in zip(features, self._priors, strict=True)]
-        self._take_in(row, expected / scale + residual, self._kept(now_s))
+        self._add_row(row, expected / scale + residual, self._decay(now_s))
         self._solve()
         self.rows += 1
         return True
@@ -133,41 +135,45 @@ class LeastSquares:
         if abs(residual) > limit:
             self.clipped_rows += 1
             residual = limit if residual > 0 else -limit
-        learned = self.error + (abs(residual) - self.error) / settings.error_rows
-        self.error = max(settings.least_error, learned)
+        new_error = self.error + (abs(residual) - self.error) / settings.error_rows
+        self.error = max(settings.min_error, new_error)
         return residual
 
-    def _kept(self, now_s: float) -> float:
+    def _decay(self, now_s: float) -> float:
         """The weight that older rows keep as a row of `now_s` comes in."""
         settings = self._settings
         last_at_s = now_s if self._last_at_s is None else self._last_at_s
         self._last_at_s = max(now_s, last_at_s)
         by_time = (self._last_at_s - last_at_s) / settings.memory_s
-        by_error = settings.hurry * (self.error - settings.hurry_error)
+        by_error = settings.fast_decay * (self.error - settings.fast_decay_error)
         return 1.0 - max(min(1.0 / settings.memory_rows, by_time), by_error)
 
-    def _take_in(self, row: list[float], target: float, kept: float) -> None:
+    def _add_row(self, row: list[float], target: float, decay: float) -> None:
         for i, x in enumerate(row):
-            self._normal[i] = [n * kept + x * y for n, y in zip(self._normal[i], row, strict=True)]
-            self._target[i] = self._target[i] * kept + x * target
+            self._normal[i] = [n * decay + x * y for n, y in zip(self._normal[i], row, strict=True)]
+            self._target[i] = self._target[i] * decay + x * target
 
     def _solve(self) -> None:
         """Coordinate descent: exact where it comes to rest, within the bounds at every moment."""
         factors, prior_rows = self._factors, self._settings.prior_rows
         # Far above its prior a coefficient's rows are small in multiples of it, and so must its
         # prior's weight be: it is the ratio that was believed in, not the distance.
-        held = [prior_rows / (f * f) if f > 1.0 else prior_rows for f in factors]
+        prior_weights = [prior_rows / (f * f) if f > 1.0 else prior_rows for f in factors]
         for _ in range(_SWEEPS):
-            for i, (normal, own_prior, (low, high)) in enumerate(
-                zip(self._normal, held, self._limits, strict=True)
+            for i, (normal, prior_weight, (low, high)) in enumerate(
+                zip(self._normal, prior_weights, self._relative_bounds, strict=True)
             ):
-                pull = self._target[i] + own_prior - sum(map(mul, normal, factors))
-                best = factors[i] + (pull - own_prior * factors[i]) / (normal[i] + own_prior)
-                factors[i] = min(max(best, low), high)
+                gradient = self._target[i] + prior_weight - sum(map(mul, normal, factors))
+                minimum = factors[i] + (gradient - prior_weight * factors[i]) / (
+                    normal[i] + prior_weight
+                )
+                factors[i] = min(max(minimum, low), high)
         # Once more, for rounding may have led out by the last digit.
         self.coefficients = tuple(
             [
                 min(max(factor * prior, low), high)
-                for factor, (prior, low, high) in zip(factors, self._beliefs, strict=True)
+                for factor, (prior, low, high) in zip(
+                    factors, self._coefficient_priors, strict=True
+                )
             ]
         )

@@ -12,15 +12,15 @@ from __future__ import annotations
 from math import exp
 
 from baton.domain.fleet import StepTotals
-from baton.perf.timing import EngineTiming, delay_s
+from baton.perf.timing import EngineTiming, decode_delay_s
 
 HORIZON_S = 3.0
 """About the life of a stream: 200 tokens of 15 ms each."""
-_MOST = 0.95
+_MAX_SHARE = 0.95
 """Who computes nothing but prompts decodes at a twentieth of its pace, rather than never."""
 
 
-class PromptShare:
+class PrefillShare:
     """One replica's, from what it reports."""
 
     __slots__ = ("_at_s", "_steps", "_tokens")
@@ -30,13 +30,13 @@ class PromptShare:
         self._tokens = 0.0
         self._at_s = 0.0
 
-    def learn(self, done: StepTotals, now_s: float) -> None:
+    def observe(self, step_delta: StepTotals, now_s: float) -> None:
         """Take in what was computed between two reports."""
-        if min(done) < 0:  # the engine has started again
+        if min(step_delta) < 0:  # the engine has started again
             return
-        kept = self._kept(now_s)
-        self._steps = self._steps * kept + done.prefill_steps
-        self._tokens = self._tokens * kept + done.prefill_tokens
+        decay = self._decay(now_s)
+        self._steps = self._steps * decay + step_delta.prefill_steps
+        self._tokens = self._tokens * decay + step_delta.prefill_tokens
         self._at_s = max(now_s, self._at_s)
 
     def share(self, timing: EngineTiming, now_s: float) -> float:
@@ -44,8 +44,8 @@ class PromptShare:
         if not self._steps or not self._tokens:
             return 0.0
         chunk = max(1, round(self._tokens / self._steps))
-        steps_per_s = self._steps * self._kept(now_s) / HORIZON_S
-        return min(_MOST, steps_per_s * delay_s(timing, chunk))
+        steps_per_s = self._steps * self._decay(now_s) / HORIZON_S
+        return min(_MAX_SHARE, steps_per_s * decode_delay_s(timing, chunk))
 
-    def _kept(self, now_s: float) -> float:
+    def _decay(self, now_s: float) -> float:
         return exp(-max(0.0, now_s - self._at_s) / HORIZON_S)

@@ -18,7 +18,7 @@ class Dtype(StrEnum):
     INT4 = "int4"
 
 
-BYTES: dict[Dtype, float] = {
+DTYPE_BYTES: dict[Dtype, float] = {
     Dtype.FP32: 4,
     Dtype.BF16: 2,
     Dtype.FP16: 2,
@@ -36,14 +36,14 @@ class Accelerator:
     name: str
     memory_bytes: float
     memory_bytes_per_s: float
-    flops: dict[Dtype, float]
+    flops_by_dtype: dict[Dtype, float]
     """Dense multiply-adds, counted as two, per second. What is not listed runs as the next wider
     type that is."""
     peer_bytes_per_s: float
     """To devices of the same node, each direction."""
     network_bytes_per_s: float
     """Its share of the node's network interfaces, each direction."""
-    per_node: int = 8
+    devices_per_node: int = 8
     host_bytes_per_s: float = 64e9
     """To the host's memory, each direction."""
     price_per_hour: float | None = None
@@ -60,10 +60,10 @@ class Accelerator:
             Dtype.FP16: Dtype.BF16,
             Dtype.BF16: Dtype.FP32,
         }
-        found = self.flops.get(dtype)
-        while found is None:
+        rate = self.flops_by_dtype.get(dtype)
+        while rate is None:
             if dtype not in wider:
                 raise ValueError(f"{self.name}: no operations per second are known for {dtype}")
             dtype = wider[dtype]
-            found = self.flops.get(dtype)
-        return found
+            rate = self.flops_by_dtype.get(dtype)
+        return rate

@@ -49,7 +49,7 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def accelerator(name: str) -> Accelerator:
+def find_accelerator(name: str) -> Accelerator:
     """The accelerator of that name, as it is called here, by vendors, clouds or drivers.
 
     Case, blanks, dashes and the vendor do not matter: `H100`, `h100_sxm` and what drivers say,
@@ -58,22 +58,24 @@ def accelerator(name: str) -> Accelerator:
     Raises:
         UnknownAccelerator: it is in none of the data sheets here.
     """
-    found = _BY_PLAIN_NAME.get(_plain(name))
-    if found is None:
-        near = get_close_matches(_plain(name), _BY_PLAIN_NAME, n=3, cutoff=0.5)
-        wanted = list(dict.fromkeys(_BY_PLAIN_NAME[one].name for one in near)) or [*CATALOGUE]
+    match = _BY_NORMALIZED_NAME.get(_normalize_name(name))
+    if match is None:
+        similar = get_close_matches(_normalize_name(name), _BY_NORMALIZED_NAME, n=3, cutoff=0.5)
+        suggestions = list(
+            dict.fromkeys(_BY_NORMALIZED_NAME[similar_name].name for similar_name in similar)
+        ) or [*CATALOGUE]
         raise UnknownAccelerator(
-            f"there is no accelerator {name!r} in the catalogue", f"try {', '.join(wanted)}"
+            f"there is no accelerator {name!r} in the catalogue", f"try {', '.join(suggestions)}"
         )
-    return found
+    return match
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return re.sub(r"^(nvidia|amd|intel)|(server|workstation).*$", "", plain).replace("sxm4", "sxm")
 
 
-_BY_PLAIN_NAME: Mapping[str, Accelerator] = MappingProxyType(
-    {_plain(name): one for name, one in CATALOGUE.items()}
+_BY_NORMALIZED_NAME: Mapping[str, Accelerator] = MappingProxyType(
+    {_normalize_name(name): accelerator for name, accelerator in CATALOGUE.items()}
     | {alias: CATALOGUE[name] for alias, name in _ALIASES.items()}
 )

@@ -21,7 +21,7 @@ _SEND_EFFICIENCY = 0.8
 """Source: the same, mem_bw_empirical_scaling_factor, for want of one for links."""
 
 
-class Exchange(NamedTuple):
+class CollectiveTime(NamedTuple):
     """How long one exchange takes."""
 
     launch_s: float
@@ -29,21 +29,21 @@ class Exchange(NamedTuple):
     """What grows with the payload."""
 
 
-NONE = Exchange(0.0, 0.0)
+NO_COLLECTIVE = CollectiveTime(0.0, 0.0)
 
 
-def all_reduce(payload_bytes: float, ranks: int, accelerator: Accelerator) -> Exchange:
+def all_reduce(payload_bytes: float, ranks: int, accelerator: Accelerator) -> CollectiveTime:
     """To sum `payload_bytes` over `ranks` devices of one node; nothing for one device.
 
     Small payloads: everyone reads everyone's (one phase); large ones: each sums a part and the
     parts are gathered (two phases).
     """
     if ranks <= 1:
-        return NONE
+        return NO_COLLECTIVE
     wire_s = _INVERSE_EFFICIENCY * payload_bytes / _peer_bytes_per_s(ranks, accelerator)
     one_phase_s = (ranks - 1) * wire_s
     two_phases_s = _SECOND_PHASE_S + 2 * (ranks - 1) / ranks * wire_s
-    return Exchange(_LAUNCH_S + _LAUNCH_RANK_S * ranks, min(one_phase_s, two_phases_s))
+    return CollectiveTime(_LAUNCH_S + _LAUNCH_RANK_S * ranks, min(one_phase_s, two_phases_s))
 
 
 def send_s(payload_bytes: float, devices: int, accelerator: Accelerator) -> float:
@@ -53,6 +53,6 @@ def send_s(payload_bytes: float, devices: int, accelerator: Accelerator) -> floa
 
 
 def _peer_bytes_per_s(devices: int, accelerator: Accelerator) -> float:
-    if devices > accelerator.per_node:
+    if devices > accelerator.devices_per_node:
         return accelerator.network_bytes_per_s
     return accelerator.peer_bytes_per_s

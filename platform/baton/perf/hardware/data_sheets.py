@@ -117,11 +117,11 @@ def _accelerators() -> Iterator[Accelerator]:
             name=name,
             memory_bytes=gib * 2.0**30,
             memory_bytes_per_s=bytes_per_s,
-            flops={dtype: figure * 1e12 for dtype, figure in figures if figure},
+            flops_by_dtype={dtype: figure * 1e12 for dtype, figure in figures if figure},
             peer_bytes_per_s=peer,
             network_bytes_per_s=network,
             host_bytes_per_s=host,
-            per_node=per_node,
+            devices_per_node=per_node,
             price_per_hour=price,
             source=source,
         )

@@ -25,17 +25,17 @@ class GemmCurve:
 
     launch_s: float
     depth_s: float
-    compute: float
+    compute_fraction: float
     """Share of the rated operations per second that large products reach."""
-    memory: float
+    memory_fraction: float
     """Share of the rated bandwidth that narrow products reach."""
-    knee: float
+    norm_exponent: float
     """The p of the norm: infinite would be a sharp corner."""
-    io: float
+    io_fraction: float
     """Share of the bandwidth at which activations are read, written and, if need be, quantised."""
     activation_bytes: float
     """Moved per element of the input."""
-    quantising: float = 0.0
+    quantization_ops: float = 0.0
     """Of the rated operations, what finding a scale for one element of the input and dividing by
     it keeps the device from, beside moving its bytes."""
 
@@ -43,24 +43,25 @@ class GemmCurve:
 BF16_GEMM = GemmCurve(
     launch_s=3.9e-6,
     depth_s=0.19e-9,
-    compute=0.87,
-    memory=0.82,
-    knee=1.53,
-    io=1.9,
+    compute_fraction=0.87,
+    memory_fraction=0.82,
+    norm_exponent=1.53,
+    io_fraction=1.9,
     activation_bytes=2.0,
 )
 """Mean error 11 % on A100 and H100 (bias -8 % and +8 %), 10 % on H200, for products of 2 million
-weights and more, 1 to 16,384 rows. `io` above 1: inputs partly stay in the cache of the device."""
+weights and more, 1 to 16,384 rows. `io_fraction` above 1: inputs partly stay in the cache of the
+device."""
 
 FP8_GEMM = GemmCurve(
     launch_s=5.1e-6,
     depth_s=0.47e-9,
-    compute=0.73,
-    memory=0.95,
-    knee=1.33,
-    io=0.8,
+    compute_fraction=0.73,
+    memory_fraction=0.95,
+    norm_exponent=1.33,
+    io_fraction=0.8,
     activation_bytes=4.0,
-    quantising=3030.0,
+    quantization_ops=3030.0,
 )
 """With the quantisation of the input (read 2 bytes, write and read 1 each). Fitted to H100 alone:
 mean error 11 %, bias -2 %; on H200 13 % and -6 %. Nothing of quantising can take longer for want of
@@ -125,13 +126,13 @@ class Efficiency:
     """Source: FlashAttention-3 (2407.08608) §3: a warpgroup's matrix instruction takes 64 rows."""
 
 
-DEFAULT = Efficiency()
+DEFAULT_EFFICIENCY = Efficiency()
 
 
-def of_engine(engine: str) -> Efficiency:
+def engine_efficiency(engine: str) -> Efficiency:
     """What is known of an engine's kernels without any measurement of it.
 
     TensorRT-LLM decodes with XQA kernels, whose tiles hold as many queries as share a key head:
     bytes bound them. Source: TensorRT-LLM, gpt-attention "XQA Optimization" and blogs/XQA-kernel.
     """
-    return replace(DEFAULT, decode_tile=1) if engine == "trtllm" else DEFAULT
+    return replace(DEFAULT_EFFICIENCY, decode_tile=1) if engine == "trtllm" else DEFAULT_EFFICIENCY

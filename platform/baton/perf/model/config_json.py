@@ -23,7 +23,7 @@ _NOT_GATED = frozenset(
     | {"RefinedWebModel", "mpt", "phi", "starcoder2", "nemotron"}
 )
 """Model types whose feed-forward has two matrices."""
-_FOUR_TIMES = frozenset(
+_DEFAULT_FFN_4X = frozenset(
     {
         "gpt2",
         "gpt_bigcode",
@@ -38,13 +38,13 @@ _FOUR_TIMES = frozenset(
     | {"mpt"}
 )
 """Model types whose feed-forward is four times as wide as the hidden state unless they say so."""
-_TIED = frozenset(
+_TIED_BY_DEFAULT = frozenset(
     {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "opt", "falcon", "RefinedWeb", "RefinedWebModel"}
     | {"mpt", "gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "starcoder2"}
 )
 """Model types that tie embeddings and output unless they say otherwise: the defaults that their
 configuration classes in Hugging Face transformers give `tie_word_embeddings`."""
-_NO_TRANSFORMER = frozenset(
+_UNSUPPORTED_MODEL_TYPES = frozenset(
     {"mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "qwen3_next", "recurrent_gemma"}
     | {"granitemoehybrid", "falcon_h1", "zamba", "zamba2", "nemotron_h", "plamo2", "minimax"}
     | {"t5", "mt5", "umt5", "bart", "mbart", "whisper", "bert", "roberta", "deberta", "lfm2"}
@@ -60,7 +60,7 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
 }
 """What the smaller models of a family leave out, because its configuration class says so."""
 
-_QUANTIZED = {
+_DTYPE_BY_QUANTIZATION = {
     "fp8": Dtype.FP8,
     "fbgemm_fp8": Dtype.FP8,
     "fp4": Dtype.FP4,
@@ -72,7 +72,7 @@ _QUANTIZED = {
     "int4": Dtype.INT4,
     "int8": Dtype.INT8,
 }
-_TORCH = {
+_DTYPE_BY_TORCH_NAME = {
     "float32": Dtype.FP32,
     "float": Dtype.FP32,
     "bfloat16": Dtype.BF16,
@@ -84,10 +84,10 @@ _TORCH = {
 class ConfigJson:
     """One file, or the part of it that describes the language model."""
 
-    __slots__ = ("_config", "_defaults", "_name", "_outer")
+    __slots__ = ("_config", "_defaults", "_name", "_root")
 
     def __init__(self, config: Mapping[str, object], name: str) -> None:
-        self._outer = config
+        self._root = config
         self._name = name
         nested = next(
             (
@@ -99,7 +99,7 @@ class ConfigJson:
         )
         self._config: Mapping[str, object] = nested if isinstance(nested, Mapping) else config
         self._defaults = _DEFAULTS.get(self.model_type, {})
-        if self.model_type in _NO_TRANSFORMER:
+        if self.model_type in _UNSUPPORTED_MODEL_TYPES:
             raise UnknownModel(
                 f"{name}: got model_type {self.model_type!r}, wanted a decoder whose layers all"
                 " have attention",
@@ -109,7 +109,7 @@ class ConfigJson:
     @property
     def model_type(self) -> str:
         """What `transformers` calls the architecture; empty when it does not say."""
-        return str(self._config.get("model_type") or self._outer.get("model_type") or "")
+        return str(self._config.get("model_type") or self._root.get("model_type") or "")
 
     def count(self, *names: str) -> int:
         """The first of these keys that is there.
@@ -117,14 +117,14 @@ class ConfigJson:
         Raises:
             UnknownModel: none is, or it is no positive number.
         """
-        found = self.optional_count(*names)
-        if found is None:
+        value = self.optional_count(*names)
+        if value is None:
             others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
             raise UnknownModel(
                 f"{self._name}: its config has no {names[0]!r}{others}",
                 "add the key, or use the config.json that came with the weights",
             )
-        return found
+        return value
 
     def optional_count(self, *names: str) -> int | None:
         """The same; None when there is none of them, or it is null or 0."""
@@ -147,32 +147,32 @@ class ConfigJson:
         """Heads of keys and values; as many as of queries where nothing is said."""
         if self.model_type in {"falcon", "RefinedWeb", "RefinedWebModel", "gpt_bigcode"}:
             return self._multi_query_heads(heads)
-        named = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
-        return self.optional_count(*named) or heads
+        keys = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+        return self.optional_count(*keys) or heads
 
     def _multi_query_heads(self, heads: int) -> int:
         """Falcon and BigCode: a switch says that there is one, unless the newer key counts."""
-        grouped = self._config.get("new_decoder_architecture") or self.model_type == "RefinedWeb"
-        if grouped:
+        is_grouped = self._config.get("new_decoder_architecture") or self.model_type == "RefinedWeb"
+        if is_grouped:
             return self.optional_count("num_kv_heads", "n_head_kv") or heads
         return 1 if self._config.get("multi_query", True) else heads
 
     def head_dim(self, hidden: int, heads: int) -> int:
         """Of one head."""
-        found = self.optional_count("head_dim", "kv_channels")
-        if found is None and hidden % heads:
+        value = self.optional_count("head_dim", "kv_channels")
+        if value is None and hidden % heads:
             raise UnknownModel(
                 f"{self._name}: a hidden size of {hidden} cannot be split among {heads} heads"
                 " and its config has no 'head_dim'",
                 "use the config.json that came with the weights",
             )
-        return found or hidden // heads
+        return value or hidden // heads
 
-    def windows(self, layers: int) -> tuple[int | None, int]:
+    def window_layout(self, layers: int) -> tuple[int | None, int]:
         """The tokens of the window and how many layers have one."""
         window = self.optional_count("sliding_window", "attention_chunk_size")
-        used = self._config.get("use_sliding_window", not self._is_qwen())
-        if window is None or not used:
+        is_used = self._config.get("use_sliding_window", not self._is_qwen())
+        if window is None or not is_used:
             return None, 0
         windowed = self._windowed_layers(layers)
         return (window, windowed) if windowed else (None, 0)
@@ -180,10 +180,10 @@ class ConfigJson:
     def _windowed_layers(self, layers: int) -> int:
         types = self._config.get("layer_types")
         if isinstance(types, Sequence) and not isinstance(types, str):
-            return sum(one in {"sliding_attention", "chunked_attention"} for one in types)
+            return sum(type_ in {"sliding_attention", "chunked_attention"} for type_ in types)
         no_rope = self._config.get("no_rope_layers")
         if isinstance(no_rope, Sequence) and no_rope:
-            return sum(1 for one in no_rope if one)
+            return sum(1 for item in no_rope if item)
         period = self.optional_count("sliding_window_pattern") or _WINDOW_PERIODS.get(
             self.model_type
         )
@@ -202,18 +202,18 @@ class ConfigJson:
         if self.model_type == "mpt":
             return hidden * (self.optional_count("expansion_ratio") or 4)
         names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "feed_forward_dim")
-        between_experts = self.optional_count("intermediate_size_mlp")
-        if between_experts is not None:
-            return between_experts
-        if self.model_type in _FOUR_TIMES:
+        dense_width = self.optional_count("intermediate_size_mlp")
+        if dense_width is not None:
+            return dense_width
+        if self.model_type in _DEFAULT_FFN_4X:
             return self.optional_count(*names) or 4 * hidden
         return self.count(*names)
 
     @property
     def gated_ffn(self) -> bool:
         """Whether the feed-forward has a gate."""
-        squared = self._config.get("hidden_act") == "relu2"
-        return self.model_type not in _NOT_GATED and not squared
+        is_squared_relu = self._config.get("hidden_act") == "relu2"
+        return self.model_type not in _NOT_GATED and not is_squared_relu
 
     def shared_experts(self, width: int) -> int:
         """Experts that every token goes through, in widths of a routed one."""
@@ -222,46 +222,46 @@ class ConfigJson:
             return max(1, round(total / width))
         if self.model_type.startswith("llama4"):
             return 1
-        counted = self._config.get("n_shared_experts", self._config.get("num_shared_experts"))
-        return counted if isinstance(counted, int) and counted > 0 else 0
+        shared_count = self._config.get("n_shared_experts", self._config.get("num_shared_experts"))
+        return shared_count if isinstance(shared_count, int) and shared_count > 0 else 0
 
     def dense_layers(self, layers: int) -> int:
         """Layers without experts: the first ones, all but each n-th, or those that are listed."""
-        listed = self._config.get("mlp_only_layers")
+        dense_layer_ids = self._config.get("mlp_only_layers")
         first = self._config.get("first_k_dense_replace")
         dense = first if isinstance(first, int) else 0
-        dense += len(listed) if isinstance(listed, Sequence) else 0
-        every = self.optional_count("decoder_sparse_step", "moe_layer_freq") or 1
-        every = self.optional_count("interleave_moe_layer_step") or every
-        return min(layers, dense + (layers - dense) - (layers - dense) // every)
+        dense += len(dense_layer_ids) if isinstance(dense_layer_ids, Sequence) else 0
+        sparse_period = self.optional_count("decoder_sparse_step", "moe_layer_freq") or 1
+        sparse_period = self.optional_count("interleave_moe_layer_step") or sparse_period
+        return min(layers, dense + (layers - dense) - (layers - dense) // sparse_period)
 
     # ------------------------------------------------------------------ the rest
 
     @property
     def tied_embeddings(self) -> bool:
         """Whether the embeddings are the output matrix, too."""
-        for config in (self._config, self._outer):
-            said = config.get("tie_word_embeddings")
-            if isinstance(said, bool):
-                return said
-        return self.model_type in _TIED
+        for config in (self._config, self._root):
+            value = config.get("tie_word_embeddings")
+            if isinstance(value, bool):
+                return value
+        return self.model_type in _TIED_BY_DEFAULT
 
     @property
     def max_len_tokens(self) -> int:
         """The longest that prompt and output may be."""
         names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-        return self.optional_count(*names) or _LEAST_LEN
+        return self.optional_count(*names) or _DEFAULT_MAX_LEN
 
     @property
     def weights_dtype(self) -> Dtype:
         """How most weights are stored."""
-        quantized = self._config.get("quantization_config", self._outer.get("quantization_config"))
+        quantized = self._config.get("quantization_config", self._root.get("quantization_config"))
         if isinstance(quantized, Mapping):
             return _quantized_dtype(quantized)
-        for config in (self._config, self._outer):
-            said = config.get("torch_dtype", config.get("dtype"))
-            if said is not None:
-                return _TORCH.get(str(said), Dtype.BF16)
+        for config in (self._config, self._root):
+            dtype_name = config.get("torch_dtype", config.get("dtype"))
+            if dtype_name is not None:
+                return _DTYPE_BY_TORCH_NAME.get(str(dtype_name), Dtype.BF16)
         return Dtype.BF16
 
 
@@ -274,9 +274,9 @@ _WINDOW_PERIODS: Mapping[str, int] = {
     "gemma3_text": 6,
 }
 """One layer in so many attends to everything, where older configs do not list them."""
-_INTEGERS: Mapping[int, Dtype] = {4: Dtype.INT4, 8: Dtype.INT8}
+_INTEGER_DTYPE_BY_BITS: Mapping[int, Dtype] = {4: Dtype.INT4, 8: Dtype.INT8}
 """By their bits; of weights that are packed as whole numbers."""
-_LEAST_LEN = 2048
+_DEFAULT_MAX_LEN = 2048
 """What models without a key for it (BLOOM, early Falcon) were trained with."""
 
 
@@ -284,17 +284,17 @@ def _quantized_dtype(quantized: Mapping[str, object]) -> Dtype:
     method = str(quantized.get("quant_method", "")).lower()
     algorithm = str(quantized.get("quant_algo", "")).lower()
     bits = quantized.get("bits", quantized.get("w_bit"))
-    for loaded, those in (("load_in_4bit", 4), ("load_in_8bit", 8)):  # bitsandbytes
-        bits = those if quantized.get(loaded) else bits
-    if isinstance(bits, int) and bits in _INTEGERS:
-        return _INTEGERS[bits]
-    for said in (algorithm, method):
-        if said in _QUANTIZED:
-            return _QUANTIZED[said]
+    for flag, flag_bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):  # bitsandbytes
+        bits = flag_bits if quantized.get(flag) else bits
+    if isinstance(bits, int) and bits in _INTEGER_DTYPE_BY_BITS:
+        return _INTEGER_DTYPE_BY_BITS[bits]
+    for scheme in (algorithm, method):
+        if scheme in _DTYPE_BY_QUANTIZATION:
+            return _DTYPE_BY_QUANTIZATION[scheme]
     groups = quantized.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
+    first_group = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first_group.get("weights") if isinstance(first_group, Mapping) else None
     if isinstance(weights, Mapping):
         kind = "fp" if weights.get("type") == "float" else "int"
-        return _QUANTIZED.get(f"{kind}{weights.get('num_bits')}", Dtype.FP8)
+        return _DTYPE_BY_QUANTIZATION.get(f"{kind}{weights.get('num_bits')}", Dtype.FP8)
     return Dtype.FP8

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_TOKENS = "tokens are counted, whichever they are"
+_ONLY_COUNTED = "tokens are counted, whichever they are"
 
 IRRELEVANT_ARGUMENTS: Mapping[str, str] = MappingProxyType(
     {
-        "seed": _TOKENS,
-        "tokenizer": _TOKENS,
-        "tokenizer_mode": _TOKENS,
-        "skip_tokenizer_init": _TOKENS,
+        "seed": _ONLY_COUNTED,
+        "tokenizer": _ONLY_COUNTED,
+        "tokenizer_mode": _ONLY_COUNTED,
+        "skip_tokenizer_init": _ONLY_COUNTED,
         "trust_remote_code": "the model's shape says it all",
         "download_dir": "nothing is loaded",
         "hf_token": "nothing is loaded",

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from baton.perf.hardware.accelerators import Accelerator
 
-MEMORY_SHARE: Final = 0.92
+GPU_MEMORY_UTILIZATION: Final = 0.92
 """Of a GPU's memory."""
-BLOCK_TOKENS: Final = 16
+BLOCK_SIZE_TOKENS: Final = 16
 """Attention backends may have larger blocks only."""
 
 _GIB: Final = 2**30
@@ -23,12 +23,12 @@ _LARGE_BYTES: Final = 70 * _GIB
 class BatchDefaults(NamedTuple):
     """How much runs at a time."""
 
-    requests: int
-    tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     """Of one step."""
 
 
-def batch_defaults(device: Accelerator) -> BatchDefaults:
+def gpu_batch_defaults(device: Accelerator) -> BatchDefaults:
     """On a GPU."""
     if device.memory_bytes >= _LARGEST_BYTES:
         return BatchDefaults(1024, 16384)
@@ -37,6 +37,6 @@ def batch_defaults(device: Accelerator) -> BatchDefaults:
     return BatchDefaults(256, 2048)
 
 
-def batch_defaults_on_cpus(workers: int) -> BatchDefaults:
+def cpu_batch_defaults(workers: int) -> BatchDefaults:
     """Without GPUs."""
     return BatchDefaults(128 * workers, 2048 * workers)

@@ -12,7 +12,7 @@ from baton.perf.hardware.accelerators import Dtype
 from baton.perf.model.published_shapes import KNOWN_MODELS
 from baton.perf.model.shape import ModelShape
 
-_SAYS_NOTHING = frozenset(
+_IGNORED_NAME_PARTS = frozenset(
     {"instruct", "chat", "hf", "it", "base", "pt", "meta", "dynamic", "block", "quantized", "text"}
     | {"thinking", "preview", "original", "pro", "128k", "gguf", "mlx", "unsloth", "bnb", "a16"}
     | {
@@ -31,7 +31,7 @@ _SAYS_NOTHING = frozenset(
     }
 )
 """Parts of names that leave the shape as it is."""
-_DTYPES: Mapping[str, Dtype] = {
+_DTYPE_BY_NAME_PART: Mapping[str, Dtype] = {
     "fp8": Dtype.FP8,
     "float8": Dtype.FP8,
     "w8a8": Dtype.INT8,
@@ -59,7 +59,7 @@ _STORED_AS: Mapping[str, Dtype] = {
 """Models whose authors publish them quantized, by the beginning of their ids."""
 
 
-def shape_of(hub_id: str) -> ModelShape:
+def find_shape(hub_id: str) -> ModelShape:
     """The shape of a model by its hub id, or by that of a variant of the same shape.
 
     Case and organisation do not matter, nor what says how a model was tuned or quantized.
@@ -67,48 +67,57 @@ def shape_of(hub_id: str) -> ModelShape:
     Raises:
         UnknownModel: it is not among those known here.
     """
-    plain = _plain(hub_id)
-    found = _BY_PLAIN_NAME.get(plain) or _BY_PLAIN_NAME.get(re.sub(r"-v0\.\d$", "", plain))
-    if found is None:
-        near = get_close_matches(plain, _BY_PLAIN_NAME, n=3, cutoff=0.5)
-        names = ", ".join(_BY_PLAIN_NAME[one].name for one in near) or "another name"
+    normalized = _normalize_name(hub_id)
+    shape = _BY_NORMALIZED_NAME.get(normalized) or _BY_NORMALIZED_NAME.get(
+        re.sub(r"-v0\.\d$", "", normalized)
+    )
+    if shape is None:
+        similar = get_close_matches(normalized, _BY_NORMALIZED_NAME, n=3, cutoff=0.5)
+        names = (
+            ", ".join(_BY_NORMALIZED_NAME[similar_name].name for similar_name in similar)
+            or "another name"
+        )
         raise UnknownModel(
             f"the shape of {hub_id!r} is not known by its name",
             f"try {names}, or give the path of its config.json",
         )
-    return found
+    return shape
 
 
 def dtype_hint(hub_id: str) -> Dtype | None:
     """How the weights are stored, as far as the name tells; None when it says nothing."""
     for part in _parts(hub_id):
-        if part in _DTYPES:
-            return _DTYPES[part]
-    known = _BY_PLAIN_NAME.get(_plain(hub_id))
-    if known is None:
+        if part in _DTYPE_BY_NAME_PART:
+            return _DTYPE_BY_NAME_PART[part]
+    shape = _BY_NORMALIZED_NAME.get(_normalize_name(hub_id))
+    if shape is None:
         return None
-    stored = (dtype for start, dtype in _STORED_AS.items() if known.name.startswith(start))
-    return None if "Distill" in known.name else next(stored, None)
+    dtypes = (dtype for start, dtype in _STORED_AS.items() if shape.name.startswith(start))
+    return None if "Distill" in shape.name else next(dtypes, None)
 
 
 def _parts(hub_id: str) -> list[str]:
     return re.split(r"[-_]", hub_id.rsplit("/", 1)[-1].lower())
 
 
-def _plain(hub_id: str) -> str:
-    kept = [part for part in _parts(hub_id) if part not in _SAYS_NOTHING and part not in _DTYPES]
-    return re.sub(r"^llama-?(\d)", r"llama-\1", "-".join(kept))
+def _normalize_name(hub_id: str) -> str:
+    parts = [
+        part
+        for part in _parts(hub_id)
+        if part not in _IGNORED_NAME_PARTS and part not in _DTYPE_BY_NAME_PART
+    ]
+    return re.sub(r"^llama-?(\d)", r"llama-\1", "-".join(parts))
 
 
-def _plain_names() -> Iterator[tuple[str, ModelShape]]:
+def _normalized_names() -> Iterator[tuple[str, ModelShape]]:
     for shape in KNOWN_MODELS.values():
-        plain = _plain(shape.name)
+        normalized = _normalize_name(shape.name)
         # The size of this one is not in its id, but everybody says it.
-        if plain == "bloom":
+        if normalized == "bloom":
             yield "bloom-176b", shape
         # `mixtral-8x7b` without its only version is the same; of several, the last one stays.
-        yield re.sub(r"-v0\.\d$", "", plain), shape
-        yield plain, shape
+        yield re.sub(r"-v0\.\d$", "", normalized), shape
+        yield normalized, shape
 
 
-_BY_PLAIN_NAME: Mapping[str, ModelShape] = MappingProxyType(dict(_plain_names()))
+_BY_NORMALIZED_NAME: Mapping[str, ModelShape] = MappingProxyType(dict(_normalized_names()))

@@ -16,38 +16,40 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
+class LayerKernels:
     """The products of one kind of layer on one device."""
 
     layers: int
     matrices: tuple[Matrix, ...]
-    expert: tuple[Matrix, ...] = ()
+    expert_matrices: tuple[Matrix, ...] = ()
     """Of one routed expert."""
     elements: int
     """Numbers that the small kernels read and write per token."""
 
 
-def layer_kinds(shape: ModelShape, tp: int) -> tuple[Kernels, ...]:
+def layer_kinds(shape: ModelShape, tp: int) -> tuple[LayerKernels, ...]:
     """The dense layers and those with experts, as far as the model has them."""
     experts = shape.experts
     attention = attention_matrices(shape, tp)
-    attended = 8 * shape.hidden + sum(matrix.outputs for matrix in attention)
+    attention_elements = 8 * shape.hidden + sum(matrix.outputs for matrix in attention)
     dense_layers = shape.layers if experts is None else experts.dense_layers
     kinds = []
     if dense_layers:
         ffn = _feed_forward(shape, shape.ffn_width, tp)
-        elements = attended + 2 * ffn[0].outputs
-        kinds.append(Kernels(layers=dense_layers, matrices=(*attention, *ffn), elements=elements))
+        elements = attention_elements + 2 * ffn[0].outputs
+        kinds.append(
+            LayerKernels(layers=dense_layers, matrices=(*attention, *ffn), elements=elements)
+        )
     if experts is not None and shape.layers > dense_layers:
         shared = _feed_forward(shape, experts.shared * experts.width, tp) if experts.shared else ()
         routed = _feed_forward(shape, experts.width, tp)
-        moved = 2 * (experts.active + experts.shared) * routed[0].outputs
+        expert_elements = 2 * (experts.active + experts.shared) * routed[0].outputs
         kinds.append(
-            Kernels(
+            LayerKernels(
                 layers=shape.layers - dense_layers,
                 matrices=(*attention, *shared, Matrix(inputs=shape.hidden, outputs=experts.count)),
-                expert=routed,
-                elements=attended + moved + 2 * experts.active * shape.hidden,
+                expert_matrices=routed,
+                elements=attention_elements + expert_elements + 2 * experts.active * shape.hidden,
             )
         )
     return tuple(kinds)
@@ -82,8 +84,8 @@ def per_device(count: int, tp: int) -> int:
 
 
 def _feed_forward(shape: ModelShape, width: int, tp: int) -> tuple[Matrix, Matrix]:
-    mine = max(1, -(-width // tp))
+    device_width = max(1, -(-width // tp))
     return (
-        Matrix(inputs=shape.hidden, outputs=(2 if shape.gated_ffn else 1) * mine),
-        Matrix(inputs=mine, outputs=shape.hidden),
+        Matrix(inputs=shape.hidden, outputs=(2 if shape.gated_ffn else 1) * device_width),
+        Matrix(inputs=device_width, outputs=shape.hidden),
     )

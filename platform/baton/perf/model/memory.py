@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from baton.domain.errors import DoesNotFit
+from baton.domain.errors import InsufficientMemory
 from baton.perf.hardware.accelerators import Accelerator, Dtype
 from baton.perf.model.shape import ModelShape
-from baton.perf.model.sharding import Split
+from baton.perf.model.sharding import ModelSplit
 
 _VISIBLE_FRACTION = 0.988
 """Of the memory as sold, what programs see; the driver keeps the rest. Source: PyTorch reports 79.2
@@ -26,16 +26,16 @@ Source: aiconfigurator, systems/h100_sxm.yaml, other_mem before its margin for s
 _COLLECTIVES_BYTES = {1: 0.0, 2: 342 * 2.0**20}
 _MANY_COLLECTIVES_BYTES = 392 * 2.0**20
 """NCCL's buffers by the devices that take part. Source: aiconfigurator, systems/h100_sxm.yaml."""
-LEAST_KV_TOKENS = 2048
+MIN_KV_TOKENS = 2048
 """An engine with room for fewer tokens serves hardly any prompt."""
-_MOST_DEVICES = 128
+_MAX_DEVICES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
     """Where the memory goes. Bytes are those of the device that has the least room for KV."""
 
-    split: Split
+    split: ModelSplit
     kv_dtype: Dtype
     usable_bytes: float
     weights_bytes: float
@@ -59,23 +59,23 @@ class MemoryFit:
         Layers with a window keep that much of each request only.
         """
         shape = self.split.shape
-        in_full = shape.kv_token_bytes(self.kv_dtype) * context_tokens
-        saved = in_full / shape.kv_bytes(context_tokens, self.kv_dtype)
-        return self.kv_tokens / context_tokens * saved
+        unwindowed_bytes = shape.kv_token_bytes(self.kv_dtype) * context_tokens
+        window_factor = unwindowed_bytes / shape.kv_bytes(context_tokens, self.kv_dtype)
+        return self.kv_tokens / context_tokens * window_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryQuestion:
+class MemoryModel:
     """A model, the devices it is to run on, and what of an engine's options takes memory."""
 
     shape: ModelShape
     accelerator: Accelerator
-    weights: Dtype = Dtype.BF16
-    kv: Dtype = Dtype.BF16
+    weights_dtype: Dtype = Dtype.BF16
+    kv_dtype: Dtype = Dtype.BF16
     utilization: float = 0.9
     max_batched_tokens: int = 8192
     max_running_requests: int = 256
-    least_kv_tokens: int = LEAST_KV_TOKENS
+    min_kv_tokens: int = MIN_KV_TOKENS
     """With room for fewer it does not fit."""
 
     def __post_init__(self) -> None:
@@ -86,49 +86,49 @@ class MemoryQuestion:
         """Where the memory of a replica of `tp` x `pp` devices goes.
 
         Raises:
-            DoesNotFit: there is too little, or the model cannot be split like that.
+            InsufficientMemory: there is too little, or the model cannot be split like that.
         """
-        split = Split(shape=self.shape, tp=tp, pp=pp)
-        if not split.possible:
+        split = ModelSplit(shape=self.shape, tp=tp, pp=pp)
+        if not split.is_valid:
             raise self._cannot_split(split)
-        found = self._at_tightest_stage(split)
-        if found.kv_tokens < self.least_kv_tokens:
-            raise self._does_not_fit(found)
-        return found
+        memory_fit = self._at_tightest_stage(split)
+        if memory_fit.kv_tokens < self.min_kv_tokens:
+            raise self._does_not_fit(memory_fit)
+        return memory_fit
 
-    def fits(self, most_devices: int = 16, *, whole_nodes: bool = True) -> Iterator[MemoryFit]:
+    def fits(self, max_devices: int = 16, *, whole_nodes: bool = True) -> Iterator[MemoryFit]:
         """All splits that fit, those with the fewest devices first.
 
         Tensor parallelism stays within a node. With `whole_nodes` a pipeline's stages are nodes, as
         guides of engines advise; without, any number of stages is tried with any tensor
         parallelism.
         """
-        for split in self._splits(most_devices, whole_nodes=whole_nodes):
-            found = self._at_tightest_stage(split)
-            if found.kv_tokens >= self.least_kv_tokens:
-                yield found
+        for split in self._splits(max_devices, whole_nodes=whole_nodes):
+            memory_fit = self._at_tightest_stage(split)
+            if memory_fit.kv_tokens >= self.min_kv_tokens:
+                yield memory_fit
 
-    def _splits(self, most_devices: int, *, whole_nodes: bool) -> Iterator[Split]:
+    def _splits(self, max_devices: int, *, whole_nodes: bool) -> Iterator[ModelSplit]:
         """With equally many devices, those with the most of them side by side come first."""
-        widest = min(self.accelerator.per_node, most_devices)
-        tps = [tp for tp in range(1, widest + 1) if Split(shape=self.shape, tp=tp).possible]
+        widest = min(self.accelerator.devices_per_node, max_devices)
+        tps = [tp for tp in range(1, widest + 1) if ModelSplit(shape=self.shape, tp=tp).is_valid]
         shapes = (
             (tp, pp)
             for tp in tps
-            for pp in range(1, min(most_devices // tp, self.shape.layers) + 1)
+            for pp in range(1, min(max_devices // tp, self.shape.layers) + 1)
             if pp == 1 or tp == tps[-1] or not whole_nodes
         )
         for tp, pp in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape[1])):
-            yield Split(shape=self.shape, tp=tp, pp=pp)
+            yield ModelSplit(shape=self.shape, tp=tp, pp=pp)
 
-    def _at_tightest_stage(self, split: Split) -> MemoryFit:
+    def _at_tightest_stage(self, split: ModelSplit) -> MemoryFit:
         stages = (self._at_stage(split, stage) for stage in range(split.pp))
         return min(stages, key=lambda fit: fit.kv_tokens)
 
-    def _at_stage(self, split: Split, stage: int) -> MemoryFit:
+    def _at_stage(self, split: ModelSplit, stage: int) -> MemoryFit:
         usable_bytes = self.utilization * _VISIBLE_FRACTION * self.accelerator.memory_bytes
-        weights_bytes = split.stage_weights_bytes(stage, self.weights)
-        activation_bytes = split.forward_bytes(self.max_batched_tokens)
+        weights_bytes = split.stage_weights_bytes(stage, self.weights_dtype)
+        activation_bytes = split.activation_bytes(self.max_batched_tokens)
         if stage == split.pp - 1:
             # One after the other: what the layers needed is free again when sampling begins.
             sampler_bytes = split.sampler_bytes(self.max_running_requests)
@@ -136,10 +136,10 @@ class MemoryQuestion:
         devices = split.tp * split.pp
         runtime_bytes = _RUNTIME_BYTES + _COLLECTIVES_BYTES.get(devices, _MANY_COLLECTIVES_BYTES)
         kv_bytes = usable_bytes - weights_bytes - activation_bytes - runtime_bytes
-        token_bytes = split.stage_token_bytes(stage, self.kv)
+        token_bytes = split.stage_token_bytes(stage, self.kv_dtype)
         return MemoryFit(
             split=split,
-            kv_dtype=self.kv,
+            kv_dtype=self.kv_dtype,
             usable_bytes=usable_bytes,
             weights_bytes=weights_bytes,
             activation_bytes=activation_bytes,
@@ -151,61 +151,62 @@ class MemoryQuestion:
 
     # ------------------------------------------------------------------ when it does not fit
 
-    def _smallest(self) -> tuple[int, int] | None:
+    def _smallest_split(self) -> tuple[int, int] | None:
         """The fewest devices that hold it: within a node, or as many whole nodes as it takes."""
-        for fit in self.fits(_MOST_DEVICES):
+        for fit in self.fits(_MAX_DEVICES):
             return fit.split.tp, fit.split.pp
         return None
 
-    def _does_not_fit(self, found: MemoryFit) -> DoesNotFit:
-        term, needed_bytes = self._overflow(found)
-        over_bytes = needed_bytes - found.usable_bytes
-        split, device = found.split, self.accelerator
-        return self._refusal(
+    def _does_not_fit(self, memory_fit: MemoryFit) -> InsufficientMemory:
+        term, needed_bytes = self._overflow(memory_fit)
+        over_bytes = needed_bytes - memory_fit.usable_bytes
+        split, device = memory_fit.split, self.accelerator
+        return self._misfit_error(
             f"{self.shape.name} at tp {split.tp}, pp {split.pp} does not fit {device.name}:"
             f" with its {term} it needs {needed_bytes / 1e9:.2f} GB of each device, of which"
-            f" {found.usable_bytes / 1e9:.2f} GB are usable: {over_bytes / 1e9:.2f} GB too much",
+            f" {memory_fit.usable_bytes / 1e9:.2f} GB are usable: {over_bytes / 1e9:.2f} GB too"
+            " much",
             term,
             over_bytes,
         )
 
-    def _overflow(self, found: MemoryFit) -> tuple[str, float]:
+    def _overflow(self, memory_fit: MemoryFit) -> tuple[str, float]:
         """The term that no longer has room, and what is needed up to there."""
         terms = (
-            ("weights", found.weights_bytes),
-            ("activations", found.activation_bytes),
-            ("runtime", found.runtime_bytes),
+            ("weights", memory_fit.weights_bytes),
+            ("activations", memory_fit.activation_bytes),
+            ("runtime", memory_fit.runtime_bytes),
             (
-                f"KV cache of {self.least_kv_tokens} tokens",
-                self.least_kv_tokens * found.kv_token_bytes,
+                f"KV cache of {self.min_kv_tokens} tokens",
+                self.min_kv_tokens * memory_fit.kv_token_bytes,
             ),
         )
         needed_bytes = 0.0
         for term, term_bytes in terms:
             needed_bytes += term_bytes
-            if needed_bytes > found.usable_bytes:
+            if needed_bytes > memory_fit.usable_bytes:
                 return term, needed_bytes
-        raise AssertionError(found)
+        raise AssertionError(memory_fit)
 
-    def _cannot_split(self, split: Split) -> DoesNotFit:
+    def _cannot_split(self, split: ModelSplit) -> InsufficientMemory:
         shape = self.shape
-        return self._refusal(
+        return self._misfit_error(
             f"{shape.name}: {shape.heads} heads ({shape.kv_heads} of keys and values) and"
             f" {shape.layers} layers cannot be split as tp {split.tp}, pp {split.pp}",
             "heads and layers",
             0.0,
         )
 
-    def _refusal(self, why: str, term: str, over_bytes: float) -> DoesNotFit:
-        smallest = self._smallest()
+    def _misfit_error(self, reason: str, term: str, over_bytes: float) -> InsufficientMemory:
+        smallest = self._smallest_split()
         if smallest is None:
             remedy = (
-                f"no split over up to {_MOST_DEVICES} {self.accelerator.name} does: take narrower"
+                f"no split over up to {_MAX_DEVICES} {self.accelerator.name} does: take narrower"
                 " weights or larger devices"
             )
         else:
             remedy = f"the smallest that fits is tp {smallest[0]}, pp {smallest[1]}"
-        return DoesNotFit(why, remedy, term, over_bytes, smallest)
+        return InsufficientMemory(reason, remedy, term, over_bytes, smallest)
 
 
 def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is
@@ -220,21 +221,21 @@ def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is
     max_batched_tokens: int = 8192,
     max_running_requests: int = 256,
 ) -> MemoryFit:
-    """`MemoryQuestion.fit` in one call.
+    """`MemoryModel.fit` in one call.
 
     Raises:
-        DoesNotFit: there is too little memory, or the model cannot be split like that.
+        InsufficientMemory: there is too little memory, or the model cannot be split like that.
     """
-    question = MemoryQuestion(
+    memory_model = MemoryModel(
         shape=shape,
         accelerator=accelerator,
-        weights=weights,
-        kv=kv,
+        weights_dtype=weights,
+        kv_dtype=kv,
         utilization=utilization,
         max_batched_tokens=max_batched_tokens,
         max_running_requests=max_running_requests,
     )
-    return question.fit(tp, pp)
+    return memory_model.fit(tp, pp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +251,7 @@ class Sizing:
         return self.replicas * self.fit.split.tp * self.fit.split.pp
 
 
-def fewest_devices(
+def smallest_sizing(
     fits: Iterable[MemoryFit], *, requests: int, context_tokens: int
 ) -> Sizing | None:
     """The sizing with the fewest devices for so many requests of so many tokens; None without fits.
@@ -259,7 +260,7 @@ def fewest_devices(
     """
     sizings = []
     for fit in fits:
-        each = math.floor(fit.concurrent_requests(context_tokens))
-        if each:
-            sizings.append(Sizing(fit=fit, replicas=-(-requests // each)))
+        requests_per_replica = math.floor(fit.concurrent_requests(context_tokens))
+        if requests_per_replica:
+            sizings.append(Sizing(fit=fit, replicas=-(-requests // requests_per_replica)))
     return min(sizings, key=lambda sizing: sizing.devices, default=None)

@@ -33,18 +33,22 @@ def _rows(vocab: int, *rows: _Row, tied: bool = False, gated: bool = True) -> It
         )
 
 
-def _windowed(tokens: int, global_every: int, shapes: Iterator[ModelShape]) -> Iterator[ModelShape]:
+def _with_window(
+    tokens: int, global_every: int, shapes: Iterator[ModelShape]
+) -> Iterator[ModelShape]:
     """All layers have a window but one in `global_every`; 0 for none."""
     for shape in shapes:
-        everywhere = shape.layers // global_every if global_every else 0
-        yield replace(shape, window_tokens=tokens, windowed_layers=shape.layers - everywhere)
+        global_layers = shape.layers // global_every if global_every else 0
+        yield replace(shape, window_tokens=tokens, windowed_layers=shape.layers - global_layers)
 
 
-def _mixed(experts: Experts, shapes: Iterator[ModelShape]) -> Iterator[ModelShape]:
+def _with_experts(experts: Experts, shapes: Iterator[ModelShape]) -> Iterator[ModelShape]:
     return (replace(shape, experts=experts) for shape in shapes)
 
 
-def _latent(query_rank: int | None, shapes: Iterator[ModelShape]) -> Iterator[ModelShape]:
+def _with_latent_attention(
+    query_rank: int | None, shapes: Iterator[ModelShape]
+) -> Iterator[ModelShape]:
     """DeepSeek's dimensions, which all of its family share."""
     latent = LatentAttention(
         kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128, query_rank=query_rank
@@ -97,7 +101,7 @@ def _llama_4() -> Iterator[ModelShape]:
         ("meta-llama/Llama-4-Maverick-17B-128E", maverick, 1024 * _K),
     ):
         row = (name, 48, 5120, 40, 8, 128, 16_384, max_len_tokens)
-        yield from _windowed(8192, 4, _mixed(experts, _rows(202_048, row)))
+        yield from _with_window(8192, 4, _with_experts(experts, _rows(202_048, row)))
 
 
 def _qwen() -> Iterator[ModelShape]:
@@ -140,7 +144,7 @@ def _qwen() -> Iterator[ModelShape]:
     ):
         name, layers, hidden, heads, kv_heads, ffn_width, kilotokens = row
         full = (org + name, layers, hidden, heads, kv_heads, 128, ffn_width, kilotokens * _K)
-        yield from _mixed(_experts(*experts), _rows(151_936, full))
+        yield from _with_experts(_experts(*experts), _rows(151_936, full))
 
 
 def _experts(count: int, active: int, width: int, shared: int) -> Experts:
@@ -150,7 +154,7 @@ def _experts(count: int, active: int, width: int, shared: int) -> Experts:
 def _mistral() -> Iterator[ModelShape]:
     org = "mistralai/"
     row = (org + "Mistral-7B-v0.1", 32, 4096, 32, 8, 128, 14_336, 32 * _K)
-    yield from _windowed(4096, 0, _rows(32_000, row))
+    yield from _with_window(4096, 0, _rows(32_000, row))
     yield from _rows(32_000, (org + "Mistral-7B-v0.2", 32, 4096, 32, 8, 128, 14_336, 32 * _K))
     yield from _rows(
         32_768,
@@ -164,9 +168,9 @@ def _mistral() -> Iterator[ModelShape]:
         (org + "Mistral-Small-24B-2501", 40, 5120, 32, 8, 128, 32_768, 32 * _K),
     )
     eight_of_7 = (org + "Mixtral-8x7B-v0.1", 32, 4096, 32, 8, 128, 14_336, 32 * _K)
-    yield from _mixed(_experts(8, 2, 14_336, 0), _rows(32_000, eight_of_7))
+    yield from _with_experts(_experts(8, 2, 14_336, 0), _rows(32_000, eight_of_7))
     eight_of_22 = (org + "Mixtral-8x22B-v0.1", 56, 6144, 48, 8, 128, 16_384, 64 * _K)
-    yield from _mixed(_experts(8, 2, 16_384, 0), _rows(32_000, eight_of_22))
+    yield from _with_experts(_experts(8, 2, 16_384, 0), _rows(32_000, eight_of_22))
 
 
 _INDEXER_DIMS = {"deepseek-ai/DeepSeek-V3.2": 128}
@@ -204,7 +208,7 @@ def _deepseek() -> Iterator[ModelShape]:
         mixture = replace(_experts(count, active, width, shared), dense_layers=dense_layers)
         for name in names:
             full = (org + name, layers, hidden, heads, 1, 192, ffn_width, kilotokens * _K)
-            shapes = _latent(query_rank, _mixed(mixture, _rows(vocab, full)))
+            shapes = _with_latent_attention(query_rank, _with_experts(mixture, _rows(vocab, full)))
             indexer_dim = _INDEXER_DIMS.get(org + name)
             yield from (replace(shape, indexer_dim=indexer_dim) for shape in shapes)
 
@@ -212,7 +216,9 @@ def _deepseek() -> Iterator[ModelShape]:
 def _openai() -> Iterator[ModelShape]:
     for name, layers, experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 128)):
         row = ("openai/" + name, layers, 2880, 64, 8, 64, 2880, 128 * _K)
-        yield from _windowed(128, 2, _mixed(_experts(experts, 4, 2880, 0), _rows(201_088, row)))
+        yield from _with_window(
+            128, 2, _with_experts(_experts(experts, 4, 2880, 0), _rows(201_088, row))
+        )
     gpt_2 = ("openai-community/gpt2", 12, 768, 12, 12, 64, 3072, _K)
     yield from _rows(50_257, gpt_2, tied=True, gated=False)
 
@@ -242,9 +248,9 @@ def _gemma() -> Iterator[ModelShape]:
         (org + "gemma-2-27b", 46, 4608, 32, 16, 128, 36_864, 8 * _K),
         tied=True,
     )
-    yield from _windowed(4096, 2, second)
+    yield from _with_window(4096, 2, second)
     small = (org + "gemma-3-1b", 26, 1152, 4, 1, 256, 6912, 32 * _K)
-    yield from _windowed(512, 6, _rows(262_144, small, tied=True))
+    yield from _with_window(512, 6, _rows(262_144, small, tied=True))
     third = _rows(
         262_208,
         (org + "gemma-3-4b", 34, 2560, 8, 4, 256, 10_240, 128 * _K),
@@ -252,7 +258,7 @@ def _gemma() -> Iterator[ModelShape]:
         (org + "gemma-3-27b", 62, 5376, 32, 16, 128, 21_504, 128 * _K),
         tied=True,
     )
-    yield from _windowed(1024, 6, third)
+    yield from _with_window(1024, 6, third)
 
 
 def _phi() -> Iterator[ModelShape]:
@@ -293,7 +299,7 @@ def _others() -> Iterator[ModelShape]:
     smol = ("HuggingFaceTB/SmolLM2-1.7B", 24, 2048, 32, 32, 64, 8192, 8 * _K)
     yield from _rows(49_152, smol, tied=True)
     minimax = ("MiniMaxAI/MiniMax-M2", 62, 3072, 48, 8, 128, 1536, 192 * _K)
-    yield from _mixed(_experts(256, 8, 1536, 0), _rows(200_064, minimax))
+    yield from _with_experts(_experts(256, 8, 1536, 0), _rows(200_064, minimax))
     yield from _rows(
         250_880,
         ("bigscience/bloom", 70, 14_336, 112, 112, 128, 57_344, 2 * _K),
@@ -324,7 +330,7 @@ def _others() -> Iterator[ModelShape]:
         (layers, hidden, ffn_width), (count, width, dense_layers) = row, mixture
         experts = replace(_experts(count, 8, width, 1), dense_layers=dense_layers)
         full = (name, layers, hidden, 96, 8, 128, ffn_width, 128 * _K)
-        yield from _mixed(experts, _rows(151_552, full))
+        yield from _with_experts(experts, _rows(151_552, full))
 
 
 _FAMILIES = (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from baton.perf.hardware.accelerators import BYTES, Dtype
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
 from baton.perf.model.config_json import ConfigJson
 
 _FP32_BYTES: Final = 4
@@ -81,8 +81,8 @@ class ModelShape:
         """
         if self.latent is None:
             return 2 * self.hidden * self.kv_heads * self.head_dim
-        down = self.latent.kv_rank + self.latent.rope_dim + (self.latent.query_rank or 0)
-        return self.hidden * down
+        latent_width = self.latent.kv_rank + self.latent.rope_dim + (self.latent.query_rank or 0)
+        return self.hidden * latent_width
 
     @property
     def attention_parameters(self) -> int:
@@ -123,12 +123,12 @@ class ModelShape:
         Attention, plain feed-forwards, routers and shared experts.
         """
         dense_ffns = (self.layers - self.expert_layers) * self.ffn_parameters
-        routed = 0
+        expert_layer_parameters = 0
         if self.experts:
             per_layer = self.hidden * self.experts.count
             per_layer += self.experts.shared * self.expert_parameters
-            routed = self.expert_layers * per_layer
-        return self.layers * self.attention_parameters + dense_ffns + routed
+            expert_layer_parameters = self.expert_layers * per_layer
+        return self.layers * self.attention_parameters + dense_ffns + expert_layer_parameters
 
     @property
     def layer_parameters(self) -> int:
@@ -172,8 +172,8 @@ class ModelShape:
         if self.experts is None:
             return float(self.common_layer_parameters)
         count, active = self.experts.count, self.experts.active
-        touched = count * (1.0 - (1.0 - active / count) ** tokens)
-        return self.common_layer_parameters + self._expert_parameters_of(touched)
+        touched_experts = count * (1.0 - (1.0 - active / count) ** tokens)
+        return self.common_layer_parameters + self._expert_parameters_of(touched_experts)
 
     def _expert_parameters_of(self, experts: float) -> int:
         return round(self.expert_layers * experts * self.expert_parameters)
@@ -192,19 +192,21 @@ class ModelShape:
         `FlashInferBackend.customize_spec`.
         """
         if self.latent is None:
-            head_bytes = self.head_dim * BYTES[dtype] + _scale_bytes(self.head_dim, dtype)
+            head_bytes = self.head_dim * DTYPE_BYTES[dtype] + _scale_bytes(self.head_dim, dtype)
             return 2 * self.kv_heads * head_bytes
         rank, rope = self.latent.kv_rank, self.latent.rope_dim
         if self.indexer_dim is None:
-            return (rank + rope) * BYTES[dtype]
+            return (rank + rope) * DTYPE_BYTES[dtype]
         indexer_bytes = self.indexer_dim + _FP32_BYTES * (self.indexer_dim // _FP8_BLOCK)
         match dtype:
             case Dtype.FP8:
-                latent_bytes = rank + _FP32_BYTES * (rank // _FP8_BLOCK) + rope * BYTES[Dtype.BF16]
+                latent_bytes = (
+                    rank + _FP32_BYTES * (rank // _FP8_BLOCK) + rope * DTYPE_BYTES[Dtype.BF16]
+                )
             case Dtype.FP4:
-                latent_bytes = rank * BYTES[dtype] + _scale_bytes(rank, dtype) + rope
+                latent_bytes = rank * DTYPE_BYTES[dtype] + _scale_bytes(rank, dtype) + rope
             case _:
-                latent_bytes = (rank + rope) * BYTES[dtype]
+                latent_bytes = (rank + rope) * DTYPE_BYTES[dtype]
         return latent_bytes + indexer_bytes
 
     def kv_token_bytes(self, dtype: Dtype) -> float:
@@ -241,30 +243,30 @@ def from_config(config: Mapping[str, object], *, name: str) -> ModelShape:
     Raises:
         UnknownModel: a key is missing or senseless, or the architecture is none that is known here.
     """
-    read = ConfigJson(config, name)
-    hidden = read.count("hidden_size", "n_embd", "d_model")
-    heads = read.count("num_attention_heads", "n_head", "n_heads", "num_heads")
-    layers = read.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    latent = _latent(read)
-    window_tokens, windowed_layers = read.windows(layers)
-    head_dim = latent.nope_dim + latent.rope_dim if latent else read.head_dim(hidden, heads)
+    config_json = ConfigJson(config, name)
+    hidden = config_json.count("hidden_size", "n_embd", "d_model")
+    heads = config_json.count("num_attention_heads", "n_head", "n_heads", "num_heads")
+    layers = config_json.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    latent = _latent(config_json)
+    window_tokens, windowed_layers = config_json.window_layout(layers)
+    head_dim = latent.nope_dim + latent.rope_dim if latent else config_json.head_dim(hidden, heads)
     return ModelShape(
         name=name,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=1 if latent else read.kv_heads(heads),
+        kv_heads=1 if latent else config_json.kv_heads(heads),
         head_dim=head_dim,
-        ffn_width=read.ffn_width(hidden),
-        vocab=read.count("vocab_size", "padded_vocab_size"),
-        gated_ffn=read.gated_ffn,
-        tied_embeddings=read.tied_embeddings,
+        ffn_width=config_json.ffn_width(hidden),
+        vocab=config_json.count("vocab_size", "padded_vocab_size"),
+        gated_ffn=config_json.gated_ffn,
+        tied_embeddings=config_json.tied_embeddings,
         latent=latent,
-        indexer_dim=read.optional_count("index_head_dim") if latent else None,
-        experts=_experts(read, layers),
+        indexer_dim=config_json.optional_count("index_head_dim") if latent else None,
+        experts=_experts(config_json, layers),
         window_tokens=window_tokens,
         windowed_layers=windowed_layers,
-        max_len_tokens=read.max_len_tokens,
+        max_len_tokens=config_json.max_len_tokens,
     )
 
 
@@ -273,32 +275,32 @@ def weights_dtype(config: Mapping[str, object]) -> Dtype:
     return ConfigJson(config, "").weights_dtype
 
 
-def _latent(read: ConfigJson) -> LatentAttention | None:
-    if read.optional_count("kv_lora_rank") is None:
+def _latent(config_json: ConfigJson) -> LatentAttention | None:
+    if config_json.optional_count("kv_lora_rank") is None:
         return None
     return LatentAttention(
-        kv_rank=read.count("kv_lora_rank"),
-        rope_dim=read.count("qk_rope_head_dim"),
-        nope_dim=read.count("qk_nope_head_dim"),
-        value_dim=read.count("v_head_dim"),
-        query_rank=read.optional_count("q_lora_rank"),
+        kv_rank=config_json.count("kv_lora_rank"),
+        rope_dim=config_json.count("qk_rope_head_dim"),
+        nope_dim=config_json.count("qk_nope_head_dim"),
+        value_dim=config_json.count("v_head_dim"),
+        query_rank=config_json.optional_count("q_lora_rank"),
     )
 
 
-def _experts(read: ConfigJson, layers: int) -> Experts | None:
-    count = read.optional_count(
+def _experts(config_json: ConfigJson, layers: int) -> Experts | None:
+    count = config_json.optional_count(
         "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"
     )
     if count is None or count == 1:
         return None
-    active = read.count(
+    active = config_json.count(
         "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"
     )
-    width = read.count("moe_intermediate_size", "expert_hidden_size", "intermediate_size")
+    width = config_json.count("moe_intermediate_size", "expert_hidden_size", "intermediate_size")
     return Experts(
         count=count,
         active=active,
         width=width,
-        shared=read.shared_experts(width),
-        dense_layers=read.dense_layers(layers),
+        shared=config_json.shared_experts(width),
+        dense_layers=config_json.dense_layers(layers),
     )

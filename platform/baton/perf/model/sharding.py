@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.perf.hardware.accelerators import BYTES, Dtype
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
 from baton.perf.model.shape import ModelShape
 
 STORED_BYTES: dict[Dtype, float] = {
-    **BYTES,
+    **DTYPE_BYTES,
     Dtype.INT4: 0.5 + (2 + 0.5) / 128,
     Dtype.FP4: 0.5 + 1 / 16,
 }
@@ -32,7 +32,7 @@ and their cumulative sum. Source: the tensors alive in vLLM's `v1/sample/ops/top
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class ModelSplit:
     """A model over `tp` x `pp` devices."""
 
     shape: ModelShape
@@ -44,44 +44,49 @@ class Split:
             raise ValueError(f"{self.shape.name}: got tp {self.tp}, pp {self.pp}, wanted 1 or more")
 
     @property
-    def possible(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether engines accept it: whole query heads on each device, a layer in each stage.
 
         KV heads have to divide, or be divided by, the devices they are spread over.
         """
         heads = self.shape.heads % self.tp == 0
-        few, many = sorted((self.shape.kv_heads, self.tp))
-        return heads and many % few == 0 and self.pp <= self.shape.layers
+        smaller, larger = sorted((self.shape.kv_heads, self.tp))
+        return heads and larger % smaller == 0 and self.pp <= self.shape.layers
 
     def stage_layers(self) -> tuple[int, ...]:
         """How many layers each stage has: what is left over goes to those before the last."""
-        each, left = divmod(self.shape.layers, self.pp)
-        return tuple(each + (self.pp - 1 - left <= stage < self.pp - 1) for stage in range(self.pp))
+        base_layers, extra_layers = divmod(self.shape.layers, self.pp)
+        return tuple(
+            base_layers + (self.pp - 1 - extra_layers <= stage < self.pp - 1)
+            for stage in range(self.pp)
+        )
 
     # ------------------------------------------------------------------ weights
 
     def stage_weights_bytes(self, stage: int, weights: Dtype) -> float:
         """Of one device of a stage. Embeddings and output stay in 16 bits when others are fewer."""
         layers = self.stage_layers()
-        first = sum(layers[:stage])
-        parameters = self._layers_parameters(first, first + layers[stage])
-        table = self.shape.output_parameters / self.tp
-        tables = (stage == 0) + (stage == self.pp - 1)
+        first_layer = sum(layers[:stage])
+        parameters = self._layers_parameters(first_layer, first_layer + layers[stage])
+        table_parameters = self.shape.output_parameters / self.tp
+        table_count = (stage == 0) + (stage == self.pp - 1)
         if self.pp == 1 and self.shape.tied_embeddings:
-            tables = 1
-        plain = max(STORED_BYTES[weights], BYTES[Dtype.BF16])
-        return parameters * STORED_BYTES[weights] + tables * table * plain
+            table_count = 1
+        table_dtype_bytes = max(STORED_BYTES[weights], DTYPE_BYTES[Dtype.BF16])
+        return (
+            parameters * STORED_BYTES[weights] + table_count * table_parameters * table_dtype_bytes
+        )
 
-    def _layers_parameters(self, first: int, behind: int) -> float:
+    def _layers_parameters(self, first: int, end: int) -> float:
         """Of one device, for a range of layers; those without experts are taken to come first."""
         shape = self.shape
         dense_layers = shape.layers - shape.expert_layers
-        dense = max(0, min(behind, dense_layers) - first)
-        mixed = behind - first - dense
+        dense = max(0, min(end, dense_layers) - first)
+        expert_layers = end - first - dense
         return (
-            (behind - first) * self.attention_parameters
+            (end - first) * self.attention_parameters
             + dense * shape.ffn_parameters / self.tp
-            + mixed * self._expert_layer_parameters
+            + expert_layers * self._expert_layer_parameters
         )
 
     @property
@@ -89,8 +94,8 @@ class Split:
         """Of one layer on one device."""
         shape = self.shape
         key_value = shape.kv_projection_parameters
-        rest = shape.attention_parameters - key_value
-        return rest / self.tp + key_value * self._kv_heads / shape.kv_heads
+        sharded = shape.attention_parameters - key_value
+        return sharded / self.tp + key_value * self._kv_heads / shape.kv_heads
 
     @property
     def _expert_layer_parameters(self) -> float:
@@ -98,8 +103,8 @@ class Split:
         experts = self.shape.experts
         if experts is None:
             return 0.0
-        together = (experts.count + experts.shared) * self.shape.expert_parameters
-        return together / self.tp + self.shape.hidden * experts.count
+        expert_parameters = (experts.count + experts.shared) * self.shape.expert_parameters
+        return expert_parameters / self.tp + self.shape.hidden * experts.count
 
     # ------------------------------------------------------------------ KV cache
 
@@ -118,7 +123,7 @@ class Split:
 
     # ------------------------------------------------------------------ activations
 
-    def forward_bytes(self, tokens: int) -> float:
+    def activation_bytes(self, tokens: int) -> float:
         """What a step of so many tokens needs besides, at its widest place, on one device.
 
         The hidden state and the residual, and at the widest place of a layer what goes in and what
@@ -128,16 +133,16 @@ class Split:
         (vllm-project/vllm issue 10517); this says 102.
         """
         shape = self.shape
-        inner = (3 if shape.gated_ffn else 2) * shape.ffn_width / self.tp
+        ffn_elements = (3 if shape.gated_ffn else 2) * shape.ffn_width / self.tp
         heads = shape.heads * shape.head_dim / self.tp
-        attention = 2 * heads + 2 * self._kv_heads * shape.head_dim
-        chosen = 0.0
+        attention_elements = 2 * heads + 2 * self._kv_heads * shape.head_dim
+        expert_elements = 0.0
         if shape.experts:
             width = shape.experts.width / self.tp
-            chosen = shape.experts.active * (max(2 * width, shape.hidden) + width)
-            inner = inner if shape.experts.dense_layers else 0.0
-        widest = max(inner, attention, chosen)
-        return tokens * (2 * shape.hidden + widest) * BYTES[Dtype.BF16]
+            expert_elements = shape.experts.active * (max(2 * width, shape.hidden) + width)
+            ffn_elements = ffn_elements if shape.experts.dense_layers else 0.0
+        peak_elements = max(ffn_elements, attention_elements, expert_elements)
+        return tokens * (2 * shape.hidden + peak_elements) * DTYPE_BYTES[Dtype.BF16]
 
     def sampler_bytes(self, requests: int) -> float:
         """What sampling for so many requests needs; every device gathers all logits."""

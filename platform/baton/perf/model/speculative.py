@@ -22,31 +22,31 @@ def expected_tokens(acceptance: float, drafted: int) -> float:
     return float((1 - acceptance ** (drafted + 1)) / (1 - acceptance))
 
 
-def step_cost(drafted: int, *, draft_cost: float, check_cost: float = 1.0) -> float:
+def step_cost(drafted: int, *, draft_cost: float, verify_cost: float = 1.0) -> float:
     """Seconds of a step that drafts and checks, in steps that decode one token.
 
-    `draft_cost` is that of drafting one token; `check_cost` that of checking all of them, which is
+    `draft_cost` is that of drafting one token; `verify_cost` that of checking all of them, which is
     1 as long as reading the weights takes longer than multiplying with them, and then grows.
     """
-    return drafted * draft_cost + check_cost
+    return drafted * draft_cost + verify_cost
 
 
 def speedup(
-    acceptance: float, drafted: int, *, draft_cost: float, check_cost: float = 1.0
+    acceptance: float, drafted: int, *, draft_cost: float, verify_cost: float = 1.0
 ) -> float:
     """How many times faster tokens come than one by one; below 1 when drafting does not pay."""
-    cost = step_cost(drafted, draft_cost=draft_cost, check_cost=check_cost)
+    cost = step_cost(drafted, draft_cost=draft_cost, verify_cost=verify_cost)
     return expected_tokens(acceptance, drafted) / cost
 
 
-def best_drafted(acceptance: float, *, draft_cost: float, most: int = 16) -> int:
+def best_draft_length(acceptance: float, *, draft_cost: float, max_drafted: int = 16) -> int:
     """How many tokens to draft for the greatest speed-up; 0 when drafting does not pay.
 
     The speed-up has one peak in the number drafted: each further token adds less than the one
     before and costs the same.
     """
     best = 0
-    for drafted in range(1, most + 1):
+    for drafted in range(1, max_drafted + 1):
         gain = speedup(acceptance, drafted, draft_cost=draft_cost)
         if gain <= speedup(acceptance, best, draft_cost=draft_cost):
             break

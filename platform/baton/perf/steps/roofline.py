@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from baton.perf.hardware.accelerators import BYTES, Accelerator, Dtype
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
 from baton.perf.hardware.collectives import all_reduce, send_s
-from baton.perf.hardware.efficiency import DEFAULT, Efficiency, GemmCurve, gemm_curve
-from baton.perf.model.layer_work import Kernels, Matrix, layer_kinds, per_device
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY, Efficiency, GemmCurve, gemm_curve
+from baton.perf.model.layer_work import LayerKernels, Matrix, layer_kinds, per_device
 from baton.perf.model.shape import ModelShape
 from baton.perf.step_timing import StepBatch
 
@@ -31,24 +31,24 @@ _ACTIVATION_BYTES = 2.0
 class StepParts(NamedTuple):
     """The seconds of one step, by what they are spent on."""
 
-    step_s: float
+    fixed_s: float
     """Fixed."""
     requests_s: float
-    products_s: float
+    gemm_s: float
     attention_s: float
     wire_s: float
     """Of all-reduces, what grows with their payload."""
-    rest_s: float
+    unscaled_s: float
     """Small kernels, launches of all-reduces, sends between stages: nothing scales these."""
 
 
-class _ByTokens(NamedTuple):
-    products_s: float
+class _TokenCosts(NamedTuple):
+    gemm_s: float
     wire_s: float
-    rest_s: float
+    unscaled_s: float
 
 
-_NOTHING = _ByTokens(0.0, 0.0, 0.0)
+_ZERO_COSTS = _TokenCosts(0.0, 0.0, 0.0)
 
 
 class Roofline:
@@ -59,17 +59,17 @@ class Roofline:
 
     __slots__ = (
         "_activations",
-        "_attended",
+        "_attention_costs",
         "_attention_factor",
-        "_by_decodes",
-        "_by_sampled",
-        "_by_tokens",
-        "_costs",
+        "_attention_layers",
+        "_decode_cache",
         "_device",
         "_efficiency",
         "_fixed_s",
-        "_gemm",
-        "_kinds",
+        "_gemm_factor",
+        "_layer_cache",
+        "_layer_kinds",
+        "_output_cache",
         "_pp",
         "_request_s",
         "_shape",
@@ -86,7 +86,7 @@ class Roofline:
         pp: int = 1,
         weights: Dtype = Dtype.BF16,
         kv: Dtype = Dtype.BF16,
-        efficiency: Efficiency = DEFAULT,
+        efficiency: Efficiency = DEFAULT_EFFICIENCY,
     ) -> None:
         if tp < 1 or pp < 1:
             raise ValueError(f"roofline of {shape.name}: tp {tp}, pp {pp}, wanted 1 or more")
@@ -95,21 +95,26 @@ class Roofline:
         self._tp = tp
         self._pp = pp
         self._weights = weights
-        self._activations = activations_of(weights, accelerator)
+        self._activations = compute_dtype(weights, accelerator)
         self._efficiency = efficiency
-        narrow = is_narrow(self._activations)
-        self._gemm = efficiency.gemm_narrow if narrow else efficiency.gemm
-        self._kinds = layer_kinds(shape, tp)
-        self._costs = _attention(shape, accelerator, efficiency, tp=tp, kv=kv)
+        is_narrow_dtype = is_narrow(self._activations)
+        self._gemm_factor = efficiency.gemm_narrow if is_narrow_dtype else efficiency.gemm
+        self._layer_kinds = layer_kinds(shape, tp)
+        self._attention_costs = _build_attention_costs(shape, accelerator, efficiency, tp=tp, kv=kv)
         self._fixed_s, self._request_s = efficiency.step_s, efficiency.request_s
         self._attention_factor = efficiency.attention
         launch_s = efficiency.attention_launch_s
-        self._attended = (shape.layers, shape.windowed_layers, shape.window_tokens, launch_s)
-        self._by_tokens: dict[int, _ByTokens] = {}
-        self._by_decodes: dict[int, tuple[float, float, float, float]] = {}
+        self._attention_layers = (
+            shape.layers,
+            shape.windowed_layers,
+            shape.window_tokens,
+            launch_s,
+        )
+        self._layer_cache: dict[int, _TokenCosts] = {}
+        self._decode_cache: dict[int, tuple[float, float, float, float]] = {}
         """Of steps that only decode for so many: what comes before attention, launches of
         attention, and what comes behind it: the wire, the rest."""
-        self._by_sampled: dict[int, _ByTokens] = {}
+        self._output_cache: dict[int, _TokenCosts] = {}
 
     @property
     def efficiency(self) -> Efficiency:
@@ -124,54 +129,54 @@ class Roofline:
         prefill_tokens, prefills = batch.prefill_tokens, batch.prefill_requests
         decodes, finished = batch.decode_requests, batch.finished_prefills
         if decodes and not (prefill_tokens or prefills or finished):
-            return self._decodes_s(decodes, batch.decode_context_tokens)
-        layers = self._by_tokens.get(prefill_tokens + decodes)
-        output = self._by_sampled.get(finished + decodes)
+            return self._decode_step_s(decodes, batch.decode_context_tokens)
+        layers = self._layer_cache.get(prefill_tokens + decodes)
+        output = self._output_cache.get(finished + decodes)
         if layers is None or output is None:
-            layers, output = self._layers(batch.tokens), self._output(finished + decodes)
+            layers, output = self._layer_costs(batch.tokens), self._output_costs(finished + decodes)
         attention_s = 0.0
         if prefill_tokens:
             attention_s = self._prefill_attention_s(prefill_tokens, batch.prefill_pairs)
         if decodes:
             context = batch.decode_context_tokens
-            attention_s += self._decode_attention_s(decodes, context, beside=prefill_tokens)
+            attention_s += self._decode_attention_s(decodes, context, prefill_tokens=prefill_tokens)
         return (
             self._fixed_s
             + (prefills + decodes) * self._request_s
-            + (layers.products_s + output.products_s)
+            + (layers.gemm_s + output.gemm_s)
             + self._attention_factor * attention_s
             + (layers.wire_s + output.wire_s)
-            + (layers.rest_s + output.rest_s)
+            + (layers.unscaled_s + output.unscaled_s)
         )
 
-    def _decodes_s(self, requests: int, context: int) -> float:
+    def _decode_step_s(self, requests: int, context: int) -> float:
         """The same for a step that only decodes: of nine in ten steps."""
-        known = self._by_decodes.get(requests)
-        if known is None:
-            layers, output = self._layers(requests), self._output(requests)
-            products_s = layers.products_s + output.products_s
-            known = self._by_decodes[requests] = (
+        cached = self._decode_cache.get(requests)
+        if cached is None:
+            layers, output = self._layer_costs(requests), self._output_costs(requests)
+            products_s = layers.gemm_s + output.gemm_s
+            cached = self._decode_cache[requests] = (
                 self._fixed_s + requests * self._request_s + products_s,
-                self._decode_launches_s(requests, beside=0),
+                self._decode_launches_s(requests, prefill_tokens=0),
                 layers.wire_s + output.wire_s,
-                layers.rest_s + output.rest_s,
+                layers.unscaled_s + output.unscaled_s,
             )
-        before_s, launches_s, wire_s, rest_s = known
-        attention_s = launches_s + self._reading_s(requests, context)
-        return before_s + self._attention_factor * attention_s + wire_s + rest_s
+        before_attention_s, launches_s, wire_s, unscaled_s = cached
+        attention_s = launches_s + self._kv_read_s(requests, context)
+        return before_attention_s + self._attention_factor * attention_s + wire_s + unscaled_s
 
     def parts(self, batch: StepBatch) -> StepParts:
         """What `step_s` is the sum of, each with its factor."""
         sampled = batch.finished_prefills + batch.decode_requests
-        layers, output = self._layers(batch.tokens), self._output(sampled)
+        layers, output = self._layer_costs(batch.tokens), self._output_costs(sampled)
         requests = batch.prefill_requests + batch.decode_requests
         return StepParts(
             self._fixed_s,
             requests * self._request_s,
-            layers.products_s + output.products_s,
+            layers.gemm_s + output.gemm_s,
             self._attention_factor * self._attention_s(batch),
             layers.wire_s + output.wire_s,
-            layers.rest_s + output.rest_s,
+            layers.unscaled_s + output.unscaled_s,
         )
 
     def _attention_s(self, batch: StepBatch) -> float:
@@ -180,56 +185,56 @@ class Roofline:
             seconds = self._prefill_attention_s(tokens, batch.prefill_pairs)
         if requests:
             context = batch.decode_context_tokens
-            seconds += self._decode_attention_s(requests, context, beside=tokens)
+            seconds += self._decode_attention_s(requests, context, prefill_tokens=tokens)
         return seconds
 
-    def _layers(self, tokens: int) -> _ByTokens:
+    def _layer_costs(self, tokens: int) -> _TokenCosts:
         """Of all layers, what the number of tokens alone decides."""
-        known = self._by_tokens.get(tokens)
-        if known is None:
-            known = self._by_tokens[tokens] = self._layers_anew(tokens)
-        return known
+        cached = self._layer_cache.get(tokens)
+        if cached is None:
+            cached = self._layer_cache[tokens] = self._compute_layer_costs(tokens)
+        return cached
 
-    def _output(self, sampled: int) -> _ByTokens:
-        known = self._by_sampled.get(sampled)
-        if known is None:
-            known = self._by_sampled[sampled] = self._output_anew(sampled)
-        return known
+    def _output_costs(self, sampled: int) -> _TokenCosts:
+        cached = self._output_cache.get(sampled)
+        if cached is None:
+            cached = self._output_cache[sampled] = self._compute_output_costs(sampled)
+        return cached
 
-    def _layers_anew(self, tokens: int) -> _ByTokens:
+    def _compute_layer_costs(self, tokens: int) -> _TokenCosts:
         if not tokens:
-            return _NOTHING
+            return _ZERO_COSTS
         efficiency, layers = self._efficiency, self._shape.layers
-        payload = tokens * self._shape.hidden * _ACTIVATION_BYTES
-        exchange = all_reduce(payload, self._tp, self._device)
-        rest_s = self._small_kernels_s(tokens) + layers * _ALL_REDUCES * exchange.launch_s
+        payload_bytes = tokens * self._shape.hidden * _ACTIVATION_BYTES
+        reduce_time = all_reduce(payload_bytes, self._tp, self._device)
+        unscaled_s = self._small_kernels_s(tokens) + layers * _ALL_REDUCES * reduce_time.launch_s
         if self._pp > 1:
             devices = self._tp * self._pp
-            rest_s += (self._pp - 1) * send_s(payload / self._tp, devices, self._device)
-        return _ByTokens(
-            self._gemm * self._products_s(tokens),
-            efficiency.communication * layers * _ALL_REDUCES * exchange.wire_s,
-            rest_s,
+            unscaled_s += (self._pp - 1) * send_s(payload_bytes / self._tp, devices, self._device)
+        return _TokenCosts(
+            self._gemm_factor * self._gemm_s(tokens),
+            efficiency.communication * layers * _ALL_REDUCES * reduce_time.wire_s,
+            unscaled_s,
         )
 
-    def _output_anew(self, sampled: int) -> _ByTokens:
+    def _compute_output_costs(self, sampled: int) -> _TokenCosts:
         """The output layer, kept in 16 bits, and gathering its results."""
         if not sampled:
-            return _NOTHING
+            return _ZERO_COSTS
         efficiency, vocab = self._efficiency, self._shape.vocab
         matrix = Matrix(inputs=self._shape.hidden, outputs=per_device(vocab, self._tp))
-        seconds = product_s(self._device, matrix, sampled, weights=Dtype.BF16, inputs=Dtype.BF16)
+        seconds = gemm_s(self._device, matrix, sampled, weights=Dtype.BF16, inputs=Dtype.BF16)
         # A gather moves half of what an all-reduce of as many bytes does.
-        exchange = all_reduce(sampled * vocab * _ACTIVATION_BYTES / 2, self._tp, self._device)
-        return _ByTokens(
+        gather_time = all_reduce(sampled * vocab * _ACTIVATION_BYTES / 2, self._tp, self._device)
+        return _TokenCosts(
             efficiency.gemm * seconds,
-            efficiency.communication * exchange.wire_s,
-            exchange.launch_s,
+            efficiency.communication * gather_time.wire_s,
+            gather_time.launch_s,
         )
 
-    def _products_s(self, tokens: int) -> float:
+    def _gemm_s(self, tokens: int) -> float:
         """The matrix products of all layers, without their factor."""
-        return sum(kind.layers * self._layer_products_s(kind, tokens) for kind in self._kinds)
+        return sum(kind.layers * self._layer_gemm_s(kind, tokens) for kind in self._layer_kinds)
 
     def _small_kernels_s(self, tokens: int) -> float:
         """Norms, rotation, activation, residuals of all layers."""
@@ -237,13 +242,13 @@ class Roofline:
         token_s = _ACTIVATION_BYTES / (rate * efficiency.elementwise)
         return sum(
             kind.layers * (efficiency.layer_s + tokens * kind.elements * token_s)
-            for kind in self._kinds
+            for kind in self._layer_kinds
         )
 
-    def _layer_products_s(self, kind: Kernels, tokens: int) -> float:
-        seconds = sum(self._product_s(matrix, tokens) for matrix in kind.matrices)
-        if kind.expert:
-            seconds += self._experts_s(kind.expert, tokens)
+    def _layer_gemm_s(self, kind: LayerKernels, tokens: int) -> float:
+        seconds = sum(self._matrix_s(matrix, tokens) for matrix in kind.matrices)
+        if kind.expert_matrices:
+            seconds += self._experts_s(kind.expert_matrices, tokens)
         return seconds
 
     def _experts_s(self, expert: tuple[Matrix, ...], tokens: int) -> float:
@@ -255,46 +260,50 @@ class Roofline:
         experts = self._shape.experts
         if experts is None:
             return 0.0
-        missed = (1 - experts.active / experts.count) ** tokens
-        touched = max(float(experts.active), experts.count * (1 - missed))
-        rows = tokens * experts.active / touched
-        return sum(self._product_s(matrix, rows, copies=touched) for matrix in expert)
+        untouched_fraction = (1 - experts.active / experts.count) ** tokens
+        touched_experts = max(float(experts.active), experts.count * (1 - untouched_fraction))
+        rows = tokens * experts.active / touched_experts
+        return sum(self._matrix_s(matrix, rows, copies=touched_experts) for matrix in expert)
 
-    def _product_s(self, matrix: Matrix, rows: float, *, copies: float = 1.0) -> float:
-        return product_s(
+    def _matrix_s(self, matrix: Matrix, rows: float, *, copies: float = 1.0) -> float:
+        return gemm_s(
             self._device,
             matrix,
             rows,
             weights=self._weights,
             inputs=self._activations,
-            copies=copies,
+            matrices=copies,
         )
 
     def _prefill_attention_s(self, tokens: int, pairs: float) -> float:
-        costs = self._costs
-        layers, windowed, window, launch_s = self._attended
-        seen = pairs if window is None else min(pairs, tokens * window)
-        layered = (layers - windowed) * pairs + windowed * seen
-        layered += layers * tokens * costs.extra_pairs
-        return layers * launch_s + layered * costs.pair_s
+        costs = self._attention_costs
+        layers, windowed, window, launch_s = self._attention_layers
+        windowed_pairs = pairs if window is None else min(pairs, tokens * window)
+        layer_pairs = (layers - windowed) * pairs + windowed * windowed_pairs
+        layer_pairs += layers * tokens * costs.extra_pairs
+        return layers * launch_s + layer_pairs * costs.pair_s
 
-    def _decode_attention_s(self, requests: int, context: int, *, beside: int) -> float:
-        """`beside` so many tokens of prompts, whose launches it shares."""
-        launches_s = self._decode_launches_s(requests, beside=beside)
-        return launches_s + self._reading_s(requests, context)
+    def _decode_attention_s(self, requests: int, context: int, *, prefill_tokens: int) -> float:
+        """`prefill_tokens` so many tokens of prompts, whose launches it shares."""
+        launches_s = self._decode_launches_s(requests, prefill_tokens=prefill_tokens)
+        return launches_s + self._kv_read_s(requests, context)
 
-    def _decode_launches_s(self, requests: int, *, beside: int) -> float:
-        layers, _, _, launch_s = self._attended
-        return layers * ((0.0 if beside else launch_s) + requests * self._costs.request_s)
+    def _decode_launches_s(self, requests: int, *, prefill_tokens: int) -> float:
+        layers, _, _, launch_s = self._attention_layers
+        return layers * (
+            (0.0 if prefill_tokens else launch_s) + requests * self._attention_costs.request_s
+        )
 
-    def _reading_s(self, requests: int, context: int) -> float:
+    def _kv_read_s(self, requests: int, context: int) -> float:
         """Of what is attended to."""
-        layers, windowed, window, _ = self._attended
-        seen = context if window is None else min(context, requests * window)
-        return ((layers - windowed) * context + windowed * seen) * self._costs.token_s
+        layers, windowed, window, _ = self._attention_layers
+        windowed_context = context if window is None else min(context, requests * window)
+        return (
+            (layers - windowed) * context + windowed * windowed_context
+        ) * self._attention_costs.token_s
 
 
-class _Attention(NamedTuple):
+class _AttentionCosts(NamedTuple):
     """What attention of one layer takes, per thing that it counts."""
 
     pair_s: float
@@ -308,10 +317,10 @@ class _Attention(NamedTuple):
     """Decodes: a request."""
 
 
-def _attention(
+def _build_attention_costs(
     shape: ModelShape, device: Accelerator, efficiency: Efficiency, *, tp: int, kv: Dtype
-) -> _Attention:
-    heads, width = per_device(shape.heads, tp), BYTES[kv]
+) -> _AttentionCosts:
+    heads, width = per_device(shape.heads, tp), DTYPE_BYTES[kv]
     narrow = width < _ACTIVATION_BYTES
     if shape.latent is None:
         kv_heads = per_device(shape.kv_heads, tp)
@@ -326,7 +335,7 @@ def _attention(
         token_bytes = rank * width
         token_flops = 2 * max(efficiency.decode_tile, heads) * (rank + latent.kv_rank)
     rate = device.flops_of(Dtype.BF16)
-    return _Attention(
+    return _AttentionCosts(
         pair_s=2 * heads * pair_width / (rate * efficiency.prefill_attention),
         extra_pairs=efficiency.prefill_extra_pairs_fp8
         if narrow
@@ -339,7 +348,7 @@ def _attention(
     )
 
 
-def activations_of(weights: Dtype, accelerator: Accelerator) -> Dtype:
+def compute_dtype(weights: Dtype, accelerator: Accelerator) -> Dtype:
     """What products with such weights compute in: the weights' type where the device has it.
 
     4-bit weights without such arithmetic, and 8-bit ones on devices before it, are unpacked.
@@ -349,38 +358,40 @@ def activations_of(weights: Dtype, accelerator: Accelerator) -> Dtype:
         case Dtype.FP32 | Dtype.BF16 | Dtype.FP16:
             return weights
         case Dtype.FP8 | Dtype.INT8 | Dtype.FP4:
-            return weights if weights in accelerator.flops else Dtype.BF16
+            return weights if weights in accelerator.flops_by_dtype else Dtype.BF16
         case Dtype.INT4:
             return Dtype.BF16
 
 
 def is_narrow(inputs: Dtype) -> bool:
     """Whether products with such inputs are not those of 16 bits, but of the other curve."""
-    return BYTES[inputs] < _ACTIVATION_BYTES
+    return DTYPE_BYTES[inputs] < _ACTIVATION_BYTES
 
 
-def product_s(
+def gemm_s(
     device: Accelerator,
     matrix: Matrix,
     rows: float,
     *,
     weights: Dtype,
     inputs: Dtype,
-    copies: float = 1.0,
+    matrices: float = 1.0,
 ) -> float:
-    """One matrix product by the curves, or `copies` of it with other weights in one launch."""
+    """One matrix product by the curves, or `matrices` of it with other weights in one launch."""
     curve = gemm_curve(inputs)
-    size = matrix.inputs * matrix.outputs * copies
-    arithmetic_s = 2 * rows * size / (device.flops_of(inputs) * curve.compute)
-    reading_s = size * BYTES[weights] / (device.memory_bytes_per_s * curve.memory)
-    moved = rows * copies * _moved_bytes(matrix, curve)
-    quantised = rows * copies * matrix.inputs
+    weight_count = matrix.inputs * matrix.outputs * matrices
+    arithmetic_s = 2 * rows * weight_count / (device.flops_of(inputs) * curve.compute_fraction)
+    reading_s = (
+        weight_count * DTYPE_BYTES[weights] / (device.memory_bytes_per_s * curve.memory_fraction)
+    )
+    moved_bytes = rows * matrices * _moved_bytes(matrix, curve)
+    quantized_elements = rows * matrices * matrix.inputs
     return (
         curve.launch_s
         + curve.depth_s * matrix.inputs
-        + moved / (device.memory_bytes_per_s * curve.io)
-        + quantised * curve.quantising / device.flops_of(inputs)
-        + _rounded_max(arithmetic_s, reading_s, curve.knee)
+        + moved_bytes / (device.memory_bytes_per_s * curve.io_fraction)
+        + quantized_elements * curve.quantization_ops / device.flops_of(inputs)
+        + _smooth_max(arithmetic_s, reading_s, curve.norm_exponent)
     )
 
 
@@ -388,8 +399,8 @@ def _moved_bytes(matrix: Matrix, curve: GemmCurve) -> float:
     return matrix.inputs * curve.activation_bytes + matrix.outputs * _ACTIVATION_BYTES
 
 
-def _rounded_max(one: float, other: float, knee: float) -> float:
-    low, high = sorted((one, other))
+def _smooth_max(first: float, second: float, knee: float) -> float:
+    low, high = sorted((first, second))
     if not high:
         return 0.0
     return high * math.pow(1.0 + math.pow(low / high, knee), 1.0 / knee)

@@ -48,7 +48,9 @@ until an engine has been watched.
 Source: roofline arithmetic on published data sheets (A100, H100) and Llama 3 8B's shape."""
 
 
-def prompt_room(max_batched_tokens: int, decode_step_tokens: int | None, running: int) -> int:
+def prefill_budget_tokens(
+    max_batched_tokens: int, decode_step_tokens: int | None, running: int
+) -> int:
     """How many prompt tokens one step computes beside so many decodes; at least one."""
     if running and decode_step_tokens is not None:
         return max(1, min(decode_step_tokens, max_batched_tokens) - running)
@@ -78,8 +80,10 @@ class FittedTiming:
         del length_tokens
         if tokens <= 0:
             return 0.0
-        room = prompt_room(self.max_batched_tokens, self.decode_step_tokens, running)
-        steps = -(-tokens // room)
+        chunk_budget_tokens = prefill_budget_tokens(
+            self.max_batched_tokens, self.decode_step_tokens, running
+        )
+        steps = -(-tokens // chunk_budget_tokens)
         step_s = self.costs.prefill_step_s
         if running:
             step_s += self.step_s(running=running, context_tokens=context_tokens)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from baton.perf.hardware.efficiency import DEFAULT
+from baton.perf.hardware.efficiency import DEFAULT_EFFICIENCY
 from baton.perf.step_timing import StepBatch
 
 T = TypeVar("T")
@@ -17,18 +17,18 @@ MIXED_FACTOR = 1.1
 Source: Splitwise's simulator (Mutinifni/splitwise-sim, MIT), performance model."""
 
 
-class Curve:
+class InterpolationCurve:
     """Linear between known points, and on along the last two beyond them; never below the least."""
 
-    __slots__ = ("_least", "_xs", "_ys")
+    __slots__ = ("_min", "_xs", "_ys")
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
-        known = sorted(dict(points).items())
-        if not known:
+        sorted_points = sorted(dict(points).items())
+        if not sorted_points:
             raise ValueError("a curve without points")
-        self._xs = [x for x, _ in known]
-        self._ys = [y for _, y in known]
-        self._least = min(self._ys)
+        self._xs = [x for x, _ in sorted_points]
+        self._ys = [y for _, y in sorted_points]
+        self._min = min(self._ys)
 
     def at(self, x: float) -> float:
         """The value at `x`."""
@@ -37,7 +37,7 @@ class Curve:
             return ys[0]
         low = min(max(bisect_right(xs, x) - 1, 0), len(xs) - 2)
         share = (x - xs[low]) / (xs[low + 1] - xs[low])
-        return max(self._least, ys[low] + share * (ys[low + 1] - ys[low]))
+        return max(self._min, ys[low] + share * (ys[low + 1] - ys[low]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class PolynomialTiming:
     """
 
     prefill: tuple[float, float, float]
-    small: tuple[float, float, float]
-    large: tuple[float, float, float]
-    large_from: int = 95
+    small_batch: tuple[float, float, float]
+    large_batch: tuple[float, float, float]
+    large_batch_requests: int = 95
     """Requests in a batch."""
     pipeline_stages: int = 1
     stage_ms: float = 1.0
@@ -79,20 +79,20 @@ class PolynomialTiming:
     def _decode_ms(self, batch: StepBatch) -> float:
         if not batch.decode_requests:
             return 0.0
-        large = batch.decode_requests >= self.large_from
-        fixed, per_context, per_request = self.large if large else self.small
-        shared = 0.0 if batch.prefill_tokens else fixed
+        is_large = batch.decode_requests >= self.large_batch_requests
+        fixed, per_context, per_request = self.large_batch if is_large else self.small_batch
+        fixed_ms = 0.0 if batch.prefill_tokens else fixed
         context_ms = per_context * batch.decode_context_tokens
-        return shared + context_ms + per_request * batch.decode_requests
+        return fixed_ms + context_ms + per_request * batch.decode_requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterpolatedTiming:
     """Splitwise's tables; a `StepTiming`: all that counts is how many tokens a step computes."""
 
-    prompt: Curve
+    prompt: InterpolationCurve
     """Seconds by prompt tokens in the batch."""
-    token: Curve
+    token: InterpolationCurve
     """Seconds by decoding requests in the batch."""
     mixed_factor: float = MIXED_FACTOR
 
@@ -104,7 +104,7 @@ class InterpolatedTiming:
         return prompt_s * self.mixed_factor if batch.decode_requests else prompt_s
 
 
-class AttentionRow(NamedTuple):
+class AttentionMeasurement(NamedTuple):
     """One measured attention kernel: a chunk behind a context, beside decodes of equal context."""
 
     chunk: float
@@ -119,11 +119,11 @@ class _Axis(Generic[T]):
 
     __slots__ = ("_values", "_xs")
 
-    def __init__(self, known: Mapping[float, T]) -> None:
-        self._xs = sorted(known)
-        self._values = [known[x] for x in self._xs]
+    def __init__(self, values_by_x: Mapping[float, T]) -> None:
+        self._xs = sorted(values_by_x)
+        self._values = [values_by_x[x] for x in self._xs]
 
-    def around(self, x: float) -> Sequence[tuple[T, float]]:
+    def neighbors(self, x: float) -> Sequence[tuple[T, float]]:
         """The neighbours of `x`, or the last two before it, with their weights in a line."""
         xs, values = self._xs, self._values
         low = min(max(bisect_right(xs, x) - 1, 0), len(xs) - 1)
@@ -134,7 +134,7 @@ class _Axis(Generic[T]):
         return ((values[low], 1.0 - share), (values[low + 1], share))
 
 
-class Grid:
+class AttentionGrid:
     """Attention of one layer by (chunk, context, decodes, decode context), linear in each.
 
     Each coordinate's neighbours are sought among those that exist at the coordinates before it, so
@@ -143,7 +143,7 @@ class Grid:
 
     __slots__ = ("_chunks",)
 
-    def __init__(self, rows: Iterable[AttentionRow]) -> None:
+    def __init__(self, rows: Iterable[AttentionMeasurement]) -> None:
         nested: dict[float, dict[float, dict[float, dict[float, float]]]] = {}
         for row in rows:
             by_context = nested.setdefault(row.chunk, {}).setdefault(row.context, {})
@@ -154,7 +154,9 @@ class Grid:
             {
                 chunk: _Axis(
                     {
-                        context: _Axis({count: Curve(c.items()) for count, c in counts.items()})
+                        context: _Axis(
+                            {count: InterpolationCurve(c.items()) for count, c in counts.items()}
+                        )
                         for context, counts in contexts.items()
                     }
                 )
@@ -165,15 +167,15 @@ class Grid:
     def at(self, chunk: float, context: float, decodes: float, decode_context: float) -> float:
         """Seconds of one layer; never less than 0."""
         seconds = 0.0
-        for contexts, by_chunk in self._chunks.around(chunk):
-            for counts, by_context in contexts.around(context):
-                for curve, by_count in counts.around(decodes):
-                    weight = by_chunk * by_context * by_count
+        for contexts, chunk_weight in self._chunks.neighbors(chunk):
+            for counts, context_weight in contexts.neighbors(context):
+                for curve, decode_weight in counts.neighbors(decodes):
+                    weight = chunk_weight * context_weight * decode_weight
                     seconds += weight * curve.at(decode_context)
         return max(0.0, seconds)
 
 
-LAYER_PARTS = {
+LAYER_MODULE_COUNTS = {
     "layernorm": 2,
     "qkv_proj": 1,
     "rotary_emb": 1,
@@ -183,7 +185,7 @@ LAYER_PARTS = {
     "down_proj": 1,
 }
 """How often each part runs in a layer. Source: Llama's modules."""
-MODEL_PARTS = {"embedding": 1, "final_layernorm": 1}
+MODEL_MODULE_COUNTS = {"embedding": 1, "final_layernorm": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,25 +196,27 @@ class LayerProfile:
     """
 
     layers: int
-    dense: Mapping[str, Curve]
+    dense: Mapping[str, InterpolationCurve]
     """Seconds of each part, once, by tokens."""
-    attention: Grid
-    per_sequence: Mapping[str, Curve]
+    attention: AttentionGrid
+    per_sequence: Mapping[str, InterpolationCurve]
     """Seconds of the output layer and the sampler by sequences."""
-    step_overhead_s: float = DEFAULT.step_s
+    step_overhead_s: float = DEFAULT_EFFICIENCY.step_s
     """What no part accounts for: scheduling, preparing inputs."""
-    _by_tokens: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+    _dense_cache: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        missing = [part for part in (*LAYER_PARTS, *MODEL_PARTS) if part not in self.dense]
+        missing = [
+            part for part in (*LAYER_MODULE_COUNTS, *MODEL_MODULE_COUNTS) if part not in self.dense
+        ]
         if missing:
             raise ValueError(f"layer profile: no rows for {', '.join(missing)}")
 
     def step_s(self, batch: StepBatch) -> float:
         """One step."""
-        dense_s = self._by_tokens.get(batch.tokens)
+        dense_s = self._dense_cache.get(batch.tokens)
         if dense_s is None:
-            dense_s = self._by_tokens[batch.tokens] = self._dense_s(batch.tokens)
+            dense_s = self._dense_cache[batch.tokens] = self._dense_s(batch.tokens)
         sampled = batch.finished_prefills + batch.decode_requests
         output_s = sum(c.at(sampled) for c in self.per_sequence.values()) if sampled else 0.0
         return self.step_overhead_s + dense_s + self.layers * self.attention_s(batch) + output_s
@@ -233,14 +237,18 @@ class LayerProfile:
             return self.attention.at(chunk, context, decodes, decode_context)
         alone_s = self.attention.at(chunk, context, 0, 0)
         launch_s = min(alone_s, self.attention.at(1, 0, 0, 0))
-        together = batch.prefill_tokens
-        beside_s = self.attention.at(together, context, decodes, decode_context)
-        added_s = max(0.0, beside_s - self.attention.at(together, context, 0, 0))
+        total_prefill_tokens = batch.prefill_tokens
+        with_decodes_s = self.attention.at(total_prefill_tokens, context, decodes, decode_context)
+        added_s = max(0.0, with_decodes_s - self.attention.at(total_prefill_tokens, context, 0, 0))
         return launch_s + count * (alone_s - launch_s) + added_s
 
     def _dense_s(self, tokens: int) -> float:
-        layer_s = sum(times * self.dense[part].at(tokens) for part, times in LAYER_PARTS.items())
-        model_s = sum(times * self.dense[part].at(tokens) for part, times in MODEL_PARTS.items())
+        layer_s = sum(
+            times * self.dense[part].at(tokens) for part, times in LAYER_MODULE_COUNTS.items()
+        )
+        model_s = sum(
+            times * self.dense[part].at(tokens) for part, times in MODEL_MODULE_COUNTS.items()
+        )
         return self.layers * layer_s + model_s
 
 

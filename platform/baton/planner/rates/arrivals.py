@@ -17,14 +17,14 @@ from zlib import crc32
 
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
-_KEPT_BITS = (1 << 60) - 1
-_FAR_OFF = 0.2
+_BLOCK_ID_MASK = (1 << 60) - 1
+_MAX_SESSION_ERROR = 0.2
 """Of what was asked for: where whole sessions are more or fewer requests by more than that, single
 requests are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficSampler:
     """A trace to draw samples from."""
 
     trace: Trace
@@ -39,32 +39,36 @@ class Traffic:
         """
         trace, window_s = self.trace, requests / rate_per_s
         copies = max(1, ceil(rate_per_s / trace.rate_per_s))
-        share = rate_per_s / trace.rate_per_s / copies
-        drawn = random.Random(self.seed)  # noqa: S311 - a simulation
-        stretches = [
-            _Stretch(copy, drawn.random() * trace.span_s, drawn.getrandbits(32))
+        keep_fraction = rate_per_s / trace.rate_per_s / copies
+        rng = random.Random(self.seed)  # noqa: S311 - a simulation
+        segments = [
+            _Segment(copy, rng.random() * trace.span_s, rng.getrandbits(32))
             for copy in range(copies)
         ]
-        there = [one for each in stretches for one in _within(trace, each, window_s)]
-        found = [_own(one) for one in _kept(there, share)]
-        found.sort(key=lambda one: one.at_s)
-        return replace(trace, requests=tuple(found))
+        arrivals = [
+            segment_arrival
+            for each in segments
+            for segment_arrival in _segment_arrivals(trace, each, window_s)
+        ]
+        sampled = [_isolate_copy(arrival) for arrival in _thin(arrivals, keep_fraction)]
+        sampled.sort(key=lambda request: request.at_s)
+        return replace(trace, requests=tuple(sampled))
 
-    def scaled(self, *, prompts: float = 1.0, outputs: float = 1.0) -> Traffic:
+    def scaled(self, *, prompts: float = 1.0, outputs: float = 1.0) -> TrafficSampler:
         """The same with longer or shorter prompts, or outputs; what prompts share stays shared."""
         requests = tuple(
-            one._replace(
-                prompt_tokens=max(1, round(one.prompt_tokens * prompts)),
-                output_tokens=max(1, round(one.output_tokens * outputs)),
+            request._replace(
+                prompt_tokens=max(1, round(request.prompt_tokens * prompts)),
+                output_tokens=max(1, round(request.output_tokens * outputs)),
             )
-            for one in self.trace.requests
+            for request in self.trace.requests
         )
         name = f"{self.trace.name} x{prompts:g} prompts x{outputs:g} outputs"
         return replace(self, trace=replace(self.trace, name=name, requests=requests))
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class _Segment:
     """Which copy of the trace, from where on, and what its sessions are drawn by."""
 
     copy: int
@@ -76,59 +80,69 @@ class _Arrival(NamedTuple):
     """A request of a stretch, before any are left out."""
 
     request: TraceRequest
-    number: int
+    trace_index: int
     """In the trace."""
     at_s: float
-    stretch: _Stretch
+    segment: _Segment
     lap: int
 
 
-def _within(trace: Trace, stretch: _Stretch, window_s: float) -> Iterator[_Arrival]:
+def _segment_arrivals(trace: Trace, segment: _Segment, window_s: float) -> Iterator[_Arrival]:
     first_s, lap_s = trace.requests[0].at_s, trace.span_s + 1 / trace.rate_per_s
-    index = bisect_left(trace.requests, first_s + stretch.start_s, key=lambda one: one.at_s)
+    index = bisect_left(trace.requests, first_s + segment.start_s, key=lambda request: request.at_s)
     lap = 0
     while True:
         if index == len(trace.requests):
             index, lap = 0, lap + 1
-        one = trace.requests[index]
-        at_s = one.at_s - first_s - stretch.start_s + lap * lap_s
+        request = trace.requests[index]
+        at_s = request.at_s - first_s - segment.start_s + lap * lap_s
         if at_s >= window_s:
             return
-        yield _Arrival(one, index, at_s, stretch, lap)
+        yield _Arrival(request, index, at_s, segment, lap)
         index += 1
 
 
-def _kept(there: Sequence[_Arrival], share: float) -> list[_Arrival]:
+def _thin(arrivals: Sequence[_Arrival], keep_fraction: float) -> list[_Arrival]:
     """About that share of the requests.
 
     The thinning is by session: half a conversation would share nothing with itself. But a few
     sessions cannot make every share up: a fifth of three is none of them, or a third.
     """
-    limit, wanted = share * (1 << 32), share * len(there)
-    whole = [one for one in there if _draw(one.stretch.salt, _session(one)) < limit]
-    if abs(len(whole) - wanted) <= _FAR_OFF * wanted:
-        return whole
-    return [one for one in there if _draw(one.stretch.salt, one.number) < limit]
+    limit, target_count = keep_fraction * (1 << 32), keep_fraction * len(arrivals)
+    kept_sessions = [
+        arrival
+        for arrival in arrivals
+        if _hash_draw(arrival.segment.salt, _session_key(arrival)) < limit
+    ]
+    if abs(len(kept_sessions) - target_count) <= _MAX_SESSION_ERROR * target_count:
+        return kept_sessions
+    return [
+        arrival
+        for arrival in arrivals
+        if _hash_draw(arrival.segment.salt, arrival.trace_index) < limit
+    ]
 
 
-def _session(one: _Arrival) -> int | str:
+def _session_key(arrival: _Arrival) -> int | str:
     """What it is drawn with: its session, or itself where it has none."""
-    return one.number if one.request.session_id is None else one.request.session_id
+    return arrival.trace_index if arrival.request.session_id is None else arrival.request.session_id
 
 
-def _draw(salt: int, who: int | str) -> int:
+def _hash_draw(salt: int, key: int | str) -> int:
     """32 even bits for a request or a session, the same in every process."""
-    number = who if isinstance(who, int) else crc32(who.encode())
+    number = key if isinstance(key, int) else crc32(key.encode())
     return hash((salt, number)) & 0xFFFFFFFF
 
 
-def _own(arrival: _Arrival) -> TraceRequest:
+def _isolate_copy(arrival: _Arrival) -> TraceRequest:
     """A request as its copy has it: nothing is shared between copies."""
-    one, tag = arrival.request, (arrival.stretch.copy, arrival.lap)
-    if not any(tag):
-        return one._replace(at_s=arrival.at_s)
-    return one._replace(
+    request, copy_tag = arrival.request, (arrival.segment.copy, arrival.lap)
+    if not any(copy_tag):
+        return request._replace(at_s=arrival.at_s)
+    return request._replace(
         at_s=arrival.at_s,
-        block_ids=tuple(hash((tag, block)) & _KEPT_BITS for block in one.block_ids),
-        session_id=None if one.session_id is None else f"{one.session_id}/{tag[0]}.{tag[1]}",
+        block_ids=tuple(hash((copy_tag, block)) & _BLOCK_ID_MASK for block in request.block_ids),
+        session_id=None
+        if request.session_id is None
+        else f"{request.session_id}/{copy_tag[0]}.{copy_tag[1]}",
     )

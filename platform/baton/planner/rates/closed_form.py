@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
 
-from baton.perf.step_timing import StepBatch, StepTiming, chunk_pairs
+from baton.perf.step_timing import StepBatch, StepTiming, attention_pairs
 from baton.simulator.v1.settings import V1Settings
 
-_FINE = 24
+_BISECTION_STEPS = 24
 """Halvings when a share of a step is sought: to one part in 16 million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mix:
+class MeanRequest:
     """The mean request."""
 
     prompt_tokens: float
@@ -41,7 +41,7 @@ class Mix:
         return self.prompt_tokens + self.output_tokens / 2
 
     @property
-    def kept_tokens(self) -> float:
+    def final_kv_tokens(self) -> float:
         """What a request needs room for in the KV cache in the end."""
         return self.prompt_tokens + self.output_tokens
 
@@ -50,20 +50,20 @@ def prefill_s(
     timing: StepTiming, tokens: int, *, cached_tokens: int = 0, budget_tokens: int = 8192
 ) -> float:
     """One prompt of `tokens`, alone, in chunks: until its first token."""
-    done, took_s = min(cached_tokens, tokens - 1), 0.0
-    while done < tokens:
-        chunk = min(budget_tokens, tokens - done)
-        took_s += timing.step_s(
+    computed_tokens, total_s = min(cached_tokens, tokens - 1), 0.0
+    while computed_tokens < tokens:
+        chunk = min(budget_tokens, tokens - computed_tokens)
+        total_s += timing.step_s(
             StepBatch(
                 prefill_tokens=chunk,
                 prefill_requests=1,
-                prefill_pairs=chunk_pairs(chunk, done),
-                prefill_context_tokens=done,
-                finished_prefills=int(done + chunk == tokens),
+                prefill_pairs=attention_pairs(chunk, computed_tokens),
+                prefill_context_tokens=computed_tokens,
+                finished_prefills=int(computed_tokens + chunk == tokens),
             )
         )
-        done += chunk
-    return took_s
+        computed_tokens += chunk
+    return total_s
 
 
 def decode_s(timing: StepTiming, batch: int, context_tokens: float) -> float:
@@ -73,41 +73,41 @@ def decode_s(timing: StepTiming, batch: int, context_tokens: float) -> float:
     )
 
 
-def largest_batch(
-    timing: StepTiming, *, context_tokens: float, tpot_s: float | None, most: int
+def max_batch(
+    timing: StepTiming, *, context_tokens: float, tpot_s: float | None, limit: int
 ) -> int:
-    """The most streams, up to `most`, of which a step is no longer than `tpot_s`; 0 when none."""
+    """The most streams, up to `limit`, of which a step is no longer than `tpot_s`; 0 when none."""
     if tpot_s is None:
-        return max(0, most)
+        return max(0, limit)
     limit_s = tpot_s
-    return _last(lambda batch: decode_s(timing, batch, context_tokens) <= limit_s, most)
+    return _largest_holding(lambda batch: decode_s(timing, batch, context_tokens) <= limit_s, limit)
 
 
-def room_requests(settings: V1Settings, mix: Mix) -> int:
+def max_concurrent_requests(settings: V1Settings, mix: MeanRequest) -> int:
     """How many mean requests an engine has room for at once: KV cache and scheduler."""
     tokens = settings.kv_blocks * settings.block_size_tokens
-    return min(settings.max_running_requests, int(tokens / mix.kept_tokens))
+    return min(settings.max_running_requests, int(tokens / mix.final_kv_tokens))
 
 
-def prefill_rate(settings: V1Settings, mix: Mix) -> float:
+def prefill_rate(settings: V1Settings, mix: MeanRequest) -> float:
     """Prompts per second."""
-    took_s = prefill_s(
+    prompt_s = prefill_s(
         settings.timing,
         max(1, round(mix.prompt_tokens)),
         cached_tokens=round(mix.prompt_tokens - mix.computed_tokens),
         budget_tokens=settings.max_batched_tokens,
     )
-    return settings.pipeline_stages / took_s
+    return settings.pipeline_stages / prompt_s
 
 
-def decode_rate(settings: V1Settings, mix: Mix, tpot_s: float | None) -> float:
+def decode_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) -> float:
     """Requests per second of which every token comes within `tpot_s`; 0 when one is too slow."""
     stages = settings.pipeline_stages
-    batch = largest_batch(
+    batch = max_batch(
         settings.timing,
         context_tokens=mix.context_tokens,
         tpot_s=tpot_s,
-        most=room_requests(settings, mix) // stages,
+        limit=max_concurrent_requests(settings, mix) // stages,
     )
     if not batch:
         return 0.0
@@ -115,53 +115,56 @@ def decode_rate(settings: V1Settings, mix: Mix, tpot_s: float | None) -> float:
     return stages * batch / step_s / mix.output_tokens
 
 
-def mixed_rate(settings: V1Settings, mix: Mix, tpot_s: float | None) -> float:
+def mixed_rate(settings: V1Settings, mix: MeanRequest, tpot_s: float | None) -> float:
     """Requests per second of an engine that prefills and decodes in the same steps.
 
     With x requests a step in the mean, a step has x prompts' tokens to compute and one token for
     each of x times the output's length streams; x is as large as the step may be long and as the
     budget and the room allow.
     """
-    stages, each = settings.pipeline_stages, mix.computed_tokens + mix.output_tokens
-    most = min(
-        settings.max_batched_tokens / each,
-        room_requests(settings, mix) / stages / mix.output_tokens,
+    stages, request_tokens = settings.pipeline_stages, mix.computed_tokens + mix.output_tokens
+    max_requests_per_step = min(
+        settings.max_batched_tokens / request_tokens,
+        max_concurrent_requests(settings, mix) / stages / mix.output_tokens,
     )
-    low, high = most / (1 << _FINE), most
+    low, high = max_requests_per_step / (1 << _BISECTION_STEPS), max_requests_per_step
     if tpot_s is not None and settings.timing.step_s(_mixed_batch(mix, low)) > tpot_s:
         return 0.0
-    for _ in range(_FINE):
-        share = (low + high) / 2
-        if tpot_s is None or settings.timing.step_s(_mixed_batch(mix, share)) <= tpot_s:
-            low = share
+    for _ in range(_BISECTION_STEPS):
+        requests_per_step = (low + high) / 2
+        if tpot_s is None or settings.timing.step_s(_mixed_batch(mix, requests_per_step)) <= tpot_s:
+            low = requests_per_step
         else:
-            high = share
+            high = requests_per_step
     return stages * low / settings.timing.step_s(_mixed_batch(mix, low))
 
 
-def balance(prefill: V1Settings, decode: V1Settings, mix: Mix, tpot_s: float | None) -> float:
+def prefill_decode_ratio(
+    prefill: V1Settings, decode: V1Settings, mix: MeanRequest, tpot_s: float | None
+) -> float:
     """Prefill replicas per decode replica that keep both busy; infinite when nobody can decode."""
-    carried = decode_rate(decode, mix, tpot_s)
-    return carried / prefill_rate(prefill, mix) if carried else float("inf")
+    decoded_rate = decode_rate(decode, mix, tpot_s)
+    return decoded_rate / prefill_rate(prefill, mix) if decoded_rate else float("inf")
 
 
-def _mixed_batch(mix: Mix, share: float) -> StepBatch:
+def _mixed_batch(mix: MeanRequest, requests_per_step: float) -> StepBatch:
     computed = mix.computed_tokens
-    streams = share * mix.output_tokens
+    streams = requests_per_step * mix.output_tokens
     return StepBatch(
-        prefill_tokens=round(share * computed),
-        prefill_requests=round(share + 0.5),
-        prefill_pairs=share * chunk_pairs(round(computed), round(mix.prompt_tokens - computed)),
-        prefill_context_tokens=round(share * mix.prompt_tokens / 2),
+        prefill_tokens=round(requests_per_step * computed),
+        prefill_requests=round(requests_per_step + 0.5),
+        prefill_pairs=requests_per_step
+        * attention_pairs(round(computed), round(mix.prompt_tokens - computed)),
+        prefill_context_tokens=round(requests_per_step * mix.prompt_tokens / 2),
         decode_requests=round(streams),
         decode_context_tokens=round(streams * mix.context_tokens),
-        finished_prefills=round(share),
+        finished_prefills=round(requests_per_step),
     )
 
 
-def _last(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` for which it holds, where it holds up to some number."""
-    low, high = 0, max(0, most)
+def _largest_holding(holds: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to `limit` for which it holds, where it holds up to some number."""
+    low, high = 0, max(0, limit)
     while low < high:
         middle = (low + high + 1) // 2
         if holds(middle):
@@ -172,21 +175,21 @@ def _last(holds: Callable[[int], bool], most: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class ServiceTime:
     """How long one engine is busy with a prompt, over the prompts of a workload."""
 
     mean_s: float
-    spread: float
+    scv: float
     """The variance of that over the square of the mean."""
 
     @staticmethod
-    def of(times_s: Sequence[float]) -> Service:
+    def from_times(times_s: Sequence[float]) -> ServiceTime:
         """Of some prompts' times."""
         mean_s = sum(times_s) / len(times_s)
-        variance = sum((one - mean_s) ** 2 for one in times_s) / len(times_s)
-        return Service(mean_s=mean_s, spread=variance / mean_s**2)
+        variance = sum((value - mean_s) ** 2 for value in times_s) / len(times_s)
+        return ServiceTime(mean_s=mean_s, scv=variance / mean_s**2)
 
-    def rate_within(self, wait_s: float, share: float) -> float:
+    def rate_within(self, wait_s: float, fraction: float) -> float:
         """Prompts per second of which that share waits no longer; 0 when there is no time to wait.
 
         Source: Kingman's exponential tail of the wait in heavy traffic (1962) with Poisson
@@ -194,12 +197,12 @@ class Service:
         """
         if wait_s <= 0:
             return 0.0
-        scale = 2 * wait_s / (self.mean_s * (1 + self.spread))
+        scale = 2 * wait_s / (self.mean_s * (1 + self.scv))
         low, high = 0.0, 1.0
-        for _ in range(_FINE):
-            busy = (low + high) / 2
-            if busy * exp(-scale * (1 - busy)) <= 1 - share:
-                low = busy
+        for _ in range(_BISECTION_STEPS):
+            utilization = (low + high) / 2
+            if utilization * exp(-scale * (1 - utilization)) <= 1 - fraction:
+                low = utilization
             else:
-                high = busy
+                high = utilization
         return low / self.mean_s

@@ -10,79 +10,79 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from baton.planner.problem import Effort, SloClass
-from baton.planner.rates.arrivals import Traffic
+from baton.planner.problem import SearchEffort, SloClass
+from baton.planner.rates.arrivals import TrafficSampler
 from baton.planner.rates.rate_search import highest_rate
-from baton.planner.rates.trials import TURNS, HeldTo, Trial, judge
-from baton.planner.shapes.space import Duty, Instance
-from baton.simulator.single_engine import Served, serve
+from baton.planner.rates.trials import RUN_LENGTH_FACTOR, DutyRequirement, Trial, evaluate_trial
+from baton.planner.shapes.space import Duty, EngineShape
+from baton.simulator.single_engine import ServedPhases, simulate_engine
 
-_LONG_REQUESTS = 1200
-_SHORTER = 4
-_COARSER = 2
+_LONG_RUN_REQUESTS = 1200
+_SHORT_RUN_DIVISOR = 4
+_PRECISION_FACTOR = 2
 """Than what is asked of a fleet: these rates only choose which fleets are simulated."""
-_HOPELESS = -0.15
+_HOPELESS_MARGIN = -0.15
 """Below the target by this much."""
 
-_SERVED = {
-    Duty.PREFILL: Served.PREFILL,
-    Duty.DECODE: Served.DECODE,
-    Duty.BOTH: Served.BOTH,
+_SIMULATED_PHASES = {
+    Duty.PREFILL: ServedPhases.PREFILL,
+    Duty.DECODE: ServedPhases.DECODE,
+    Duty.BOTH: ServedPhases.BOTH,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class InstanceTask:
     """One instance to be measured; goes to another process and back."""
 
-    instance: Instance
+    engine_shape: EngineShape
     duty: Duty
-    traffic: Traffic
+    traffic: TrafficSampler
     classes: tuple[SloClass, ...]
-    effort: Effort
+    effort: SearchEffort
     guess_per_s: float
     """Where the search begins."""
-    under_way_s: float
+    residence_s: float
     """About how long a request is there, for how long a run must be."""
-    spent_s: float = 0.0
+    elsewhere_s: float = 0.0
     """Of the time to first token, elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class RateSearchResult:
     """The highest rate that was seen to hold, and everything that was tried."""
 
     rate_per_s: float
     trials: tuple[Trial, ...]
 
     @property
-    def at_best(self) -> Trial | None:
+    def best_trial(self) -> Trial | None:
         """The run at that rate; None when none held."""
-        return next((one for one in self.trials if one.rate_per_s == self.rate_per_s), None)
+        return next((trial for trial in self.trials if trial.rate_per_s == self.rate_per_s), None)
 
     @property
-    def beyond(self) -> Trial | None:
+    def lowest_failed_trial(self) -> Trial | None:
         """The run at the lowest rate that was seen to be too high; None when none was."""
-        over = [
-            one
-            for one in self.trials
-            if one.rate_per_s > self.rate_per_s and one.requests and not one.holds
+        failed = [
+            trial
+            for trial in self.trials
+            if trial.rate_per_s > self.rate_per_s and trial.requests and not trial.holds
         ]
-        return min(over, key=lambda one: one.rate_per_s, default=None)
+        return min(failed, key=lambda trial: trial.rate_per_s, default=None)
 
 
-def measure(task: Task) -> Measured:
+def measure_instance(task: InstanceTask) -> RateSearchResult:
     """The highest rate of one instance alone."""
     return search_rate(
-        lambda rate_per_s: run(task, rate_per_s),
+        lambda rate_per_s: run_instance(task, rate_per_s),
         task.guess_per_s,
-        precision=_COARSER * task.effort.precision,
+        precision=_PRECISION_FACTOR * task.effort.precision,
     )
 
 
 def search_rate(
     trial_at: Callable[[float], Trial], guess_per_s: float, *, precision: float
-) -> Measured:
+) -> RateSearchResult:
     """The highest rate at which trials hold; 0 when none does."""
     trials: list[Trial] = []
 
@@ -91,46 +91,50 @@ def search_rate(
         return trials[-1].holds
 
     low, _ = highest_rate(holds, guess_per_s, precision=precision)
-    return Measured(rate_per_s=low, trials=tuple(trials))
+    return RateSearchResult(rate_per_s=low, trials=tuple(trials))
 
 
-def run(task: Task, rate_per_s: float) -> Trial:
+def run_instance(task: InstanceTask, rate_per_s: float) -> Trial:
     """One rate."""
-    requests = requests_of_a_run(rate_per_s * task.under_way_s, task.effort)
-    return shortened(lambda count: _run(task, rate_per_s, count), requests)
+    requests = requests_per_run(rate_per_s * task.residence_s, task.effort)
+    return run_shortened(lambda count: _simulate_instance(task, rate_per_s, count), requests)
 
 
-def shortened(run_of: Callable[[int], Trial], requests: int) -> Trial:
+def run_shortened(run_of: Callable[[int], Trial], requests: int) -> Trial:
     """A run of so many requests, or a shorter one where that fails so badly that it settles it.
 
     Queues only grow while there is too much to do, so a longer run would fail as well.
     """
-    if requests >= _LONG_REQUESTS:
-        first = run_of(requests // _SHORTER)
-        if first.requests and first.margin < _HOPELESS:
-            return first
+    if requests >= _LONG_RUN_REQUESTS:
+        short_trial = run_of(requests // _SHORT_RUN_DIVISOR)
+        if short_trial.requests and short_trial.margin < _HOPELESS_MARGIN:
+            return short_trial
     return run_of(requests)
 
 
-def _run(task: Task, rate_per_s: float, requests: int) -> Trial:
+def _simulate_instance(task: InstanceTask, rate_per_s: float, requests: int) -> Trial:
     sample = task.traffic.sample(rate_per_s, requests)
-    held_to = HeldTo(duty=task.duty, spent_s=task.spent_s)
+    requirement = DutyRequirement(duty=task.duty, elsewhere_s=task.elsewhere_s)
     if not sample.requests:
-        return unseen(rate_per_s, task.classes, held_to)
-    outcomes = serve(
-        task.instance.settings,
+        return empty_trial(rate_per_s, task.classes, requirement)
+    outcomes = simulate_engine(
+        task.engine_shape.settings,
         sample.requests,
         block_tokens=sample.block_tokens,
-        phase=_SERVED[task.duty],
+        phases=_SIMULATED_PHASES[task.duty],
     )
-    return judge(rate_per_s, sample.requests, outcomes, task.classes, held_to)
+    return evaluate_trial(rate_per_s, sample.requests, outcomes, task.classes, requirement)
 
 
-def unseen(rate_per_s: float, classes: Sequence[SloClass], held_to: HeldTo) -> Trial:
+def empty_trial(
+    rate_per_s: float, classes: Sequence[SloClass], requirement: DutyRequirement
+) -> Trial:
     """A run that no request arrived in: where nothing was seen, nothing is known to hold."""
-    return replace(judge(rate_per_s, (), (), classes, held_to), attainment=0.0, margin=-1.0)
+    return replace(
+        evaluate_trial(rate_per_s, (), (), classes, requirement), attainment=0.0, margin=-1.0
+    )
 
 
-def requests_of_a_run(under_way: float, effort: Effort) -> int:
+def requests_per_run(in_flight: float, effort: SearchEffort) -> int:
     """How many requests a run needs when so many are under way at once."""
-    return round(min(max(effort.least_requests, TURNS * under_way), effort.requests))
+    return round(min(max(effort.min_requests, RUN_LENGTH_FACTOR * in_flight), effort.max_requests))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_STEPS = 1.2, 1.2, 1.4, 2.0
+_STEP_FACTORS = 1.2, 1.2, 1.4, 2.0
 """How far the next try goes while everything holds, or nothing does."""
-_MOST_STEPS = 12
+_MAX_STEPS = 12
 
 
 def highest_rate(
@@ -33,12 +33,12 @@ def highest_rate(
 
 
 def _bracket(holds: Callable[[float], bool], guess: float) -> tuple[float, float]:
-    upwards = holds(guess)
-    here = guess
-    for step in range(_MOST_STEPS):
-        factor = _STEPS[min(step, len(_STEPS) - 1)]
-        there = here * factor if upwards else here / factor
-        if holds(there) != upwards:
-            return (here, there) if upwards else (there, here)
-        here = there
-    return (here, float("inf")) if upwards else (0.0, here)
+    holds_at_guess = holds(guess)
+    rate = guess
+    for step in range(_MAX_STEPS):
+        factor = _STEP_FACTORS[min(step, len(_STEP_FACTORS) - 1)]
+        next_rate = rate * factor if holds_at_guess else rate / factor
+        if holds(next_rate) != holds_at_guess:
+            return (rate, next_rate) if holds_at_guess else (next_rate, rate)
+        rate = next_rate
+    return (rate, float("inf")) if holds_at_guess else (0.0, rate)

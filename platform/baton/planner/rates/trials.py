@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from baton.planner.problem import PATIENCE, SloClass, class_of
+from baton.planner.problem import DEFAULT_OBJECTIVES, SloClass, class_of
 from baton.planner.shapes.space import Duty
 from baton.simulator.outcome import Objectives, Outcome, attainment, mean, quantile
 from baton.simulator.workloads.trace import TraceRequest
 
-WARM_UP = 1 / 3
+WARM_UP_FRACTION = 1 / 3
 """Of a run's requests, the first that do not count: they find an engine emptier than it will be."""
-_NO_TIME_S = 1e-9
-_GROWS = 0.04
+_MIN_LIMIT_S = 1e-9
+_MAX_WAIT_GROWTH = 0.04
 """Seconds that the wait grows by per second, from where on there is too much to do. Below it a wait
 is as likely the chance of one run."""
-_SHOWS = 1 / _GROWS
+_SELF_EVIDENT_SPAN = 1 / _MAX_WAIT_GROWTH
 """A run this many times as long as the objective shows such a growth by missing it."""
-TURNS = 3
+RUN_LENGTH_FACTOR = 3
 """A run has this many times as many requests as are under way at once, so that those that count
 find as many streams as there would be for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class LatencyQuantiles:
     """Quantiles of a latency, in seconds."""
 
     p50_s: float
@@ -32,9 +32,9 @@ class Spread:
     p99_s: float
 
     @staticmethod
-    def of(values: Sequence[float]) -> Spread:
+    def from_values(values: Sequence[float]) -> LatencyQuantiles:
         """Of some values; nan for none."""
-        return Spread(
+        return LatencyQuantiles(
             p50_s=quantile(values, 0.5), p90_s=quantile(values, 0.9), p99_s=quantile(values, 0.99)
         )
 
@@ -48,28 +48,28 @@ class Trial:
     """Of the class that is furthest from its target, or least above it."""
     margin: float
     """How far that is above its target; below 0 the rate is too high."""
-    late_first: float
+    late_first_token_fraction: float
     """Share of all requests whose first token came too late, or never."""
-    late_stream: float
+    slow_stream_fraction: float
     """Share of all requests with tokens too far apart, although the first came."""
     requests: int
     """That were counted."""
-    ttft: Spread
-    tpot: Spread
+    ttft: LatencyQuantiles
+    tpot: LatencyQuantiles
     e2e_s: float
     """On average."""
     output_tokens: float
     """On average."""
     cached_fraction: float
     """Of all prompt tokens."""
-    grows: bool = False
+    wait_grows: bool = False
     """Whether the wait for the first token grows, too slowly for a run this short to miss its
     objectives: they would be missed for ever a little later."""
 
     @property
     def holds(self) -> bool:
         """Whether every class meets its target, and would go on to."""
-        return self.margin >= 0 and not self.grows
+        return self.margin >= 0 and not self.wait_grows
 
     @property
     def tokens_per_s(self) -> float:
@@ -78,29 +78,29 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldTo:
+class DutyRequirement:
     """What a duty is held to of a request's objectives."""
 
     duty: Duty
-    spent_s: float = 0.0
+    elsewhere_s: float = 0.0
     """Of the time to first token: what the other replica and the way between them take."""
 
     def limits(self, objectives: Objectives) -> Objectives:
         """What this duty alone must meet."""
-        ttft_s = PATIENCE.ttft_s if objectives.ttft_s is None else objectives.ttft_s
-        tpot_s = PATIENCE.tpot_s if objectives.tpot_s is None else objectives.tpot_s
+        ttft_s = DEFAULT_OBJECTIVES.ttft_s if objectives.ttft_s is None else objectives.ttft_s
+        tpot_s = DEFAULT_OBJECTIVES.tpot_s if objectives.tpot_s is None else objectives.tpot_s
         match self.duty:
             case Duty.PREFILL:
-                return Objectives(ttft_s=self._left(ttft_s))
+                return Objectives(ttft_s=self._remaining_s(ttft_s))
             case Duty.DECODE:
-                return Objectives(ttft_s=self._left(ttft_s), tpot_s=tpot_s)
+                return Objectives(ttft_s=self._remaining_s(ttft_s), tpot_s=tpot_s)
             case Duty.BOTH:
                 return replace(objectives, ttft_s=ttft_s, tpot_s=tpot_s)
 
-    def _left(self, ttft_s: float | None) -> float | None:
-        return None if ttft_s is None else max(ttft_s - self.spent_s, _NO_TIME_S)
+    def _remaining_s(self, ttft_s: float | None) -> float | None:
+        return None if ttft_s is None else max(ttft_s - self.elsewhere_s, _MIN_LIMIT_S)
 
-    def wanted(self, attainment: float) -> float:
+    def required_attainment(self, attainment: float) -> float:
         """What this duty alone must attain for the whole to attain that.
 
         Where there is another: the root, as if the two missed independently.
@@ -108,74 +108,83 @@ class HeldTo:
         return attainment if self.duty is Duty.BOTH else attainment**0.5
 
 
-def judge(
+def evaluate_trial(
     rate_per_s: float,
     requests: Sequence[TraceRequest],
     outcomes: Sequence[Outcome],
     classes: Sequence[SloClass],
-    held_to: HeldTo,
+    requirement: DutyRequirement,
 ) -> Trial:
     """What a run showed; outcomes are in the order of the requests."""
     if len(requests) != len(outcomes):
         raise ValueError(f"{len(outcomes)} outcomes for {len(requests)} requests")
-    cold = int(len(requests) * WARM_UP)
-    kept = list(zip(requests[cold:], outcomes[cold:], strict=True))
+    warm_up_count = int(len(requests) * WARM_UP_FRACTION)
+    counted = list(zip(requests[warm_up_count:], outcomes[warm_up_count:], strict=True))
     margins: list[tuple[float, float]] = []
     late_first = late_stream = 0
-    for one in classes:
-        mine = [out for request, out in kept if class_of(request, classes) is one]
-        limits = held_to.limits(one.objectives)
-        met = attainment(mine, limits)
-        margins.append((met - held_to.wanted(one.attainment), met))
-        first = [_first_late(out, limits) for out in mine]
-        late_first += sum(first)
-        late_stream += sum(
-            not early and _stream_late(out, limits) for early, out in zip(first, mine, strict=True)
+    for class_ in classes:
+        class_outcomes = [out for request, out in counted if class_of(request, classes) is class_]
+        limits = requirement.limits(class_.objectives)
+        class_attainment = attainment(class_outcomes, limits)
+        margins.append(
+            (
+                class_attainment - requirement.required_attainment(class_.attainment),
+                class_attainment,
+            )
         )
-    margin, attained = min(margins)
-    came = [out for _, out in kept if out.output_tokens]
-    prompts = sum(out.prompt_tokens for _, out in kept)
+        first_token_late = [_is_first_token_late(out, limits) for out in class_outcomes]
+        late_first += sum(first_token_late)
+        late_stream += sum(
+            not early and _is_stream_slow(out, limits)
+            for early, out in zip(first_token_late, class_outcomes, strict=True)
+        )
+    margin, lowest_attainment = min(margins)
+    with_output = [out for _, out in counted if out.output_tokens]
+    prompts = sum(out.prompt_tokens for _, out in counted)
     return Trial(
         rate_per_s=rate_per_s,
-        attainment=attained,
+        attainment=lowest_attainment,
         margin=margin,
-        late_first=late_first / max(1, len(kept)),
-        late_stream=late_stream / max(1, len(kept)),
-        requests=len(kept),
-        ttft=Spread.of([out.ttft_s for _, out in kept]),
-        tpot=Spread.of([out.tpot_s for out in came]),
-        e2e_s=mean([out.e2e_s for out in came]),
-        output_tokens=mean([float(out.output_tokens) for _, out in kept]),
-        cached_fraction=sum(out.cached_tokens for _, out in kept) / max(1, prompts),
-        grows=_wait_grows([out for _, out in kept], classes, held_to),
+        late_first_token_fraction=late_first / max(1, len(counted)),
+        slow_stream_fraction=late_stream / max(1, len(counted)),
+        requests=len(counted),
+        ttft=LatencyQuantiles.from_values([out.ttft_s for _, out in counted]),
+        tpot=LatencyQuantiles.from_values([out.tpot_s for out in with_output]),
+        e2e_s=mean([out.e2e_s for out in with_output]),
+        output_tokens=mean([float(out.output_tokens) for _, out in counted]),
+        cached_fraction=sum(out.cached_tokens for _, out in counted) / max(1, prompts),
+        wait_grows=_wait_grows([out for _, out in counted], classes, requirement),
     )
 
 
-def _wait_grows(kept: Sequence[Outcome], classes: Sequence[SloClass], held_to: HeldTo) -> bool:
+def _wait_grows(
+    outcomes: Sequence[Outcome], classes: Sequence[SloClass], requirement: DutyRequirement
+) -> bool:
     """Whether first tokens come later and later, in a run too short to show it otherwise.
 
     Where prompts bring more work than can be done, at rho times what can, the wait grows by 1 -
     1/rho per second: an objective of 2 s is met for 10 s at 1.25 times the capacity.
     """
-    limits = [held_to.limits(one.objectives).ttft_s or 0.0 for one in classes]
-    third = len(kept) // 3
+    limits = [requirement.limits(class_.objectives).ttft_s or 0.0 for class_ in classes]
+    third = len(outcomes) // 3
     if not third:
         return False
-    span_s = kept[-1].arrived_at_s - kept[0].arrived_at_s
-    if span_s <= 0 or span_s > _SHOWS * max(limits):
+    span_s = outcomes[-1].arrived_at_s - outcomes[0].arrived_at_s
+    if span_s <= 0 or span_s > _SELF_EVIDENT_SPAN * max(limits):
         return False
     # Medians: one long prompt more in a third is no growth. Infinite where nothing came.
     begin_s, end_s = (
-        quantile([out.ttft_s for out in part], 0.5) for part in (kept[:third], kept[-third:])
+        quantile([out.ttft_s for out in part], 0.5)
+        for part in (outcomes[:third], outcomes[-third:])
     )
-    return end_s - begin_s > _GROWS * span_s * 2 / 3
+    return end_s - begin_s > _MAX_WAIT_GROWTH * span_s * 2 / 3
 
 
-def _first_late(outcome: Outcome, objectives: Objectives) -> bool:
+def _is_first_token_late(outcome: Outcome, objectives: Objectives) -> bool:
     if not outcome.output_tokens:
         return True
     return objectives.ttft_s is not None and outcome.ttft_s > objectives.ttft_s
 
 
-def _stream_late(outcome: Outcome, objectives: Objectives) -> bool:
+def _is_stream_slow(outcome: Outcome, objectives: Objectives) -> bool:
     return not outcome.ok or (objectives.tpot_s is not None and outcome.tpot_s > objectives.tpot_s)

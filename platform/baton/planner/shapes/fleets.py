@@ -8,22 +8,22 @@ from enum import StrEnum
 from itertools import product
 
 from baton.domain.fleet import Role
-from baton.planner.problem import Offer
-from baton.planner.shapes.space import Duty, Instance
+from baton.planner.problem import AcceleratorOffer
+from baton.planner.shapes.space import Duty, EngineShape
 
-Key = tuple[Duty, tuple[str, int, int, int]]
-Rates = Mapping[Key, float]
+RateKey = tuple[Duty, tuple[str, int, int, int]]
+RatesByKey = Mapping[RateKey, float]
 """Requests per second of one replica of a shape, by its duty."""
-_MOST_REPLICAS = 4096
-_EVEN = 0.95
+_MAX_REPLICAS = 4096
+_GOOD_PROPORTION = 0.95
 """Of two parts of a fleet whose proportions are both as near as this, the larger is simulated."""
-_IN_VAIN = 16
+_MAX_FRUITLESS_STEPS = 16
 """Prefill replicas that spare no decode replica, before no more are tried."""
-_UNEVEN = 0.8
+_MIN_PROPORTION = 0.8
 """A part of a fleet with proportions further off than this stands for nothing."""
 
 
-class Kind(StrEnum):
+class FleetKind(StrEnum):
     """Whether, and how, prefill and decode are on replicas of their own."""
 
     COLOCATED = "colocated"
@@ -35,25 +35,25 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PlannedPool:
     """Replicas of one shape and role."""
 
     role: Role
-    instance: Instance
+    engine_shape: EngineShape
     replicas: int
 
     @property
     def gpus(self) -> int:
         """How many accelerators it takes."""
-        return self.replicas * self.instance.gpus
+        return self.replicas * self.engine_shape.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class PlannedFleet:
     """One pool of mixed replicas, or a prefill pool and a decode pool."""
 
-    kind: Kind
-    pools: tuple[Pool, ...]
+    kind: FleetKind
+    pools: tuple[PlannedPool, ...]
 
     @property
     def gpus(self) -> int:
@@ -68,7 +68,7 @@ class Fleet:
     @property
     def price_per_hour(self) -> float | None:
         """Of all its accelerators; None when one has no price."""
-        prices = [(pool.instance.price_per_hour, pool.replicas) for pool in self.pools]
+        prices = [(pool.engine_shape.price_per_hour, pool.replicas) for pool in self.pools]
         known = [price * count for price, count in prices if price is not None]
         return sum(known) if len(known) == len(prices) else None
 
@@ -76,166 +76,179 @@ class Fleet:
     def label(self) -> str:
         """The fleet in words: `2 x prefill h100 tp1 + 1 x decode h100 tp2`."""
         return " + ".join(
-            f"{pool.replicas} x {pool.role} {pool.instance.label}" for pool in self.pools
+            f"{pool.replicas} x {pool.role} {pool.engine_shape.label}" for pool in self.pools
         )
 
-    def with_replicas(self, counts: Iterable[int]) -> Fleet:
+    def with_replicas(self, counts: Iterable[int]) -> PlannedFleet:
         """The same with other numbers of replicas."""
         pools = zip(self.pools, counts, strict=True)
         return replace(self, pools=tuple(replace(pool, replicas=n) for pool, n in pools))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stock:
+class GpuBudget:
     """How many accelerators there are."""
 
     gpus: int | None
-    by_name: Mapping[str, int]
+    limit_by_accelerator: Mapping[str, int]
     """Where an offer has a limit of its own."""
 
     @staticmethod
-    def of(gpus: int | None, offers: Iterable[Offer]) -> Stock:
+    def from_offers(gpus: int | None, offers: Iterable[AcceleratorOffer]) -> GpuBudget:
         """What a question says of it."""
         limits = {
-            one.accelerator.name: one.available for one in offers if one.available is not None
+            offer.accelerator.name: offer.available
+            for offer in offers
+            if offer.available is not None
         }
-        return Stock(gpus=gpus, by_name=limits)
+        return GpuBudget(gpus=gpus, limit_by_accelerator=limits)
 
-    def has(self, fleet: Fleet) -> bool:
+    def fits(self, fleet: PlannedFleet) -> bool:
         """Whether there are enough for this fleet."""
         if self.gpus is not None and fleet.gpus > self.gpus:
             return False
-        taken: dict[str, int] = {}
+        used: dict[str, int] = {}
         for pool in fleet.pools:
-            name = pool.instance.accelerator.name
-            taken[name] = taken.get(name, 0) + pool.gpus
-        return all(taken.get(name, 0) <= limit for name, limit in self.by_name.items())
+            name = pool.engine_shape.accelerator.name
+            used[name] = used.get(name, 0) + pool.gpus
+        return all(used.get(name, 0) <= limit for name, limit in self.limit_by_accelerator.items())
 
-    def room(self, instance: Instance, beside: Fleet | None = None) -> int:
+    def max_replicas(self, engine_shape: EngineShape, fleet: PlannedFleet | None = None) -> int:
         """How many replicas of a shape there are accelerators for, beside a fleet."""
-        limits = [_MOST_REPLICAS * instance.gpus]
-        used = 0 if beside is None else beside.gpus
+        limits = [_MAX_REPLICAS * engine_shape.gpus]
+        used = 0 if fleet is None else fleet.gpus
         if self.gpus is not None:
             limits.append(self.gpus - used)
-        name = instance.accelerator.name
-        if name in self.by_name:
-            mine = () if beside is None else beside.pools
-            alike = sum(pool.gpus for pool in mine if pool.instance.accelerator.name == name)
-            limits.append(self.by_name[name] - alike)
-        return max(0, min(limits) // instance.gpus)
+        name = engine_shape.accelerator.name
+        if name in self.limit_by_accelerator:
+            pools = () if fleet is None else fleet.pools
+            used_of_type = sum(
+                pool.gpus for pool in pools if pool.engine_shape.accelerator.name == name
+            )
+            limits.append(self.limit_by_accelerator[name] - used_of_type)
+        return max(0, min(limits) // engine_shape.gpus)
 
 
-def key(duty: Duty, instance: Instance) -> Key:
+def rate_key(duty: Duty, engine_shape: EngineShape) -> RateKey:
     """Under which the rate of a shape is found."""
-    return duty, instance.key
+    return duty, engine_shape.key
 
 
-def estimate(fleet: Fleet, rates: Rates) -> float:
+def estimate_rate(fleet: PlannedFleet, rates: RatesByKey) -> float:
     """Requests per second that a fleet should carry, by what each of its replicas carries alone.
 
     A hybrid's decode replicas take over the prompts that its prefill pool has no time for; what is
     left of them for that is what decoding the prefill pool's prompts does not take.
     """
-    if fleet.kind is Kind.COLOCATED:
+    if fleet.kind is FleetKind.COLOCATED:
         (pool,) = fleet.pools
-        return pool.replicas * rates.get(key(Duty.BOTH, pool.instance), 0.0)
+        return pool.replicas * rates.get(rate_key(Duty.BOTH, pool.engine_shape), 0.0)
     prefill, decode = fleet.pools
-    handed = prefill.replicas * rates.get(key(Duty.PREFILL, prefill.instance), 0.0)
-    decoded = rates.get(key(Duty.DECODE, decode.instance), 0.0)
-    carried = min(handed, decode.replicas * decoded)
-    if fleet.kind is Kind.DISAGGREGATED or not decoded:
-        return carried
-    free = max(0.0, decode.replicas - carried / decoded)
-    return carried + free * rates.get(key(Duty.BOTH, decode.instance), 0.0)
+    prefill_rate = prefill.replicas * rates.get(rate_key(Duty.PREFILL, prefill.engine_shape), 0.0)
+    decode_rate_per_replica = rates.get(rate_key(Duty.DECODE, decode.engine_shape), 0.0)
+    handoff_rate = min(prefill_rate, decode.replicas * decode_rate_per_replica)
+    if fleet.kind is FleetKind.DISAGGREGATED or not decode_rate_per_replica:
+        return handoff_rate
+    free_replicas = max(0.0, decode.replicas - handoff_rate / decode_rate_per_replica)
+    return handoff_rate + free_replicas * rates.get(rate_key(Duty.BOTH, decode.engine_shape), 0.0)
 
 
-def largest(kind: Kind, pairs: Iterable[tuple[Instance, ...]], stock: Stock) -> Iterator[Fleet]:
+def largest_fleets(
+    kind: FleetKind, shape_tuples: Iterable[tuple[EngineShape, ...]], budget: GpuBudget
+) -> Iterator[PlannedFleet]:
     """All ways to spend the stock on one kind of fleet: what no replica can be added to."""
-    for shapes in pairs:
-        if kind is Kind.COLOCATED:
-            fleet = _fleet(kind, shapes, (stock.room(shapes[0]),))
+    for shapes in shape_tuples:
+        if kind is FleetKind.COLOCATED:
+            fleet = _build_fleet(kind, shapes, (budget.max_replicas(shapes[0]),))
             if fleet.replicas:
                 yield fleet
             continue
-        for count in range(1, stock.room(shapes[0]) + 1):
-            beside = _fleet(kind, shapes, (count, 0))
-            rest = stock.room(shapes[1], beside)
-            if not rest:
+        for count in range(1, budget.max_replicas(shapes[0]) + 1):
+            prefill_fleet = _build_fleet(kind, shapes, (count, 0))
+            decode_count = budget.max_replicas(shapes[1], prefill_fleet)
+            if not decode_count:
                 break
-            yield _fleet(kind, shapes, (count, rest))
+            yield _build_fleet(kind, shapes, (count, decode_count))
 
 
-def smallest(
-    kind: Kind,
-    pairs: Iterable[tuple[Instance, ...]],
-    stock: Stock,
-    enough: Callable[[Fleet], bool],
-) -> Iterator[Fleet]:
+def smallest_fleets(
+    kind: FleetKind,
+    shape_tuples: Iterable[tuple[EngineShape, ...]],
+    budget: GpuBudget,
+    is_sufficient: Callable[[PlannedFleet], bool],
+) -> Iterator[PlannedFleet]:
     """All fleets of one kind that are enough, and that no replica can be taken from."""
-    for shapes in pairs:
-        if kind is Kind.COLOCATED:
-            alone = _completed(kind, shapes, (), enough)
-            found = [] if alone is None else [alone]
+    for shapes in shape_tuples:
+        if kind is FleetKind.COLOCATED:
+            colocated = _with_min_last_pool(kind, shapes, (), is_sufficient)
+            fleets = [] if colocated is None else [colocated]
         else:
-            found = list(_splits(kind, shapes, stock, enough))
-        yield from (fleet for fleet in found if stock.has(fleet))
+            fleets = list(_sufficient_splits(kind, shapes, budget, is_sufficient))
+        yield from (fleet for fleet in fleets if budget.fits(fleet))
 
 
-def _splits(
-    kind: Kind, shapes: tuple[Instance, ...], stock: Stock, enough: Callable[[Fleet], bool]
-) -> Iterator[Fleet]:
+def _sufficient_splits(
+    kind: FleetKind,
+    shapes: tuple[EngineShape, ...],
+    budget: GpuBudget,
+    is_sufficient: Callable[[PlannedFleet], bool],
+) -> Iterator[PlannedFleet]:
     """With one prefill replica, with two, and so on, while that spares decode replicas."""
-    least, in_vain = _MOST_REPLICAS + 1, 0
-    for count in range(1, stock.room(shapes[0]) + 1):
-        fleet = _completed(kind, shapes, (count,), enough)
-        if fleet is not None and fleet.pools[1].replicas < least:
-            least, in_vain = fleet.pools[1].replicas, 0
+    min_decode_replicas, fruitless_steps = _MAX_REPLICAS + 1, 0
+    for count in range(1, budget.max_replicas(shapes[0]) + 1):
+        fleet = _with_min_last_pool(kind, shapes, (count,), is_sufficient)
+        if fleet is not None and fleet.pools[1].replicas < min_decode_replicas:
+            min_decode_replicas, fruitless_steps = fleet.pools[1].replicas, 0
             yield fleet
-        elif least <= _MOST_REPLICAS:
-            in_vain += 1
-            if in_vain == _IN_VAIN:
+        elif min_decode_replicas <= _MAX_REPLICAS:
+            fruitless_steps += 1
+            if fruitless_steps == _MAX_FRUITLESS_STEPS:
                 return
 
 
-def _completed(
-    kind: Kind,
-    shapes: tuple[Instance, ...],
+def _with_min_last_pool(
+    kind: FleetKind,
+    shapes: tuple[EngineShape, ...],
     counts: tuple[int, ...],
-    enough: Callable[[Fleet], bool],
-) -> Fleet | None:
+    is_sufficient: Callable[[PlannedFleet], bool],
+) -> PlannedFleet | None:
     """With as many replicas of the last shape as are enough; None when no number is."""
 
-    def with_last(count: int) -> Fleet:
-        return _fleet(kind, shapes, (*counts, count))
+    def with_last(count: int) -> PlannedFleet:
+        return _build_fleet(kind, shapes, (*counts, count))
 
-    last = _least(lambda count: enough(with_last(count)))
-    return None if last is None else with_last(last)
+    last_count = _min_count(lambda count: is_sufficient(with_last(count)))
+    return None if last_count is None else with_last(last_count)
 
 
-def _least(enough: Callable[[int], bool]) -> int | None:
+def _min_count(is_sufficient: Callable[[int], bool]) -> int | None:
     """The smallest count that is enough, where more always is; None when none is."""
     high = 1
-    while not enough(high):
+    while not is_sufficient(high):
         high *= 2
-        if high > _MOST_REPLICAS:
+        if high > _MAX_REPLICAS:
             return None
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        low, high = (low, middle) if is_sufficient(middle) else (middle, high)
     return high
 
 
-def _fleet(kind: Kind, shapes: tuple[Instance, ...], counts: tuple[int, ...]) -> Fleet:
-    roles = (Role.MIXED,) if kind is Kind.COLOCATED else (Role.PREFILL, Role.DECODE)
+def _build_fleet(
+    kind: FleetKind, shapes: tuple[EngineShape, ...], counts: tuple[int, ...]
+) -> PlannedFleet:
+    roles = (Role.MIXED,) if kind is FleetKind.COLOCATED else (Role.PREFILL, Role.DECODE)
     pools = zip(roles, shapes, counts, strict=True)
-    return Fleet(
+    return PlannedFleet(
         kind=kind,
-        pools=tuple(Pool(role=role, instance=one, replicas=n) for role, one, n in pools),
+        pools=tuple(
+            PlannedPool(role=role, engine_shape=shape, replicas=n) for role, shape, n in pools
+        ),
     )
 
 
-def cell(fleet: Fleet, most: int) -> Fleet:
+def representative_part(fleet: PlannedFleet, max_replicas: int) -> PlannedFleet:
     """A part of a fleet with about its proportions and at most so many replicas.
 
     Where none of those comes near, the smallest that does; in the end, all of the fleet.
@@ -243,36 +256,42 @@ def cell(fleet: Fleet, most: int) -> Fleet:
     Of parts that are about even, the largest: a queue that more replicas serve is shorter, so a
     part carries a little less than its share of the whole.
     """
-    if fleet.replicas <= most:
+    if fleet.replicas <= max_replicas:
         return fleet
     counts = [pool.replicas for pool in fleet.pools]
-    each = [range(1, min(count, most) + 1) for count in counts]
-    parts: list[tuple[int, ...]] = [part for part in product(*each) if sum(part) <= most]
-    evenness = {one: _evenness(one, counts) for one in parts}
-    best = max(evenness.values(), default=0.0)
-    if best < _UNEVEN:
-        return _smallest_even(fleet, most + 1)
-    near = [part for part, even in evenness.items() if even >= min(best, _EVEN)]
-    chosen = max(near, key=lambda part: (sum(part), evenness[part]))
+    count_ranges = [range(1, min(count, max_replicas) + 1) for count in counts]
+    parts: list[tuple[int, ...]] = [
+        part for part in product(*count_ranges) if sum(part) <= max_replicas
+    ]
+    proportions = {other: _proportionality(other, counts) for other in parts}
+    best = max(proportions.values(), default=0.0)
+    if best < _MIN_PROPORTION:
+        return _smallest_proportional(fleet, max_replicas + 1)
+    good_parts = [
+        part
+        for part, proportion in proportions.items()
+        if proportion >= min(best, _GOOD_PROPORTION)
+    ]
+    chosen = max(good_parts, key=lambda part: (sum(part), proportions[part]))
     return fleet.with_replicas(chosen)
 
 
-def _smallest_even(fleet: Fleet, least: int) -> Fleet:
+def _smallest_proportional(fleet: PlannedFleet, min_replicas: int) -> PlannedFleet:
     """The part with the fewest replicas, from so many on, that has about the proportions."""
     counts = [pool.replicas for pool in fleet.pools]
-    for replicas in range(least, fleet.replicas):
+    for replicas in range(min_replicas, fleet.replicas):
         parts = [
             (first, replicas - first)
             for first in range(1, replicas)
             if first <= counts[0] and replicas - first <= counts[1]
         ]
-        best = max(parts, key=lambda part: _evenness(part, counts))
-        if _evenness(best, counts) >= _UNEVEN:
+        best = max(parts, key=lambda part: _proportionality(part, counts))
+        if _proportionality(best, counts) >= _MIN_PROPORTION:
             return fleet.with_replicas(best)
     return fleet
 
 
-def _evenness(part: tuple[int, ...], whole: list[int]) -> float:
+def _proportionality(part: tuple[int, ...], whole: list[int]) -> float:
     """1 when a part has exactly the proportions of the whole."""
     shares = [some / all_ for some, all_ in zip(part, whole, strict=True)]
     return min(shares) / max(shares)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
-from baton.domain.errors import DoesNotFit
+from baton.domain.errors import InsufficientMemory
 from baton.perf.hardware.accelerators import Accelerator
 from baton.perf.model.memory import fit
 from baton.perf.steps.roofline import Roofline
-from baton.planner.problem import Offer, Question
+from baton.planner.problem import AcceleratorOffer, PlanningProblem
 from baton.simulator.v1.settings import V1Settings
 
-_DEEPER = (2, 4, 8)
+_FALLBACK_PIPELINE_SIZES = (2, 4, 8)
 """Pipeline stages that are tried where no shape that was asked for fits."""
 
 
@@ -27,7 +27,7 @@ class Duty(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
+class EngineShape:
     """One replica's shape: an engine over so many accelerators."""
 
     accelerator: Accelerator
@@ -60,104 +60,119 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Misfit:
+class RejectedShape:
     """A shape that was left out, and why."""
 
     label: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
+class ShapeCatalogue:
     """What can be chosen from, for each duty."""
 
-    fitting: dict[Duty, tuple[Instance, ...]]
-    misfits: tuple[Misfit, ...] = ()
+    shapes_by_duty: dict[Duty, tuple[EngineShape, ...]]
+    rejected: tuple[RejectedShape, ...] = ()
 
 
-def shapes(question: Question) -> Shapes:
+def enumerate_shapes(question: PlanningProblem) -> ShapeCatalogue:
     """Every shape of the question's space that fits, and why the others do not."""
-    misfits: list[Misfit] = []
-    found = _all(question, question.space.pipeline, misfits)
-    if not any(found.values()):
-        deeper = tuple(one for one in _DEEPER if one not in question.space.pipeline)
-        found = _all(question, deeper, misfits)
-    return Shapes(fitting=found, misfits=tuple(dict.fromkeys(misfits)))
+    rejected: list[RejectedShape] = []
+    shapes_by_duty = _shapes_by_duty(question, question.space.pipeline_parallel_sizes, rejected)
+    if not any(shapes_by_duty.values()):
+        pipeline_sizes = tuple(
+            value
+            for value in _FALLBACK_PIPELINE_SIZES
+            if value not in question.space.pipeline_parallel_sizes
+        )
+        shapes_by_duty = _shapes_by_duty(question, pipeline_sizes, rejected)
+    return ShapeCatalogue(shapes_by_duty=shapes_by_duty, rejected=tuple(dict.fromkeys(rejected)))
 
 
-def _all(
-    question: Question, pipeline: tuple[int, ...], misfits: list[Misfit]
-) -> dict[Duty, tuple[Instance, ...]]:
+def _shapes_by_duty(
+    question: PlanningProblem, pipeline_sizes: tuple[int, ...], rejected: list[RejectedShape]
+) -> dict[Duty, tuple[EngineShape, ...]]:
     chunks = {
-        Duty.PREFILL: (question.space.prefill_chunk,),
-        Duty.DECODE: (question.space.decode_chunk,),
-        Duty.BOTH: question.space.mixed_chunks,
+        Duty.PREFILL: (question.space.prefill_chunk_tokens,),
+        Duty.DECODE: (question.space.decode_chunk_tokens,),
+        Duty.BOTH: question.space.mixed_chunk_tokens,
     }
-    splits: list[tuple[Offer, int, int]] = []
-    for offer, pp, tp in product(question.offers, pipeline, question.space.tensor):
-        why = _cannot_split(question, offer, tp, pp)
-        if why is None:
+    splits: list[tuple[AcceleratorOffer, int, int]] = []
+    for offer, pp, tp in product(
+        question.offers, pipeline_sizes, question.space.tensor_parallel_sizes
+    ):
+        reason = _split_problem(question, offer, tp, pp)
+        if reason is None:
             splits.append((offer, tp, pp))
         else:
-            misfits.append(Misfit(label=_label(offer, tp, pp), why=why))
+            rejected.append(RejectedShape(label=_label(offer, tp, pp), reason=reason))
     return {
         duty: tuple(
-            one
+            shape
             for offer, tp, pp in splits
             for chunk in budgets
-            for one in _fitting(question, offer, (tp, pp, chunk), misfits)
+            for shape in _shape_if_it_fits(question, offer, (tp, pp, chunk), rejected)
         )
         for duty, budgets in chunks.items()
     }
 
 
-def _cannot_split(question: Question, offer: Offer, tp: int, pp: int) -> str | None:
+def _split_problem(
+    question: PlanningProblem, offer: AcceleratorOffer, tp: int, pp: int
+) -> str | None:
     """Why the model cannot be, or is not to be, split like this; None when it can."""
     model, gpus = question.model, tp * pp
     if model.heads % tp:
         return f"{model.heads} attention heads cannot be split over {tp}"
-    if tp > offer.accelerator.per_node:
-        return f"a node has {offer.accelerator.per_node}"
+    if tp > offer.accelerator.devices_per_node:
+        return f"a node has {offer.accelerator.devices_per_node}"
     if model.layers < pp:
         return f"{model.layers} layers cannot be split over {pp} stages"
-    most = [one for one in (question.gpus, offer.available) if one is not None]
-    if most and gpus > min(most):
-        return f"there are only {min(most)}"
+    gpu_limits = [value for value in (question.gpus, offer.available) if value is not None]
+    if gpu_limits and gpus > min(gpu_limits):
+        return f"there are only {min(gpu_limits)}"
     return None
 
 
-def _fitting(
-    question: Question, offer: Offer, split: tuple[int, int, int], misfits: list[Misfit]
-) -> Iterator[Instance]:
+def _shape_if_it_fits(
+    question: PlanningProblem,
+    offer: AcceleratorOffer,
+    split: tuple[int, int, int],
+    rejected: list[RejectedShape],
+) -> Iterator[EngineShape]:
     tp, pp, chunk = split
     try:
-        yield instance(question, offer, tp=tp, pp=pp, chunk_tokens=chunk)
-    except DoesNotFit as error:
-        misfits.append(Misfit(label=_label(offer, tp, pp), why=str(error)))
+        yield build_engine_shape(question, offer, tp=tp, pp=pp, chunk_tokens=chunk)
+    except InsufficientMemory as error:
+        rejected.append(RejectedShape(label=_label(offer, tp, pp), reason=str(error)))
 
 
-def instance(question: Question, offer: Offer, *, tp: int, pp: int, chunk_tokens: int) -> Instance:
+def build_engine_shape(
+    question: PlanningProblem, offer: AcceleratorOffer, *, tp: int, pp: int, chunk_tokens: int
+) -> EngineShape:
     """One shape, timed by the roofline.
 
     Raises:
-        DoesNotFit: the model does not fit into the memory of so many.
+        InsufficientMemory: the model does not fit into the memory of so many.
     """
     model, accelerator, space = question.model, offer.accelerator, question.space
-    room = fit(
+    memory_fit = fit(
         model,
         accelerator,
         tp=tp,
         pp=pp,
-        weights=question.weights,
-        kv=question.kv,
-        utilization=space.utilization,
+        weights=question.weights_dtype,
+        kv=question.kv_dtype,
+        utilization=space.gpu_memory_utilization,
         max_batched_tokens=chunk_tokens,
         max_running_requests=space.max_running_requests,
     )
     settings = V1Settings(
-        timing=Roofline(model, accelerator, tp=tp, pp=pp, weights=question.weights, kv=question.kv),
-        kv_blocks=room.kv_blocks(space.block_size_tokens),
-        kv_block_bytes=max(1, round(model.kv_bytes(space.block_size_tokens, question.kv))),
+        timing=Roofline(
+            model, accelerator, tp=tp, pp=pp, weights=question.weights_dtype, kv=question.kv_dtype
+        ),
+        kv_blocks=memory_fit.kv_blocks(space.block_size_tokens),
+        kv_block_bytes=max(1, round(model.kv_bytes(space.block_size_tokens, question.kv_dtype))),
         block_size_tokens=space.block_size_tokens,
         max_len_tokens=model.max_len_tokens,
         max_running_requests=space.max_running_requests,
@@ -166,7 +181,7 @@ def instance(question: Question, offer: Offer, *, tp: int, pp: int, chunk_tokens
         transfer_bytes_per_s=accelerator.network_bytes_per_s * tp * pp,
     )
     price = offer.price
-    return Instance(
+    return EngineShape(
         accelerator=accelerator,
         tp=tp,
         pp=pp,
@@ -175,5 +190,5 @@ def instance(question: Question, offer: Offer, *, tp: int, pp: int, chunk_tokens
     )
 
 
-def _label(offer: Offer, tp: int, pp: int) -> str:
+def _label(offer: AcceleratorOffer, tp: int, pp: int) -> str:
     return f"{offer.accelerator.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")

@@ -20,24 +20,24 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_KEPT_FLOWS = 1024
+_MAX_IDLE_FLOWS = 1024
 """Flows that are remembered though nobody of them waits; more, and those that owe nothing go."""
 
 
-_SAFE = 2.0
+_OVERTAKE_SAFETY_FACTOR = 2.0
 """Nobody overtakes one who is left less than twice the time that its turn is predicted to take.
 Found by trying: at 1, an eighth of all refusals came late, to those who had been overtaken."""
 
 
-class Waiting(NamedTuple):
+class QueuedRequest(NamedTuple):
     """Somebody in the queue."""
 
     request_id: str
     flow: str
     weight: float
-    work: float
-    begin_by_s: float
-    """When it must begin at the latest; or who it stands behind, see `fitted`."""
+    work_s: float
+    start_deadline_s: float
+    """When it must begin at the latest; or who it stands behind, see `assign_position`."""
 
 
 @dataclass(slots=True)
@@ -45,11 +45,11 @@ class _Flow:
     """One tenant's own line."""
 
     weight: float
-    tag: float
+    start_tag: float
     """Start tag of its next one."""
-    line: list[tuple[float, int, str]] = field(default_factory=list)
+    queue: list[tuple[float, int, str]] = field(default_factory=list)
     """By when each must begin; its number; its id."""
-    work: float = 0.0
+    queued_work_s: float = 0.0
 
 
 class FairQueue:
@@ -57,92 +57,96 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._flows: dict[str, _Flow] = {}
-        self._waiting: dict[str, tuple[Waiting, int]] = {}
+        self._waiting: dict[str, tuple[QueuedRequest, int]] = {}
         """By id, in the order in which they came; with their numbers."""
         self._backlogged: dict[str, _Flow] = {}
-        self._now = 0.0
+        self._virtual_time = 0.0
         """Virtual time."""
-        self._came = 0
-        self._keeps = _KEPT_FLOWS
-        self.work = 0.0
+        self._arrivals = 0
+        self._max_flows = _MAX_IDLE_FLOWS
+        self.queued_work_s = 0.0
         """Of all who wait."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def push(self, one: Waiting) -> None:
+    def push(self, request: QueuedRequest) -> None:
         """Somebody waits from now on."""
-        self._came += 1
-        self._waiting[one.request_id] = (one, self._came)
-        flow = self._flow(one)
-        if not flow.line:
-            flow.tag = max(flow.tag, self._now)
-            self._backlogged[one.flow] = flow
-        insort(flow.line, (one.begin_by_s, self._came, one.request_id))
-        flow.work += one.work
-        self.work += one.work
+        self._arrivals += 1
+        self._waiting[request.request_id] = (request, self._arrivals)
+        flow = self._flow(request)
+        if not flow.queue:
+            flow.start_tag = max(flow.start_tag, self._virtual_time)
+            self._backlogged[request.flow] = flow
+        insort(flow.queue, (request.start_deadline_s, self._arrivals, request.request_id))
+        flow.queued_work_s += request.work_s
+        self.queued_work_s += request.work_s
 
-    def head(self) -> Waiting | None:
+    def head(self) -> QueuedRequest | None:
         """Who is next; None when nobody waits."""
         if not self._backlogged:
             return None
-        flow = min(self._backlogged.values(), key=_turn)
-        return self._waiting[flow.line[0][2]][0]
+        flow = min(self._backlogged.values(), key=_service_order)
+        return self._waiting[flow.queue[0][2]][0]
 
     def serve(self, request_id: str) -> None:
         """Somebody who waits has its turn, and its flow is charged for it."""
-        one = self._waiting[request_id][0]
-        flow = self._flows[one.flow]
-        self._charge(flow, one)
+        request = self._waiting[request_id][0]
+        flow = self._flows[request.flow]
+        self._charge(flow, request)
         self.remove(request_id)
 
-    def serve_at_once(self, one: Waiting) -> None:
+    def serve_immediately(self, request: QueuedRequest) -> None:
         """Somebody had no need to wait; its flow is charged all the same."""
-        flow = self._flow(one)
-        flow.tag = max(flow.tag, self._now)
-        self._charge(flow, one)
-        self._forget_idle()
+        flow = self._flow(request)
+        flow.start_tag = max(flow.start_tag, self._virtual_time)
+        self._charge(flow, request)
+        self._drop_idle_flows()
 
-    def remove(self, request_id: str) -> Waiting | None:
+    def remove(self, request_id: str) -> QueuedRequest | None:
         """Somebody waits no more, and had no turn; None when it did not wait."""
-        found = self._waiting.pop(request_id, None)
-        if found is None:
+        entry = self._waiting.pop(request_id, None)
+        if entry is None:
             return None
-        one, number = found
-        flow = self._flows[one.flow]
-        del flow.line[bisect_left(flow.line, (one.begin_by_s, number, request_id))]
-        flow.work = flow.work - one.work if flow.line else 0.0
-        self.work = self.work - one.work if self._waiting else 0.0
-        if not flow.line:
-            del self._backlogged[one.flow]
-            self._forget_idle()
-        return one
+        request, number = entry
+        flow = self._flows[request.flow]
+        del flow.queue[bisect_left(flow.queue, (request.start_deadline_s, number, request_id))]
+        flow.queued_work_s = flow.queued_work_s - request.work_s if flow.queue else 0.0
+        self.queued_work_s = self.queued_work_s - request.work_s if self._waiting else 0.0
+        if not flow.queue:
+            del self._backlogged[request.flow]
+            self._drop_idle_flows()
+        return request
 
-    def newest(self) -> str | None:
+    def newest_id(self) -> str | None:
         """Who came last of those who wait."""
         return next(reversed(self._waiting), None)
 
-    def work_ahead(self, flow_name: str, *, weight: float, begin_by_s: float) -> float:
+    def work_ahead_s(self, flow_name: str, *, weight: float, begin_by_s: float) -> float:
         """How much is served before somebody who would come now.
 
         As if flows were served side by side, each at its share: what is ahead in its own line, and
         of each other line as much as is due by the tag that it would have.
         """
-        flow, own, tag = self._flows.get(flow_name), 0.0, self._now
+        flow, own_work_s, tag = self._flows.get(flow_name), 0.0, self._virtual_time
         if flow is not None:
-            tag = max(flow.tag, self._now)
-            if flow.line:
-                tag = flow.tag
-                place = bisect_left(flow.line, (begin_by_s, self._came + 1, ""))
-                own = sum([self._waiting[one][0].work for _, _, one in flow.line[:place]])
-        tag += own / weight
-        others = 0.0
+            tag = max(flow.start_tag, self._virtual_time)
+            if flow.queue:
+                tag = flow.start_tag
+                index = bisect_left(flow.queue, (begin_by_s, self._arrivals + 1, ""))
+                own_work_s = sum(
+                    [self._waiting[waiting_id][0].work_s for _, _, waiting_id in flow.queue[:index]]
+                )
+        tag += own_work_s / weight
+        other_work_s = 0.0
         for other in self._backlogged.values():
-            if other is not flow and other.tag < tag:
-                others += min(other.work, other.weight * (tag - other.tag))
-        return own + others
+            if other is not flow and other.start_tag < tag:
+                other_work_s += min(other.queued_work_s, other.weight * (tag - other.start_tag))
+        return own_work_s + other_work_s
 
-    def fitted(self, one: Waiting, *, now_s: float, rate: float) -> Waiting:
+    def assign_position(
+        self, request: QueuedRequest, *, now_s: float, rate: float
+    ) -> QueuedRequest:
         """Where in its line somebody who comes now shall stand: by its own time, or at the end.
 
         At the end when somebody behind it would be late because of it, at so much work per second
@@ -151,52 +155,58 @@ class FairQueue:
         Where more is asked for than can be done lines are as long as they may be, hence everyone
         stands in the order in which they came.
         """
-        flow = self._flows.get(one.flow)
-        if flow is None or not flow.line:
-            return one
-        place = bisect_left(flow.line, (one.begin_by_s, self._came + 1, ""))
+        flow = self._flows.get(request.flow)
+        if flow is None or not flow.queue:
+            return request
+        index = bisect_left(flow.queue, (request.start_deadline_s, self._arrivals + 1, ""))
         weights = sum(other.weight for other in self._backlogged.values())
-        own_rate = rate * one.weight / weights
-        ahead = one.work + sum(self._waiting[who][0].work for _, _, who in flow.line[:place])
-        for begin_by_s, _, who in flow.line[place:]:
-            if now_s + _SAFE * ahead / own_rate > begin_by_s:
-                return one._replace(begin_by_s=flow.line[-1][0])
-            ahead += self._waiting[who][0].work
-        return one
+        flow_rate = rate * request.weight / weights
+        work_ahead_s = request.work_s + sum(
+            self._waiting[request_id][0].work_s for _, _, request_id in flow.queue[:index]
+        )
+        for begin_by_s, _, request_id in flow.queue[index:]:
+            if now_s + _OVERTAKE_SAFETY_FACTOR * work_ahead_s / flow_rate > begin_by_s:
+                return request._replace(start_deadline_s=flow.queue[-1][0])
+            work_ahead_s += self._waiting[request_id][0].work_s
+        return request
 
     def check_integrity(self) -> None:
         """Raise AssertionError when lines, sums and those who wait disagree."""
-        lined = sorted(one for flow in self._flows.values() for _, _, one in flow.line)
-        assert lined == sorted(self._waiting), "lines hold others than those who wait"
+        queued_ids = sorted(
+            waiting_id for flow in self._flows.values() for _, _, waiting_id in flow.queue
+        )
+        assert queued_ids == sorted(self._waiting), "lines hold others than those who wait"
         for name, flow in self._flows.items():
-            works = [self._waiting[one][0].work for _, _, one in flow.line]
-            assert abs(flow.work - sum(works)) <= 1e-6 * (1 + sum(works)), f"{name}: work"
-            assert bool(flow.line) == (name in self._backlogged), f"{name}: backlogged or not"
-            assert flow.line == sorted(flow.line), f"{name} is out of order"
+            work_values_s = [self._waiting[waiting_id][0].work_s for _, _, waiting_id in flow.queue]
+            assert abs(flow.queued_work_s - sum(work_values_s)) <= 1e-6 * (
+                1 + sum(work_values_s)
+            ), f"{name}: work"
+            assert bool(flow.queue) == (name in self._backlogged), f"{name}: backlogged or not"
+            assert flow.queue == sorted(flow.queue), f"{name} is out of order"
 
-    def _flow(self, one: Waiting) -> _Flow:
+    def _flow(self, request: QueuedRequest) -> _Flow:
         """Its flow, by whatever weight it has now."""
-        flow = self._flows.get(one.flow)
+        flow = self._flows.get(request.flow)
         if flow is None:
-            flow = self._flows[one.flow] = _Flow(one.weight, self._now)
-        flow.weight = one.weight
+            flow = self._flows[request.flow] = _Flow(request.weight, self._virtual_time)
+        flow.weight = request.weight
         return flow
 
-    def _charge(self, flow: _Flow, one: Waiting) -> None:
-        self._now = max(self._now, flow.tag)
-        flow.tag += one.work / one.weight
+    def _charge(self, flow: _Flow, request: QueuedRequest) -> None:
+        self._virtual_time = max(self._virtual_time, flow.start_tag)
+        flow.start_tag += request.work_s / request.weight
 
-    def _forget_idle(self) -> None:
+    def _drop_idle_flows(self) -> None:
         """Forget flows that nobody waits in and whose tag is past: new ones begin alike."""
-        if len(self._flows) > self._keeps:
+        if len(self._flows) > self._max_flows:
             self._flows = {
                 name: flow
                 for name, flow in self._flows.items()
-                if flow.line or flow.tag > self._now
+                if flow.queue or flow.start_tag > self._virtual_time
             }
-            self._keeps = max(_KEPT_FLOWS, 2 * len(self._flows))
+            self._max_flows = max(_MAX_IDLE_FLOWS, 2 * len(self._flows))
 
 
-def _turn(flow: _Flow) -> tuple[float, int]:
+def _service_order(flow: _Flow) -> tuple[float, int]:
     """Whose turn it is: the smallest tag's; among equals, of the one that came first."""
-    return flow.tag, flow.line[0][1]
+    return flow.start_tag, flow.queue[0][1]

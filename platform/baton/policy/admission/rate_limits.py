@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from baton.domain.tenant import QuotaShare, Tenant
 
-_FLOOR = 0.2
+_EVEN_SHARE_FRACTION = 0.2
 """Of a limit: dealt out evenly whatever was asked, so that where a tenant comes for the first time
 it is not turned away. With four coordinators each keeps 5 %, and 80 % go to where they are used."""
 
-Asked = tuple[str, float, float]
+TenantRates = tuple[str, float, float]
 """A tenant; the requests, and the tokens, per second that it has asked one coordinator for."""
 
 
-class Bucket:
+class TokenBucket:
     """So much comes in per second; at most what comes in `burst_s` is kept.
 
     What is larger than the whole bucket is let through when the bucket is full, and leaves a debt:
@@ -30,107 +30,121 @@ class Bucket:
     def __init__(self, rate_per_s: float, *, burst_s: float, now_s: float | None) -> None:
         """Begin full; None: to be filled from when it is first drawn from."""
         self._rate_per_s = rate_per_s
-        self._capacity = self._level = rate_per_s * burst_s
-        self._at_s = now_s
+        self._capacity = self._tokens = rate_per_s * burst_s
+        self._filled_at_s = now_s
 
     def wait_s(self, amount: float, now_s: float) -> float:
         """Until so much can be taken; 0 when it can be now."""
         self._fill(now_s)
-        missing = min(amount, self._capacity) - self._level
-        if missing <= 0:
+        shortfall = min(amount, self._capacity) - self._tokens
+        if shortfall <= 0:
             return 0.0
-        return missing / self._rate_per_s if self._rate_per_s > 0 else math.inf
+        return shortfall / self._rate_per_s if self._rate_per_s > 0 else math.inf
 
-    def take(self, amount: float) -> None:
+    def spend(self, amount: float) -> None:
         """Take so much; more than there is leaves a debt. A negative amount is given back."""
-        self._level = min(self._capacity, self._level - amount)
+        self._tokens = min(self._capacity, self._tokens - amount)
 
-    def change(self, rate_per_s: float, *, burst_s: float, now_s: float | None = None) -> None:
+    def set_rate(self, rate_per_s: float, *, burst_s: float, now_s: float | None = None) -> None:
         """Fill at another rate from now on; None: from when it was last drawn from."""
         if now_s is not None:
             self._fill(now_s)
         self._rate_per_s, self._capacity = rate_per_s, rate_per_s * burst_s
-        self._level = min(self._level, self._capacity)
+        self._tokens = min(self._tokens, self._capacity)
 
     def _fill(self, now_s: float) -> None:
-        gone_s = 0.0 if self._at_s is None else now_s - self._at_s
-        if self._at_s is None or gone_s > 0:
-            self._level = min(self._capacity, self._level + gone_s * self._rate_per_s)
-            self._at_s = now_s
+        elapsed_s = 0.0 if self._filled_at_s is None else now_s - self._filled_at_s
+        if self._filled_at_s is None or elapsed_s > 0:
+            self._tokens = min(self._capacity, self._tokens + elapsed_s * self._rate_per_s)
+            self._filled_at_s = now_s
 
 
-def share(
-    tenants: Iterable[Tenant], asked: Mapping[str, Sequence[Asked]]
+def allocate_quotas(
+    tenants: Iterable[Tenant], requested: Mapping[str, Sequence[TenantRates]]
 ) -> dict[str, dict[str, QuotaShare]]:
     """Each coordinator's share of each tenant's limits, by what was asked of it lately.
 
-    `asked` has every coordinator that takes requests, also those of which nothing was asked.
+    `requested` has every coordinator that takes requests, also those of which nothing was asked.
     """
-    ids = sorted(asked)
-    rates = {one: {tenant: rest for tenant, *rest in asked[one]} for one in ids}
-    shares: dict[str, dict[str, QuotaShare]] = {one: {} for one in ids}
-    if not ids:
+    coordinator_ids = sorted(requested)
+    rates = {
+        coordinator_id: {tenant: rates_per_s for tenant, *rates_per_s in requested[coordinator_id]}
+        for coordinator_id in coordinator_ids
+    }
+    shares: dict[str, dict[str, QuotaShare]] = {
+        coordinator_id: {} for coordinator_id in coordinator_ids
+    }
+    if not coordinator_ids:
         return shares  # while a deployment starts there is nobody to deal anything to
     for tenant in tenants:
-        rate, most = tenant.rate, tenant.max_in_flight
-        if (rate.requests_per_s, rate.tokens_per_s, most) == (None, None, None):
+        rate, max_in_flight = tenant.rate, tenant.max_in_flight
+        if (rate.requests_per_s, rate.tokens_per_s, max_in_flight) == (None, None, None):
             continue
-        wanted = [rates[one].get(tenant.name, (0.0, 0.0)) for one in ids]
-        requests = [_sensible(one[0]) for one in wanted]
-        dealt = zip(
-            _dealt(rate.requests_per_s, requests),
-            _dealt(rate.tokens_per_s, [_sensible(one[1]) for one in wanted]),
-            _whole(most, requests),
+        tenant_rates = [
+            rates[coordinator_id].get(tenant.name, (0.0, 0.0)) for coordinator_id in coordinator_ids
+        ]
+        requests = [_valid_rate_or_zero(tenant_rate[0]) for tenant_rate in tenant_rates]
+        allocations = zip(
+            _rate_shares(rate.requests_per_s, requests),
+            _rate_shares(
+                rate.tokens_per_s,
+                [_valid_rate_or_zero(tenant_rate[1]) for tenant_rate in tenant_rates],
+            ),
+            _integer_shares(max_in_flight, requests),
             strict=True,
         )
-        for one, parts in zip(ids, dealt, strict=True):
-            shares[one][tenant.name] = QuotaShare(*parts)
+        for coordinator_id, parts in zip(coordinator_ids, allocations, strict=True):
+            shares[coordinator_id][tenant.name] = QuotaShare(*parts)
     return shares
 
 
-def deal(limit: float, wanted: Sequence[float]) -> list[float]:
+def max_min_shares(limit: float, demands: Sequence[float]) -> list[float]:
     """A limit, dealt out: a floor for everyone, the rest max-min fair, what is left over evenly.
 
     Max-min fair: nobody gets more than it wants while another has less and wants more. Source:
     Bertsekas and Gallager, Data Networks, 6.5.2.
     """
-    count = len(wanted)
-    floor = _FLOOR * limit / count
+    count = len(demands)
+    floor = _EVEN_SHARE_FRACTION * limit / count
     shares = [floor] * count
-    left = limit - floor * count
-    hungry = sorted((max(0.0, one - floor), place) for place, one in enumerate(wanted))
-    for number, (more, place) in enumerate(hungry):
-        given = min(more, left / (count - number))
-        shares[place] += given
-        left -= given
-    return [one + max(0.0, left) / count for one in shares]
+    remaining = limit - floor * count
+    unmet = sorted((max(0.0, value - floor), place) for place, value in enumerate(demands))
+    for number, (more, place) in enumerate(unmet):
+        granted = min(more, remaining / (count - number))
+        shares[place] += granted
+        remaining -= granted
+    return [share + max(0.0, remaining) / count for share in shares]
 
 
-def _dealt(limit: float | None, wanted: Sequence[float]) -> list[float] | list[None]:
-    return [None] * len(wanted) if limit is None else deal(limit, wanted)
+def _rate_shares(limit: float | None, demands: Sequence[float]) -> list[float] | list[None]:
+    return [None] * len(demands) if limit is None else max_min_shares(limit, demands)
 
 
-def _whole(limit: int | None, wanted: Sequence[float]) -> list[int] | list[None]:
+def _integer_shares(limit: int | None, demands: Sequence[float]) -> list[int] | list[None]:
     """Places, dealt out in proportion to what is wanted: whole ones, all of them.
 
     Where there are fewer than coordinators, those that want most have one each; the others refuse
     until they are seen to want one, too.
     """
     if limit is None:
-        return [None] * len(wanted)
-    count, all_wanted = len(wanted), sum(wanted)
-    even = _FLOOR if all_wanted else 1.0
+        return [None] * len(demands)
+    count, total_demand = len(demands), sum(demands)
+    even_fraction = _EVEN_SHARE_FRACTION if total_demand else 1.0
     parts = [
-        limit * (even / count + ((1 - even) * one / all_wanted if all_wanted else 0.0))
-        for one in wanted
+        limit
+        * (
+            even_fraction / count
+            + ((1 - even_fraction) * demand / total_demand if total_demand else 0.0)
+        )
+        for demand in demands
     ]
-    whole = [int(one) for one in parts]
-    by_rest = sorted(range(count), key=lambda place: (whole[place] - parts[place], place))
-    for place in by_rest[: limit - sum(whole)]:
-        whole[place] += 1
-    return whole
+    counts = [int(part) for part in parts]
+    by_remainder = sorted(range(count), key=lambda place: (counts[place] - parts[place], place))
+    for place in by_remainder[: limit - sum(counts)]:
+        counts[place] += 1
+    return counts
 
 
-def _sensible(rate: float) -> float:
+def _valid_rate_or_zero(rate: float) -> float:
     """A rate as it was reported, or none where that makes no sense."""
     return rate if 0 <= rate < math.inf else 0.0

@@ -29,7 +29,7 @@ class SloRule:
     comparison: Comparison
     prompt_tokens: int
 
-    def holds(self, prompt_tokens: int) -> bool:
+    def matches(self, prompt_tokens: int) -> bool:
         """Whether a prompt is that long."""
         match self.comparison:
             case Comparison.ABOVE:
@@ -43,21 +43,21 @@ class SloRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoSuchClass:
+class ClassNotAllowed:
     """The request asks for a class that it cannot have."""
 
     why: str
 
 
-def _only_default() -> Mapping[str, Slo]:
+def _default_classes() -> Mapping[str, Slo]:
     return {DEFAULT_CLASS: NO_SLO}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SloBook:
+class SloClasses:
     """Every class, and the rules by which requests fall into them."""
 
-    classes: Mapping[str, Slo] = field(default_factory=_only_default)
+    classes: Mapping[str, Slo] = field(default_factory=_default_classes)
     """By name; `default` is always there."""
     rules: tuple[SloRule, ...] = ()
     """The first that holds counts."""
@@ -69,34 +69,39 @@ class SloBook:
             if rule.slo_class not in self.classes:
                 raise ValueError(f"slo: a rule names {rule.slo_class!r}, which is no class")
 
-    def resolve(self, asked: str | None, tenant: Tenant, prompt_tokens: int) -> Slo | NoSuchClass:
+    def resolve(
+        self, requested: str | None, tenant: Tenant, prompt_tokens: int
+    ) -> Slo | ClassNotAllowed:
         """The class of a request: what it asks for, else its tenant's, else by rule, else default.
 
         A tenant may ask for classes that its configuration lists; where it lists none, for those
         whose priority is not above that of the class it would get.
         """
-        own = self._own(tenant, prompt_tokens)
-        if asked is None or asked == own.name:
-            return own
-        wanted = self.classes.get(asked)
-        if wanted is None:
-            known = ", ".join(sorted(self.classes))
-            return NoSuchClass(why=f"there is no SLO class {asked!r}, wanted one of {known}")
-        if tenant.classes is None:
-            allowed = wanted.priority <= own.priority
-        else:
-            allowed = asked in tenant.classes
-        if not allowed:
-            return NoSuchClass(
-                why=f"tenant {tenant.name!r} may not ask for SLO class {asked!r}"
-                f" (priority {wanted.priority}, its own class {own.name!r} has {own.priority})"
+        assigned = self._assigned_slo(tenant, prompt_tokens)
+        if requested is None or requested == assigned.name:
+            return assigned
+        requested_slo = self.classes.get(requested)
+        if requested_slo is None:
+            known_names = ", ".join(sorted(self.classes))
+            return ClassNotAllowed(
+                why=f"there is no SLO class {requested!r}, wanted one of {known_names}"
             )
-        return wanted
+        if tenant.classes is None:
+            is_allowed = requested_slo.priority <= assigned.priority
+        else:
+            is_allowed = requested in tenant.classes
+        if not is_allowed:
+            return ClassNotAllowed(
+                why=f"tenant {tenant.name!r} may not ask for SLO class {requested!r}"
+                f" (priority {requested_slo.priority}, its own class {assigned.name!r} has"
+                f" {assigned.priority})"
+            )
+        return requested_slo
 
-    def _own(self, tenant: Tenant, prompt_tokens: int) -> Slo:
+    def _assigned_slo(self, tenant: Tenant, prompt_tokens: int) -> Slo:
         if tenant.slo is not None:
             return self.classes.get(tenant.slo, self.classes[DEFAULT_CLASS])
         for rule in self.rules:
-            if rule.holds(prompt_tokens):
+            if rule.matches(prompt_tokens):
                 return self.classes[rule.slo_class]
         return self.classes[DEFAULT_CLASS]

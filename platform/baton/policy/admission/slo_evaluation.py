@@ -4,24 +4,24 @@ Who finished is judged by the latencies. Who was shed, evicted or failed was not
 its latencies are judged all the same. Who left early is judged by what was due when the client
 left: the first token while there was none, and then the next one at the pace that is promised. So
 a client that is tired of waiting counts against the fleet, and one that has read enough does not.
-One that left before anything was due and got nothing has shown nothing: see `excused`.
+One that left before anything was due and got nothing has shown nothing: see `excluded`.
 """
 
 from __future__ import annotations
 
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Phase
-from baton.domain.slo import Judgement, Slo
+from baton.domain.slo import Slo, SloResult
 from baton.domain.value import Value
 
-SLOW_GAPS_ALLOWED = 0.01
+MAX_ITL_VIOLATION_FRACTION = 0.01
 """Of the gaps between two tokens of a request: what a promise for the 99th percentile leaves."""
-_REFUSED = frozenset({Phase.SHED, Phase.EVICTED, Phase.FAILED})
+_NOT_SERVED = frozenset({Phase.SHED, Phase.EVICTED, Phase.FAILED})
 ROUNDING_S = 1e-9
 """Sums of times miss a bound by so much that nobody could measure."""
 
 
-class Got(Value, kw_only=False):
+class Served(Value, kw_only=False):
     """What one request got, as far as it is judged by it: so that its record is written once."""
 
     outcome: Phase
@@ -30,34 +30,34 @@ class Got(Value, kw_only=False):
     first_token_at_s: float | None
     last_token_at_s: float | None
     ended_at_s: float
-    slow_gaps: int = 0
+    itl_violations: int = 0
 
 
-Ended = Got | RequestRecord
+EndedRequest = Served | RequestRecord
 
 
-def judge(ended: Ended, slo: Slo) -> Judgement:
+def evaluate_slo(ended: EndedRequest, slo: Slo) -> SloResult:
     """Compare what a request got with what it was promised; what is not promised is met."""
-    return Judgement(
-        served=ended.outcome not in _REFUSED,
-        ttft_met=_within(_ttft_due_s(ended), slo.ttft_s),
-        tpot_met=slo.tpot_s is None or _pace_met(ended, slo.tpot_s),
-        itl_met=slo.itl_p99_s is None or _gaps_met(ended),
+    return SloResult(
+        was_served=ended.outcome not in _NOT_SERVED,
+        ttft_met=_is_within(_ttft_or_wait_s(ended), slo.ttft_s),
+        tpot_met=slo.tpot_s is None or _is_tpot_met(ended, slo.tpot_s),
+        itl_met=slo.itl_p99_s is None or _is_itl_met(ended),
     )
 
 
-def excused(ended: Ended, judgement: Judgement) -> bool:
+def excluded(ended: EndedRequest, result: SloResult) -> bool:
     """Whether a request counts neither for nor against: its client left, owed and given nothing."""
-    return ended.outcome is Phase.CANCELLED and not ended.output_tokens and judgement.good
+    return ended.outcome is Phase.CANCELLED and not ended.output_tokens and result.is_good
 
 
-def ttft_s(ended: Ended) -> float | None:
+def ttft_s(ended: EndedRequest) -> float | None:
     """From arrival to the first token; None when there was none."""
     first_at_s = ended.first_token_at_s
     return None if first_at_s is None else first_at_s - ended.arrived_at_s
 
 
-def tpot_s(ended: Ended) -> float | None:
+def tpot_s(ended: EndedRequest) -> float | None:
     """(last token - first token) / (output tokens - 1), pauses and all; None below two tokens.
 
     Source: vLLM's benchmark_serving.
@@ -68,29 +68,29 @@ def tpot_s(ended: Ended) -> float | None:
     return (last_at_s - first_at_s) / (ended.output_tokens - 1)
 
 
-def _ttft_due_s(ended: Ended) -> float:
+def _ttft_or_wait_s(ended: EndedRequest) -> float:
     """The time to first token; without one, how long it was waited for."""
-    took_s = ttft_s(ended)
-    return ended.ended_at_s - ended.arrived_at_s if took_s is None else took_s
+    measured_s = ttft_s(ended)
+    return ended.ended_at_s - ended.arrived_at_s if measured_s is None else measured_s
 
 
-def _pace_met(ended: Ended, tpot: float) -> bool:
+def _is_tpot_met(ended: EndedRequest, objective_s: float) -> bool:
     """Whether tokens came as promised, and none was due that never came.
 
     With a promise of 50 ms, a client that has 3 tokens and leaves 200 ms after the first one was
     owed a fourth after 150 ms.
     """
-    pace_s = tpot_s(ended)
-    if pace_s is not None and not _within(pace_s, tpot):
+    measured_s = tpot_s(ended)
+    if measured_s is not None and not _is_within(measured_s, objective_s):
         return False
     if ended.outcome is Phase.FINISHED or ended.first_token_at_s is None:
         return True
-    return _within(ended.ended_at_s - ended.first_token_at_s, ended.output_tokens * tpot)
+    return _is_within(ended.ended_at_s - ended.first_token_at_s, ended.output_tokens * objective_s)
 
 
-def _gaps_met(ended: Ended) -> bool:
-    return ended.slow_gaps <= SLOW_GAPS_ALLOWED * max(0, ended.output_tokens - 1)
+def _is_itl_met(ended: EndedRequest) -> bool:
+    return ended.itl_violations <= MAX_ITL_VIOLATION_FRACTION * max(0, ended.output_tokens - 1)
 
 
-def _within(took_s: float, bound_s: float | None) -> bool:
-    return bound_s is None or took_s <= bound_s + ROUNDING_S
+def _is_within(measured_s: float, bound_s: float | None) -> bool:
+    return bound_s is None or measured_s <= bound_s + ROUNDING_S

@@ -7,7 +7,7 @@ Theory of operation. A *link* is a pair of replicas, source and target. Its esti
 The two coefficients are fitted to what the targets' engines count (`LinkTotals`: differences, so
 lost reports do no harm); a link of which nothing was counted borrows those of all links together,
 or what a probe of it has measured. The bytes of others are those of the flows that share a NIC with
-this one, see `link_flows`. Only flows that this coordinator began are known; those of others show
+this one, see `transfers`. Only flows that this coordinator began are known; those of others show
 in what is measured. The penalty is paid for failures and fades.
 
     UNKNOWN ──probe or pull went well──▶ OK ◀──a whole probe went well──┐
@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from baton.domain.fleet import LinkTotals
 from baton.policy.links.meter import LinkMeter, link_fit
-from baton.policy.links.transfers import Flow, LinkFlows
+from baton.policy.links.transfers import LinkTransfers, Transfer
 
 
 class LinkState(StrEnum):
@@ -76,12 +76,12 @@ class LinkRow(NamedTuple):
     """Since the target started, counted by its engine, as are the next two."""
     moved_bytes: int
     failures: int
-    broken_handoffs: int
+    handoff_failures: int
     """This coordinator's own handoffs that failed on it."""
-    flows: int
+    active_transfers: int
     """This coordinator's own transfers on it now."""
     penalty: float
-    probed_age_s: float | None
+    probe_age_s: float | None
     """Since the last probe ended, however it did; None before the first."""
 
 
@@ -92,7 +92,7 @@ class LinkCounts(NamedTuple):
     target_id: str
     state: LinkState
     moved_bytes: int
-    broken_handoffs: int
+    handoff_failures: int
     """As in `LinkRow`, both."""
 
 
@@ -100,15 +100,15 @@ class _Link:
     """What is remembered of one pair."""
 
     __slots__ = (
-        "broken_handoffs",
-        "failures_in_a_row",
+        "consecutive_failures",
+        "handoff_failures",
+        "last_success_at_s",
         "meter",
         "penalty",
         "penalty_at_s",
+        "probe_transfers",
         "probed_at_s",
-        "proven_at_s",
         "state",
-        "transfers_probed",
         "why",
     )
 
@@ -118,31 +118,31 @@ class _Link:
         self.why = ""
         self.penalty = 1.0
         self.penalty_at_s = 0.0
-        self.failures_in_a_row = 0
-        self.broken_handoffs = 0
-        self.transfers_probed = 0
+        self.consecutive_failures = 0
+        self.handoff_failures = 0
+        self.probe_transfers = 0
         self.probed_at_s: float | None = None
-        self.proven_at_s: float | None = None
+        self.last_success_at_s: float | None = None
 
-    def penalty_now(self, now_s: float, half_life_s: float) -> float:
+    def current_penalty(self, now_s: float, half_life_s: float) -> float:
         if self.penalty == 1.0:
             return 1.0
-        faded: float = 0.5 ** (max(0.0, now_s - self.penalty_at_s) / half_life_s)
-        return 1.0 + (self.penalty - 1.0) * faded
+        decay: float = 0.5 ** (max(0.0, now_s - self.penalty_at_s) / half_life_s)
+        return 1.0 + (self.penalty - 1.0) * decay
 
 
-class LinkBook:
+class LinkTable:
     """Every link this coordinator has to do with; `LinkEstimates` of placement."""
 
     def __init__(self, settings: LinkSettings | None = None) -> None:
         self._settings = settings or LinkSettings()
-        self._all = link_fit(
+        self._common_fit = link_fit(
             setup_s=self._settings.setup_s, s_per_byte=1.0 / self._settings.bytes_per_s
         )
         self._by_target: dict[str, dict[str, _Link]] = {}
         self._members: set[str] = set()
-        self._flows = LinkFlows()
-        self._flow_links: dict[str, _Link] = {}
+        self._transfers = LinkTransfers()
+        self._transfer_links: dict[str, _Link] = {}
         self._now_s = 0.0
         """The latest time that anyone has mentioned: the estimate is asked for without one."""
 
@@ -152,15 +152,15 @@ class LinkBook:
         """Until so many bytes are moved, beside the flows in flight; None: do not use this pair."""
         link = self._get(source_id, target_id)
         setup_s, s_per_byte = (
-            self._all.coefficients if link is None else link.meter.coefficients(self._now_s)
+            self._common_fit.coefficients if link is None else link.meter.coefficients(self._now_s)
         )
-        moved_bytes += self._flows.beside(source_id, target_id, moved_bytes)
-        took_s = setup_s + moved_bytes * s_per_byte
+        moved_bytes += self._transfers.concurrent_bytes(source_id, target_id, moved_bytes)
+        estimate_s = setup_s + moved_bytes * s_per_byte
         if link is None:
-            return took_s
+            return estimate_s
         if link.state is LinkState.QUARANTINED:
             return None
-        return took_s * link.penalty_now(self._now_s, self._settings.penalty_half_life_s)
+        return estimate_s * link.current_penalty(self._now_s, self._settings.penalty_half_life_s)
 
     def state(self, source_id: str, target_id: str) -> LinkState:
         """Whether the link may be used."""
@@ -177,115 +177,121 @@ class LinkBook:
         link = self._get(source_id, target_id)
         return link is not None and link.meter.is_slow(self._now_s)
 
-    def proven_at_s(self, source_id: str, target_id: str) -> float | None:
+    def last_success_at_s(self, source_id: str, target_id: str) -> float | None:
         """When blocks were last known to have come over this link; None when never."""
         link = self._get(source_id, target_id)
-        return None if link is None else link.proven_at_s
+        return None if link is None else link.last_success_at_s
 
     # ---------------------------------------------------------------- our own handoffs
 
-    def begin(
-        self, flow_id: str, *, source_id: str, target_id: str, moved_bytes: int, now_s: float
+    def begin_transfer(
+        self, transfer_id: str, *, source_id: str, target_id: str, moved_bytes: int, now_s: float
     ) -> None:
         """A handoff of ours begins to move blocks; `end` it once, under the same id."""
-        self._at(now_s)
-        link = self._link(source_id, target_id)
+        self._advance_clock(now_s)
+        link = self._get_or_create(source_id, target_id)
         if moved_bytes > 0:
-            beside = self._flows.beside(source_id, target_id, moved_bytes)
-            link.meter.note_share(1.0 + beside / moved_bytes)
-        self._flows.begin(flow_id, Flow(source_id, target_id, max(0, moved_bytes)))
-        self._flow_links[flow_id] = link
+            concurrent_bytes = self._transfers.concurrent_bytes(source_id, target_id, moved_bytes)
+            link.meter.record_contention(1.0 + concurrent_bytes / moved_bytes)
+        self._transfers.begin(transfer_id, Transfer(source_id, target_id, max(0, moved_bytes)))
+        self._transfer_links[transfer_id] = link
 
-    def end(self, flow_id: str, now_s: float, *, landed: bool = False) -> None:
-        """The flow is over; `landed` when its blocks are known to have come. Unknown ids: ignored.
+    def end_transfer(self, transfer_id: str, now_s: float, *, is_complete: bool = False) -> None:
+        """The transfer is over; `is_complete`: its blocks are known to have come. Unknown: ignored.
 
-        A handoff that failed is told by `failed` as well; one that was given up for other reasons
-        is not.
+        A handoff that failed is told by `record_failure` as well; one that was given up for other
+        reasons is not.
         """
-        self._at(now_s)
-        self._flows.end(flow_id)
+        self._advance_clock(now_s)
+        self._transfers.end(transfer_id)
         # The link that it began on: its replicas may be gone, or be others of the same name by now.
-        link = self._flow_links.pop(flow_id, None)
-        if link is not None and landed:
-            self._prove(link, now_s)
+        link = self._transfer_links.pop(transfer_id, None)
+        if link is not None and is_complete:
+            self._record_success(link, now_s)
 
-    def failed(self, source_id: str, target_id: str, now_s: float, why: str = "") -> LinkState:
+    def record_failure(
+        self, source_id: str, target_id: str, now_s: float, why: str = ""
+    ) -> LinkState:
         """A handoff failed on this link: its estimate pays. Returns the state it is in now."""
-        self._at(now_s)
-        settings, link = self._settings, self._link(source_id, target_id)
-        penalty = link.penalty_now(now_s, settings.penalty_half_life_s) * settings.failure_penalty
+        self._advance_clock(now_s)
+        settings, link = self._settings, self._get_or_create(source_id, target_id)
+        penalty = (
+            link.current_penalty(now_s, settings.penalty_half_life_s) * settings.failure_penalty
+        )
         link.penalty, link.penalty_at_s = min(penalty, settings.max_penalty), now_s
-        link.broken_handoffs += 1
-        link.failures_in_a_row += 1
-        if link.failures_in_a_row >= settings.failures_to_quarantine:
+        link.handoff_failures += 1
+        link.consecutive_failures += 1
+        if link.consecutive_failures >= settings.failures_to_quarantine:
             link.state = LinkState.QUARANTINED
-            link.why = f"{link.failures_in_a_row} handoffs failed in a row: {why or 'no reason'}"
+            link.why = f"{link.consecutive_failures} handoffs failed in a row: {why or 'no reason'}"
         return link.state
 
     @property
-    def flows(self) -> int:
+    def active_transfers(self) -> int:
         """Transfers of ours that are under way."""
-        return len(self._flows)
+        return len(self._transfers)
 
     # ---------------------------------------------------------------- what engines count
 
     def observe(self, target_id: str, totals: LinkTotals, now_s: float) -> None:
         """Learn from what a replica has pulled from one source so far."""
-        self._at(now_s)
-        link = self._link(totals.source_id, target_id)
-        if link.meter.take(totals, now_s):
-            self._prove(link, now_s)
+        self._advance_clock(now_s)
+        link = self._get_or_create(totals.source_id, target_id)
+        if link.meter.ingest(totals, now_s):
+            self._record_success(link, now_s)
 
     # ---------------------------------------------------------------- probes
 
-    def probe_ok(
+    def record_probe_success(
         self,
         source_id: str,
         target_id: str,
         now_s: float,
         *,
-        took_s: float | None = None,
+        elapsed_s: float | None = None,
         moved_bytes: int = 0,
     ) -> None:
-        """A probe went well; `took_s` when it moved blocks, None when it only asked.
+        """A probe went well; `elapsed_s` when it moved blocks, None when it only asked.
 
         The first one between two engines includes their handshake, so its time does not count.
         """
-        self._at(now_s)
-        link = self._link(source_id, target_id)
+        self._advance_clock(now_s)
+        link = self._get_or_create(source_id, target_id)
         link.probed_at_s = now_s
-        if took_s is None:
+        if elapsed_s is None:
             if link.state is not LinkState.QUARANTINED:
                 link.state, link.why = LinkState.OK, ""
             return
         link.state, link.why = LinkState.OK, ""
-        self._prove(link, now_s)
-        link.transfers_probed += 1
-        if link.transfers_probed > 1:
-            link.meter.seed(took_s, moved_bytes)
+        self._record_success(link, now_s)
+        link.probe_transfers += 1
+        if link.probe_transfers > 1:
+            link.meter.seed_from_probe(elapsed_s, moved_bytes)
 
-    def probe_failed(self, source_id: str, target_id: str, now_s: float, why: str) -> None:
+    def record_probe_failure(self, source_id: str, target_id: str, now_s: float, why: str) -> None:
         """A probe failed: the link is not used until one has gone well."""
-        self._at(now_s)
-        link = self._link(source_id, target_id)
+        self._advance_clock(now_s)
+        link = self._get_or_create(source_id, target_id)
         link.probed_at_s = now_s
         link.state, link.why = LinkState.QUARANTINED, why
 
-    def probe_unclear(self, source_id: str, target_id: str, now_s: float, why: str) -> None:
+    def record_probe_inconclusive(
+        self, source_id: str, target_id: str, now_s: float, why: str
+    ) -> None:
         """A probe ended without telling anything of the link; its state stays."""
-        self._at(now_s)
-        link = self._link(source_id, target_id)
+        self._advance_clock(now_s)
+        link = self._get_or_create(source_id, target_id)
         link.probed_at_s = now_s
         if link.state is not LinkState.QUARANTINED:
             link.why = why
 
     # ---------------------------------------------------------------- membership, operators
 
-    def join(self, replica_id: str) -> None:
+    def add_replica(self, replica_id: str) -> None:
         """Remember links of this replica from now on."""
         self._members.add(replica_id)
 
-    def leave(self, replica_id: str) -> None:
+    def remove_replica(self, replica_id: str) -> None:
         """Forget every link of a replica; its flows are for those to end who began them."""
         self._members.discard(replica_id)
         self._by_target.pop(replica_id, None)
@@ -300,57 +306,61 @@ class LinkBook:
             for source_id, link in sources.items():
                 moved_bytes = link.meter.totals.moved_bytes
                 yield LinkCounts(
-                    source_id, target_id, link.state, moved_bytes, link.broken_handoffs
+                    source_id, target_id, link.state, moved_bytes, link.handoff_failures
                 )
 
     def rows(
-        self, now_s: float, only: Collection[tuple[str, str]] | None = None
+        self, now_s: float, pair_filter: Collection[tuple[str, str]] | None = None
     ) -> Iterator[LinkRow]:
         """Every known link, or those of certain pairs only, by source and target."""
         pairs = (
             (source_id, target_id, link)
             for target_id, sources in self._by_target.items()
             for source_id, link in sources.items()
-            if only is None or (source_id, target_id) in only
+            if pair_filter is None or (source_id, target_id) in pair_filter
         )
-        flows = self._flows.by_link()
+        transfers_by_link = self._transfers.count_by_link()
         for source_id, target_id, link in sorted(pairs, key=lambda pair: pair[:2]):
             pair = (source_id, target_id)
-            yield self._row(pair, link, flows=flows[pair], now_s=now_s)
+            yield self._row(pair, link, active_transfers=transfers_by_link[pair], now_s=now_s)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books disagree."""
-        self._flows.check_integrity()
-        assert len(self._flow_links) == len(self._flows), "flows and their links differ"
-        ends = set(self._by_target)
-        ends |= {source_id for sources in self._by_target.values() for source_id in sources}
-        assert ends <= self._members, f"remembered of strangers: {sorted(ends - self._members)}"
+        self._transfers.check_integrity()
+        assert len(self._transfer_links) == len(self._transfers), "flows and their links differ"
+        replica_ids = set(self._by_target)
+        replica_ids |= {source_id for sources in self._by_target.values() for source_id in sources}
+        assert replica_ids <= self._members, (
+            f"remembered of strangers: {sorted(replica_ids - self._members)}"
+        )
 
     # ---------------------------------------------------------------- inside
 
-    def _at(self, now_s: float) -> None:
+    def _advance_clock(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)
 
     def _get(self, source_id: str, target_id: str) -> _Link | None:
         sources = self._by_target.get(target_id)
         return None if sources is None else sources.get(source_id)
 
-    def _link(self, source_id: str, target_id: str) -> _Link:
+    def _get_or_create(self, source_id: str, target_id: str) -> _Link:
         """The link to write to; one that is not remembered when a replica is not a member."""
         link = self._get(source_id, target_id)
         if link is None:
-            link = _Link(LinkMeter(self._all, source_id))
+            link = _Link(LinkMeter(self._common_fit, source_id))
             if source_id in self._members and target_id in self._members:
                 self._by_target.setdefault(target_id, {})[source_id] = link
         return link
 
-    def _prove(self, link: _Link, now_s: float) -> None:
-        link.proven_at_s = now_s
-        link.failures_in_a_row = 0
+    def _record_success(self, link: _Link, now_s: float) -> None:
+        link.last_success_at_s = now_s
+        link.consecutive_failures = 0
         if link.state is LinkState.UNKNOWN:
             link.state, link.why = LinkState.OK, ""
 
-    def _row(self, pair: tuple[str, str], link: _Link, *, flows: int, now_s: float) -> LinkRow:
+    def _row(
+        self, pair: tuple[str, str], link: _Link, *, active_transfers: int, now_s: float
+    ) -> LinkRow:
         meter = link.meter
         setup_s, s_per_byte = meter.coefficients(now_s)
         return LinkRow(
@@ -361,13 +371,13 @@ class LinkBook:
             transport=meter.totals.transport,
             bytes_per_s=1.0 / s_per_byte,
             setup_s=setup_s,
-            p50_s=meter.pull_s(0.5),
-            p99_s=meter.pull_s(0.99),
+            p50_s=meter.pull_quantile_s(0.5),
+            p99_s=meter.pull_quantile_s(0.99),
             pulls=meter.totals.pulls,
             moved_bytes=meter.totals.moved_bytes,
             failures=meter.totals.failures,
-            broken_handoffs=link.broken_handoffs,
-            flows=flows,
-            penalty=link.penalty_now(now_s, self._settings.penalty_half_life_s),
-            probed_age_s=None if link.probed_at_s is None else now_s - link.probed_at_s,
+            handoff_failures=link.handoff_failures,
+            active_transfers=active_transfers,
+            penalty=link.current_penalty(now_s, self._settings.penalty_half_life_s),
+            probe_age_s=None if link.probed_at_s is None else now_s - link.probed_at_s,
         )

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import NamedTuple
 
 
-class Flow(NamedTuple):
+class Transfer(NamedTuple):
     """One transfer."""
 
     source_id: str
@@ -21,66 +21,72 @@ class Flow(NamedTuple):
 class _Nic:
     """The flows at one end: how many, and how many bytes they carry."""
 
-    __slots__ = ("flows", "moved_bytes")
+    __slots__ = ("moved_bytes", "transfers")
 
     def __init__(self) -> None:
-        self.flows = 0
+        self.transfers = 0
         self.moved_bytes = 0
 
 
-class LinkFlows:
+class LinkTransfers:
     """Flows by id, and their sums at each end."""
 
     def __init__(self) -> None:
-        self._flows: dict[str, Flow] = {}
-        self._out: dict[str, _Nic] = {}
-        self._into: dict[str, _Nic] = {}
+        self._transfers: dict[str, Transfer] = {}
+        self._outgoing: dict[str, _Nic] = {}
+        self._incoming: dict[str, _Nic] = {}
 
     def __len__(self) -> int:
-        return len(self._flows)
+        return len(self._transfers)
 
-    def begin(self, flow_id: str, flow: Flow) -> None:
+    def begin(self, transfer_id: str, transfer: Transfer) -> None:
         """Count a flow; one that has the id already is over."""
-        self.end(flow_id)
-        self._flows[flow_id] = flow
-        for nics, replica_id in ((self._out, flow.source_id), (self._into, flow.target_id)):
+        self.end(transfer_id)
+        self._transfers[transfer_id] = transfer
+        for nics, replica_id in (
+            (self._outgoing, transfer.source_id),
+            (self._incoming, transfer.target_id),
+        ):
             nic = nics.setdefault(replica_id, _Nic())
-            nic.flows += 1
-            nic.moved_bytes += flow.moved_bytes
+            nic.transfers += 1
+            nic.moved_bytes += transfer.moved_bytes
 
-    def end(self, flow_id: str) -> Flow | None:
+    def end(self, transfer_id: str) -> Transfer | None:
         """Discount a flow; None when there is none with this id."""
-        flow = self._flows.pop(flow_id, None)
-        if flow is None:
+        transfer = self._transfers.pop(transfer_id, None)
+        if transfer is None:
             return None
-        for nics, replica_id in ((self._out, flow.source_id), (self._into, flow.target_id)):
+        for nics, replica_id in (
+            (self._outgoing, transfer.source_id),
+            (self._incoming, transfer.target_id),
+        ):
             nic = nics[replica_id]
-            nic.flows -= 1
-            nic.moved_bytes -= flow.moved_bytes
-            if not nic.flows:
+            nic.transfers -= 1
+            nic.moved_bytes -= transfer.moved_bytes
+            if not nic.transfers:
                 del nics[replica_id]
-        return flow
+        return transfer
 
-    def beside(self, source_id: str, target_id: str, moved_bytes: int) -> int:
+    def concurrent_bytes(self, source_id: str, target_id: str, moved_bytes: int) -> int:
         """The bytes that others move at the busier end while so many of ours are moved."""
-        if not self._flows:
+        if not self._transfers:
             return 0
-        most = 0
-        for nic in (self._out.get(source_id), self._into.get(target_id)):
+        max_bytes = 0
+        for nic in (self._outgoing.get(source_id), self._incoming.get(target_id)):
             if nic is not None:
-                most = max(most, min(nic.flows * moved_bytes, nic.moved_bytes))
-        return most
+                max_bytes = max(max_bytes, min(nic.transfers * moved_bytes, nic.moved_bytes))
+        return max_bytes
 
-    def by_link(self) -> Counter[tuple[str, str]]:
+    def count_by_link(self) -> Counter[tuple[str, str]]:
         """How many flows there are from one replica to another."""
-        return Counter((flow.source_id, flow.target_id) for flow in self._flows.values())
+        return Counter((flow.source_id, flow.target_id) for flow in self._transfers.values())
 
     def check_integrity(self) -> None:
         """Raise AssertionError when flows and sums disagree."""
-        for nics, end in ((self._out, 0), (self._into, 1)):
-            owed: dict[object, list[int]] = {}
-            for flow in self._flows.values():
-                owed.setdefault(flow[end], []).append(flow.moved_bytes)
-            counted = {name: (nic.flows, nic.moved_bytes) for name, nic in nics.items()}
-            wanted = {name: (len(moved), sum(moved)) for name, moved in owed.items()}
-            assert counted == wanted, f"flows counted as {counted}, there are {wanted}"
+        for nics, end in ((self._outgoing, 0), (self._incoming, 1)):
+            bytes_by_replica: dict[object, list[int]] = {}
+            for flow in self._transfers.values():
+                bytes_by_replica.setdefault(flow[end], []).append(flow.moved_bytes)
+            counted = {name: (nic.transfers, nic.moved_bytes) for name, nic in nics.items()}
+            expected = {name: (len(moved), sum(moved)) for name, moved in bytes_by_replica.items()}
+            assert counted == expected, f"flows counted as {counted}, there are {expected}"

@@ -5,63 +5,63 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from baton.domain.fleet import ReplicaView
-from baton.domain.handoff import Forgone, HandoffMode, Option, RouteReason
+from baton.domain.handoff import HandoffMode, ReplicationCredit, RouteOption, RouteReason
 from baton.domain.slo import Slo
 from baton.domain.value import Value, evolve
-from baton.perf.timing import added_s, delay_s
-from baton.policy.placement.first_tokens import LATE, FirstToken, first_token
-from baton.policy.placement.port import PlacementQuery, Surroundings
-from baton.policy.placement.replica_cost import ReplicaCost, compare, replica_cost
-from baton.policy.placement.slo_impact import Promises
+from baton.perf.timing import added_prefill_s, decode_delay_s
+from baton.policy.placement.first_tokens import NO_EARLY_TOKEN, FirstTokenPlan, plan_first_token
+from baton.policy.placement.port import PlacementContext, PlacementQuery
+from baton.policy.placement.replica_cost import ReplicaCost, fill_relative_costs, replica_cost
+from baton.policy.placement.slo_impact import SloImpact
 from baton.policy.prefix_cache.hits import NO_HITS
-from baton.policy.prefix_cache.replication import PRICE
+from baton.policy.prefix_cache.replication import COPY_PRICE_MULTIPLE
 
-_PAIRS = 2
+_MAX_PAIRED_REPLICAS = 2
 """Best prefill and best decode replicas that are paired with each other, and holders that a prefix
 is fetched from."""
-_DEPTHS = 4
+_MAX_DEPTHS = 4
 """At which replicas' caches part ways from a prompt that are looked at: the deepest ones."""
-_WORTH = 0.05
+_MIN_HANDOFF_SAVING_FRACTION = 0.05
 """A handoff must be predicted to save this fraction: it takes two legs, a lease and a transfer, and
 the model errs by as much."""
 
 
-class Way(Value, kw_only=False):
+class PlacementOption(Value, kw_only=False):
     """An option, what it is compared by, and the route it stands for."""
 
     late_s: float
     cost_s: float
-    option: Option
+    option: RouteOption
     reason: RouteReason
     prefill_tokens: int | None = None
-    missed: float = 0.0
-    computed_by: ReplicaCost | None = None
+    expected_misses: float = 0.0
+    prefilled_by: ReplicaCost | None = None
     """Who computes the prompt, and so stores it; None where that is fetched."""
 
 
-class Ways:
+class PlacementOptions:
     """One request's ways, in the surroundings of one moment."""
 
     def __init__(
         self,
         query: PlacementQuery,
-        around: Surroundings,
+        context: PlacementContext,
         *,
         slo: Slo,
-        promises: Promises | None,
+        slo_impact: SloImpact | None,
     ) -> None:
         self._query = query
-        self._around = around
+        self._context = context
         self._slo = slo
-        self._promises = promises
+        self._slo_impact = slo_impact
 
     def costs(self, replica_ids: Iterable[str]) -> list[ReplicaCost]:
         """What each of some replicas, among which one is chosen, would take for its part."""
-        query, fleet, timings = self._query, self._around.fleet, self._around.timings
+        query, fleet, timings = self._query, self._context.fleet, self._context.timings
         output_tokens = timings.expected_output_tokens(query.max_tokens)
-        replicas, at_s, crowd = fleet.replicas, fleet.at_s, fleet.crowd
+        replicas, at_s, peer_load_factor = fleet.replicas, fleet.at_s, fleet.peer_load_factor
         views = [replicas[replica_id] for replica_id in replica_ids]
-        due_at_s = None if query.slo is None else self._around.due_at_s
+        prefills_done_at_s = None if query.slo is None else self._context.prefills_done_at_s
         costs = [
             replica_cost(
                 query,
@@ -69,22 +69,28 @@ class Ways:
                 timings.of(view),
                 output_tokens=output_tokens,
                 at_s=at_s,
-                crowd=crowd,
-                due_s=None if due_at_s is None else due_at_s.get(view.replica_id, 0.0) - at_s,
+                peer_load_factor=peer_load_factor,
+                prefills_done_s=None
+                if prefills_done_at_s is None
+                else prefills_done_at_s.get(view.replica_id, 0.0) - at_s,
                 stream_context=timings.stream_context(view),
             )
             for view in views
         ]
-        if self._promises is not None:
+        if self._slo_impact is not None:
             for cost in costs:
-                cost.prompt_share = timings.prompt_share(cost.view, at_s)
-        compare(costs, reuses=query.reuses, room=self._around.room)
+                cost.prefill_time_fraction = timings.prefill_time_fraction(cost.view, at_s)
+        fill_relative_costs(
+            costs,
+            reuses_per_token=query.reuses_per_token,
+            cache_capacity=self._context.cache_capacity,
+        )
         return costs
 
-    def local(self, cost: ReplicaCost, reason: RouteReason) -> Way:
+    def local(self, cost: ReplicaCost, reason: RouteReason) -> PlacementOption:
         """One replica runs both phases."""
-        here, hit = self._query.prompt_tokens - cost.hit_tokens, cost.hit
-        option = Option(
+        uncached_tokens, hit = self._query.prompt_tokens - cost.hit_tokens, cost.hit
+        option = RouteOption(
             HandoffMode.LOCAL,
             None,
             cost.view.facts.replica_id,
@@ -95,114 +101,139 @@ class Ways:
             cost.prefill_s,
             0.0,
             0.0,
-            _harm_s(cost, here),
-            load_s=cost.adapter_s,
+            _interference_s(cost, uncached_tokens),
+            adapter_load_s=cost.adapter_load_s,
         )
-        way = self._way(option, cost, reason, displaced_s=cost.displaced_s, here_tokens=here)
-        return evolve(way, computed_by=cost)
+        candidate = self._candidate(
+            option,
+            cost,
+            reason,
+            eviction_cost_s=cost.eviction_cost_s,
+            local_prompt_tokens=uncached_tokens,
+        )
+        return evolve(candidate, prefilled_by=cost)
 
-    def deflected(self, prefillers: Sequence[ReplicaCost], *, streams_fraction: float) -> list[Way]:
+    def decode_on_prefill(
+        self, prefillers: Sequence[ReplicaCost], *, streams_fraction: float
+    ) -> list[PlacementOption]:
         """Replicas of the prefill pool that decode what they have prefilled, as far as they may.
 
         Streams may take `streams_fraction` of a replica's places in the batch. They get a token
         with each step, and most steps there compute prompts, so they are slow where those are many.
         """
-        ways = []
+        candidates = []
         for cost in prefillers:
-            if cost.running < streams_fraction * cost.view.facts.max_running_requests:
-                cost.own_s = cost.output_tokens * cost.step_s / (1.0 - cost.prompt_share)
-                ways.append(self.local(cost, RouteReason.DEFLECTED))
-        return ways
+            if cost.running_streams < streams_fraction * cost.view.facts.max_running_requests:
+                cost.own_decode_s = (
+                    cost.output_tokens * cost.step_s / (1.0 - cost.prefill_time_fraction)
+                )
+                candidates.append(self.local(cost, RouteReason.DECODE_ON_PREFILL))
+        return candidates
 
-    def remotes(
+    def disaggregated(
         self, prefillers: Sequence[ReplicaCost], decoders: Sequence[ReplicaCost]
-    ) -> list[Way]:
+    ) -> list[PlacementOption]:
         """One replica prefills, another pulls the blocks and decodes."""
-        sources = sorted(prefillers, key=_quickness)
-        targets = sorted(decoders, key=_readiness)
-        looked_at = sources[:_PAIRS]
-        if len(sources) > _PAIRS and self._query.hits is not NO_HITS:
+        sources = sorted(prefillers, key=_prefill_done_key)
+        targets = sorted(decoders, key=_decode_ready_key)
+        shortlisted = sources[:_MAX_PAIRED_REPLICAS]
+        if len(sources) > _MAX_PAIRED_REPLICAS and self._query.hits is not NO_HITS:
             # It may be worth its while to let the idlest one compute what others hold.
-            idlest = min(sources, key=_idleness)
-            looked_at += [idlest] if idlest not in looked_at else []
-        near = self._pairs(looked_at, targets[:_PAIRS])
+            idlest = min(sources, key=_queue_key)
+            shortlisted += [idlest] if idlest not in shortlisted else []
+        candidates = self._disaggregated_pairs(shortlisted, targets[:_MAX_PAIRED_REPLICAS])
         # All of the best may be quarantined with each other; the rest is then looked at too.
-        return near or self._pairs(sources, targets)
+        return candidates or self._disaggregated_pairs(sources, targets)
 
-    def fetches(
+    def prefix_fetches(
         self,
         decoders: Sequence[ReplicaCost],
-        known: Mapping[str, ReplicaCost],
+        known_costs: Mapping[str, ReplicaCost],
         *,
-        used_tokens: int,
-    ) -> list[Way]:
+        best_hit_tokens: int,
+    ) -> list[PlacementOption]:
         """A replica that holds more of the prompt gives its blocks to another, which does the rest.
 
-        None when the best other way makes use of as many cached tokens, `used_tokens`, already.
+        None when the best other way makes use of as many cached tokens, `best_hit_tokens`, already.
         """
-        ways: list[Way] = []
-        holders = self._query.hits.holders(_PAIRS)
-        targets = sorted(decoders, key=_readiness)[:_PAIRS] if holders else []
+        candidates: list[PlacementOption] = []
+        holders = self._query.hits.holders(_MAX_PAIRED_REPLICAS)
+        targets = sorted(decoders, key=_decode_ready_key)[:_MAX_PAIRED_REPLICAS] if holders else []
         for holder_id in holders:
-            view = self._around.fleet.replicas.get(holder_id)
-            if view is None or not view.is_counted_on or holder_id in self._query.avoid:
+            view = self._context.fleet.replicas.get(holder_id)
+            if view is None or not view.is_eligible or holder_id in self._query.avoid:
                 continue
-            if not view.facts.prefix_fetch:
+            if not view.facts.supports_prefix_fetch:
                 continue
-            holder = known.get(holder_id) or self.costs([holder_id])[0]
-            if holder.hit_tokens <= used_tokens:
+            holder = known_costs.get(holder_id) or self.costs([holder_id])[0]
+            if holder.hit_tokens <= best_hit_tokens:
                 break
             for target in targets:
                 if target.hit_tokens < holder.hit_tokens and target.view is not view:
-                    way = self._fetch(holder, target)
-                    ways += [way] if way is not None else []
-        return ways
+                    candidate = self._prefix_fetch(holder, target)
+                    candidates += [candidate] if candidate is not None else []
+        return candidates
 
-    def spread(self, ranked: Sequence[Way]) -> tuple[Way | None, Forgone | None]:
+    def choose_replication(
+        self, ranked: Sequence[PlacementOption]
+    ) -> tuple[PlacementOption | None, ReplicationCredit | None]:
         """The way that others have paid for though it costs more than the best; what is forgone.
 
         Who computes what another replica holds has it from then on, for requests that begin alike.
         Had it been there already, its way would have been better than the best by what is forgone
-        if the best is taken. See `prefix_regrets` for when it is not. One copy would have spared
+        if the best is taken. See `replication` for when it is not. One copy would have spared
         it, so it counts for one replica: the one that is nearest to its copy.
         """
-        depths = self._query.hits.depths()[:_DEPTHS]
+        depths = self._query.hits.depths()[:_MAX_DEPTHS]
         best, nearest, nearest_s = ranked[0], None, 0.0
-        for way in ranked[1:] if depths else ():
-            by = way.computed_by
-            if by is None or way.late_s > best.late_s or way.missed > best.missed:
+        for candidate in ranked[1:] if depths else ():
+            prefiller = candidate.prefilled_by
+            if (
+                prefiller is None
+                or candidate.late_s > best.late_s
+                or candidate.expected_misses > best.expected_misses
+            ):
                 continue
-            forgone = self._forgone(way, by, best, depths)
-            if forgone is None:
+            credit = self._replication_credit(candidate, prefiller, best, depths)
+            if credit is None:
                 continue
-            dearer_s = way.cost_s - best.cost_s
-            before_s = self._query.regrets.of(forgone.replica_id, forgone.blocks)
-            if before_s >= PRICE * dearer_s:
-                return way, evolve(forgone, seconds=-dearer_s)
-            if before_s + forgone.seconds > nearest_s:
-                nearest, nearest_s = forgone, before_s + forgone.seconds
+            extra_cost_s = candidate.cost_s - best.cost_s
+            earlier_credit_s = self._query.replication_credits.of(credit.replica_id, credit.blocks)
+            if earlier_credit_s >= COPY_PRICE_MULTIPLE * extra_cost_s:
+                return candidate, evolve(credit, seconds=-extra_cost_s)
+            if earlier_credit_s + credit.seconds > nearest_s:
+                nearest, nearest_s = credit, earlier_credit_s + credit.seconds
         return None, nearest
 
-    def _forgone(
-        self, way: Way, by: ReplicaCost, best: Way, depths: Sequence[int]
-    ) -> Forgone | None:
+    def _replication_credit(
+        self,
+        candidate: PlacementOption,
+        prefiller: ReplicaCost,
+        best: PlacementOption,
+        depths: Sequence[int],
+    ) -> ReplicationCredit | None:
         """What is forgone because the replica of this way does not hold what another does."""
-        found, most_s, replica_id = None, 0.0, by.view.replica_id
+        credit, max_total_s, replica_id = None, 0.0, prefiller.view.replica_id
         for blocks in depths:
-            if blocks <= by.hit.blocks:
+            if blocks <= prefiller.hit.blocks:
                 break
-            twice = blocks * by.view.facts.block_size_tokens - by.hit_tokens
-            spared_s = (
-                by.displaced_s - by.extra_loads_s + added_s(by.timing, twice) * (1 + by.running)
+            duplicated_tokens = (
+                blocks * prefiller.view.facts.block_size_tokens - prefiller.hit_tokens
             )
-            seconds = best.cost_s - (way.cost_s - spared_s)
+            saved_s = (
+                prefiller.eviction_cost_s
+                - prefiller.extra_adapter_loads_s
+                + added_prefill_s(prefiller.timing, duplicated_tokens)
+                * (1 + prefiller.running_streams)
+            )
+            seconds = best.cost_s - (candidate.cost_s - saved_s)
             # Prompts part ways where some block is their own: what others had in common counts.
-            counts_s = seconds + self._query.regrets.of(replica_id, blocks)
-            if seconds > 0 and counts_s > most_s:
-                found, most_s = Forgone(replica_id, blocks, seconds), counts_s
-        return found
+            total_s = seconds + self._query.replication_credits.of(replica_id, blocks)
+            if seconds > 0 and total_s > max_total_s:
+                credit, max_total_s = ReplicationCredit(replica_id, blocks, seconds), total_s
+        return credit
 
-    def handoff_s(self, source: ReplicaView, target: ReplicaCost) -> float | None:
+    def handoff_cost_s(self, source: ReplicaView, target: ReplicaCost) -> float | None:
         """What is left to pay, by all, when `target` decodes a prompt that `source` has prefilled.
 
         None when it cannot.
@@ -210,32 +241,48 @@ class Ways:
         transfer_s = self._transfer_s(source, target)
         if transfer_s is None or target.view.replica_id == source.replica_id:
             return None
-        harm_s = self._weight(target) * target.running * (target.join_s + target.adapter_s)
-        left_s = transfer_s + _decode_s(target) + target.own_s + harm_s + target.extra_loads_s
-        if self._promises is not None:
-            left_s += self._promises.worth_s(target) * self._promises.missed(target)
-        return left_s
+        interference_s = (
+            self._interference_weight(target)
+            * target.running_streams
+            * (target.stream_slowdown_s + target.adapter_load_s)
+        )
+        cost_s = (
+            transfer_s
+            + _first_decode_s(target)
+            + target.own_decode_s
+            + interference_s
+            + target.extra_adapter_loads_s
+        )
+        if self._slo_impact is not None:
+            cost_s += self._slo_impact.miss_penalty_s(target) * self._slo_impact.expected_misses(
+                target
+            )
+        return cost_s
 
     # -------------------------------------------------------------- pairs
 
-    def _pairs(
+    def _disaggregated_pairs(
         self, prefillers: Sequence[ReplicaCost], decoders: Sequence[ReplicaCost]
-    ) -> list[Way]:
-        ways = []
+    ) -> list[PlacementOption]:
+        candidates = []
         for source in prefillers:
             for target in decoders:
                 transfer_s = self._transfer_s(source.view, target)
                 if transfer_s is not None and source.view is not target.view:
-                    ways.append(self._remote(source, target, transfer_s))
-        return ways
+                    candidates.append(self._disaggregated_pair(source, target, transfer_s))
+        return candidates
 
-    def _remote(self, source: ReplicaCost, target: ReplicaCost, transfer_s: float) -> Way:
-        harm_s = target.running * (target.join_s + target.adapter_s)
-        if source.running:
-            uncached = self._query.prompt_tokens - source.hit_tokens
-            harm_s += source.running * (source.adapter_s + delay_s(source.timing, uncached))
+    def _disaggregated_pair(
+        self, source: ReplicaCost, target: ReplicaCost, transfer_s: float
+    ) -> PlacementOption:
+        interference_s = target.running_streams * (target.stream_slowdown_s + target.adapter_load_s)
+        if source.running_streams:
+            uncached_tokens = self._query.prompt_tokens - source.hit_tokens
+            interference_s += source.running_streams * (
+                source.adapter_load_s + decode_delay_s(source.timing, uncached_tokens)
+            )
         hit = source.hit
-        option = Option(
+        option = RouteOption(
             HandoffMode.PULL,
             source.view.facts.replica_id,
             target.view.facts.replica_id,
@@ -245,64 +292,74 @@ class Ways:
             source.queue_s,
             source.prefill_s,
             transfer_s,
-            _decode_s(target),
-            harm_s,
-            load_s=source.adapter_s,
+            _first_decode_s(target),
+            interference_s,
+            adapter_load_s=source.adapter_load_s,
         )
-        first = self._first_token(option, target)
-        option = evolve(option, early=first.early)
+        token_timing = self._first_token_plan(option, target)
+        option = evolve(option, is_early_token=token_timing.is_early)
         reason = RouteReason.DISAGGREGATED
-        displaced_s = source.displaced_s + target.extra_loads_s
-        way = self._way(option, target, reason, displaced_s=displaced_s)
-        way = evolve(way, computed_by=source)
-        if self._promises is None:
-            return way
-        broken = float(first.breaks)
-        if source.running:
+        eviction_cost_s = source.eviction_cost_s + target.extra_adapter_loads_s
+        candidate = self._candidate(option, target, reason, eviction_cost_s=eviction_cost_s)
+        candidate = evolve(candidate, prefilled_by=source)
+        if self._slo_impact is None:
+            return candidate
+        streams_broken = float(token_timing.breaks_slo)
+        if source.running_streams:
             # It decodes, too: as a mixed replica, or for what it was meant before it was flipped.
-            uncached = self._query.prompt_tokens - source.hit_tokens
-            broken += self._promises.broken(source, uncached)
-        worth_s = broken * self._promises.worth_s(target)
-        return evolve(way, cost_s=way.cost_s + worth_s, missed=way.missed + broken)
+            uncached_tokens = self._query.prompt_tokens - source.hit_tokens
+            streams_broken += self._slo_impact.streams_broken(source, uncached_tokens)
+        penalty_s = streams_broken * self._slo_impact.miss_penalty_s(target)
+        return evolve(
+            candidate,
+            cost_s=candidate.cost_s + penalty_s,
+            expected_misses=candidate.expected_misses + streams_broken,
+        )
 
-    def _first_token(self, option: Option, decoder: ReplicaCost) -> FirstToken:
-        if not (self._query.early and decoder.view.facts.goes_on):
-            return LATE
-        return first_token(
+    def _first_token_plan(self, option: RouteOption, decoder: ReplicaCost) -> FirstTokenPlan:
+        if not (self._query.allow_early_token and decoder.view.facts.supports_takeover):
+            return NO_EARLY_TOKEN
+        return plan_first_token(
             self._slo,
             waited_s=self._query.waited_s,
-            prefilled_s=option.queue_s + option.load_s + option.prefill_s,
+            prefill_done_s=option.queue_s + option.adapter_load_s + option.prefill_s,
             handoff_s=option.transfer_s + option.decode_s,
-            pace_s=decoder.step_s / (1.0 - decoder.prompt_share),
+            tpot_s=decoder.step_s / (1.0 - decoder.prefill_time_fraction),
             output_tokens=decoder.output_tokens,
         )
 
-    def _fetch(self, holder: ReplicaCost, target: ReplicaCost) -> Way | None:
+    def _prefix_fetch(self, holder: ReplicaCost, target: ReplicaCost) -> PlacementOption | None:
         tokens = holder.hit_tokens
         transfer_s = self._transfer_s(holder.view, target, tokens=tokens)
         if transfer_s is None:
             return None
         # The holder computes one token, so that its engine hands the blocks out.
-        handed_out_s = holder.queue_s + holder.timing.prefill_s(1, running=holder.running)
-        waits_s = target.queue_s - handed_out_s - holder.adapter_s - transfer_s
-        rest = self._query.prompt_tokens - tokens
-        option = Option(
+        blocks_ready_s = holder.queue_s + holder.timing.prefill_s(1, running=holder.running_streams)
+        remaining_queue_s = target.queue_s - blocks_ready_s - holder.adapter_load_s - transfer_s
+        uncached_tokens = self._query.prompt_tokens - tokens
+        option = RouteOption(
             HandoffMode.PULL,
             holder.view.replica_id,
             target.view.replica_id,
             tokens,
             holder.hit.source,
             holder.hit.age_s,
-            handed_out_s,
-            target.timing.prefill_s(rest, running=target.running),
+            blocks_ready_s,
+            target.timing.prefill_s(uncached_tokens, running=target.running_streams),
             transfer_s,
-            max(0.0, waits_s) + target.adapter_s,  # it has waited meanwhile
-            _harm_s(target, rest),
-            load_s=holder.adapter_s,
+            max(0.0, remaining_queue_s) + target.adapter_load_s,  # it has waited meanwhile
+            _interference_s(target, uncached_tokens),
+            adapter_load_s=holder.adapter_load_s,
         )
         reason = RouteReason.PREFIX_FETCH
-        way = self._way(option, target, reason, displaced_s=target.displaced_s, here_tokens=rest)
-        return evolve(way, prefill_tokens=tokens + 1)
+        candidate = self._candidate(
+            option,
+            target,
+            reason,
+            eviction_cost_s=target.eviction_cost_s,
+            local_prompt_tokens=uncached_tokens,
+        )
+        return evolve(candidate, prefill_tokens=tokens + 1)
 
     def _transfer_s(
         self, source: ReplicaView, target: ReplicaCost, *, tokens: int | None = None
@@ -315,65 +372,77 @@ class Ways:
         blocks = max(0, -(-(tokens - target.hit_tokens) // facts.block_size_tokens))
         moved_bytes = blocks * facts.kv_block_bytes
         source_id = source.facts.replica_id
-        return self._around.links.transfer_s(source_id, facts.replica_id, moved_bytes)
+        return self._context.links.transfer_s(source_id, facts.replica_id, moved_bytes)
 
     # -------------------------------------------------------------- what they are compared by
 
-    def _way(
+    def _candidate(
         self,
-        option: Option,
+        option: RouteOption,
         decoder: ReplicaCost,
         reason: RouteReason,
         *,
-        displaced_s: float,
-        here_tokens: int = 0,
-    ) -> Way:
-        """`here_tokens` of the prompt are computed where it is decoded."""
-        late_s, promises = 0.0, self._promises
-        if (latest_s := self._slo.ttft_s) is not None:
-            late_s = max(0.0, self._query.waited_s + option.ttft_s - latest_s)
-        harm_s = option.harm_s if promises is None else self._weight(decoder) * option.harm_s
-        cost_s = option.streams_after_s + decoder.own_s + (harm_s + displaced_s)
+        eviction_cost_s: float,
+        local_prompt_tokens: int = 0,
+    ) -> PlacementOption:
+        """`local_prompt_tokens` of the prompt are computed where it is decoded."""
+        late_s, slo_impact = 0.0, self._slo_impact
+        if (ttft_slo_s := self._slo.ttft_s) is not None:
+            late_s = max(0.0, self._query.waited_s + option.ttft_s - ttft_slo_s)
+        interference_s = (
+            option.interference_s
+            if slo_impact is None
+            else self._interference_weight(decoder) * option.interference_s
+        )
+        cost_s = (
+            option.first_decode_token_s + decoder.own_decode_s + (interference_s + eviction_cost_s)
+        )
         if option.mode is not HandoffMode.LOCAL:
-            cost_s *= 1 + _WORTH
-        if promises is None:
-            return Way(late_s, cost_s, option, reason)
-        missed = promises.missed(decoder, here_tokens) + (late_s > 0)
-        cost_s += missed * promises.worth_s(decoder)
-        return Way(0.0, cost_s, option, reason, missed=missed)
+            cost_s *= 1 + _MIN_HANDOFF_SAVING_FRACTION
+        if slo_impact is None:
+            return PlacementOption(late_s, cost_s, option, reason)
+        expected_misses = slo_impact.expected_misses(decoder, local_prompt_tokens) + (late_s > 0)
+        cost_s += expected_misses * slo_impact.miss_penalty_s(decoder)
+        return PlacementOption(0.0, cost_s, option, reason, expected_misses=expected_misses)
 
-    def _weight(self, cost: ReplicaCost) -> float:
+    def _interference_weight(self, cost: ReplicaCost) -> float:
         """What a second lost by a running stream counts: less, far from its TPOT objective."""
-        promises = self._promises
-        return 1.0 if promises is None else min(1.0, cost.step_s / promises.pace_s)
+        slo_impact = self._slo_impact
+        return 1.0 if slo_impact is None else min(1.0, cost.step_s / slo_impact.stream_tpot_slo_s)
 
 
-def _decode_s(target: ReplicaCost) -> float:
+def _first_decode_s(target: ReplicaCost) -> float:
     """From the blocks' arrival to the first token: the step under way, a wait for room, a step.
 
     Prompts that queue there are not ahead of it: one token fits into the next step.
     """
-    under_way_s = target.step_s / 2 if target.running else 0.0
-    return under_way_s + target.room_wait_s + target.adapter_s + target.step_s
+    current_step_s = target.step_s / 2 if target.running_streams else 0.0
+    return current_step_s + target.capacity_wait_s + target.adapter_load_s + target.step_s
 
 
-def _harm_s(cost: ReplicaCost, prompt_tokens: int) -> float:
+def _interference_s(cost: ReplicaCost, prompt_tokens: int) -> float:
     """What the streams on a replica lose by one that computes so much of its prompt there."""
-    if not cost.running:
+    if not cost.running_streams:
         return 0.0
-    return cost.running * (cost.join_s + cost.adapter_s + delay_s(cost.timing, prompt_tokens))
+    return cost.running_streams * (
+        cost.stream_slowdown_s + cost.adapter_load_s + decode_delay_s(cost.timing, prompt_tokens)
+    )
 
 
-def _quickness(cost: ReplicaCost) -> tuple[float, str]:
+def _prefill_done_key(cost: ReplicaCost) -> tuple[float, str]:
     """Who would be done with the prompt soonest."""
-    return cost.prefilled_s, cost.view.facts.replica_id
+    return cost.prefill_done_s, cost.view.facts.replica_id
 
 
-def _idleness(cost: ReplicaCost) -> tuple[float, str]:
+def _queue_key(cost: ReplicaCost) -> tuple[float, str]:
     """Who could begin with the prompt soonest."""
     return cost.queue_s, cost.view.facts.replica_id
 
 
-def _readiness(cost: ReplicaCost) -> tuple[float, int, str]:
+def _decode_ready_key(cost: ReplicaCost) -> tuple[float, int, str]:
     """Who can take a prompt's blocks soonest, beside the fewest streams."""
-    return cost.room_wait_s + cost.adapter_s, cost.running, cost.view.facts.replica_id
+    return (
+        cost.capacity_wait_s + cost.adapter_load_s,
+        cost.running_streams,
+        cost.view.facts.replica_id,
+    )

@@ -20,13 +20,13 @@ from random import Random
 from typing import NamedTuple
 
 from baton.domain.fleet import ReplicaView, Role
-from baton.domain.handoff import Decision, HandoffMode, LegKind, Route, RouteReason
+from baton.domain.handoff import HandoffMode, LegKind, PlacementDecision, Route, RouteReason
 from baton.perf.timing import EngineTiming
 from baton.policy.placement.port import (
     Disaggregate,
     NoRoute,
+    PlacementContext,
     PlacementQuery,
-    Surroundings,
     least_loaded,
     no_route,
 )
@@ -52,13 +52,13 @@ this request shall run on one replica."""
 
 
 @dataclass(slots=True)
-class _Turn:
+class _PlacementCall:
     """One request's turn."""
 
     query: PlacementQuery
-    around: Surroundings
+    context: PlacementContext
     decided_by: str
-    considered: int = 0
+    options_considered: int = 0
 
 
 class ChooserPlacer:
@@ -77,138 +77,152 @@ class ChooserPlacer:
 
     # -------------------------------------------------------------- the port
 
-    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
+    def place(
+        self, query: PlacementQuery, context: PlacementContext
+    ) -> PlacementDecision | NoRoute:
         """Choose the replicas for a request; the reason says what forced it, if anything."""
-        roster, turn = around.fleet.roster, _Turn(query, around, self.name)
-        if not roster.decode and not roster.prefill:
-            return no_route(around.fleet)
-        if not roster.decode:
-            stand_ins = _untried_first(_views(around, roster.prefill), query.avoid)
-            return self._local(turn, stand_ins, RouteReason.NO_DECODE_REPLICA)
-        decoders = _untried_first(_views(around, roster.decode), query.avoid)
+        eligible, call = context.fleet.eligible, _PlacementCall(query, context, self.name)
+        if not eligible.decode and not eligible.prefill:
+            return no_route(context.fleet)
+        if not eligible.decode:
+            fallbacks = _prefer_untried(_views(context, eligible.prefill), query.avoid)
+            return self._local(call, fallbacks, RouteReason.NO_DECODE_REPLICA)
+        decoders = _prefer_untried(_views(context, eligible.decode), query.avoid)
         if query.local_only is not None:
-            return self._local(turn, decoders, RouteReason.LOCAL_ONLY)
+            return self._local(call, decoders, RouteReason.LOCAL_ONLY)
         if self._disaggregate is Disaggregate.NEVER:
-            return self._local(turn, decoders, RouteReason.DISAGGREGATION_OFF)
-        return self._split(turn, decoders)
+            return self._local(call, decoders, RouteReason.DISAGGREGATION_OFF)
+        return self._place_disaggregated(call, decoders)
 
     def place_decode(
-        self, query: PlacementQuery, source: ReplicaView, around: Surroundings
+        self, query: PlacementQuery, source: ReplicaView, context: PlacementContext
     ) -> str | None:
         """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
-        able = [
+        reachable = [
             view
-            for view in _views(around, around.fleet.roster.decode)
-            if view.replica_id != source.replica_id and _hands_over(source, view, around)
+            for view in _views(context, context.fleet.eligible.decode)
+            if view.replica_id != source.replica_id and _can_transfer(source, view, context)
         ]
-        if not able:
+        if not reachable:
             return None
-        turn = _Turn(query, around, self.name)
-        return self._choose(turn, LegKind.DECODE, _untried_first(able, query.avoid)).replica_id
+        call = _PlacementCall(query, context, self.name)
+        return self._choose(
+            call, LegKind.DECODE, _prefer_untried(reachable, query.avoid)
+        ).replica_id
 
     # -------------------------------------------------------------- routes
 
-    def _split(self, turn: _Turn, decoders: list[ReplicaView]) -> Decision:
+    def _place_disaggregated(
+        self, call: _PlacementCall, decoders: list[ReplicaView]
+    ) -> PlacementDecision:
         """Over two replicas, if there are two for it."""
         prefillers = [
             view
-            for view in _views(turn.around, turn.around.fleet.roster.prefill)
-            if view.replica_id not in turn.query.avoid
+            for view in _views(call.context, call.context.fleet.eligible.prefill)
+            if view.replica_id not in call.query.avoid
         ]
         decoder = least_loaded(decoders)
-        if (forced := _forced_local(decoder, prefillers, turn.around)) is not None:
-            alike = [
-                view for view in decoders if _forced_local(view, prefillers, turn.around) is forced
+        if (forced_reason := _forced_local_reason(decoder, prefillers, call.context)) is not None:
+            forced_views = [
+                view
+                for view in decoders
+                if _forced_local_reason(view, prefillers, call.context) is forced_reason
             ]
-            return self._local(turn, alike, forced)
-        able = [view for view in prefillers if _hands_over(view, decoder, turn.around)]
-        may_stay = self._disaggregate is Disaggregate.AUTO
-        prefiller = self._ask(turn, LegKind.PREFILL, able, may_decline=may_stay)
+            return self._local(call, forced_views, forced_reason)
+        reachable = [view for view in prefillers if _can_transfer(view, decoder, call.context)]
+        may_decline = self._disaggregate is Disaggregate.AUTO
+        prefiller = self._call_chooser(call, LegKind.PREFILL, reachable, may_decline=may_decline)
         if prefiller is None:
-            return self._local(turn, decoders, RouteReason.LOCAL_FASTER)
-        return self._route(turn, prefiller, decoder, RouteReason.DISAGGREGATED)
+            return self._local(call, decoders, RouteReason.LOCAL_FASTER)
+        return self._route(call, prefiller, decoder, RouteReason.DISAGGREGATED)
 
-    def _local(self, turn: _Turn, views: list[ReplicaView], reason: RouteReason) -> Decision:
-        return self._route(turn, None, self._choose(turn, LegKind.LOCAL, views), reason)
+    def _local(
+        self, call: _PlacementCall, views: list[ReplicaView], reason: RouteReason
+    ) -> PlacementDecision:
+        return self._route(call, None, self._choose(call, LegKind.LOCAL, views), reason)
 
     def _route(
-        self, turn: _Turn, prefill: ReplicaView | None, decode: ReplicaView, reason: RouteReason
-    ) -> Decision:
+        self,
+        call: _PlacementCall,
+        prefill: ReplicaView | None,
+        decode: ReplicaView,
+        reason: RouteReason,
+    ) -> PlacementDecision:
         route = Route(
             mode=HandoffMode.LOCAL if prefill is None else HandoffMode.PULL,
             prefill_replica_id=None if prefill is None else prefill.replica_id,
             decode_replica_id=decode.replica_id,
             reason=reason,
         )
-        return Decision(
+        return PlacementDecision(
             route=route,
-            policy=turn.decided_by,
-            at_s=turn.around.fleet.at_s,
-            considered=turn.considered,
+            policy=call.decided_by,
+            at_s=call.context.fleet.at_s,
+            options_considered=call.options_considered,
         )
 
     # -------------------------------------------------------------- the chooser
 
-    def _choose(self, turn: _Turn, kind: LegKind, views: list[ReplicaView]) -> ReplicaView:
-        chosen = self._ask(turn, kind, views, may_decline=False)
+    def _choose(self, call: _PlacementCall, kind: LegKind, views: list[ReplicaView]) -> ReplicaView:
+        chosen = self._call_chooser(call, kind, views, may_decline=False)
         assert chosen is not None, "only a question that may be declined has None for an answer"
         return chosen
 
-    def _ask(
-        self, turn: _Turn, kind: LegKind, views: list[ReplicaView], *, may_decline: bool
+    def _call_chooser(
+        self, call: _PlacementCall, kind: LegKind, views: list[ReplicaView], *, may_decline: bool
     ) -> ReplicaView | None:
-        turn.considered += len(views)
-        candidates = [_seen(turn, view) for view in views]
+        call.options_considered += len(views)
+        candidates = [_candidate(call, view) for view in views]
         try:
-            index = self._chooser(turn.query, kind, candidates, self._random)
+            index = self._chooser(call.query, kind, candidates, self._random)
         except Exception as error:  # noqa: BLE001 - a user's own code; the request must not suffer
-            return self._stand_in(turn, kind, views, f"raised {type(error).__name__}: {error}")
+            return self._fallback(call, kind, views, f"raised {type(error).__name__}: {error}")
         if index is None and may_decline:
             return None
         if type(index) is not int or not 0 <= index < len(views):
-            wanted = f"an index from 0 to {len(views) - 1}"
-            return self._stand_in(turn, kind, views, f"answered {index!r:.60}, wanted {wanted}")
+            expected = f"an index from 0 to {len(views) - 1}"
+            return self._fallback(call, kind, views, f"answered {index!r:.60}, wanted {expected}")
         return views[index]
 
-    def _stand_in(
-        self, turn: _Turn, kind: LegKind, views: list[ReplicaView], why: str
+    def _fallback(
+        self, call: _PlacementCall, kind: LegKind, views: list[ReplicaView], why: str
     ) -> ReplicaView:
         self.failures += 1
         self.last_failure = f"policy {self.name!r}, asked for a {kind} leg, {why}"
-        turn.decided_by = LEAST_LOADED
+        call.decided_by = LEAST_LOADED
         return least_loaded(views)
 
 
-def _views(around: Surroundings, replica_ids: Iterable[str]) -> list[ReplicaView]:
-    return [around.fleet.replicas[one] for one in replica_ids]
+def _views(context: PlacementContext, replica_ids: Iterable[str]) -> list[ReplicaView]:
+    return [context.fleet.replicas[replica_id] for replica_id in replica_ids]
 
 
-def _seen(turn: _Turn, view: ReplicaView) -> Candidate:
-    hit = turn.query.hits.of(view.replica_id)
-    return Candidate(view, hit, turn.around.timings.of(view))
+def _candidate(call: _PlacementCall, view: ReplicaView) -> Candidate:
+    hit = call.query.hits.of(view.replica_id)
+    return Candidate(view, hit, call.context.timings.of(view))
 
 
-def _untried_first(views: list[ReplicaView], avoid: frozenset[str]) -> list[ReplicaView]:
+def _prefer_untried(views: list[ReplicaView], avoid: frozenset[str]) -> list[ReplicaView]:
     return [view for view in views if view.replica_id not in avoid] or views
 
 
-def _forced_local(
-    decoder: ReplicaView, prefillers: Sequence[ReplicaView], around: Surroundings
+def _forced_local_reason(
+    decoder: ReplicaView, prefillers: Sequence[ReplicaView], context: PlacementContext
 ) -> RouteReason | None:
     """Why this replica must prefill what it decodes; None when another can."""
     if decoder.facts.role is Role.MIXED:
         return RouteReason.MIXED_POOL
     if not prefillers:
         return RouteReason.NO_PREFILL_REPLICA
-    alike = [view for view in prefillers if view.facts.layout == decoder.facts.layout]
-    if not alike:
+    same_layout = [view for view in prefillers if view.facts.layout == decoder.facts.layout]
+    if not same_layout:
         return RouteReason.INCOMPATIBLE
-    linked = any(_hands_over(view, decoder, around) for view in alike)
-    return None if linked else RouteReason.NO_LINK
+    has_link = any(_can_transfer(view, decoder, context) for view in same_layout)
+    return None if has_link else RouteReason.NO_LINK
 
 
-def _hands_over(source: ReplicaView, target: ReplicaView, around: Surroundings) -> bool:
+def _can_transfer(source: ReplicaView, target: ReplicaView, context: PlacementContext) -> bool:
     """Whether blocks can go from one to the other."""
     if source.facts.layout != target.facts.layout:
         return False
-    return around.links.transfer_s(source.replica_id, target.replica_id, 0) is not None
+    return context.links.transfer_s(source.replica_id, target.replica_id, 0) is not None

@@ -11,46 +11,51 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from baton.domain.fleet import ReplicaView
-from baton.policy.placement.port import Surroundings
+from baton.policy.placement.port import PlacementContext
 
-_MOST_LOOKS = 5_000
+_MAX_PAIR_CHECKS = 5_000
 """At pairs in vain, about 2 ms: where a whole large pool is cut off, each request pays that."""
 
 
-def takers(
-    sources: Iterable[ReplicaView], targets: Iterable[str], around: Surroundings
+def can_receive(
+    sources: Iterable[ReplicaView], targets: Iterable[str], context: PlacementContext
 ) -> list[str]:
     """Those of the targets that could pull from at least one of a few sources."""
-    sources, replicas = tuple(sources), around.fleet.replicas
+    sources, replicas = tuple(sources), context.fleet.replicas
     return [
         target
         for target in targets
-        if any(_could_pull(source, replicas[target], around) for source in sources)
+        if any(_can_pull(source, replicas[target], context) for source in sources)
     ]
 
 
-def givers(sources: Iterable[str], targets: Sequence[str], around: Surroundings) -> list[str]:
+def can_send(
+    sources: Iterable[str], targets: Sequence[str], context: PlacementContext
+) -> list[str]:
     """Those of the sources from which at least one of the targets could pull."""
-    replicas = around.fleet.replicas
+    replicas = context.fleet.replicas
     by_layout: dict[str, list[ReplicaView]] = {}
     for target in targets:
         view = replicas[target]
         by_layout.setdefault(view.facts.layout, []).append(view)
-    found, looks = [], 0
-    for one in sources:
-        source = replicas[one]
-        alike = by_layout.get(source.facts.layout, ())
-        if any(_could_pull(source, target, around) for target in alike):
-            found.append(one)
+    senders, checks = [], 0
+    for other in sources:
+        source = replicas[other]
+        same_layout = by_layout.get(source.facts.layout, ())
+        if any(_can_pull(source, target, context) for target in same_layout):
+            senders.append(other)
             continue
-        looks += len(alike)
-        if looks > _MOST_LOOKS:
+        checks += len(same_layout)
+        if checks > _MAX_PAIR_CHECKS:
             break
-    return found
+    return senders
 
 
-def _could_pull(source: ReplicaView, target: ReplicaView, around: Surroundings) -> bool:
-    one, other = source.facts, target.facts
-    if one.layout != other.layout or one.replica_id == other.replica_id:
+def _can_pull(source: ReplicaView, target: ReplicaView, context: PlacementContext) -> bool:
+    source_facts, target_facts = source.facts, target.facts
+    if (
+        source_facts.layout != target_facts.layout
+        or source_facts.replica_id == target_facts.replica_id
+    ):
         return False
-    return around.links.transfer_s(one.replica_id, other.replica_id, 0) is not None
+    return context.links.transfer_s(source_facts.replica_id, target_facts.replica_id, 0) is not None

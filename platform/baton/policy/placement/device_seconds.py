@@ -11,12 +11,14 @@ from baton.domain.fleet import StepTotals
 from baton.perf.timing import EngineTiming
 
 
-def prefill_work_s(timing: EngineTiming, uncached_tokens: float, *, devices: float = 1.0) -> float:
+def prefill_device_s(
+    timing: EngineTiming, uncached_tokens: float, *, devices: float = 1.0
+) -> float:
     """Device-seconds to compute so many prompt tokens."""
     return timing.prefill_s(round(max(0.0, uncached_tokens))) * devices
 
 
-def decode_work_s(
+def decode_device_s(
     timing: EngineTiming,
     output_tokens: float,
     *,
@@ -33,7 +35,7 @@ def decode_work_s(
     return max(0.0, output_tokens) * step_s / streams * devices
 
 
-def crowd(before: StepTotals, after: StepTotals) -> tuple[float, float] | None:
+def mean_decode_batch(before: StepTotals, after: StepTotals) -> tuple[float, float] | None:
     """How many streams an average decode step had between two reports, and their context tokens.
 
     None when there was no such step, or the engine has started again in between.

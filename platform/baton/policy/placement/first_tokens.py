@@ -13,47 +13,49 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baton.domain.slo import Slo
-from baton.policy.admission.slo_evaluation import SLOW_GAPS_ALLOWED
+from baton.policy.admission.slo_evaluation import MAX_ITL_VIOLATION_FRACTION
 
 
-class FirstToken(NamedTuple):
+class FirstTokenPlan(NamedTuple):
     """When it goes out, and whether what comes after it is then as promised."""
 
-    early: bool
-    breaks: bool = False
+    is_early: bool
+    breaks_slo: bool = False
     """Its pace, or a gap, is predicted to be broken by that."""
 
 
-LATE = FirstToken(early=False)
+NO_EARLY_TOKEN = FirstTokenPlan(is_early=False)
 
 
-def first_token(
+def plan_first_token(
     slo: Slo,
     *,
     waited_s: float,
-    prefilled_s: float,
+    prefill_done_s: float,
     handoff_s: float,
-    pace_s: float,
+    tpot_s: float,
     output_tokens: float,
-) -> FirstToken:
+) -> FirstTokenPlan:
     """Say whether to give it at once.
 
     Args:
         slo: What the request is promised.
         waited_s: Since it arrived.
-        prefilled_s: From now until the prefill ends, by prediction.
+        prefill_done_s: From now until the prefill ends, by prediction.
         handoff_s: From then until the decode replica's first token.
-        pace_s: Between two tokens after that.
+        tpot_s: Between two tokens after that.
         output_tokens: How many it is expected to get.
     """
     later_tokens = output_tokens - 1.0
     if later_tokens < 1.0:
-        return FirstToken(early=True)  # mostly nothing comes after it
-    each_s = (handoff_s + (later_tokens - 1.0) * pace_s) / later_tokens
-    breaks_pace = slo.tpot_s is not None and each_s > slo.tpot_s
-    one_is_allowed = SLOW_GAPS_ALLOWED * later_tokens >= 1.0
-    breaks_gap = slo.itl_p99_s is not None and handoff_s > slo.itl_p99_s and not one_is_allowed
-    if not (breaks_pace or breaks_gap):
-        return FirstToken(early=True)
-    late = slo.ttft_s is not None and waited_s + prefilled_s + handoff_s > slo.ttft_s
-    return FirstToken(early=True, breaks=True) if late else LATE
+        return FirstTokenPlan(is_early=True)  # mostly nothing comes after it
+    effective_tpot_s = (handoff_s + (later_tokens - 1.0) * tpot_s) / later_tokens
+    breaks_tpot = slo.tpot_s is not None and effective_tpot_s > slo.tpot_s
+    is_violation_allowed = MAX_ITL_VIOLATION_FRACTION * later_tokens >= 1.0
+    breaks_itl = (
+        slo.itl_p99_s is not None and handoff_s > slo.itl_p99_s and not is_violation_allowed
+    )
+    if not (breaks_tpot or breaks_itl):
+        return FirstTokenPlan(is_early=True)
+    is_ttft_missed = slo.ttft_s is not None and waited_s + prefill_done_s + handoff_s > slo.ttft_s
+    return FirstTokenPlan(is_early=True, breaks_slo=True) if is_ttft_missed else NO_EARLY_TOKEN

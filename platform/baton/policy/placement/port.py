@@ -1,7 +1,7 @@
 """Placement: whether a request is disaggregated, and which replicas run its phases.
 
 What every placement policy is asked, what it may look at, and what it answers. Policies are in
-`predicted` (baton's own) and, through `choosing`, `plain` ones and the user's.
+`predicted` (baton's own) and, through `chooser`, `simple` ones and the user's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from enum import StrEnum
 from typing import Protocol
 
 from baton.domain.fleet import FleetView, ReplicaView
-from baton.domain.handoff import Decision
-from baton.domain.request import LocalOnly
+from baton.domain.handoff import PlacementDecision
+from baton.domain.request import LocalOnlyReason
 from baton.domain.slo import Slo
 from baton.domain.value import Value
 from baton.perf.timing import EngineTiming
 from baton.policy.prefix_cache.hits import NO_HITS, Hits
-from baton.policy.prefix_cache.replication import NO_REGRETS, Regrets
+from baton.policy.prefix_cache.replication import NO_CREDITS, ReplicationCredits
 
 
 class Disaggregate(StrEnum):
@@ -44,8 +44,8 @@ class NoRoute(Value, kw_only=True):
 
 def no_route(fleet: FleetView) -> NoRoute:
     """Say why nobody in this fleet can take a request."""
-    known = bool(fleet.replicas)
-    return NoRoute(reason=NoRouteReason.ALL_DRAINING if known else NoRouteReason.NO_REPLICA)
+    has_replicas = bool(fleet.replicas)
+    return NoRoute(reason=NoRouteReason.ALL_DRAINING if has_replicas else NoRouteReason.NO_REPLICA)
 
 
 class PlacementQuery(Value, kw_only=True):
@@ -54,7 +54,7 @@ class PlacementQuery(Value, kw_only=True):
     prompt_tokens: int
     max_tokens: int = 1
     """How many tokens it may still generate."""
-    local_only: LocalOnly | None = None
+    local_only: LocalOnlyReason | None = None
     avoid: frozenset[str] = frozenset()
     """Replicas on which this request failed before: never for prefill, for decode only if no
     other is left."""
@@ -63,17 +63,17 @@ class PlacementQuery(Value, kw_only=True):
     hits: Hits = NO_HITS
     session_replica_id: str | None = None
     """Where the last request of the same session was decoded: a hint among equals."""
-    reuses: float = 0.0
+    reuses_per_token: float = 0.0
     """How often a token that is cached is used again before it goes, on average over the fleet."""
-    regrets: Regrets = NO_REGRETS
+    replication_credits: ReplicationCredits = NO_CREDITS
     """What was forgone of late because too few hold how it begins."""
-    early: bool = False
+    allow_early_token: bool = False
     """Whether a replica that only prefills it gives it its first token."""
     waited_s: float = 0.0
     """Since the request arrived: its deadline is that much nearer."""
     slo: Slo | None = None
     """What it is promised; None: what the placer was made with."""
-    decode_full: bool = False
+    is_decode_saturated: bool = False
     """Streams that decode, and prompts that are on their way there, are as many as keep their pace:
     it stays where it is prefilled, if that keeps its own."""
 
@@ -86,14 +86,14 @@ class LinkEstimates(Protocol):
         ...
 
 
-class Timings(Protocol):
+class TimingEstimates(Protocol):
     """What is known of how long engines take."""
 
     def of(self, view: ReplicaView) -> EngineTiming:
         """How long this replica takes."""
         ...
 
-    def prompt_share(self, view: ReplicaView, now_s: float) -> float:
+    def prefill_time_fraction(self, view: ReplicaView, now_s: float) -> float:
         """What share of its time this replica spends on prompts, while streams wait for it."""
         ...
 
@@ -106,7 +106,7 @@ class Timings(Protocol):
         ...
 
 
-class CacheRoom(Protocol):
+class CacheCapacity(Protocol):
     """What is known of how full KV caches are."""
 
     def free_blocks(self, replica_id: str) -> int:
@@ -114,23 +114,23 @@ class CacheRoom(Protocol):
         ...
 
 
-class _NoRoom:
+class _FullCache:
     def free_blocks(self, replica_id: str) -> int:
         return 0
 
 
-NO_ROOM: CacheRoom = _NoRoom()
+FULL_CACHE: CacheCapacity = _FullCache()
 """Every cache is full: what is stored drives out what was."""
 
 
-class Surroundings(Value, kw_only=True):
+class PlacementContext(Value, kw_only=True):
     """What placement may look at besides the request."""
 
     fleet: FleetView
-    timings: Timings
+    timings: TimingEstimates
     links: LinkEstimates
-    room: CacheRoom = NO_ROOM
-    due_at_s: Mapping[str, float]
+    cache_capacity: CacheCapacity = FULL_CACHE
+    prefills_done_at_s: Mapping[str, float]
     """By replica: when the prompts that this coordinator has sent there will be computed, for all
     that is known."""
 
@@ -138,18 +138,20 @@ class Surroundings(Value, kw_only=True):
 class Placer(Protocol):
     """A placement policy. It may keep a seeded random generator or a counter, and nothing else."""
 
-    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
+    def place(
+        self, query: PlacementQuery, context: PlacementContext
+    ) -> PlacementDecision | NoRoute:
         """Choose the replicas for a request."""
         ...
 
     def place_decode(
-        self, query: PlacementQuery, source: ReplicaView, around: Surroundings
+        self, query: PlacementQuery, source: ReplicaView, context: PlacementContext
     ) -> str | None:
         """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
         ...
 
 
-def place_release(source: ReplicaView, fleet: FleetView) -> str | None:
+def choose_releaser(source: ReplicaView, fleet: FleetView) -> str | None:
     """Choose who tells `source` to free a ticket's blocks; None when nobody can.
 
     Engines free a ticket when the pulling side says so, hence any other replica of the same layout
@@ -160,8 +162,8 @@ def place_release(source: ReplicaView, fleet: FleetView) -> str | None:
         for view in fleet.replicas.values()
         if view.replica_id != source.replica_id and view.facts.layout == source.facts.layout
     ]
-    serving = [view for view in candidates if view.is_counted_on]
-    return least_loaded(serving or candidates).replica_id if candidates else None
+    eligible = [view for view in candidates if view.is_eligible]
+    return least_loaded(eligible or candidates).replica_id if candidates else None
 
 
 def least_loaded(views: Iterable[ReplicaView]) -> ReplicaView:
@@ -174,7 +176,7 @@ def load_key(view: ReplicaView) -> tuple[int, int, str]:
     # Reports and what was sent since; or what is known to be there, where reports are missing.
     reported = view.load.running_requests + view.load.queued_requests
     return (
-        max(view.inflight_legs, reported + view.unseen_legs),
-        max(view.inflight_tokens, view.load.queued_tokens + view.unseen_tokens),
+        max(view.inflight_legs, reported + view.unreported_legs),
+        max(view.inflight_tokens, view.load.queued_tokens + view.unreported_tokens),
         view.replica_id,
     )

@@ -13,7 +13,7 @@ against unlike things:
            + prefill that is done again later because of what this one drives out of a cache
 
 With a TPOT objective, the requests that are predicted to miss an objective are counted instead of
-the seconds over one, and each has a price in seconds; see `promises`.
+the seconds over one, and each has a price in seconds; see `slo_impact`.
 
 Without objectives every stream's second counts as one: the least sum of everybody's waiting wins.
 
@@ -21,7 +21,7 @@ In a large fleet only a shortlist is looked at: those that hold most of the prom
 ones of a few pairs drawn by chance, which are close to the idlest of all (Source: Mitzenmacher, The
 Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001). The draw, and how ties
 break, differ between coordinators, so that several that see the same stale loads do not all choose
-the same replica. Where nobody on it can hand a prompt over to another, see `partners`.
+the same replica. Where nobody on it can hand a prompt over to another, see `compatible_pairs`.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from operator import attrgetter
 from zlib import crc32
 
 from baton.domain.fleet import ReplicaView, Role
-from baton.domain.handoff import Decision, Route, RouteReason
+from baton.domain.handoff import PlacementDecision, Route, RouteReason
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
-from baton.policy.placement.candidates import Way, Ways
-from baton.policy.placement.compatible_pairs import givers, takers
+from baton.policy.placement.candidates import PlacementOption, PlacementOptions
+from baton.policy.placement.compatible_pairs import can_receive, can_send
 from baton.policy.placement.port import (
     Disaggregate,
     NoRoute,
+    PlacementContext,
     PlacementQuery,
-    Surroundings,
     no_route,
 )
 from baton.policy.placement.replica_cost import ReplicaCost
 from baton.policy.placement.shortlist import Shortlist
-from baton.policy.placement.slo_impact import Promises
+from baton.policy.placement.slo_impact import SloImpact
 from baton.policy.prefix_cache.hits import NO_HITS
 
 NAME = "predicted"
-_SHOWN = 3
+_MAX_OPTIONS_KEPT = 3
 """Options kept with a decision."""
-_SECONDS = attrgetter("late_s", "cost_s")
+_COST_KEY = attrgetter("late_s", "cost_s")
 """What ways are compared by."""
-_KEEPS = 0.5
+_MIN_MISSES_AVOIDED = 0.5
 """Requests that are to miss an objective less, as predicted, for a stream to stay where it was
 prefilled. Found by trying: with less, streams stayed while nobody prefilled there, and were held up
 when somebody did."""
-_NEAR = 0.1
+_SESSION_TOLERANCE_FRACTION = 0.1
 """A session's own replica is preferred when it costs at most this fraction more than the best."""
 
 
@@ -72,10 +72,10 @@ class PredictedOptions:
     """Of requests that bring no objectives of their own."""
     tpot_slo_s: float | None = None
     """Likewise; and of the streams that run, whatever they are promised."""
-    deflect_streams_fraction: float = 0.25
+    decode_on_prefill_fraction: float = 0.25
     """Of a prefill replica's places in the batch, what streams may take that stay where they were
     prefilled; 0: none do."""
-    deflect_prompt_fraction: float = 1.0
+    prefill_on_decode_fraction: float = 1.0
     """Of a decode replica's time, what prompts may take before others go to the prefill pool only;
     where there is a TPOT objective."""
     shortlist: int = 3
@@ -86,7 +86,7 @@ class PredictedOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"placement: {name} is {value}, wanted more than 0")
-        for name in ("deflect_streams_fraction", "deflect_prompt_fraction"):
+        for name in ("decode_on_prefill_fraction", "prefill_on_decode_fraction"):
             share = getattr(self, name)
             if not 0 <= share <= 1:
                 raise ValueError(f"placement: {name} is {share}, wanted from 0 to 1")
@@ -106,163 +106,225 @@ class PredictedPlacer:
 
     # -------------------------------------------------------------- the port
 
-    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
+    def place(
+        self, query: PlacementQuery, context: PlacementContext
+    ) -> PlacementDecision | NoRoute:
         """Choose the replicas for a request; the reason says what forced it, if anything."""
-        roster = around.fleet.roster
-        if not roster.decode and not roster.prefill:
-            return no_route(around.fleet)
-        ways = self._ways(query, around)
-        decoders = self._costs(ways, query, around, roster.decode or roster.prefill)
-        forced, prefillers, found = self._handoffs(ways, query, around, decoders)
-        if found and self._options.disaggregate is Disaggregate.ALWAYS:
-            return self._decide(ways, query, around, found)
-        reason = forced or RouteReason.LOCAL_FASTER
-        found += self._locals(ways, decoders, reason, may_skip=bool(found))
-        may_choose = self._options.disaggregate is Disaggregate.AUTO
-        if forced is None and may_choose:
-            stay = self._deflected(ways, query, prefillers, than=min(found, key=_SECONDS))
-            if stay and query.decode_full:
-                return self._decide(ways, query, around, stay)
-            found += stay
-        if query.local_only is None and may_choose and query.hits is not NO_HITS:
-            used_tokens = min(found, key=_SECONDS).option.hit_tokens
-            known = {cost.view.replica_id: cost for cost in (*prefillers, *decoders)}
-            found += ways.fetches(decoders, known, used_tokens=used_tokens)
-        return self._decide(ways, query, around, found)
+        eligible = context.fleet.eligible
+        if not eligible.decode and not eligible.prefill:
+            return no_route(context.fleet)
+        placement_options = self._placement_options(query, context)
+        decoders = self._costs(
+            placement_options, query, context, eligible.decode or eligible.prefill
+        )
+        forced_reason, prefillers, candidates = self._handoffs(
+            placement_options, query, context, decoders
+        )
+        if candidates and self._options.disaggregate is Disaggregate.ALWAYS:
+            return self._decide(placement_options, query, context, candidates)
+        reason = forced_reason or RouteReason.LOCAL_FASTER
+        candidates += self._local_candidates(
+            placement_options, decoders, reason, skip_busy=bool(candidates)
+        )
+        is_auto = self._options.disaggregate is Disaggregate.AUTO
+        if forced_reason is None and is_auto:
+            overflow = self._overflow_candidates(
+                placement_options, query, prefillers, best=min(candidates, key=_COST_KEY)
+            )
+            if overflow and query.is_decode_saturated:
+                return self._decide(placement_options, query, context, overflow)
+            candidates += overflow
+        if query.local_only is None and is_auto and query.hits is not NO_HITS:
+            best_hit_tokens = min(candidates, key=_COST_KEY).option.hit_tokens
+            known_costs = {cost.view.replica_id: cost for cost in (*prefillers, *decoders)}
+            candidates += placement_options.prefix_fetches(
+                decoders, known_costs, best_hit_tokens=best_hit_tokens
+            )
+        return self._decide(placement_options, query, context, candidates)
 
     def place_decode(
-        self, query: PlacementQuery, source: ReplicaView, around: Surroundings
+        self, query: PlacementQuery, source: ReplicaView, context: PlacementContext
     ) -> str | None:
         """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
-        ids = around.fleet.roster.decode
-        if not ids:
+        replica_ids = context.fleet.eligible.decode
+        if not replica_ids:
             return None
-        ways = self._ways(query, around)
-        best = self._best_taker(ways, source, self._costs(ways, query, around, ids))
-        if best is None and self._shortlist.leaves_out(ids):
-            able = takers([source], self._shortlist.pool(query, ids), around)
-            best = self._best_taker(ways, source, self._costs(ways, query, around, able))
+        placement_options = self._placement_options(query, context)
+        best = self._best_decode_target(
+            placement_options, source, self._costs(placement_options, query, context, replica_ids)
+        )
+        if best is None and self._shortlist.needs_sampling(replica_ids):
+            receivers = can_receive(
+                [source], self._shortlist.prefer_untried(query, replica_ids), context
+            )
+            best = self._best_decode_target(
+                placement_options, source, self._costs(placement_options, query, context, receivers)
+            )
         return best
 
-    def _best_taker(
-        self, ways: Ways, source: ReplicaView, costs: Sequence[ReplicaCost]
+    def _best_decode_target(
+        self, placement_options: PlacementOptions, source: ReplicaView, costs: Sequence[ReplicaCost]
     ) -> str | None:
-        able = [
-            (left_s, self._tie(cost.view.replica_id), cost.view.replica_id)
+        ranked_targets = [
+            (cost_s, self._tie_break_key(cost.view.replica_id), cost.view.replica_id)
             for cost in costs
-            if (left_s := ways.handoff_s(source, cost)) is not None
+            if (cost_s := placement_options.handoff_cost_s(source, cost)) is not None
         ]
-        return min(able)[2] if able else None
+        return min(ranked_targets)[2] if ranked_targets else None
 
     # -------------------------------------------------------------- candidates
 
-    def _ways(self, query: PlacementQuery, around: Surroundings) -> Ways:
+    def _placement_options(
+        self, query: PlacementQuery, context: PlacementContext
+    ) -> PlacementOptions:
         options, slo = self._options, query.slo or self._slo
-        promises = None
+        slo_impact = None
         if slo.tpot_s is not None or options.tpot_slo_s is not None:
-            promises = Promises(slo.tpot_s, slo.ttft_s, options.tpot_slo_s)
-        return Ways(query, around, slo=slo, promises=promises)
+            slo_impact = SloImpact(slo.tpot_s, slo.ttft_s, options.tpot_slo_s)
+        return PlacementOptions(query, context, slo=slo, slo_impact=slo_impact)
 
     def _costs(
-        self, ways: Ways, query: PlacementQuery, around: Surroundings, ids: Sequence[str]
+        self,
+        placement_options: PlacementOptions,
+        query: PlacementQuery,
+        context: PlacementContext,
+        replica_ids: Sequence[str],
     ) -> list[ReplicaCost]:
-        return ways.costs(self._shortlist.of(query, around.fleet, ids))
+        return placement_options.costs(self._shortlist.select(query, context.fleet, replica_ids))
 
     def _handoffs(
         self,
-        ways: Ways,
+        placement_options: PlacementOptions,
         query: PlacementQuery,
-        around: Surroundings,
+        context: PlacementContext,
         decoders: Sequence[ReplicaCost],
-    ) -> tuple[RouteReason | None, list[ReplicaCost], list[Way]]:
+    ) -> tuple[RouteReason | None, list[ReplicaCost], list[PlacementOption]]:
         """Why there is no handoff, if there is none; who may prefill; and the handoffs."""
-        forced = self._forced_local(query, around, decoders)
-        prefillers = [] if forced else self._prefillers(ways, query, around, decoders)
-        found = [] if forced else ways.remotes(prefillers, decoders)
-        if found or forced not in {None, RouteReason.INCOMPATIBLE}:
-            return forced, prefillers, found
-        roster = around.fleet.roster
-        if self._shortlist.leaves_out(roster.prefill) or self._shortlist.leaves_out(roster.decode):
-            others, found = self._further_handoffs(ways, query, around)
-            if found:
-                return None, others, found
-        return forced or RouteReason.NO_LINK, prefillers, []
+        forced_reason = self._forced_local_reason(query, context, decoders)
+        prefillers = (
+            [] if forced_reason else self._prefillers(placement_options, query, context, decoders)
+        )
+        candidates = [] if forced_reason else placement_options.disaggregated(prefillers, decoders)
+        if candidates or forced_reason not in {None, RouteReason.INCOMPATIBLE}:
+            return forced_reason, prefillers, candidates
+        eligible = context.fleet.eligible
+        if self._shortlist.needs_sampling(eligible.prefill) or self._shortlist.needs_sampling(
+            eligible.decode
+        ):
+            other_prefillers, candidates = self._further_handoffs(placement_options, query, context)
+            if candidates:
+                return None, other_prefillers, candidates
+        return forced_reason or RouteReason.NO_LINK, prefillers, []
 
     def _further_handoffs(
-        self, ways: Ways, query: PlacementQuery, around: Surroundings
-    ) -> tuple[list[ReplicaCost], list[Way]]:
+        self, placement_options: PlacementOptions, query: PlacementQuery, context: PlacementContext
+    ) -> tuple[list[ReplicaCost], list[PlacementOption]]:
         """The handoffs among those that were not looked at, where nobody else can do it."""
-        roster = around.fleet.roster
-        targets = self._shortlist.pool(query, roster.decode)
-        fresh = (one for one in roster.prefill if one not in query.avoid)
-        able = givers(fresh, targets, around)
-        sources = self._costs(ways, query, around, able) if able else []
-        pulling = takers((cost.view for cost in sources), targets, around)
-        return sources, ways.remotes(sources, self._costs(ways, query, around, pulling))
+        eligible = context.fleet.eligible
+        targets = self._shortlist.prefer_untried(query, eligible.decode)
+        untried = (replica_id for replica_id in eligible.prefill if replica_id not in query.avoid)
+        senders = can_send(untried, targets, context)
+        sources = self._costs(placement_options, query, context, senders) if senders else []
+        receivers = can_receive((cost.view for cost in sources), targets, context)
+        return sources, placement_options.disaggregated(
+            sources, self._costs(placement_options, query, context, receivers)
+        )
 
     def _prefillers(
         self,
-        ways: Ways,
+        placement_options: PlacementOptions,
         query: PlacementQuery,
-        around: Surroundings,
+        context: PlacementContext,
         decoders: Sequence[ReplicaCost],
     ) -> list[ReplicaCost]:
         """The prefill pool's, and those that do both beside others that only decode.
 
         One on which the request has failed is not asked again.
         """
-        ids: Sequence[str] = around.fleet.roster.prefill
+        replica_ids: Sequence[str] = context.fleet.eligible.prefill
         if query.avoid:
-            ids = [one for one in ids if one not in query.avoid]
-        found = self._costs(ways, query, around, ids) if ids else []
-        return found + _do_both(query, decoders)
+            replica_ids = [
+                replica_id for replica_id in replica_ids if replica_id not in query.avoid
+            ]
+        costs = self._costs(placement_options, query, context, replica_ids) if replica_ids else []
+        return costs + _mixed_prefillers(query, decoders)
 
-    def _locals(
-        self, ways: Ways, decoders: Sequence[ReplicaCost], reason: RouteReason, *, may_skip: bool
-    ) -> list[Way]:
+    def _local_candidates(
+        self,
+        placement_options: PlacementOptions,
+        decoders: Sequence[ReplicaCost],
+        reason: RouteReason,
+        *,
+        skip_busy: bool,
+    ) -> list[PlacementOption]:
         """A decode replica prefills, too; one that is busy with prompts only if nobody else can."""
-        most = self._options.deflect_prompt_fraction
-        free = [cost for cost in decoders if not may_skip or cost.prompt_share <= most]
-        return [ways.local(cost, reason) for cost in free]
+        max_prefill_fraction = self._options.prefill_on_decode_fraction
+        usable = [
+            cost
+            for cost in decoders
+            if not skip_busy or cost.prefill_time_fraction <= max_prefill_fraction
+        ]
+        return [placement_options.local(cost, reason) for cost in usable]
 
-    def _deflected(
-        self, ways: Ways, query: PlacementQuery, prefillers: Sequence[ReplicaCost], *, than: Way
-    ) -> list[Way]:
+    def _overflow_candidates(
+        self,
+        placement_options: PlacementOptions,
+        query: PlacementQuery,
+        prefillers: Sequence[ReplicaCost],
+        *,
+        best: PlacementOption,
+    ) -> list[PlacementOption]:
         """A prefill replica decodes, too: where that keeps an objective more, or is no decoding.
 
         What will be prefilled there later is not known, and would hold the stream up.
         """
-        most = self._options.deflect_streams_fraction
-        ends_there = query.max_tokens == 1
-        if not most or not (than.missed >= _KEEPS or ends_there or query.decode_full):
+        max_streams_fraction = self._options.decode_on_prefill_fraction
+        is_prefill_only = query.max_tokens == 1
+        if not max_streams_fraction or not (
+            best.expected_misses >= _MIN_MISSES_AVOIDED
+            or is_prefill_only
+            or query.is_decode_saturated
+        ):
             return []
-        pure = [cost for cost in prefillers if cost.view.facts.role is Role.PREFILL]
-        found = ways.deflected(pure, streams_fraction=most)
-        if query.decode_full:
-            return [way for way in found if way.missed < _KEEPS]
-        return [way for way in found if ends_there or way.missed <= than.missed - _KEEPS]
+        prefill_only = [cost for cost in prefillers if cost.view.facts.role is Role.PREFILL]
+        candidates = placement_options.decode_on_prefill(
+            prefill_only, streams_fraction=max_streams_fraction
+        )
+        if query.is_decode_saturated:
+            return [way for way in candidates if way.expected_misses < _MIN_MISSES_AVOIDED]
+        return [
+            way
+            for way in candidates
+            if is_prefill_only or way.expected_misses <= best.expected_misses - _MIN_MISSES_AVOIDED
+        ]
 
-    def _forced_local(
-        self, query: PlacementQuery, around: Surroundings, decoders: Sequence[ReplicaCost]
+    def _forced_local_reason(
+        self, query: PlacementQuery, context: PlacementContext, decoders: Sequence[ReplicaCost]
     ) -> RouteReason | None:
         """Why no prefill replica can, or may, do its part; None when one can."""
-        if not around.fleet.roster.decode:
+        if not context.fleet.eligible.decode:
             return RouteReason.NO_DECODE_REPLICA
         if query.local_only is not None:
             return RouteReason.LOCAL_ONLY
         if self._options.disaggregate is Disaggregate.NEVER:
             return RouteReason.DISAGGREGATION_OFF
-        return _no_prefill(query, around, decoders)
+        return _no_prefill_reason(query, context, decoders)
 
     # -------------------------------------------------------------- the choice
 
     def _decide(
-        self, ways: Ways, query: PlacementQuery, around: Surroundings, found: Sequence[Way]
-    ) -> Decision:
-        ranked = sorted(found, key=_SECONDS)
-        spread, forgone = ways.spread(ranked)
-        best = spread or _session_way(query, ranked) or self._first_of_equals(ranked)
-        shown = [best, *(way for way in ranked[:_SHOWN] if way is not best)][:_SHOWN]
+        self,
+        placement_options: PlacementOptions,
+        query: PlacementQuery,
+        context: PlacementContext,
+        candidates: Sequence[PlacementOption],
+    ) -> PlacementDecision:
+        ranked = sorted(candidates, key=_COST_KEY)
+        replication, credit = placement_options.choose_replication(ranked)
+        best = replication or _session_candidate(query, ranked) or self._break_tie(ranked)
+        kept = [best, *(way for way in ranked[:_MAX_OPTIONS_KEPT] if way is not best)][
+            :_MAX_OPTIONS_KEPT
+        ]
         option = best.option
         route = Route(
             mode=option.mode,
@@ -271,64 +333,71 @@ class PredictedPlacer:
             reason=best.reason,
             prefill_tokens=best.prefill_tokens,
         )
-        return Decision(
+        return PlacementDecision(
             route=route,
             policy=NAME,
-            at_s=around.fleet.at_s,
+            at_s=context.fleet.at_s,
             options=tuple(
-                [evolve(way.option, cost_s=way.cost_s, missed=way.missed) for way in shown]
+                [
+                    evolve(way.option, cost_s=way.cost_s, expected_misses=way.expected_misses)
+                    for way in kept
+                ]
             ),
-            considered=len(found),
-            forgone=forgone,
+            options_considered=len(candidates),
+            replication_credit=credit,
         )
 
-    def _first_of_equals(self, ranked: Sequence[Way]) -> Way:
+    def _break_tie(self, ranked: Sequence[PlacementOption]) -> PlacementOption:
         """The best way; among equals it depends on the coordinator, but not on their order."""
         first = ranked[0]
-        best = _SECONDS(first)
-        if len(ranked) == 1 or _SECONDS(ranked[1]) != best:
+        best_cost = _COST_KEY(first)
+        if len(ranked) == 1 or _COST_KEY(ranked[1]) != best_cost:
             return first
-        equals = takewhile(lambda way: _SECONDS(way) == best, ranked)
-        return min(equals, key=lambda way: self._tie(way.option.decode_replica_id))
+        equals = takewhile(lambda way: _COST_KEY(way) == best_cost, ranked)
+        return min(equals, key=lambda way: self._tie_break_key(way.option.decode_replica_id))
 
-    def _tie(self, replica_id: str) -> int:
+    def _tie_break_key(self, replica_id: str) -> int:
         """An order of the replicas of this coordinator's own."""
         return crc32(replica_id.encode(), self._seed)
 
 
-def _session_way(query: PlacementQuery, ranked: Sequence[Way]) -> Way | None:
+def _session_candidate(
+    query: PlacementQuery, ranked: Sequence[PlacementOption]
+) -> PlacementOption | None:
     """The way over the session's last replica, when that costs hardly more than the best."""
-    wanted = query.session_replica_id
-    if wanted is None:
+    session_replica_id = query.session_replica_id
+    if session_replica_id is None:
         return None
     best = ranked[0]
-    for way in ranked:
-        if way.late_s > best.late_s or way.cost_s > best.cost_s * (1 + _NEAR):
+    for candidate in ranked:
+        if candidate.late_s > best.late_s or candidate.cost_s > best.cost_s * (
+            1 + _SESSION_TOLERANCE_FRACTION
+        ):
             return None
-        if way.option.decode_replica_id == wanted:
-            return way
+        if candidate.option.decode_replica_id == session_replica_id:
+            return candidate
     return None
 
 
-def _no_prefill(
-    query: PlacementQuery, around: Surroundings, decoders: Sequence[ReplicaCost]
+def _no_prefill_reason(
+    query: PlacementQuery, context: PlacementContext, decoders: Sequence[ReplicaCost]
 ) -> RouteReason | None:
     """Why nobody could prefill for another; None when somebody could."""
-    prefillers = around.fleet.roster.prefill
+    prefillers = context.fleet.eligible.prefill
     if not prefillers and all(cost.view.facts.role is Role.MIXED for cost in decoders):
         return RouteReason.MIXED_POOL
-    if _do_both(query, decoders):
+    if _mixed_prefillers(query, decoders):
         return None
-    if all(one in query.avoid for one in prefillers):
+    if all(prefiller in query.avoid for prefiller in prefillers):
         return RouteReason.NO_PREFILL_REPLICA
     layouts = {cost.view.facts.layout for cost in decoders}
-    replicas = around.fleet.replicas
-    if all(replicas[one].facts.layout not in layouts for one in prefillers):
+    replicas = context.fleet.replicas
+    if all(replicas[prefiller].facts.layout not in layouts for prefiller in prefillers):
         return RouteReason.INCOMPATIBLE
     return None
 
 
-def _do_both(query: PlacementQuery, decoders: Sequence[ReplicaCost]) -> list[ReplicaCost]:
+def _mixed_prefillers(query: PlacementQuery, decoders: Sequence[ReplicaCost]) -> list[ReplicaCost]:
     """Mixed replicas beside others that only decode: they may prefill for these, too.
 
     Where all do both, each keeps what it has prefilled: the next request goes to another anyway.

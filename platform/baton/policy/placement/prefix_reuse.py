@@ -8,12 +8,12 @@ from __future__ import annotations
 
 _MEMORY_TOKENS = 1_000_000.0
 """Prompts of so many tokens ago weigh a third of the newest."""
-_MOST = 4.0
+_MAX_REUSES_PER_TOKEN = 4.0
 """Reached at h = 0.8. Beyond it the estimate says more of its own noise than of the caches; and
 what is driven out is what was used longest ago, worth less than the average."""
 
 
-class Reuse:
+class PrefixReuse:
     """The fraction of prompt tokens that were cached, recent ones weighing more."""
 
     __slots__ = ("_cached_tokens", "_prompt_tokens")
@@ -26,9 +26,9 @@ class Reuse:
         """So many of a prompt's tokens were cached where it was prefilled."""
         if not 0 <= cached_tokens <= prompt_tokens:
             return
-        kept = max(0.0, 1 - prompt_tokens / _MEMORY_TOKENS)
-        self._cached_tokens = kept * self._cached_tokens + cached_tokens
-        self._prompt_tokens = kept * self._prompt_tokens + prompt_tokens
+        decay = max(0.0, 1 - prompt_tokens / _MEMORY_TOKENS)
+        self._cached_tokens = decay * self._cached_tokens + cached_tokens
+        self._prompt_tokens = decay * self._prompt_tokens + prompt_tokens
 
     @property
     def hit_fraction(self) -> float:
@@ -36,7 +36,7 @@ class Reuse:
         return self._cached_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
 
     @property
-    def reuses(self) -> float:
+    def reuses_per_token(self) -> float:
         """Tokens found cached for each that was computed, at most 4."""
         computed = self._prompt_tokens - self._cached_tokens
-        return min(_MOST, self._cached_tokens / computed) if computed > 0 else 0.0
+        return min(_MAX_REUSES_PER_TOKEN, self._cached_tokens / computed) if computed > 0 else 0.0

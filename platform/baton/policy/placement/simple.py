@@ -37,7 +37,10 @@ class RoundRobin:
         """The candidate whose id follows that of the one before."""
         del query
         last = self._last.get(kind, "")
-        in_turn = [(one.view.replica_id <= last, one.view.replica_id) for one in candidates]
+        in_turn = [
+            (candidate.view.replica_id <= last, candidate.view.replica_id)
+            for candidate in candidates
+        ]
         index = in_turn.index(min(in_turn))
         self._last[kind] = in_turn[index][1]
         return index

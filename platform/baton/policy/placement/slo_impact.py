@@ -8,7 +8,7 @@ its time on prompts, gives each of its streams a token every
 A stream gains slack against its TPOT objective with each token, objective - pace, and a prompt that
 is computed beside it takes the time of that prompt away at once. It is broken when that is more
 than it gains over its whole life. So the new request misses its TPOT when its pace there would, and
-of the streams beside it a share is broken, `broken_share`. What prompts that queue there anyway
+of the streams beside it a share is broken, `broken_fraction`. What prompts that queue there anyway
 break does not count: only the difference that the new one makes.
 
 A miss costs a multiple of what the request may take within its objectives. That makes seconds of
@@ -23,71 +23,86 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 
-from baton.perf.timing import delay_s
+from baton.perf.timing import decode_delay_s
 from baton.policy.placement.replica_cost import ReplicaCost
 
-_LEAST_SLACK = 0.05
+_MIN_SLACK_FRACTION = 0.05
 """Of the objective: predictions err by as much, so no stream is ever given up as lost."""
-_PRICE = 4.0
+_MISS_PENALTY_MULTIPLE = 4.0
 """A miss costs so many times what the request may take: to be sooner than one must be is worth far
 less than not to be late. Found by trying: at 1, prompts still went to where they broke streams
 while the prefill pool's queue was within the objective."""
 
 
 @dataclass(frozen=True, slots=True)
-class Promises:
+class SloImpact:
     """What requests are served for."""
 
     tpot_slo_s: float | None
     """The request's own; None: it is promised no pace."""
     ttft_slo_s: float | None = None
-    others_tpot_slo_s: float | None = None
+    running_tpot_slo_s: float | None = None
     """That of the streams that run already; None: the same as the request's."""
 
     def __post_init__(self) -> None:
-        if self.tpot_slo_s is None and self.others_tpot_slo_s is None:
+        if self.tpot_slo_s is None and self.running_tpot_slo_s is None:
             raise ValueError("promises: nobody is promised a pace, wanted a TPOT for somebody")
 
     @property
-    def pace_s(self) -> float:
+    def stream_tpot_slo_s(self) -> float:
         """What the streams that run already are promised for each token."""
-        found = self.tpot_slo_s if self.others_tpot_slo_s is None else self.others_tpot_slo_s
-        assert found is not None, "one of them is set"
-        return found
+        tpot_slo_s = self.tpot_slo_s if self.running_tpot_slo_s is None else self.running_tpot_slo_s
+        assert tpot_slo_s is not None, "one of them is set"
+        return tpot_slo_s
 
-    def missed(self, cost: ReplicaCost, here_tokens: int = 0) -> float:
+    def expected_misses(self, cost: ReplicaCost, local_prompt_tokens: int = 0) -> float:
         """How many more requests miss their TPOT when a replica decodes one more.
 
-        It computes `here_tokens` of the new one's prompt, too. The new one's own first token is not
-        looked at.
+        It computes `local_prompt_tokens` of the new one's prompt, too. The new one's own first
+        token is not looked at.
         """
-        own_s, pace_s = self.tpot_slo_s, cost.step_s / (1.0 - cost.prompt_share)
-        missed = float(own_s is not None and pace_s > own_s)
-        return missed + (self.broken(cost, here_tokens, pace_s=pace_s) if cost.running else 0.0)
+        tpot_slo_s, tpot_s = self.tpot_slo_s, cost.step_s / (1.0 - cost.prefill_time_fraction)
+        own_misses = float(tpot_slo_s is not None and tpot_s > tpot_slo_s)
+        return own_misses + (
+            self.streams_broken(cost, local_prompt_tokens, tpot_s=tpot_s)
+            if cost.running_streams
+            else 0.0
+        )
 
-    def broken(self, cost: ReplicaCost, here_tokens: int, *, pace_s: float | None = None) -> float:
+    def streams_broken(
+        self, cost: ReplicaCost, local_prompt_tokens: int, *, tpot_s: float | None = None
+    ) -> float:
         """How many more of a replica's streams miss their TPOT by such a prompt beside them.
 
-        With the request as another stream among them they go on at `pace_s`; None: it goes away.
+        With the request as another stream among them they go on at `tpot_s`; None: it goes away.
         """
-        slo_s, life, timing = self.pace_s, cost.output_tokens, cost.timing
-        without_s = max(0.0, cost.step_s - cost.stream_s) / (1.0 - cost.prompt_share)
-        pace_s = without_s if pace_s is None else pace_s
-        least_s, ahead = _LEAST_SLACK * slo_s, cost.ahead_tokens
-        stalls_s = delay_s(timing, ahead), delay_s(timing, ahead + here_tokens)
-        already = broken_share(
-            stalls_s[0], slack_s=max(least_s, slo_s - without_s), life_tokens=life
+        slo_s, output_tokens, timing = self.stream_tpot_slo_s, cost.output_tokens, cost.timing
+        tpot_without_s = max(0.0, cost.step_s - cost.step_increase_s) / (
+            1.0 - cost.prefill_time_fraction
         )
-        broken = broken_share(stalls_s[1], slack_s=max(least_s, slo_s - pace_s), life_tokens=life)
-        return cost.running * max(0.0, broken - already)
+        tpot_s = tpot_without_s if tpot_s is None else tpot_s
+        min_slack_s, ahead_tokens = _MIN_SLACK_FRACTION * slo_s, cost.ahead_tokens
+        stalls_s = (
+            decode_delay_s(timing, ahead_tokens),
+            decode_delay_s(timing, ahead_tokens + local_prompt_tokens),
+        )
+        broken_before = broken_fraction(
+            stalls_s[0],
+            slack_s=max(min_slack_s, slo_s - tpot_without_s),
+            mean_output_tokens=output_tokens,
+        )
+        broken_after = broken_fraction(
+            stalls_s[1], slack_s=max(min_slack_s, slo_s - tpot_s), mean_output_tokens=output_tokens
+        )
+        return cost.running_streams * max(0.0, broken_after - broken_before)
 
-    def worth_s(self, cost: ReplicaCost) -> float:
+    def miss_penalty_s(self, cost: ReplicaCost) -> float:
         """What a request that keeps its objectives may take: the price of a miss."""
-        own_s = self.pace_s if self.tpot_slo_s is None else self.tpot_slo_s
-        return _PRICE * ((self.ttft_slo_s or 0.0) + cost.output_tokens * own_s)
+        tpot_slo_s = self.stream_tpot_slo_s if self.tpot_slo_s is None else self.tpot_slo_s
+        return _MISS_PENALTY_MULTIPLE * ((self.ttft_slo_s or 0.0) + cost.output_tokens * tpot_slo_s)
 
 
-def broken_share(stall_s: float, *, slack_s: float, life_tokens: float) -> float:
+def broken_fraction(stall_s: float, *, slack_s: float, mean_output_tokens: float) -> float:
     """Of the streams on a replica, the share that gains less slack in all than a stall takes.
 
     With a slack of `slack_s` a token, those are the streams of fewer than stall / slack tokens.
@@ -98,5 +113,5 @@ def broken_share(stall_s: float, *, slack_s: float, life_tokens: float) -> float
     Source: Feller, An Introduction to Probability Theory and Its Applications II, I.4 (waiting time
     paradox).
     """
-    lives = stall_s / (slack_s * life_tokens)
+    lives = stall_s / (slack_s * mean_output_tokens)
     return 1.0 - exp(-lives) * (1.0 + lives)

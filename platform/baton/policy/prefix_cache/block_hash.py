@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from baton.domain.hashed_prompt import Outline
+from baton.domain.hashed_prompt import HashedPrompt
 
-_KEPT_BITS = (1 << 60) - 1
+_HASH_MASK = (1 << 60) - 1
 """Two digits of a Python integer: a third of the memory less than 64 bits take."""
 
 
@@ -27,17 +27,19 @@ def chain_root(
     `salt` is what keeps tenants apart (vLLM's `cache_salt`).
     """
     parts = (model, str(block_size_tokens), adapter, salt)
-    named = "".join("-" if part is None else f"+{len(part)}:{part}" for part in parts)
-    digest = blake2b(named.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & _KEPT_BITS
+    key = "".join("-" if part is None else f"+{len(part)}:{part}" for part in parts)
+    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & _HASH_MASK
 
 
-def chain(previous: int, token_ids: Sequence[int] | Outline, block_size_tokens: int) -> list[int]:
+def chain_hashes(
+    previous: int, token_ids: Sequence[int] | HashedPrompt, block_size_tokens: int
+) -> list[int]:
     """The hashes of the full blocks of `token_ids`, which follow the block named `previous`.
 
     Tokens after the last full block do not count. Token ids are not negative.
     """
-    if isinstance(token_ids, Outline):
-        return token_ids.chain(previous, block_size_tokens)
+    if isinstance(token_ids, HashedPrompt):
+        return token_ids.chain_hashes(previous, block_size_tokens)
     blocks = zip(*[iter(token_ids)] * block_size_tokens, strict=False)
-    return [previous := hash((previous, block)) & _KEPT_BITS for block in blocks]
+    return [previous := hash((previous, block)) & _HASH_MASK for block in blocks]

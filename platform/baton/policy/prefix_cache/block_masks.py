@@ -19,7 +19,7 @@ _TABLE_BITS = 12
 _TABLE_MASK = (1 << _TABLE_BITS) - 1
 _WIDTHS = (6, 7, 8, 9, 10, 11)
 """Table entries per dictionary: sizes over nearly one doubling, which is what growth goes by."""
-_POOL_MASKS = 8192
+_MAX_POOLED_MASKS = 8192
 
 
 class HolderMasks:
@@ -45,7 +45,7 @@ class HolderMasks:
         """How many steps `sweep` takes for all blocks."""
         return len(self._shards)
 
-    def of(self, block: int) -> int:
+    def holders_of(self, block: int) -> int:
         """The slots that hold a block; 0 when nobody does."""
         return self._table[block & _TABLE_MASK].get(block, 0)
 
@@ -63,15 +63,15 @@ class HolderMasks:
         added = before = after = 0
         for block in blocks:
             shard = table[block & _TABLE_MASK]
-            held = shard.get(block)
-            if held is None:
+            mask = shard.get(block)
+            if mask is None:
                 shard[block] = bit
-            elif held is before:  # as the block before it
+            elif mask is before:  # as the block before it
                 shard[block] = after
-            elif held & bit:
+            elif mask & bit:
                 continue
             else:
-                before, after = held, self._shared(held | bit)
+                before, after = mask, self._interned(mask | bit)
                 shard[block] = after
             added += 1
         self.entries += added
@@ -83,14 +83,14 @@ class HolderMasks:
         removed = before = after = 0
         for block in blocks:
             shard = table[block & _TABLE_MASK]
-            held = shard.get(block)
-            if held is None or not held & bit:
+            mask = shard.get(block)
+            if mask is None or not mask & bit:
                 continue
-            if held == bit:
+            if mask == bit:
                 del shard[block]
             else:
-                if held is not before:
-                    before, after = held, self._shared(held ^ bit)
+                if mask is not before:
+                    before, after = mask, self._interned(mask ^ bit)
                 shard[block] = after
             removed += 1
         self.entries -= removed
@@ -99,15 +99,15 @@ class HolderMasks:
     def sweep(self, step: int, bits: int) -> None:
         """Take all of `bits` out of one part of the blocks: part `step` of `shard_count`."""
         shard = self._shards[step]
-        for block, held in [item for item in shard.items() if item[1] & bits]:
-            self.entries -= (held & bits).bit_count()
-            left = held & ~bits
-            if left:
-                shard[block] = self._shared(left)
+        for block, mask in [item for item in shard.items() if item[1] & bits]:
+            self.entries -= (mask & bits).bit_count()
+            remaining = mask & ~bits
+            if remaining:
+                shard[block] = self._interned(remaining)
             else:
                 del shard[block]
 
-    def _shared(self, mask: int) -> int:
-        if len(self._pool) >= _POOL_MASKS:
+    def _interned(self, mask: int) -> int:
+        if len(self._pool) >= _MAX_POOLED_MASKS:
             self._pool.clear()
         return self._pool.setdefault(mask, mask)

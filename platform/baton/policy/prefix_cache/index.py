@@ -1,23 +1,24 @@
 """The prefix index: which replica holds how much of a prompt, from what is reported and predicted.
 
 *Theory of operation.* One index per coordinator, without I/O; all times are the caller's. It knows
-replicas from `join` to `leave`. What it believes has two sources:
+replicas from `add_replica` to `remove_replica`. What it believes has two sources:
 
 - *reported*: numbered updates from the replica (`baton.domain.cache`). While every number came, the
   replica is *in step*: what is kept of it is what it held at that number. After a hole it is out of
   step until a snapshot comes; what it reports is still taken, for a wrong hint costs one prefill.
-  `apply`, `heard` and `correct` return True when a snapshot should be asked for, at most every
-  `resync_s` for the same hole. An update that cannot be read counts as a hole.
+  `apply_update`, `on_heartbeat` and `check_prediction` return True when a snapshot should be asked
+  for, at most every `resync_interval_s` for the same hole. An update that cannot be read counts as
+  a hole.
 - *predicted*: a routed request's prompt will be in the cache of where it went (`predict`). It is
-  believed for `unconfirmed_s` where the replica reports (by then its reports tell), for
-  `predicted_s` where it does not, and never more of it than fits into its cache.
+  believed for `unconfirmed_ttl_s` where the replica reports (by then its reports tell), for
+  `prediction_ttl_s` where it does not, and never more of it than fits into its cache.
 
 Hits are hints: engines match prefixes by themselves. So whatever is wrong here (lost or late
 updates, collisions of hashes, garbage) makes a placement worse and breaks nothing; it is counted.
 
 *Bounds.* At most `max_entries` reported pairs of replica and block are kept. The last tenth is for
 replicas below their equal share; what does not fit is dropped, the deepest blocks of each report
-first, and counted as `unkept_blocks`.
+first, and counted as `dropped_blocks`.
 """
 
 from __future__ import annotations
@@ -38,17 +39,21 @@ from baton.domain.cache import (
 )
 from baton.domain.handoff import HitSource
 from baton.policy.prefix_cache.hits import NO_HITS, Hits
-from baton.policy.prefix_cache.lookup import Chain, Marks, PrefixHits
-from baton.policy.prefix_cache.predicted_blocks import PredictedBlocks, Prediction, Predictions
+from baton.policy.prefix_cache.lookup import Chain, PrefixHits, PrefixSlots
+from baton.policy.prefix_cache.predicted_blocks import (
+    PredictedBlocks,
+    Prediction,
+    ReplicaPredictions,
+)
 from baton.policy.prefix_cache.replica_record import IndexCounters, ReplicaIndexState, ReplicaRecord
 from baton.policy.prefix_cache.reported_blocks import ReportedBlocks
-from baton.policy.resilience.liveness import REST_S
+from baton.policy.resilience.liveness import IDLE_GRACE_S
 
-_DOUBTS = 2
+_MAX_CONTRADICTIONS = 2
 """So many answers in a row that contradict the index make it doubt what it knows of a replica."""
 _SLACK_BLOCKS = 1
 """Engines compute the last prompt token even when its block is cached, hence that block."""
-_RESERVE = 10
+_RESERVE_DIVISOR = 10
 """One part in so many of `max_entries` is for replicas below their share."""
 
 
@@ -70,20 +75,20 @@ class IndexOptions:
     mode: IndexMode = IndexMode.HYBRID
     max_entries: int = 4_000_000
     """Reported pairs of replica and block: 250 to 400 MB, more where few are shared."""
-    predicted_s: float = 120.0
+    prediction_ttl_s: float = 120.0
     """How long a prediction is believed of a replica that reports nothing, or not any more."""
-    unconfirmed_s: float = 5.0
+    unconfirmed_ttl_s: float = 5.0
     """How long it is believed of one that does."""
-    stale_s: float = 2.0 + REST_S
+    stale_after_s: float = 2.0 + IDLE_GRACE_S
     """A replica that has not vouched for its blocks for so long is called stale. An idle one
     vouches every 4 s, with its heartbeat."""
-    resync_s: float = 1.0
+    resync_interval_s: float = 1.0
     """A snapshot that does not come is asked for again after so long."""
 
     def __post_init__(self) -> None:
         if self.max_entries < 1:
             raise ValueError(f"max_entries: got {self.max_entries}, wanted at least 1")
-        for name in ("predicted_s", "unconfirmed_s", "stale_s", "resync_s"):
+        for name in ("prediction_ttl_s", "unconfirmed_ttl_s", "stale_after_s", "resync_interval_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted more than 0")
 
@@ -99,7 +104,7 @@ class PrefixIndex:
         self._predicted = PredictedBlocks()
         self._reported = ReportedBlocks(self._predicted.masks)
         self._counters = IndexCounters()
-        self._marks: list[Marks] = []
+        self._prefix_slots: list[PrefixSlots] = []
 
     @property
     def mode(self) -> IndexMode:
@@ -113,78 +118,78 @@ class PrefixIndex:
 
     # ------------------------------------------------------------------ membership
 
-    def join(
-        self, replica_id: str, *, capacity_blocks: int, peek_blocks: int | None = None
+    def add_replica(
+        self, replica_id: str, *, capacity_blocks: int, lookahead_blocks: int | None = None
     ) -> None:
         """A replica begins a life with an empty cache; of an earlier life nothing is kept.
 
-        Where `peek_blocks` is a number it tells of whole prefixes, each by the hash of the block so
-        far behind its last; else of blocks.
+        Where `lookahead_blocks` is a number it tells of whole prefixes, each by the hash of the
+        block so far behind its last; else of blocks.
         """
-        self.leave(replica_id)
-        bit = self._reported.take_slot()
+        self.remove_replica(replica_id)
+        bit = self._reported.allocate_slot()
         self._by_bit[bit] = replica_id
-        own = Predictions(capacity_blocks=max(0, capacity_blocks))
+        predictions = ReplicaPredictions(capacity_blocks=max(0, capacity_blocks))
         self._replicas[replica_id] = ReplicaRecord(
-            bit=bit, predictions=own, peek_blocks=peek_blocks
+            bit=bit, predictions=predictions, lookahead_blocks=lookahead_blocks
         )
-        self._marks = self._all_marks()
+        self._prefix_slots = self._build_prefix_slots()
 
-    def leave(self, replica_id: str) -> None:
+    def remove_replica(self, replica_id: str) -> None:
         """A replica is gone, and all that it held; nothing happens when it is unknown."""
-        known = self._replicas.pop(replica_id, None)
-        if known is not None:
-            self._predicted.abandon(known.predictions)
-            self._reported.retire_slot(known.bit)
-            del self._by_bit[known.bit]
-            self._marks = self._all_marks()
+        record = self._replicas.pop(replica_id, None)
+        if record is not None:
+            self._predicted.clear(record.predictions)
+            self._reported.retire_slot(record.bit)
+            del self._by_bit[record.bit]
+            self._prefix_slots = self._build_prefix_slots()
 
     # ------------------------------------------------------------------ what replicas say
 
-    def apply(self, replica_id: str, update: CacheUpdate, now_s: float) -> bool:
+    def apply_update(self, replica_id: str, update: CacheUpdate, now_s: float) -> bool:
         """Take an update; True: ask the replica for a snapshot."""
-        known = self._known(replica_id)
-        if known is None or self.mode is IndexMode.PREDICTED:
+        record = self._record(replica_id)
+        if record is None or self.mode is IndexMode.PREDICTED:
             return False
         self._reported.sweep()
-        if known.is_late(update):
+        if record.is_late(update):
             self._counters.late_updates += 1
             return False
         self._counters.updates += 1
-        if any(len(change.hashes) % BLOCK_HASH_BYTES for change in update.changes):
-            self._counters.refused_updates += 1
-            known.sequence = max(known.sequence, update.sequence)
-            self._lose_step(known)
-            return self._asks(known, now_s)
-        if update.snapshot:
+        if any(len(change.packed_hashes) % BLOCK_HASH_BYTES for change in update.changes):
+            self._counters.invalid_updates += 1
+            record.sequence = max(record.sequence, update.sequence)
+            self._mark_out_of_sync(record)
+            return self._should_request_snapshot(record, now_s)
+        if update.is_snapshot:
             self._counters.snapshots += 1
-            self._forget(replica_id, known)
-            known.in_step, known.asked_at_s, known.doubts = True, None, 0
-        elif update.sequence != known.sequence + 1:
-            self._lose_step(known)
-        known.sequence = update.sequence
+            self._clear_replica(replica_id, record)
+            record.in_sync, record.resync_requested_at_s, record.contradictions = True, None, 0
+        elif update.sequence != record.sequence + 1:
+            self._mark_out_of_sync(record)
+        record.sequence = update.sequence
         for position, change in enumerate(update.changes):
-            self._change(replica_id, known, change, update.changes[position + 1 :])
-        if known.in_step or not known.has_vouched:
-            known.vouch(now_s)
-        return self._asks(known, now_s)
+            self._apply_change(replica_id, record, change, update.changes[position + 1 :])
+        if record.in_sync or not record.is_confirmed:
+            record.confirm(now_s)
+        return self._should_request_snapshot(record, now_s)
 
-    def heard(self, replica_id: str, sequence: int, now_s: float) -> bool:
+    def on_heartbeat(self, replica_id: str, sequence: int, now_s: float) -> bool:
         """A replica says which update it sent last; True: ask it for a snapshot.
 
         If that is the one we know, all that it reported is true to this moment.
         """
-        known = self._known(replica_id)
-        if known is None or self.mode is IndexMode.PREDICTED:
+        record = self._record(replica_id)
+        if record is None or self.mode is IndexMode.PREDICTED:
             return False
         self._reported.sweep()
-        if sequence > known.sequence and known.in_step:
-            self._lose_step(known)
-        if sequence == known.sequence and known.in_step and sequence:
-            known.vouch(now_s)
-        return self._asks(known, now_s)
+        if sequence > record.sequence and record.in_sync:
+            self._mark_out_of_sync(record)
+        if sequence == record.sequence and record.in_sync and sequence:
+            record.confirm(now_s)
+        return self._should_request_snapshot(record, now_s)
 
-    def correct(
+    def check_prediction(
         self, replica_id: str, hashes: Sequence[int], cached_blocks: int, now_s: float
     ) -> None:
         """An engine says how many blocks of a prompt it had cached when it began with it.
@@ -193,25 +198,28 @@ class PrefixIndex:
         less than the index knew when the request was sent there (`predict`), twice in a row and
         without a removal reported meanwhile, then what the index knows is wrong. If it was
         predicted, all predictions for this replica are dropped; if it was the replica's own reports
-        that said more, it is out of step, and `heard` will ask for a snapshot.
+        that said more, it is out of step, and `on_heartbeat` will ask for a snapshot.
         """
-        known = self._known(replica_id)
-        if known is None or not hashes or self.mode is IndexMode.EVENTS:
+        record = self._record(replica_id)
+        if record is None or not hashes or self.mode is IndexMode.EVENTS:
             return
         self._predicted.expire(now_s)
-        asked = known.predictions.newest.get(hashes[-1])
-        if asked is None or asked.answered:
+        prediction = record.predictions.newest_by_block.get(hashes[-1])
+        if prediction is None or prediction.is_confirmed:
             return
-        asked.answered = True
-        if asked.promised_by is HitSource.NONE or asked.removals != known.removals:
+        prediction.is_confirmed = True
+        if (
+            prediction.expected_from is HitSource.NONE
+            or prediction.removals_before != record.removals
+        ):
             return
-        if cached_blocks >= asked.promised_blocks - _SLACK_BLOCKS:
-            known.doubts = 0
+        if cached_blocks >= prediction.expected_blocks - _SLACK_BLOCKS:
+            record.contradictions = 0
             return
         self._counters.contradictions += 1
-        known.doubts += 1
-        if known.doubts >= _DOUBTS:
-            self._disbelieve(known, asked.promised_by)
+        record.contradictions += 1
+        if record.contradictions >= _MAX_CONTRADICTIONS:
+            self._discard_source(record, prediction.expected_from)
 
     # ------------------------------------------------------------------ what we do
 
@@ -221,34 +229,36 @@ class PrefixIndex:
         hashes: Sequence[int],
         now_s: float,
         *,
-        most_blocks: int | None = None,
+        max_blocks: int | None = None,
     ) -> None:
         """A prompt was sent to a replica: its cache will hold these blocks.
 
-        It can find up to `most_blocks` of them cached; None: all. Of a replica that tells of whole
+        It can find up to `max_blocks` of them cached; None: all. Of a replica that tells of whole
         prefixes only the whole of them is expected.
         """
-        known = self._known(replica_id)
-        if known is None or not hashes or self.mode is IndexMode.EVENTS:
+        record = self._record(replica_id)
+        if record is None or not hashes or self.mode is IndexMode.EVENTS:
             return
         self._reported.sweep()
         self._predicted.expire(now_s)
-        chain = self._chain(hashes, most_blocks)
-        reported = chain.leading(chain.reported, known.bit)
-        promised, by = self._promise(known, chain, reported, now_s)
-        own = known.predictions
+        chain = self._chain(hashes, max_blocks)
+        reported = chain.leading_blocks(chain.reported_probe, record.bit)
+        expected_blocks, source = self._expected_blocks(record, chain, reported, now_s)
+        predictions = record.predictions
         # What is reported needs no prediction; the last block carries the answer in any case.
-        start = min(reported, len(hashes) - 1) if known.peek_blocks is None else len(hashes) - 1
+        start = (
+            min(reported, len(hashes) - 1) if record.lookahead_blocks is None else len(hashes) - 1
+        )
         self._predicted.add(
-            own,
+            predictions,
             Prediction(
-                bit=known.bit,
+                bit=record.bit,
                 at_s=now_s,
-                lasts_s=self._believed_s(known, now_s),
+                ttl_s=self._prediction_ttl_s(record, now_s),
                 blocks=list(hashes[start:]),
-                promised_blocks=promised,
-                promised_by=by,
-                removals=known.removals,
+                expected_blocks=expected_blocks,
+                expected_from=source,
+                removals_before=record.removals,
             ),
         )
 
@@ -258,43 +268,48 @@ class PrefixIndex:
         return not (self._reported.entries or self._predicted.masks.entries)
 
     def look_up(
-        self, hashes: Sequence[int], now_s: float, *, most_blocks: int | None = None
+        self, hashes: Sequence[int], now_s: float, *, max_blocks: int | None = None
     ) -> Hits:
         """What each replica holds of a prompt; valid until the index changes.
 
-        `most_blocks` end before its last token, which engines always compute; None: all.
+        `max_blocks` end before its last token, which engines always compute; None: all.
         """
         self._predicted.expire(now_s)
         self._counters.lookups += 1
         if not hashes:
             return NO_HITS
         hits = PrefixHits(
-            self._chain(hashes, most_blocks),
+            self._chain(hashes, max_blocks),
             now_s,
-            holders=self._replicas,
+            records=self._replicas,
             by_bit=self._by_bit,
             rng=self._rng,
         )
-        self._counters.broken_chains += hits.broken
+        self._counters.chains_with_holes += hits.has_hole
         return hits
 
     def free_blocks(self, replica_id: str) -> int:
         """Blocks of a KV cache that nothing is known to be stored in; 0 for an unknown replica."""
-        known = self._replicas.get(replica_id)
-        if known is None:
+        record = self._replicas.get(replica_id)
+        if record is None:
             return 0
-        own = known.predictions
-        return max(0, own.capacity_blocks - known.reported[CacheTier.GPU] - len(own.newest))
+        predictions = record.predictions
+        return max(
+            0,
+            predictions.capacity_blocks
+            - record.reported_blocks[CacheTier.GPU]
+            - len(predictions.newest_by_block),
+        )
 
     # ------------------------------------------------------------------ for operators
 
-    def state(self, replica_id: str, now_s: float) -> ReplicaIndexState | None:
+    def replica_state(self, replica_id: str, now_s: float) -> ReplicaIndexState | None:
         """What is known of a replica; None when it is unknown."""
-        known = self._replicas.get(replica_id)
-        if known is None:
+        record = self._replicas.get(replica_id)
+        if record is None:
             return None
         self._predicted.expire(now_s)
-        return known.state(now_s, stale_s=self.options.stale_s)
+        return record.state(now_s, stale_s=self.options.stale_after_s)
 
     @property
     def entries(self) -> int:
@@ -312,130 +327,151 @@ class PrefixIndex:
             AssertionError: it is not so.
         """
         self._reported.check_integrity()
-        everyone = self._replicas.values()
-        self._predicted.check_integrity([(one.bit, one.predictions) for one in everyone])
+        records = self._replicas.values()
+        self._predicted.check_integrity([(record.bit, record.predictions) for record in records])
         assert self._reported.entries <= self.options.max_entries, "more kept than allowed"
-        assert self._reported.live == sum(one.bit for one in everyone), "slots and replicas differ"
+        assert self._reported.live_slots == sum(record.bit for record in records), (
+            "slots and replicas differ"
+        )
         assert {self._replicas[name].bit: name for name in self._replicas} == self._by_bit
-        assert self._marks == self._all_marks(), "slots that tell of prefixes are not up to date"
+        assert self._prefix_slots == self._build_prefix_slots(), (
+            "slots that tell of prefixes are not up to date"
+        )
         for tier in CacheTier:
             counts = dict.fromkeys(self._by_bit, 0)
-            for _, held in self._reported.tier(tier).masks():
+            for _, mask in self._reported.tier(tier).masks():
                 for bit in counts:
-                    counts[bit] += bool(held & bit)
-            assert counts == {one.bit: one.reported[tier] for one in everyone}, f"{tier} miscounted"
+                    counts[bit] += bool(mask & bit)
+            assert counts == {record.bit: record.reported_blocks[tier] for record in records}, (
+                f"{tier} miscounted"
+            )
 
     # ------------------------------------------------------------------ inside
 
-    def _known(self, replica_id: str) -> ReplicaRecord | None:
-        known = self._replicas.get(replica_id)
-        self._counters.unknown_replicas += known is None
-        return known
+    def _record(self, replica_id: str) -> ReplicaRecord | None:
+        record = self._replicas.get(replica_id)
+        self._counters.unknown_replicas += record is None
+        return record
 
-    def _change(
+    def _apply_change(
         self,
         replica_id: str,
-        known: ReplicaRecord,
+        record: ReplicaRecord,
         change: CacheChange,
-        later: Sequence[CacheChange],
+        later_changes: Sequence[CacheChange],
     ) -> None:
         masks = self._reported.tier(change.tier)
         match change.kind:
             case CacheChangeKind.STORED:
-                self._store(known, change.tier, unpack_hashes(change.hashes))
+                self._store(record, change.tier, unpack_hashes(change.packed_hashes))
             case CacheChangeKind.REMOVED:
-                blocks = unpack_hashes(change.hashes)
-                known.reported[change.tier] -= masks.discard(known.bit, blocks)
-                known.removals += 1
-                if change.tier is CacheTier.GPU and known.predictions.newest:
-                    self._predicted.forget(known.predictions, blocks)
+                blocks = unpack_hashes(change.packed_hashes)
+                record.reported_blocks[change.tier] -= masks.discard(record.bit, blocks)
+                record.removals += 1
+                if change.tier is CacheTier.GPU and record.predictions.newest_by_block:
+                    self._predicted.discard(record.predictions, blocks)
             case CacheChangeKind.CLEARED:
-                known.removals += 1
+                record.removals += 1
                 # Both tiers share a slot, so the other one is forgotten with it.
-                cleared = {one.tier for one in later if one.kind is CacheChangeKind.CLEARED}
+                cleared = {
+                    later_change.tier
+                    for later_change in later_changes
+                    if later_change.kind is CacheChangeKind.CLEARED
+                }
                 cleared.add(change.tier)
-                if any(known.reported[tier] for tier in CacheTier if tier not in cleared):
-                    self._lose_step(known)
-                self._forget(replica_id, known)
+                if any(record.reported_blocks[tier] for tier in CacheTier if tier not in cleared):
+                    self._mark_out_of_sync(record)
+                self._clear_replica(replica_id, record)
             case _:
                 assert_never(change.kind)
 
-    def _store(self, known: ReplicaRecord, tier: CacheTier, blocks: Sequence[int]) -> None:
+    def _store(self, record: ReplicaRecord, tier: CacheTier, blocks: Sequence[int]) -> None:
         masks = self._reported.tier(tier)
         while blocks:
-            room = self._room(known, len(blocks))
-            if room <= 0:
-                known.unkept_blocks += len(blocks)
-                self._counters.unkept_blocks += len(blocks)
+            free_entries = self._free_entries(record, len(blocks))
+            if free_entries <= 0:
+                record.dropped_blocks += len(blocks)
+                self._counters.dropped_blocks += len(blocks)
                 return
-            known.reported[tier] += masks.add(known.bit, blocks[:room])
-            blocks = blocks[room:]
+            record.reported_blocks[tier] += masks.add(record.bit, blocks[:free_entries])
+            blocks = blocks[free_entries:]
 
-    def _room(self, known: ReplicaRecord, wanted: int) -> int:
+    def _free_entries(self, record: ReplicaRecord, needed: int) -> int:
         free = self.options.max_entries - self._reported.entries
-        if free - self.options.max_entries // _RESERVE < wanted and self._reported.retired:
+        if (
+            free - self.options.max_entries // _RESERVE_DIVISOR < needed
+            and self._reported.retired_slots
+        ):
             self._reported.sweep_all()
             free = self.options.max_entries - self._reported.entries
         share = self.options.max_entries // len(self._replicas)
-        return max(min(free, share - known.entries), free - self.options.max_entries // _RESERVE)
+        return max(
+            min(free, share - record.entries), free - self.options.max_entries // _RESERVE_DIVISOR
+        )
 
-    def _forget(self, replica_id: str, known: ReplicaRecord) -> None:
-        if not known.entries and not known.predictions.newest:
+    def _clear_replica(self, replica_id: str, record: ReplicaRecord) -> None:
+        if not record.entries and not record.predictions.newest_by_block:
             return
-        self._predicted.abandon(known.predictions)
-        self._reported.retire_slot(known.bit)
-        del self._by_bit[known.bit]
-        known.bit = self._reported.take_slot()
-        known.reported = dict.fromkeys(CacheTier, 0)
-        self._by_bit[known.bit] = replica_id
-        self._marks = self._all_marks()
+        self._predicted.clear(record.predictions)
+        self._reported.retire_slot(record.bit)
+        del self._by_bit[record.bit]
+        record.bit = self._reported.allocate_slot()
+        record.reported_blocks = dict.fromkeys(CacheTier, 0)
+        self._by_bit[record.bit] = replica_id
+        self._prefix_slots = self._build_prefix_slots()
 
-    def _disbelieve(self, known: ReplicaRecord, source: HitSource) -> None:
-        known.doubts = 0
+    def _discard_source(self, record: ReplicaRecord, source: HitSource) -> None:
+        record.contradictions = 0
         if source is HitSource.PREDICTED:
-            self._predicted.forget_all(known.predictions)
-        elif known.in_step:
-            self._lose_step(known)
+            self._predicted.discard_all(record.predictions)
+        elif record.in_sync:
+            self._mark_out_of_sync(record)
 
-    def _lose_step(self, known: ReplicaRecord) -> None:
-        known.gaps += 1
-        known.in_step = False
+    def _mark_out_of_sync(self, record: ReplicaRecord) -> None:
+        record.gaps += 1
+        record.in_sync = False
         self._counters.gaps += 1
 
-    def _asks(self, known: ReplicaRecord, now_s: float) -> bool:
-        return known.asks(now_s, every_s=self.options.resync_s)
+    def _should_request_snapshot(self, record: ReplicaRecord, now_s: float) -> bool:
+        return record.should_request_snapshot(now_s, every_s=self.options.resync_interval_s)
 
-    def _chain(self, hashes: Sequence[int], most_blocks: int | None) -> Chain:
+    def _chain(self, hashes: Sequence[int], max_blocks: int | None) -> Chain:
         reported = self._reported
         gpu, host = reported.tier(CacheTier.GPU), reported.tier(CacheTier.HOST)
-        live = reported.live if reported.retired else None
+        live_slots = reported.live_slots if reported.retired_slots else None
         tiers = (gpu, host, self._predicted.masks)
-        return Chain(hashes, tiers, live, marks=self._marks, most_blocks=most_blocks)
+        return Chain(
+            hashes, tiers, live_slots, prefix_slots=self._prefix_slots, max_blocks=max_blocks
+        )
 
-    def _all_marks(self) -> list[Marks]:
+    def _build_prefix_slots(self) -> list[PrefixSlots]:
         slots: dict[int, int] = {}
-        for one in self._replicas.values():
-            if one.peek_blocks is not None:
-                slots[one.peek_blocks] = slots.get(one.peek_blocks, 0) | one.bit
-        return [Marks(*item) for item in slots.items()]
+        for replica in self._replicas.values():
+            if replica.lookahead_blocks is not None:
+                slots[replica.lookahead_blocks] = (
+                    slots.get(replica.lookahead_blocks, 0) | replica.bit
+                )
+        return [PrefixSlots(*item) for item in slots.items()]
 
-    def _promise(
-        self, known: ReplicaRecord, chain: Chain, reported: int, now_s: float
+    def _expected_blocks(
+        self, record: ReplicaRecord, chain: Chain, reported: int, now_s: float
     ) -> tuple[int, HitSource]:
         """How much the replica should find cached; NONE where it cannot be blamed if it does not.
 
         A prediction whose own request was not answered may not have been computed yet, unless it is
         old.
         """
-        blocks = chain.leading(chain.held, known.bit)
+        blocks = chain.leading_blocks(chain.expected_probe, record.bit)
         if blocks <= reported:
             return reported, HitSource.REPORTED if reported else HitSource.NONE
-        basis = known.predictions.newest.get(chain.hashes[blocks - 1])
+        basis = record.predictions.newest_by_block.get(chain.hashes[blocks - 1])
         if basis is None:
             return blocks, HitSource.NONE
-        sure = basis.answered or now_s - basis.at_s >= self.options.unconfirmed_s
-        return blocks, HitSource.PREDICTED if sure else HitSource.NONE
+        is_reliable = basis.is_confirmed or now_s - basis.at_s >= self.options.unconfirmed_ttl_s
+        return blocks, HitSource.PREDICTED if is_reliable else HitSource.NONE
 
-    def _believed_s(self, known: ReplicaRecord, now_s: float) -> float:
-        reports = known.in_step and not known.stale(now_s, stale_s=self.options.stale_s)
-        return self.options.unconfirmed_s if reports else self.options.predicted_s
+    def _prediction_ttl_s(self, record: ReplicaRecord, now_s: float) -> float:
+        is_reporting = record.in_sync and not record.is_stale(
+            now_s, stale_s=self.options.stale_after_s
+        )
+        return self.options.unconfirmed_ttl_s if is_reporting else self.options.prediction_ttl_s

@@ -11,7 +11,7 @@ chain is scanned from its start, which is exact. A hole that no probe falls into
 then a replica is credited with blocks up to the deepest probed one that it does hold. It is never
 credited with less than what it has, and no replica's hole spoils what is said of the others.
 
-Replicas of hybrid models tell of whole prefixes, by their last block (`Marks`), and one says
+Replicas of hybrid models tell of whole prefixes, by their last block (`PrefixSlots`), and one says
 nothing of another. For those the chain is scanned from its end, which costs one probe a block where
 one of them holds nothing of it.
 """
@@ -32,10 +32,10 @@ Probe = Callable[[int], int]
 """From the position of a block in a chain to the slots that hold it."""
 
 
-class Marks(NamedTuple):
+class PrefixSlots(NamedTuple):
     """The slots that tell of whole prefixes, each by a block so far behind its end."""
 
-    peek_blocks: int
+    lookahead_blocks: int
     slots: int
 
 
@@ -43,55 +43,64 @@ class Level(NamedTuple):
     """The slots that hold at least so many leading blocks."""
 
     blocks: int
-    held: int
+    slots: int
 
 
 class Chain:
     """Who holds the blocks of one chain: in the KV cache, in any tier, or is expected to."""
 
-    __slots__ = ("gpu", "hashes", "held", "marks", "most_blocks", "reported")
+    __slots__ = (
+        "expected_probe",
+        "gpu_probe",
+        "hashes",
+        "max_blocks",
+        "prefix_slots",
+        "reported_probe",
+    )
 
     def __init__(
         self,
         hashes: Sequence[int],
         tiers: tuple[HolderMasks, HolderMasks, HolderMasks],
-        live: int | None,
+        live_slots: int | None,
         *,
-        marks: Sequence[Marks] = (),
-        most_blocks: int | None = None,
+        prefix_slots: Sequence[PrefixSlots] = (),
+        max_blocks: int | None = None,
     ) -> None:
         """Look at a chain.
 
         Args:
             hashes: its blocks.
             tiers: what is reported of the GPU, what of the host, what is predicted.
-            live: the slots that count; None: all do.
-            marks: of these, the ones that tell of whole prefixes.
-            most_blocks: of a whole prefix, so many blocks are looked at; None: all.
+            live_slots: the slots that count; None: all do.
+            prefix_slots: of these, the ones that tell of whole prefixes.
+            max_blocks: of a whole prefix, so many blocks are looked at; None: all.
         """
         gpu, host, predicted = tiers
         self.hashes = hashes
-        self.marks = marks
-        self.most_blocks = len(hashes) if most_blocks is None else most_blocks
-        self.gpu = _probe(hashes, [gpu], live)
-        self.reported = _probe(hashes, [gpu, host], live) if host.entries else self.gpu
-        self.held = self.reported
+        self.prefix_slots = prefix_slots
+        self.max_blocks = len(hashes) if max_blocks is None else max_blocks
+        self.gpu_probe = _make_probe(hashes, [gpu], live_slots)
+        self.reported_probe = (
+            _make_probe(hashes, [gpu, host], live_slots) if host.entries else self.gpu_probe
+        )
+        self.expected_probe = self.reported_probe
         if predicted.entries:
-            self.held = _probe(hashes, [gpu, host, predicted], live)
+            self.expected_probe = _make_probe(hashes, [gpu, host, predicted], live_slots)
 
-    def leading(self, probe: Probe, bit: int) -> int:
+    def leading_blocks(self, probe: Probe, bit: int) -> int:
         """How many leading blocks one slot holds."""
-        for mark in self.marks:
+        for mark in self.prefix_slots:
             if mark.slots & bit:
-                found = self._marked(probe, Marks(mark.peek_blocks, bit))
-                return found[0].blocks if found else 0
+                levels = self._prefix_levels(probe, PrefixSlots(mark.lookahead_blocks, bit))
+                return levels[0].blocks if levels else 0
         if not probe(0) & bit:
             return 0
         return bisect_left(range(len(self.hashes)), 1, key=lambda n: not probe(n) & bit)
 
     def levels(self, probe: Probe) -> tuple[list[Level], bool]:
         """Where holders drop out, the deepest first; and whether the chain was seen broken."""
-        if self.marks:
+        if self.prefix_slots:
             return self._mixed_levels(probe)
         levels = find_levels(probe, len(self.hashes))
         if levels is None:
@@ -100,61 +109,61 @@ class Chain:
 
     def _mixed_levels(self, probe: Probe) -> tuple[list[Level], bool]:
         """The same where some slots tell of whole prefixes."""
-        marked = sum(mark.slots for mark in self.marks)
+        prefix_bits = sum(mark.slots for mark in self.prefix_slots)
 
         def unmarked(position: int) -> int:
-            return probe(position) & ~marked
+            return probe(position) & ~prefix_bits
 
         levels = find_levels(unmarked, len(self.hashes))
-        broken = levels is None
+        has_hole = levels is None
         if levels is None:
             levels = scan_levels(unmarked, len(self.hashes))
-        for mark in self.marks:
-            levels += self._marked(probe, mark)
+        for mark in self.prefix_slots:
+            levels += self._prefix_levels(probe, mark)
         levels.sort(reverse=True)
-        held = 0
-        joined: list[Level] = []
+        slots_so_far = 0
+        merged: list[Level] = []
         for blocks, slots in levels:  # so that each has those of all before it
-            held |= slots
-            if joined and joined[-1].blocks == blocks:
-                joined.pop()
-            joined.append(Level(blocks, held))
-        return joined, broken
+            slots_so_far |= slots
+            if merged and merged[-1].blocks == blocks:
+                merged.pop()
+            merged.append(Level(blocks, slots_so_far))
+        return merged, has_hole
 
-    def _marked(self, probe: Probe, mark: Marks) -> list[Level]:
+    def _prefix_levels(self, probe: Probe, group: PrefixSlots) -> list[Level]:
         """The longest prefix that each of these slots tells of, the longest first."""
-        peek, left = mark
-        last = min(len(self.hashes), self.most_blocks)
-        found: list[Level] = []
-        for end in range(last, peek, -1):
-            if not left:
+        lookahead, remaining = group
+        last = min(len(self.hashes), self.max_blocks)
+        levels: list[Level] = []
+        for end in range(last, lookahead, -1):
+            if not remaining:
                 break
-            if held := probe(end - 1) & left:
-                found.append(Level(end - peek, held))
-                left ^= held
-        return found
+            if holders := probe(end - 1) & remaining:
+                levels.append(Level(end - lookahead, holders))
+                remaining ^= holders
+        return levels
 
 
 def find_levels(probe: Probe, length: int) -> list[Level] | None:
     """Where holders drop out, the deepest first; None when the chain is seen to be broken."""
     levels: list[Level] = []
-    known = [(length, 0)]  # what was probed beyond `low`, the nearest last; past the end is nobody
-    low, held = 0, probe(0)
-    while held:
-        high, there = known[-1]
-        if there == held:
+    probed = [(length, 0)]  # what was probed beyond `low`, the nearest last; past the end is nobody
+    low, low_slots = 0, probe(0)
+    while low_slots:
+        high, high_slots = probed[-1]
+        if high_slots == low_slots:
             low = high
-            known.pop()
+            probed.pop()
         elif high - low == 1:
-            levels.append(Level(high, held))
-            low, held = high, there
-            known.pop()
+            levels.append(Level(high, low_slots))
+            low, low_slots = high, high_slots
+            probed.pop()
         else:
             middle = (low + high) // 2
-            mask = probe(middle)
-            if mask | held != held or there | mask != mask:
+            middle_slots = probe(middle)
+            if middle_slots | low_slots != low_slots or high_slots | middle_slots != middle_slots:
                 return None
-            known.append((middle, mask))
+            probed.append((middle, middle_slots))
     levels.reverse()
     return levels
 
@@ -162,16 +171,16 @@ def find_levels(probe: Probe, length: int) -> list[Level] | None:
 def scan_levels(probe: Probe, length: int) -> list[Level]:
     """The same, by looking at every block: right whatever was evicted."""
     levels: list[Level] = []
-    held = probe(0)
+    holders = probe(0)
     for position in range(1, length):
-        if not held:
+        if not holders:
             break
-        still = held & probe(position)
-        if still != held:
-            levels.append(Level(position, held))
-            held = still
-    if held:
-        levels.append(Level(length, held))
+        remaining = holders & probe(position)
+        if remaining != holders:
+            levels.append(Level(position, holders))
+            holders = remaining
+    if holders:
+        levels.append(Level(length, holders))
     levels.reverse()
     return levels
 
@@ -182,15 +191,15 @@ class PrefixHits:
     __slots__ = (
         "_by_bit",
         "_chain",
-        "_gpu",
-        "_held",
-        "_holders",
-        "_named",
-        "_named_limit",
+        "_expected_levels",
+        "_gpu_levels",
         "_now_s",
-        "_reported",
+        "_records",
+        "_reported_levels",
         "_rng",
-        "broken",
+        "_top_holders",
+        "_top_holders_limit",
+        "has_hole",
     )
 
     def __init__(
@@ -198,76 +207,80 @@ class PrefixHits:
         chain: Chain,
         now_s: float,
         *,
-        holders: Mapping[str, ReplicaRecord],
+        records: Mapping[str, ReplicaRecord],
         by_bit: Mapping[int, str],
         rng: Random,
     ) -> None:
         self._chain = chain
         self._now_s = now_s
-        self._holders = holders
+        self._records = records
         self._by_bit = by_bit
         self._rng = rng
-        self._held, self.broken = chain.levels(chain.held)
-        """`broken`: an eviction was seen to have left a hole in the chain."""
+        self._expected_levels, self.has_hole = chain.levels(chain.expected_probe)
+        """`has_hole`: an eviction was seen to have left a hole in the chain."""
         # Found when they are asked for.
-        self._named: list[str] = []
-        self._named_limit = 0
-        self._reported = self._held if chain.reported is chain.held else None
-        self._gpu = self._reported if chain.gpu is chain.reported else None
+        self._top_holders: list[str] = []
+        self._top_holders_limit = 0
+        self._reported_levels = (
+            self._expected_levels if chain.reported_probe is chain.expected_probe else None
+        )
+        self._gpu_levels = (
+            self._reported_levels if chain.gpu_probe is chain.reported_probe else None
+        )
 
     def of(self, replica_id: str) -> Hit:
         """What one replica holds; `NO_HIT` when nothing, or when it is unknown."""
-        holder = self._holders.get(replica_id)
-        if holder is None:
+        record = self._records.get(replica_id)
+        if record is None:
             return NO_HIT
-        bit = holder.bit
-        for blocks, held in self._held:
+        bit = record.bit
+        for blocks, held in self._expected_levels:
             if held & bit:
-                return self._hit(holder, blocks)
+                return self._hit(record, blocks)
         return NO_HIT
 
     def holders(self, limit: int) -> Sequence[str]:
         """Up to `limit` replicas that hold something, those that hold most first."""
-        if limit > self._named_limit:
-            self._named, self._named_limit = self._name(limit), limit
-        return self._named[:limit]
+        if limit > self._top_holders_limit:
+            self._top_holders, self._top_holders_limit = self._find_top_holders(limit), limit
+        return self._top_holders[:limit]
 
     def depths(self) -> Sequence[int]:
         """The different numbers of leading blocks that replicas hold, the most first."""
-        return [level.blocks for level in self._held]
+        return [level.blocks for level in self._expected_levels]
 
-    def _hit(self, holder: ReplicaRecord, blocks: int) -> Hit:
-        chain, bit = self._chain, holder.bit
-        if self._reported is None:
-            self._reported, _ = chain.levels(chain.reported)
-        reported = min(blocks, _depth(self._reported, bit))
-        host = 0
-        if chain.gpu is not chain.reported:
-            if self._gpu is None:
-                self._gpu, _ = chain.levels(chain.gpu)
-            host = reported - min(reported, _depth(self._gpu, bit))
-        if reported == blocks:
-            age_s = self._now_s - holder.vouched_at_s
-            return Hit(blocks, host, HitSource.REPORTED, max(0.0, age_s))
-        newest = holder.predictions.newest.get(chain.hashes[blocks - 1])
-        since_s = holder.vouched_at_s if newest is None else newest.at_s
-        return Hit(blocks, host, HitSource.PREDICTED, max(0.0, self._now_s - since_s))
+    def _hit(self, record: ReplicaRecord, blocks: int) -> Hit:
+        chain, bit = self._chain, record.bit
+        if self._reported_levels is None:
+            self._reported_levels, _ = chain.levels(chain.reported_probe)
+        reported_blocks = min(blocks, _depth(self._reported_levels, bit))
+        host_blocks = 0
+        if chain.gpu_probe is not chain.reported_probe:
+            if self._gpu_levels is None:
+                self._gpu_levels, _ = chain.levels(chain.gpu_probe)
+            host_blocks = reported_blocks - min(reported_blocks, _depth(self._gpu_levels, bit))
+        if reported_blocks == blocks:
+            age_s = self._now_s - record.confirmed_at_s
+            return Hit(blocks, host_blocks, HitSource.REPORTED, max(0.0, age_s))
+        newest = record.predictions.newest_by_block.get(chain.hashes[blocks - 1])
+        known_at_s = record.confirmed_at_s if newest is None else newest.at_s
+        return Hit(blocks, host_blocks, HitSource.PREDICTED, max(0.0, self._now_s - known_at_s))
 
-    def _name(self, limit: int) -> list[str]:
-        found: list[str] = []
-        seen = 0
-        for _, held in self._held:
-            fresh = held ^ seen  # whoever holds more holds this much
-            seen = held
-            while fresh and len(found) < limit:
-                bit = self._any_of(fresh)
-                fresh ^= bit
+    def _find_top_holders(self, limit: int) -> list[str]:
+        replica_ids: list[str] = []
+        deeper_slots = 0
+        for _, held in self._expected_levels:
+            new_slots = held ^ deeper_slots  # whoever holds more holds this much
+            deeper_slots = held
+            while new_slots and len(replica_ids) < limit:
+                bit = self._random_bit(new_slots)
+                new_slots ^= bit
                 # Whoever still asks after the index has changed may ask for one that is gone.
                 if (replica_id := self._by_bit.get(bit)) is not None:
-                    found.append(replica_id)
-        return found
+                    replica_ids.append(replica_id)
+        return replica_ids
 
-    def _any_of(self, bits: int) -> int:
+    def _random_bit(self, bits: int) -> int:
         """One of the bits: the first at or above a random place."""
         above = bits >> (start := int(self._rng.random() * bits.bit_length()))
         return (above & -above) << start
@@ -280,8 +293,10 @@ def _depth(levels: Sequence[Level], bit: int) -> int:
     return 0
 
 
-def _probe(hashes: Sequence[int], layers: Sequence[HolderMasks], live: int | None) -> Probe:
-    sources = [layer.of for layer in layers if layer.entries] or [layers[0].of]
+def _make_probe(
+    hashes: Sequence[int], layers: Sequence[HolderMasks], live_slots: int | None
+) -> Probe:
+    sources = [layer.holders_of for layer in layers if layer.entries] or [layers[0].holders_of]
     match sources:
         case [one]:
             probe: Probe = lambda n: one(hashes[n])  # noqa: E731 - one of several
@@ -291,4 +306,4 @@ def _probe(hashes: Sequence[int], layers: Sequence[HolderMasks], live: int | Non
             one, two, three = sources
             probe = lambda n: one(hashes[n]) | two(hashes[n]) | three(hashes[n])  # noqa: E731
     # Predicted blocks are of live slots only.
-    return probe if live is None else lambda n: probe(n) & live
+    return probe if live_slots is None else lambda n: probe(n) & live_slots

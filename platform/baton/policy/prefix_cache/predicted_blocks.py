@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from baton.domain.handoff import HitSource
 from baton.policy.prefix_cache.block_masks import HolderMasks
 
-_SUPERSEDED = 64
+_MAX_SUPERSEDED = 64
 """Predictions of one replica that may be kept although newer ones have replaced them."""
 
 
@@ -29,133 +29,141 @@ class Prediction:
 
     bit: int
     at_s: float
-    lasts_s: float
+    ttl_s: float
     blocks: list[int]
     """From the root on; blocks that were evicted are cut off at the end. Empty: it is over."""
-    promised_blocks: int = 0
-    promised_by: HitSource = HitSource.NONE
+    expected_blocks: int = 0
+    expected_from: HitSource = HitSource.NONE
     """How it was known; NONE too where the replica could not know yet (see `PrefixIndex`)."""
-    removals: int = 0
+    removals_before: int = 0
     """Of the replica, when the prediction was made."""
-    answered: bool = False
+    is_confirmed: bool = False
     """The replica has said how much of it was cached."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Predictions:
+class ReplicaPredictions:
     """One replica's."""
 
     capacity_blocks: int
-    newest: dict[int, Prediction] = field(default_factory=dict)
+    newest_by_block: dict[int, Prediction] = field(default_factory=dict)
     """By block: the newest prediction that names it."""
-    order: deque[Prediction] = field(default_factory=deque)
+    oldest_first: deque[Prediction] = field(default_factory=deque)
     """Oldest first; those that are over may be among them."""
-    look_at: int = _SUPERSEDED
+    cleanup_threshold: int = _MAX_SUPERSEDED
     """When there are more of them, those that newer ones have replaced are dropped."""
 
 
 class PredictedBlocks:
     """Which slots are expected to hold which blocks."""
 
-    __slots__ = ("_by_expiry", "masks")
+    __slots__ = ("_by_ttl", "masks")
 
     def __init__(self) -> None:
         self.masks = HolderMasks()
-        self._by_expiry: dict[float, deque[tuple[Predictions, Prediction]]] = {}
+        self._by_ttl: dict[float, deque[tuple[ReplicaPredictions, Prediction]]] = {}
         """By how long a prediction lasts, oldest first: there are two such times at most."""
 
-    def add(self, own: Predictions, prediction: Prediction) -> None:
+    def add(self, predictions: ReplicaPredictions, prediction: Prediction) -> None:
         """Note a prediction; it is the newest of its replica."""
-        del prediction.blocks[own.capacity_blocks :]
+        del prediction.blocks[predictions.capacity_blocks :]
         if not prediction.blocks:
             return
-        own.newest.update(dict.fromkeys(prediction.blocks, prediction))
-        own.order.append(prediction)
-        if len(own.order) > own.look_at:
-            _drop_superseded(own)
-        self._by_expiry.setdefault(prediction.lasts_s, deque()).append((own, prediction))
+        predictions.newest_by_block.update(dict.fromkeys(prediction.blocks, prediction))
+        predictions.oldest_first.append(prediction)
+        if len(predictions.oldest_first) > predictions.cleanup_threshold:
+            _drop_superseded(predictions)
+        self._by_ttl.setdefault(prediction.ttl_s, deque()).append((predictions, prediction))
         self.masks.add(prediction.bit, prediction.blocks)
-        self._evict(own)
+        self._evict(predictions)
 
     def expire(self, now_s: float) -> None:
         """Forget the predictions whose time is up."""
-        for queue in self._by_expiry.values():
-            while queue and queue[0][1].at_s + queue[0][1].lasts_s <= now_s:
-                own, prediction = queue.popleft()
-                self._end(own, prediction)
+        for queue in self._by_ttl.values():
+            while queue and queue[0][1].at_s + queue[0][1].ttl_s <= now_s:
+                predictions, prediction = queue.popleft()
+                self._end(predictions, prediction)
 
-    def forget(self, own: Predictions, blocks: Iterable[int]) -> None:
+    def discard(self, predictions: ReplicaPredictions, blocks: Iterable[int]) -> None:
         """Forget single blocks of one replica, wherever they are in their chains."""
         for block in blocks:
-            prediction = own.newest.pop(block, None)
+            prediction = predictions.newest_by_block.pop(block, None)
             if prediction is not None:
                 self.masks.discard(prediction.bit, (block,))
 
-    def forget_all(self, own: Predictions) -> None:
+    def discard_all(self, predictions: ReplicaPredictions) -> None:
         """Forget all that was predicted of one replica."""
-        for prediction in tuple(own.order):
-            self._end(own, prediction)
-        own.order.clear()
+        for prediction in tuple(predictions.oldest_first):
+            self._end(predictions, prediction)
+        predictions.oldest_first.clear()
 
     @staticmethod
-    def abandon(own: Predictions) -> None:
+    def clear(predictions: ReplicaPredictions) -> None:
         """Forget all of one replica at once: its slot was retired, so its bits will be swept."""
-        own.newest.clear()
-        own.order.clear()
+        predictions.newest_by_block.clear()
+        predictions.oldest_first.clear()
 
-    def check_integrity(self, all_own: Sequence[tuple[int, Predictions]]) -> None:
+    def check_integrity(self, by_slot: Sequence[tuple[int, ReplicaPredictions]]) -> None:
         """Masks and predictions agree, no replica has more than its capacity.
 
         Args:
-            all_own: the slots in use, and what is predicted of them.
+            by_slot: the slots in use, and what is predicted of them.
 
         Raises:
             AssertionError: it is not so.
         """
-        wanted: dict[int, int] = {}
-        for bit, own in all_own:
-            assert len(own.newest) <= own.capacity_blocks, "more predicted than fits"
-            assert all(one.bit == bit for one in own.order), "a prediction outlived its slot"
-            for block, prediction in own.newest.items():
+        expected: dict[int, int] = {}
+        for bit, predictions in by_slot:
+            assert len(predictions.newest_by_block) <= predictions.capacity_blocks, (
+                "more predicted than fits"
+            )
+            assert all(prediction.bit == bit for prediction in predictions.oldest_first), (
+                "a prediction outlived its slot"
+            )
+            for block, prediction in predictions.newest_by_block.items():
                 assert block in prediction.blocks, "a prediction forgot its block"
-                assert prediction in own.order, "a prediction cannot be evicted any more"
-                wanted[block] = wanted.get(block, 0) | bit
-        live = sum(bit for bit, _ in all_own)
-        found = {block: held & live for block, held in self.masks.masks() if held & live}
-        assert found == wanted, "masks and predictions differ"
+                assert prediction in predictions.oldest_first, (
+                    "a prediction cannot be evicted any more"
+                )
+                expected[block] = expected.get(block, 0) | bit
+        live = sum(bit for bit, _ in by_slot)
+        actual = {block: mask & live for block, mask in self.masks.masks() if mask & live}
+        assert actual == expected, "masks and predictions differ"
 
-    def _evict(self, own: Predictions) -> None:
-        excess = len(own.newest) - own.capacity_blocks
-        while own.order and (excess > 0 or not own.order[0].blocks):
-            oldest = own.order[0]
-            gone = []
+    def _evict(self, predictions: ReplicaPredictions) -> None:
+        excess = len(predictions.newest_by_block) - predictions.capacity_blocks
+        while predictions.oldest_first and (excess > 0 or not predictions.oldest_first[0].blocks):
+            oldest = predictions.oldest_first[0]
+            evicted = []
             while excess > 0 and oldest.blocks:
                 block = oldest.blocks.pop()
-                if own.newest.get(block) is oldest:
-                    del own.newest[block]
-                    gone.append(block)
+                if predictions.newest_by_block.get(block) is oldest:
+                    del predictions.newest_by_block[block]
+                    evicted.append(block)
                     excess -= 1
-            self.masks.discard(oldest.bit, gone)
+            self.masks.discard(oldest.bit, evicted)
             if not oldest.blocks:
-                own.order.popleft()
+                predictions.oldest_first.popleft()
 
-    def _end(self, own: Predictions, prediction: Prediction) -> None:
-        newest = own.newest
+    def _end(self, predictions: ReplicaPredictions, prediction: Prediction) -> None:
+        newest = predictions.newest_by_block
         # A chain of blocks whose hashes collide may name a block twice.
-        gone = [block for block in prediction.blocks if newest.get(block) is prediction]
-        for block in gone:
+        ended = [block for block in prediction.blocks if newest.get(block) is prediction]
+        for block in ended:
             newest.pop(block, None)
-        self.masks.discard(prediction.bit, gone)
+        self.masks.discard(prediction.bit, ended)
         prediction.blocks.clear()
-        while own.order and not own.order[0].blocks:
-            own.order.popleft()
+        while predictions.oldest_first and not predictions.oldest_first[0].blocks:
+            predictions.oldest_first.popleft()
 
 
-def _drop_superseded(own: Predictions) -> None:
+def _drop_superseded(predictions: ReplicaPredictions) -> None:
     """End the predictions that have no block left."""
-    alive = set(own.newest.values())
-    for prediction in own.order:
+    alive = set(predictions.newest_by_block.values())
+    for prediction in predictions.oldest_first:
         if prediction not in alive:
             prediction.blocks.clear()
-    own.order = deque(prediction for prediction in own.order if prediction.blocks)
-    own.look_at = 2 * len(own.order) + _SUPERSEDED
+    predictions.oldest_first = deque(
+        prediction for prediction in predictions.oldest_first if prediction.blocks
+    )
+    predictions.cleanup_threshold = 2 * len(predictions.oldest_first) + _MAX_SUPERSEDED

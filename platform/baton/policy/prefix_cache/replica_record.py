@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.domain.cache import CacheTier, CacheUpdate
-from baton.policy.prefix_cache.predicted_blocks import Predictions
+from baton.policy.prefix_cache.predicted_blocks import ReplicaPredictions
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,13 +18,13 @@ class IndexCounters:
     """Replicas fell out of step: holes in their numbers, or answers that contradict them."""
     late_updates: int = 0
     """Older than what was known, or repeated: ignored."""
-    refused_updates: int = 0
+    invalid_updates: int = 0
     """They could not be read."""
     unknown_replicas: int = 0
     """Calls that named one: ignored."""
-    unkept_blocks: int = 0
+    dropped_blocks: int = 0
     lookups: int = 0
-    broken_chains: int = 0
+    chains_with_holes: int = 0
     """Lookups that saw a hole which an eviction had left."""
     contradictions: int = 0
     """Answers that less was cached than the index knew."""
@@ -38,14 +38,14 @@ class ReplicaIndexState:
     host_blocks: int
     predicted_blocks: int
     sequence: int
-    in_step: bool
+    in_sync: bool
     """What is kept of it is what it held at `sequence`."""
-    stale: bool
+    is_stale: bool
     """It has not vouched for what it reported for a while, or never did."""
     age_s: float | None
     """Since it last vouched; None when it never did."""
     gaps: int
-    unkept_blocks: int
+    dropped_blocks: int
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -53,64 +53,66 @@ class ReplicaRecord:
     """One life of one replica."""
 
     bit: int
-    predictions: Predictions
-    peek_blocks: int | None = None
+    predictions: ReplicaPredictions
+    lookahead_blocks: int | None = None
     """It tells of whole prefixes, by the block so far behind each; None: of blocks."""
-    reported: dict[CacheTier, int] = field(default_factory=lambda: dict.fromkeys(CacheTier, 0))
+    reported_blocks: dict[CacheTier, int] = field(
+        default_factory=lambda: dict.fromkeys(CacheTier, 0)
+    )
     """Blocks kept, by tier."""
     sequence: int = 0
     """Number of the last update taken. Before the first, a cache is empty: that is state 0."""
-    in_step: bool = True
-    vouched_at_s: float = 0.0
-    has_vouched: bool = False
-    asked_at_s: float | None = None
+    in_sync: bool = True
+    confirmed_at_s: float = 0.0
+    is_confirmed: bool = False
+    resync_requested_at_s: float | None = None
     """When a snapshot was asked for that has not come."""
     removals: int = 0
     """Reports that blocks were removed."""
-    doubts: int = 0
+    contradictions: int = 0
     """Answers in a row that contradict what was known."""
     gaps: int = 0
-    unkept_blocks: int = 0
+    dropped_blocks: int = 0
 
     @property
     def entries(self) -> int:
         """Blocks kept, over all tiers."""
-        return sum(self.reported.values())
+        return sum(self.reported_blocks.values())
 
     def is_late(self, update: CacheUpdate) -> bool:
         """Whether an update says nothing new."""
-        if update.snapshot:
+        if update.is_snapshot:
             # Out of step, any state that the replica was in is better than what is known.
-            return self.in_step and update.sequence < self.sequence
+            return self.in_sync and update.sequence < self.sequence
         return update.sequence <= self.sequence
 
-    def vouch(self, now_s: float) -> None:
+    def confirm(self, now_s: float) -> None:
         """What it reported is true at this moment."""
-        self.vouched_at_s, self.has_vouched = now_s, True
+        self.confirmed_at_s, self.is_confirmed = now_s, True
 
-    def stale(self, now_s: float, *, stale_s: float) -> bool:
+    def is_stale(self, now_s: float, *, stale_s: float) -> bool:
         """Whether it has not vouched for so long."""
-        return not self.has_vouched or now_s - self.vouched_at_s > stale_s
+        return not self.is_confirmed or now_s - self.confirmed_at_s > stale_s
 
-    def asks(self, now_s: float, *, every_s: float) -> bool:
+    def should_request_snapshot(self, now_s: float, *, every_s: float) -> bool:
         """Whether to ask for a snapshot now; True notes that it was asked for."""
-        if self.in_step:
+        if self.in_sync:
             return False
-        if self.asked_at_s is not None and now_s - self.asked_at_s < every_s:
+        if self.resync_requested_at_s is not None and now_s - self.resync_requested_at_s < every_s:
             return False
-        self.asked_at_s = now_s
+        self.resync_requested_at_s = now_s
         return True
 
     def state(self, now_s: float, *, stale_s: float) -> ReplicaIndexState:
         """What operators see."""
         return ReplicaIndexState(
-            gpu_blocks=self.reported[CacheTier.GPU],
-            host_blocks=self.reported[CacheTier.HOST],
-            predicted_blocks=len(self.predictions.newest),
+            gpu_blocks=self.reported_blocks[CacheTier.GPU],
+            host_blocks=self.reported_blocks[CacheTier.HOST],
+            predicted_blocks=len(self.predictions.newest_by_block),
             sequence=self.sequence,
-            in_step=self.in_step,
-            stale=self.stale(now_s, stale_s=stale_s),
-            age_s=max(0.0, now_s - self.vouched_at_s) if self.has_vouched else None,
+            in_sync=self.in_sync,
+            is_stale=self.is_stale(now_s, stale_s=stale_s),
+            age_s=max(0.0, now_s - self.confirmed_at_s) if self.is_confirmed else None,
             gaps=self.gaps,
-            unkept_blocks=self.unkept_blocks,
+            dropped_blocks=self.dropped_blocks,
         )

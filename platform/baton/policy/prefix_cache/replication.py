@@ -22,20 +22,20 @@ from collections.abc import Sequence
 from math import exp
 from typing import Protocol
 
-from baton.domain.handoff import Forgone
+from baton.domain.handoff import ReplicationCredit
 
-HORIZON_S = 3.0
+CREDIT_DECAY_S = 3.0
 """What was forgone so long ago counts for a third. Found by trying: with 30 s, prefixes that are
 used now and then were stored several times, at the cost of others' (`make bench-routing`)."""
-PRICE = 3.0
+COPY_PRICE_MULTIPLE = 3.0
 """What must have been forgone, as a multiple of what a copy costs: a prefix may be about to go out
 of use, and predictions are not exact. Found by trying: at 1 to 2, prefixes in modest use were
 copied, and drove others out (`make bench-routing`); at 4, hot ones came too late."""
-MOST_PREFIXES = 4096
+MAX_PREFIXES = 4096
 """Of all replicas together: some hundred bytes each."""
 
 
-class Regrets(Protocol):
+class ReplicationCredits(Protocol):
     """Of one prompt: what was forgone by others that began like it."""
 
     def of(self, replica_id: str, blocks: int) -> float:
@@ -43,15 +43,15 @@ class Regrets(Protocol):
         ...
 
 
-class _NoRegrets:
+class _NoCredits:
     def of(self, replica_id: str, blocks: int) -> float:
         return 0.0
 
 
-NO_REGRETS: Regrets = _NoRegrets()
+NO_CREDITS: ReplicationCredits = _NoCredits()
 
 
-class PrefixRegrets:
+class PrefixCredits:
     """Seconds by prefix, those that were changed last at the end."""
 
     def __init__(self) -> None:
@@ -61,33 +61,33 @@ class PrefixRegrets:
     def __len__(self) -> int:
         return len(self._seconds)
 
-    def note(self, hashes: Sequence[int], forgone: Forgone, now_s: float) -> None:
+    def record(self, hashes: Sequence[int], credit: ReplicationCredit, now_s: float) -> None:
         """A prompt of these blocks was placed."""
-        if not 0 < forgone.blocks <= len(hashes):
+        if not 0 < credit.blocks <= len(hashes):
             return
-        name = forgone.replica_id, hashes[forgone.blocks - 1]
-        left_s = self.of(name, now_s) + forgone.seconds
-        if left_s > 0:
-            self._seconds[name] = (left_s, now_s)
-            self._seconds.move_to_end(name)
+        key = credit.replica_id, hashes[credit.blocks - 1]
+        total_s = self.of(key, now_s) + credit.seconds
+        if total_s > 0:
+            self._seconds[key] = (total_s, now_s)
+            self._seconds.move_to_end(key)
         else:
-            self._seconds.pop(name, None)
-        if len(self._seconds) > MOST_PREFIXES:
+            self._seconds.pop(key, None)
+        if len(self._seconds) > MAX_PREFIXES:
             self._seconds.popitem(last=False)
 
-    def of(self, name: tuple[str, int], now_s: float) -> float:
+    def of(self, key: tuple[str, int], now_s: float) -> float:
         """What was forgone for this prefix; 0 for one that is not known."""
-        seconds, at_s = self._seconds.get(name, (0.0, now_s))
-        return seconds * exp(-max(0.0, now_s - at_s) / HORIZON_S)
+        seconds, at_s = self._seconds.get(key, (0.0, now_s))
+        return seconds * exp(-max(0.0, now_s - at_s) / CREDIT_DECAY_S)
 
 
-class PromptRegrets:
+class PromptCredits:
     """Those of one prompt's prefixes, as of one moment."""
 
-    __slots__ = ("_book", "_hashes", "_now_s")
+    __slots__ = ("_credits", "_hashes", "_now_s")
 
-    def __init__(self, book: PrefixRegrets, hashes: Sequence[int], now_s: float) -> None:
-        self._book = book
+    def __init__(self, prefix_credits: PrefixCredits, hashes: Sequence[int], now_s: float) -> None:
+        self._credits = prefix_credits
         self._hashes = hashes
         self._now_s = now_s
 
@@ -95,4 +95,4 @@ class PromptRegrets:
         """Seconds forgone because this replica does not hold its first so many blocks."""
         if not 0 < blocks <= len(self._hashes):
             return 0.0
-        return self._book.of((replica_id, self._hashes[blocks - 1]), self._now_s)
+        return self._credits.of((replica_id, self._hashes[blocks - 1]), self._now_s)

@@ -27,10 +27,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-_MOST_DOUBLINGS = 64
+_MAX_DOUBLINGS = 64
 
 
-class Circuit(StrEnum):
+class CircuitState(StrEnum):
     """How far a replica is trusted."""
 
     CLOSED = "closed"
@@ -45,28 +45,29 @@ class Circuit(StrEnum):
 class BreakerOptions:
     """When a circuit opens, and for how long."""
 
-    failures: int = 3
+    failure_threshold: int = 3
     """Legs that fail in a row, with none done between them."""
-    pause_s: float = 1.0
+    open_duration_s: float = 1.0
     """The first pause ..."""
-    max_pause_s: float = 30.0
+    max_open_duration_s: float = 30.0
     """... and the longest."""
 
     def __post_init__(self) -> None:
-        if self.failures < 1:
-            raise ValueError(f"breaker: failures is {self.failures}, wanted at least 1")
-        if not 0 < self.pause_s <= self.max_pause_s:
+        if self.failure_threshold < 1:
+            raise ValueError(f"breaker: failures is {self.failure_threshold}, wanted at least 1")
+        if not 0 < self.open_duration_s <= self.max_open_duration_s:
             raise ValueError(
-                f"breaker: pause_s is {self.pause_s} and max_pause_s {self.max_pause_s}, wanted"
+                f"breaker: pause_s is {self.open_duration_s} and max_pause_s"
+                f" {self.max_open_duration_s}, wanted"
                 " 0 < pause_s <= max_pause_s"
             )
 
 
 @dataclass(slots=True)
-class _State:
+class _BreakerState:
     """What is remembered of one replica."""
 
-    failures: int = 0
+    consecutive_failures: int = 0
     """In a row, while closed."""
     trips: int = 0
     """Without a long time of being closed between them."""
@@ -76,19 +77,19 @@ class _State:
     trials: set[str] = field(default_factory=set)
     """Legs that began since it opened and have not ended."""
     why: str = ""
-    gone_at_s: float | None = None
+    left_at_s: float | None = None
     """When its replica left; None while it is there."""
 
 
-class Breakers:
+class CircuitBreakers:
     """The circuits of one coordinator's replicas; ids that are unknown are of closed circuits."""
 
-    def __init__(self, options: BreakerOptions | None = None, *, most: int = 4096) -> None:
+    def __init__(self, options: BreakerOptions | None = None, *, max_replicas: int = 4096) -> None:
         self.openings = 0
         """How often a circuit was opened, so far."""
         self._options = options or BreakerOptions()
-        self._most = most
-        self._states: dict[str, _State] = {}
+        self._max_replicas = max_replicas
+        self._states: dict[str, _BreakerState] = {}
         """Of those replicas of which there is anything to remember."""
 
     def reconfigure(self, options: BreakerOptions) -> None:
@@ -98,18 +99,20 @@ class Breakers:
         """
         self._options = options
         for state in self._states.values():
-            state.failures = min(state.failures, options.failures - 1)
+            state.consecutive_failures = min(
+                state.consecutive_failures, options.failure_threshold - 1
+            )
 
     # ---------------------------------------------------------------- asked
 
-    def circuit(self, replica_id: str, now_s: float) -> Circuit:
+    def circuit_state(self, replica_id: str, now_s: float) -> CircuitState:
         """How far a replica is trusted now."""
         state = self._states.get(replica_id)
         if state is None or state.open_until_s is None:
-            return Circuit.CLOSED
-        return Circuit.OPEN if now_s < state.open_until_s else Circuit.HALF_OPEN
+            return CircuitState.CLOSED
+        return CircuitState.OPEN if now_s < state.open_until_s else CircuitState.HALF_OPEN
 
-    def lets_in(self, replica_id: str, now_s: float) -> bool:
+    def allows_request(self, replica_id: str, now_s: float) -> bool:
         """Whether a replica may be given a request now."""
         state = self._states.get(replica_id)
         if state is None or state.open_until_s is None:
@@ -121,7 +124,7 @@ class Breakers:
         state = self._states.get(replica_id)
         return "" if state is None else state.why
 
-    def pausing(self, now_s: float) -> Iterator[tuple[str, float]]:
+    def open_circuits(self, now_s: float) -> Iterator[tuple[str, float]]:
         """The replicas with an open circuit, and until when each is."""
         for replica_id, state in self._states.items():
             if state.open_until_s is not None and now_s < state.open_until_s:
@@ -129,13 +132,13 @@ class Breakers:
 
     # ---------------------------------------------------------------- told of legs
 
-    def began(self, replica_id: str, leg_id: str) -> None:
+    def on_leg_started(self, replica_id: str, leg_id: str) -> None:
         """A leg was sent to a replica."""
         state = self._states.get(replica_id)
         if state is not None and state.open_until_s is not None:
             state.trials.add(leg_id)
 
-    def spoke(self, replica_id: str, leg_id: str, now_s: float) -> bool:
+    def on_first_output(self, replica_id: str, leg_id: str, now_s: float) -> bool:
         """A leg gave its first output; whether that closed the circuit.
 
         It is enough of a trial, and not enough to forgive failures.
@@ -146,29 +149,29 @@ class Breakers:
         self._close(state, now_s)
         return True
 
-    def done(self, replica_id: str, leg_id: str, now_s: float) -> bool:
+    def on_leg_succeeded(self, replica_id: str, leg_id: str, now_s: float) -> bool:
         """A leg has ended well; whether that closed the circuit."""
         state = self._states.get(replica_id)
         if state is not None and state.open_until_s is None:
-            state.failures = 0
-        return self.spoke(replica_id, leg_id, now_s)
+            state.consecutive_failures = 0
+        return self.on_first_output(replica_id, leg_id, now_s)
 
-    def failed(self, replica_id: str, leg_id: str, now_s: float, why: str) -> bool:
+    def on_leg_failed(self, replica_id: str, leg_id: str, now_s: float, why: str) -> bool:
         """A leg has failed and its replica is to blame; whether that opened the circuit."""
         state = self._states.get(replica_id)
         if state is None:
-            state = self._remember(replica_id)
+            state = self._add(replica_id)
         if state.open_until_s is None:
-            state.failures += 1
-            if state.failures < self._options.failures:
+            state.consecutive_failures += 1
+            if state.consecutive_failures < self._options.failure_threshold:
                 return False
-            why = f"{state.failures} legs failed in a row, the last: {why}"
+            why = f"{state.consecutive_failures} legs failed in a row, the last: {why}"
         elif leg_id not in state.trials or now_s < state.open_until_s:
             return False
-        self._open(state, now_s, why, pauses=True)
+        self._open(state, now_s, why, with_pause=True)
         return True
 
-    def over(self, replica_id: str, leg_id: str) -> None:
+    def on_leg_ended(self, replica_id: str, leg_id: str) -> None:
         """A leg has ended, in whichever way; to be told after all else of it."""
         state = self._states.get(replica_id)
         if state is not None:
@@ -176,35 +179,35 @@ class Breakers:
 
     # ---------------------------------------------------------------- told of replicas
 
-    def end_pauses(self, now_s: float) -> None:
+    def half_open_all(self, now_s: float) -> None:
         """Let every replica be tried now: what opened their circuits was not they."""
         for state in self._states.values():
             if state.open_until_s is not None:
                 state.open_until_s = min(state.open_until_s, now_s)
 
-    def trip(self, replica_id: str, now_s: float, why: str, *, pauses: bool = False) -> None:
+    def trip(self, replica_id: str, now_s: float, why: str, *, with_pause: bool = False) -> None:
         """A replica is gone, frozen or cut off: whatever it did before, it is on trial now.
 
-        With `pauses` it is there, and gets the pause that failures would have earned it.
+        With `with_pause` it is there, and gets the pause that failures would have earned it.
         """
         state = self._states.get(replica_id)
         if state is None:
-            state = self._remember(replica_id)
+            state = self._add(replica_id)
         if state.open_until_s is None or now_s >= state.open_until_s:
-            self._open(state, now_s, why, pauses=pauses)
+            self._open(state, now_s, why, with_pause=with_pause)
 
-    def left(self, replica_id: str, now_s: float) -> None:
+    def on_replica_left(self, replica_id: str, now_s: float) -> None:
         """A replica is no member any more; it may come back."""
         state = self._states.get(replica_id)
         if state is not None:
             state.trials.clear()
-            state.gone_at_s = now_s
+            state.left_at_s = now_s
 
-    def joined(self, replica_id: str) -> None:
+    def on_replica_joined(self, replica_id: str) -> None:
         """A replica is a member, for the first time or again."""
         state = self._states.get(replica_id)
         if state is not None:
-            state.gone_at_s = None
+            state.left_at_s = None
 
     def forget(self, replica_id: str) -> None:
         """A replica will not come back."""
@@ -212,41 +215,45 @@ class Breakers:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a circuit contradicts itself."""
-        assert len(self._states) <= self._most, "more circuits are remembered than may be"
+        assert len(self._states) <= self._max_replicas, "more circuits are remembered than may be"
         for replica_id, state in self._states.items():
             closed = state.open_until_s is None
             assert not (closed and state.trials), f"{replica_id}: trials of a closed circuit"
             assert closed or state.trips, f"{replica_id}: open, and never opened"
-            few = state.failures < self._options.failures
-            assert few or not closed, f"{replica_id}: closed after {state.failures} failures"
+            is_below_threshold = state.consecutive_failures < self._options.failure_threshold
+            assert is_below_threshold or not closed, (
+                f"{replica_id}: closed after {state.consecutive_failures} failures"
+            )
 
     # ---------------------------------------------------------------- inside
 
-    def _open(self, state: _State, now_s: float, why: str, *, pauses: bool) -> None:
+    def _open(self, state: _BreakerState, now_s: float, why: str, *, with_pause: bool) -> None:
         options = self._options
-        if state.open_until_s is None and now_s - state.closed_at_s >= options.max_pause_s:
+        if state.open_until_s is None and now_s - state.closed_at_s >= options.max_open_duration_s:
             state.trips = 0
-        doublings = state.trips - (not pauses)
+        doublings = state.trips - (not with_pause)
         pause_s = 0.0
         if doublings >= 0:
             # Bounded, for a replica that is lost all day would overflow a float.
-            pause_s = options.pause_s * 2.0 ** min(doublings, _MOST_DOUBLINGS)
+            pause_s = options.open_duration_s * 2.0 ** min(doublings, _MAX_DOUBLINGS)
         state.trips += 1
-        state.failures = 0
-        state.open_until_s = now_s + min(pause_s, options.max_pause_s)
+        state.consecutive_failures = 0
+        state.open_until_s = now_s + min(pause_s, options.max_open_duration_s)
         state.trials.clear()
         state.why = why
         self.openings += 1
 
-    def _close(self, state: _State, now_s: float) -> None:
+    def _close(self, state: _BreakerState, now_s: float) -> None:
         state.open_until_s = None
         state.closed_at_s = now_s
-        state.failures = 0
+        state.consecutive_failures = 0
         state.trials.clear()
 
-    def _remember(self, replica_id: str) -> _State:
-        if len(self._states) >= self._most:
-            gone = (one for one, state in self._states.items() if state.gone_at_s is not None)
-            del self._states[next(gone, next(iter(self._states)))]
-        state = self._states[replica_id] = _State()
+    def _add(self, replica_id: str) -> _BreakerState:
+        if len(self._states) >= self._max_replicas:
+            departed = (
+                other for other, state in self._states.items() if state.left_at_s is not None
+            )
+            del self._states[next(departed, next(iter(self._states)))]
+        state = self._states[replica_id] = _BreakerState()
         return state

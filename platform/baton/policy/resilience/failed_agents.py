@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_NAMED = 3
+_MAX_NAMED_WITNESSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,31 +22,31 @@ class AgentRules:
 
     failures: int = 4
     """Pulls in a row from one source, ..."""
-    lasting_s: float = 30.0
+    min_duration_s: float = 30.0
     """... and how long they have failed."""
-    witnesses: int = 2
+    min_witnesses: int = 2
     """Sources that say so; where a target has one source only, that one."""
-    pause_s: float = 600.0
+    replacement_interval_s: float = 600.0
     """From one replica's replacement to the next."""
-    most_fraction: float = 0.25
+    max_suspect_fraction: float = 0.25
     """Of the targets, but one in any case: where more look broken, none is replaced."""
 
 
-class Pulls(NamedTuple):
+class PullHistory(NamedTuple):
     """What probes of one pair have seen, as far as its target is judged by it."""
 
     source_id: str
-    failed: int
+    consecutive_failures: int
     """Pulls in a row that failed, each after the source's side channel had answered."""
     failing_since_s: float
     """The first of them."""
-    proven_at_s: float | None
+    last_success_at_s: float | None
     """When blocks last came over the pair, for a probe or a request; None: never."""
 
 
-def pulls_from_nobody(
-    pairs: Sequence[Pulls],
-    served_others_at_s: Mapping[str, float],
+def agent_failure_reason(
+    pairs: Sequence[PullHistory],
+    last_served_at_s: Mapping[str, float],
     now_s: float,
     rules: AgentRules,
 ) -> str | None:
@@ -54,40 +54,46 @@ def pulls_from_nobody(
 
     Args:
         pairs: Every pair of that target that is watched.
-        served_others_at_s: When a source last handed blocks to a target that is not suspected.
+        last_served_at_s: When a source last handed blocks to a target that is not suspected.
         now_s: The present.
         rules: How sure one must be.
     """
     failing = [
         pair
         for pair in pairs
-        if pair.failed >= rules.failures and now_s - pair.failing_since_s >= rules.lasting_s
+        if pair.consecutive_failures >= rules.failures
+        and now_s - pair.failing_since_s >= rules.min_duration_s
     ]
     if not failing:
         return None
     since_s = min(pair.failing_since_s for pair in failing)
-    if any(pair.proven_at_s is not None and pair.proven_at_s > since_s for pair in pairs):
+    if any(
+        pair.last_success_at_s is not None and pair.last_success_at_s > since_s for pair in pairs
+    ):
         return None
     never = float("-inf")
     witnesses = sorted(
         pair.source_id
         for pair in failing
-        if served_others_at_s.get(pair.source_id, never) > pair.failing_since_s
+        if last_served_at_s.get(pair.source_id, never) > pair.failing_since_s
     )
-    if len(witnesses) < min(rules.witnesses, len(pairs)):
+    if len(witnesses) < min(rules.min_witnesses, len(pairs)):
         return None
-    named = ", ".join(witnesses[:_NAMED]) + (", ..." if len(witnesses) > _NAMED else "")
+    witness_names = ", ".join(witnesses[:_MAX_NAMED_WITNESSES]) + (
+        ", ..." if len(witnesses) > _MAX_NAMED_WITNESSES else ""
+    )
     return (
-        f"its transfer agent is broken: for {now_s - since_s:.0f} s every pull from {named} has"
+        f"its transfer agent is broken: for {now_s - since_s:.0f} s every pull from"
+        f" {witness_names} has"
         " failed, though they answer it and serve other replicas"
     )
 
 
-def to_replace(
+def choose_replacement(
     suspects: Collection[str],
     targets: int,
     *,
-    told: str | None,
+    last_notified: str | None,
     since_last_s: float | None,
     rules: AgentRules,
 ) -> str | None:
@@ -98,14 +104,14 @@ def to_replace(
     Args:
         suspects: Targets whose agents are taken for broken.
         targets: How many there are in all.
-        told: The one that was told last, which may not have heard it.
+        last_notified: The one that was told last, which may not have heard it.
         since_last_s: Since that; None: none was told yet.
         rules: How many may be replaced, and how often.
     """
-    if not suspects or len(suspects) > max(1.0, targets * rules.most_fraction):
+    if not suspects or len(suspects) > max(1.0, targets * rules.max_suspect_fraction):
         return None
-    if told in suspects:
-        return told
-    if since_last_s is not None and since_last_s < rules.pause_s:
+    if last_notified in suspects:
+        return last_notified
+    if since_last_s is not None and since_last_s < rules.replacement_interval_s:
         return None
     return min(suspects)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.handoff import Decision
+from baton.domain.handoff import PlacementDecision
 
-LATEST_OF_HUNDRED = 0.99
+OVERRUN_QUANTILE = 0.99
 """Of the first tokens that came lately, those that were no later than what is added."""
 
 
@@ -24,37 +24,41 @@ LATEST_OF_HUNDRED = 0.99
 class HedgeOptions:
     """How late is too late, and what makes another replica better."""
 
-    factor: float | None = 4.0
+    latency_multiple: float | None = 4.0
     """So many times what was predicted; None: never."""
-    least_s: float = 1.0
+    min_delay_s: float = 1.0
     """No sooner than this: short predictions err by more than their own length."""
-    spare_queue_s: float = 0.05
+    max_alternative_queue_s: float = 0.05
     """A replica with no more than this before the request has spare capacity."""
 
     def __post_init__(self) -> None:
-        if self.factor is not None and not self.factor > 1:
-            raise ValueError(f"hedge: factor is {self.factor}, wanted more than 1, or none")
-        if not self.least_s > 0:
-            raise ValueError(f"hedge: least_s is {self.least_s}, wanted more than 0")
+        if self.latency_multiple is not None and not self.latency_multiple > 1:
+            raise ValueError(
+                f"hedge: factor is {self.latency_multiple}, wanted more than 1, or none"
+            )
+        if not self.min_delay_s > 0:
+            raise ValueError(f"hedge: least_s is {self.min_delay_s}, wanted more than 0")
 
 
-def late_after_s(decision: Decision, overrun_s: float, options: HedgeOptions) -> float | None:
+def hedge_after_s(
+    decision: PlacementDecision, overrun_s: float, options: HedgeOptions
+) -> float | None:
     """How long after a decision its first token is suspiciously late; None: that is not known.
 
     `overrun_s` is how much later than predicted the latest of a hundred came lately.
     """
-    if options.factor is None or not decision.options:
+    if options.latency_multiple is None or not decision.options:
         return None
     predicted_s = decision.options[0].ttft_s
-    return max(options.least_s, options.factor * predicted_s + overrun_s)
+    return max(options.min_delay_s, options.latency_multiple * predicted_s + overrun_s)
 
 
-def is_better(
-    other: Decision, *, avoid: frozenset[str], waited_s: float, options: HedgeOptions
+def is_better_alternative(
+    alternative: PlacementDecision, *, avoid: frozenset[str], waited_s: float, options: HedgeOptions
 ) -> bool:
     """Whether a decision made now, over none of those to avoid, beats waiting on."""
-    route = other.route
-    if not other.options or {route.prefill_replica_id, route.decode_replica_id} & avoid:
+    route = alternative.route
+    if not alternative.options or {route.prefill_replica_id, route.decode_replica_id} & avoid:
         return False
-    option = other.options[0]
-    return option.queue_s <= options.spare_queue_s and option.ttft_s < waited_s
+    option = alternative.options[0]
+    return option.queue_s <= options.max_alternative_queue_s and option.ttft_s < waited_s

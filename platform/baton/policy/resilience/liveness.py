@@ -2,115 +2,120 @@
 
 Theory of operation. Every replica says something four times a second, whatever its engine does: the
 link has a life of its own. One that has nothing to do *rests* between its words, and may be silent
-for `REST_S` more, for nobody waits for it; that ends when it is given work. One of which nothing
-was heard for half of `silence_s` is *suspect* and gets no new work; after all of `silence_s` it is
-*silent*, and what runs there is taken elsewhere. A word from it ends both.
+for `IDLE_GRACE_S` more, for nobody waits for it; that ends when it is given work. One of which
+nothing was heard for half of `heartbeat_timeout_s` is *suspect* and gets no new work; after all of
+`heartbeat_timeout_s` it is *silent*, and what runs there is taken elsewhere. A word from it ends
+both.
 
-Somebody looks a few times within `silence_s`, while anything runs anywhere. When a look comes late,
-it is whoever looks that stood still, and nobody else is blamed for that time.
+Somebody looks a few times within `heartbeat_timeout_s`, while anything runs anywhere. When a look
+comes late, it is whoever looks that stood still, and nobody else is blamed for that time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-REST_S = 3.75
+IDLE_GRACE_S = 3.75
 """How much longer it takes until who has nothing to do speaks again."""
-_LOOKS = 6
-"""Within `silence_s`: what is noticed is noticed a sixth late at most."""
-_SUSPECT = 0.5
+_CHECKS_PER_TIMEOUT = 6
+"""Within `heartbeat_timeout_s`: what is noticed is noticed a sixth late at most."""
+_SUSPECT_FRACTION = 0.5
 
 
-class Silences:
+class LivenessTracker:
     """Keeps when each replica was last heard of, and when to look next."""
 
-    def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
-        self._heard_at_s: dict[str, float] = {}
+    def __init__(self, heartbeat_timeout_s: float) -> None:
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._last_heartbeat_at_s: dict[str, float] = {}
         self._suspects: set[str] = set()
-        self._look_at_s: float | None = None
+        self._next_check_at_s: float | None = None
 
-    def reconfigure(self, silence_s: float) -> None:
+    def reconfigure(self, heartbeat_timeout_s: float) -> None:
         """Go by another bound from now on."""
-        self._silence_s = silence_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._suspects.clear()
-        self._look_at_s = None
+        self._next_check_at_s = None
 
     @property
-    def look_s(self) -> float:
+    def check_interval_s(self) -> float:
         """Between two looks."""
-        return self._silence_s / _LOOKS
+        return self._heartbeat_timeout_s / _CHECKS_PER_TIMEOUT
 
-    def joined(self, replica_id: str, now_s: float) -> None:
+    def on_replica_joined(self, replica_id: str, now_s: float) -> None:
         """Somebody is there."""
-        self._heard_at_s[replica_id] = now_s
+        self._last_heartbeat_at_s[replica_id] = now_s
         self._suspects.discard(replica_id)
 
-    def left(self, replica_id: str) -> None:
+    def on_replica_left(self, replica_id: str) -> None:
         """Somebody is gone."""
-        self._heard_at_s.pop(replica_id, None)
+        self._last_heartbeat_at_s.pop(replica_id, None)
         self._suspects.discard(replica_id)
 
-    def heard(self, replica_id: str, now_s: float) -> None:
+    def heartbeat(self, replica_id: str, now_s: float) -> None:
         """A replica has said something; strangers are ignored."""
-        known_s = self._heard_at_s.get(replica_id)
-        if known_s is None:
+        last_at_s = self._last_heartbeat_at_s.get(replica_id)
+        if last_at_s is None:
             return
-        if now_s > known_s:  # later than what is excused of one that rests
-            self._heard_at_s[replica_id] = now_s
+        if now_s > last_at_s:  # later than what is excused of one that rests
+            self._last_heartbeat_at_s[replica_id] = now_s
         self._suspects.discard(replica_id)
 
-    def rests(self, replica_id: str, now_s: float) -> None:
+    def set_idle(self, replica_id: str, now_s: float) -> None:
         """A replica has said that it has nothing to do; strangers are ignored."""
-        if replica_id in self._heard_at_s:
-            self._heard_at_s[replica_id] = now_s + REST_S
+        if replica_id in self._last_heartbeat_at_s:
+            self._last_heartbeat_at_s[replica_id] = now_s + IDLE_GRACE_S
 
-    def works(self, replica_id: str, now_s: float) -> None:
+    def set_busy(self, replica_id: str, now_s: float) -> None:
         """A replica is given something to do; strangers are ignored."""
-        if replica_id in self._heard_at_s:
-            self._heard_at_s[replica_id] = min(now_s, self._heard_at_s[replica_id])
+        if replica_id in self._last_heartbeat_at_s:
+            self._last_heartbeat_at_s[replica_id] = min(
+                now_s, self._last_heartbeat_at_s[replica_id]
+            )
 
-    def wake(self, now_s: float) -> None:
+    def start_checks(self, now_s: float) -> None:
         """Something runs from now on: begin to look, unless that is done already."""
-        if self._look_at_s is None and self._silence_s != float("inf"):
-            self._look_at_s = now_s + self.look_s
+        if self._next_check_at_s is None and self._heartbeat_timeout_s != float("inf"):
+            self._next_check_at_s = now_s + self.check_interval_s
 
-    def next_at_s(self) -> float | None:
+    def next_check_at_s(self) -> float | None:
         """When to look next; None while nothing runs."""
-        return self._look_at_s
+        return self._next_check_at_s
 
-    def look(self, now_s: float, *, runs: bool) -> bool:
+    def check(self, now_s: float, *, has_work: bool) -> bool:
         """Whether it is time to look; to be asked whenever time has passed.
 
-        The next look is arranged while anything `runs`.
+        The next look is arranged while anything `has_work`.
         """
-        due_at_s = self._look_at_s
+        due_at_s = self._next_check_at_s
         if due_at_s is None or now_s < due_at_s:
             return False
         late_s = now_s - due_at_s
-        if late_s > self.look_s:
-            self._excuse(late_s, now_s)
-        bearable_s = _SUSPECT * self._silence_s
+        if late_s > self.check_interval_s:
+            self._extend_deadlines(late_s, now_s)
+        suspect_after_s = _SUSPECT_FRACTION * self._heartbeat_timeout_s
         self._suspects.update(
-            one for one, at_s in self._heard_at_s.items() if now_s - at_s > bearable_s
+            replica_id
+            for replica_id, at_s in self._last_heartbeat_at_s.items()
+            if now_s - at_s > suspect_after_s
         )
-        self._look_at_s = now_s + self.look_s if runs else None
+        self._next_check_at_s = now_s + self.check_interval_s if has_work else None
         return True
 
-    def silent_s(self, replica_id: str, now_s: float) -> float:
+    def unresponsive_s(self, replica_id: str, now_s: float) -> float:
         """For how long a replica has said nothing, though it should have; 0 of strangers."""
-        return max(0.0, now_s - self._heard_at_s.get(replica_id, now_s))
+        return max(0.0, now_s - self._last_heartbeat_at_s.get(replica_id, now_s))
 
     def is_suspect(self, replica_id: str) -> bool:
         """Whether a replica should have been heard of, as of the last look."""
         return replica_id in self._suspects
 
-    def silent(self, now_s: float) -> Iterator[str]:
+    def unresponsive(self, now_s: float) -> Iterator[str]:
         """Suspects that have said nothing for as long as is borne; to be asked after a look."""
         for replica_id in sorted(self._suspects):
-            if now_s - self._heard_at_s[replica_id] >= self._silence_s:
+            if now_s - self._last_heartbeat_at_s[replica_id] >= self._heartbeat_timeout_s:
                 yield replica_id
 
-    def _excuse(self, late_s: float, now_s: float) -> None:
-        for replica_id, at_s in self._heard_at_s.items():
-            self._heard_at_s[replica_id] = max(at_s, min(now_s, at_s + late_s))
+    def _extend_deadlines(self, late_s: float, now_s: float) -> None:
+        for replica_id, at_s in self._last_heartbeat_at_s.items():
+            self._last_heartbeat_at_s[replica_id] = max(at_s, min(now_s, at_s + late_s))

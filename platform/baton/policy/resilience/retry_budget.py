@@ -7,11 +7,11 @@ tries may be at most
     floor + fraction x arrivals in that window
 
 Those that *carry* a stream whose client has tokens already may use all of it; those of requests
-that have got nothing only the first part of it, `_FRESH`, for they can be told to come back. The
-window slides in slots, so that at most a slot's worth is forgotten too soon.
+that have got nothing only the first part of it, `_NO_OUTPUT_FRACTION`, for they can be told to
+come back. The window slides in slots, so that at most a slot's worth is forgotten too soon.
 
-What is not asked here is free; see `control.recovery` for what is. Source: Finagle's RetryBudget
-and gRPC's retry throttling (gRFC A6) bound retries by arrivals in the same way.
+What is not asked here is free; see `control.request.retries` for what is. Source: Finagle's
+RetryBudget and gRPC's retry throttling (gRFC A6) bound retries by arrivals in the same way.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from collections import deque
 from dataclasses import dataclass
 
 _SLOTS = 10
-_FRESH = 0.5
+_NO_OUTPUT_FRACTION = 0.5
 """The part of the budget that requests may use whose client has got nothing yet."""
-_MOST_FRACTION = 10.0
+_MAX_FRACTION = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryOptions:
     """How large the budget is."""
 
-    fraction: float = 0.2
+    budget_ratio: float = 0.2
     """Second tries for each request that arrives."""
-    floor: int = 30
+    min_retries: int = 30
     """Second tries in a window, however little arrives."""
     window_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.fraction <= _MOST_FRACTION:
+        if not 0 <= self.budget_ratio <= _MAX_FRACTION:
             raise ValueError(
-                f"retries: fraction is {self.fraction}, wanted from 0 to {_MOST_FRACTION:g}"
+                f"retries: fraction is {self.budget_ratio}, wanted from 0 to {_MAX_FRACTION:g}"
             )
-        if self.floor < 0:
-            raise ValueError(f"retries: floor is {self.floor}, wanted at least 0")
+        if self.min_retries < 0:
+            raise ValueError(f"retries: floor is {self.min_retries}, wanted at least 0")
         if not self.window_s > 0:
             raise ValueError(f"retries: window_s is {self.window_s}, wanted more than 0")
 
@@ -50,49 +50,49 @@ class RetryOptions:
 class _Slot:
     number: int
     arrivals: int = 0
-    tries: int = 0
+    retries: int = 0
 
 
 class RetryBudget:
     """One coordinator's; time is told with every call, and never goes back."""
 
     def __init__(self, options: RetryOptions | None = None) -> None:
-        self.refused = 0
+        self.denied = 0
         """Second tries that were not allowed, so far."""
         self._options = options or RetryOptions()
         self._slots: deque[_Slot] = deque()
         self._arrivals = 0
-        self._tries = 0
+        self._retries = 0
         """Both of the window."""
 
     def reconfigure(self, options: RetryOptions) -> None:
         """Go on by others; what is in the window counts as it did."""
         if options.window_s != self._options.window_s:
             self._slots.clear()
-            self._arrivals = self._tries = 0
+            self._arrivals = self._retries = 0
         self._options = options
 
-    def arrived(self, now_s: float) -> None:
+    def record_arrival(self, now_s: float) -> None:
         """A request has arrived."""
         self._slot(now_s).arrivals += 1
         self._arrivals += 1
 
-    def take(self, now_s: float, *, carries: bool) -> bool:
+    def spend(self, now_s: float, *, has_output: bool) -> bool:
         """Whether a second try may be made now; it is counted when it may.
 
-        `carries`: its client has tokens already, and would see its stream break.
+        `has_output`: its client has tokens already, and would see its stream break.
         """
         slot = self._slot(now_s)
-        if self._tries + 1 > self.allowed() * (1.0 if carries else _FRESH):
-            self.refused += 1
+        if self._retries + 1 > self.max_retries() * (1.0 if has_output else _NO_OUTPUT_FRACTION):
+            self.denied += 1
             return False
-        slot.tries += 1
-        self._tries += 1
+        slot.retries += 1
+        self._retries += 1
         return True
 
-    def allowed(self) -> float:
+    def max_retries(self) -> float:
         """Second tries that the window allows in all."""
-        return self._options.floor + self._options.fraction * self._arrivals
+        return self._options.min_retries + self._options.budget_ratio * self._arrivals
 
     def retry_after_s(self) -> float:
         """When a client that was refused may come back: half of what was used is forgotten."""
@@ -101,7 +101,7 @@ class RetryBudget:
     def check_integrity(self) -> None:
         """Raise AssertionError when the sums are not those of the slots."""
         assert self._arrivals == sum(slot.arrivals for slot in self._slots), "arrivals differ"
-        assert self._tries == sum(slot.tries for slot in self._slots), "second tries differ"
+        assert self._retries == sum(slot.retries for slot in self._slots), "second tries differ"
         assert len(self._slots) <= _SLOTS, "slots are kept that are over"
 
     def _slot(self, now_s: float) -> _Slot:
@@ -113,6 +113,6 @@ class RetryBudget:
         while slots and slots[0].number <= number - _SLOTS:
             old = slots.popleft()
             self._arrivals -= old.arrivals
-            self._tries -= old.tries
+            self._retries -= old.retries
         slots.append(_Slot(number))
         return slots[-1]

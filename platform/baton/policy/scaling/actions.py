@@ -31,10 +31,10 @@ class FlipReplicas:
 
     pool: str
     replicas: int
-    to: Role
+    role: Role
 
 
-Action = StartReplicas | StopReplicas | FlipReplicas
+ScalingAction = StartReplicas | StopReplicas | FlipReplicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,31 +42,33 @@ class ScalingDecision:
     """One pool's part of a tick."""
 
     pool: str
-    have: int
+    current_replicas: int
     """Replicas that take work or are starting."""
-    want: int
+    target_replicas: int
     """What it is to have now: what the policy wants, within every bound."""
-    asked: int
+    desired_replicas: int
     """What the policy wants."""
     reason: ScalingReason
     why: str = ""
     inputs: Mapping[str, float] = field(default_factory=dict)
-    clipped_by: str = ""
-    """Which bound stood between `asked` and `want`: "max", "gpu_budget", "cooldown", ...; empty
-    for none."""
-    flips: Mapping[Role, int] = field(default_factory=dict)
+    limited_by: str = ""
+    """Which bound stood between `desired_replicas` and `target_replicas`; empty for none.
+
+    "max", "gpu_budget", "cooldown" and others.
+    """
+    role_flips: Mapping[Role, int] = field(default_factory=dict)
     """How many of its replicas are to play another role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class AutoscalerTick:
     """What was decided at one moment, with everything that it was decided from."""
 
     at_s: float
     policy: str
     decisions: tuple[ScalingDecision, ...] = ()
-    actions: tuple[Action, ...] = ()
+    actions: tuple[ScalingAction, ...] = ()
     """In order; empty when nothing changes, also in a dry run."""
-    held: str = ""
+    paused_reason: str = ""
     """Why nothing was decided; empty when it was."""
     dry_run: bool = False

@@ -9,23 +9,23 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class GpuClaim:
     """What one pool has and would have."""
 
     pool: str
-    have: int
-    want: int
-    least: int = 0
+    current_replicas: int
+    desired_replicas: int
+    min_replicas: int = 0
     """Not taken from it."""
-    gpus: float = 1.0
+    gpus_per_replica: float = 1.0
     """Of one replica."""
-    leaving: int = 0
+    draining_replicas: int = 0
     """Replicas that drain: they still hold their GPUs."""
-    fixed: bool = False
+    is_overridden: bool = False
     """An operator has said so: it comes first, and is the last to be taken from."""
 
 
-def within_budget(claims: Iterable[Claim], budget: float | None) -> Mapping[str, int]:
+def apply_gpu_budget(claims: Iterable[GpuClaim], budget: float | None) -> Mapping[str, int]:
     """How many replicas each pool may have now.
 
     GPUs are given one replica at a time to the pool that has the smallest part of what it wants.
@@ -34,50 +34,63 @@ def within_budget(claims: Iterable[Claim], budget: float | None) -> Mapping[str,
     """
     by_pool = {claim.pool: claim for claim in sorted(claims, key=lambda claim: claim.pool)}
     if budget is None:
-        return {pool: claim.want for pool, claim in by_pool.items()}
-    granted = {pool: min(claim.have, claim.want) for pool, claim in by_pool.items()}
-    used = sum(granted[pool] * claim.gpus for pool, claim in by_pool.items())
-    used = _take(by_pool, granted, used=used, budget=budget)
-    leaving = sum(claim.leaving * claim.gpus for claim in by_pool.values())
-    _give(by_pool, granted, spare=budget - used - leaving)
+        return {pool: claim.desired_replicas for pool, claim in by_pool.items()}
+    granted = {
+        pool: min(claim.current_replicas, claim.desired_replicas) for pool, claim in by_pool.items()
+    }
+    used = sum(granted[pool] * claim.gpus_per_replica for pool, claim in by_pool.items())
+    used = _reclaim(by_pool, granted, used=used, budget=budget)
+    draining_gpus = sum(
+        claim.draining_replicas * claim.gpus_per_replica for claim in by_pool.values()
+    )
+    _grant(by_pool, granted, free_gpus=budget - used - draining_gpus)
     return granted
 
 
-def _take(
-    claims: Mapping[str, Claim], granted: dict[str, int], *, used: float, budget: float
+def _reclaim(
+    claims: Mapping[str, GpuClaim], granted: dict[str, int], *, used: float, budget: float
 ) -> float:
     """Take replicas away until the rest fits; what is used then."""
     while used > budget + _ROUNDING:
-        losers = [pool for pool, claim in claims.items() if granted[pool] > claim.least]
-        if not losers:
+        reclaimable = [pool for pool, claim in claims.items() if granted[pool] > claim.min_replicas]
+        if not reclaimable:
             break
-        pool = max(losers, key=_share_after_loss(claims, granted))
+        pool = max(reclaimable, key=_reclaim_order(claims, granted))
         granted[pool] -= 1
-        used -= claims[pool].gpus
+        used -= claims[pool].gpus_per_replica
     return used
 
 
-def _share_after_loss(
-    claims: Mapping[str, Claim], granted: Mapping[str, int]
+def _reclaim_order(
+    claims: Mapping[str, GpuClaim], granted: Mapping[str, int]
 ) -> Callable[[str], tuple[bool, float, float]]:
     def share(pool: str) -> tuple[bool, float, float]:
         claim, now = claims[pool], granted[pool]
-        return (not claim.fixed, (now - 1) / max(claim.want, 1), now / max(claim.want, 1))
+        return (
+            not claim.is_overridden,
+            (now - 1) / max(claim.desired_replicas, 1),
+            now / max(claim.desired_replicas, 1),
+        )
 
     return share
 
 
-def _give(claims: Mapping[str, Claim], granted: dict[str, int], *, spare: float) -> None:
+def _grant(claims: Mapping[str, GpuClaim], granted: dict[str, int], *, free_gpus: float) -> None:
     while True:
-        takers = [
+        unsatisfied = [
             pool
             for pool, claim in claims.items()
-            if granted[pool] < claim.want and claim.gpus <= spare + _ROUNDING
+            if granted[pool] < claim.desired_replicas
+            and claim.gpus_per_replica <= free_gpus + _ROUNDING
         ]
-        if not takers:
+        if not unsatisfied:
             return
         pool = min(
-            takers, key=lambda name: (not claims[name].fixed, granted[name] / claims[name].want)
+            unsatisfied,
+            key=lambda name: (
+                not claims[name].is_overridden,
+                granted[name] / claims[name].desired_replicas,
+            ),
         )
         granted[pool] += 1
-        spare -= claims[pool].gpus
+        free_gpus -= claims[pool].gpus_per_replica

@@ -21,11 +21,11 @@ RULES: Mapping[ScalingRule, Callable[[AutoscalerOptions], ScalingPolicy]] = Mapp
 )
 
 
-def scaling_policy(rule: str, options: AutoscalerOptions) -> ScalingPolicy:
+def make_scaling_policy(rule: str, options: AutoscalerOptions) -> ScalingPolicy:
     """A new policy: one that ships, by name, or the user's own, by `module:function`.
 
     The user's is called with the options, and answers with something that has a `name` and
-    `wants`; a class will do.
+    `desired`; a class will do.
 
     Raises:
         ConfigInvalid: it cannot be loaded, or is no scaling policy.
@@ -34,19 +34,23 @@ def scaling_policy(rule: str, options: AutoscalerOptions) -> ScalingPolicy:
         return RULES[ScalingRule(rule)](options)
     if ":" not in rule:
         names = ", ".join(RULES)
-        raise _unusable(rule, f"no policy of that name, wanted one of {names} or 'module:function'")
+        raise _unusable_policy(
+            rule, f"no policy of that name, wanted one of {names} or 'module:function'"
+        )
     module_name, _, attribute = rule.partition(":")
     try:
         factory: object = getattr(import_module(module_name), attribute)
         policy: object = factory(options) if callable(factory) else factory
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise _unusable(rule, f"{why}, wanted a function of (options)") from error
-    if not callable(getattr(policy, "wants", None)) or not hasattr(policy, "name"):
-        got = type(policy).__name__
-        raise _unusable(rule, f"it made a {got}, wanted something with a name and wants(seen)")
+        raise _unusable_policy(rule, f"{why}, wanted a function of (options)") from error
+    if not callable(getattr(policy, "desired", None)) or not hasattr(policy, "name"):
+        type_name = type(policy).__name__
+        raise _unusable_policy(
+            rule, f"it made a {type_name}, wanted something with a name and desired(observation)"
+        )
     return cast(ScalingPolicy, policy)
 
 
-def _unusable(rule: str, why: str) -> ConfigInvalid:
+def _unusable_policy(rule: str, why: str) -> ConfigInvalid:
     return ConfigInvalid((f"autoscaler.policy: cannot use {rule!r}: {why}",))

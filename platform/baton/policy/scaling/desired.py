@@ -20,11 +20,11 @@ class ScalingReason(StrEnum):
     """What is asked for now needs so many."""
     FORECAST = "forecast"
     """What will be asked for when a new replica would be ready needs so many."""
-    SLACK = "slack"
+    LATE_REQUESTS = "slack"
     """Requests that wait now would be late."""
-    BALANCE = "balance"
+    ROLE_FLIP = "balance"
     """Another role has replicas to spare."""
-    SPARE = "spare"
+    SURPLUS = "spare"
     """Fewer will do, and have done for a while."""
     IDLE = "idle"
     """Nothing is asked for."""
@@ -33,16 +33,16 @@ class ScalingReason(StrEnum):
     PANIC = "panic"
     LATENCY = "latency"
     FIXED = "fixed"
-    FORESEEN = "foreseen"
+    ORACLE = "foreseen"
     """The future was known (simulated only)."""
     OVERRIDE = "override"
     """An operator has said so."""
-    HELD = "held"
+    PAUSED = "held"
     """Something could not be seen, so nothing is changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class DesiredReplicas:
     """How many replicas one pool should have, ready or starting, by present role."""
 
     replicas: int
@@ -51,7 +51,7 @@ class Want:
     """In words, with numbers."""
     inputs: Mapping[str, float] = field(default_factory=dict)
     """What it was worked out from, by name with unit."""
-    flips: Mapping[Role, int] = field(default_factory=dict)
+    role_flips: Mapping[Role, int] = field(default_factory=dict)
     """How many of its replicas should play another role than the pool's own."""
 
 
@@ -64,6 +64,9 @@ class ScalingPolicy(Protocol):
 
     name: str
 
-    def wants(self, seen: Observation) -> Mapping[str, Want]:
-        """What every pool in `seen` should have. Called once a tick, `seen.at_s` going up."""
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
+        """What every pool in `observation` should have.
+
+        Called once a tick, `observation.at_s` going up.
+        """
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.policy.scaling.desired import ScalingReason, Want
+from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
 from baton.policy.scaling.observation import Observation
 from baton.policy.scaling.options import AutoscalerOptions
 
@@ -17,13 +17,13 @@ class Static:
     def __init__(self, options: AutoscalerOptions) -> None:
         self._bounds = options.bounds
 
-    def wants(self, seen: Observation) -> Mapping[str, Want]:
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
         """The configured counts."""
-        wants = {}
-        for name, pool in seen.pools.items():
+        desired = {}
+        for name, pool in observation.pools.items():
             bounds = self._bounds.get(name)
-            replicas = pool.ready + pool.starting if bounds is None else bounds.start
-            wants[name] = Want(
+            replicas = pool.ready_replicas + pool.starting if bounds is None else bounds.start
+            desired[name] = DesiredReplicas(
                 replicas=replicas, reason=ScalingReason.FIXED, why=f"configured to start {replicas}"
             )
-        return wants
+        return desired

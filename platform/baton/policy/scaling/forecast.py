@@ -23,21 +23,21 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-_ERRORS = 64
+_MAX_ERRORS = 64
 """Errors that are remembered: enough for a 95th percentile, few enough to follow a change."""
-_FEWEST_ERRORS = 8
+_MIN_ERRORS = 8
 _CHECKS_PER_HORIZON = 4
 """How often within a horizon a prediction is put aside."""
-_LEAST_CHECK_S = 5.0
-_GREATEST_ERROR = 3.0
+_MIN_CHECK_INTERVAL_S = 5.0
+_MAX_RELATIVE_ERROR = 3.0
 """Relative: four times what was predicted, or more, says no more than that it was a burst."""
-_FLOOR = 0.05
+_ERROR_SCALE_FLOOR_FRACTION = 0.05
 """Of the usual level: errors are not taken relative to less, so that silence does not count for
 much."""
-_USUAL_S = 3600.0
+_BASELINE_S = 3600.0
 
 
-class Forecast:
+class RateForecast:
     """One series of rates, and its near future."""
 
     def __init__(self, *, level_s: float = 15.0, trend_s: float = 120.0) -> None:
@@ -46,73 +46,73 @@ class Forecast:
         self._at_s: float | None = None
         self._level = 0.0
         self._trend = 0.0
-        self._usual = 0.0
-        self._most = 0.0
+        self._baseline = 0.0
+        self._peak = 0.0
         """Seen, falling to what is usual."""
-        self._open: deque[tuple[float, float]] = deque()
-        self._errors: deque[float] = deque(maxlen=_ERRORS)
+        self._pending_checks: deque[tuple[float, float]] = deque()
+        self._errors: deque[float] = deque(maxlen=_MAX_ERRORS)
 
     def observe(self, at_s: float, rate: float, *, horizon_s: float) -> None:
         """Take in what the rate is now, and put aside what is predicted one horizon on."""
         if not (math.isfinite(rate) and rate >= 0):
             return
         if self._at_s is None or at_s < self._at_s:
-            self._begin(at_s, rate)
+            self._reset(at_s, rate)
         elif at_s > self._at_s:
             self._smooth(at_s - self._at_s, rate)
             self._at_s = at_s
-            self._compare(at_s, rate)
-        self._put_aside(at_s, horizon_s)
+            self._check_predictions(at_s, rate)
+        self._schedule_check(at_s, horizon_s)
 
     def predict(self, horizon_s: float, *, quantile: float | None = None) -> float:
         """The rate so many seconds after the last one seen; at its mean without a quantile."""
         mean = self._mean(horizon_s)
-        if quantile is None or len(self._errors) < _FEWEST_ERRORS:
+        if quantile is None or len(self._errors) < _MIN_ERRORS:
             return mean
         error = _quantile(sorted(self._errors), quantile)
-        return max(0.0, min(mean + error * self._scale(mean), max(mean, self._most)))
+        return max(0.0, min(mean + error * self._error_scale(mean), max(mean, self._peak)))
 
     def _mean(self, horizon_s: float) -> float:
-        lasts_s = self._trend_s * -math.expm1(-horizon_s / self._trend_s)
-        return max(0.0, self._level + self._trend * lasts_s)
+        damped_horizon_s = self._trend_s * -math.expm1(-horizon_s / self._trend_s)
+        return max(0.0, self._level + self._trend * damped_horizon_s)
 
-    def _scale(self, predicted: float) -> float:
-        return max(predicted, _FLOOR * self._usual, 1e-9)
+    def _error_scale(self, predicted: float) -> float:
+        return max(predicted, _ERROR_SCALE_FLOOR_FRACTION * self._baseline, 1e-9)
 
-    def _begin(self, at_s: float, rate: float) -> None:
+    def _reset(self, at_s: float, rate: float) -> None:
         self._at_s, self._level, self._trend = at_s, rate, 0.0
-        self._usual = self._most = rate
-        self._open.clear()
+        self._baseline = self._peak = rate
+        self._pending_checks.clear()
 
     def _smooth(self, step_s: float, rate: float) -> None:
         expected = self._mean(step_s)
-        before = self._level
+        previous_level = self._level
         self._level = expected + (rate - expected) * -math.expm1(-step_s / self._level_s)
-        seen_trend = (self._level - before) / step_s
-        kept = math.exp(-step_s / self._trend_s)
-        self._trend = self._trend * kept + seen_trend * (1.0 - kept)
-        forgotten = -math.expm1(-step_s / _USUAL_S)
-        self._usual += (rate - self._usual) * forgotten
-        self._most = max(rate, self._most + (self._usual - self._most) * forgotten)
+        observed_trend = (self._level - previous_level) / step_s
+        trend_decay = math.exp(-step_s / self._trend_s)
+        self._trend = self._trend * trend_decay + observed_trend * (1.0 - trend_decay)
+        baseline_weight = -math.expm1(-step_s / _BASELINE_S)
+        self._baseline += (rate - self._baseline) * baseline_weight
+        self._peak = max(rate, self._peak + (self._baseline - self._peak) * baseline_weight)
 
-    def _compare(self, at_s: float, rate: float) -> None:
-        while self._open and self._open[0][0] <= at_s:
-            due_s, predicted = self._open.popleft()
-            if at_s - due_s <= max(self._level_s, _LEAST_CHECK_S):  # else it fell into a gap
-                error = (rate - predicted) / self._scale(predicted)
-                self._errors.append(min(error, _GREATEST_ERROR))
+    def _check_predictions(self, at_s: float, rate: float) -> None:
+        while self._pending_checks and self._pending_checks[0][0] <= at_s:
+            due_s, predicted = self._pending_checks.popleft()
+            if at_s - due_s <= max(self._level_s, _MIN_CHECK_INTERVAL_S):  # else it fell into a gap
+                error = (rate - predicted) / self._error_scale(predicted)
+                self._errors.append(min(error, _MAX_RELATIVE_ERROR))
 
-    def _put_aside(self, at_s: float, horizon_s: float) -> None:
+    def _schedule_check(self, at_s: float, horizon_s: float) -> None:
         due_s = at_s + horizon_s
-        every_s = max(horizon_s / _CHECKS_PER_HORIZON, _LEAST_CHECK_S)
-        if self._open and due_s < self._open[-1][0] + every_s:
+        every_s = max(horizon_s / _CHECKS_PER_HORIZON, _MIN_CHECK_INTERVAL_S)
+        if self._pending_checks and due_s < self._pending_checks[-1][0] + every_s:
             return
-        self._open.append((due_s, self._mean(horizon_s)))
+        self._pending_checks.append((due_s, self._mean(horizon_s)))
 
 
 def _quantile(ordered: Sequence[float], quantile: float) -> float:
     """Linear between the two nearest (Hyndman and Fan's type 7)."""
-    place = quantile * (len(ordered) - 1)
-    below = int(place)
+    rank = quantile * (len(ordered) - 1)
+    below = int(rank)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)

@@ -24,7 +24,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class ServiceLevel:
     """What requests got that ended in the window; None where none did."""
 
     attainment: float | None = None
@@ -33,11 +33,11 @@ class Service:
     ttft_p90_s: float | None = None
     tpot_mean_s: float | None = None
     tpot_p90_s: float | None = None
-    refused_per_s: float = 0.0
+    rejected_per_s: float = 0.0
     in_flight: int = 0
-    held: int = 0
+    queued_requests: int = 0
     """Requests that wait at a coordinator."""
-    slack_s: float | None = None
+    min_ttft_slack_s: float | None = None
     """How much of its TTFT objective the request has left that is worst off: objective minus what
     it has waited and is predicted to wait yet. Negative: it is late. None: none waits."""
 
@@ -58,9 +58,9 @@ class PoolObservation:
     gpus_per_replica: float = 1.0
     cold_start_s: float = 60.0
     """From being asked for to taking work: measured where any was seen to start."""
-    cold_start_measured: bool = False
+    is_cold_start_measured: bool = False
     """Whether it was."""
-    starting_for_s: float | None = None
+    oldest_start_age_s: float | None = None
     """How long ago the first of those that start was asked for; None: none starts, or nobody saw
     when it was."""
     prefill_tokens_per_s: float | None = None
@@ -70,7 +70,7 @@ class PoolObservation:
     objective and fit, prefilling nothing."""
     decode_streams: float | None = None
     """How many streams those are; None: not known."""
-    busy_fraction: float | None = None
+    utilization_fraction: float | None = None
     """Of the window, spent in engine steps, on average over the replicas that take work."""
     running_requests: float = 0.0
     """Of one replica that takes work, on average."""
@@ -80,7 +80,7 @@ class PoolObservation:
     kv_used_fraction: float = 0.0
 
     @property
-    def ready(self) -> int:
+    def ready_replicas(self) -> int:
         """Replicas that take work."""
         return self.prefill + self.decode + self.mixed
 
@@ -93,14 +93,14 @@ class Observation:
     window_s: float
     """Over which rates are taken."""
     demand: Demand = Demand()
-    service: Service = Service()
+    service: ServiceLevel = ServiceLevel()
     pools: Mapping[str, PoolObservation] = field(default_factory=dict)
     ttft_s: float | None = None
     """The objectives to plan for: the strictest of the classes in use."""
     tpot_s: float | None = None
     attainment_target: float = 0.99
     """Of those classes: the share of requests that are to meet them."""
-    missing: tuple[str, ...] = ()
+    missing_inputs: tuple[str, ...] = ()
     """What could not be seen, in words; a tick that misses anything holds still."""
     models: Mapping[str, Observation] = field(default_factory=dict)
     """Where there are several: the same of each one's own requests and pools, by its name."""

@@ -63,7 +63,7 @@ class SloScalingOptions:
     """Between a flip one way and the next the other way."""
     clear_backlog_s: float = 10.0
     """Within which a backlog that would be late is to be worked off."""
-    patience_cooldowns: float = 0.5
+    surplus_cooldowns: float = 0.5
     """How long a pool that is not needed at all is kept after it has grown, in cooldowns of stops,
     and one cold start more; what is needed in part, longer in proportion."""
     max_correction: float = 2.0

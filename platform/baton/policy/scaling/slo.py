@@ -1,8 +1,8 @@
 """baton's own policy: as many replicas as keep the objectives, and no more.
 
 Theory of operation. Demand is prompt tokens to be computed and tokens to be generated, a second;
-each has a `Forecast`. Pools fall into *groups*, one for each need: those that prefill, those that
-decode, and those that do both (`groups`). A group's need, in replicas, is the greatest of
+each has a `RateForecast`. Pools fall into *groups*, one for each need: those that prefill, those
+that decode, and those that do both (`groups`). A group's need, in replicas, is the greatest of
 
 - what demand needs *now*, so that the tail is served, not just the mean (`needs`);
 - what it will need when a replica started now is ready, at a quantile (`forecast`);
@@ -10,10 +10,10 @@ decode, and those that do both (`groups`). A group's need, in replicas, is the g
   late (the fast loop);
 - what the streams under way occupy, and those that are held at the door will.
 
-A `Correction` raises needs when requests are late although there should be enough. A `Track` turns
-the need into a target: up at once, down when that is worth going back on. A role that is short
-takes the cheapest that there is: replicas of the other role that have been to spare (`rebalance`),
-then new ones. What is to spare in the end is stopped.
+A `CapacityCorrection` raises needs when requests are late although there should be enough. A
+`NeedStabilizer` turns the need into a target: up at once, down when that is worth going back on. A
+role that is short takes the cheapest that there is: replicas of the other role that have been to
+spare (`role_flips`), then new ones. What is to spare in the end is stopped.
 
 A pool whose capacity is not known yet stays as it is, and gets one replica at a time while somebody
 would be late. Units: tokens per second, seconds, replicas of a group's strongest pool.
@@ -25,29 +25,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.correction import Correction, is_unexplained
-from baton.policy.scaling.desired import ScalingReason, Want
-from baton.policy.scaling.estimators.burstiness import ArrivalMeter
-from baton.policy.scaling.estimators.stabilization import Track, whole
-from baton.policy.scaling.estimators.windows import Slope
-from baton.policy.scaling.forecast import Forecast
-from baton.policy.scaling.needs import promise_of
+from baton.policy.scaling.correction import CapacityCorrection, is_miss_unexplained
+from baton.policy.scaling.desired import DesiredReplicas, ScalingReason
+from baton.policy.scaling.estimators.burstiness import BurstinessEstimator
+from baton.policy.scaling.estimators.stabilization import NeedStabilizer, whole_replicas
+from baton.policy.scaling.estimators.windows import SlidingSlope
+from baton.policy.scaling.forecast import RateForecast
+from baton.policy.scaling.needs import objective_of
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
 from baton.policy.scaling.pools.groups import (
     SPLIT_ROLES,
-    Groups,
-    Rates,
-    busy_replicas,
+    PoolGroups,
+    TokenRates,
     group_needs,
-    groups_of,
+    occupied_replicas,
+    pool_groups,
 )
-from baton.policy.scaling.pools.pool_assignment import Roster, Seat, other, resize
-from baton.policy.scaling.pools.role_flips import Rebalance, SplitNeeds
+from baton.policy.scaling.pools.pool_assignment import (
+    PlannedPool,
+    PoolAssignment,
+    other_role,
+    resize,
+)
+from baton.policy.scaling.pools.role_flips import RoleNeeds, RoleRebalancer
 
-_OVERDUE_COLD_STARTS = 3.0
+_STUCK_START_COLD_STARTS = 3.0
 """As many cold starts are waited for as by the autoscaler, before starts count as stuck."""
-_WORTH_TELLING = 1.01
+_MIN_CORRECTION_SHOWN = 1.01
 """Corrections that have faded to less."""
 
 
@@ -55,37 +60,41 @@ _WORTH_TELLING = 1.01
 class _Need:
     """One group's, in replicas of its first pool."""
 
-    now: float | None
+    current: float | None
     """None while capacities are not known."""
-    later: float = 0.0
+    forecast: float = 0.0
     backlog: float = 0.0
-    busy: float = 0.0
-    rising: float = 0.0
-    """What `busy` will come to within seconds, while streams become more."""
+    occupied: float = 0.0
+    occupied_soon: float = 0.0
+    """What `occupied` will come to within seconds, while streams become more."""
     inputs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def greatest(self) -> float | None:
         """Of all; None when nothing can be said."""
-        return None if self.now is None else max(self.present, self.later)
+        return None if self.current is None else max(self.without_forecast, self.forecast)
 
     @property
-    def present(self) -> float:
+    def without_forecast(self) -> float:
         """Without what is foreseen."""
-        return max(self.now or 0.0, self.backlog, self.busy)
+        return max(self.current or 0.0, self.backlog, self.occupied)
 
     @property
-    def soon(self) -> float:
+    def for_flips(self) -> float:
         """For flips, which are done within seconds."""
-        return max(self.present, self.rising)
+        return max(self.without_forecast, self.occupied_soon)
 
     @property
     def reason(self) -> ScalingReason:
         """Which of them it is."""
-        now = self.now or 0.0
-        if self.backlog > max(now, self.later, self.busy):
-            return ScalingReason.SLACK
-        return ScalingReason.FORECAST if self.later > max(now, self.busy) else ScalingReason.DEMAND
+        current = self.current or 0.0
+        if self.backlog > max(current, self.forecast, self.occupied):
+            return ScalingReason.LATE_REQUESTS
+        return (
+            ScalingReason.FORECAST
+            if self.forecast > max(current, self.occupied)
+            else ScalingReason.DEMAND
+        )
 
 
 class SloPolicy:
@@ -95,94 +104,109 @@ class SloPolicy:
 
     def __init__(self, options: AutoscalerOptions) -> None:
         self._options = options
-        self._prompts, self._outputs = Forecast(), Forecast()
-        self._meter = ArrivalMeter()
-        self._tracks = {role: self._track() for role in Role}
-        self._corrections = {role: Correction(options.slo.max_correction) for role in Role}
-        self._rebalance = Rebalance(options)
-        self._rise = Slope(options.slo.flip_urgent_s)
+        self._prompt_forecast, self._output_forecast = RateForecast(), RateForecast()
+        self._burstiness = BurstinessEstimator()
+        self._stabilizers = {role: self._make_stabilizer() for role in Role}
+        self._corrections = {role: CapacityCorrection(options.slo.max_correction) for role in Role}
+        self._rebalancer = RoleRebalancer(options)
+        self._stream_slope = SlidingSlope(options.slo.flip_urgent_s)
         self._idle_since_s: float | None = None
 
-    def wants(self, seen: Observation) -> Mapping[str, Want]:
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
         """What every pool should have."""
-        now, later = self._learn(seen)
-        groups = groups_of(seen, self._options.bounds)
-        needs = self._needs(seen, groups, now, later)
+        now, later = self._observe_demand(observation)
+        groups = pool_groups(observation, self._options.bounds)
+        needs = self._needs(observation, groups, now, later)
         targets = {
-            role: self._target(seen, role, need, groups.players(role))
+            role: self._target(observation, role, need, groups.replicas(role))
             for role, need in needs.items()
         }
         for role, target in targets.items():
-            if any(_may_come(pool) for pool in groups.pools(role)):
+            if any(_is_first_start_pending(pool) for pool in groups.pools(role)):
                 targets[role] = max(1, target)  # the first one is not called off
-        if self._is_idle(seen):
-            return {name: _nothing(self._options.down.cooldown_s) for name in seen.pools}
-        if groups.roster is not None:
-            self._arrange(seen, groups.roster, needs, targets)
+        if self._is_idle(observation):
+            return {
+                name: _scale_to_zero(self._options.down.cooldown_s) for name in observation.pools
+            }
+        if groups.assignment is not None:
+            self._assign_pools(observation, groups.assignment, needs, targets)
         if Role.MIXED in targets:
             resize(groups.mixed, targets[Role.MIXED])
-        return dict(_told(groups, needs, targets))
+        return dict(_desired_replicas(groups, needs, targets))
 
     # ---------------------------------------------------------------- what is needed
 
-    def _track(self) -> Track:
+    def _make_stabilizer(self) -> NeedStabilizer:
         down = self._options.down
-        return Track(
+        return NeedStabilizer(
             down.cooldown_s,
             headroom_fraction=down.headroom_fraction,
-            patience_s=self._options.slo.patience_cooldowns * down.cooldown_s,
+            min_surplus_s=self._options.slo.surplus_cooldowns * down.cooldown_s,
         )
 
-    def _horizon_s(self, seen: Observation) -> float:
-        return _cold_start_s(seen) + self._options.interval_s
+    def _horizon_s(self, observation: Observation) -> float:
+        return _cold_start_s(observation) + self._options.interval_s
 
-    def _learn(self, seen: Observation) -> tuple[Rates, Rates]:
+    def _observe_demand(self, observation: Observation) -> tuple[TokenRates, TokenRates]:
         """Demand as it is, and as it may be when a replica that is started now is ready."""
-        demand, at_s, horizon_s = seen.demand, seen.at_s, self._horizon_s(seen)
-        now = Rates(prompts=demand.prompt_tokens_per_s, outputs=demand.output_tokens_per_s)
-        self._prompts.observe(at_s, now.prompts, horizon_s=horizon_s)
-        self._outputs.observe(at_s, now.outputs, horizon_s=horizon_s)
-        self._meter.observe(
-            at_s, window_s=seen.window_s, rate=now.prompts, size=demand.mean_uncached_tokens
+        demand, at_s, horizon_s = observation.demand, observation.at_s, self._horizon_s(observation)
+        now = TokenRates(
+            prompt_tokens_per_s=demand.prompt_tokens_per_s,
+            output_tokens_per_s=demand.output_tokens_per_s,
+        )
+        self._prompt_forecast.observe(at_s, now.prompt_tokens_per_s, horizon_s=horizon_s)
+        self._output_forecast.observe(at_s, now.output_tokens_per_s, horizon_s=horizon_s)
+        self._burstiness.observe(
+            at_s,
+            window_s=observation.window_s,
+            rate=now.prompt_tokens_per_s,
+            mean_tokens=demand.mean_uncached_tokens,
         )
         quantile = self._options.slo.quantile
-        return now, Rates(
-            prompts=self._prompts.predict(horizon_s, quantile=quantile),
-            outputs=self._outputs.predict(horizon_s, quantile=quantile),
+        return now, TokenRates(
+            prompt_tokens_per_s=self._prompt_forecast.predict(horizon_s, quantile=quantile),
+            output_tokens_per_s=self._output_forecast.predict(horizon_s, quantile=quantile),
         )
 
     def _needs(
-        self, seen: Observation, groups: Groups, now: Rates, later: Rates
+        self, observation: Observation, groups: PoolGroups, now: TokenRates, later: TokenRates
     ) -> dict[Role, _Need]:
-        promise = promise_of(seen, self._meter.squared_variation())
-        size = seen.demand.mean_uncached_tokens
-        needed = group_needs(groups, promise, now, mean_tokens=size)
-        foreseen = group_needs(groups, promise, later, mean_tokens=size)
+        objective = objective_of(observation, self._burstiness.squared_variation())
+        mean_uncached_tokens = observation.demand.mean_uncached_tokens
+        current_needs = group_needs(groups, objective, now, mean_tokens=mean_uncached_tokens)
+        forecast_needs = group_needs(groups, objective, later, mean_tokens=mean_uncached_tokens)
         needs = {}
-        for role, need in needed.items():
-            factor = self._corrected(seen, groups, role, need)
-            need_s = {
+        for role, need in current_needs.items():
+            factor = self._correction_factor(observation, groups, role, need)
+            parts = {
                 "now": (need or 0.0) * factor,
-                "later": (foreseen[role] or 0.0) * factor,
-                "backlog": 0.0 if role is Role.DECODE else self._backlog(seen, groups, role, later),
+                "later": (forecast_needs[role] or 0.0) * factor,
+                "backlog": 0.0
+                if role is Role.DECODE
+                else self._backlog_need(observation, groups, role, later),
                 "busy": 0.0
                 if role is Role.PREFILL
-                else busy_replicas(groups.pools(role), promise, held=seen.service.held),
+                else occupied_replicas(
+                    groups.pools(role),
+                    objective,
+                    queued_requests=observation.service.queued_requests,
+                ),
             }
-            need_s["rising"] = self._rising(seen.at_s, role, need, need_s["busy"])
-            inputs = {f"need_{name}": value for name, value in need_s.items()}
-            inputs |= {"correction": factor, "squared_variation": promise.squared_variation}
+            parts["rising"] = self._occupied_soon(observation.at_s, role, need, parts["busy"])
+            inputs = {f"need_{name}": value for name, value in parts.items()}
+            inputs |= {"correction": factor, "squared_variation": objective.squared_variation}
             needs[role] = _Need(
-                now=None if need is None else need_s["now"],
-                later=need_s["later"],
-                backlog=need_s["backlog"],
-                busy=need_s["busy"],
-                rising=need_s["rising"],
-                inputs=inputs | self._inputs(seen, groups.firsts()[role], now, later),
+                current=None if need is None else parts["now"],
+                forecast=parts["later"],
+                backlog=parts["backlog"],
+                occupied=parts["busy"],
+                occupied_soon=parts["rising"],
+                inputs=inputs
+                | self._inputs(observation, groups.reference_pools()[role], now, later),
             )
         return needs
 
-    def _rising(self, at_s: float, role: Role, need: float | None, busy: float) -> float:
+    def _occupied_soon(self, at_s: float, role: Role, need: float | None, occupied: float) -> float:
         """What the streams of decode will occupy shortly.
 
         How long answers are is known when they end, but that more run than before at once. While
@@ -192,173 +216,228 @@ class SloPolicy:
         if role is not Role.DECODE:
             return 0.0
         if need is None:
-            self._rise = Slope(self._options.slo.flip_urgent_s)
-            return busy
-        return busy + max(0.0, self._rise.push(at_s, busy)) * self._options.slo.flip_lead_s
+            self._stream_slope = SlidingSlope(self._options.slo.flip_urgent_s)
+            return occupied
+        return (
+            occupied
+            + max(0.0, self._stream_slope.push(at_s, occupied)) * self._options.slo.flip_lead_s
+        )
 
     def _inputs(
-        self, seen: Observation, pool: PoolObservation, now: Rates, later: Rates
+        self, observation: Observation, pool: PoolObservation, now: TokenRates, later: TokenRates
     ) -> dict[str, float]:
         return {
-            "prompt_tokens_per_s": now.prompts,
-            "prompt_tokens_per_s_later": later.prompts,
-            "output_tokens_per_s": now.outputs,
-            "output_tokens_per_s_later": later.outputs,
+            "prompt_tokens_per_s": now.prompt_tokens_per_s,
+            "prompt_tokens_per_s_later": later.prompt_tokens_per_s,
+            "output_tokens_per_s": now.output_tokens_per_s,
+            "output_tokens_per_s_later": later.output_tokens_per_s,
             "prefill_capacity_tokens_per_s": pool.prefill_tokens_per_s or 0.0,
             "decode_capacity_tokens_per_s": pool.decode_tokens_per_s or 0.0,
-            "horizon_s": self._horizon_s(seen),
+            "horizon_s": self._horizon_s(observation),
         }
 
-    def _corrected(
-        self, seen: Observation, groups: Groups, role: Role, need: float | None
+    def _correction_factor(
+        self, observation: Observation, groups: PoolGroups, role: Role, need: float | None
     ) -> float:
         correction = self._corrections[role]
         pools = groups.pools(role)
-        enough = (
+        has_enough = (
             need is not None
-            and groups.players(role) >= need * correction.factor
+            and groups.replicas(role) >= need * correction.factor
             and not any(pool.starting for pool in pools)
         )
-        correction.update(seen.at_s, wrong=enough and is_unexplained(seen, role))
+        correction.update(
+            observation.at_s, is_unexplained=has_enough and is_miss_unexplained(observation, role)
+        )
         return correction.factor
 
-    def _backlog(self, seen: Observation, groups: Groups, role: Role, later: Rates) -> float:
+    def _backlog_need(
+        self, observation: Observation, groups: PoolGroups, role: Role, later: TokenRates
+    ) -> float:
         """What clears in time what will still wait when a new replica is ready."""
-        pools, slack_s = groups.pools(role), seen.service.slack_s
+        pools, slack_s = groups.pools(role), observation.service.min_ttft_slack_s
         capacity = pools[0].prefill_tokens_per_s
         if slack_s is None or slack_s >= 0 or capacity is None:
             return 0.0
-        held = seen.service.held * seen.demand.mean_uncached_tokens
-        waiting = held + sum(pool.queued_tokens * pool.ready for pool in pools)
-        able = capacity * (groups.players(role) - sum(pool.starting for pool in pools))
-        left = min(waiting, waiting + (later.prompts - able) * self._horizon_s(seen))
-        if left <= 0:
+        queued_tokens = (
+            observation.service.queued_requests * observation.demand.mean_uncached_tokens
+        )
+        waiting_tokens = queued_tokens + sum(
+            pool.queued_tokens * pool.ready_replicas for pool in pools
+        )
+        capacity_tokens_per_s = capacity * (
+            groups.replicas(role) - sum(pool.starting for pool in pools)
+        )
+        remaining_tokens = min(
+            waiting_tokens,
+            waiting_tokens
+            + (later.prompt_tokens_per_s - capacity_tokens_per_s) * self._horizon_s(observation),
+        )
+        if remaining_tokens <= 0:
             return 0.0
-        return (later.prompts + left / self._options.slo.clear_backlog_s) / capacity
+        return (
+            later.prompt_tokens_per_s + remaining_tokens / self._options.slo.clear_backlog_s
+        ) / capacity
 
     # ---------------------------------------------------------------- what follows from it
 
-    def _target(self, seen: Observation, role: Role, need: _Need, have: int) -> int:
-        wanted = need.greatest
-        if wanted is not None:
-            cold_start_s = _cold_start_s(seen)
-            track = self._tracks[role]
-            return track.target(seen.at_s, have=have, need=wanted, cold_start_s=cold_start_s)
-        service = seen.service
-        late = service.slack_s is not None and service.slack_s < 0
-        asked = service.held > 0 or seen.demand.requests_per_s > 0
-        starting = any(pool.starting for pool in seen.pools.values())
-        return have + 1 if not starting and (late or (asked and have == 0)) else have
+    def _target(self, observation: Observation, role: Role, need: _Need, current: int) -> int:
+        needed = need.greatest
+        if needed is not None:
+            cold_start_s = _cold_start_s(observation)
+            stabilizer = self._stabilizers[role]
+            return stabilizer.target(
+                observation.at_s, current=current, need=needed, cold_start_s=cold_start_s
+            )
+        service = observation.service
+        has_late_requests = service.min_ttft_slack_s is not None and service.min_ttft_slack_s < 0
+        has_demand = service.queued_requests > 0 or observation.demand.requests_per_s > 0
+        is_starting = any(pool.starting for pool in observation.pools.values())
+        return (
+            current + 1
+            if not is_starting and (has_late_requests or (has_demand and current == 0))
+            else current
+        )
 
-    def _arrange(
+    def _assign_pools(
         self,
-        seen: Observation,
-        roster: Roster,
+        observation: Observation,
+        assignment: PoolAssignment,
         needs: Mapping[Role, _Need],
         targets: Mapping[Role, int],
     ) -> None:
-        soon = {role: needs[role].soon for role in SPLIT_ROLES}
-        wanted = {role: max(targets[role], whole(soon[role])) for role in SPLIT_ROLES}
-        split = SplitNeeds(
-            greatest={role: needs[role].greatest for role in SPLIT_ROLES}, present=soon
+        flip_needs = {role: needs[role].for_flips for role in SPLIT_ROLES}
+        required = {
+            role: max(targets[role], whole_replicas(flip_needs[role])) for role in SPLIT_ROLES
+        }
+        role_needs = RoleNeeds(
+            greatest={role: needs[role].greatest for role in SPLIT_ROLES}, present=flip_needs
         )
-        short = {role: wanted[role] - roster.players(role) for role in SPLIT_ROLES}
-        flips = self._rebalance.flip(seen, roster, split, short)
+        lacking = {role: required[role] - assignment.whole_replicas(role) for role in SPLIT_ROLES}
+        flips = self._rebalancer.flip(observation, assignment, role_needs, lacking)
         for role in SPLIT_ROLES:
-            players = roster.players(role)
-            lacks, spare = targets[role] - players, players - wanted[role]
-            if spare > 0 and not flips.awaited:
-                roster.shrink(role, min(spare, players - 1))
-            elif lacks > 0 and role is flips.to:
-                roster.grow(role, max(0, lacks - flips.awaited))
-            elif lacks > 0 and not flips.made:  # else it gave what it could spare
-                roster.grow(role, lacks)
+            replicas = assignment.whole_replicas(role)
+            shortage, surplus = targets[role] - replicas, replicas - required[role]
+            if surplus > 0 and not flips.pending:
+                assignment.shrink(role, min(surplus, replicas - 1))
+            elif shortage > 0 and role is flips.role:
+                assignment.grow(role, max(0, shortage - flips.pending))
+            elif shortage > 0 and not flips.flipped:  # else it gave what it could spare
+                assignment.grow(role, shortage)
 
-    def _is_idle(self, seen: Observation) -> bool:
+    def _is_idle(self, observation: Observation) -> bool:
         """Whether nothing has been asked for, and nothing has run, for a whole window.
 
         The window begins when a start under way is over: the client that it is for may have left,
         and come back when it is told to. A start that takes three times as long as others does not
         count.
         """
-        service = seen.service
-        starts = any(_may_come(pool) for pool in seen.pools.values())
-        if seen.demand.requests_per_s > 0 or service.in_flight or service.held or starts:
+        service = observation.service
+        has_first_start = any(_is_first_start_pending(pool) for pool in observation.pools.values())
+        if (
+            observation.demand.requests_per_s > 0
+            or service.in_flight
+            or service.queued_requests
+            or has_first_start
+        ):
             self._idle_since_s = None
-        elif self._idle_since_s is None or self._idle_since_s > seen.at_s:
-            self._idle_since_s = seen.at_s
+        elif self._idle_since_s is None or self._idle_since_s > observation.at_s:
+            self._idle_since_s = observation.at_s
         if self._idle_since_s is None or not self._options.scale_to_zero:
             return False
-        return seen.at_s - self._idle_since_s >= self._options.down.cooldown_s
+        return observation.at_s - self._idle_since_s >= self._options.down.cooldown_s
 
 
-def _may_come(pool: PoolObservation) -> bool:
+def _is_first_start_pending(pool: PoolObservation) -> bool:
     """Whether a replica of a pool without any starts, and is not long overdue."""
-    if pool.ready or pool.starting <= 0:
+    if pool.ready_replicas or pool.starting <= 0:
         return False
-    return (pool.starting_for_s or 0.0) <= _OVERDUE_COLD_STARTS * pool.cold_start_s
+    return (pool.oldest_start_age_s or 0.0) <= _STUCK_START_COLD_STARTS * pool.cold_start_s
 
 
-def _cold_start_s(seen: Observation) -> float:
-    return max((pool.cold_start_s for pool in seen.pools.values()), default=0.0)
+def _cold_start_s(observation: Observation) -> float:
+    return max((pool.cold_start_s for pool in observation.pools.values()), default=0.0)
 
 
-def _told(
-    groups: Groups, needs: Mapping[Role, _Need], targets: Mapping[Role, int]
-) -> list[tuple[str, Want]]:
-    seated: list[tuple[Role, Seat]] = [(Role.MIXED, seat) for seat in groups.mixed]
-    if groups.roster is not None:
-        seated += [(role, seat) for role in SPLIT_ROLES for seat in groups.roster.seats[role]]
-    firsts = {role: pool.name for role, pool in groups.firsts().items()}
+def _desired_replicas(
+    groups: PoolGroups, needs: Mapping[Role, _Need], targets: Mapping[Role, int]
+) -> list[tuple[str, DesiredReplicas]]:
+    planned_pools: list[tuple[Role, PlannedPool]] = [(Role.MIXED, seat) for seat in groups.mixed]
+    if groups.assignment is not None:
+        planned_pools += [
+            (role, seat) for role in SPLIT_ROLES for seat in groups.assignment.planned[role]
+        ]
+    reference_pools = {role: pool.name for role, pool in groups.reference_pools().items()}
     inputs: dict[Role, Mapping[str, float]] = {
         # What is not met is what pools' bounds do not let the role have.
-        role: {"target": float(target), "unmet": max(0.0, target - groups.players(role))}
+        role: {"target": float(target), "unmet": max(0.0, target - groups.replicas(role))}
         for role, target in targets.items()
     }
     return [
-        (seat.pool.name, _want(seat, needs[role], inputs[role], role=role, unit=firsts[role]))
-        for role, seat in seated
+        (
+            seat.pool.name,
+            _desired_of_pool(
+                seat, needs[role], inputs[role], role=role, reference_pool=reference_pools[role]
+            ),
+        )
+        for role, seat in planned_pools
     ]
 
 
-def _want(seat: Seat, need: _Need, target: Mapping[str, float], *, role: Role, unit: str) -> Want:
-    have = seat.pool.ready + seat.pool.starting
-    flips = {other(role): seat.away} if role is not Role.MIXED and seat.away else {}
-    return Want(
-        replicas=seat.size,
-        reason=_reason(role, seat, need, have),
-        why=_why(seat, need, int(target["target"]), role=role, unit=unit),
+def _desired_of_pool(
+    planned_pool: PlannedPool,
+    need: _Need,
+    target: Mapping[str, float],
+    *,
+    role: Role,
+    reference_pool: str,
+) -> DesiredReplicas:
+    current = planned_pool.pool.ready_replicas + planned_pool.pool.starting
+    flips = (
+        {other_role(role): planned_pool.flipped}
+        if role is not Role.MIXED and planned_pool.flipped
+        else {}
+    )
+    return DesiredReplicas(
+        replicas=planned_pool.replicas,
+        reason=_reason(role, planned_pool, need, current),
+        why=_why(
+            planned_pool, need, int(target["target"]), role=role, reference_pool=reference_pool
+        ),
         inputs={**need.inputs, **target},
-        flips=flips,
+        role_flips=flips,
     )
 
 
-def _reason(role: Role, seat: Seat, need: _Need, have: int) -> ScalingReason:
-    if role is not Role.MIXED and seat.away != seat.away_before:
-        return ScalingReason.BALANCE
-    if seat.size > have:
+def _reason(role: Role, planned_pool: PlannedPool, need: _Need, current: int) -> ScalingReason:
+    if role is not Role.MIXED and planned_pool.flipped != planned_pool.flipped_before:
+        return ScalingReason.ROLE_FLIP
+    if planned_pool.replicas > current:
         return need.reason
-    return ScalingReason.SPARE if seat.size < have else ScalingReason.STEADY
+    return ScalingReason.SURPLUS if planned_pool.replicas < current else ScalingReason.STEADY
 
 
-def _why(seat: Seat, need: _Need, target: int, *, role: Role, unit: str) -> str:
-    """`unit` is the pool in whose replicas the role's needs are counted."""
-    if need.now is None:
+def _why(
+    planned_pool: PlannedPool, need: _Need, target: int, *, role: Role, reference_pool: str
+) -> str:
+    """`reference_pool` is the pool in whose replicas the role's needs are counted."""
+    if need.current is None:
         return "how much a replica can do is not known yet"
     parts = [
-        f"{role} needs {need.now:.1f} now, {need.later:.1f} in {need.inputs['horizon_s']:.0f} s"
+        f"{role} needs {need.current:.1f} now, {need.forecast:.1f} in"
+        f" {need.inputs['horizon_s']:.0f} s"
     ]
     if need.backlog > 0:
         parts.append(f"{need.backlog:.1f} to clear what waits")
-    if need.inputs["correction"] > _WORTH_TELLING:
+    if need.inputs["correction"] > _MIN_CORRECTION_SHOWN:
         parts.append(f"raised {need.inputs['correction']:.2f} times, requests were late")
-    parts.append(f"so {target}, counted in replicas of {unit}")
-    if seat.away != seat.away_before:
-        parts.append(f"{seat.away} of this pool's play the other role")
+    parts.append(f"so {target}, counted in replicas of {reference_pool}")
+    if planned_pool.flipped != planned_pool.flipped_before:
+        parts.append(f"{planned_pool.flipped} of this pool's play the other role")
     return ", ".join(parts)
 
 
-def _nothing(idle_s: float) -> Want:
-    return Want(
+def _scale_to_zero(idle_s: float) -> DesiredReplicas:
+    return DesiredReplicas(
         replicas=0, reason=ScalingReason.IDLE, why=f"nothing was asked for in {idle_s:.0f} s"
     )

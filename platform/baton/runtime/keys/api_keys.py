@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-PREFIX = "bt_"
+KEY_PREFIX = "bt_"
 """By which a key is known for one of ours, also to tools that look for leaked secrets."""
 MAX_LABEL_CHARS = 100
 _ID_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -68,7 +68,7 @@ class ApiKey:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     label: str = ""
-    administers: bool = False
+    is_admin: bool = False
     """Whether it may change what is served, besides asking for it."""
 
     def __post_init__(self) -> None:
@@ -95,19 +95,19 @@ class ApiKey:
             return KeyState.EXPIRED
         return KeyState.ACTIVE
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Its line in a key file."""
         fields = [
             self.key_id,
             _DIGEST_PREFIX + self.digest,
             self.tenant,
-            time_text(self.created_at),
+            format_time(self.created_at),
         ]
         if self.expires_at is not None:
-            fields.append(f"expires={time_text(self.expires_at)}")
+            fields.append(f"expires={format_time(self.expires_at)}")
         if self.revoked_at is not None:
-            fields.append(f"revoked={time_text(self.revoked_at)}")
-        if self.administers:
+            fields.append(f"revoked={format_time(self.revoked_at)}")
+        if self.is_admin:
             fields.append(_MAY_ADMINISTER)
         text = "  ".join(fields)
         return f"{text}  # {self.label}" if self.label else text
@@ -119,16 +119,17 @@ def mint(
     now: datetime,
     expires_at: datetime | None = None,
     label: str = "",
-    administers: bool = False,
-    choice: Callable[[str], str] = secrets.choice,
+    is_admin: bool = False,
+    choose_char: Callable[[str], str] = secrets.choice,
 ) -> tuple[ApiKey, str]:
     """A new key: what to keep of it, and the key itself, which is nowhere afterwards.
 
     Raises:
         BadKeyLine: the tenant or the label cannot be written down.
     """
-    key_id = "".join(choice(_ID_ALPHABET) for _ in range(_ID_CHARS))
-    token = f"{PREFIX}{key_id}_{''.join(choice(_SECRET_ALPHABET) for _ in range(_SECRET_CHARS))}"
+    key_id = "".join(choose_char(_ID_ALPHABET) for _ in range(_ID_CHARS))
+    secret = "".join(choose_char(_SECRET_ALPHABET) for _ in range(_SECRET_CHARS))
+    token = f"{KEY_PREFIX}{key_id}_{secret}"
     key = ApiKey(
         key_id=key_id,
         digest=_digest(token),
@@ -136,7 +137,7 @@ def mint(
         created_at=now,
         expires_at=expires_at,
         label=label.strip(),
-        administers=administers,
+        is_admin=is_admin,
     )
     return key, token
 
@@ -153,36 +154,36 @@ def parse_line(line: str) -> ApiKey | None:
     words = text.split()
     if len(words) < 4 or not words[1].startswith(_DIGEST_PREFIX):  # noqa: PLR2004
         raise BadKeyLine(f"wanted: id sha256:HEX tenant created {_OPTIONAL}")
-    key_id, digest, tenant, created, *rest = words
-    times = _optional_times([word for word in rest if word != _MAY_ADMINISTER])
+    key_id, digest, tenant, created, *optional_words = words
+    times = _parse_optional_times([word for word in optional_words if word != _MAY_ADMINISTER])
     return ApiKey(
         key_id=key_id,
         digest=digest.removeprefix(_DIGEST_PREFIX),
         tenant=tenant,
-        created_at=_time(created),
+        created_at=_parse_time(created),
         expires_at=times.get("expires"),
         revoked_at=times.get("revoked"),
         label=label.strip(),
-        administers=_MAY_ADMINISTER in rest,
+        is_admin=_MAY_ADMINISTER in optional_words,
     )
 
 
-def time_text(moment: datetime) -> str:
+def format_time(moment: datetime) -> str:
     """A moment as it stands in key files: UTC, to the second."""
     return moment.astimezone(UTC).strftime(_TIME_FORMAT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class ValidKey:
     """A key that is good; whose it is."""
 
     key_id: str
     tenant: str
-    administers: bool = False
+    is_admin: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unknown:
+class InvalidKey:
     """A key that is not good. Why it is not is told only to whoever has its secret."""
 
     state: KeyState | None = None
@@ -203,61 +204,61 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def look_up(self, token: str, now: datetime) -> Known | Unknown:
+    def look_up(self, token: str, now: datetime) -> ValidKey | InvalidKey:
         """Whose key `token` is. Takes as long for ids that are not known, and remembers nothing."""
         if len(token) > _MAX_TOKEN_CHARS:
-            return Unknown()
-        key_id, _, _ = token.removeprefix(PREFIX).partition("_")
-        key, digest = self._by_id.get(key_id, (None, _NOBODYS_DIGEST))
+            return InvalidKey()
+        key_id, _, _ = token.removeprefix(KEY_PREFIX).partition("_")
+        key, digest = self._by_id.get(key_id, (None, _DUMMY_DIGEST))
         # What is compared is a hash, whose first bytes nobody can choose; in constant time all the
         # same.
-        same = hmac.compare_digest(_digest(token).encode(), digest)
-        if key is None or not same:
-            return Unknown()
+        matches = hmac.compare_digest(_digest(token).encode(), digest)
+        if key is None or not matches:
+            return InvalidKey()
         state = key.state(now)
         if state is not KeyState.ACTIVE:
-            return Unknown(state=state, key_id=key_id)
-        return Known(key_id=key_id, tenant=key.tenant, administers=key.administers)
+            return InvalidKey(state=state, key_id=key_id)
+        return ValidKey(key_id=key_id, tenant=key.tenant, is_admin=key.is_admin)
 
-    def by_digest(self, now: datetime) -> dict[str, Known | Unknown]:
+    def by_digest(self, now: datetime) -> dict[str, ValidKey | InvalidKey]:
         """What each key is good for, by its digest, for who looks keys up somewhere else."""
-        found: dict[str, Known | Unknown] = {}
+        results: dict[str, ValidKey | InvalidKey] = {}
         for key_id, (key, _digest) in self._by_id.items():
             state = key.state(now)
             if state is KeyState.ACTIVE:
-                found[key.digest] = Known(key_id=key_id, tenant=key.tenant)
+                results[key.digest] = ValidKey(key_id=key_id, tenant=key.tenant)
             else:
-                found[key.digest] = Unknown(state=state, key_id=key_id)
-        return found
+                results[key.digest] = InvalidKey(state=state, key_id=key_id)
+        return results
 
     def tenant_of(self, token: str, now: datetime) -> str | None:
         """The tenant that a good key belongs to, or None."""
-        found = self.look_up(token, now)
-        return found.tenant if isinstance(found, Known) else None
+        result = self.look_up(token, now)
+        return result.tenant if isinstance(result, ValidKey) else None
 
 
-_NOBODYS_DIGEST = b"0" * 64
+_DUMMY_DIGEST = b"0" * 64
 
 
 def _digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _optional_times(words: Iterable[str]) -> dict[str, datetime]:
+def _parse_optional_times(words: Iterable[str]) -> dict[str, datetime]:
     times: dict[str, datetime] = {}
     for word in words:
         name, _, value = word.partition("=")
         if name not in {"expires", "revoked"} or name in times:
             raise BadKeyLine(f"after the time of creation wanted {_OPTIONAL}, each once")
-        times[name] = _time(value)
+        times[name] = _parse_time(value)
     return times
 
 
-def _time(text: str) -> datetime:
-    wanted = "wanted a time such as 2026-11-20T21:00:00Z"
+def _parse_time(text: str) -> datetime:
+    message = "wanted a time such as 2026-11-20T21:00:00Z"
     if not _TIME.fullmatch(text):
-        raise BadKeyLine(wanted)
+        raise BadKeyLine(message)
     try:
         return datetime.strptime(text, _TIME_FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
-        raise BadKeyLine(wanted) from error
+        raise BadKeyLine(message) from error

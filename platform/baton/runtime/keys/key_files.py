@@ -4,8 +4,8 @@ Theory of operation: `KeyFiles` keeps a ring of the keys in some files. Whoever 
 about once a second, in a thread, since a file may be on a slow disk; a file whose time, size or
 inode changed is read again. One that cannot be read or has a bad line leaves its last good keys in
 place, and that is said once. Revoking a key therefore takes effect within a poll, and a mistake in
-a file locks nobody out. `editing` is how files change: under a lock, and replaced as a whole, so
-that a reader never sees half a file.
+a file locks nobody out. `edit_key_file` is how files change: under a lock, and replaced as a
+whole, so that a reader never sees half a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 """About 100,000 keys."""
 _LOCK_WAIT_S = 5.0
 _LOCK_RETRY_S = 0.05
-_FIRST_LINES = 20
+_MAX_ERRORS = 20
 
 Signature = tuple[int, int, int]
 
@@ -46,21 +46,21 @@ class KeyNotice:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedFile:
     tenants: frozenset[str]
     signature: Signature | None = None
     keys: tuple[ApiKey, ...] = ()
-    said: str | None = None
-    is_read: bool = False
+    reported_error: str | None = None
+    has_been_read: bool = False
 
 
 class KeyFiles:
     """The keys in the files of some tenants, as new as the last poll."""
 
     def __init__(self, files: Mapping[str, Path] | None = None) -> None:
-        self._watched: dict[Path, _Watched] = {}
+        self._watched: dict[Path, _WatchedFile] = {}
         self._ring = KeyRing()
-        self._joining = threading.Lock()
+        self._ring_lock = threading.Lock()
         """Held while a ring is made: whoever makes the last one has seen the last files."""
         self.watch(files or {})
 
@@ -78,16 +78,18 @@ class KeyFiles:
         tenants: dict[Path, set[str]] = {}
         for tenant, path in files.items():
             tenants.setdefault(Path(path), set()).add(tenant)
-        watched: dict[Path, _Watched] = {}
+        watched: dict[Path, _WatchedFile] = {}
         for path, names in tenants.items():
-            before = self._watched.get(path)
-            if before is not None and before.tenants == names:
-                watched[path] = before
+            previous = self._watched.get(path)
+            if previous is not None and previous.tenants == names:
+                watched[path] = previous
             else:
-                kept = tuple(key for key in before.keys if key.tenant in names) if before else ()
-                watched[path] = _Watched(tenants=frozenset(names), keys=kept)
+                retained_keys = (
+                    tuple(key for key in previous.keys if key.tenant in names) if previous else ()
+                )
+                watched[path] = _WatchedFile(tenants=frozenset(names), keys=retained_keys)
         self._watched = watched  # as a whole: a poll in another thread may be walking through it
-        self._join()
+        self._rebuild_ring()
 
     def poll(self) -> tuple[KeyNotice, ...]:
         """Read what has changed; says what became of each file that did. Blocks on the disk."""
@@ -95,14 +97,14 @@ class KeyFiles:
         notices = [
             notice
             for path, file in watched.items()
-            if (notice := self._look_at(path, file, watched)) is not None
+            if (notice := self._poll_file(path, file, watched)) is not None
         ]
         if notices:
-            self._join()
+            self._rebuild_ring()
         return tuple(notices)
 
-    def _look_at(
-        self, path: Path, file: _Watched, watched: Mapping[Path, _Watched]
+    def _poll_file(
+        self, path: Path, file: _WatchedFile, watched: Mapping[Path, _WatchedFile]
     ) -> KeyNotice | None:
         try:
             # Taken before it is read: what is written meanwhile shows in the next poll.
@@ -110,25 +112,25 @@ class KeyFiles:
             if signature == file.signature:
                 return None
             file.signature = signature
-            keys = tuple(key for key in read_keys(path) if isinstance(key, ApiKey))
+            keys = tuple(key for key in read_lines(path) if isinstance(key, ApiKey))
             _check_tenants(path, keys, file.tenants)
         except OSError as error:
             file.signature = None  # it may be readable without having changed
             why = f"{path}: cannot be read: {error.strerror or error}"
-            return _complaint(path, file, why)
+            return _error_notice(path, file, why)
         except ConfigInvalid as error:
-            return _complaint(path, file, str(error))
-        if taken := _taken_elsewhere(path, keys, watched):
+            return _error_notice(path, file, str(error))
+        if duplicate_id := _find_duplicate_id(path, keys, watched):
             # It may be on its way from one file to the other: looked at again next time.
             file.signature = None
-            return _complaint(path, file, f"{path}: key {taken} is in another file, too")
-        first, file.is_read = not file.is_read, True
-        changed = keys != file.keys or file.said is not None
-        file.keys, file.said = keys, None
-        return KeyNotice(path=str(path), keys=len(keys)) if changed or first else None
+            return _error_notice(path, file, f"{path}: key {duplicate_id} is in another file, too")
+        is_first_read, file.has_been_read = not file.has_been_read, True
+        changed = keys != file.keys or file.reported_error is not None
+        file.keys, file.reported_error = keys, None
+        return KeyNotice(path=str(path), keys=len(keys)) if changed or is_first_read else None
 
-    def _join(self) -> None:
-        with self._joining:
+    def _rebuild_ring(self) -> None:
+        with self._ring_lock:
             self._ring = KeyRing(key for file in self._watched.values() for key in file.keys)
 
 
@@ -138,13 +140,13 @@ def load_ring(files: Mapping[str, Path]) -> KeyRing:
     Raises:
         ConfigInvalid: a file cannot be read, or has a bad line; names them all.
     """
-    watched = KeyFiles(files)
-    if bad := [notice.why for notice in watched.poll() if notice.why is not None]:
-        raise ConfigInvalid(tuple(line for why in bad for line in why.splitlines()))
-    return watched.ring
+    key_files = KeyFiles(files)
+    if errors := [notice.why for notice in key_files.poll() if notice.why is not None]:
+        raise ConfigInvalid(tuple(line for why in errors for line in why.splitlines()))
+    return key_files.ring
 
 
-def read_keys(path: Path) -> list[ApiKey | str]:
+def read_lines(path: Path) -> list[ApiKey | str]:
     """A key file's lines: keys, and comments and empty lines as they are.
 
     Raises:
@@ -155,28 +157,28 @@ def read_keys(path: Path) -> list[ApiKey | str]:
         raw = file.read(MAX_FILE_BYTES + 1)
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigInvalid((f"{path}: larger than {MAX_FILE_BYTES} bytes, revoke by removing",))
-    found: list[ApiKey | str] = []
-    bad: list[str] = []
+    lines: list[ApiKey | str] = []
+    errors: list[str] = []
     ids: set[str] = set()
     for number, line in enumerate(raw.decode("utf-8", "replace").splitlines(), start=1):
         try:
             key = parse_line(line)
         except BadKeyLine as error:
-            bad.append(f"{path}:{number}: {error}")
+            errors.append(f"{path}:{number}: {error}")
             continue
         if key is None:
-            found.append(line)
+            lines.append(line)
         elif key.key_id in ids:
-            bad.append(f"{path}:{number}: key {key.key_id} is there twice")
+            errors.append(f"{path}:{number}: key {key.key_id} is there twice")
         else:
             ids.add(key.key_id)
-            found.append(key)
-    if bad:
-        raise ConfigInvalid(tuple(bad[:_FIRST_LINES]))
-    return found
+            lines.append(key)
+    if errors:
+        raise ConfigInvalid(tuple(errors[:_MAX_ERRORS]))
+    return lines
 
 
-def keys_of(path: Path) -> tuple[ApiKey, ...]:
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """The keys in a file.
 
     Raises:
@@ -185,7 +187,7 @@ def keys_of(path: Path) -> tuple[ApiKey, ...]:
         OSError: it cannot be read.
     """
     _check_exists(path)
-    return tuple(line for line in read_keys(path) if isinstance(line, ApiKey))
+    return tuple(line for line in read_lines(path) if isinstance(line, ApiKey))
 
 
 @dataclass(slots=True)
@@ -231,28 +233,28 @@ class KeyDocument:
             OperatorError: there is none of that id.
         """
         key = self.key(key_id)
-        return key if key.revoked_at is not None else self._put(replace(key, revoked_at=now))
+        return key if key.revoked_at is not None else self._replace(replace(key, revoked_at=now))
 
-    def expire(self, key_id: str, at: datetime) -> ApiKey:
+    def expire(self, key_id: str, expires_at: datetime) -> ApiKey:
         """Have a key count until then, or as long as it does if that is shorter.
 
         Raises:
             OperatorError: there is none of that id.
         """
         key = self.key(key_id)
-        if key.expires_at is not None and key.expires_at <= at:
+        if key.expires_at is not None and key.expires_at <= expires_at:
             return key
-        return self._put(replace(key, expires_at=at))
+        return self._replace(replace(key, expires_at=expires_at))
 
-    def _put(self, key: ApiKey) -> ApiKey:
-        for at, line in enumerate(self.lines):
+    def _replace(self, key: ApiKey) -> ApiKey:
+        for index, line in enumerate(self.lines):
             if isinstance(line, ApiKey) and line.key_id == key.key_id:
-                self.lines[at] = key
+                self.lines[index] = key
         return key
 
 
 @contextmanager
-def editing(path: Path, *, create: bool = False) -> Iterator[KeyDocument]:
+def edit_key_file(path: Path, *, create: bool = False) -> Iterator[KeyDocument]:
     """Change a key file: nobody else does meanwhile, and it is written only when nothing fails.
 
     Raises:
@@ -268,10 +270,10 @@ def editing(path: Path, *, create: bool = False) -> Iterator[KeyDocument]:
         _check_exists(path)
     with path.with_name(path.name + ".lock").open("a") as lock:
         _lock(lock, path)
-        document = KeyDocument(path, read_keys(path) if path.exists() else [])
-        before = list(document.lines)
+        document = KeyDocument(path, read_lines(path) if path.exists() else [])
+        original_lines = list(document.lines)
         yield document
-        if document.lines != before:
+        if document.lines != original_lines:
             _write(document)
 
 
@@ -299,7 +301,7 @@ def _lock(lock: IO[str], path: Path) -> None:
 
 def _write(document: KeyDocument) -> None:
     text = "".join(
-        f"{line.line() if isinstance(line, ApiKey) else line}\n" for line in document.lines
+        f"{line.format_line() if isinstance(line, ApiKey) else line}\n" for line in document.lines
     )
     folder = document.path.parent
     # Made with mode 0600.
@@ -322,38 +324,38 @@ def _write(document: KeyDocument) -> None:
 
 
 def _signature(path: Path) -> Signature:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _check_tenants(path: Path, keys: tuple[ApiKey, ...], tenants: frozenset[str]) -> None:
-    bad = tuple(
-        f"{path}: key {key.key_id} is of tenant {key.tenant!r}, wanted {_words(tenants)}"
+    errors = tuple(
+        f"{path}: key {key.key_id} is of tenant {key.tenant!r}, wanted {_join_names(tenants)}"
         for key in keys
         if key.tenant not in tenants
     )
-    if bad:
-        raise ConfigInvalid(bad[:_FIRST_LINES])
+    if errors:
+        raise ConfigInvalid(errors[:_MAX_ERRORS])
 
 
-def _taken_elsewhere(
-    path: Path, keys: tuple[ApiKey, ...], watched: Mapping[Path, _Watched]
+def _find_duplicate_id(
+    path: Path, keys: tuple[ApiKey, ...], watched: Mapping[Path, _WatchedFile]
 ) -> str | None:
-    mine = {key.key_id for key in keys}
+    key_ids = {key.key_id for key in keys}
     for other, file in watched.items():
         if other != path:
             for key in file.keys:
-                if key.key_id in mine:
+                if key.key_id in key_ids:
                     return key.key_id
     return None
 
 
-def _complaint(path: Path, file: _Watched, why: str) -> KeyNotice | None:
-    if why == file.said:
+def _error_notice(path: Path, file: _WatchedFile, why: str) -> KeyNotice | None:
+    if why == file.reported_error:
         return None
-    file.said = why
+    file.reported_error = why
     return KeyNotice(path=str(path), keys=len(file.keys), why=why)
 
 
-def _words(names: frozenset[str]) -> str:
+def _join_names(names: frozenset[str]) -> str:
     return " or ".join(repr(name) for name in sorted(names))

@@ -29,42 +29,42 @@ from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
-_ASKED_AT: Final = "inproc://zeromq.zap.01"
-_VERSION: Final = b"1.0"
-_QUESTION_PARTS: Final = 9
+_ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+_ZAP_VERSION: Final = b"1.0"
+_ZAP_REQUEST_PARTS: Final = 9
 """Who asks, nothing, version, number, domain, address, routing id, mechanism, public key."""
-_SAY_AGAIN_S: Final = 60.0
+_LOG_INTERVAL_S: Final = 60.0
 _BATCH: Final = 256
 
 
-class Gate:
+class ZapAuthenticator:
     """Watches one link socket that is not bound yet; with keys, says who may speak on it."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        guarded: zmq.Socket[bytes],
+        link_socket: zmq.Socket[bytes],
         *,
         options: LinkOptions,
         counters: LinkCounters,
     ) -> None:
-        self._guarded = guarded
+        self._link_socket = link_socket
         self._counters = counters
         self._loop = asyncio.get_running_loop()
-        self._patience_s = 2 * options.handshake_s
+        self._handshake_limit_s = 2 * options.handshake_s
         """After this, who is still there has succeeded: others were hung up on in half of it."""
-        self._came = 0
+        self._accepted = 0
         self._succeeded = 0
-        self._young: dict[int, float] = {}
+        self._handshaking: dict[int, float] = {}
         """Connections by descriptor, and when they came; the oldest first."""
-        self._recount: asyncio.TimerHandle | None = None
-        self._unsaid = 0
-        self._say_from_s = self._loop.time()
+        self._recount_timer: asyncio.TimerHandle | None = None
+        self._unlogged = 0
+        self._next_log_at_s = self._loop.time()
         self._closed = False
-        self._questions: Channel | None = None
+        self._zap_channel: Channel | None = None
         if options.keys is not None:
-            self._questions = self._ask_here(context, options.keys, options)
-        self._monitor = guarded.get_monitor_socket(
+            self._zap_channel = self._open_zap_channel(context, options.keys, options)
+        self._monitor = link_socket.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
         self._fd = int(self._monitor.getsockopt(zmq.FD))
@@ -73,15 +73,15 @@ class Gate:
 
     # ------------------------------------------------------------------ who may speak
 
-    def _ask_here(
+    def _open_zap_channel(
         self, context: zmq.Context[zmq.Socket[bytes]], keys: FleetKeys, options: LinkOptions
     ) -> Channel:
-        wanted = keys.coordinator_public
+        expected_key = keys.coordinator_public
         socket = context.socket(zmq.ROUTER)
-        socket.bind(_ASKED_AT)
+        socket.bind(_ZAP_ENDPOINT)
 
         def answer(parts: list[bytes]) -> None:
-            channel.send(_answered(parts, wanted))
+            channel.send(_zap_reply(parts, expected_key))
 
         # Questions are no frames: they have counters of their own, which nobody reads.
         channel = Channel(
@@ -97,45 +97,52 @@ class Gate:
             return
         try:
             for _ in range(_BATCH):
-                said = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                self._take(said["event"], int(said["value"]))
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                self._on_monitor_event(event["event"], int(event["value"]))
         except zmq.Again:
-            self._count()
+            self._count_rejected()
         else:
             self._loop.call_soon(self._drain)
 
-    def _take(self, event: int, descriptor: int) -> None:
+    def _on_monitor_event(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._succeeded += 1
             return
-        self._young.pop(descriptor, None)
+        self._handshaking.pop(descriptor, None)
         if event == zmq.EVENT_ACCEPTED:
-            self._came += 1
-            self._young[descriptor] = self._loop.time()
+            self._accepted += 1
+            self._handshaking[descriptor] = self._loop.time()
 
-    def _count(self) -> None:
+    def _count_rejected(self) -> None:
         now_s = self._loop.time()
-        while self._young and self._oldest_s() + self._patience_s <= now_s:
-            del self._young[next(iter(self._young))]
-        new = self._came - self._succeeded - len(self._young) - self._counters.strangers
-        if new > 0:
-            self._counters.strangers += new
-            self._say(new, now_s)
-        if self._young and self._recount is None:
-            self._recount = self._loop.call_at(self._oldest_s() + self._patience_s, self._again)
+        while self._handshaking and self._oldest_at_s() + self._handshake_limit_s <= now_s:
+            del self._handshaking[next(iter(self._handshaking))]
+        rejected = (
+            self._accepted
+            - self._succeeded
+            - len(self._handshaking)
+            - self._counters.rejected_connections
+        )
+        if rejected > 0:
+            self._counters.rejected_connections += rejected
+            self._log_rejected(rejected, now_s)
+        if self._handshaking and self._recount_timer is None:
+            self._recount_timer = self._loop.call_at(
+                self._oldest_at_s() + self._handshake_limit_s, self._on_recount_timer
+            )
 
-    def _oldest_s(self) -> float:
-        return next(iter(self._young.values()))
+    def _oldest_at_s(self) -> float:
+        return next(iter(self._handshaking.values()))
 
-    def _again(self) -> None:
-        self._recount = None
-        self._count()
+    def _on_recount_timer(self) -> None:
+        self._recount_timer = None
+        self._count_rejected()
 
-    def _say(self, new: int, now_s: float) -> None:
-        self._unsaid += new
-        if now_s >= self._say_from_s:
-            log_event(_LOG, logging.WARNING, "stranger_refused", {"strangers": self._unsaid})
-            self._unsaid, self._say_from_s = 0, now_s + _SAY_AGAIN_S
+    def _log_rejected(self, rejected: int, now_s: float) -> None:
+        self._unlogged += rejected
+        if now_s >= self._next_log_at_s:
+            log_event(_LOG, logging.WARNING, "stranger_refused", {"strangers": self._unlogged})
+            self._unlogged, self._next_log_at_s = 0, now_s + _LOG_INTERVAL_S
 
     def close(self) -> None:
         """Stop watching; to be called before the guarded socket is closed. Idempotent."""
@@ -143,22 +150,22 @@ class Gate:
             return
         self._drain()  # a full monitor would hold up ZMQ, which then could not be told to stop
         self._closed = True
-        if self._recount is not None:
-            self._recount.cancel()
+        if self._recount_timer is not None:
+            self._recount_timer.cancel()
         self._loop.remove_reader(self._fd)
-        self._guarded.disable_monitor()
+        self._link_socket.disable_monitor()
         self._monitor.close(linger=0)
-        if self._questions is not None:
-            self._questions.close()
+        if self._zap_channel is not None:
+            self._zap_channel.close()
 
 
-def _answered(question: list[bytes], wanted: bytes) -> list[bytes]:
+def _zap_reply(request: list[bytes], expected_key: bytes) -> list[bytes]:
     """The answer to one question of ZMQ's: whether that public key is the wanted one."""
-    good = (
-        len(question) == _QUESTION_PARTS
-        and question[7] == b"CURVE"
-        and hmac.compare_digest(z85(question[8]), wanted)
+    is_allowed = (
+        len(request) == _ZAP_REQUEST_PARTS
+        and request[7] == b"CURVE"
+        and hmac.compare_digest(z85(request[8]), expected_key)
     )
-    asker, number = question[0], question[3] if len(question) > 3 else b""  # noqa: PLR2004
-    status = (b"200", b"") if good else (b"400", b"not a coordinator of this deployment")
-    return [asker, b"", _VERSION, number, *status, b"", b""]
+    requester, request_id = request[0], request[3] if len(request) > 3 else b""  # noqa: PLR2004
+    status = (b"200", b"") if is_allowed else (b"400", b"not a coordinator of this deployment")
+    return [requester, b"", _ZAP_VERSION, request_id, *status, b"", b""]

@@ -22,7 +22,7 @@ from enum import StrEnum
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from baton.runtime.link.keys import OVERHEAD_BYTES
+from baton.runtime.link.keys import ENCRYPTION_OVERHEAD_BYTES
 from baton.runtime.link.options import LinkCounters, LinkOptions
 
 # As plain numbers: flags of enumerations are put together anew, by Python, for each message.
@@ -30,13 +30,13 @@ _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE) | _NOBLOCK
 
 
-class Sent(StrEnum):
+class SendResult(StrEnum):
     """What became of a message that was to be sent."""
 
     QUEUED = "queued"
-    FULL = "full"
+    QUEUE_FULL = "full"
     """The bounded queue has no room."""
-    NOBODY = "nobody"
+    NOT_CONNECTED = "nobody"
     """The peer is not connected."""
 
 
@@ -50,20 +50,22 @@ def configure(socket: zmq.Socket[bytes], address: str, options: LinkOptions) -> 
     socket.setsockopt(zmq.SNDHWM, options.queue_frames)
     socket.setsockopt(zmq.RCVHWM, options.queue_frames)
     # ZMQ looks at a part as it is on the wire.
-    wire_bytes = options.max_part_bytes + (OVERHEAD_BYTES if options.keys is not None else 0)
+    wire_bytes = options.max_part_bytes + (
+        ENCRYPTION_OVERHEAD_BYTES if options.keys is not None else 0
+    )
     socket.setsockopt(zmq.MAXMSGSIZE, wire_bytes)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _ms(options.handshake_s))
     socket.setsockopt(zmq.RECONNECT_IVL, _ms(options.reconnect_s))
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(options.reconnect_max_s))
     if options.keys is not None:
-        options.keys.guard(socket)
+        options.keys.apply_curve(socket)
 
 
 def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def try_send(socket: zmq.Socket[bytes], parts: Sequence[bytes]) -> Sent:
+def try_send(socket: zmq.Socket[bytes], parts: Sequence[bytes]) -> SendResult:
     """Queue a message if there is room right now."""
     *first, last = parts
     try:
@@ -71,15 +73,15 @@ def try_send(socket: zmq.Socket[bytes], parts: Sequence[bytes]) -> Sent:
             socket.send(part, _MORE)
         socket.send(last, _NOBLOCK)
     except zmq.Again:
-        return Sent.FULL
+        return SendResult.QUEUE_FULL
     except zmq.ZMQError as error:
         if error.errno != zmq.EHOSTUNREACH:
             raise
-        return Sent.NOBODY
-    return Sent.QUEUED
+        return SendResult.NOT_CONNECTED
+    return SendResult.QUEUED
 
 
-def _take_all(socket: zmq.Socket[bytes]) -> list[bytes]:
+def _receive_all_parts(socket: zmq.Socket[bytes]) -> list[bytes]:
     parts, more = [], True
     while more:  # a message is there as a whole; asking the socket for more costs more
         part = socket.recv(_NOBLOCK, copy=False)
@@ -88,15 +90,15 @@ def _take_all(socket: zmq.Socket[bytes]) -> list[bytes]:
     return parts
 
 
-def _take_some(count: int) -> Callable[[zmq.Socket[bytes]], list[bytes]]:
-    def take(socket: zmq.Socket[bytes]) -> list[bytes]:
+def _fixed_parts_receiver(count: int) -> Callable[[zmq.Socket[bytes]], list[bytes]]:
+    def receive_parts(socket: zmq.Socket[bytes]) -> list[bytes]:
         parts = [socket.recv(_NOBLOCK)]
         with suppress(zmq.Again):  # it has fewer
             while len(parts) < count:
                 parts.append(socket.recv(_NOBLOCK))
         return parts
 
-    return take
+    return receive_parts
 
 
 class Channel:
@@ -113,60 +115,60 @@ class Channel:
     ) -> None:
         """`parts`: how many each message has; None: as many as come."""
         self._socket = socket
-        self._take = _take_all if parts is None else _take_some(parts)
+        self._receive_parts = _receive_all_parts if parts is None else _fixed_parts_receiver(parts)
         self._on_message = on_message
         self._batch_frames = batch_frames
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
-        self._drain_due = False
+        self._drain_scheduled = False
         self._closed = False
         self._loop.add_reader(self._fd, self._on_signal)
-        self._drain_soon()
+        self._schedule_drain()
 
-    def send(self, parts: Sequence[bytes]) -> Sent:
+    def send(self, parts: Sequence[bytes]) -> SendResult:
         """Queue a message, or say at once why not."""
         if self._closed:
-            return Sent.NOBODY
-        sent = try_send(self._socket, parts)
-        if sent is Sent.FULL:
+            return SendResult.NOT_CONNECTED
+        result = try_send(self._socket, parts)
+        if result is SendResult.QUEUE_FULL:
             # ZMQ may not have looked yet at what its I/O thread has freed; asking makes it look.
             self._has_message()
-            sent = try_send(self._socket, parts)
-        if sent is Sent.QUEUED:
+            result = try_send(self._socket, parts)
+        if result is SendResult.QUEUED:
             self._counters.frames_out += 1
             self._counters.bytes_out += sum(map(len, parts))
-        elif sent is Sent.FULL:
+        elif result is SendResult.QUEUE_FULL:
             self._counters.overloaded += 1
         if self._has_message():
-            self._drain_soon()
-        return sent
+            self._schedule_drain()
+        return result
 
     def drain(self) -> None:
         """Hand over what has arrived: up to one batch now, the rest in the loop's next turn."""
-        self._drain_due = False
+        self._drain_scheduled = False
         if not self._closed and self._has_message():
-            self._hand_over()
+            self._dispatch_batch()
 
     def _on_signal(self) -> None:
         if not self._closed:
-            self._hand_over()
+            self._dispatch_batch()
 
-    def _hand_over(self) -> None:
-        more = True
+    def _dispatch_batch(self) -> None:
+        has_more = True
         try:
             for _ in range(self._batch_frames):
                 if not self._receive() or self._closed or not self._has_message():
-                    more = False
+                    has_more = False
                     break
         finally:
             # Also when the consumer raised: the edge has been used up and will not come again.
-            if more:
-                self._drain_soon()
+            if has_more:
+                self._schedule_drain()
 
     def _receive(self) -> bool:
         try:
-            parts = self._take(self._socket)
+            parts = self._receive_parts(self._socket)
         except zmq.Again:
             return False
         self._counters.frames_in += 1
@@ -177,9 +179,9 @@ class Channel:
     def _has_message(self) -> bool:
         return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
 
-    def _drain_soon(self) -> None:
-        if not self._drain_due and not self._closed:
-            self._drain_due = True
+    def _schedule_drain(self) -> None:
+        if not self._drain_scheduled and not self._closed:
+            self._drain_scheduled = True
             self._loop.call_soon(self.drain)
 
     def close(self, *, linger_s: float = 0.0) -> None:
@@ -201,7 +203,7 @@ class ConnectionMonitor:
         on_connected: Callable[[], None],
         on_disconnected: Callable[[], None],
     ) -> None:
-        self._watched = socket
+        self._monitored_socket = socket
         self._on_connected = on_connected
         self._on_disconnected = on_disconnected
         self._loop = asyncio.get_running_loop()
@@ -230,5 +232,5 @@ class ConnectionMonitor:
             return
         self._closed = True
         self._loop.remove_reader(self._fd)
-        self._watched.disable_monitor()
+        self._monitored_socket.disable_monitor()
         self._socket.close(linger=0)

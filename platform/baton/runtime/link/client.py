@@ -19,24 +19,24 @@ from collections.abc import Callable, Mapping, Sequence
 import zmq
 
 from baton.domain.events import Event
-from baton.domain.handoff import Leg, LegFailure, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure
 from baton.domain.names.addresses import Address, parse_address
-from baton.runtime.link.connection import LinkEnd, ReplicaConnection
+from baton.runtime.link.connection import LinkContext, ReplicaConnection
 from baton.runtime.link.options import LinkCounters, LinkOptions, next_tick_at_s
 
 _HOST = re.compile(r"[0-9A-Za-z.:_-]+")
 _CLOSE_DEADLINE_S = 5.0
-_AT_A_TIME = 32
+_CONNECTIONS_PER_TICK = 32
 """Connections that have their turn together: about a millisecond."""
 _MAX_SOCKETS = 16_384  # three for each replica; ZMQ's default of 1023 ends at 340 replicas
 
 
 def _check_address(replica_id: str, address: str) -> None:
     try:
-        at = parse_address(address)
+        parsed = parse_address(address)
     except ValueError:
-        at = Address("", 0)
-    if not (address.startswith("tcp://") and _HOST.fullmatch(at.host) and at.port):
+        parsed = Address("", 0)
+    if not (address.startswith("tcp://") and _HOST.fullmatch(parsed.host) and parsed.port):
         raise ValueError(f"address of replica {replica_id} is {address!r}, wanted tcp://HOST:PORT")
 
 
@@ -65,7 +65,7 @@ class LinkClient:
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
-        self._end = LinkEnd(
+        self._link_context = LinkContext(
             context=self._context,
             coordinator_id=coordinator_id,
             new_session=new_session,
@@ -75,12 +75,12 @@ class LinkClient:
         )
         self._connections: dict[str, ReplicaConnection] = {}
         self._closed = False
-        self._turns: list[ReplicaConnection] = []
+        self._pending_ticks: list[ReplicaConnection] = []
         """Those that have not had their turn in this round."""
-        self._parts = 1
+        self._tick_parts = 1
         """Into which a round is split."""
         self._stalled_at_s = -math.inf
-        self._tick_due_at_s = self._loop.time() + self._options.beat_s
+        self._tick_due_at_s = self._loop.time() + self._options.heartbeat_interval_s
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
 
     # ------------------------------------------------------------------ membership
@@ -94,11 +94,11 @@ class LinkClient:
             ValueError: the address is not of the form tcp://HOST:PORT.
         """
         _check_address(replica_id, address)
-        known = self._connections.get(replica_id)
-        if known is not None and known.address == address:
+        existing = self._connections.get(replica_id)
+        if existing is not None and existing.address == address:
             return
         self.disconnect(replica_id)
-        self._connections[replica_id] = ReplicaConnection(replica_id, address, self._end)
+        self._connections[replica_id] = ReplicaConnection(replica_id, address, self._link_context)
 
     def disconnect(self, replica_id: str) -> None:
         """Forget a replica; emits `ReplicaLost(LEFT)` if it had joined. Unknown ids are ignored."""
@@ -117,9 +117,13 @@ class LinkClient:
         return frozenset(r for r, connection in self._connections.items() if connection.joined)
 
     @property
-    def refusals(self) -> Mapping[str, str]:
+    def rejection_reasons(self) -> Mapping[str, str]:
         """Why replicas that have not joined would not open a session, where they said so."""
-        return {r: c.refusal for r, c in self._connections.items() if c.refusal is not None}
+        return {
+            r: c.rejection_reason
+            for r, c in self._connections.items()
+            if c.rejection_reason is not None
+        }
 
     # ------------------------------------------------------------------ ports.ReplicaLink
 
@@ -134,11 +138,11 @@ class LinkClient:
         if connection is not None and leg_ids:
             connection.abort(leg_ids)
 
-    def release(self, replica_id: str, ticket: Ticket) -> None:
+    def release(self, replica_id: str, kv_handle: KvHandle) -> None:
         """Ask replica `replica_id` to release a ticket; best effort, the lease expires anyway."""
         connection = self._connections.get(replica_id)
         if connection is not None:
-            connection.release(ticket)
+            connection.release(kv_handle)
 
     def sync_cache(self, replica_id: str) -> None:
         """Ask for a snapshot of a prefix cache; best effort, it may be asked for again."""
@@ -161,25 +165,25 @@ class LinkClient:
     # ------------------------------------------------------------------ time
 
     def _tick(self) -> None:
-        now_s, beat_s = self._loop.time(), self._options.beat_s
+        now_s, beat_s = self._loop.time(), self._options.heartbeat_interval_s
         late_s = now_s - self._tick_due_at_s
         if late_s > beat_s:
             self._stalled_at_s = now_s
-        if not self._turns:
-            self._turns = list(self._connections.values())
-            self._parts = max(1, math.ceil(len(self._turns) / _AT_A_TIME))
-        part_s = beat_s / self._parts
+        if not self._pending_ticks:
+            self._pending_ticks = list(self._connections.values())
+            self._tick_parts = max(1, math.ceil(len(self._pending_ticks) / _CONNECTIONS_PER_TICK))
+        part_s = beat_s / self._tick_parts
         # A loop whose turns are longer than a part would let beats come ever later.
-        parts = 1 if late_s > beat_s else 1 + int(max(0.0, late_s) / part_s)
+        due_parts = 1 if late_s > beat_s else 1 + int(max(0.0, late_s) / part_s)
         # Half a part less: the turns of the next round are none of those that the stall excuses.
-        stalled = now_s - self._stalled_at_s < beat_s * (1 - 0.5 / self._parts)
+        stalled = now_s - self._stalled_at_s < beat_s * (1 - 0.5 / self._tick_parts)
         self._tick_due_at_s = next_tick_at_s(
-            self._tick_due_at_s, now_s, parts * part_s, beat_s=beat_s
+            self._tick_due_at_s, now_s, due_parts * part_s, beat_s=beat_s
         )
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
-        count = parts * _AT_A_TIME
-        now, self._turns = self._turns[:count], self._turns[count:]
-        for connection in now:
+        count = due_parts * _CONNECTIONS_PER_TICK
+        batch, self._pending_ticks = self._pending_ticks[:count], self._pending_ticks[count:]
+        for connection in batch:
             if self._connections.get(connection.replica_id) is connection:
                 connection.tick(now_s, stalled=stalled)
 

@@ -21,22 +21,23 @@ from baton.domain.errors import BatonError
 from baton.domain.handoff import Leg, LegKind
 from baton.runtime.link.frames import (
     COUNT_MAX,
-    PROTOCOL,
+    PROTOCOL_VERSION,
     Abort,
     Aborted,
+    Accept,
     AgentBroken,
     CacheUpdate,
     CheckSideChannel,
+    Close,
     CoordinatorBeat,
     Count,
     Frame,
     FromCoordinator,
     FromReplica,
-    Goodbye,
-    Hello,
-    LegEnded,
-    Links,
+    LegFailed,
+    LinkReport,
     Name,
+    Open,
     Release,
     ReplicaBeat,
     RoleChanged,
@@ -45,7 +46,6 @@ from baton.runtime.link.frames import (
     Step,
     Submit,
     SyncCache,
-    Welcome,
 )
 
 REPLICA_PARTS: Final = 2
@@ -73,11 +73,11 @@ class _SubmitHead(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     max_tokens: Count
     min_tokens: Count
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=COUNT_MAX)]
-    ticket: Release | None
+    kv_handle: Release | None
     source_id: Name | None
     cache_salt: Salt | None
     adapter: Name | None
-    gives_token: bool
+    emits_first_token: bool
     uncached_tokens: Count | None
 
 
@@ -86,7 +86,7 @@ class _Versioned(msgspec.Struct, array_like=True, frozen=True):
 
 
 _KINDS: Final[Mapping[type, bytes]] = {
-    Hello: b"H",
+    Open: b"H",
     Submit: b"S",
     Abort: b"A",
     Release: b"R",
@@ -94,18 +94,18 @@ _KINDS: Final[Mapping[type, bytes]] = {
     SyncCache: b"Y",
     CheckSideChannel: b"K",
     AgentBroken: b"B",
-    Goodbye: b"G",
-    Welcome: b"W",
+    Close: b"G",
+    Accept: b"W",
     Step: b"T",
-    LegEnded: b"F",
+    LegFailed: b"F",
     Aborted: b"X",
     ReplicaBeat: b"r",
     RoleChanged: b"o",
     CacheUpdate: b"U",
-    Links: b"L",
+    LinkReport: b"L",
     SideChannelChecked: b"k",
 }
-_VERSIONED: Final = frozenset({_KINDS[Hello], _KINDS[Welcome]})
+_VERSIONED: Final = frozenset({_KINDS[Open], _KINDS[Accept]})
 _SUBMIT: Final = _KINDS[Submit]
 
 # Encoders and decoders keep no state between calls.
@@ -116,37 +116,37 @@ _FROM_COORDINATOR: Final[
     Mapping[
         bytes,
         msgspec.msgpack.Decoder[
-            Hello
+            Open
             | Abort
             | Release
             | CoordinatorBeat
             | SyncCache
             | CheckSideChannel
             | AgentBroken
-            | Goodbye
+            | Close
         ],
     ]
 ] = {
-    _KINDS[Hello]: msgspec.msgpack.Decoder(Hello),
+    _KINDS[Open]: msgspec.msgpack.Decoder(Open),
     _KINDS[Abort]: msgspec.msgpack.Decoder(Abort),
     _KINDS[Release]: msgspec.msgpack.Decoder(Release),
     _KINDS[CoordinatorBeat]: msgspec.msgpack.Decoder(CoordinatorBeat),
     _KINDS[SyncCache]: msgspec.msgpack.Decoder(SyncCache),
     _KINDS[CheckSideChannel]: msgspec.msgpack.Decoder(CheckSideChannel),
     _KINDS[AgentBroken]: msgspec.msgpack.Decoder(AgentBroken),
-    _KINDS[Goodbye]: msgspec.msgpack.Decoder(Goodbye),
+    _KINDS[Close]: msgspec.msgpack.Decoder(Close),
 }
 _FROM_REPLICA: Final[Mapping[bytes, msgspec.msgpack.Decoder[FromReplica]]] = {
     _KINDS[Step]: msgspec.msgpack.Decoder(Step),
     _KINDS[ReplicaBeat]: msgspec.msgpack.Decoder(ReplicaBeat),
     _KINDS[RoleChanged]: msgspec.msgpack.Decoder(RoleChanged),
-    _KINDS[LegEnded]: msgspec.msgpack.Decoder(LegEnded),
+    _KINDS[LegFailed]: msgspec.msgpack.Decoder(LegFailed),
     _KINDS[Aborted]: msgspec.msgpack.Decoder(Aborted),
     _KINDS[CacheUpdate]: msgspec.msgpack.Decoder(CacheUpdate),
-    _KINDS[Links]: msgspec.msgpack.Decoder(Links),
+    _KINDS[LinkReport]: msgspec.msgpack.Decoder(LinkReport),
     _KINDS[SideChannelChecked]: msgspec.msgpack.Decoder(SideChannelChecked),
-    _KINDS[Welcome]: msgspec.msgpack.Decoder(Welcome),
-    _KINDS[Goodbye]: msgspec.msgpack.Decoder(Goodbye),
+    _KINDS[Accept]: msgspec.msgpack.Decoder(Accept),
+    _KINDS[Close]: msgspec.msgpack.Decoder(Close),
 }
 
 _Decoded = TypeVar("_Decoded")
@@ -155,16 +155,16 @@ _Decoded = TypeVar("_Decoded")
 class ProtocolMismatch(BadFrame):
     """The peer speaks another version of this protocol."""
 
-    def __init__(self, kind: bytes, theirs: int) -> None:
-        super().__init__(kind, mismatch(theirs=theirs))
-        self.args = (kind, theirs)
-        self.theirs = theirs
+    def __init__(self, kind: bytes, peer_version: int) -> None:
+        super().__init__(kind, mismatch_message(peer_version=peer_version))
+        self.args = (kind, peer_version)
+        self.peer_version = peer_version
 
 
-def mismatch(*, theirs: int, ours: int = PROTOCOL) -> str:
+def mismatch_message(*, peer_version: int, own_version: int = PROTOCOL_VERSION) -> str:
     """Return the one line that tells an operator about two versions that cannot talk."""
     return (
-        f"the peer speaks fleet link protocol {theirs}, this side speaks {ours};"
+        f"the peer speaks fleet link protocol {peer_version}, this side speaks {own_version};"
         " run the same version of baton on every node"
     )
 
@@ -222,9 +222,9 @@ def _decode(
 
 
 def _check_version(kind: bytes, body: bytes) -> None:
-    theirs = _unpack(kind, body, _VERSION).protocol
-    if theirs != PROTOCOL:
-        raise ProtocolMismatch(kind, theirs)
+    peer_version = _unpack(kind, body, _VERSION).protocol
+    if peer_version != PROTOCOL_VERSION:
+        raise ProtocolMismatch(kind, peer_version)
 
 
 def _unpack(kind: bytes, body: bytes, decoder: msgspec.msgpack.Decoder[_Decoded]) -> _Decoded:
@@ -236,7 +236,7 @@ def _unpack(kind: bytes, body: bytes, decoder: msgspec.msgpack.Decoder[_Decoded]
 
 
 def _encode_submit(leg: Leg) -> list[bytes]:
-    ticket = leg.ticket
+    kv_handle = leg.kv_handle
     head = _SubmitHead(
         leg_id=leg.leg_id,
         request_id=leg.request_id,
@@ -245,11 +245,13 @@ def _encode_submit(leg: Leg) -> list[bytes]:
         max_tokens=leg.max_tokens,
         min_tokens=leg.min_tokens,
         priority=leg.priority,
-        ticket=None if ticket is None else Release(ticket.tokens, ticket.blocks, ticket.params),
+        kv_handle=None
+        if kv_handle is None
+        else Release(kv_handle.tokens, kv_handle.blocks, kv_handle.params),
         source_id=leg.source_id,
         cache_salt=leg.cache_salt,
         adapter=leg.adapter,
-        gives_token=leg.gives_token,
+        emits_first_token=leg.emits_first_token,
         uncached_tokens=leg.uncached_tokens,
     )
     body = _ENCODE(head)
@@ -271,11 +273,11 @@ def _decode_submit(parts: Sequence[bytes]) -> Submit:
             max_tokens=head.max_tokens,
             min_tokens=head.min_tokens,
             priority=head.priority,
-            ticket=head.ticket.ticket if head.ticket else None,
+            kv_handle=head.kv_handle.kv_handle if head.kv_handle else None,
             source_id=head.source_id,
             cache_salt=head.cache_salt,
             adapter=head.adapter,
-            gives_token=head.gives_token,
+            emits_first_token=head.emits_first_token,
             uncached_tokens=head.uncached_tokens,
             payload=parts[3],
         )
@@ -310,10 +312,10 @@ def unpack_tokens(blob: bytes) -> tuple[int, ...]:
     if len(blob) % _TOKEN_BYTES:
         raise ValueError(f"prompt of {len(blob)} bytes, wanted a multiple of {_TOKEN_BYTES}")
     _check_ids(blob)
-    return tuple(_ids_of(blob))
+    return tuple(_decode_ids(blob))
 
 
-def _ids_of(blob: bytes) -> array[int]:
+def _decode_ids(blob: bytes) -> array[int]:
     packed = array("i")
     packed.frombytes(blob)
     if sys.byteorder == "big":
@@ -325,4 +327,4 @@ def _check_ids(blob: bytes) -> None:
     # Of a number below zero the highest byte is above 127. A prompt has many ids, and this looks
     # at all of them at once.
     if not blob[_TOKEN_BYTES - 1 :: _TOKEN_BYTES].isascii():
-        raise ValueError(f"prompt holds the negative token id {min(_ids_of(blob))}")
+        raise ValueError(f"prompt holds the negative token id {min(_decode_ids(blob))}")

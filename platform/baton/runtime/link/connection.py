@@ -35,28 +35,28 @@ from baton.domain.events import (
     ReplicaLost,
     RoleChanged,
     SideChannelChecked,
-    StepProduced,
+    StepCompleted,
 )
 from baton.domain.fleet import LossReason, ReplicaFacts
-from baton.domain.handoff import Leg, LegFailure, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure
 from baton.runtime.link import codec, frames
-from baton.runtime.link.channel import Channel, ConnectionMonitor, Sent, configure
+from baton.runtime.link.channel import Channel, ConnectionMonitor, SendResult, configure
 from baton.runtime.link.codec import BadFrame
-from baton.runtime.link.frames import Parting
-from baton.runtime.link.liveness import Silence
+from baton.runtime.link.frames import CloseReason
+from baton.runtime.link.liveness import HeartbeatMonitor
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.sanity import is_sane
 from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 
-_PARTING_LINGER_S = 0.1
+_CLOSE_LINGER_S = 0.1
 _BEAT = codec.encode(frames.CoordinatorBeat())
-_HUNG_UP = "it hangs up on us: its link keys are other ones, or it is no replica"
+_HANDSHAKE_REFUSED = "it hangs up on us: its link keys are other ones, or it is no replica"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkEnd:
+class LinkContext:
     """What all connections of one coordinator share."""
 
     context: zmq.Context[zmq.Socket[bytes]]
@@ -76,13 +76,13 @@ class _State(StrEnum):
 class ReplicaConnection:
     """Keeps a session with the replica at `address` for as long as it is not closed."""
 
-    def __init__(self, replica_id: str, address: str, end: LinkEnd) -> None:
+    def __init__(self, replica_id: str, address: str, link_context: LinkContext) -> None:
         self.replica_id = replica_id
         self.address = address
         self.facts: ReplicaFacts | None = None
-        self.refusal: str | None = None
+        self.rejection_reason: str | None = None
         """Why the replica, or this side, would not open the last session."""
-        self._end = end
+        self._link_context = link_context
         self._loop = asyncio.get_running_loop()
         self._state = _State.WAITING
         self._closed = False
@@ -93,15 +93,19 @@ class ReplicaConnection:
         self._next_seq = 1
         self._draining = False
         self._role_epoch = 0
-        self._said_something = False
+        self._sent_since_tick = False
         self._idle = False
         """By its last beat the replica has nothing to do, and was sent nothing since."""
-        self._unsaid_turns = 0
-        self._idle_beats = end.options.idle_beats
+        self._ticks_since_sent = 0
+        self._idle_beat_divisor = link_context.options.idle_beat_divisor
         self._unsent_aborts: dict[str, None] = {}
-        self._heard_at_s = 0.0
-        self._silence = Silence(end.options.liveness_s, 0.0, rest_s=end.options.rest_s)
-        self._pause_s = end.options.reconnect_s
+        self._last_received_at_s = 0.0
+        self._heartbeat_monitor = HeartbeatMonitor(
+            link_context.options.heartbeat_timeout_s,
+            0.0,
+            idle_extra_s=link_context.options.idle_extra_s,
+        )
+        self._reconnect_delay_s = link_context.options.reconnect_s
         self._retry_at_s = self._loop.time()
         self.tick(self._retry_at_s, stalled=False)
 
@@ -119,21 +123,21 @@ class ReplicaConnection:
         try:
             parts = codec.encode(frames.Submit(leg))
         except ValueError as error:
-            self._say_unsendable(leg.leg_id, str(error))
+            self._log_unsendable(leg.leg_id, str(error))
             return LegFailure.INVALID
-        if max(map(len, parts)) > self._end.options.max_part_bytes:
-            most_bytes = self._end.options.max_part_bytes
-            why = f"{max(map(len, parts))} bytes, wanted at most {most_bytes} in one part"
-            self._say_unsendable(leg.leg_id, why)
+        if max(map(len, parts)) > self._link_context.options.max_part_bytes:
+            max_bytes = self._link_context.options.max_part_bytes
+            why = f"{max(map(len, parts))} bytes, wanted at most {max_bytes} in one part"
+            self._log_unsendable(leg.leg_id, why)
             return LegFailure.INVALID
         self._idle = False
-        self._silence.works(self._loop.time())
+        self._heartbeat_monitor.set_busy(self._loop.time())
         match self._send(parts):
-            case Sent.QUEUED:
+            case SendResult.QUEUED:
                 return None
-            case Sent.FULL:
+            case SendResult.QUEUE_FULL:
                 return LegFailure.OVERLOADED
-            case Sent.NOBODY:
+            case SendResult.NOT_CONNECTED:
                 return LegFailure.UNREACHABLE
 
     def abort(self, leg_ids: Sequence[str]) -> None:
@@ -142,9 +146,9 @@ class ReplicaConnection:
             self._unsent_aborts.update(dict.fromkeys(leg_ids))
             self._send_aborts()
 
-    def release(self, ticket: Ticket) -> None:
+    def release(self, kv_handle: KvHandle) -> None:
         """Ask for a release; lost when the queue is full, for the lease expires anyway."""
-        self._send_or_drop(frames.Release(ticket.tokens, ticket.blocks, ticket.params))
+        self._send_or_drop(frames.Release(kv_handle.tokens, kv_handle.blocks, kv_handle.params))
 
     def sync_cache(self) -> None:
         """Ask for a snapshot of the prefix cache; lost when the queue is full."""
@@ -167,34 +171,36 @@ class ReplicaConnection:
         try:
             parts = codec.encode(frame)
         except ValueError as error:
-            self._say_unsendable(type(frame).__name__, str(error))
+            self._log_unsendable(type(frame).__name__, str(error))
             return
-        if self._send(parts) is not Sent.QUEUED:
-            self._end.counters.dropped_frames += 1
+        if self._send(parts) is not SendResult.QUEUED:
+            self._link_context.counters.dropped_frames += 1
 
-    def _say_unsendable(self, what: str, why: str) -> None:
-        told = {"what": what, "replica_id": self.replica_id, "reason": why}
-        log_event(_LOG, logging.WARNING, "not_sendable", told)
+    def _log_unsendable(self, subject: str, why: str) -> None:
+        fields = {"what": subject, "replica_id": self.replica_id, "reason": why}
+        log_event(_LOG, logging.WARNING, "not_sendable", fields)
 
     def _send_aborts(self) -> None:
         waiting = tuple(self._unsent_aborts)
         for start in range(0, len(waiting), frames.MAX_IDS_IN_FRAME):
             leg_ids = waiting[start : start + frames.MAX_IDS_IN_FRAME]
-            if self._send(codec.encode(frames.Abort(leg_ids))) is not Sent.QUEUED:
+            if self._send(codec.encode(frames.Abort(leg_ids))) is not SendResult.QUEUED:
                 return
             for leg_id in leg_ids:
                 del self._unsent_aborts[leg_id]
 
-    def _send(self, parts: Sequence[bytes]) -> Sent:
+    def _send(self, parts: Sequence[bytes]) -> SendResult:
         if self._channel is None:
-            return Sent.NOBODY
-        sent = self._channel.send(parts)
-        self._said_something |= sent is Sent.QUEUED
-        return sent
+            return SendResult.NOT_CONNECTED
+        result = self._channel.send(parts)
+        self._sent_since_tick |= result is SendResult.QUEUED
+        return result
 
-    def _say_hello(self) -> None:
-        hello = frames.Hello(frames.PROTOCOL, self._end.coordinator_id, self._session)
-        self._send(codec.encode(hello))
+    def _send_open(self) -> None:
+        open_frame = frames.Open(
+            frames.PROTOCOL_VERSION, self._link_context.coordinator_id, self._session
+        )
+        self._send(codec.encode(open_frame))
 
     # ------------------------------------------------------------------ time
 
@@ -206,58 +212,60 @@ class ReplicaConnection:
         if self._state is _State.JOINED:
             self._tick_joined(now_s, stalled=stalled)
         elif self._state is _State.CONNECTING:
-            if now_s - self._heard_at_s >= self._end.options.liveness_s:
-                self._heard_at_s = now_s
+            if now_s - self._last_received_at_s >= self._link_context.options.heartbeat_timeout_s:
+                self._last_received_at_s = now_s
                 if self._connected:
-                    self._say_hello()
+                    self._send_open()
         elif now_s >= self._retry_at_s:
-            self._open(now_s)
+            self._open_session(now_s)
 
     def _tick_joined(self, now_s: float, *, stalled: bool) -> None:
-        if self._silence.too_long(now_s, stalled=stalled):
-            self._lose(LossReason.SILENT)
+        if self._heartbeat_monitor.expired(now_s, stalled=stalled):
+            self._end_session(LossReason.UNRESPONSIVE)
             return
         if self._unsent_aborts:
             self._send_aborts()
-        self._unsaid_turns = 0 if self._said_something else self._unsaid_turns + 1
-        if self._unsaid_turns >= (self._idle_beats if self._idle else 1):
+        self._ticks_since_sent = 0 if self._sent_since_tick else self._ticks_since_sent + 1
+        if self._ticks_since_sent >= (self._idle_beat_divisor if self._idle else 1):
             self._send(_BEAT)
-            self._unsaid_turns = 0
-        self._said_something = False
+            self._ticks_since_sent = 0
+        self._sent_since_tick = False
 
     # ------------------------------------------------------------------ sessions
 
-    def _open(self, now_s: float) -> None:
-        end = self._end
-        self._session = end.new_session()
+    def _open_session(self, now_s: float) -> None:
+        link_context = self._link_context
+        self._session = link_context.new_session()
         self._state = _State.CONNECTING
         self._connected = False
         self._next_seq = 1
         self._draining = self._idle = False
         self._role_epoch = 0
-        self._heard_at_s = now_s
-        socket = end.context.socket(zmq.DEALER)
-        configure(socket, self.address, end.options)
-        socket.setsockopt(zmq.ROUTING_ID, f"{end.coordinator_id}/{self._session}"[-255:].encode())
+        self._last_received_at_s = now_s
+        socket = link_context.context.socket(zmq.DEALER)
+        configure(socket, self.address, link_context.options)
+        socket.setsockopt(
+            zmq.ROUTING_ID, f"{link_context.coordinator_id}/{self._session}"[-255:].encode()
+        )
         self._monitor = ConnectionMonitor(
             socket, on_connected=self._on_connected, on_disconnected=self._on_disconnected
         )
         self._channel = Channel(
             socket,
             self._on_message,
-            batch_frames=end.options.batch_frames,
-            counters=end.counters,
+            batch_frames=link_context.options.batch_frames,
+            counters=link_context.counters,
             parts=codec.REPLICA_PARTS,
         )
-        end.counters.sessions += 1
+        link_context.counters.sessions += 1
         try:
             socket.connect(self.address)
         except zmq.ZMQError as error:
-            self._refuse(f"cannot connect: {error}")
+            self._on_rejected(f"cannot connect: {error}")
 
     def _on_connected(self) -> None:
         self._connected = True
-        self._say_hello()
+        self._send_open()
 
     def _on_disconnected(self) -> None:
         channel = self._channel
@@ -265,32 +273,37 @@ class ReplicaConnection:
             channel.drain()  # what arrived before the break counts, a parting word above all
         if channel is not self._channel:
             return
-        if not self._connected and self._pause_s >= self._end.options.reconnect_max_s:
-            self._refuse(_HUNG_UP)
+        if (
+            not self._connected
+            and self._reconnect_delay_s >= self._link_context.options.reconnect_max_s
+        ):
+            self._on_rejected(_HANDSHAKE_REFUSED)
         else:
-            self._lose(LossReason.DISCONNECTED)
+            self._end_session(LossReason.DISCONNECTED)
 
-    def _lose(self, reason: LossReason) -> None:
+    def _end_session(self, reason: LossReason) -> None:
         was_joined = self._state is _State.JOINED
         self._close_socket()
         self._state = _State.WAITING
         self._unsent_aborts.clear()
         self.facts = None
         if was_joined:
-            self._pause_s = self._end.options.reconnect_s
-        self._retry_at_s = self._loop.time() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, self._end.options.reconnect_max_s)
+            self._reconnect_delay_s = self._link_context.options.reconnect_s
+        self._retry_at_s = self._loop.time() + self._reconnect_delay_s
+        self._reconnect_delay_s = min(
+            2 * self._reconnect_delay_s, self._link_context.options.reconnect_max_s
+        )
         if was_joined:
-            self._end.counters.sessions_lost += not self._closed
-            self._end.on_event(ReplicaLost(replica_id=self.replica_id, reason=reason))
+            self._link_context.counters.sessions_lost += not self._closed
+            self._link_context.on_event(ReplicaLost(replica_id=self.replica_id, reason=reason))
 
-    def _refuse(self, why: str) -> None:
-        if why != self.refusal:
-            told = {"replica_id": self.replica_id, "address": self.address, "reason": why}
-            log_event(_LOG, logging.ERROR, "session_refused", told)
-        self.refusal = why
-        self._pause_s = self._end.options.reconnect_max_s
-        self._lose(LossReason.OUT_OF_STEP)
+    def _on_rejected(self, why: str) -> None:
+        if why != self.rejection_reason:
+            fields = {"replica_id": self.replica_id, "address": self.address, "reason": why}
+            log_event(_LOG, logging.ERROR, "session_refused", fields)
+        self.rejection_reason = why
+        self._reconnect_delay_s = self._link_context.options.reconnect_max_s
+        self._end_session(LossReason.OUT_OF_SYNC)
 
     def close(self) -> None:
         """Say goodbye and forget the replica; `ReplicaLost(LEFT)` if it had joined. Idempotent."""
@@ -298,10 +311,10 @@ class ReplicaConnection:
             return
         self._closed = True
         if self._state is _State.JOINED:
-            self._send(codec.encode(frames.Goodbye(Parting.CLOSED)))
-        self._close_socket(linger_s=_PARTING_LINGER_S)
+            self._send(codec.encode(frames.Close(CloseReason.CLOSED)))
+        self._close_socket(linger_s=_CLOSE_LINGER_S)
         if self._state is _State.JOINED:
-            self._lose(LossReason.LEFT)
+            self._end_session(LossReason.LEFT)
 
     def _close_socket(self, *, linger_s: float = 0.0) -> None:
         if self._monitor is not None:
@@ -317,18 +330,18 @@ class ReplicaConnection:
         try:
             self._on_frame(codec.decode_from_replica(parts))
         except BadFrame as error:
-            self._end.counters.bad_frames += 1
-            self._refuse(str(error))
+            self._link_context.counters.bad_frames += 1
+            self._on_rejected(str(error))
 
     def _on_frame(self, frame: frames.FromReplica) -> None:
-        self._heard_at_s = self._loop.time()
-        self._silence.broken(self._heard_at_s)
-        if isinstance(frame, frames.Welcome):
-            self._on_welcome(frame)
-        elif isinstance(frame, frames.Goodbye):
-            self._on_goodbye(frame)
+        self._last_received_at_s = self._loop.time()
+        self._heartbeat_monitor.beat(self._last_received_at_s)
+        if isinstance(frame, frames.Accept):
+            self._on_accept(frame)
+        elif isinstance(frame, frames.Close):
+            self._on_close(frame)
         elif self._state is not _State.JOINED:
-            self._end.counters.dropped_frames += 1
+            self._link_context.counters.dropped_frames += 1
         elif isinstance(frame, frames.Step):
             self._on_step(frame)
         else:
@@ -336,90 +349,96 @@ class ReplicaConnection:
 
     def _on_step(self, step: frames.Step) -> None:
         if step.seq != self._next_seq:
-            self._lose(LossReason.OUT_OF_STEP)
+            self._end_session(LossReason.OUT_OF_SYNC)
             return
         self._next_seq += 1
-        self._end.on_event(StepProduced(replica_id=self.replica_id, outputs=step.outputs))
+        self._link_context.on_event(StepCompleted(replica_id=self.replica_id, outputs=step.outputs))
 
     def _on_joined_frame(
         self,
-        frame: frames.LegEnded
+        frame: frames.LegFailed
         | frames.Aborted
         | frames.ReplicaBeat
         | frames.RoleChanged
         | frames.CacheUpdate
-        | frames.Links
+        | frames.LinkReport
         | frames.SideChannelChecked,
     ) -> None:
-        emit, replica_id = self._end.on_event, self.replica_id
+        emit, replica_id = self._link_context.on_event, self.replica_id
         match frame:
-            case frames.LegEnded(leg_id, failure, why):
+            case frames.LegFailed(leg_id, failure, why):
                 emit(LegFailed(replica_id=replica_id, leg_id=leg_id, failure=failure, why=why))
             case frames.Aborted(leg_ids):
                 emit(LegsAborted(replica_id=replica_id, leg_ids=leg_ids))
             case frames.ReplicaBeat():
                 self._on_beat(frame)
             case frames.RoleChanged():
-                self._on_role(frame)
+                self._on_role_changed(frame)
             case frames.CacheUpdate(update):
                 emit(CacheChanged(replica_id=replica_id, update=update))
-            case frames.Links(links):
-                self._emit_if_sane(links, LinksReported(replica_id=replica_id, links=links))
-            case frames.SideChannelChecked(source_id, ok, took_s, why):
-                checked = SideChannelChecked(
-                    replica_id=replica_id, source_id=source_id, ok=ok, took_s=took_s, why=why
+            case frames.LinkReport(links):
+                self._emit_if_valid(links, LinksReported(replica_id=replica_id, links=links))
+            case frames.SideChannelChecked(source_id, is_reachable, elapsed_s, why):
+                event = SideChannelChecked(
+                    replica_id=replica_id,
+                    source_id=source_id,
+                    is_reachable=is_reachable,
+                    elapsed_s=elapsed_s,
+                    why=why,
                 )
-                self._emit_if_sane((took_s,), checked)
+                self._emit_if_valid((elapsed_s,), event)
             case _:
                 assert_never(frame)
 
-    def _emit_if_sane(self, figures: tuple[object, ...], event: Event) -> None:
-        if is_sane(figures):
-            self._end.on_event(event)
+    def _emit_if_valid(self, values: tuple[object, ...], event: Event) -> None:
+        if is_sane(values):
+            self._link_context.on_event(event)
         else:
-            self._end.counters.bad_frames += 1
+            self._link_context.counters.bad_frames += 1
 
     def _on_beat(self, beat: frames.ReplicaBeat) -> None:
-        reported = LoadReported(
+        event = LoadReported(
             replica_id=self.replica_id, load=beat.load, received_legs=beat.received_legs
         )
-        self._idle = not beat.load.requests
+        self._idle = not beat.load.total_requests
         if self._idle:
-            self._silence.rests()
+            self._heartbeat_monitor.set_idle()
         else:
-            self._silence.works(self._heard_at_s)
-        self._emit_if_sane(beat.load, reported)
+            self._heartbeat_monitor.set_busy(self._last_received_at_s)
+        self._emit_if_valid(beat.load, event)
         if beat.draining and not self._draining and self._state is _State.JOINED:
             self._draining = True
-            self._end.on_event(ReplicaDraining(replica_id=self.replica_id))
+            self._link_context.on_event(ReplicaDraining(replica_id=self.replica_id))
 
-    def _on_role(self, changed: frames.RoleChanged) -> None:
+    def _on_role_changed(self, changed: frames.RoleChanged) -> None:
         if changed.epoch <= self._role_epoch or self.facts is None:
-            self._end.counters.dropped_frames += 1
+            self._link_context.counters.dropped_frames += 1
             return
         self._role_epoch = changed.epoch
         self.facts = replace(self.facts, role=changed.role)
-        self._end.on_event(RoleChanged(replica_id=self.replica_id, role=changed.role))
+        self._link_context.on_event(RoleChanged(replica_id=self.replica_id, role=changed.role))
 
-    def _on_welcome(self, welcome: frames.Welcome) -> None:
-        if self._state is _State.JOINED or welcome.session != self._session:
-            self._end.counters.dropped_frames += 1
+    def _on_accept(self, accept: frames.Accept) -> None:
+        if self._state is _State.JOINED or accept.session_id != self._session:
+            self._link_context.counters.dropped_frames += 1
             return
-        facts = welcome.facts
+        facts = accept.facts
         if facts.replica_id != self.replica_id:
-            self._refuse(f"replica {facts.replica_id} answers there, wanted {self.replica_id}")
+            self._on_rejected(f"replica {facts.replica_id} answers there, wanted {self.replica_id}")
             return
         self.facts = facts
-        self.refusal = None
+        self.rejection_reason = None
         self._state = _State.JOINED
-        self._silence.works(self._heard_at_s)  # until its first beat says otherwise
-        self._end.on_event(ReplicaJoined(facts=facts))
+        self._heartbeat_monitor.set_busy(
+            self._last_received_at_s
+        )  # until its first beat says otherwise
+        self._link_context.on_event(ReplicaJoined(facts=facts))
 
-    def _on_goodbye(self, goodbye: frames.Goodbye) -> None:
+    def _on_close(self, close_frame: frames.Close) -> None:
         if self._state is not _State.JOINED:
-            self._refuse(goodbye.why or goodbye.reason)
+            self._on_rejected(close_frame.why or close_frame.reason)
             return
-        if goodbye.why:
-            told = {"replica_id": self.replica_id, "reason": goodbye.why}
-            log_event(_LOG, logging.WARNING, "session_ended", told)
-        self._lose(frames.LOSS[goodbye.reason])
+        if close_frame.why:
+            fields = {"replica_id": self.replica_id, "reason": close_frame.why}
+            log_event(_LOG, logging.WARNING, "session_ended", fields)
+        self._end_session(frames.LOSS_REASONS[close_frame.reason])

@@ -1,6 +1,6 @@
 """The frames of the fleet link: what each side may say, with its bounds. `codec` encodes them.
 
-`Hello`, `Welcome` and `Goodbye` tolerate fields appended by later versions, so that a version
+`Open`, `Accept` and `Close` tolerate fields appended by later versions, so that a version
 mismatch can always be told in plain words; all others are exact.
 """
 
@@ -15,9 +15,9 @@ import msgspec
 
 from baton.domain import cache
 from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts, Role
-from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegOutput
 
-PROTOCOL: Final = 8
+PROTOCOL_VERSION: Final = 9
 """Changes whenever a frame changes its meaning or shape."""
 
 MAX_ID_CHARS: Final = 512
@@ -31,13 +31,13 @@ MAX_CHANGES_IN_FRAME: Final = 1024
 COUNT_MAX: Final = 2**31 - 1
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
-Why = Annotated[str, msgspec.Meta(max_length=MAX_WHY_CHARS)]
+ReasonText = Annotated[str, msgspec.Meta(max_length=MAX_WHY_CHARS)]
 Salt = Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARS)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 LegIds = Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_IDS_IN_FRAME)]
 
 
-class Parting(StrEnum):
+class CloseReason(StrEnum):
     """Why a side ends a session, or does not begin one."""
 
     CLOSED = "closed"
@@ -45,53 +45,53 @@ class Parting(StrEnum):
     ENGINE_DEAD = "engine_dead"
     NO_SESSION = "no_session"
     """The other side is not, or no longer, known: it may say hello again."""
-    SILENT = "silent"
+    UNRESPONSIVE = "silent"
     """The other side was not heard within the liveness deadline."""
     REPLACED = "replaced"
     """The same coordinator opened a newer session."""
     BAD_FRAME = "bad_frame"
-    PROTOCOL = "protocol"
+    PROTOCOL_MISMATCH = "protocol"
     """The two sides speak different versions of this protocol."""
-    FULL = "full"
+    TOO_MANY_COORDINATORS = "full"
     """The replica serves as many coordinators as it may."""
 
 
-LOSS: Final[Mapping[Parting, LossReason]] = MappingProxyType(
+LOSS_REASONS: Final[Mapping[CloseReason, LossReason]] = MappingProxyType(
     {
-        Parting.CLOSED: LossReason.LEFT,
-        Parting.ENGINE_DEAD: LossReason.ENGINE_DEAD,
-        Parting.SILENT: LossReason.SILENT,
-        Parting.NO_SESSION: LossReason.OUT_OF_STEP,
-        Parting.REPLACED: LossReason.OUT_OF_STEP,
-        Parting.BAD_FRAME: LossReason.OUT_OF_STEP,
-        Parting.PROTOCOL: LossReason.OUT_OF_STEP,
-        Parting.FULL: LossReason.OUT_OF_STEP,
+        CloseReason.CLOSED: LossReason.LEFT,
+        CloseReason.ENGINE_DEAD: LossReason.ENGINE_DEAD,
+        CloseReason.UNRESPONSIVE: LossReason.UNRESPONSIVE,
+        CloseReason.NO_SESSION: LossReason.OUT_OF_SYNC,
+        CloseReason.REPLACED: LossReason.OUT_OF_SYNC,
+        CloseReason.BAD_FRAME: LossReason.OUT_OF_SYNC,
+        CloseReason.PROTOCOL_MISMATCH: LossReason.OUT_OF_SYNC,
+        CloseReason.TOO_MANY_COORDINATORS: LossReason.OUT_OF_SYNC,
     }
 )
 """What a coordinator makes of a replica's parting word."""
 
 
-class Hello(msgspec.Struct, array_like=True, frozen=True):
+class Open(msgspec.Struct, array_like=True, frozen=True):
     """Coordinator: opens a session. Sent again when unanswered; the second one changes nothing."""
 
     protocol: int
     coordinator_id: Name
-    session: Name
+    session_id: Name
 
 
-class Welcome(msgspec.Struct, array_like=True, frozen=True):
+class Accept(msgspec.Struct, array_like=True, frozen=True):
     """Replica: the session is open, and this is what I am."""
 
     protocol: int
-    session: Name
+    session_id: Name
     facts: ReplicaFacts
 
 
-class Goodbye(msgspec.Struct, array_like=True, frozen=True):
+class Close(msgspec.Struct, array_like=True, frozen=True):
     """Either side: the session is over."""
 
-    reason: Parting
-    why: Why = ""
+    reason: CloseReason
+    why: ReasonText = ""
 
 
 class Submit(NamedTuple):
@@ -114,9 +114,9 @@ class Release(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     params: bytes
 
     @property
-    def ticket(self) -> Ticket:
+    def kv_handle(self) -> KvHandle:
         """The ticket as the domain knows it."""
-        return Ticket(tokens=self.tokens, blocks=self.blocks, params=self.params)
+        return KvHandle(tokens=self.tokens, blocks=self.blocks, params=self.params)
 
 
 class CoordinatorBeat(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -137,7 +137,7 @@ class CheckSideChannel(msgspec.Struct, array_like=True, frozen=True, forbid_unkn
 class AgentBroken(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Coordinator: you pull from nobody though others do, and are to be replaced."""
 
-    why: Why
+    why: ReasonText
 
 
 class ReplicaBeat(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -167,12 +167,12 @@ class Step(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     outputs: tuple[LegOutput, ...]
 
 
-class LegEnded(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class LegFailed(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Replica: a leg ended without its engine finishing it."""
 
     leg_id: Name
     failure: LegFailure
-    why: Why = ""
+    why: ReasonText = ""
 
 
 class Aborted(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -194,14 +194,14 @@ class CacheUpdate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
         if len(changes) > MAX_CHANGES_IN_FRAME:
             raise ValueError(f"{len(changes)} changes, wanted at most {MAX_CHANGES_IN_FRAME}")
         for change in changes:
-            if len(change.hashes) % cache.BLOCK_HASH_BYTES:
+            if len(change.packed_hashes) % cache.BLOCK_HASH_BYTES:
                 raise ValueError(
-                    f"hashes of {len(change.hashes)} bytes, wanted a multiple of"
+                    f"hashes of {len(change.packed_hashes)} bytes, wanted a multiple of"
                     f" {cache.BLOCK_HASH_BYTES}"
                 )
 
 
-class Links(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class LinkReport(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Replica: what it has pulled so far, from sources of which something is new."""
 
     links: Annotated[tuple[LinkTotals, ...], msgspec.Meta(max_length=MAX_IDS_IN_FRAME)]
@@ -211,13 +211,13 @@ class SideChannelChecked(msgspec.Struct, array_like=True, frozen=True, forbid_un
     """Replica: the answer to `CheckSideChannel`."""
 
     source_id: Name
-    ok: bool
-    took_s: float
-    why: Why = ""
+    is_reachable: bool
+    elapsed_s: float
+    why: ReasonText = ""
 
 
 FromCoordinator = (
-    Hello
+    Open
     | Submit
     | Abort
     | Release
@@ -225,18 +225,18 @@ FromCoordinator = (
     | SyncCache
     | CheckSideChannel
     | AgentBroken
-    | Goodbye
+    | Close
 )
 FromReplica = (
-    Welcome
+    Accept
     | Step
-    | LegEnded
+    | LegFailed
     | Aborted
     | ReplicaBeat
     | RoleChanged
     | CacheUpdate
-    | Links
+    | LinkReport
     | SideChannelChecked
-    | Goodbye
+    | Close
 )
 Frame = FromCoordinator | FromReplica

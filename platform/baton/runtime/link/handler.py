@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from baton.domain.fleet import LinkTotals, Load
-from baton.domain.handoff import Leg, Ticket
+from baton.domain.handoff import KvHandle, Leg
 
 
 class LinkHandler(Protocol):
@@ -17,18 +17,18 @@ class LinkHandler(Protocol):
         ...
 
     def abort(self, leg_ids: tuple[str, ...]) -> None:
-        """A coordinator wants these owned legs stopped, and `LinkServer.legs_aborted` called."""
+        """A coordinator wants these owned legs stopped: call `LinkServer.send_legs_aborted`."""
         ...
 
     def orphan(self, leg_ids: tuple[str, ...]) -> None:
         """Nobody owns these legs any more: stop them; nobody needs to hear of it."""
         ...
 
-    def release(self, ticket: Ticket) -> None:
+    def release(self, kv_handle: KvHandle) -> None:
         """A coordinator says that nobody will pull this ticket's blocks."""
         ...
 
-    def beat(self) -> tuple[Load, bool]:
+    def load_status(self) -> tuple[Load, bool]:
         """Return the load and whether the replica drains; called once every `beat_s`.
 
         The load knows of every leg that was handed to `submit`.
@@ -39,7 +39,7 @@ class LinkHandler(Protocol):
         """What was pulled so far, by source; called once every `beat_s`."""
         ...
 
-    def sync_cache(self, *, at_once: bool) -> None:
+    def sync_cache(self, *, immediately: bool) -> None:
         """Sessions want a snapshot of the prefix cache through `LinkServer.reports`.
 
         At once, or as soon as one is due: whoever asks often gets no more than it can read.
@@ -53,6 +53,6 @@ class LinkHandler(Protocol):
         """
         ...
 
-    def agent_broken(self, why: str) -> None:
+    def report_broken_agent(self, why: str) -> None:
         """A coordinator says that the engine pulls from nobody, though its sources serve others."""
         ...

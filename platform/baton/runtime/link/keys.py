@@ -3,9 +3,10 @@
 Theory of operation: links are encrypted and authenticated by CURVE (ZMQ's CurveZMQ, by libsodium).
 All replicas of a deployment have one key pair, and all its coordinators another. A coordinator
 must know the replicas' public key before it can say anything, and finds out by it whether a replica
-answers; a replica asks its `gate` whether the other side's public key is the coordinators'. A
-recorded conversation is of no use to whoever plays it again: both sides make new keys for each
-connection. Frames are encrypted in ZMQ's I/O thread, so that no event loop waits for it.
+answers; a replica asks its `authenticator` whether the other side's public key is the
+coordinators'. A recorded conversation is of no use to whoever plays it again: both sides make new
+keys for each connection. Frames are encrypted in ZMQ's I/O thread, so that no event loop waits for
+it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any, Final, Self
 
 import zmq
 
-DOMAIN: Final = "baton"
+ZAP_DOMAIN: Final = "baton"
 """ZMQ asks a gate about connections of this name, and with one set refuses them without a gate."""
-OVERHEAD_BYTES: Final = 33
+ENCRYPTION_OVERHEAD_BYTES: Final = 33
 """What encryption adds to a part. Source: MESSAGE of CurveZMQ (ZMQ's RFC 26)."""
 _KEY_CHARS: Final = 40
 
@@ -36,26 +37,26 @@ class FleetKeys:
                 raise ValueError(f"a link key has {len(secret)} characters, wanted {_KEY_CHARS}")
 
     @classmethod
-    def make(cls) -> Self:
+    def generate(cls) -> Self:
         """New keys, as no other deployment has them."""
         (_, replica), (_, coordinator) = zmq.curve_keypair(), zmq.curve_keypair()
         return cls(replica_secret=replica, coordinator_secret=coordinator)
 
     @classmethod
-    def read(cls, kept: bytes) -> Self:
-        """Keys as `written` has them.
+    def from_bytes(cls, data: bytes) -> Self:
+        """Keys as `to_bytes` has them.
 
         Raises:
             ValueError: these are none; the text holds nothing of them.
         """
         try:
-            replica, coordinator = json.loads(kept)
+            replica, coordinator = json.loads(data)
             return cls(replica_secret=replica.encode(), coordinator_secret=coordinator.encode())
         except (ValueError, TypeError, AttributeError):
             # Not chained: the cause would show what was read.
             raise ValueError("the kept link keys cannot be read, wanted a pair of texts") from None
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """The keys as bytes that can be kept, and must be kept secret."""
         pair = [self.replica_secret.decode(), self.coordinator_secret.decode()]
         return json.dumps(pair).encode()
@@ -65,12 +66,12 @@ class FleetKeys:
         """By which a replica knows a coordinator, in Z85."""
         return zmq.curve_public(self.coordinator_secret)
 
-    def guard(self, socket: zmq.Socket[Any]) -> None:
+    def apply_curve(self, socket: zmq.Socket[Any]) -> None:
         """Let a link's socket speak with the other end of a link only; before bind or connect."""
         if socket.type == zmq.ROUTER:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self.replica_secret)
-            socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
+            socket.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         else:
             socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(self.replica_secret))

@@ -11,36 +11,42 @@ longer. That ends when there is something to do: from then on a peer has what ot
 from __future__ import annotations
 
 
-class Silence:
+class HeartbeatMonitor:
     """One peer's. With a liveness of 2 s it is too long after 2 s, and after 3 s at the latest."""
 
-    __slots__ = ("_bearable_s", "_heard_at_s", "_liveness_s", "_pardoned", "_rest_s")
+    __slots__ = (
+        "_current_timeout_s",
+        "_grace_used",
+        "_idle_extra_s",
+        "_last_beat_at_s",
+        "_timeout_s",
+    )
 
-    def __init__(self, liveness_s: float, now_s: float, *, rest_s: float) -> None:
-        """`rest_s`: for how much longer who rests may be silent."""
-        self._liveness_s = self._bearable_s = liveness_s
-        self._rest_s = rest_s
-        self.broken(now_s)
+    def __init__(self, timeout_s: float, now_s: float, *, idle_extra_s: float) -> None:
+        """`idle_extra_s`: for how much longer who rests may be silent."""
+        self._timeout_s = self._current_timeout_s = timeout_s
+        self._idle_extra_s = idle_extra_s
+        self.beat(now_s)
 
-    def broken(self, now_s: float) -> None:
+    def beat(self, now_s: float) -> None:
         """The peer has said something."""
-        self._heard_at_s = now_s
-        self._pardoned = False
+        self._last_beat_at_s = now_s
+        self._grace_used = False
 
-    def rests(self) -> None:
+    def set_idle(self) -> None:
         """The peer has nothing to do with us for now."""
-        self._bearable_s = self._liveness_s + self._rest_s
+        self._current_timeout_s = self._timeout_s + self._idle_extra_s
 
-    def works(self, now_s: float) -> None:
+    def set_busy(self, now_s: float) -> None:
         """There is something to do from now on; what it did not say at rest is no silence."""
-        if self._bearable_s > self._liveness_s:
-            self._bearable_s = self._liveness_s
-            self._heard_at_s = min(now_s, self._heard_at_s + self._rest_s)
+        if self._current_timeout_s > self._timeout_s:
+            self._current_timeout_s = self._timeout_s
+            self._last_beat_at_s = min(now_s, self._last_beat_at_s + self._idle_extra_s)
 
-    def too_long(self, now_s: float, *, stalled: bool) -> bool:
+    def expired(self, now_s: float, *, stalled: bool) -> bool:
         """Whether to give the peer up; `stalled`: this process did not run just before."""
-        due_s = now_s - self._bearable_s + self._liveness_s / 2
-        if stalled and not self._pardoned and self._heard_at_s < due_s:
-            self._heard_at_s = due_s
-            self._pardoned = True
-        return now_s - self._heard_at_s > self._bearable_s
+        grace_from_s = now_s - self._current_timeout_s + self._timeout_s / 2
+        if stalled and not self._grace_used and self._last_beat_at_s < grace_from_s:
+            self._last_beat_at_s = grace_from_s
+            self._grace_used = True
+        return now_s - self._last_beat_at_s > self._current_timeout_s

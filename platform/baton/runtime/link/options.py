@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 from baton.runtime.link.keys import FleetKeys
 
-_IDLE_BEATS = 16
+_MAX_IDLE_BEAT_DIVISOR = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
     """Timings and bounds; both ends of a link are given the same."""
 
-    beat_s: float = 0.25
+    heartbeat_interval_s: float = 0.25
     """Each side says at this interval that it lives; the replica adds its load."""
-    liveness_s: float = 2.0
+    heartbeat_timeout_s: float = 2.0
     """A peer that has said nothing for this long is taken for dead."""
     reconnect_s: float = 0.1
     """First pause before a lost replica is tried again; doubled up to `reconnect_max_s`."""
@@ -34,34 +34,41 @@ class LinkOptions:
     """Of the deployment. None: whoever reaches a replica may speak, in clear; for tests alone."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.beat_s < self.liveness_s:
+        if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s:
             raise ValueError(
-                f"link: beat_s is {self.beat_s} and liveness_s {self.liveness_s}, wanted"
+                f"link: beat_s is {self.heartbeat_interval_s} and liveness_s"
+                f" {self.heartbeat_timeout_s}, wanted"
                 " 0 < beat_s < liveness_s"
             )
 
     @property
-    def idle_beats(self) -> int:
+    def idle_beat_divisor(self) -> int:
         """Of how many beats one is sent where nothing is under way and nothing new.
 
         In a large fleet most replicas of a moment are idle, and their beats are what an ingress
         does most. Nobody waits for one that rests: given work, it speaks as often as ever.
         """
-        return max(1, min(_IDLE_BEATS, int(2 * self.liveness_s / self.beat_s)))
+        return max(
+            1,
+            min(
+                _MAX_IDLE_BEAT_DIVISOR,
+                int(2 * self.heartbeat_timeout_s / self.heartbeat_interval_s),
+            ),
+        )
 
     @property
-    def rest_s(self) -> float:
+    def idle_extra_s(self) -> float:
         """For how much longer than others who rests may be silent."""
-        return (self.idle_beats - 1) * self.beat_s
+        return (self.idle_beat_divisor - 1) * self.heartbeat_interval_s
 
 
-def next_tick_at_s(due_at_s: float, now_s: float, every_s: float, *, beat_s: float) -> float:
+def next_tick_at_s(due_at_s: float, now_s: float, interval_s: float, *, beat_s: float) -> float:
     """When to tick next, after a tick that was due at `due_at_s`.
 
     Who is a little late each time must not beat ever later: peers count on so many beats in a time.
     What a process that did not run for a beat has missed is not made up for.
     """
-    return now_s + every_s if now_s - due_at_s > beat_s else max(now_s, due_at_s + every_s)
+    return now_s + interval_s if now_s - due_at_s > beat_s else max(now_s, due_at_s + interval_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,5 +91,5 @@ class LinkCounters:
     """Sessions that ended other than by a parting word of the coordinator."""
     unowned_outputs: int = 0
     """Outputs of legs that no session waits for any more."""
-    strangers: int = 0
+    rejected_connections: int = 0
     """Connections to a replica that ended before they were known to be a coordinator's."""

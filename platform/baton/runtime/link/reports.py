@@ -20,78 +20,82 @@ class Reports:
     """Frames that may be left out, on their way to sessions."""
 
     def __init__(
-        self, sessions: Mapping[bytes, Session], offer: Callable[[Session, list[bytes]], bool]
+        self, sessions: Mapping[bytes, Session], try_send: Callable[[Session, list[bytes]], bool]
     ) -> None:
         self._sessions = sessions
-        self._offer = offer
+        self._try_send = try_send
         self._links: dict[str, tuple[LinkTotals, int]] = {}
         self._links_version = 0
-        self._check_askers: dict[tuple[str, str], set[Session]] = {}
+        self._check_requesters: dict[tuple[str, str], set[Session]] = {}
 
     # ------------------------------------------------------------------ prefix cache
 
     @property
-    def snapshot_wanted(self) -> bool:
+    def snapshot_requested(self) -> bool:
         """Whether a session waits for a snapshot."""
-        return any(session.wants_cache for session in self._sessions.values())
+        return any(session.needs_snapshot for session in self._sessions.values())
 
-    def cache_changed(self, update: CacheUpdate) -> None:
+    def send_cache_update(self, update: CacheUpdate) -> None:
         """Send an update to every session that has had its snapshot."""
-        self._send_cache(update, [s for s in self._sessions.values() if not s.wants_cache])
+        self._send_cache(update, [s for s in self._sessions.values() if not s.needs_snapshot])
 
-    def cache_snapshot(self, snapshot: CacheUpdate) -> None:
+    def send_cache_snapshot(self, snapshot: CacheUpdate) -> None:
         """Send a snapshot to every session that waits for one."""
-        waiting = [s for s in self._sessions.values() if s.wants_cache]
+        waiting = [s for s in self._sessions.values() if s.needs_snapshot]
         for session in waiting:
-            session.wants_cache = False
+            session.needs_snapshot = False
         self._send_cache(snapshot, waiting)
 
     def _send_cache(self, update: CacheUpdate, sessions: list[Session]) -> None:
         if sessions:
             parts = codec.encode(frames.CacheUpdate(update))
             for session in sessions:
-                self._offer(session, parts)
+                self._try_send(session, parts)
 
     # ------------------------------------------------------------------ pulls
 
-    def note_links(self, links: Iterable[LinkTotals]) -> None:
+    def record_links(self, links: Iterable[LinkTotals]) -> None:
         """Take in what was pulled so far; `send_links` tells what is new in it."""
-        known, version = self._links, self._links_version + 1
-        noted = {link.source_id: (link, version) for link in links}
-        for source_id, (link, _) in noted.items():
-            before = known.get(source_id)
-            if before is not None and before[0] == link:
-                noted[source_id] = before
+        previous, version = self._links, self._links_version + 1
+        current = {link.source_id: (link, version) for link in links}
+        for source_id, (link, _) in current.items():
+            previous_entry = previous.get(source_id)
+            if previous_entry is not None and previous_entry[0] == link:
+                current[source_id] = previous_entry
             else:
                 self._links_version = version
-        self._links = noted
+        self._links = current
 
     def send_links(self, session: Session) -> None:
         """Tell a session what was pulled since it was last told."""
         if session.links_version == self._links_version:
             return
-        news = tuple(
+        new_links = tuple(
             link for link, version in self._links.values() if version > session.links_version
         )
-        if self._offer(session, codec.encode(frames.Links(news[: frames.MAX_IDS_IN_FRAME]))):
+        if self._try_send(
+            session, codec.encode(frames.LinkReport(new_links[: frames.MAX_IDS_IN_FRAME]))
+        ):
             session.links_version = self._links_version
 
     # ------------------------------------------------------------------ checks
 
-    def check_asked(self, session: Session, source_id: str, address: str) -> None:
+    def add_check_requester(self, session: Session, source_id: str, address: str) -> None:
         """Note that a session waits for the result of a check."""
-        self._check_askers.setdefault((source_id, address), set()).add(session)
+        self._check_requesters.setdefault((source_id, address), set()).add(session)
 
-    def check_refused(self, source_id: str, address: str) -> None:
+    def drop_check_requesters(self, source_id: str, address: str) -> None:
         """Nobody will hear of this check."""
-        self._check_askers.pop((source_id, address), None)
+        self._check_requesters.pop((source_id, address), None)
 
-    def side_channel_checked(
-        self, source_id: str, address: str, *, took_s: float, why: str
+    def send_check_result(
+        self, source_id: str, address: str, *, elapsed_s: float, why: str
     ) -> None:
         """Tell those who asked how a check ended; `why` is empty when all was well."""
-        answer = frames.SideChannelChecked(source_id, not why, took_s, why[: frames.MAX_WHY_CHARS])
+        answer = frames.SideChannelChecked(
+            source_id, not why, elapsed_s, why[: frames.MAX_WHY_CHARS]
+        )
         parts = codec.encode(answer)
-        for session in self._check_askers.pop((source_id, address), ()):
+        for session in self._check_requesters.pop((source_id, address), ()):
             if self._sessions.get(session.peer) is session:
-                self._offer(session, parts)
+                self._try_send(session, parts)

@@ -7,18 +7,18 @@ import math
 from baton.runtime.link.frames import MAX_ID_CHARS
 
 
-def is_sane(figures: tuple[object, ...]) -> bool:
+def is_sane(values: tuple[object, ...]) -> bool:
     """Whether all numbers are finite and none negative, and no text too long, however nested."""
-    for figure in figures:
-        match figure:
+    for value in values:
+        match value:
             case tuple():
-                sane = is_sane(figure)
+                is_valid = is_sane(value)
             case str():
-                sane = len(figure) <= MAX_ID_CHARS
+                is_valid = len(value) <= MAX_ID_CHARS
             case int() | float():
-                sane = math.isfinite(figure) and figure >= 0
+                is_valid = math.isfinite(value) and value >= 0
             case _:
-                sane = False
-        if not sane:
+                is_valid = False
+        if not is_valid:
             return False
     return True

@@ -1,10 +1,10 @@
 """The replica's end of the fleet link: one bound socket, a session for each coordinator.
 
-Theory of operation: a session begins with `Hello` and ends when its coordinator says goodbye, goes
+Theory of operation: a session begins with `Open` and ends when its coordinator says goodbye, goes
 silent, disconnects, opens a newer session, sends a bad frame, or lets its send queue fill up.
 However it ends, its legs are handed to `LinkHandler.orphan` to be aborted: whoever waited for them
 has gone, or has been told to start over. A frame from a peer without a session is answered with
-`Goodbye(NO_SESSION)`, so a coordinator that missed the end of its session learns of it with its
+`Close(NO_SESSION)`, so a coordinator that missed the end of its session learns of it with its
 next beat. Nothing here waits, and one coordinator's full queue costs no other anything. What may
 be left out when a queue is full goes through `reports`; all else ends a session that has no room.
 """
@@ -22,12 +22,12 @@ import zmq
 from baton.domain.fleet import ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput
 from baton.runtime.link import codec, frames
-from baton.runtime.link.authenticator import Gate
-from baton.runtime.link.channel import Channel, Sent, configure
+from baton.runtime.link.authenticator import ZapAuthenticator
+from baton.runtime.link.channel import Channel, SendResult, configure
 from baton.runtime.link.codec import BadFrame, ProtocolMismatch
-from baton.runtime.link.frames import Parting
+from baton.runtime.link.frames import CloseReason
 from baton.runtime.link.handler import LinkHandler
-from baton.runtime.link.liveness import Silence
+from baton.runtime.link.liveness import HeartbeatMonitor
 from baton.runtime.link.options import LinkCounters, LinkOptions, next_tick_at_s
 from baton.runtime.link.reports import Reports
 from baton.runtime.link.sessions import LegOwners, Session
@@ -35,7 +35,7 @@ from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_DEADLINE_S = 5.0
-_PARTING_LINGER_S = 0.1
+_CLOSE_LINGER_S = 0.1
 
 
 class LinkServer:
@@ -52,14 +52,14 @@ class LinkServer:
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._channel: Channel | None = None
-        self._gate: Gate | None = None
+        self._authenticator: ZapAuthenticator | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due_at_s = 0.0
         self._sessions: dict[bytes, Session] = {}
         self._legs = LegOwners()
-        self.reports = Reports(self._sessions, self._offer)
-        self._parting: frames.Goodbye | None = None
-        self._said_refusal = ""
+        self.reports = Reports(self._sessions, self._try_send)
+        self._close_frame: frames.Close | None = None
+        self._logged_mismatch = ""
 
     def bind(self, address: str) -> str:
         """Start to serve; returns the real address, also when port 0 asked for any free one.
@@ -70,22 +70,24 @@ class LinkServer:
         socket = self._context.socket(zmq.ROUTER)
         configure(socket, address, self._options)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        gate = Gate(self._context, socket, options=self._options, counters=self.counters)
+        authenticator = ZapAuthenticator(
+            self._context, socket, options=self._options, counters=self.counters
+        )
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
-            gate.close()
+            authenticator.close()
             socket.close(linger=0)
             raise OSError(error.errno, f"fleet link cannot bind {address}: {error}") from error
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._gate = gate
+        self._authenticator = authenticator
         self._channel = Channel(
             socket,
             self._on_message,
             batch_frames=self._options.batch_frames,
             counters=self.counters,
         )
-        self._tick_due_at_s = self._loop.time() + self._options.beat_s
+        self._tick_due_at_s = self._loop.time() + self._options.heartbeat_interval_s
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
         return bound
 
@@ -112,54 +114,54 @@ class LinkServer:
 
     # ------------------------------------------------------------------ what the host says
 
-    def step(self, outputs: Iterable[LegOutput]) -> None:
+    def send_step(self, outputs: Iterable[LegOutput]) -> None:
         """Send one engine step: one frame to each coordinator that has legs in it."""
         owners = self._legs.by_leg
-        shares: dict[Session, list[LegOutput]] = {}
+        outputs_by_session: dict[Session, list[LegOutput]] = {}
         for output in outputs:
             session = owners.get(output.leg_id)
             if session is None:
                 self.counters.unowned_outputs += 1
                 continue
-            shares.setdefault(session, []).append(output)
+            outputs_by_session.setdefault(session, []).append(output)
             if output.finish is not None:
-                self._legs.disown(output.leg_id)
-        for session, share in shares.items():
+                self._legs.unassign(output.leg_id)
+        for session, session_outputs in outputs_by_session.items():
             if self._sessions.get(session.peer) is session:
-                self._send_step(session, tuple(share))
+                self._send_step_frames(session, tuple(session_outputs))
 
-    def _send_step(self, session: Session, outputs: tuple[LegOutput, ...]) -> None:
+    def _send_step_frames(self, session: Session, outputs: tuple[LegOutput, ...]) -> None:
         parts = codec.encode(frames.Step(session.next_seq, outputs))
         if len(parts[1]) <= self._options.max_part_bytes:
             session.next_seq += 1
             self._send(session, parts)
         elif len(outputs) > 1:
             middle = len(outputs) // 2
-            self._send_step(session, outputs[:middle])
-            self._send_step(session, outputs[middle:])
+            self._send_step_frames(session, outputs[:middle])
+            self._send_step_frames(session, outputs[middle:])
         else:
-            self._give_up_output(session, outputs[0].leg_id, len(parts[1]))
+            self._fail_oversized_output(session, outputs[0].leg_id, len(parts[1]))
 
-    def _give_up_output(self, session: Session, leg_id: str, got_bytes: int) -> None:
-        why = f"output of {got_bytes} bytes, wanted at most {self._options.max_part_bytes}"
-        self._legs.disown(leg_id)
-        self._send(session, _leg_ended(leg_id, LegFailure.ENGINE_ERROR, why))
+    def _fail_oversized_output(self, session: Session, leg_id: str, output_bytes: int) -> None:
+        why = f"output of {output_bytes} bytes, wanted at most {self._options.max_part_bytes}"
+        self._legs.unassign(leg_id)
+        self._send(session, _leg_failed_frame(leg_id, LegFailure.ENGINE_ERROR, why))
         self._handler.orphan((leg_id,))
 
-    def leg_failed(self, leg_id: str, failure: LegFailure, why: str = "") -> None:
+    def send_leg_failed(self, leg_id: str, failure: LegFailure, why: str = "") -> None:
         """Tell a leg's owner that it ended without finishing; ignored when nobody owns it."""
-        session = self._legs.disown(leg_id)
+        session = self._legs.unassign(leg_id)
         if session is not None:
-            self._send(session, _leg_ended(leg_id, failure, why))
+            self._send(session, _leg_failed_frame(leg_id, failure, why))
 
-    def legs_aborted(self, leg_ids: Iterable[str]) -> None:
+    def send_legs_aborted(self, leg_ids: Iterable[str]) -> None:
         """Tell whoever asked that these legs no longer run, also if they ended by themselves."""
-        for session, share in self._legs.aborted(leg_ids).items():
-            self._send(session, codec.encode(frames.Aborted(tuple(share))))
+        for session, session_leg_ids in self._legs.on_aborted(leg_ids).items():
+            self._send(session, codec.encode(frames.Aborted(tuple(session_leg_ids))))
 
     def beat_now(self) -> None:
         """Tell every coordinator the load without waiting for the next beat."""
-        self._beat(tuple(self._sessions.values()))
+        self._send_beats(tuple(self._sessions.values()))
 
     def change_role(self, role: Role) -> bool:
         """Tell every coordinator what this replica is meant for from now on; False if it was so.
@@ -175,14 +177,14 @@ class LinkServer:
             self._send(session, parts)
         return True
 
-    def part(self, reason: Parting, why: str = "") -> None:
+    def close_sessions(self, reason: CloseReason, why: str = "") -> None:
         """End every session, and answer every later hello with the same words.
 
         Legs are not handed to `orphan`: whoever parts for good ends its engine too.
         """
-        self._parting = frames.Goodbye(reason, why[: frames.MAX_WHY_CHARS])
+        self._close_frame = frames.Close(reason, why[: frames.MAX_WHY_CHARS])
         for session in tuple(self._sessions.values()):
-            self._send_to(session.peer, codec.encode(self._parting))
+            self._send_to(session.peer, codec.encode(self._close_frame))
         self._sessions.clear()
         self._legs.clear()
 
@@ -190,12 +192,12 @@ class LinkServer:
         """Say goodbye, close the port and free all sockets. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._parting is None:
-            self.part(Parting.CLOSED)
-        if self._gate is not None:
-            self._gate.close()
+        if self._close_frame is None:
+            self.close_sessions(CloseReason.CLOSED)
+        if self._authenticator is not None:
+            self._authenticator.close()
         if self._channel is not None:
-            self._channel.close(linger_s=_PARTING_LINGER_S)
+            self._channel.close(linger_s=_CLOSE_LINGER_S)
         async with asyncio.timeout(_CLOSE_DEADLINE_S):
             await asyncio.to_thread(self._context.term)
 
@@ -204,90 +206,92 @@ class LinkServer:
     def _tick(self) -> None:
         now_s = self._loop.time()
         late_s = now_s - self._tick_due_at_s
-        beat_s = self._options.beat_s
+        beat_s = self._options.heartbeat_interval_s
         self._tick_due_at_s = next_tick_at_s(self._tick_due_at_s, now_s, beat_s, beat_s=beat_s)
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
         stalled = late_s > beat_s  # this process did not run
         for session in tuple(self._sessions.values()):
-            if session.silence.too_long(now_s, stalled=stalled):
-                self._drop(session, frames.Goodbye(Parting.SILENT))
-        self._beat(tuple(self._sessions.values()), unless_idle=True)
+            if session.heartbeat_monitor.expired(now_s, stalled=stalled):
+                self._drop_session(session, frames.Close(CloseReason.UNRESPONSIVE))
+        self._send_beats(tuple(self._sessions.values()), skip_idle=True)
 
-    def _beat(self, sessions: Sequence[Session], *, unless_idle: bool = False) -> None:
-        load, draining = self._handler.beat()
-        self.reports.note_links(self._handler.links())
+    def _send_beats(self, sessions: Sequence[Session], *, skip_idle: bool = False) -> None:
+        load, draining = self._handler.load_status()
+        self.reports.record_links(self._handler.links())
         for session in sessions:
             beat = frames.ReplicaBeat(load, draining, session.received_legs)
-            if unless_idle and self._says_enough(session, beat):
+            if skip_idle and self._can_skip_beat(session, beat):
                 continue
-            session.say(beat, self._loop.time())
+            session.on_beat_sent(beat, self._loop.time())
             self._send(session, codec.encode(beat))
             if self._sessions.get(session.peer) is session:
                 self.reports.send_links(session)
 
-    def _says_enough(self, session: Session, beat: frames.ReplicaBeat) -> bool:
+    def _can_skip_beat(self, session: Session, beat: frames.ReplicaBeat) -> bool:
         """Whether a session need not be told what it knows: nothing is under way here."""
-        session.unsaid_beats += 1
-        due = session.unsaid_beats >= self._options.idle_beats
-        return not (due or session.legs or beat.load.requests or beat != session.said)
+        session.beats_since_sent += 1
+        is_due = session.beats_since_sent >= self._options.idle_beat_divisor
+        return not (
+            is_due or session.legs or beat.load.total_requests or beat != session.last_sent_beat
+        )
 
     # ------------------------------------------------------------------ sending
 
     def _send(self, session: Session, parts: list[bytes]) -> None:
         match self._send_to(session.peer, parts):
-            case Sent.QUEUED:
+            case SendResult.QUEUED:
                 return
-            case Sent.FULL:
-                self._drop(session, None, why="its send queue is full")
-            case Sent.NOBODY:
-                self._drop(session, None, why="it is not connected")
+            case SendResult.QUEUE_FULL:
+                self._drop_session(session, None, why="its send queue is full")
+            case SendResult.NOT_CONNECTED:
+                self._drop_session(session, None, why="it is not connected")
 
-    def _offer(self, session: Session, parts: list[bytes]) -> bool:
+    def _try_send(self, session: Session, parts: list[bytes]) -> bool:
         """Send what may be left out; False when it was."""
         if max(map(len, parts)) <= self._options.max_part_bytes:
             match self._send_to(session.peer, parts):
-                case Sent.QUEUED:
+                case SendResult.QUEUED:
                     return True
-                case Sent.NOBODY:
-                    self._drop(session, None, why="it is not connected")
-                case Sent.FULL:
+                case SendResult.NOT_CONNECTED:
+                    self._drop_session(session, None, why="it is not connected")
+                case SendResult.QUEUE_FULL:
                     pass
         self.counters.dropped_frames += 1
         return False
 
-    def _send_to(self, peer: bytes, parts: list[bytes]) -> Sent:
+    def _send_to(self, peer: bytes, parts: list[bytes]) -> SendResult:
         if self._channel is None:
-            return Sent.NOBODY
+            return SendResult.NOT_CONNECTED
         return self._channel.send([peer, *parts])
 
-    def _tell(self, peer: bytes, goodbye: frames.Goodbye) -> None:
-        if self._send_to(peer, codec.encode(goodbye)) is not Sent.QUEUED:
+    def _send_close(self, peer: bytes, close_frame: frames.Close) -> None:
+        if self._send_to(peer, codec.encode(close_frame)) is not SendResult.QUEUED:
             self.counters.dropped_frames += 1
 
     # ------------------------------------------------------------------ sessions
 
-    def _drop(
-        self, session: Session, goodbye: frames.Goodbye | None, *, why: str | None = None
+    def _drop_session(
+        self, session: Session, close_frame: frames.Close | None, *, why: str | None = None
     ) -> None:
         if self._sessions.get(session.peer) is not session:
             return
-        self._end(session)
+        self._remove_session(session)
         self.counters.sessions_lost += 1
-        told = {
+        fields = {
             "coordinator_id": session.coordinator_id,
-            "reason": why or (goodbye and (goodbye.why or goodbye.reason)),
+            "reason": why or (close_frame and (close_frame.why or close_frame.reason)),
             "aborted_legs": len(session.legs),
         }
-        log_event(_LOG, logging.WARNING, "session_dropped", told)
-        if goodbye is not None:
-            self._tell(session.peer, goodbye)
-        self._orphan(session)
+        log_event(_LOG, logging.WARNING, "session_dropped", fields)
+        if close_frame is not None:
+            self._send_close(session.peer, close_frame)
+        self._orphan_legs(session)
 
-    def _end(self, session: Session) -> None:
+    def _remove_session(self, session: Session) -> None:
         del self._sessions[session.peer]
-        self._legs.end(session)
+        self._legs.remove_session(session)
 
-    def _orphan(self, session: Session) -> None:
+    def _orphan_legs(self, session: Session) -> None:
         if session.legs:
             self._handler.orphan(tuple(session.legs))
 
@@ -301,58 +305,62 @@ class LinkServer:
         except BadFrame as error:
             self._on_bad_frame(peer, session, error)
             return
-        if isinstance(decoded, frames.Hello):
-            self._on_hello(peer, decoded)
+        if isinstance(decoded, frames.Open):
+            self._on_open(peer, decoded)
         elif session is None:
             self.counters.dropped_frames += 1
-            if not isinstance(decoded, frames.Goodbye):
-                self._tell(peer, self._parting or frames.Goodbye(Parting.NO_SESSION))
+            if not isinstance(decoded, frames.Close):
+                self._send_close(peer, self._close_frame or frames.Close(CloseReason.NO_SESSION))
         else:
-            session.silence.broken(self._loop.time())
+            session.heartbeat_monitor.beat(self._loop.time())
             self._on_frame(session, decoded)
 
     def _on_bad_frame(self, peer: bytes, session: Session | None, error: BadFrame) -> None:
         self.counters.bad_frames += 1
         if session is not None:
-            self._drop(session, frames.Goodbye(Parting.BAD_FRAME, str(error)))
+            self._drop_session(session, frames.Close(CloseReason.BAD_FRAME, str(error)))
         elif isinstance(error, ProtocolMismatch):
-            if error.why != self._said_refusal:  # once, though coordinators go on trying
+            if error.why != self._logged_mismatch:  # once, though coordinators go on trying
                 log_event(_LOG, logging.ERROR, "coordinator_refused", {"reason": error.why})
-            self._said_refusal = error.why
-            self._tell(peer, frames.Goodbye(Parting.PROTOCOL, error.why))
+            self._logged_mismatch = error.why
+            self._send_close(peer, frames.Close(CloseReason.PROTOCOL_MISMATCH, error.why))
 
-    def _on_hello(self, peer: bytes, hello: frames.Hello) -> None:
-        if self._parting is not None:
-            self._tell(peer, self._parting)
+    def _on_open(self, peer: bytes, open_frame: frames.Open) -> None:
+        if self._close_frame is not None:
+            self._send_close(peer, self._close_frame)
             return
-        wanted = (peer, hello.coordinator_id, hello.session)
+        session_key = (peer, open_frame.coordinator_id, open_frame.session_id)
         for other in tuple(self._sessions.values()):
-            same = other.peer == peer or other.coordinator_id == hello.coordinator_id
-            if same and (other.peer, other.coordinator_id, other.session) != wanted:
-                self._drop(other, frames.Goodbye(Parting.REPLACED))
-        session = self._sessions.get(peer) or self._open(peer, hello)
+            same_peer = other.peer == peer or other.coordinator_id == open_frame.coordinator_id
+            if same_peer and (other.peer, other.coordinator_id, other.session_id) != session_key:
+                self._drop_session(other, frames.Close(CloseReason.REPLACED))
+        session = self._sessions.get(peer) or self._open_session(peer, open_frame)
         if session is not None:
-            session.silence.broken(self._loop.time())
-            welcome = frames.Welcome(frames.PROTOCOL, hello.session, self._facts)
-            self._send(session, codec.encode(welcome))
-            if session.wants_cache:  # before the beat, which names the update that it has
-                self._handler.sync_cache(at_once=True)
-            self._beat((session,))
+            session.heartbeat_monitor.beat(self._loop.time())
+            accept_frame = frames.Accept(
+                frames.PROTOCOL_VERSION, open_frame.session_id, self._facts
+            )
+            self._send(session, codec.encode(accept_frame))
+            if session.needs_snapshot:  # before the beat, which names the update that it has
+                self._handler.sync_cache(immediately=True)
+            self._send_beats((session,))
 
-    def _open(self, peer: bytes, hello: frames.Hello) -> Session | None:
+    def _open_session(self, peer: bytes, open_frame: frames.Open) -> Session | None:
         if len(self._sessions) >= self._options.max_coordinators:
             why = f"{len(self._sessions)} coordinators are connected, wanted fewer"
-            self._tell(peer, frames.Goodbye(Parting.FULL, why))
+            self._send_close(peer, frames.Close(CloseReason.TOO_MANY_COORDINATORS, why))
             return None
         self.counters.sessions += 1
         session = Session(
             peer=peer,
-            coordinator_id=hello.coordinator_id,
-            session=hello.session,
-            silence=Silence(
-                self._options.liveness_s, self._loop.time(), rest_s=self._options.rest_s
+            coordinator_id=open_frame.coordinator_id,
+            session_id=open_frame.session_id,
+            heartbeat_monitor=HeartbeatMonitor(
+                self._options.heartbeat_timeout_s,
+                self._loop.time(),
+                idle_extra_s=self._options.idle_extra_s,
             ),
-            wants_cache=True,
+            needs_snapshot=True,
         )
         self._sessions[peer] = session
         return session
@@ -367,7 +375,7 @@ class LinkServer:
         | frames.SyncCache
         | frames.CheckSideChannel
         | frames.AgentBroken
-        | frames.Goodbye,
+        | frames.Close,
     ) -> None:
         match frame:
             case frames.Submit(leg):
@@ -375,42 +383,42 @@ class LinkServer:
             case frames.Abort(leg_ids):
                 self._on_abort(session, leg_ids)
             case frames.Release():
-                self._handler.release(frame.ticket)
+                self._handler.release(frame.kv_handle)
             case frames.CoordinatorBeat():
                 pass
             case frames.SyncCache():
-                session.wants_cache = True
-                self._handler.sync_cache(at_once=False)
+                session.needs_snapshot = True
+                self._handler.sync_cache(immediately=False)
             case frames.CheckSideChannel(source_id, address):
                 self._on_check(session, source_id, address)
             case frames.AgentBroken(why):
-                self._handler.agent_broken(why)
-            case frames.Goodbye():
-                self._end(session)
-                self._orphan(session)
+                self._handler.report_broken_agent(why)
+            case frames.Close():
+                self._remove_session(session)
+                self._orphan_legs(session)
             case _:
                 assert_never(frame)
 
     def _on_submit(self, session: Session, leg: Leg) -> None:
         session.received_legs += 1
-        if self._legs.own(session, leg.leg_id):
+        if self._legs.assign(session, leg.leg_id):
             self._handler.submit(leg)
         else:
             why = f"a leg {leg.leg_id} runs here already"
-            self._send(session, _leg_ended(leg.leg_id, LegFailure.REFUSED, why))
+            self._send(session, _leg_failed_frame(leg.leg_id, LegFailure.REJECTED, why))
 
     def _on_abort(self, session: Session, leg_ids: tuple[str, ...]) -> None:
-        fresh, ended = self._legs.ask_abort(session, leg_ids)
-        if fresh:
-            self._handler.abort(fresh)
-        if ended:
-            self._send(session, codec.encode(frames.Aborted(ended)))
+        new_ids, ended_ids = self._legs.request_abort(session, leg_ids)
+        if new_ids:
+            self._handler.abort(new_ids)
+        if ended_ids:
+            self._send(session, codec.encode(frames.Aborted(ended_ids)))
 
     def _on_check(self, session: Session, source_id: str, address: str) -> None:
-        self.reports.check_asked(session, source_id, address)
+        self.reports.add_check_requester(session, source_id, address)
         if not self._handler.check_side_channel(source_id, address):
-            self.reports.check_refused(source_id, address)
+            self.reports.drop_check_requesters(source_id, address)
 
 
-def _leg_ended(leg_id: str, failure: LegFailure, why: str) -> list[bytes]:
-    return codec.encode(frames.LegEnded(leg_id, failure, why[: frames.MAX_WHY_CHARS]))
+def _leg_failed_frame(leg_id: str, failure: LegFailure, why: str) -> list[bytes]:
+    return codec.encode(frames.LegFailed(leg_id, failure, why[: frames.MAX_WHY_CHARS]))

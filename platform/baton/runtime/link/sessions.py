@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.runtime.link.frames import ReplicaBeat
-from baton.runtime.link.liveness import Silence
+from baton.runtime.link.liveness import HeartbeatMonitor
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -15,15 +15,15 @@ class Session:
 
     peer: bytes
     coordinator_id: str
-    session: str
-    silence: Silence
+    session_id: str
+    heartbeat_monitor: HeartbeatMonitor
     next_seq: int = 1
     received_legs: int = 0
-    wants_cache: bool = False
+    needs_snapshot: bool = False
     """It waits for a snapshot of the prefix cache, and needs no updates until then."""
-    said: ReplicaBeat | None = None
+    last_sent_beat: ReplicaBeat | None = None
     """The last beat that it was sent."""
-    unsaid_beats: int = 0
+    beats_since_sent: int = 0
     """Those since then, and the next one."""
     links_version: int = 0
     """Up to where it has been told what was pulled."""
@@ -31,13 +31,13 @@ class Session:
     aborting: set[str] = field(default_factory=set)
     """Legs that the coordinator wants aborted and has had no answer for."""
 
-    def say(self, beat: ReplicaBeat, now_s: float) -> None:
+    def on_beat_sent(self, beat: ReplicaBeat, now_s: float) -> None:
         """Note what the coordinator is told: of one that rests it expects less, and says less."""
-        self.said, self.unsaid_beats = beat, 0
-        if beat.load.requests:
-            self.silence.works(now_s)
+        self.last_sent_beat, self.beats_since_sent = beat, 0
+        if beat.load.total_requests:
+            self.heartbeat_monitor.set_busy(now_s)
         else:
-            self.silence.rests()
+            self.heartbeat_monitor.set_idle()
 
 
 class LegOwners:
@@ -46,9 +46,9 @@ class LegOwners:
     def __init__(self) -> None:
         self.by_leg: dict[str, Session] = {}
         """To be read only: looked at for each output of each step."""
-        self._abort_askers: dict[str, Session] = {}
+        self._abort_requesters: dict[str, Session] = {}
 
-    def own(self, session: Session, leg_id: str) -> bool:
+    def assign(self, session: Session, leg_id: str) -> bool:
         """Give a leg to a session; False when it has an owner already."""
         if leg_id in self.by_leg:
             return False
@@ -56,44 +56,44 @@ class LegOwners:
         session.legs.add(leg_id)
         return True
 
-    def disown(self, leg_id: str) -> Session | None:
+    def unassign(self, leg_id: str) -> Session | None:
         """Take a leg from its owner, and return that; None when nobody owns it."""
         session = self.by_leg.pop(leg_id, None)
         if session is not None:
             session.legs.discard(leg_id)
         return session
 
-    def ask_abort(
+    def request_abort(
         self, session: Session, leg_ids: Iterable[str]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Note who waits for these aborts; returns the legs to abort and those that are no more."""
         ids = tuple(dict.fromkeys(leg_ids))
         legs, aborting = session.legs, session.aborting
-        ended = tuple(i for i in ids if i not in legs and i not in aborting)
-        fresh = tuple(i for i in ids if i in legs and i not in aborting)
-        aborting.update(fresh)
-        self._abort_askers.update(dict.fromkeys(fresh, session))
-        return fresh, ended
+        ended_ids = tuple(i for i in ids if i not in legs and i not in aborting)
+        new_ids = tuple(i for i in ids if i in legs and i not in aborting)
+        aborting.update(new_ids)
+        self._abort_requesters.update(dict.fromkeys(new_ids, session))
+        return new_ids, ended_ids
 
-    def aborted(self, leg_ids: Iterable[str]) -> dict[Session, list[str]]:
+    def on_aborted(self, leg_ids: Iterable[str]) -> dict[Session, list[str]]:
         """Forget legs that no longer run; returns who waited to hear of which."""
-        shares: dict[Session, list[str]] = {}
+        ids_by_session: dict[Session, list[str]] = {}
         for leg_id in leg_ids:
-            self.disown(leg_id)
-            session = self._abort_askers.pop(leg_id, None)
+            self.unassign(leg_id)
+            session = self._abort_requesters.pop(leg_id, None)
             if session is not None:
                 session.aborting.discard(leg_id)
-                shares.setdefault(session, []).append(leg_id)
-        return shares
+                ids_by_session.setdefault(session, []).append(leg_id)
+        return ids_by_session
 
-    def end(self, session: Session) -> None:
+    def remove_session(self, session: Session) -> None:
         """Forget a session; what it owned is still to be read in `session.legs`."""
         for leg_id in session.legs:
             del self.by_leg[leg_id]
         for leg_id in session.aborting:
-            del self._abort_askers[leg_id]
+            del self._abort_requesters[leg_id]
 
     def clear(self) -> None:
         """Forget all sessions."""
         self.by_leg.clear()
-        self._abort_askers.clear()
+        self._abort_requesters.clear()

@@ -26,7 +26,7 @@ _THRESHOLDS = (7_000, 4, 1)
 turn every 70,000 objects, as with Python's own 700, 10 and 10."""
 
 
-def set_heap_aside() -> None:
+def freeze_startup_heap() -> None:
     """Take everything that is there now out of every later collection, and make these rarer.
 
     To be called when a process has started, and serves nobody yet: it takes up to a second.
@@ -38,9 +38,9 @@ def set_heap_aside() -> None:
     gc.set_threshold(*_THRESHOLDS)
 
 
-def tidy_heap() -> None:
+def trim_memory() -> None:
     """Let go of what is only kept to be used again; for processes in which no stream waits."""
     gc.collect()
-    give_pages_back = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
-    if give_pages_back is not None:
-        give_pages_back(0)
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if malloc_trim is not None:
+        malloc_trim(0)

@@ -24,7 +24,7 @@ from baton.runtime.process.log_events import log_event
 
 _LOGGER = logging.getLogger(__name__)
 _TAIL_BYTES = 2000
-_KILLED_WITHIN_S = 5.0
+_KILL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class Program:
 class OwnedProcess:
     """One run of a program."""
 
-    def __init__(self, program: Program, *, on_end: Callable[[int], None]) -> None:
-        """`on_end` is told how it ended, once, unless it was stopped from here."""
+    def __init__(self, program: Program, *, on_exit: Callable[[int], None]) -> None:
+        """`on_exit` is told how it ended, once, unless it was stopped from here."""
         self._program = program
-        self._on_end = on_end
+        self._exit_callback = on_exit
         self._process: subprocess.Popen[bytes] | None = None
-        self._watched: int | None = None
-        self._ended: asyncio.Future[int] | None = None
+        self._pidfd: int | None = None
+        self._exit_code: asyncio.Future[int] | None = None
         self._stopping = False
 
     @property
@@ -61,9 +61,9 @@ class OwnedProcess:
         return None if self._process is None else self._process.pid
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it runs."""
-        return self._ended is not None and not self._ended.done()
+        return self._exit_code is not None and not self._exit_code.done()
 
     def start(self) -> None:
         """Start it; to be called by the event loop's thread.
@@ -72,11 +72,11 @@ class OwnedProcess:
             OSError: there is no such program, or no place for its log.
         """
         program = self._program
-        words = [sys.executable, "-I", tied.__file__, str(os.getpid()), *program.argv]
+        argv = [sys.executable, "-I", tied.__file__, str(os.getpid()), *program.argv]
         handle = os.open(program.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - what the caller says
-                words,
+                argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -84,23 +84,23 @@ class OwnedProcess:
                 env={**os.environ, **program.environment},
             )
         loop = asyncio.get_running_loop()
-        self._ended = loop.create_future()
-        self._watched = os.pidfd_open(self._process.pid)
-        loop.add_reader(self._watched, self._on_exit)
+        self._exit_code = loop.create_future()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        loop.add_reader(self._pidfd, self._on_exit)
         fields = {"program": program.name, "pid": self._process.pid}
         log_event(_LOGGER, logging.INFO, "program_started", fields)
 
     async def stop(self, *, grace_s: float) -> None:
         """End it: ask first, kill after `grace_s`. Idempotent."""
         self._stopping = True
-        if self._process is None or self._ended is None:
+        if self._process is None or self._exit_code is None:
             return
-        if not self._ended.done():
+        if not self._exit_code.done():
             self._process.terminate()
-            await asyncio.wait([self._ended], timeout=grace_s)
-        if not self._ended.done():
+            await asyncio.wait([self._exit_code], timeout=grace_s)
+        if not self._exit_code.done():
             self._process.send_signal(signal.SIGKILL)
-            await asyncio.wait([self._ended], timeout=_KILLED_WITHIN_S)
+            await asyncio.wait([self._exit_code], timeout=_KILL_TIMEOUT_S)
 
     def tail(self) -> str:
         """The last that it wrote; blocks on the disk."""
@@ -113,17 +113,17 @@ class OwnedProcess:
 
     def _on_exit(self) -> None:
         assert self._process is not None
-        assert self._ended is not None
-        assert self._watched is not None
+        assert self._exit_code is not None
+        assert self._pidfd is not None
         code = self._process.wait()  # it has ended: this only buries it
-        asyncio.get_running_loop().remove_reader(self._watched)
-        os.close(self._watched)
-        self._watched = None
-        self._ended.set_result(code)
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = None
+        self._exit_code.set_result(code)
         if not self._stopping:
             fields = {"program": self._program.name, "code": code, "log": str(self._program.log)}
             level, event = (
                 (logging.ERROR, "program_died") if code else (logging.INFO, "program_ended")
             )
             log_event(_LOGGER, level, event, fields)
-            self._on_end(code)
+            self._exit_callback(code)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 RUN_DIR_VARIABLE = "BATON_RUN_DIR"
 """Set for all processes of a deployment that `baton up` has started; `serving.reaper` says more."""
-_SHORT = "/tmp"  # noqa: S108 - a fresh folder of our own is made in it
+_SHORT_PARENT = "/tmp"  # noqa: S108 - a fresh folder of our own is made in it
 
 
 def scratch_folder(prefix: str, *, short: bool = False) -> Path:
@@ -23,6 +23,10 @@ def scratch_folder(prefix: str, *, short: bool = False) -> Path:
     """
     run_dir = os.environ.get(RUN_DIR_VARIABLE, "")
     parent = (
-        run_dir if run_dir and os.access(run_dir, os.W_OK | os.X_OK) else _SHORT if short else None
+        run_dir
+        if run_dir and os.access(run_dir, os.W_OK | os.X_OK)
+        else _SHORT_PARENT
+        if short
+        else None
     )
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))

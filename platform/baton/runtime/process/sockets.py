@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 
-def bind_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, ...]]:
+def resolve_bind_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, ...]]:
     """What a socket of which family is bound to; a name is looked up, its IPv4 address first.
 
     Blocks on a name server where the host is a name.
@@ -13,12 +13,12 @@ def bind_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[obje
     Raises:
         OSError: there is no such host.
     """
-    found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)  # noqa: S104 - asked for
-    family, *_, address = min(found, key=lambda one: one[0] is not socket.AF_INET)
+    candidates = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)  # noqa: S104 - asked for
+    family, *_, address = min(candidates, key=lambda candidate: candidate[0] is not socket.AF_INET)
     return family, address
 
 
-def bound_socket(
+def create_bound_socket(
     host: str, port: int, *, reuse_address: bool = True, reuse_port: bool = False
 ) -> socket.socket:
     """A socket at that host and port, which does not listen yet.
@@ -28,16 +28,16 @@ def bound_socket(
     Raises:
         OSError: there is no such address here, or the port is taken.
     """
-    family, address = bind_address(host, port)
-    made = socket.socket(family, socket.SOCK_STREAM)
+    family, address = resolve_bind_address(host, port)
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse_address))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse_address))
         if reuse_port:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family is socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        made.bind(address)
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(address)
     except OSError:
-        made.close()
+        bound.close()
         raise
-    return made
+    return bound

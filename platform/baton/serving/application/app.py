@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 Options = dict[str, object]
 
-_MARGIN_S = 60.0
+_SHUTDOWN_MARGIN_S = 60.0
 """What a replica may take to stop after its last stream has ended."""
-_STARTS = 3
+_MAX_START_ATTEMPTS = 3
 """An engine that does not start three times in a row will not start the fourth time."""
-_STUCK_S = 10.0
+_HEALTH_CHECK_TIMEOUT_S = 10.0
 """Three health checks that get no answer within it, and Serve replaces a replica: half a minute."""
-_INGRESS_REQUESTS = 4096
+_MAX_INGRESS_REQUESTS = 4096
 _SURGE_PERCENT = 1
 """Of a pool, rounded up: one more replica at a time up to a hundred, each of which costs a GPU."""
-_HEAD = "node:__internal_head__"
+_HEAD_NODE_RESOURCE = "node:__internal_head__"
 """Ray's own resource of the node that has the control store."""
-_SMALL = 0.01
+_ACTOR_CPUS = 0.01
 """Logical CPUs of actors that do little; on a small machine a whole one would be missed."""
 
 
@@ -60,32 +60,40 @@ def build_app(
     from ray import serve
 
     # One at a time is replaced, so that what fails three times in a row is the new build.
-    patience = {} if builds is None else {"max_constructor_retry_count": _STARTS}
+    retry_options = {} if builds is None else {"max_constructor_retry_count": _MAX_START_ATTEMPTS}
     builds = fresh_builds(config) if builds is None else builds
 
-    def deployed(kind: type, options: Options, build: Build, *, surge: bool = True) -> Deployment:
+    def make_deployment(
+        kind: type, options: Options, build: Build, *, surge: bool = True
+    ) -> Deployment:
         options = options | {"max_surge_percent": _SURGE_PERCENT if surge else 0}
         # Serve's own marker: the public call takes no versions, and makes up new ones each time.
-        made: Deployment = serve.deployment(kind).options(**on_python(options, build.python))
+        made: Deployment = serve.deployment(kind).options(**with_interpreter(options, build.python))
         return made.options(version=build.version, _internal=True)
 
     pools = []
     for name in config.pools:
         build = builds[name]
-        own = {"num_replicas": sizes[name]} if sizes is not None and name in sizes else {}
-        options = pool_options(build.config, name) | patience | own
-        pools.append(deployed(EngineReplica, options, build, surge=surge).bind(build.config, name))
-    of_controller, of_ingress = builds[CONTROLLER], builds[INGRESS]
-    counted = {"num_replicas": sizes[INGRESS]} if sizes is not None and INGRESS in sizes else {}
-    controller = deployed(Controller, controller_options(of_controller.config), of_controller)
-    at_door = ingress_options(of_ingress.config) | counted
-    ingress = deployed(serve.ingress()(Ingress), at_door, of_ingress)
+        pool_size = {"num_replicas": sizes[name]} if sizes is not None and name in sizes else {}
+        options = pool_options(build.config, name) | retry_options | pool_size
+        pools.append(
+            make_deployment(EngineReplica, options, build, surge=surge).bind(build.config, name)
+        )
+    controller_build, ingress_build = builds[CONTROLLER], builds[INGRESS]
+    ingress_size = (
+        {"num_replicas": sizes[INGRESS]} if sizes is not None and INGRESS in sizes else {}
+    )
+    controller = make_deployment(
+        Controller, controller_options(controller_build.config), controller_build
+    )
+    ingress_settings = ingress_options(ingress_build.config) | ingress_size
+    ingress = make_deployment(serve.ingress()(Ingress), ingress_settings, ingress_build)
     # The handles are not used; passing them makes all deployments parts of one application.
-    bound = controller.bind(of_controller.config)
-    return ingress.bind(of_ingress.config, tuple(pools), bound)
+    bound_controller = controller.bind(controller_build.config)
+    return ingress.bind(ingress_build.config, tuple(pools), bound_controller)
 
 
-def on_python(options: Options, python: str) -> Options:
+def with_interpreter(options: Options, python: str) -> Options:
     """The options of actors that run on another interpreter than the cluster's own."""
     if not python:
         return options
@@ -99,10 +107,10 @@ def ingress_options(config: DeploymentConfig) -> Options:
     return {
         "name": INGRESS,
         "num_replicas": config.server.replicas.min,
-        "max_ongoing_requests": _INGRESS_REQUESTS,
-        "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _MARGIN_S,
-        "max_constructor_retry_count": _STARTS,
-        "ray_actor_options": _at_front(config),
+        "max_ongoing_requests": _MAX_INGRESS_REQUESTS,
+        "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _SHUTDOWN_MARGIN_S,
+        "max_constructor_retry_count": _MAX_START_ATTEMPTS,
+        "ray_actor_options": _ingress_placement(config),
     }
 
 
@@ -111,11 +119,11 @@ def controller_options(config: DeploymentConfig) -> Options:
     return {
         "name": CONTROLLER,
         "num_replicas": 1,
-        "ray_actor_options": {"num_cpus": _SMALL} | _on_head(config),
+        "ray_actor_options": {"num_cpus": _ACTOR_CPUS} | _head_placement(config),
     }
 
 
-def _at_front(config: DeploymentConfig) -> Options:
+def _ingress_placement(config: DeploymentConfig) -> Options:
     """Where an ingress may be, so that the front reaches it.
 
     On a cluster that ran before the front is on the head, which often has no CPUs to give. From
@@ -123,20 +131,20 @@ def _at_front(config: DeploymentConfig) -> Options:
     come from elsewhere, too.
     """
     if config.cluster.address is None:
-        return {"num_cpus": _SMALL} | _on_head(config)
+        return {"num_cpus": _ACTOR_CPUS} | _head_placement(config)
     if is_loopback(config.server.host):
-        return {"num_cpus": 0, "resources": {_HEAD: 0.001}}
-    return {"num_cpus": _SMALL}
+        return {"num_cpus": 0, "resources": {_HEAD_NODE_RESOURCE: 0.001}}
+    return {"num_cpus": _ACTOR_CPUS}
 
 
-def _on_head(config: DeploymentConfig) -> Options:
+def _head_placement(config: DeploymentConfig) -> Options:
     """Stay on the node that started the cluster, where clients and operators look for it.
 
     There HAProxy is the only one who reaches an ingress.
     """
     if is_loopback(config.cluster.node_address):
         return {}  # one node, or a cluster that somebody else has laid out
-    return {"resources": {_HEAD: 0.001}}
+    return {"resources": {_HEAD_NODE_RESOURCE: 0.001}}
 
 
 def pool_options(config: DeploymentConfig, name: str) -> Options:
@@ -145,20 +153,20 @@ def pool_options(config: DeploymentConfig, name: str) -> Options:
     options: Options = {
         "name": name,
         "num_replicas": pool.replicas.start,
-        "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _MARGIN_S,
+        "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _SHUTDOWN_MARGIN_S,
         "graceful_shutdown_wait_loop_s": 0.1,
         "health_check_period_s": 2.0,
-        "health_check_timeout_s": _STUCK_S,
-        "max_constructor_retry_count": _STARTS * max(1, pool.replicas.start),
+        "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
+        "max_constructor_retry_count": _MAX_START_ATTEMPTS * max(1, pool.replicas.start),
     }
     if pool.parallel.workers > 1 and pool.resources.gpus:
-        return options | _spread_over_workers(pool)
+        return options | _worker_bundles(pool)
     if pool.placement.max_per_node is not None:
         options["max_replicas_per_node"] = pool.placement.max_per_node
-    return options | {"ray_actor_options": _actor(pool)}
+    return options | {"ray_actor_options": _actor_options(pool)}
 
 
-def _actor(pool: PoolConfig) -> Options:
+def _actor_options(pool: PoolConfig) -> Options:
     """What the actor of a replica takes whose engine is on its node: its workers are part of it."""
     resources = pool.resources
     actor: Options = {"num_cpus": resources.cpus}
@@ -173,7 +181,7 @@ def _actor(pool: PoolConfig) -> Options:
     return actor
 
 
-def _spread_over_workers(pool: PoolConfig) -> Options:
+def _worker_bundles(pool: PoolConfig) -> Options:
     """A placement group: the replica's actor in the first bundle, an engine worker in each."""
     resources, workers = pool.resources, pool.parallel.workers
     bundle: dict[str, float] = {

@@ -5,8 +5,9 @@ before, and of no other. So every deployment has a *build*: the configuration it
 word for it, and the interpreter that runs it, in whose environment baton's code lies. The word is
 made of the keys that `config.diff` says its processes are built from: so what is announced of a
 change is what happens. What runs now
-is kept in the cluster's store (`Built`), for two versions of baton need not find the same word for
-the same configuration. In a rollout some deployments have their old build still and some their new
+is kept in the cluster's store (`BuildRecord`), for two versions of baton need not find the same
+word for the same configuration. In a rollout some deployments have their old build still and some
+their new
 one: that is all there is to going forward by stages, and back.
 """
 
@@ -20,10 +21,10 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib import metadata
 
-from baton.config.diff import Part, built_from
+from baton.config.diff import ProcessKind, process_inputs
 from baton.config.schema.deployment import DeploymentConfig
-from baton.runtime.link.frames import PROTOCOL
-from baton.serving.code_version import code_name
+from baton.runtime.link.frames import PROTOCOL_VERSION
+from baton.serving.code_version import code_version
 from baton.serving.shared.names import CONTROLLER, INGRESS
 
 
@@ -43,81 +44,98 @@ Builds = Mapping[str, Build]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class BuildRef:
     """What is remembered of a build; the configuration is remembered elsewhere."""
 
     version: str
     python: str = ""
 
 
+_RENAMED_FIELDS = {"link": "link_protocol", "base": "base_python", "marks": "build_refs"}
+"""What a deployment of 0.8.0 kept, to be told that it cannot be upgraded while it runs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuildRecord:
     """What the deployments that run were built from last."""
 
     code: str
-    """Which baton, as `code_name` has it."""
+    """Which baton, as `code_version` has it."""
     vllm: str
     """The version of vLLM; empty where it is not installed."""
-    link: int
+    link_protocol: int
     """The number of the fleet link's protocol; sides with different numbers refuse each other."""
-    base: str
+    base_python: str
     """The interpreter that the cluster was started with."""
-    marks: Mapping[str, Mark]
+    build_refs: Mapping[str, BuildRef]
     """By deployment."""
 
     @property
-    def text(self) -> str:
+    def description(self) -> str:
         """Which code it is, for people."""
         return f"{self.code} with vLLM {self.vllm}" if self.vllm else self.code
 
-    def is_of_this_code(self) -> bool:
+    def matches_current_code(self) -> bool:
         """Whether this process would build the same from the same configuration.
 
         A vLLM that is missing is no other one: a command may be given where no engine is installed.
         """
-        ours = of_this_code(self)
-        other = self.vllm != ours.vllm and bool(self.vllm) and bool(ours.vllm)
-        return self.code == ours.code and not other
+        current = with_current_code(self)
+        is_other_vllm = self.vllm != current.vllm and bool(self.vllm) and bool(current.vllm)
+        return self.code == current.code and not is_other_vllm
 
     def builds(self, config: DeploymentConfig) -> Builds:
         """What runs, given the configuration that holds."""
         return {
-            name: Build(config=config, version=mark.version, python=mark.python)
-            for name, mark in self.marks.items()
+            name: Build(config=config, version=ref.version, python=ref.python)
+            for name, ref in self.build_refs.items()
         }
 
-    def with_config(self, config: DeploymentConfig) -> Builds:
+    def builds_for_config(self, config: DeploymentConfig) -> Builds:
         """What this code would build from another configuration, on the same interpreters."""
-        found = fresh_builds(config)
+        new_builds = fresh_builds(config)
         return {
-            name: Build(config=config, version=build.version, python=self._python(name))
-            for name, build in found.items()
+            name: Build(config=config, version=build.version, python=self._python_of(name))
+            for name, build in new_builds.items()
         }
 
-    def with_this_code(self, config: DeploymentConfig) -> Builds:
+    def builds_for_current_code(self, config: DeploymentConfig) -> Builds:
         """What this process' code and interpreter would build from a configuration."""
-        return fresh_builds(config, python="" if sys.executable == self.base else sys.executable)
+        return fresh_builds(
+            config, python="" if sys.executable == self.base_python else sys.executable
+        )
 
-    def after(self, builds: Builds) -> Built:
+    def with_builds(self, builds: Builds) -> BuildRecord:
         """What runs once this process has ordered these builds."""
-        marks = {name: Mark(version=b.version, python=b.python) for name, b in builds.items()}
-        return replace(self, marks=marks)
+        build_refs = {
+            name: BuildRef(version=build.version, python=build.python)
+            for name, build in builds.items()
+        }
+        return replace(self, build_refs=build_refs)
 
-    def _python(self, name: str) -> str:
-        mark = self.marks.get(name)
-        return "" if mark is None else mark.python
+    def _python_of(self, name: str) -> str:
+        ref = self.build_refs.get(name)
+        return "" if ref is None else ref.python
 
 
-def first_built(config: DeploymentConfig) -> Built:
+def initial_build_record(config: DeploymentConfig) -> BuildRecord:
     """What runs when this process has just started everything."""
-    marks = {name: Mark(version=build.version) for name, build in fresh_builds(config).items()}
-    code, vllm = code_name(), vllm_version()
-    return Built(code=code, vllm=vllm, link=PROTOCOL, base=sys.executable, marks=marks)
+    build_refs = {
+        name: BuildRef(version=build.version) for name, build in fresh_builds(config).items()
+    }
+    code, vllm = code_version(), vllm_version()
+    return BuildRecord(
+        code=code,
+        vllm=vllm,
+        link_protocol=PROTOCOL_VERSION,
+        base_python=sys.executable,
+        build_refs=build_refs,
+    )
 
 
-def of_this_code(built: Built) -> Built:
+def with_current_code(record: BuildRecord) -> BuildRecord:
     """What runs once all of it was built by the code of this process."""
-    return replace(built, code=code_name(), vllm=vllm_version(), link=PROTOCOL)
+    return replace(record, code=code_version(), vllm=vllm_version(), link_protocol=PROTOCOL_VERSION)
 
 
 def vllm_version() -> str:
@@ -140,41 +158,41 @@ def fresh_builds(config: DeploymentConfig, *, python: str = "") -> Builds:
 
 def pool_version(config: DeploymentConfig, name: str) -> str:
     """What the replicas of a pool are built from, as a word: another one means to replace them."""
-    return _word(_code(), built_from(config, Part.REPLICA, pool=name))
+    return _version_hash(_code_and_vllm(), process_inputs(config, ProcessKind.REPLICA, pool=name))
 
 
 def ingress_version(config: DeploymentConfig) -> str:
     """The same for ingresses."""
-    return _word(_code(), built_from(config, Part.INGRESS))
+    return _version_hash(_code_and_vllm(), process_inputs(config, ProcessKind.INGRESS))
 
 
 def controller_version(config: DeploymentConfig) -> str:
     """The same for the controller."""
-    return _word(_code(), built_from(config, Part.CONTROLLER))
+    return _version_hash(_code_and_vllm(), process_inputs(config, ProcessKind.CONTROLLER))
 
 
-def _word(code: str, keys: Mapping[str, str]) -> str:
+def _version_hash(code: str, keys: Mapping[str, str]) -> str:
     return sha256(json.dumps([code, keys], sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _code() -> str:
-    return f"{code_name()} {vllm_version()}".strip()
+def _code_and_vllm() -> str:
+    return f"{code_version()} {vllm_version()}".strip()
 
 
-def encoded(built: Built) -> bytes:
+def encode_build_record(record: BuildRecord) -> bytes:
     """As it is kept."""
-    return json.dumps(asdict(built)).encode()
+    return json.dumps(asdict(record)).encode()
 
 
-def decoded(data: bytes) -> Built:
+def decode_build_record(data: bytes) -> BuildRecord:
     """What was kept.
 
     Raises:
         ValueError: it is nothing that was.
     """
     try:
-        told = json.loads(data)
-        marks = {name: Mark(**mark) for name, mark in told.pop("marks").items()}
-        return Built(marks=marks, **told)
+        entry = {_RENAMED_FIELDS.get(name, name): value for name, value in json.loads(data).items()}
+        build_refs = {name: BuildRef(**ref) for name, ref in entry.pop("build_refs").items()}
+        return BuildRecord(build_refs=build_refs, **entry)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"cannot be read: {type(error).__name__}: {error}") from error

@@ -12,14 +12,14 @@ import psutil
 
 from baton.serving.front.data_path import DataPath
 
-_SAME_PROCESS_S = 1.0
+_START_TIME_TOLERANCE_S = 1.0
 """Two readings of a process's start time differ by rounding only."""
-_STARTED_AT = 18
+_START_TIME_FIELD = 18
 """Of the fields behind a process's state in /proc/PID/stat.
 
 Source: proc(5), field 22.
 """
-_ENDED = frozenset({"Z", "X"})
+_ENDED_STATES = frozenset({"Z", "X"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,32 +41,32 @@ class ClusterState:
     session_name: str
     token_file: str
     pid_started_ticks: int | None = None
-    """See `process_ticks`: a pid alone may have been given to someone else."""
+    """See `process_start_ticks`: a pid alone may have been given to someone else."""
 
     def is_alive(self) -> bool:
         """Whether the holder still runs; a wall clock that jumps does not matter to it."""
         if self.pid_started_ticks is not None:
-            return process_ticks(self.pid) == self.pid_started_ticks
+            return process_start_ticks(self.pid) == self.pid_started_ticks
         try:
             started_at_s = psutil.Process(self.pid).create_time()
         except psutil.Error:
             return False
-        return abs(started_at_s - self.pid_started_at_s) < _SAME_PROCESS_S
+        return abs(started_at_s - self.pid_started_at_s) < _START_TIME_TOLERANCE_S
 
 
-def process_ticks(pid: int) -> int | None:
+def process_start_ticks(pid: int) -> int | None:
     """When a process began, in clock ticks since the machine did; None for none, or without /proc.
 
     What the kernel gives as wall time is this plus the time of boot, and that one moves with every
     step of the wall clock: a holder would be taken for somebody else, and its file removed.
     """
     try:
-        said = Path(f"/proc/{pid}/stat").read_text()
+        stat_line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     # Behind the program's name, which may hold anything: the third field and those that follow.
-    state, *rest = said.rpartition(")")[2].split()
-    return None if state in _ENDED else int(rest[_STARTED_AT])
+    state, *fields = stat_line.rpartition(")")[2].split()
+    return None if state in _ENDED_STATES else int(fields[_START_TIME_FIELD])
 
 
 def state_folder() -> Path:
@@ -75,9 +75,9 @@ def state_folder() -> Path:
     Raises:
         PermissionError: the folder in the shared temp directory belongs to someone else.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK):
-        folder = Path(runtime) / "baton"
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime_dir and os.access(runtime_dir, os.W_OK):
+        folder = Path(runtime_dir) / "baton"
     else:
         folder = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -91,10 +91,10 @@ def state_folder() -> Path:
 def write_state(state: ClusterState, folder: Path) -> Path:
     """Publish a state; readable by its owner only, and never half written."""
     path = folder / f"{state.name}.json"
-    draft = path.with_suffix(".draft")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    temp_path = path.with_suffix(".draft")
+    with os.fdopen(os.open(temp_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(asdict(state), file, indent=1)
-    draft.replace(path)
+    temp_path.replace(path)
     return path
 
 
@@ -105,17 +105,17 @@ def remove_state(name: str, folder: Path) -> None:
 
 def running_clusters(folder: Path) -> tuple[ClusterState, ...]:
     """Every baton whose holder lives, oldest first; files that others left behind are removed."""
-    found = []
+    clusters = []
     for path in folder.glob("*.json"):
-        state = _read(path)
+        state = _read_state(path)
         if state is None or not state.is_alive():
             path.unlink(missing_ok=True)
         else:
-            found.append(state)
-    return tuple(sorted(found, key=lambda state: state.pid_started_at_s))
+            clusters.append(state)
+    return tuple(sorted(clusters, key=lambda state: state.pid_started_at_s))
 
 
-def _read(path: Path) -> ClusterState | None:
+def _read_state(path: Path) -> ClusterState | None:
     try:
         fields = json.loads(path.read_text())
         return ClusterState(**(fields | {"data_path": DataPath(fields["data_path"])}))

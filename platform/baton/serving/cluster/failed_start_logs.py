@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-_MOST_KEPT: Final = 5
+_MAX_FAILED_STARTS: Final = 5
 """Failed starts; older ones make room."""
 _TAIL_BYTES: Final = 256 * 1024
-_TELLING = re.compile(r"(?:^|\s|\.)(\w*(?:Error|Exception|Failed|Invalid)\b: .+)")
+_ERROR_LINE = re.compile(r"(?:^|\s|\.)(\w*(?:Error|Exception|Failed|Invalid)\b: .+)")
 """The last line of a stack trace."""
-_OWN_END = re.compile(r"SystemExit|KeyboardInterrupt|asyncio\.exceptions\.CancelledError")
+_NORMAL_EXIT = re.compile(r"SystemExit|KeyboardInterrupt|asyncio\.exceptions\.CancelledError")
 
 
 def failures_folder() -> Path:
@@ -24,7 +24,7 @@ def failures_folder() -> Path:
     return folder
 
 
-def keep_logs(run_dir: Path, folder: Path) -> Path | None:
+def archive_logs(run_dir: Path, folder: Path) -> Path | None:
     """Move the logs of a Ray session out of a folder that is about to be removed.
 
     Args:
@@ -37,12 +37,14 @@ def keep_logs(run_dir: Path, folder: Path) -> Path | None:
     logs = (run_dir / "session_latest" / "logs").resolve()
     if not logs.is_dir():
         return None
-    kept = folder / run_dir.name
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.move(logs, kept)
-    for old in sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime)[:-_MOST_KEPT]:
+    archive = folder / run_dir.name
+    shutil.rmtree(archive, ignore_errors=True)
+    shutil.move(logs, archive)
+    for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[
+        :-_MAX_FAILED_STARTS
+    ]:
         shutil.rmtree(old, ignore_errors=True)
-    return kept
+    return archive
 
 
 def last_error(logs: Path) -> str:
@@ -52,13 +54,13 @@ def last_error(logs: Path) -> str:
     """
     for pattern in ("serve/replica_*.log", "worker-*.err", "serve/*.log", "*.err"):
         files = [path for path in logs.glob(pattern) if path.is_file()]
-        for path in sorted(files, key=lambda one: one.stat().st_mtime, reverse=True):
-            if said := _last_in(path):
-                return said
+        for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+            if message := _last_error_in(path):
+                return message
     return ""
 
 
-def _last_in(path: Path) -> str:
+def _last_error_in(path: Path) -> str:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -66,7 +68,7 @@ def _last_in(path: Path) -> str:
     except OSError:  # it went while its session ends: another one may say it
         return ""
     for line in reversed(lines):
-        found = _TELLING.search(line)
-        if found is not None and not _OWN_END.search(line):
-            return found[1].strip()
+        match = _ERROR_LINE.search(line)
+        if match is not None and not _NORMAL_EXIT.search(line):
+            return match[1].strip()
     return ""

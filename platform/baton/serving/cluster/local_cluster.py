@@ -33,24 +33,24 @@ import psutil
 from baton.config.schema.security import TlsConfig
 from baton.domain.errors import ClusterFailed
 from baton.domain.names.addresses import (
-    address_text,
-    endpoint,
+    connectable_host,
+    format_address,
+    format_endpoint,
     is_loopback,
     is_loopback_address,
-    loopback,
     parse_address,
 )
-from baton.engine.gpus import slices
+from baton.engine.gpus import mig_devices
 from baton.serving.cluster import reaper
 from baton.serving.cluster.cluster_state import (
     ClusterState,
-    process_ticks,
+    process_start_ticks,
     remove_state,
     state_folder,
     write_state,
 )
-from baton.serving.cluster.failed_start_logs import failures_folder, keep_logs
-from baton.serving.cluster.node_join import keep
+from baton.serving.cluster.failed_start_logs import archive_logs, failures_folder
+from baton.serving.cluster.node_join import save_environment
 from baton.serving.front.data_path import (
     DataPath,
     FrontPorts,
@@ -61,22 +61,23 @@ from baton.serving.front.data_path import (
     ray_environment,
     serve_environment,
 )
-from baton.serving.front.haproxy_hardening import guard_front, unguard_front
-from baton.serving.front.public_port import hold_port
+from baton.serving.front.haproxy_hardening import harden_front, real_haproxy_environment
+from baton.serving.front.public_port import reserve_port
 from baton.serving.ray import serve_control
-from baton.serving.ray.logging import ray_messages_to_stderr
+from baton.serving.ray.environment import check_serve_not_imported, reload_environment
+from baton.serving.ray.logging import redirect_ray_messages
 
 _LOGGER = logging.getLogger(__name__)
 NAMESPACE = "baton"
 _LOOPBACK = "127.0.0.1"
-_RAYS_WORDS = frozenset({"auto", "local"})
-_KNOCK_S = 5.0
+_RAY_ADDRESS_KEYWORDS = frozenset({"auto", "local"})
+_CONNECT_TIMEOUT_S = 5.0
 """For somebody to take a connection at the address of a cluster."""
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 """Nothing large travels through Ray's object store; Ray's least is 75 MiB."""
-_LONGEST_RUN_DIR = 24
+_MAX_RUN_DIR_CHARS = 24
 """So that a socket's path below it, with Ray's session name, stays within 107 bytes."""
-_RAY_SHUTDOWN_S = 15.0
+_RAY_SHUTDOWN_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class ClusterSettings:
     gpus: float | None = None
     data_path: DataPath | None = None
     """None: HAProxy where it runs, else the classic proxy."""
-    longest_stream_s: float = 600.0
+    max_stream_s: float = 600.0
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further variables for every process of the cluster."""
     tls: TlsConfig = field(default_factory=TlsConfig)
@@ -100,7 +101,7 @@ class ClusterSettings:
     """Of Ray Serve's HAProxy."""
 
 
-def say_nothing(_line: str) -> None:
+def ignore_progress(_line: str) -> None:
     """The progress display of those who want none."""
 
 
@@ -108,19 +109,19 @@ class LocalCluster:
     """A Ray cluster on this machine that lives as long as this process, or until `stop`."""
 
     def __init__(
-        self, settings: ClusterSettings, *, progress: Callable[[str], None] = say_nothing
+        self, settings: ClusterSettings, *, progress: Callable[[str], None] = ignore_progress
     ) -> None:
         self._settings = settings
         self._progress = progress
         self._run_dir: Path | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
         self._serve_started = False
-        self._held: socket.socket | None = None
+        self._port_reservation: socket.socket | None = None
         """The public port, where gates share it."""
         self._state: ClusterState | None = None
-        self._logs_to: Path | None = None
+        self._archive_folder: Path | None = None
 
-    def keep_logs(self, folder: Path) -> Path | None:
+    def archive_logs_on_stop(self, folder: Path) -> Path | None:
         """Have `stop` keep the logs below a folder, for somebody to look why a start failed.
 
         Returns:
@@ -128,7 +129,7 @@ class LocalCluster:
         """
         if self._run_dir is None:
             return None
-        self._logs_to = folder
+        self._archive_folder = folder
         return folder / self._run_dir.name
 
     @property
@@ -154,14 +155,19 @@ class LocalCluster:
             self._start()
         except BaseException as error:
             # KeyboardInterrupt too: Ctrl-C while starting must leave nothing either.
-            failed = isinstance(error, RuntimeError | OSError | ValueError)
-            where = self.keep_logs(failures_folder()) if failed else None
+            is_start_failure = isinstance(error, RuntimeError | OSError | ValueError)
+            archive = self.archive_logs_on_stop(failures_folder()) if is_start_failure else None
             self.stop(serve_timeout_s=0.0)
-            if failed:
-                kept = f", and the logs in {where}" if where is not None and where.is_dir() else ""
+            if is_start_failure:
+                archive_hint = (
+                    f", and the logs in {archive}"
+                    if archive is not None and archive.is_dir()
+                    else ""
+                )
                 raise ClusterFailed(
                     f"the local cluster did not start: {type(error).__name__}: {error}",
-                    "see whether this machine has memory and disk left, the lines above" + kept,
+                    "see whether this machine has memory and disk left, the lines above"
+                    + archive_hint,
                 ) from error
             raise
         return self.state
@@ -169,8 +175,8 @@ class LocalCluster:
     def _start(self) -> None:
         settings = self._settings
         host = settings.http_host
-        data_path = self._data_path()
-        self._take_port(data_path)
+        data_path = self._choose_data_path()
+        self._reserve_port(data_path)
         self._run_dir = run_dir = make_run_dir()
         ports = pick_front_ports()
         self._apply_environment(run_dir, data_path, ports)
@@ -178,24 +184,24 @@ class LocalCluster:
             str(run_dir), str(state_folder() / f"{run_dir.name}.json")
         )
         self._progress("starting Ray")
-        with _marked(run_dir), _own_sigterm():
+        with _mark_children(run_dir), _preserve_sigterm_handler():
             address, session_name = _init_ray(run_dir, settings)
         self._progress("starting Ray Serve")
         self._serve_started = True
         scheme = "http" if settings.tls.cert_file is None else "https"
-        # Behind HAProxy, which `haproxy_front` has listen where clients come, nobody else does;
+        # Behind HAProxy, which `haproxy_wrapper` has listen where clients come, nobody else does;
         # and where gates do, nothing of Serve's.
-        inside = host if data_path is DataPath.CLASSIC else _LOOPBACK
-        gated = data_path is DataPath.GATE
-        _start_serve(inside, ports.fallback_http if gated else settings.http_port)
+        serve_host = host if data_path is DataPath.SERVE_PROXY else _LOOPBACK
+        uses_gate = data_path is DataPath.INGRESS_HAPROXY
+        _start_serve(serve_host, ports.fallback_http if uses_gate else settings.http_port)
         self._state = ClusterState(
             name=run_dir.name,
             pid=os.getpid(),
             pid_started_at_s=psutil.Process().create_time(),
-            pid_started_ticks=process_ticks(os.getpid()),
+            pid_started_ticks=process_start_ticks(os.getpid()),
             address=address,
             namespace=NAMESPACE,
-            http_url=endpoint(scheme, loopback(host), settings.http_port),
+            http_url=format_endpoint(scheme, connectable_host(host), settings.http_port),
             data_path=data_path,
             run_dir=str(run_dir),
             session_name=session_name,
@@ -203,25 +209,25 @@ class LocalCluster:
         )
         write_state(self._state, state_folder())
 
-    def _data_path(self) -> DataPath:
+    def _choose_data_path(self) -> DataPath:
         choice = choose_data_path(os.environ)
-        wanted = self._settings.data_path
-        if wanted is DataPath.GATE and choice.data_path is not DataPath.HAPROXY:
+        requested = self._settings.data_path
+        if requested is DataPath.INGRESS_HAPROXY and choice.data_path is not DataPath.SERVE_HAPROXY:
             raise ClusterFailed(
                 f"server.front is 'gate', and there can be none: {choice.warning}",
                 "put that right, or use server.front 'serve' and server.frontend 'python'",
             )
-        if choice.warning is not None and wanted in {None, choice.data_path}:
+        if choice.warning is not None and requested in {None, choice.data_path}:
             self._progress(choice.warning)
-        return wanted or choice.data_path
+        return requested or choice.data_path
 
-    def _take_port(self, data_path: DataPath) -> None:
+    def _reserve_port(self, data_path: DataPath) -> None:
         host, port = self._settings.http_host, self._settings.http_port
-        if data_path is DataPath.GATE:
-            self._held = hold_port(host, port)
+        if data_path is DataPath.INGRESS_HAPROXY:
+            self._port_reservation = reserve_port(host, port)
         elif not port_is_free(host, port):
             raise ClusterFailed(
-                f"cannot listen on {address_text(host, port)}: the port is in use",
+                f"cannot listen on {format_address(host, port)}: the port is in use",
                 "stop whoever listens there, or set server.port",
             )
 
@@ -230,24 +236,26 @@ class LocalCluster:
             data_path=data_path,
             run_dir=run_dir,
             ports=ports,
-            longest_stream_s=self._settings.longest_stream_s,
+            max_stream_s=self._settings.max_stream_s,
             threads=self._settings.front_threads,
         )
         token_file = run_dir / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(secrets.token_hex(32))
-        told = serve_environment(front) | ray_environment(
+        environment = serve_environment(front) | ray_environment(
             token_file, loopback=is_loopback(self._settings.node_address)
         )
-        more = dict(self._settings.environment)
-        os.environ.update(told | self._guard(front) | more)
-        keep(run_dir, told | more)
-        _refuse_late_environment()
+        extra = dict(self._settings.environment)
+        os.environ.update(environment | self._harden_front(front) | extra)
+        save_environment(run_dir, environment | extra)
+        check_serve_not_imported()
 
-    def _guard(self, front: FrontSettings) -> dict[str, str]:
-        if front.data_path is DataPath.GATE:
+    def _harden_front(self, front: FrontSettings) -> dict[str, str]:
+        if front.data_path is DataPath.INGRESS_HAPROXY:
             return {}  # it guards the port itself
-        return guard_front(os.environ, front, host=self._settings.http_host, tls=self._settings.tls)
+        return harden_front(
+            os.environ, front, host=self._settings.http_host, tls=self._settings.tls
+        )
 
     def stop(self, *, serve_timeout_s: float = 20.0) -> frozenset[int]:
         """End everything this object started, and nothing else; may be called again.
@@ -256,25 +264,27 @@ class LocalCluster:
         not be ended: empty but when the system is broken.
         """
         run_dir, self._run_dir = self._run_dir, None
-        held, self._held = self._held, None
-        with held or contextlib.nullcontext():
+        reservation, self._port_reservation = self._port_reservation, None
+        with reservation or contextlib.nullcontext():
             return frozenset() if run_dir is None else self._stop(run_dir, serve_timeout_s)
 
     def _stop(self, run_dir: Path, serve_timeout_s: float) -> frozenset[int]:
         if self._serve_started and serve_timeout_s > 0:
-            _within(
-                serve_timeout_s + 1.0, "stop-serve", lambda: serve_control.stop(serve_timeout_s)
+            _run_with_timeout(
+                serve_timeout_s + 1.0,
+                "stop-serve",
+                lambda: serve_control.stop_serve(serve_timeout_s),
             )
         if "ray" in sys.modules:
-            _within(_RAY_SHUTDOWN_S, "stop-ray", _shutdown_ray)
-        os.environ.update(unguard_front(run_dir))
-        left = reaper.reap(str(run_dir), grace_s=2.0)
-        if left:
-            _LOGGER.error("processes of %s could not be ended: %s", run_dir, sorted(left))
+            _run_with_timeout(_RAY_SHUTDOWN_TIMEOUT_S, "stop-ray", _shutdown_ray)
+        os.environ.update(real_haproxy_environment(run_dir))
+        survivors = reaper.reap(str(run_dir), grace_s=2.0)
+        if survivors:
+            _LOGGER.error("processes of %s could not be ended: %s", run_dir, sorted(survivors))
         else:
-            if self._logs_to is not None:
+            if self._archive_folder is not None:
                 try:
-                    keep_logs(run_dir, self._logs_to)
+                    archive_logs(run_dir, self._archive_folder)
                 except OSError as error:  # a full disk, as it may be why the start failed
                     _LOGGER.warning("the logs of %s could not be kept: %s", run_dir, error)
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -282,7 +292,7 @@ class LocalCluster:
         self._end_guardian()
         self._state = None
         self._serve_started = False
-        return left
+        return survivors
 
     def _end_guardian(self) -> None:
         guardian, self._guardian = self._guardian, None
@@ -317,10 +327,10 @@ def attach(
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
     import ray
 
-    ray_messages_to_stderr()
-    _reread_environment(loopback=is_loopback_address(address))
+    redirect_ray_messages()
+    reload_environment(loopback=is_loopback_address(address))
     try:
-        with _own_sigterm():
+        with _preserve_sigterm_handler():
             ray.init(
                 address=address,
                 namespace=NAMESPACE,
@@ -340,10 +350,10 @@ def _check_address(address: str) -> None:
 
     Words as `auto` go on, and what names a protocol.
     """
-    if address in _RAYS_WORDS:
+    if address in _RAY_ADDRESS_KEYWORDS:
         return
     try:
-        there = parse_address(address)
+        parsed_address = parse_address(address)
     except ValueError as error:
         raise ClusterFailed(
             f"the address of a Ray cluster: {error}", "correct --address"
@@ -351,7 +361,9 @@ def _check_address(address: str) -> None:
     if "://" in address:
         return
     try:  # Ray would try for minutes
-        socket.create_connection((there.host, there.port), timeout=_KNOCK_S).close()
+        socket.create_connection(
+            (parsed_address.host, parsed_address.port), timeout=_CONNECT_TIMEOUT_S
+        ).close()
     except OSError as error:
         raise ClusterFailed(
             f"nothing answers at {address}, where a Ray cluster was to be: {error}",
@@ -367,13 +379,13 @@ def detach() -> None:
 def make_run_dir() -> Path:
     """A new directory with a short path, readable by this user only."""
     parent = tempfile.gettempdir()
-    if len(parent) + len("/baton-xxxxxxxx") > _LONGEST_RUN_DIR:
+    if len(parent) + len("/baton-xxxxxxxx") > _MAX_RUN_DIR_CHARS:
         parent = "/tmp"  # noqa: S108 - a fresh 0700 directory is made inside, by mkdtemp
     return Path(tempfile.mkdtemp(prefix="baton-", dir=parent))
 
 
 @contextlib.contextmanager
-def _marked(run_dir: Path) -> Iterator[None]:
+def _mark_children(run_dir: Path) -> Iterator[None]:
     """Mark what is started inside as part of the cluster; what this process starts later is not."""
     os.environ[reaper.RUN_DIR_VARIABLE] = str(run_dir)
     try:
@@ -383,7 +395,7 @@ def _marked(run_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_sigterm() -> Iterator[None]:
+def _preserve_sigterm_handler() -> Iterator[None]:
     """Undo Ray's handling of SIGTERM, which prints a C++ stack.
 
     Without a handler of the caller's, SIGTERM raises SystemExit, so that `stop` can run.
@@ -391,11 +403,13 @@ def _own_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM)
+    previous_handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before if callable(before) else _exit_on_signal)
+        signal.signal(
+            signal.SIGTERM, previous_handler if callable(previous_handler) else _exit_on_signal
+        )
 
 
 def _exit_on_signal(number: int, _frame: object) -> None:
@@ -405,11 +419,11 @@ def _exit_on_signal(number: int, _frame: object) -> None:
 def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
     import ray
 
-    _reread_environment(loopback=is_loopback(settings.node_address))
+    reload_environment(loopback=is_loopback(settings.node_address))
     gpus = settings.gpus
-    if gpus is None and (named := slices(os.environ)):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(named)
-        gpus = float(len(named))
+    if gpus is None and (gpu_slices := mig_devices(os.environ)):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_slices)
+        gpus = float(len(gpu_slices))
     ray.init(
         address="local",
         num_cpus=settings.cpus,
@@ -419,14 +433,14 @@ def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
         namespace=NAMESPACE,
         log_to_driver=False,
         logging_level=logging.WARNING,
-        _temp_dir=str(_rays_folder(run_dir)),
+        _temp_dir=str(_make_ray_folder(run_dir)),
         _node_ip_address=settings.node_address,
     )
     context = ray.get_runtime_context()
     return cast("str", context.gcs_address), cast("str", context.get_session_name())
 
 
-def _rays_folder(run_dir: Path) -> Path:
+def _make_ray_folder(run_dir: Path) -> Path:
     """A folder for Ray: it opens its own to everybody, and run_dir holds what is our user's alone.
 
     Nobody else comes through run_dir, so that what Ray opens stays closed.
@@ -435,19 +449,6 @@ def _rays_folder(run_dir: Path) -> Path:
     folder.mkdir(mode=0o700)
     (run_dir / "session_latest").symlink_to(Path(folder.name) / "session_latest")
     return folder
-
-
-def _reread_environment(*, loopback: bool) -> None:
-    """Make an already imported Ray forget what it had read from its environment."""
-    from ray._private import ray_constants
-    from ray._raylet import (  # type: ignore[attr-defined]  # they are in the extension
-        AuthenticationTokenLoader,
-        Config,
-    )
-
-    ray_constants.ENABLE_RAY_CLUSTER = not loopback
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _start_serve(host: str, port: int) -> None:
@@ -463,23 +464,13 @@ def _start_serve(host: str, port: int) -> None:
     )
 
 
-def _refuse_late_environment() -> None:
-    constants = sys.modules.get("ray.serve._private.constants")
-    wanted = os.environ["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-    if constants is not None and wanted != constants.RAY_SERVE_ENABLE_HA_PROXY:
-        raise ClusterFailed(
-            "ray.serve was imported before its environment was set",
-            "import ray.serve only after LocalCluster.start",
-        )
-
-
 def _shutdown_ray() -> None:
     import ray
 
     ray.shutdown()
 
 
-def _within(timeout_s: float, name: str, action: Callable[[], object]) -> None:
+def _run_with_timeout(timeout_s: float, name: str, action: Callable[[], object]) -> None:
     """Run an action that may hang when the cluster is already dead; give it up after a while."""
     thread = threading.Thread(target=action, name=name, daemon=True)
     thread.start()

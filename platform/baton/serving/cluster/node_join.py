@@ -2,9 +2,9 @@
 
 Theory of operation: who has a cluster's token is let in; and processes of Ray Serve read its
 settings from the environment of the raylet that starts them, wherever that is. So a node that joins
-needs what the deployment has set for the first one. It keeps that in its own folder, for `joining`
-to make a script of. Files of the first node are left out: no other has them, and nothing of Ray
-Serve that reads them runs anywhere else.
+needs what the deployment has set for the first one. It keeps that in its own folder, for
+`join_instructions` to make a script of. Files of the first node are left out: no other has them,
+and nothing of Ray Serve that reads them runs anywhere else.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from baton.domain.errors import OperatorError
 from baton.domain.names.addresses import is_loopback_address
 from baton.serving.cluster.cluster_state import ClusterState
 
-_FILE = "joining.json"
+_ENVIRONMENT_FILE = "joining.json"
 
 
 class CannotJoin(OperatorError):
     """No other machine can join this cluster."""
 
 
-def keep(run_dir: Path, environment: Mapping[str, str]) -> None:
+def save_environment(run_dir: Path, environment: Mapping[str, str]) -> None:
     """Remember what processes of this cluster are told; readable by its owner only."""
-    with os.fdopen(os.open(run_dir / _FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+    with os.fdopen(
+        os.open(run_dir / _ENVIRONMENT_FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w"
+    ) as file:
         json.dump({k: v for k, v in environment.items() if str(run_dir) not in v}, file)
 
 
-def joining(
+def join_instructions(
     state: ClusterState, *, labels: Sequence[str], node_address: str | None
 ) -> dict[str, object]:
     """What another machine has to run: `environment`, `command`, and both as a `script`.
@@ -46,8 +48,8 @@ def joining(
             "set cluster.node_address to an address of this machine that others reach, and start"
             " the deployment again",
         )
-    known = json.loads((Path(state.run_dir) / _FILE).read_text())
-    environment = known | {"RAY_AUTH_TOKEN": Path(state.token_file).read_text().strip()}
+    saved_environment = json.loads((Path(state.run_dir) / _ENVIRONMENT_FILE).read_text())
+    environment = saved_environment | {"RAY_AUTH_TOKEN": Path(state.token_file).read_text().strip()}
     command = ["ray", "start", "--address", state.address]
     if node_address is not None:
         command += ["--node-ip-address", node_address]

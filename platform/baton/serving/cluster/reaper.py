@@ -38,11 +38,11 @@ def marked_processes(run_dir: str) -> frozenset[int]:
     return frozenset(
         int(entry.name)
         for entry in entries
-        if int(entry.name) != os.getpid() and _belongs(entry, run_dir)
+        if int(entry.name) != os.getpid() and _belongs_to_cluster(entry, run_dir)
     )
 
 
-def _belongs(entry: Path, run_dir: str) -> bool:
+def _belongs_to_cluster(entry: Path, run_dir: str) -> bool:
     try:
         environ = (entry / "environ").read_bytes()
         if f"{RUN_DIR_VARIABLE}={run_dir}".encode() in environ.split(b"\0"):
@@ -66,25 +66,25 @@ def _holds_file_below(entry: Path, prefix: str) -> bool:
 
 def reap(run_dir: str, *, grace_s: float) -> frozenset[int]:
     """Ask the marked processes to end, then make them; returns the ids of those that survived."""
-    _signal_until_gone(run_dir, signal.SIGTERM, within_s=grace_s)
-    return _signal_until_gone(run_dir, signal.SIGKILL, within_s=_KILL_S)
+    _signal_until_gone(run_dir, signal.SIGTERM, timeout_s=grace_s)
+    return _signal_until_gone(run_dir, signal.SIGKILL, timeout_s=_KILL_S)
 
 
-def _signal_until_gone(run_dir: str, number: signal.Signals, *, within_s: float) -> frozenset[int]:
+def _signal_until_gone(run_dir: str, number: signal.Signals, *, timeout_s: float) -> frozenset[int]:
     # Asked again for newcomers only: a dying process may start another until it is gone.
-    until_s = time.monotonic() + within_s
+    deadline_at_s = time.monotonic() + timeout_s
     signalled: set[int] = set()
-    while left := marked_processes(run_dir):
-        for pid in left - signalled:
-            _send(pid, number)
-        signalled |= left
-        if time.monotonic() >= until_s:
-            return left
+    while remaining := marked_processes(run_dir):
+        for pid in remaining - signalled:
+            _send_signal(pid, number)
+        signalled |= remaining
+        if time.monotonic() >= deadline_at_s:
+            return remaining
         time.sleep(_POLL_S)
     return frozenset()
 
 
-def _send(pid: int, number: signal.Signals) -> None:
+def _send_signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -108,11 +108,11 @@ def main(run_dir: str, state_file: str) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    left = reap(run_dir, grace_s=1.0)
+    survivors = reap(run_dir, grace_s=1.0)
     Path(state_file).unlink(missing_ok=True)
-    if not left:
+    if not survivors:
         shutil.rmtree(run_dir, ignore_errors=True)
-    return len(left)
+    return len(survivors)
 
 
 if __name__ == "__main__":

@@ -23,38 +23,38 @@ from typing import Protocol
 from baton.config.derive.options import adapter_rules
 from baton.config.schema.deployment import DeploymentConfig
 from baton.control.fleet.adapter_registry import (
-    AdapterRefusal,
-    LoadOrder,
-    Registry,
-    hindrances,
-    loaded,
-    unloaded,
-    without,
+    AdapterRegistry,
+    AdapterRejection,
+    LoadRequest,
+    load_adapter,
+    remove_drained,
+    unload_adapter,
+    unserved_adapters,
 )
 from baton.runtime.ports import Clock
-from baton.serving.ray.serve_control import NONE_READY, Answers
-from baton.serving.scaling.ports import Looks
+from baton.serving.ray.serve_control import NO_REPLICA_READY, CallResults
+from baton.serving.scaling.ports import TickInputs
 from baton.serving.shared.names import INGRESS
-from baton.serving.store.adapter_store import AdapterHolder, AdapterStore, encoded
+from baton.serving.store.adapter_store import AdapterFollower, AdapterStore, encode_registry
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
-_CHECK_S = 60.0
+_CHECK_TIMEOUT_S = 60.0
 """For the slowest disk, or a hub from which an adapter is fetched."""
-_TELL_S = 5.0
-_LOCK_S = 70.0
+_NOTIFY_TIMEOUT_S = 5.0
+_LOCK_TIMEOUT_S = 70.0
 _QUIET_S = 5.0
-_LOOK_EVERY_S = 1.0
-_BUSY = AdapterRefusal(status=503, why="another adapter is being loaded or unloaded; try again")
-Change = Callable[[Registry], Awaitable[Registry | AdapterRefusal]]
+_DRAIN_CHECK_INTERVAL_S = 1.0
+_BUSY = AdapterRejection(status=503, why="another adapter is being loaded or unloaded; try again")
+RegistryChange = Callable[[AdapterRegistry], Awaitable[AdapterRegistry | AdapterRejection]]
 
 
-class Calls(Protocol):
+class CallReplicas(Protocol):
     """Calls every replica of a deployment."""
 
     async def __call__(
         self, deployment: str, method: str, *arguments: object, timeout_s: float
-    ) -> Answers:
+    ) -> CallResults:
         """What they said, and why others said nothing."""
         ...
 
@@ -63,17 +63,17 @@ class Calls(Protocol):
 class _Drain:
     """What is known of one adapter that is being unloaded."""
 
-    since_s: float
-    quiet_since_s: float | None = None
+    started_at_s: float
+    quiet_since_at_s: float | None = None
 
 
-class AdapterDesk:
-    """Changes the registry of a deployment. A `ReportReader`: it looks with each turn at drains."""
+class AdapterManager:
+    """Changes the registry of a deployment. A `TickListener`: it looks with each turn at drains."""
 
     def __init__(
         self,
         config: Callable[[], DeploymentConfig],
-        call: Calls,
+        call: CallReplicas,
         *,
         clock: Clock,
         store: AdapterStore | None = None,
@@ -83,160 +83,188 @@ class AdapterDesk:
         self._call = call
         self._clock = clock
         self._store = store or AdapterStore()
-        self.holder = AdapterHolder(self._say_hindrances, self._store)
-        self._changing = asyncio.Lock()
+        self.follower = AdapterFollower(self._log_unserved, self._store)
+        self._change_lock = asyncio.Lock()
         self._drains: dict[str, _Drain] = {}
-        self._looked_at_s = float("-inf")
+        self._checked_at_s = float("-inf")
 
-    async def load(self, order: LoadOrder) -> AdapterRefusal | None:
+    async def load(self, request: LoadRequest) -> AdapterRejection | None:
         """Add an adapter to a model; says why it is not, or None."""
 
-        async def change(registry: Registry) -> Registry | AdapterRefusal:
-            after = loaded(registry, order, adapter_rules(self._config()))
-            if isinstance(after, AdapterRefusal):
+        async def change(registry: AdapterRegistry) -> AdapterRegistry | AdapterRejection:
+            after = load_adapter(registry, request, adapter_rules(self._config()))
+            if isinstance(after, AdapterRejection):
                 return after
             added = after.adapters[-1]
-            return await self._missing_somewhere(added.model, added.source) or after
+            return await self._check_replicas(added.model, added.source) or after
 
-        return await self._change("adapter_loaded", order.name, order.tenant, change)
+        return await self._commit_change("adapter_loaded", request.name, request.tenant, change)
 
-    async def unload(self, name: str, tenant: str) -> AdapterRefusal | None:
+    async def unload(self, name: str, tenant: str) -> AdapterRejection | None:
         """Have an adapter taken away once no request needs it; says why it is not, or None."""
 
-        async def change(registry: Registry) -> Registry | AdapterRefusal:
-            return unloaded(registry, name, adapter_rules(self._config()))
+        async def change(registry: AdapterRegistry) -> AdapterRegistry | AdapterRejection:
+            return unload_adapter(registry, name, adapter_rules(self._config()))
 
-        return await self._change("adapter_unloading", name, tenant, change)
+        return await self._commit_change("adapter_unloading", name, tenant, change)
 
     def rows(self) -> list[dict[str, object]]:
         """Every adapter that was added, for operators."""
         rules = adapter_rules(self._config())
-        not_served = {one.key: why for one, why in hindrances(self.holder.registry, rules)}
+        not_served = {
+            adapter.key: why for adapter, why in unserved_adapters(self.follower.registry, rules)
+        }
         rows: list[dict[str, object]] = []
-        for one in self.holder.registry.adapters:
+        for adapter in self.follower.registry.adapters:
             row: dict[str, object] = {
-                "name": one.name,
-                "model": one.model,
-                "source": one.source,
-                "tenant": one.tenant,
-                "state": "draining" if one.draining else "loaded",
+                "name": adapter.name,
+                "model": adapter.model,
+                "source": adapter.source,
+                "tenant": adapter.tenant,
+                "state": "draining" if adapter.draining else "loaded",
             }
-            why = not_served.get(one.key)
+            why = not_served.get(adapter.key)
             rows.append(row if why is None else row | {"not_served": why})
         return rows
 
-    async def take(self, _looks: Looks) -> None:
+    async def on_tick(self, _inputs: TickInputs) -> None:
         """Take away what has drained."""
         now_s = self._clock.now_s()
-        if not self.holder.registry.draining or now_s < self._looked_at_s + _LOOK_EVERY_S:
+        if (
+            not self.follower.registry.draining
+            or now_s < self._checked_at_s + _DRAIN_CHECK_INTERVAL_S
+        ):
             return
-        self._looked_at_s = now_s
-        if drained := await self._drained(now_s):
-            await self._forget(drained)
+        self._checked_at_s = now_s
+        if drained := await self._find_drained(now_s):
+            await self._remove_drained(drained)
 
-    async def _drained(self, now_s: float) -> list[str]:
-        draining = {one.key for one in self.holder.registry.draining}
-        self._drains = {key: self._drains.get(key) or _Drain(since_s=now_s) for key in draining}
-        needed = await self._in_flight()
-        longest_s = self._config().admission.timeouts.total_s
-        found = []
+    async def _find_drained(self, now_s: float) -> list[str]:
+        draining = {adapter.key for adapter in self.follower.registry.draining}
+        self._drains = {
+            key: self._drains.get(key) or _Drain(started_at_s=now_s) for key in draining
+        }
+        in_flight = await self._in_flight()
+        max_request_s = self._config().admission.timeouts.total_s
+        drained = []
         for key, drain in self._drains.items():
-            quiet = needed is not None and not needed.get(key)
-            drain.quiet_since_s = (drain.quiet_since_s or now_s) if quiet else None
-            is_quiet = drain.quiet_since_s is not None and now_s - drain.quiet_since_s >= _QUIET_S
-            if is_quiet or now_s - drain.since_s > longest_s + _QUIET_S:
-                found.append(key)
-        return found
+            quiet = in_flight is not None and not in_flight.get(key)
+            drain.quiet_since_at_s = (drain.quiet_since_at_s or now_s) if quiet else None
+            is_quiet = (
+                drain.quiet_since_at_s is not None and now_s - drain.quiet_since_at_s >= _QUIET_S
+            )
+            if is_quiet or now_s - drain.started_at_s > max_request_s + _QUIET_S:
+                drained.append(key)
+        return drained
 
     async def _in_flight(self) -> Mapping[str, int] | None:
         """How many requests need each adapter; None where not all ingresses say it."""
-        version = self.holder.registry.version
+        version = self.follower.registry.version
         answers = await self._call(
-            INGRESS, "adapters_in_flight", encoded(self.holder.registry), timeout_s=_TELL_S
+            INGRESS,
+            "adapters_in_flight",
+            encode_registry(self.follower.registry),
+            timeout_s=_NOTIFY_TIMEOUT_S,
         )
-        needed: dict[str, int] = {}
-        for one in answers.given:
-            if not isinstance(one, dict) or one.get("version", 0) < version:
+        counts: dict[str, int] = {}
+        for value in answers.values:
+            if not isinstance(value, dict) or value.get("version", 0) < version:
                 return None
-            for key, count in one["needed"].items():
-                needed[key] = needed.get(key, 0) + int(count)
-        silent = [why for why in answers.missing if not why.endswith(NONE_READY)]
-        return None if silent else needed
+            for key, count in value["needed"].items():
+                counts[key] = counts.get(key, 0) + int(count)
+        unresponsive = [why for why in answers.failures if not why.endswith(NO_REPLICA_READY)]
+        return None if unresponsive else counts
 
-    async def _forget(self, keys: Sequence[str]) -> None:
-        async def change(registry: Registry) -> Registry | AdapterRefusal:
-            return without(registry, keys)
+    async def _remove_drained(self, keys: Sequence[str]) -> None:
+        async def change(registry: AdapterRegistry) -> AdapterRegistry | AdapterRejection:
+            return remove_drained(registry, keys)
 
         names = ", ".join(keys)
-        refusal = await self._change("adapter_unloaded", names, "-", change)
+        refusal = await self._commit_change("adapter_unloaded", names, "-", change)
         if refusal is not None:
             fields = {"adapter": names, "why": refusal.why}
             log_event(_LOGGER, logging.WARNING, "adapter_not_unloaded", fields)
 
-    async def _change(
-        self, event: str, name: str, tenant: str, change: Change
-    ) -> AdapterRefusal | None:
+    async def _commit_change(
+        self, event: str, name: str, tenant: str, change: RegistryChange
+    ) -> AdapterRejection | None:
         try:
-            async with asyncio.timeout(_LOCK_S):
-                async with self._changing:
-                    after = await self._changed(change)
+            async with asyncio.timeout(_LOCK_TIMEOUT_S):
+                async with self._change_lock:
+                    updated = await self._apply_change(change)
         except TimeoutError:
             return _BUSY
         except (OSError, RuntimeError, ValueError) as error:
             why = f"the registry of adapters cannot be changed now: {error}; try again"
-            return AdapterRefusal(status=503, why=why)
-        if isinstance(after, AdapterRefusal):
-            return after
-        fields = {"adapter": name, "tenant": tenant, "version": after.version}
+            return AdapterRejection(status=503, why=why)
+        if isinstance(updated, AdapterRejection):
+            return updated
+        fields = {"adapter": name, "tenant": tenant, "version": updated.version}
         log_event(_LOGGER, logging.INFO, event, fields)
-        await self._tell(after)
+        await self._notify(updated)
         return None
 
-    async def _changed(self, change: Change) -> Registry | AdapterRefusal:
-        await self.holder.look()
-        before = self.holder.registry
-        after = await change(before)
-        if isinstance(after, AdapterRefusal) or after is before:
-            return after
-        if not await asyncio.to_thread(self._store.add, after):
+    async def _apply_change(self, change: RegistryChange) -> AdapterRegistry | AdapterRejection:
+        await self.follower.poll()
+        current = self.follower.registry
+        updated = await change(current)
+        if isinstance(updated, AdapterRejection) or updated is current:
+            return updated
+        if not await asyncio.to_thread(self._store.add, updated):
             return _BUSY
-        self.holder.take(after)
-        return after
+        self.follower.update(updated)
+        return updated
 
-    async def _missing_somewhere(self, model: str, source: str) -> AdapterRefusal | None:
+    async def _check_replicas(self, model: str, source: str) -> AdapterRejection | None:
         """Why a replica of the model cannot serve what is there."""
         pools = [name for name, pool in self._config().pools.items() if pool.model == model]
-        places = list(adapter_rules(self._config())[model].places)
+        places = list(adapter_rules(self._config())[model].allowed_prefixes)
         answers = await asyncio.gather(
             *(
-                self._call(pool, "check_adapter", source, places, timeout_s=_CHECK_S)
+                self._call(pool, "check_adapter", source, places, timeout_s=_CHECK_TIMEOUT_S)
                 for pool in pools
             )
         )
-        for one in answers:
-            for said in one.given:
-                if isinstance(said, dict):
-                    return AdapterRefusal(status=int(said["status"]), why=str(said["why"]))
+        for other in answers:
+            for answer in other.values:
+                if isinstance(answer, dict):
+                    return AdapterRejection(status=int(answer["status"]), why=str(answer["why"]))
             # A pool without replicas has nobody to ask; they look when a request needs it.
-            if silent := [why for why in one.missing if not why.endswith(NONE_READY)]:
-                why = f"a replica does not say whether it has the adapter ({silent[0]}); try again"
-                return AdapterRefusal(status=503, why=why)
+            if unresponsive := [
+                why for why in other.failures if not why.endswith(NO_REPLICA_READY)
+            ]:
+                why = (
+                    f"a replica does not say whether it has the adapter ({unresponsive[0]});"
+                    " try again"
+                )
+                return AdapterRejection(status=503, why=why)
         return None
 
-    async def _tell(self, registry: Registry) -> None:
+    async def _notify(self, registry: AdapterRegistry) -> None:
         """Tell replicas, then ingresses: what is offered must be there."""
-        text = encoded(registry)
+        text = encode_registry(registry)
         pools = (
-            self._call(pool, "take_adapters", text, timeout_s=_TELL_S)
+            self._call(pool, "apply_adapters", text, timeout_s=_NOTIFY_TIMEOUT_S)
             for pool in self._config().pools
         )
-        told = list(await asyncio.gather(*pools))
-        told.append(await self._call(INGRESS, "take_adapters", text, timeout_s=_TELL_S))
-        if silent := [why for one in told for why in one.missing if not why.endswith(NONE_READY)]:
-            fields = {"version": registry.version, "why": silent[0], "silent": len(silent)}
+        answers = list(await asyncio.gather(*pools))
+        answers.append(
+            await self._call(INGRESS, "apply_adapters", text, timeout_s=_NOTIFY_TIMEOUT_S)
+        )
+        if unresponsive := [
+            why
+            for answer in answers
+            for why in answer.failures
+            if not why.endswith(NO_REPLICA_READY)
+        ]:
+            fields = {
+                "version": registry.version,
+                "why": unresponsive[0],
+                "silent": len(unresponsive),
+            }
             log_event(_LOGGER, logging.WARNING, "adapters_not_told", fields)
 
-    def _say_hindrances(self, registry: Registry) -> None:
-        for one, why in hindrances(registry, adapter_rules(self._config())):
-            fields = {"adapter": one.name, "model": one.model, "why": why}
+    def _log_unserved(self, registry: AdapterRegistry) -> None:
+        for adapter, why in unserved_adapters(registry, adapter_rules(self._config())):
+            fields = {"adapter": adapter.name, "model": adapter.model, "why": why}
             log_event(_LOGGER, logging.WARNING, "adapter_not_served", fields)

@@ -16,35 +16,44 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from baton.runtime.ports import Clock
-from baton.serving.scaling.ports import Looks
+from baton.serving.scaling.ports import TickInputs
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
-_STEP_S = 10.0
+_MIN_STEP_S = 10.0
 """By which it must have been set back: Serve's checks are seconds apart, and late by no more."""
 
 
-class ClockWatch:
-    """See the module. A `ReportReader`, for it has its turn with the scaling loop."""
+class ClockStepGuard:
+    """See the module. A `TickListener`, for it has its turn with the scaling loop."""
 
     def __init__(
-        self, clock: Clock, wall: Callable[[], float], begin_anew: Callable[[], Awaitable[None]]
+        self,
+        clock: Clock,
+        wall_now_s: Callable[[], float],
+        restart_serve_controller: Callable[[], Awaitable[None]],
     ) -> None:
-        """`wall` is seconds since 1970; `begin_anew` starts Serve's controller again."""
+        """`wall_now_s` is seconds since 1970.
+
+        `restart_serve_controller` starts Serve's controller again.
+        """
         self._clock = clock
-        self._wall = wall
-        self._begin_anew = begin_anew
+        self._wall_now_s = wall_now_s
+        self._restart_serve_controller = restart_serve_controller
         self._offset_s = self._offset()
 
-    async def take(self, _looks: Looks) -> None:
+    async def on_tick(self, _inputs: TickInputs) -> None:
         """See whether the clock was set back since the last turn, and act on it."""
         offset_s = self._offset()
-        back_s = self._offset_s - offset_s
-        if back_s > _STEP_S:
-            fields = {"back_s": round(back_s, 1), "then": "Ray Serve's controller starts again"}
+        step_back_s = self._offset_s - offset_s
+        if step_back_s > _MIN_STEP_S:
+            fields = {
+                "back_s": round(step_back_s, 1),
+                "then": "Ray Serve's controller starts again",
+            }
             log_event(_LOGGER, logging.WARNING, "clock_set_back", fields)
-            await self._begin_anew()
+            await self._restart_serve_controller()
         self._offset_s = offset_s  # only now: what failed is tried again with the next turn
 
     def _offset(self) -> float:
-        return self._wall() - self._clock.now_s()
+        return self._wall_now_s() - self._clock.now_s()

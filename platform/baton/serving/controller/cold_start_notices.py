@@ -1,9 +1,9 @@
 """Tells ingresses how long the first replica of a model takes that has none.
 
 Theory of operation. After each turn of the scaling loop its last observation is made into one
-`ColdStart` for each model (`control.starts`). Ingresses are told when that has changed, or when one
-of them is new: while pools have replicas, and while they rest at zero, nothing changes and nothing
-is sent. Whoever does not answer is told again in the next turn.
+`ColdStart` for each model (`control.queue.cold_start_forecast`). Ingresses are told when that has
+changed, or when one of them is new: while pools have replicas, and while they rest at zero,
+nothing changes and nothing is sent. Whoever does not answer is told again in the next turn.
 """
 
 from __future__ import annotations
@@ -11,54 +11,59 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from baton.control.autoscaling.autoscaler import Override
-from baton.control.queue.cold_start_forecast import cold_starts, startable
+from baton.control.queue.cold_start_forecast import forecast_cold_starts, startable_pools
 from baton.domain.demand import ColdStart
 from baton.policy.scaling.observation import Observation
 from baton.serving.scaling.plan import ScalingPlan
-from baton.serving.scaling.ports import Looks
+from baton.serving.scaling.ports import TickInputs
 
-Starts = Mapping[str, ColdStart]
+ColdStartsByModel = Mapping[str, ColdStart]
 """By model; under an empty name where there is only one."""
-Send = Callable[[Starts], Awaitable[int]]
+SendColdStarts = Callable[[ColdStartsByModel], Awaitable[int]]
 """Tells all ingresses; returns how many of them have taken it."""
 
 
-class StartDesk:
-    """See the module's theory of operation. A `ReportReader`."""
+class ColdStartNotifier:
+    """See the module's theory of operation. A `TickListener`."""
 
     def __init__(
         self,
-        send: Send,
+        send: SendColdStarts,
         *,
-        seen: Callable[[], Observation | None],
+        observation: Callable[[], Observation | None],
         plan: Callable[[], ScalingPlan],
         overrides: Callable[[], Mapping[str, Override]],
     ) -> None:
         self._send = send
-        self._seen = seen
+        self._observation = observation
         self._plan = plan
         self._overrides = overrides
-        self._told: Starts = {}
-        self._to: frozenset[str] = frozenset()
+        self._last_sent: ColdStartsByModel = {}
+        self._recipients: frozenset[str] = frozenset()
 
-    async def take(self, looks: Looks) -> None:
+    async def on_tick(self, inputs: TickInputs) -> None:
         """Tell what is new."""
-        seen = self._seen()
-        listeners = frozenset(report.coordinator_id for report in looks.reports)
-        if seen is None or not listeners:
+        observation = self._observation()
+        ingresses = frozenset(report.coordinator_id for report in inputs.reports)
+        if observation is None or not ingresses:
             return
         plan = self._plan()
-        numbers = {pool: one.replicas for pool, one in self._overrides().items()}
-        able = startable(plan.options, numbers) if plan.automatic else frozenset()
-        starts = {model: _rounded(one) for model, one in cold_starts(seen, startable=able).items()}
-        if starts == self._told and listeners <= self._to:
+        override_sizes = {pool: override.replicas for pool, override in self._overrides().items()}
+        startable = (
+            startable_pools(plan.options, override_sizes) if plan.is_automatic else frozenset()
+        )
+        starts = {
+            model: _rounded(start)
+            for model, start in forecast_cold_starts(observation, startable=startable).items()
+        }
+        if starts == self._last_sent and ingresses <= self._recipients:
             return
-        taken = await self._send(starts)
-        self._told = starts
-        self._to = listeners if taken and not looks.missing else frozenset()
+        accepted = await self._send(starts)
+        self._last_sent = starts
+        self._recipients = ingresses if accepted and not inputs.missing else frozenset()
 
 
 def _rounded(start: ColdStart) -> ColdStart:
     """To tenths of a second: more is not known, and is not sent again and again."""
-    left_s = None if start.left_s is None else round(start.left_s, 1)
-    return start._replace(takes_s=round(start.takes_s, 1), left_s=left_s)
+    left_s = None if start.remaining_s is None else round(start.remaining_s, 1)
+    return start._replace(duration_s=round(start.duration_s, 1), remaining_s=left_s)

@@ -11,37 +11,39 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, cast
 
 from baton.config.schema.deployment import DeploymentConfig
-from baton.config.write.render import render_for_all
+from baton.config.write.render import render_redacted
 from baton.console.feed import Row
-from baton.domain.commands import RecordOrder
+from baton.domain.commands import RecordSelection
 from baton.domain.errors import NotRunning, TimedOut
 from baton.serving.ray import serve_control
-from baton.serving.ray.packing import unpacked
-from baton.serving.ray.serve_control import Answers
+from baton.serving.ray.packing import unpack
+from baton.serving.ray.serve_control import CallResults
 from baton.serving.shared.names import INGRESS
-from baton.serving.shared.reports import merged_links, merged_stories
+from baton.serving.shared.reports import merge_link_reports, merge_request_reports
 
-_ASK_S = 3.0
+_QUERY_TIMEOUT_S = 3.0
 """Answers take milliseconds; a viewer waits no longer than this to hear that there are none."""
 
 Rows = Sequence[Row]
 
 
-class AskIngresses(Protocol):
+class CallIngresses(Protocol):
     """Calls a method of every ingress."""
 
-    def __call__(self, method: str, *arguments: object) -> Awaitable[Answers]:
+    def __call__(self, method: str, *arguments: object) -> Awaitable[CallResults]:
         """What they said, and who said nothing."""
         ...
 
 
-def ask_ingresses(app: str) -> AskIngresses:
+def call_ingresses(app: str) -> CallIngresses:
     """Asks the ingresses of an application on Ray Serve."""
 
-    async def ask(method: str, *arguments: object) -> Answers:
-        return await serve_control.call_all(app, INGRESS, method, *arguments, timeout_s=_ASK_S)
+    async def call(method: str, *arguments: object) -> CallResults:
+        return await serve_control.call_all(
+            app, INGRESS, method, *arguments, timeout_s=_QUERY_TIMEOUT_S
+        )
 
-    return ask
+    return call
 
 
 class LiveFeed:
@@ -53,29 +55,29 @@ class LiveFeed:
         status: Callable[[], Awaitable[Row]],
         ticks: Callable[[int], Row],
         config: Callable[[], DeploymentConfig],
-        ask: AskIngresses,
+        call: CallIngresses,
     ) -> None:
-        """Take whom to ask; `status` and `ticks` are the controller's, see `ControllerBody`."""
+        """Take whom to ask; `status` and `ticks` are the controller's, see `ControllerService`."""
         self._status = status
         self._ticks = ticks
         self._config = config
-        self._ask = ask
+        self._call = call
 
     async def overview(self) -> Row:
-        """See `Feed.overview`; ingresses that are silent are under `silent`.
+        """See `Feed.overview`; ingresses that are silent are under `unresponsive`.
 
         Raises:
             TimedOut: the controller has not seen the fleet yet.
         """
         try:
-            async with asyncio.timeout(_ASK_S):
-                told = await self._status()
+            async with asyncio.timeout(_QUERY_TIMEOUT_S):
+                status = await self._status()
         except TimeoutError as error:
             raise TimedOut("the controller has seen no replica yet", "wait") from error
-        answers = await self._ask("status")
-        ingresses = [unpacked(one) for one in answers.given]
-        silent = {"silent": list(answers.missing)} if answers.missing else {}
-        return {**told, "ingresses": ingresses, **silent}
+        answers = await self._call("status")
+        ingresses = [unpack(value) for value in answers.values]
+        unresponsive = {"silent": list(answers.failures)} if answers.failures else {}
+        return {**status, "ingresses": ingresses, **unresponsive}
 
     async def links(self) -> Rows:
         """See `Feed.links`.
@@ -83,15 +85,15 @@ class LiveFeed:
         Raises:
             NotRunning: no ingress answers.
         """
-        return merged_links(await self._rows("links"))
+        return merge_link_reports(await self._rows("links"))
 
-    async def requests(self, count: int, order: RecordOrder) -> Rows:
+    async def requests(self, count: int, order: RecordSelection) -> Rows:
         """See `Feed.requests`.
 
         Raises:
             NotRunning: no ingress answers.
         """
-        return merged_stories(await self._rows("requests", count, str(order)), count, order)
+        return merge_request_reports(await self._rows("requests", count, str(order)), count, order)
 
     async def request(self, request_id: str) -> Rows:
         """See `Feed.request`.
@@ -99,7 +101,7 @@ class LiveFeed:
         Raises:
             NotRunning: no ingress answers.
         """
-        return [story for rows in await self._rows("explain", request_id) for story in rows]
+        return [report for rows in await self._rows("explain", request_id) for report in rows]
 
     async def ticks(self, count: int) -> Rows:
         """See `Feed.ticks`."""
@@ -107,11 +109,11 @@ class LiveFeed:
 
     async def config(self) -> str:
         """See `Feed.config`."""
-        return render_for_all(self._config())
+        return render_redacted(self._config())
 
     async def _rows(self, method: str, *arguments: object) -> list[Rows]:
-        answers = await self._ask(method, *arguments)
-        if not answers.given:
-            why = "; ".join(answers.missing) or "there is none"
+        answers = await self._call(method, *arguments)
+        if not answers.values:
+            why = "; ".join(answers.failures) or "there is none"
             raise NotRunning(f"no ingress answers: {why}", "look at 'baton status'")
-        return [cast("Rows", unpacked(one)) for one in answers.given]
+        return [cast("Rows", unpack(value)) for value in answers.values]

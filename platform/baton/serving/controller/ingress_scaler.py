@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from baton.policy.scaling.ingresses import IngressBounds, IngressSizer
 from baton.runtime.ports import Clock
-from baton.serving.scaling.ports import Looks
+from baton.serving.scaling.ports import TickInputs
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
 
 
-class Used(NamedTuple):
+class IngressUsage(NamedTuple):
     """What one ingress has used since it began."""
 
     ingress: str
@@ -33,14 +33,14 @@ class Used(NamedTuple):
     """How many it can keep busy."""
 
 
-class IngressDesk:
-    """See the module's theory of operation. A `ReportReader`."""
+class IngressScaler:
+    """See the module's theory of operation. A `TickListener`."""
 
     def __init__(
         self,
         bounds: IngressBounds,
         *,
-        used: Callable[[], Awaitable[tuple[tuple[Used, ...], int]]],
+        usage: Callable[[], Awaitable[tuple[tuple[IngressUsage, ...], int]]],
         target: Callable[[], Awaitable[int | None]],
         scale: Callable[[int], Awaitable[None]],
         clock: Clock,
@@ -49,36 +49,46 @@ class IngressDesk:
 
         Args:
             bounds: How many there may be.
-            used: What each ingress has used, and how many did not say.
+            usage: What each ingress has used, and how many did not say.
             target: How many there are to be at present; None where Serve does not say.
             scale: Has there be so many.
             clock: For how long things are calm.
         """
         self._bounds = bounds
         self._sizer = IngressSizer(bounds)
-        self._used, self._target, self._scale = used, target, scale
+        self._usage, self._target, self._scale = usage, target, scale
         self._clock = clock
-        self._before: Mapping[str, Used] = {}
+        self._last_usage: Mapping[str, IngressUsage] = {}
 
-    async def take(self, looks: Looks) -> None:
+    async def on_tick(self, inputs: TickInputs) -> None:
         """Have more of them, or fewer, where that is due."""
-        if not self._bounds.open:
+        if not self._bounds.is_scalable:
             return
-        told, silent = await self._used()
-        now = {one.ingress: one for one in told}
-        before, self._before = self._before, now
-        have = await self._target()
-        known = now.keys() & before.keys()
-        if have is None or silent or len(known) < max(have, len(now)):
+        usages, unresponsive = await self._usage()
+        current = {usage.ingress: usage for usage in usages}
+        previous, self._last_usage = self._last_usage, current
+        target = await self._target()
+        comparable = current.keys() & previous.keys()
+        if target is None or unresponsive or len(comparable) < max(target, len(current)):
             return
-        busy = [_busy(before[name], now[name]) for name in sorted(known)]
-        want = self._sizer.want(have, busy, self._clock.now_s())
-        if want != have:
-            fields = {"had": have, "want": want, "busy": [round(one, 2) for one in busy]}
+        busy_fractions = [
+            _busy_fraction(previous[name], current[name]) for name in sorted(comparable)
+        ]
+        desired = self._sizer.desired(target, busy_fractions, self._clock.now_s())
+        if desired != target:
+            fields = {
+                "had": target,
+                "want": desired,
+                "busy": [round(busy_fraction, 2) for busy_fraction in busy_fractions],
+            }
             log_event(_LOGGER, logging.INFO, "ingresses_scaled", fields)
-            await self._scale(want)
+            await self._scale(desired)
 
 
-def _busy(before: Used, now: Used) -> float:
-    passed_s = now.at_s - before.at_s
-    return 0.0 if passed_s <= 0 else (now.needed_s - before.needed_s) / (passed_s * now.cores)
+def _busy_fraction(previous: IngressUsage, current: IngressUsage) -> float:
+    elapsed_s = current.at_s - previous.at_s
+    return (
+        0.0
+        if elapsed_s <= 0
+        else (current.needed_s - previous.needed_s) / (elapsed_s * current.cores)
+    )

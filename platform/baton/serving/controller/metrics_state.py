@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.metrics_core import Metric as Family
 
 import baton
-from baton.config.derive.options import devices_of, price_per_hour, slo_book
+from baton.config.derive.options import devices_per_replica, price_per_hour, slo_classes
 from baton.config.schema.deployment import DeploymentConfig
 from baton.control.autoscaling.observer import Observer
 from baton.runtime.ports import Clock
 from baton.serving.scaling.loop import ScalingLoop
-from baton.serving.scaling.ports import Looks
-from baton.serving.scaling.reports import Lately, lately
+from baton.serving.scaling.ports import TickInputs
+from baton.serving.scaling.reports import RecentClassStats, recent_class_stats
 from baton.telemetry.metrics.controller import (
-    ClassFare,
+    ClassStatus,
     ControllerState,
     PoolSize,
     controller_families,
@@ -23,28 +23,28 @@ from baton.telemetry.metrics.controller import (
 from baton.telemetry.metrics.usage_meter import UsageMeter
 
 
-class Hearing:
-    """Notes when ingresses were heard last. A `ReportReader`."""
+class ReportAges:
+    """Notes when ingresses were heard last. A `TickListener`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._all_heard_at_s = clock.now_s()
-        self.silent = 0
+        self._all_reported_at_s = clock.now_s()
+        self.unresponsive = 0
         """Ingresses that did not report in the last turn."""
 
     @property
     def age_s(self) -> float:
         """Since every ingress reported, and there was one; until then, since the beginning."""
-        return self._clock.now_s() - self._all_heard_at_s
+        return self._clock.now_s() - self._all_reported_at_s
 
-    async def take(self, looks: Looks) -> None:
+    async def on_tick(self, inputs: TickInputs) -> None:
         """Note who reported in a turn."""
-        self.silent = looks.silent
-        if looks.reports and not looks.silent:
-            self._all_heard_at_s = self._clock.now_s()
+        self.unresponsive = inputs.unresponsive_ingresses
+        if inputs.reports and not inputs.unresponsive_ingresses:
+            self._all_reported_at_s = self._clock.now_s()
 
 
-class Measured:
+class ControllerMetrics:
     """What one controller measures."""
 
     def __init__(
@@ -53,19 +53,19 @@ class Measured:
         *,
         loop: ScalingLoop,
         observer: Observer,
-        hearing: Hearing,
+        report_ages: ReportAges,
         clock: Clock,
     ) -> None:
         self._config = config
         self._loop = loop
         self._observer = observer
-        self._hearing = hearing
+        self._report_ages = report_ages
         self._clock = clock
         self._usage = UsageMeter()
 
     def reconfigure(self, config: DeploymentConfig) -> None:
         """Go on by other prices, bounds and classes."""
-        self._take_usage()  # what was used until now has its price
+        self._ingest_usage()  # what was used until now has its price
         self._config = config
 
     def state(self, *, generation: int = 0, refused_configs: int = 0) -> ControllerState:
@@ -75,20 +75,20 @@ class Measured:
             version=baton.__version__,
             model=self._config.model_name,
             generation=generation,
-            refused_configs=refused_configs,
+            rejected_configs=refused_configs,
             pools=tuple(self._pools()),
-            seen=self._loop.last_seen,
+            observation=self._loop.last_observation,
             tick=ticks[-1] if ticks else None,
             counters=self._loop.counters,
             overridden_pools=len(self._loop.overrides()),
-            report_age_s=self._hearing.age_s,
-            silent_ingresses=self._hearing.silent,
+            report_age_s=self._report_ages.age_s,
+            unresponsive_ingresses=self._report_ages.unresponsive,
             classes=tuple(self._classes()),
         )
 
     def families(self, *, generation: int, refused_configs: int) -> Iterable[Family]:
         """Every metric, as it is now."""
-        self._take_usage()
+        self._ingest_usage()
         state = self.state(generation=generation, refused_configs=refused_configs)
         return controller_families(state, self._usage)
 
@@ -100,29 +100,29 @@ class Measured:
                 name=name,
                 min=pool.replicas.min,
                 max=pool.replicas.max,
-                want=None if state is None else state.target,
+                desired=None if state is None else state.target,
                 running=None if state is None else state.running,
                 starting=None if state is None else state.starting,
                 stopping=None if state is None else state.stopping,
-                price_per_hour=None if price is None else price * devices_of(pool),
+                price_per_hour=None if price is None else price * devices_per_replica(pool),
             )
 
-    def _classes(self) -> Iterable[ClassFare]:
-        recent, now_s = lately(self._observer), self._clock.now_s()
-        for name, slo in sorted(slo_book(self._config).classes.items()):
-            now = recent.get(name, Lately())
-            yield ClassFare(
+    def _classes(self) -> Iterable[ClassStatus]:
+        recent, now_s = recent_class_stats(self._observer), self._clock.now_s()
+        for name, slo in sorted(slo_classes(self._config).classes.items()):
+            current = recent.get(name, RecentClassStats())
+            yield ClassStatus(
                 slo=slo,
-                lately=now.counts,
-                over_window=self._observer.ledgers.attained(slo, now_s),
+                recent=current.counts,
+                over_window=self._observer.cluster_totals.counts_in_window(slo, now_s),
             )
 
-    def _take_usage(self) -> None:
-        ledgers = self._observer.ledgers
-        self._usage.take(ledgers.spent(), ledgers.pools(), prices(self._config))
+    def _ingest_usage(self) -> None:
+        totals = self._observer.cluster_totals
+        self._usage.ingest(totals.gpu_usage(), totals.pools(), prices(self._config))
 
 
 def prices(config: DeploymentConfig) -> Mapping[str, float]:
     """Of a device, per hour, by pool; pools without a price are not among them."""
-    found = {name: price_per_hour(pool) for name, pool in config.pools.items()}
-    return {name: price for name, price in found.items() if price is not None}
+    by_pool = {name: price_per_hour(pool) for name, pool in config.pools.items()}
+    return {name: price for name, price in by_pool.items() if price is not None}

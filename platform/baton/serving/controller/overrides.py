@@ -19,10 +19,10 @@ def encode(overrides: Overrides, *, now_s: float, wall_s: float) -> bytes:
     """
     rows = {
         pool: {
-            "replicas": one.replicas,
-            "until": None if one.until_s is None else wall_s + one.until_s - now_s,
+            "replicas": override.replicas,
+            "until": None if override.until_s is None else wall_s + override.until_s - now_s,
         }
-        for pool, one in sorted(overrides.items())
+        for pool, override in sorted(overrides.items())
     }
     return json.dumps(rows).encode()
 

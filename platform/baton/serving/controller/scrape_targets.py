@@ -30,7 +30,7 @@ def target_groups(
         node: which node that runs on.
     """
     groups = [] if controller is None else [_group(controller, Component.CONTROLLER, node=node)]
-    for member in sorted(members, key=lambda one: (one.deployment, one.replica_id)):
+    for member in sorted(members, key=lambda member: (member.deployment, member.replica_id)):
         address = member.metadata.get(METRICS_ADDRESS)
         if not address:
             continue
@@ -43,11 +43,12 @@ def target_groups(
             component = Component.REPLICA
         # An ingress of several models has one for each.
         groups += [
-            _group(one, component, node=member.node_ip, **labels) for one in str(address).split(",")
+            _group(part, component, node=member.node_ip, **labels)
+            for part in str(address).split(",")
         ]
     return groups
 
 
 def _group(address: str, component: Component, **labels: str) -> TargetGroup:
-    told = {"__metrics_path__": METRICS_PATH, "component": str(component), **labels}
-    return {"targets": [address], "labels": told}
+    target_labels = {"__metrics_path__": METRICS_PATH, "component": str(component), **labels}
+    return {"targets": [address], "labels": target_labels}

@@ -20,129 +20,145 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from baton.control.accounting.cluster_totals import Held, Ledgers
-from baton.domain.demand import Spent, Tally
+from baton.control.accounting.cluster_totals import ClusterTotals, PoolCapacity
+from baton.domain.demand import GpuUsage, Tally
 from baton.runtime.ports import Clock
-from baton.serving.controller.serve_fleet import KeyValues
-from baton.serving.ray.packing import packed, unpacked
-from baton.serving.scaling.ports import Looks
+from baton.serving.controller.serve_fleet import KeyValueStore
+from baton.serving.ray.packing import pack, unpack
+from baton.serving.scaling.ports import TickInputs
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
-_NOTE = "usage"
-_STORE_S = 2.0
-_EVERY_S = 30.0
-_TALLY_KEY = 4
+_STORE_KEY = "usage"
+_STORE_TIMEOUT_S = 2.0
+_SAVE_INTERVAL_S = 30.0
+_TALLY_KEY_FIELDS = 4
 """So many fields of a tally say of what it is."""
-_Row = TypeVar("_Row", Tally, Spent)
+_Row = TypeVar("_Row", Tally, GpuUsage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class UsageTotals:
     """What was used, and what replicas have cost, over some time."""
 
-    over_s: float = 0.0
+    duration_s: float = 0.0
     tallies: tuple[Tally, ...] = ()
-    spent: tuple[Spent, ...] = ()
-    pools: Mapping[str, Held] = field(default_factory=dict)
+    spent: tuple[GpuUsage, ...] = ()
+    pools: Mapping[str, PoolCapacity] = field(default_factory=dict)
 
-    def __add__(self, other: Used) -> Used:
+    def __add__(self, other: UsageTotals) -> UsageTotals:
         """Both together."""
         pools = {
-            name: _both(self.pools.get(name, Held()), other.pools.get(name, Held()))
+            name: _add_capacity(
+                self.pools.get(name, PoolCapacity()), other.pools.get(name, PoolCapacity())
+            )
             for name in sorted(self.pools.keys() | other.pools.keys())
         }
-        return Used(
-            over_s=self.over_s + other.over_s,
-            tallies=_summed((*self.tallies, *other.tallies), _TALLY_KEY),
-            spent=_summed((*self.spent, *other.spent), len(Spent._fields) - 1),
+        return UsageTotals(
+            duration_s=self.duration_s + other.duration_s,
+            tallies=_sum_rows((*self.tallies, *other.tallies), _TALLY_KEY_FIELDS),
+            spent=_sum_rows((*self.spent, *other.spent), len(GpuUsage._fields) - 1),
             pools=pools,
         )
 
 
-class UsageMemory:
-    """See the module. A `ReportReader`, so that only the controller that acts writes."""
+class UsageStore:
+    """See the module. A `TickListener`, so that only the controller that acts writes."""
 
     def __init__(
-        self, ledgers: Ledgers, store: KeyValues, *, clock: Clock, every_s: float = _EVERY_S
+        self,
+        totals: ClusterTotals,
+        store: KeyValueStore,
+        *,
+        clock: Clock,
+        interval_s: float = _SAVE_INTERVAL_S,
     ) -> None:
-        self._ledgers = ledgers
+        self._totals = totals
         self._store = store
         self._clock = clock
-        self._every_s = every_s
-        self._began_at_s = clock.now_s()
-        self._before: Used | None = None
+        self._interval_s = interval_s
+        self._started_at_s = clock.now_s()
+        self._earlier: UsageTotals | None = None
         """What controllers before this one have noted; None until that was read."""
-        self._noted_at_s = clock.now_s()
+        self._saved_at_s = clock.now_s()
 
-    def used(self) -> Used:
+    def usage(self) -> UsageTotals:
         """Since the deployment began, as far as is known."""
-        ledgers = self._ledgers
-        own = Used(
-            over_s=self._clock.now_s() - self._began_at_s,
-            tallies=ledgers.tallies(),
-            spent=ledgers.spent(),
-            pools=ledgers.pools(),
+        totals = self._totals
+        own = UsageTotals(
+            duration_s=self._clock.now_s() - self._started_at_s,
+            tallies=totals.tallies(),
+            spent=totals.gpu_usage(),
+            pools=totals.pools(),
         )
-        return own if self._before is None else self._before + own
+        return own if self._earlier is None else self._earlier + own
 
-    async def take(self, _looks: Looks) -> None:
+    async def on_tick(self, _inputs: TickInputs) -> None:
         """Read the note once, and write another when it is time."""
-        if self._before is None:
-            async with asyncio.timeout(_STORE_S):
-                data = await asyncio.to_thread(self._store.load, _NOTE)
-            self._before = _read(data)
-        if self._clock.now_s() - self._noted_at_s >= self._every_s:
-            await self.note()
+        if self._earlier is None:
+            async with asyncio.timeout(_STORE_TIMEOUT_S):
+                data = await asyncio.to_thread(self._store.load, _STORE_KEY)
+            self._earlier = _decode(data)
+        if self._clock.now_s() - self._saved_at_s >= self._interval_s:
+            await self.save()
 
-    async def note(self) -> None:
+    async def save(self) -> None:
         """Keep what is known; nothing happens before the last note was read."""
-        if self._before is None:
+        if self._earlier is None:
             return
-        self._noted_at_s = self._clock.now_s()
-        data = _written(self.used())
-        async with asyncio.timeout(_STORE_S):
-            await asyncio.to_thread(self._store.save, _NOTE, data)
+        self._saved_at_s = self._clock.now_s()
+        data = _encode(self.usage())
+        async with asyncio.timeout(_STORE_TIMEOUT_S):
+            await asyncio.to_thread(self._store.save, _STORE_KEY, data)
 
 
-def _both(one: Held, other: Held) -> Held:
-    return Held(device_s=one.device_s + other.device_s, busy_s=one.busy_s + other.busy_s)
+def _add_capacity(left: PoolCapacity, right: PoolCapacity) -> PoolCapacity:
+    return PoolCapacity(device_s=left.device_s + right.device_s, busy_s=left.busy_s + right.busy_s)
 
 
-def _summed(rows: Iterable[_Row], key: int) -> tuple[_Row, ...]:
-    found: dict[tuple[object, ...], _Row] = {}
+def _sum_rows(rows: Iterable[_Row], key: int) -> tuple[_Row, ...]:
+    sums: dict[tuple[object, ...], _Row] = {}
     for row in rows:
-        known = found.get(row[:key])
-        found[row[:key]] = row if known is None else _added(known, row, key)
-    return tuple(found[name] for name in sorted(found, key=str))
+        known = sums.get(row[:key])
+        sums[row[:key]] = row if known is None else _add_rows(known, row, key)
+    return tuple(sums[name] for name in sorted(sums, key=str))
 
 
-def _added(known: _Row, row: _Row, key: int) -> _Row:
-    figures = zip(known[key:], row[key:], strict=True)
-    more: list[float] = [cast("float", one) + cast("float", other) for one, other in figures]
-    return type(row)._make((*row[:key], *more))
+def _add_rows(known: _Row, row: _Row, key: int) -> _Row:
+    pairs = zip(known[key:], row[key:], strict=True)
+    sums: list[float] = [
+        cast("float", each_key) + cast("float", other) for each_key, other in pairs
+    ]
+    return type(row)._make((*row[:key], *sums))
 
 
-def _written(used: Used) -> bytes:
-    pools = {name: [held.device_s, held.busy_s] for name, held in used.pools.items()}
-    told = {"over_s": used.over_s, "tallies": used.tallies, "spent": used.spent, "pools": pools}
-    return packed(told)
+def _encode(totals: UsageTotals) -> bytes:
+    pools = {name: [held.device_s, held.busy_s] for name, held in totals.pools.items()}
+    entry = {
+        "over_s": totals.duration_s,
+        "tallies": totals.tallies,
+        "spent": totals.spent,
+        "pools": pools,
+    }
+    return pack(entry)
 
 
-def _read(data: bytes | None) -> Used:
+def _decode(data: bytes | None) -> UsageTotals:
     """What a note says; nothing where there is none, or where nobody can read it."""
     if data is None:
-        return Used()
+        return UsageTotals()
     try:
-        told = cast("dict[str, list[list[float]]]", unpacked(data))
-        pools = cast("dict[str, list[float]]", told["pools"])
-        return Used(
-            over_s=float(cast("float", told["over_s"])),
-            tallies=tuple(Tally._make(row) for row in told["tallies"]),
-            spent=tuple(Spent._make(row) for row in told["spent"]),
-            pools={name: Held(device_s=held[0], busy_s=held[1]) for name, held in pools.items()},
+        entry = cast("dict[str, list[list[float]]]", unpack(data))
+        pools = cast("dict[str, list[float]]", entry["pools"])
+        return UsageTotals(
+            duration_s=float(cast("float", entry["over_s"])),
+            tallies=tuple(Tally._make(row) for row in entry["tallies"]),
+            spent=tuple(GpuUsage._make(row) for row in entry["spent"]),
+            pools={
+                name: PoolCapacity(device_s=held[0], busy_s=held[1]) for name, held in pools.items()
+            },
         )
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, zlib.error) as error:
         # Nothing that is tried again would help.
         log_event(_LOGGER, logging.ERROR, "usage_lost", {"why": f"{type(error).__name__}: {error}"})
-        return Used()
+        return UsageTotals()

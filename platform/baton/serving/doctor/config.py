@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baton.config.schema.deployment import DeploymentConfig
-from baton.serving.doctor.facts import FileFact, MachineNow, Unknown
+from baton.serving.doctor.facts import FileFact, MachineSnapshot, UnknownFact
 from baton.serving.doctor.result import Check, Topic, size_text
 from baton.serving.preflight.checks import (
     gpu_findings,
@@ -16,87 +16,94 @@ from baton.serving.preflight.checks import (
 )
 from baton.serving.preflight.models import source_findings
 
-_OTHERS = 0o077
-_CARDS = "UCX_NET_DEVICES"
-_CARD_MAPPING = "VLLM_GPU_NIC_PCIE_MAPPING"
-_CARD_VARIABLES = "VLLM_NIC_SELECTION_VARS"
+_GROUP_OTHER_BITS = 0o077
+_UCX_DEVICES_VARIABLE = "UCX_NET_DEVICES"
+_NIC_MAPPING_VARIABLE = "VLLM_GPU_NIC_PCIE_MAPPING"
+_NIC_SELECTION_VARIABLE = "VLLM_NIC_SELECTION_VARS"
 _NO_CONFIG = "no configuration was given; name one with -c FILE"
 
 
 def config_checks(
-    machine: MachineNow, config: DeploymentConfig | None, *, runs_at: str | None
+    machine: MachineSnapshot, config: DeploymentConfig | None, *, running_url: str | None
 ) -> Iterator[Check]:
-    """Whether it can run this configuration; `runs_at` is the endpoint of what runs here."""
-    yield check_memory(machine, config, runs_at=runs_at)
-    yield check_gpus(machine, config, runs_at=runs_at)
-    yield check_cards(machine, config)
+    """Whether it can run this configuration; `running_url` is the endpoint of what runs here."""
+    yield check_memory(machine, config, running_url=running_url)
+    yield check_gpus(machine, config, running_url=running_url)
+    yield check_nics(machine, config)
     yield check_model(config)
-    yield check_ports(machine, config, runs_at=runs_at)
+    yield check_ports(machine, config, running_url=running_url)
     yield check_secrets(machine, config)
     yield check_keys(config)
 
 
 def check_memory(
-    machine: MachineNow, config: DeploymentConfig | None, *, runs_at: str | None
+    machine: MachineSnapshot, config: DeploymentConfig | None, *, running_url: str | None
 ) -> Check:
     """Whether everything that starts at once fits into main memory."""
     topic = Topic(name="memory", why="a machine without memory kills whoever asks for more")
     available = machine.available_memory_bytes
     if config is None:
         return topic.skipped(_NO_CONFIG)
-    if runs_at is not None:
-        return topic.skipped(f"what runs at {runs_at} holds its memory already")
-    if isinstance(available, Unknown):
+    if running_url is not None:
+        return topic.skipped(f"what runs at {running_url} holds its memory already")
+    if isinstance(available, UnknownFact):
         return topic.skipped(available.why)
     if findings := memory_findings(config, available):
-        return topic.said(findings)
+        return topic.from_findings(findings)
     return topic.passed(f"{size_text(available)} available, enough for what starts at once")
 
 
 def check_gpus(
-    machine: MachineNow, config: DeploymentConfig | None, *, runs_at: str | None
+    machine: MachineSnapshot, config: DeploymentConfig | None, *, running_url: str | None
 ) -> Check:
     """Whether there are as many GPUs as start at once."""
     topic = Topic(name="GPUs", why="replicas wait for devices that are not there, for ever")
     if config is None:
         return topic.skipped(_NO_CONFIG)
-    if runs_at is not None:
-        return topic.skipped(f"what runs at {runs_at} has its devices already")
+    if running_url is not None:
+        return topic.skipped(f"what runs at {running_url} has its devices already")
     if findings := gpu_findings(config, machine.gpus):
-        return topic.said(findings)
+        return topic.from_findings(findings)
     return topic.passed(f"{machine.gpus} here, enough for what starts at once")
 
 
-def check_cards(machine: MachineNow, config: DeploymentConfig | None) -> Check:
+def check_nics(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:
     """Whether several workers have to share one of several network cards."""
     topic = Topic(name="network cards", why="eight GPUs that share one card pull at an eighth each")
     if config is None:
         return topic.skipped(_NO_CONFIG)
-    halves, shared = [], []
+    incomplete_pools, shared_nics = [], []
     for name, pool in config.pools.items():
         environment = {**config.transfer.env, **pool.env}
-        mapped = [key in environment for key in (_CARD_MAPPING, _CARD_VARIABLES)]
-        if any(mapped) and not all(mapped):
-            halves.append(name)
-        devices = environment.get(_CARDS)
+        has_variable = [
+            key in environment for key in (_NIC_MAPPING_VARIABLE, _NIC_SELECTION_VARIABLE)
+        ]
+        if any(has_variable) and not all(has_variable):
+            incomplete_pools.append(name)
+        devices = environment.get(_UCX_DEVICES_VARIABLE)
         workers = pool.parallel.workers * pool.replicas.max
-        one = isinstance(devices, str) and devices not in {"", "all"} and "," not in devices
-        if one and len(machine.cards) > 1 and workers > 1 and pool.resources.gpus:
-            shared.append(f"{workers} workers of {name} use {devices}")
-    if halves:
+        is_single_nic = (
+            isinstance(devices, str) and devices not in {"", "all"} and "," not in devices
+        )
+        if is_single_nic and len(machine.nics) > 1 and workers > 1 and pool.resources.gpus:
+            shared_nics.append(f"{workers} workers of {name} use {devices}")
+    if incomplete_pools:
         return topic.failed(
-            f"{', '.join(halves)}: only one of {_CARD_MAPPING} and {_CARD_VARIABLES} is set, and"
+            f"{', '.join(incomplete_pools)}: only one of {_NIC_MAPPING_VARIABLE} and"
+            f" {_NIC_SELECTION_VARIABLE} is set, and"
             " workers end without the other",
             "set both, in transfer.env or the pool's env; see docs/operations/transfer.md",
         )
-    if shared:
+    if shared_nics:
         return topic.warned(
-            f"{'; '.join(shared)}, one of {len(machine.cards)} cards here"
-            f" ({', '.join(machine.cards)})",
-            f"leave {_CARDS} out, and UCX takes those near each GPU; or give each GPU its own with"
-            f" {_CARD_MAPPING} and {_CARD_VARIABLES}; see docs/operations/transfer.md",
+            f"{'; '.join(shared_nics)}, one of {len(machine.nics)} cards here"
+            f" ({', '.join(machine.nics)})",
+            f"leave {_UCX_DEVICES_VARIABLE} out, and UCX takes those near each GPU; or give"
+            " each GPU its own with"
+            f" {_NIC_MAPPING_VARIABLE} and {_NIC_SELECTION_VARIABLE}; see"
+            " docs/operations/transfer.md",
         )
-    return topic.passed(f"{len(machine.cards)} for RDMA here; no worker is tied to another's")
+    return topic.passed(f"{len(machine.nics)} for RDMA here; no worker is tied to another's")
 
 
 def check_model(config: DeploymentConfig | None) -> Check:
@@ -105,53 +112,58 @@ def check_model(config: DeploymentConfig | None) -> Check:
     if config is None:
         return topic.skipped(_NO_CONFIG)
     if findings := source_findings(config.models):
-        return topic.said(findings)
+        return topic.from_findings(findings)
     return topic.passed(", ".join(f"{n}: {m.source}" for n, m in config.models.items()))
 
 
 def check_ports(
-    machine: MachineNow, config: DeploymentConfig | None, *, runs_at: str | None
+    machine: MachineSnapshot, config: DeploymentConfig | None, *, running_url: str | None
 ) -> Check:
     """Whether the ports that the configuration names can be had."""
     topic = Topic(name="ports", why="two programs cannot listen on one port")
     if config is None:
         return topic.skipped(_NO_CONFIG)
-    if runs_at is not None:
-        return topic.passed(f"held by what runs at {runs_at}")
+    if running_url is not None:
+        return topic.passed(f"held by what runs at {running_url}")
     if findings := port_findings(machine.ports):
-        return topic.said(findings)
-    return topic.passed(", ".join(f"{one.port} ({one.key})" for one in machine.ports) + " free")
+        return topic.from_findings(findings)
+    return topic.passed(", ".join(f"{port.port} ({port.key})" for port in machine.ports) + " free")
 
 
-def check_secrets(machine: MachineNow, config: DeploymentConfig | None) -> Check:
+def check_secrets(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:
     """Whether files with tokens and keys are there, and nobody else's to read."""
     topic = Topic(name="token and key files", why="whoever reads a token is let in with it")
     if config is None and not machine.secrets:
         return topic.skipped(_NO_CONFIG)
-    if lost := [one for one in machine.secrets if _lost(one)]:
+    if unusable := [secret for secret in machine.secrets if _file_problem(secret)]:
         return topic.failed(
-            "; ".join(f"{one.path} ({one.what}): {_lost(one)}" for one in lost),
-            f"create {' and '.join(one.path for one in lost)} with what it is to hold, as this"
+            "; ".join(
+                f"{file_fact.path} ({file_fact.purpose}): {_file_problem(file_fact)}"
+                for file_fact in unusable
+            ),
+            f"create {' and '.join(file_fact.path for file_fact in unusable)} with what it is"
+            " to hold, as this"
             " user, with mode 600",
         )
-    if bare := [one for one in machine.secrets if (one.mode or 0) & _OTHERS]:
-        found = "; ".join(
-            f"{one.path} ({one.what}) is open to others: {one.mode:04o}" for one in bare
+    if exposed := [secret for secret in machine.secrets if (secret.mode or 0) & _GROUP_OTHER_BITS]:
+        problem = "; ".join(
+            f"{file_fact.path} ({file_fact.purpose}) is open to others: {file_fact.mode:04o}"
+            for file_fact in exposed
         )
-        close = f"chmod 600 {' '.join(one.path for one in bare)}"
-        if all(one.only_hashes for one in bare):
-            return topic.warned(f"{found}; it holds hashes, no keys", close)
-        return topic.failed(found, f"{close}, and replace the tokens in them")
-    names = [one.what for one in machine.secrets]
+        fix = f"chmod 600 {' '.join(file_fact.path for file_fact in exposed)}"
+        if all(file_fact.only_hashes for file_fact in exposed):
+            return topic.warned(f"{problem}; it holds hashes, no keys", fix)
+        return topic.failed(problem, f"{fix}, and replace the tokens in them")
+    names = [secret.purpose for secret in machine.secrets]
     return topic.passed(f"{', '.join(names)}: this user's alone" if names else "none are named")
 
 
-def _lost(one: FileFact) -> str:
-    if one.problem:
-        return one.problem
-    if not one.readable:
+def _file_problem(file: FileFact) -> str:
+    if file.problem:
+        return file.problem
+    if not file.readable:
         return "this user cannot read it"
-    return "it is empty" if one.empty and one.what == "observability.token_file" else ""
+    return "it is empty" if file.empty and file.purpose == "observability.token_file" else ""
 
 
 def check_keys(config: DeploymentConfig | None) -> Check:

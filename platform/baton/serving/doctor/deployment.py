@@ -7,35 +7,35 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from baton.domain.errors import BatonError, NotRunning
-from baton.domain.words import few
-from baton.policy.resilience.liveness import REST_S
+from baton.domain.names.words import few
+from baton.policy.resilience.liveness import IDLE_GRACE_S
 from baton.serving.cluster.cluster_state import ClusterState
-from baton.serving.doctor.facts import Unknown, answers_at, answers_health, within
+from baton.serving.doctor.facts import UnknownFact, gather_fact, health_problem, http_problem
 from baton.serving.doctor.result import Check, Topic
 from baton.serving.doctor.security import (
     OpenPort,
     check_open_ports,
-    check_ray_door,
+    check_ray_auth,
     open_ports,
 )
-from baton.serving.operator.attached import Joined
+from baton.serving.operator.attached import AttachedCluster
 from baton.serving.preflight.checks import node_version_findings
 from baton.serving.preflight.facts import cluster_facts
-from baton.serving.ray.auth_probe import ray_door
-from baton.serving.ray.context import control_store
+from baton.serving.ray.auth_probe import probe_ray_auth
+from baton.serving.ray.context import get_gcs_address
 from baton.serving.versions import PACKAGES
 
-Told = dict[str, Any]
+JsonDict = dict[str, Any]
 Progress = Callable[[str], None]
-_ASK_S = 65.0
+_QUERY_TIMEOUT_S = 65.0
 """Each question has a deadline of half of it."""
-_NODES_S = 65.0
-_HTTP_S = 6.0
-_PORTS_S = 10.0
-_DOOR_S = 25.0
-_OLD_LOAD_S = 2.0 + REST_S
+_NODES_TIMEOUT_S = 65.0
+_HTTP_TIMEOUT_S = 6.0
+_PORTS_TIMEOUT_S = 10.0
+_AUTH_PROBE_TIMEOUT_S = 25.0
+_STALE_LOAD_S = 2.0 + IDLE_GRACE_S
 """Replicas report four times a second while they have work, else every 4 s."""
-_NAMES = (
+_CHECK_NAMES = (
     "deployment",
     "endpoint",
     "ingresses",
@@ -57,256 +57,265 @@ _NAMES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningNow:
+class DeploymentSnapshot:
     """A deployment, as it told of itself."""
 
     endpoint: str | None
     """None for one that was joined at an address: its public URL is not known here."""
-    health: str | Unknown = ""
+    health_problem: str | UnknownFact = ""
     """Why its endpoint does not say that it is well; empty when it does."""
-    status: Mapping[str, object] | Unknown
-    links: tuple[Told, ...] | Unknown = ()
-    metrics: str | Unknown | None = None
+    status: Mapping[str, object] | UnknownFact
+    links: tuple[JsonDict, ...] | UnknownFact = ()
+    metrics_problem: str | UnknownFact | None = None
     """Why nothing answers at its metrics' URL; empty when something does; None: it has none."""
-    nodes: Mapping[str, Mapping[str, str | None]] | Unknown
+    versions_by_node: Mapping[str, Mapping[str, str | None]] | UnknownFact
     """Versions of packages by node."""
-    ports: tuple[OpenPort, ...] | Unknown
+    open_ports: tuple[OpenPort, ...] | UnknownFact
     """Of its processes, where others may reach them."""
-    store: str
+    gcs_address: str
     """Address of Ray's control store."""
-    door: str | Unknown
+    ray_auth: str | UnknownFact
     """How that store meets somebody without a token."""
 
 
-def running_now(deployment: Joined, progress: Progress) -> RunningNow:
+def gather_deployment(deployment: AttachedCluster, progress: Progress) -> DeploymentSnapshot:
     """Ask the deployment, its endpoint and its nodes."""
     progress("asking the deployment")
     endpoint = None if deployment.state is None else deployment.state.http_url
-    status = within(_ASK_S, "the deployment", deployment.status)
-    links = within(_ASK_S, "its links", deployment.links)
-    url = _metrics_url(status)
-    store = control_store()
-    return RunningNow(
+    status = gather_fact(_QUERY_TIMEOUT_S, "the deployment", deployment.status)
+    links = gather_fact(_QUERY_TIMEOUT_S, "its links", deployment.links)
+    metrics_url = _metrics_url(status)
+    gcs_address = get_gcs_address()
+    return DeploymentSnapshot(
         endpoint=endpoint,
-        health=_health(endpoint),
+        health_problem=_health_problem(endpoint),
         status=status,
-        links=links if isinstance(links, Unknown) else tuple(cast("list[Told]", links["links"])),
-        metrics=None if url is None else within(_HTTP_S, url, lambda: answers_at(url)),
-        nodes=within(_NODES_S, "its nodes", lambda: cluster_facts(PACKAGES).versions),
-        ports=_ports(deployment.state),
-        store=store,
-        door=within(_DOOR_S, store, lambda: ray_door(store)),
+        links=links
+        if isinstance(links, UnknownFact)
+        else tuple(cast("list[JsonDict]", links["links"])),
+        metrics_problem=None
+        if metrics_url is None
+        else gather_fact(_HTTP_TIMEOUT_S, metrics_url, lambda: http_problem(metrics_url)),
+        versions_by_node=gather_fact(
+            _NODES_TIMEOUT_S, "its nodes", lambda: cluster_facts(PACKAGES).versions
+        ),
+        open_ports=_open_ports(deployment.state),
+        gcs_address=gcs_address,
+        ray_auth=gather_fact(
+            _AUTH_PROBE_TIMEOUT_S, gcs_address, lambda: probe_ray_auth(gcs_address)
+        ),
     )
 
 
-def _ports(state: ClusterState | None) -> tuple[OpenPort, ...] | Unknown:
+def _open_ports(state: ClusterState | None) -> tuple[OpenPort, ...] | UnknownFact:
     if state is None:
-        return Unknown("its processes run elsewhere: look there with 'baton doctor'")
-    return within(_PORTS_S, "its processes", lambda: open_ports(state))
+        return UnknownFact("its processes run elsewhere: look there with 'baton doctor'")
+    return gather_fact(_PORTS_TIMEOUT_S, "its processes", lambda: open_ports(state))
 
 
-def _health(endpoint: str | None) -> str | Unknown:
+def _health_problem(endpoint: str | None) -> str | UnknownFact:
     if endpoint is None:
-        return Unknown("its public address is not known here")
-    return within(_HTTP_S, endpoint, lambda: answers_health(endpoint))
+        return UnknownFact("its public address is not known here")
+    return gather_fact(_HTTP_TIMEOUT_S, endpoint, lambda: health_problem(endpoint))
 
 
-def _metrics_url(status: Mapping[str, object] | Unknown) -> str | None:
-    if isinstance(status, Unknown):
+def _metrics_url(status: Mapping[str, object] | UnknownFact) -> str | None:
+    if isinstance(status, UnknownFact):
         return None
-    seen_at = cast("Told", status.get("observability") or {})
-    url = seen_at.get("url")
+    observability = cast("JsonDict", status.get("observability") or {})
+    url = observability.get("url")
     return str(url) if url else None
 
 
 # ---------------------------------------------------------------------------------------- checks
 
 
-def nothing_runs(why: BatonError) -> Iterator[Check]:
+def unreachable_checks(error: BatonError) -> Iterator[Check]:
     """Without a deployment there is nothing to look at; one that cannot be joined is a failure."""
-    if isinstance(why, NotRunning):
-        for name in _NAMES:
+    if isinstance(error, NotRunning):
+        for name in _CHECK_NAMES:
             yield Topic(name=name, why="").skipped("nothing runs here")
         return
-    topic = Topic(name=_NAMES[0], why="a deployment that cannot be joined cannot be operated")
-    told = getattr(why, "why", str(why))
-    yield topic.failed(str(told), str(getattr(why, "remedy", "look at 'baton status'")))
-    for name in _NAMES[1:]:
+    topic = Topic(name=_CHECK_NAMES[0], why="a deployment that cannot be joined cannot be operated")
+    message = getattr(error, "why", str(error))
+    yield topic.failed(str(message), str(getattr(error, "remedy", "look at 'baton status'")))
+    for name in _CHECK_NAMES[1:]:
         yield Topic(name=name, why="").skipped("the deployment cannot be joined")
 
 
-def running_checks(running: RunningNow) -> Iterator[Check]:
+def deployment_checks(snapshot: DeploymentSnapshot) -> Iterator[Check]:
     """Whether what runs is well."""
     topic = Topic(name="deployment", why="the controller scales pools and deals out limits")
-    status = running.status
-    if isinstance(status, Unknown):
+    status = snapshot.status
+    if isinstance(status, UnknownFact):
         yield topic.failed(status.why, "look into its logs with 'baton logs --controller'")
-        yield check_endpoint(running)
-        for name in _NAMES[2:]:
+        yield check_endpoint(snapshot)
+        for name in _CHECK_NAMES[2:]:
             yield Topic(name=name, why="").skipped("the deployment does not answer")
         return
-    told = cast("Told", status)
-    yield topic.passed(f"{told.get('model')}, baton {told.get('baton')}")
-    yield check_endpoint(running)
-    yield check_ingresses(told)
-    yield check_joined(told)
-    yield check_pools(told)
-    yield check_pairs(running.links)
-    yield check_side_channels(running.links)
-    yield check_agents(told)
-    yield check_leases(told)
-    yield check_generation(told)
-    yield check_metrics(running, told)
-    yield check_autoscaler(told)
-    yield check_reports(told)
-    yield check_policy(told)
-    yield check_nodes(running.nodes)
+    fields = cast("JsonDict", status)
+    yield topic.passed(f"{fields.get('model')}, baton {fields.get('baton')}")
+    yield check_endpoint(snapshot)
+    yield check_ingresses(fields)
+    yield check_joined(fields)
+    yield check_pools(fields)
+    yield check_pairs(snapshot.links)
+    yield check_side_channels(snapshot.links)
+    yield check_agents(fields)
+    yield check_leases(fields)
+    yield check_generation(fields)
+    yield check_metrics(snapshot, fields)
+    yield check_autoscaler(fields)
+    yield check_reports(fields)
+    yield check_policy(fields)
+    yield check_nodes(snapshot.versions_by_node)
     yield check_open_ports(
-        running.ports, endpoint=running.endpoint, metrics=_metrics_url(running.status)
+        snapshot.open_ports, endpoint=snapshot.endpoint, metrics_url=_metrics_url(snapshot.status)
     )
-    yield check_ray_door(running.door, running.store)
+    yield check_ray_auth(snapshot.ray_auth, snapshot.gcs_address)
 
 
-def check_endpoint(running: RunningNow) -> Check:
+def check_endpoint(snapshot: DeploymentSnapshot) -> Check:
     """Whether clients are served."""
     topic = Topic(name="endpoint", why="it is what clients talk to")
-    if isinstance(running.health, Unknown):
-        return topic.skipped(running.health.why)
-    if running.health:
+    if isinstance(snapshot.health_problem, UnknownFact):
+        return topic.skipped(snapshot.health_problem.why)
+    if snapshot.health_problem:
         return topic.failed(
-            f"{running.endpoint}/health: {running.health}",
+            f"{snapshot.endpoint}/health: {snapshot.health_problem}",
             "see the ingresses below, and 'baton logs --ingress'",
         )
-    return topic.passed(f"{running.endpoint} says that it is well")
+    return topic.passed(f"{snapshot.endpoint} says that it is well")
 
 
-def check_ingresses(told: Told) -> Check:
+def check_ingresses(status: JsonDict) -> Check:
     """Whether every ingress can serve."""
     topic = Topic(name="ingresses", why="an ingress without a replica to decode refuses everything")
-    ingresses = _ingresses(told)
-    ill = sum(not one["healthy"] for one in ingresses)
-    if ill or not ingresses:
-        none = "; ".join(told.get("unanswered") or ["there is none"])
+    ingresses = _ingresses(status)
+    unhealthy = sum(not ingress["healthy"] for ingress in ingresses)
+    if unhealthy or not ingresses:
+        reason = "; ".join(status.get("unanswered") or ["there is none"])
         return topic.failed(
-            f"{ill} of {len(ingresses)} cannot serve" if ingresses else none,
+            f"{unhealthy} of {len(ingresses)} cannot serve" if ingresses else reason,
             "see whether replicas have joined, below; then 'baton logs --ingress'",
         )
     return topic.passed(f"all {len(ingresses)} can serve")
 
 
-def check_joined(told: Told) -> Check:
+def check_joined(status: JsonDict) -> Check:
     """Whether every ingress reaches every replica."""
     topic = Topic(name="replicas joined", why="a replica that has not joined gets no work")
-    lost = [
+    unreachable = [
         f"{replica}: {why}"
-        for one in _ingresses(told)
-        for replica, why in sorted(one["unjoined"].items())
+        for ingress in _ingresses(status)
+        for replica, why in sorted(ingress["unjoined"].items())
     ]
-    if lost:
+    if unreachable:
         return topic.failed(
-            few(list(dict.fromkeys(lost))),
+            few(list(dict.fromkeys(unreachable))),
             "open the ports between nodes where it cannot connect; where it is refused, the"
             " replica is of another version: replace it",
         )
-    members = cast("list[Told]", told.get("members") or [])
+    members = cast("list[JsonDict]", status.get("members") or [])
     return topic.passed(f"{len(members)} replicas, reached by every ingress")
 
 
-def check_pools(told: Told) -> Check:
+def check_pools(status: JsonDict) -> Check:
     """Whether pools have as many replicas as they should."""
     topic = Topic(name="pools", why="what is missing is missing from what can be served")
-    pools = cast("list[Told]", told.get("pools") or [])
-    troubled = [
+    pools = cast("list[JsonDict]", status.get("pools") or [])
+    failing = [
         f"{pool['pool']}: {str(pool['trouble']).partition(chr(10))[0]}"
         for pool in pools
         if pool.get("trouble")
     ]
-    if troubled:
-        return topic.failed(few(troubled), "see 'baton logs --level warning' for why they end")
+    if failing:
+        return topic.failed(few(failing), "see 'baton logs --level warning' for why they end")
     empty = [pool["pool"] for pool in pools if pool["want"] and not pool["ready"]]
     if empty:
         return topic.failed(
             f"{', '.join(empty)}: no replica is ready",
             "wait while they start ('baton status --watch'); else see 'baton logs'",
         )
-    short = [
+    below_target = [
         f"{p['pool']} has {p['ready']} of {p['want']}" for p in pools if p["ready"] < p["want"]
     ]
-    if short:
+    if below_target:
         return topic.warned(
-            few(short), "wait while they start; else add nodes, or see 'baton logs'"
+            few(below_target), "wait while they start; else add nodes, or see 'baton logs'"
         )
     return topic.passed(", ".join(f"{pool['pool']} {pool['ready']}" for pool in pools) or "none")
 
 
-def check_pairs(links: tuple[Told, ...] | Unknown) -> Check:
+def check_pairs(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
     """Whether KV blocks can move between every pair that may have to."""
     topic = Topic(name="pairs", why="over a pair that is quarantined nothing is handed off")
-    if isinstance(links, Unknown):
+    if isinstance(links, UnknownFact):
         return topic.skipped(links.why)
-    bad = [row for row in links if row["state"] == "quarantined"]
-    if bad:
-        named = [f"{row['source_id']} -> {row['target_id']}: {row['why']}" for row in bad]
+    quarantined = [row for row in links if row["state"] == "quarantined"]
+    if quarantined:
+        details = [f"{row['source_id']} -> {row['target_id']}: {row['why']}" for row in quarantined]
         return topic.failed(
-            f"{len(bad)} of {len(links)} are quarantined: {few(named)}",
+            f"{len(quarantined)} of {len(links)} are quarantined: {few(details)}",
             "open the ports between their nodes and look at 'baton links'; they are probed again"
             " by themselves, 30 s apart at most",
         )
-    new = sum(row["state"] == "unknown" for row in links)
-    if new:
+    unproven = sum(row["state"] == "unknown" for row in links)
+    if unproven:
         return topic.warned(
-            f"{new} of {len(links)} are not proven yet",
+            f"{unproven} of {len(links)} are not proven yet",
             "wait some seconds; a fleet under load proves them by its own handoffs",
         )
     return topic.passed(f"{len(links)} work" if links else "nothing is handed off here")
 
 
-def check_side_channels(links: tuple[Told, ...] | Unknown) -> Check:
+def check_side_channels(links: tuple[JsonDict, ...] | UnknownFact) -> Check:
     """Whether engines answer those who want to fetch from them."""
     topic = Topic(name="side channels", why="engines agree on them about what is to be fetched")
-    if isinstance(links, Unknown):
+    if isinstance(links, UnknownFact):
         return topic.skipped(links.why)
-    deaf = sorted(
+    unresponsive = sorted(
         {str(row["source_id"]) for row in links if str(row["why"]).startswith("side channel")}
     )
-    if deaf:
+    if unresponsive:
         return topic.failed(
-            f"no answer from {few(deaf)}",
+            f"no answer from {few(unresponsive)}",
             "replace them (their processes live, their listener does not), or open their ports",
         )
     return topic.passed("every source answers" if links else "nothing is handed off here")
 
 
-def check_agents(told: Told) -> Check:
+def check_agents(status: JsonDict) -> Check:
     """Whether every engine can fetch from those that serve others."""
     topic = Topic(name="transfer agents", why="an engine that fetches from nobody computes it all")
-    broken = {
+    broken_agents = {
         f"{replica_id}: {why}"
-        for one in _ingresses(told)
-        for replica_id, why in (one.get("broken_agents") or {}).items()
+        for ingress in _ingresses(status)
+        for replica_id, why in (ingress.get("broken_agents") or {}).items()
     }
-    if broken:
+    if broken_agents:
         return topic.failed(
-            few(sorted(broken)),
+            few(sorted(broken_agents)),
             "wait a minute, for it is replaced by itself; where several are broken at once none"
             " is: look for what they have in common (driver, network cards, UCX's settings)",
         )
     return topic.passed("every target fetches, or its sources are at fault")
 
 
-def check_leases(told: Told) -> Check:
+def check_leases(status: JsonDict) -> Check:
     """Whether blocks are kept for as long as somebody waits for them."""
     topic = Topic(name="leases", why="blocks that are read after their lease are another prompt's")
-    void = {
+    late_pulls = {
         str(view["replica_id"]): int(view["void_pulls"])
-        for one in _ingresses(told)
-        for view in one["replicas"]
+        for ingress in _ingresses(status)
+        for view in ingress["replicas"]
         if view["void_pulls"]
     }
-    if void:
-        named = [f"{replica_id} {count}" for replica_id, count in sorted(void.items())]
+    if late_pulls:
+        details = [f"{replica_id} {count}" for replica_id, count in sorted(late_pulls.items())]
         return topic.warned(
-            f"pulls that came too late, since the start: {few(named)}; their prompts were computed"
+            f"pulls that came too late, since the start: {few(details)}; their prompts were"
+            " computed"
             " again",
             "raise transfer.lease above the longest step of an engine, or look for engines that"
             " stood still with 'baton logs --level warning'",
@@ -314,51 +323,59 @@ def check_leases(told: Told) -> Check:
     return topic.passed("no pull came too late")
 
 
-def check_generation(told: Told) -> Check:
+def check_generation(status: JsonDict) -> Check:
     """Whether everybody goes by the same configuration."""
     topic = Topic(name="configuration", why="processes of two minds refuse what others let in")
-    number = told.get("generation")
-    others = [one["generation"] for one in _ingresses(told) if one.get("generation") is not None]
-    differ = sorted({other for other in others if other != number})
-    if differ:
+    controller_generation = status.get("generation")
+    ingress_generations = [
+        ingress["generation"]
+        for ingress in _ingresses(status)
+        if ingress.get("generation") is not None
+    ]
+    differing = sorted({other for other in ingress_generations if other != controller_generation})
+    if differing:
         return topic.failed(
-            f"the controller is at generation {number}, ingresses are at"
-            f" {', '.join(map(str, differ))}",
+            f"the controller is at generation {controller_generation}, ingresses are at"
+            f" {', '.join(map(str, differing))}",
             "wait two seconds; else apply it again with 'baton apply -c FILE'",
         )
-    return topic.passed(f"generation {number}, everywhere")
+    return topic.passed(f"generation {controller_generation}, everywhere")
 
 
-def check_metrics(running: RunningNow, told: Told) -> Check:
+def check_metrics(snapshot: DeploymentSnapshot, status: JsonDict) -> Check:
     """Whether Prometheus could ask."""
     topic = Topic(name="metrics", why="without them nobody is told that a promise is broken")
-    seen_at = cast("Told", told.get("observability") or {})
-    if running.metrics is None:
+    observability = cast("JsonDict", status.get("observability") or {})
+    if snapshot.metrics_problem is None:
         return topic.skipped("not enabled; see observability.metrics")
-    if isinstance(running.metrics, Unknown) or running.metrics:
-        why = running.metrics.why if isinstance(running.metrics, Unknown) else running.metrics
+    if isinstance(snapshot.metrics_problem, UnknownFact) or snapshot.metrics_problem:
+        why = (
+            snapshot.metrics_problem.why
+            if isinstance(snapshot.metrics_problem, UnknownFact)
+            else snapshot.metrics_problem
+        )
         return topic.failed(
-            f"{seen_at['url']}: {why}",
+            f"{observability['url']}: {why}",
             "see whether its port is taken ('baton logs --controller'), or set"
             " observability.metrics.port; from another machine it must not be bound to loopback",
         )
-    return topic.passed(f"{seen_at['url']} answers")
+    return topic.passed(f"{observability['url']} answers")
 
 
-def check_autoscaler(told: Told) -> Check:
+def check_autoscaler(status: JsonDict) -> Check:
     """Whether pools are scaled."""
     topic = Topic(name="autoscaler", why="while it holds still, pools stay as they are")
-    scaling = cast("Told", told.get("autoscaler") or {})
+    scaling = cast("JsonDict", status.get("autoscaler") or {})
     if not scaling:
         return topic.skipped("the controller does not tell")
-    if held := scaling["held"]:
+    if pause_reason := scaling["held"]:
         return topic.warned(
-            f"it holds still, because {held}",
+            f"it holds still, because {pause_reason}",
             "wait a minute after a start; else see the reports below, and 'baton explain scale'",
         )
-    if slow := _slow_starts(told, scaling.get("cold_start_wait_s")):
+    if slow_starts := _slow_starts(status, scaling.get("cold_start_wait_s")):
         return topic.warned(
-            f"replicas take longer to start than requests to a fleet at zero wait: {slow}",
+            f"replicas take longer to start than requests to a fleet at zero wait: {slow_starts}",
             "raise admission.max_cold_start_wait, and admission.timeouts.total above it",
         )
     failures = scaling["failed_turns"] + scaling["failed_calls"]
@@ -370,57 +387,57 @@ def check_autoscaler(told: Told) -> Check:
     return topic.passed(str(scaling["policy"]))
 
 
-def _slow_starts(told: Told, wait_s: float | None) -> str:
+def _slow_starts(status: JsonDict, wait_s: float | None) -> str:
     """The pools whose cold start is longer than that; empty where there are none."""
     if wait_s is None:
         return ""
-    pools = cast("list[Told]", told.get("pools") or [])
+    pools = cast("list[JsonDict]", status.get("pools") or [])
     starts = ((pool["pool"], pool.get("cold_start_s") or 0.0) for pool in pools)
     slow = [f"{name} {start_s:.0f} s" for name, start_s in starts if start_s > wait_s]
     return f"{few(slow)} (they wait {wait_s:.0f} s)" if slow else ""
 
 
-def check_reports(told: Told) -> Check:
+def check_reports(status: JsonDict) -> Check:
     """Whether ingresses know lately how loaded replicas are, and what they cache."""
     topic = Topic(name="reports", why="requests are placed by how loaded replicas say they are")
-    views = [view for one in _ingresses(told) for view in one["replicas"]]
-    old = [
+    views = [view for ingress in _ingresses(status) for view in ingress["replicas"]]
+    stale_loads = [
         f"{view['replica_id']} {view['load_age_s']:.0f} s"
         for view in views
-        if view["load_age_s"] > _OLD_LOAD_S
+        if view["load_age_s"] > _STALE_LOAD_S
     ]
-    if old:
+    if stale_loads:
         return topic.failed(
-            f"load reports are old: {few(old)}",
+            f"load reports are old: {few(stale_loads)}",
             "see whether the replicas' nodes are overloaded; 'baton logs --replica ID'",
         )
-    astray = sorted(
+    out_of_sync = sorted(
         {
             view["replica_id"]
             for view in views
-            if (cache := view.get("cache")) and _is_astray(cast("Told", cache))
+            if (cache := view.get("cache")) and _is_out_of_sync(cast("JsonDict", cache))
         }
     )
-    if astray:
+    if out_of_sync:
         return topic.warned(
-            f"what is cached is not known well of {few(astray)}",
+            f"what is cached is not known well of {few(out_of_sync)}",
             "wait a minute; else set router.index to predicted, or see 'baton status'",
         )
     return topic.passed(f"of {len({view['replica_id'] for view in views})} replicas, fresh")
 
 
-def _is_astray(cache: Told) -> bool:
+def _is_out_of_sync(cache: JsonDict) -> bool:
     """Whether reports of this cache are missing or late.
 
     A cache that has reported no update is empty, or is not to report (`router.index: predicted`).
     """
-    return not cache["in_step"] or (cache["stale"] and cache["sequence"] > 0)
+    return not cache["in_sync"] or (cache["is_stale"] and cache["sequence"] > 0)
 
 
-def check_policy(told: Told) -> Check:
+def check_policy(status: JsonDict) -> Check:
     """Whether a placement policy of the user's own works."""
     topic = Topic(name="placement policy", why="where it fails, the least loaded replica is taken")
-    policies = [one["policy"] for one in _ingresses(told) if "policy" in one]
+    policies = [ingress["policy"] for ingress in _ingresses(status) if "policy" in ingress]
     failures = sum(policy.get("failures", 0) for policy in policies)
     if failures:
         last = next(policy["last_failure"] for policy in policies if policy.get("failures"))
@@ -432,17 +449,17 @@ def check_policy(told: Told) -> Check:
     return topic.passed(", ".join(names) or "none is told")
 
 
-def check_nodes(nodes: Mapping[str, Mapping[str, str | None]] | Unknown) -> Check:
+def check_nodes(nodes: Mapping[str, Mapping[str, str | None]] | UnknownFact) -> Check:
     """Whether all nodes have the same packages."""
     topic = Topic(
         name="nodes", why="replicas of two versions do not understand each other's blocks"
     )
-    if isinstance(nodes, Unknown):
+    if isinstance(nodes, UnknownFact):
         return topic.skipped(nodes.why)
     if findings := node_version_findings(nodes):
-        return topic.said(findings)
+        return topic.from_findings(findings)
     return topic.passed(f"{len(nodes)} with the same packages")
 
 
-def _ingresses(told: Told) -> list[Told]:
-    return cast("list[Told]", told.get("ingresses") or [])
+def _ingresses(status: JsonDict) -> list[JsonDict]:
+    return cast("list[JsonDict]", status.get("ingresses") or [])

@@ -5,106 +5,116 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baton.config.schema.deployment import DeploymentConfig
-from baton.engine.gpus import old_driver
-from baton.serving.doctor.facts import INGRESS, Imported, MachineNow, Unknown
+from baton.engine.gpus import driver_problem
+from baton.serving.doctor.facts import INGRESS_IMPORT, ImportResult, MachineSnapshot, UnknownFact
 from baton.serving.doctor.result import Check, Topic, size_text
-from baton.serving.versions import FLAG, PACKAGES, untested
+from baton.serving.versions import FLAG, PACKAGES, untested_packages
 
 _MIB = 1024**2
 _GIB = 1024**3
-_LEAST_SHM_BYTES = 64 * _MIB
-_GOOD_SHM_BYTES = 512 * _MIB
-_LEAST_DISK_BYTES = 256 * _MIB
-_GOOD_DISK_BYTES = 2 * _GIB
-_LEAST_FILES = 1024
-_GOOD_FILES = 8192
+_MIN_SHM_BYTES = 64 * _MIB
+_RECOMMENDED_SHM_BYTES = 512 * _MIB
+_MIN_DISK_BYTES = 256 * _MIB
+_RECOMMENDED_DISK_BYTES = 2 * _GIB
+_MIN_OPEN_FILES = 1024
+_RECOMMENDED_OPEN_FILES = 8192
 
 
-def machine_checks(machine: MachineNow, config: DeploymentConfig | None) -> Iterator[Check]:
+def machine_checks(machine: MachineSnapshot, config: DeploymentConfig | None) -> Iterator[Check]:
     """Whether this machine can run baton at all."""
     yield check_versions(machine, config)
     yield check_imports(machine)
-    yield check_builds(machine, config)
+    yield check_torch_build(machine, config)
     yield check_driver(machine)
     yield check_kernels(machine)
-    yield check_unwanted(machine)
+    yield check_conflicting_packages(machine)
     yield check_shared_memory(machine)
     yield check_disk(machine)
-    yield check_descriptors(machine)
-    yield check_front(machine)
+    yield check_fd_limits(machine)
+    yield check_haproxy(machine)
     yield check_clock(machine)
 
 
-def check_versions(machine: MachineNow, config: DeploymentConfig | None) -> Check:
+def check_versions(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:
     """Whether the packages are of versions that work with this baton, and with each other."""
     topic = Topic(
         name="versions",
         why="baton speaks vLLM's engine protocol and uses parts of Ray Serve that change with"
         " each version",
     )
-    found = ", ".join(f"{name} {version or 'missing'}" for name, version in _known(machine))
-    missing = [name for name, version in _known(machine) if version is None]
+    summary = ", ".join(
+        f"{name} {version or 'missing'}" for name, version in _package_versions(machine)
+    )
+    missing = [name for name, version in _package_versions(machine) if version is None]
     if missing:
         return topic.failed(
-            f"{found}; Python {machine.python}",
+            f"{summary}; Python {machine.python}",
             f"install {' and '.join(missing)}: pip install 'baton[cpu]' or 'baton[gpu]'",
         )
-    if wrong := dict(untested(machine.versions)):
+    if untested_versions := dict(untested_packages(machine.versions)):
         allowed = config is not None and config.cluster.allow_untested_versions
-        judge = topic.warned if allowed else topic.failed
-        return judge(
-            "; ".join(wrong.values()),
+        make_check = topic.warned if allowed else topic.failed
+        return make_check(
+            "; ".join(untested_versions.values()),
             "install 'baton[cpu]' or 'baton[gpu]' in a fresh environment"
             + ("" if allowed else f", or start with {FLAG}"),
         )
-    return topic.passed(found)
+    return topic.passed(summary)
 
 
-def _known(machine: MachineNow) -> list[tuple[str, str | None]]:
+def _package_versions(machine: MachineSnapshot) -> list[tuple[str, str | None]]:
     return [(name, machine.versions.get(name)) for name in PACKAGES]
 
 
-def check_imports(machine: MachineNow) -> Check:
+def check_imports(machine: MachineSnapshot) -> Check:
     """Whether the packages can be imported."""
     topic = Topic(name="imports", why="what cannot be imported here cannot start in a replica")
-    if isinstance(machine.imports, Unknown):
+    if isinstance(machine.imports, UnknownFact):
         return topic.failed(
             machine.imports.why, 'try by hand: python -c "import torch, ray, vllm, nixl"'
         )
-    broken = {name: one.problem for name, one in machine.imports.items() if one.problem}
-    if INGRESS in broken and len(broken) == 1:
+    failed_imports = {
+        name: import_.problem for name, import_ in machine.imports.items() if import_.problem
+    }
+    if INGRESS_IMPORT in failed_imports and len(failed_imports) == 1:
         return topic.failed(
-            f"what an ingress imports of vllm: {broken[INGRESS]}",
+            f"what an ingress imports of vllm: {failed_imports[INGRESS_IMPORT]}",
             "install 'baton[cpu]' or 'baton[gpu]' in a fresh environment; see also: versions",
         )
-    if broken:
-        broken.pop(INGRESS, None)  # it imports the others
+    if failed_imports:
+        failed_imports.pop(INGRESS_IMPORT, None)  # it imports the others
         return topic.failed(
-            "; ".join(f"{name}: {problem}" for name, problem in broken.items()),
-            f"install {' and '.join(broken)} anew: pip install --force-reinstall 'baton[cpu]' or"
+            "; ".join(f"{name}: {problem}" for name, problem in failed_imports.items()),
+            f"install {' and '.join(failed_imports)} anew: pip install --force-reinstall"
+            " 'baton[cpu]' or"
             " 'baton[gpu]'; see also the check of other packages",
         )
-    found = [name for name in machine.imports if name != INGRESS]
-    return topic.passed(f"{', '.join(found)} can be imported, and what an ingress needs of vllm")
+    importable = [name for name in machine.imports if name != INGRESS_IMPORT]
+    return topic.passed(
+        f"{', '.join(importable)} can be imported, and what an ingress needs of vllm"
+    )
 
 
-def check_builds(machine: MachineNow, config: DeploymentConfig | None) -> Check:
+def check_torch_build(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:
     """Whether torch was built for the devices that are here."""
     topic = Topic(name="build", why="a build for CPUs cannot use GPUs, and one for GPUs needs them")
-    torch = _torch(machine)
+    torch = _imported_torch(machine)
     if torch is None:
         return topic.skipped("torch cannot be imported")
-    build = f"torch {torch.version} for {'CUDA ' + torch.cuda if torch.cuda else 'CPUs'}"
-    found = f"{build}, {machine.gpus} GPUs"
-    if machine.gpus and not torch.cuda:
+    build = (
+        f"torch {torch.version} for"
+        f" {'CUDA ' + torch.cuda_version if torch.cuda_version else 'CPUs'}"
+    )
+    summary = f"{build}, {machine.gpus} GPUs"
+    if machine.gpus and not torch.cuda_version:
         fix = "install baton[gpu] in a fresh environment"
-        return topic.failed(found, fix) if _wants_gpus(config) else topic.warned(found, fix)
-    if torch.cuda and not machine.gpus and not _wants_gpus(config):
-        return topic.warned(found, "install baton[cpu] in a fresh environment, or show it a GPU")
-    return topic.passed(found)
+        return topic.failed(summary, fix) if _needs_gpus(config) else topic.warned(summary, fix)
+    if torch.cuda_version and not machine.gpus and not _needs_gpus(config):
+        return topic.warned(summary, "install baton[cpu] in a fresh environment, or show it a GPU")
+    return topic.passed(summary)
 
 
-def check_driver(machine: MachineNow) -> Check:
+def check_driver(machine: MachineSnapshot) -> Check:
     """Whether the GPUs' driver runs what torch was built for."""
     topic = Topic(
         name="GPU driver",
@@ -112,15 +122,15 @@ def check_driver(machine: MachineNow) -> Check:
     )
     if not machine.gpus:
         return topic.passed("there are no GPUs")
-    if (why := old_driver(machine.versions.get("torch"), machine.driver_cuda)) is not None:
-        found, _, fix = why.partition("; ")
-        return topic.failed(found, fix)
+    if (why := driver_problem(machine.versions.get("torch"), machine.driver_cuda)) is not None:
+        problem, _, fix = why.partition("; ")
+        return topic.failed(problem, fix)
     if machine.driver_cuda is None:
         return topic.warned("it does not say which CUDA it speaks", "look at 'nvidia-smi'")
     return topic.passed(f"it speaks CUDA {machine.driver_cuda[0]}.{machine.driver_cuda[1]}")
 
 
-def check_kernels(machine: MachineNow) -> Check:
+def check_kernels(machine: MachineSnapshot) -> Check:
     """Whether kernels can be compiled that engines compile where they run."""
     topic = Topic(
         name="kernels",
@@ -128,109 +138,117 @@ def check_kernels(machine: MachineNow) -> Check:
     )
     if not machine.gpus:
         return topic.passed("there are no GPUs")
-    if machine.kernels:
-        found, _, fix = machine.kernels.partition("; ")
-        return topic.warned(found, fix)
+    if machine.kernel_compile_error:
+        problem, _, fix = machine.kernel_compile_error.partition("; ")
+        return topic.warned(problem, fix)
     return topic.passed("g++ and nvcc are found")
 
 
-def _torch(machine: MachineNow) -> Imported | None:
-    if isinstance(machine.imports, Unknown):
+def _imported_torch(machine: MachineSnapshot) -> ImportResult | None:
+    if isinstance(machine.imports, UnknownFact):
         return None
     torch = machine.imports.get("torch")
     return None if torch is None or torch.problem else torch
 
 
-def _wants_gpus(config: DeploymentConfig | None) -> bool:
+def _needs_gpus(config: DeploymentConfig | None) -> bool:
     return config is not None and any(pool.resources.gpus for pool in config.pools.values())
 
 
-def check_unwanted(machine: MachineNow) -> Check:
+def check_conflicting_packages(machine: MachineSnapshot) -> Check:
     """Whether packages are installed that break others."""
     topic = Topic(
         name="other packages",
         why="beside torch for CPUs, builds of these for GPUs break 'import transformers'",
     )
-    there = {
+    conflicting = {
         name: version
-        for name, version in machine.unwanted.items()
+        for name, version in machine.conflicting_packages.items()
         if version is not None and not version.endswith("+cpu")
     }
-    torch = _torch(machine)
+    torch = _imported_torch(machine)
     on_cpus = "cpu" in (machine.versions.get("torch") or "") or (
-        torch is not None and not torch.cuda
+        torch is not None and not torch.cuda_version
     )
-    if there and on_cpus:
-        named = ", ".join(f"{name} {version}" for name, version in there.items())
-        return topic.failed(f"{named} beside torch for CPUs", f"pip uninstall {' '.join(there)}")
+    if conflicting and on_cpus:
+        listing = ", ".join(f"{name} {version}" for name, version in conflicting.items())
+        return topic.failed(
+            f"{listing} beside torch for CPUs", f"pip uninstall {' '.join(conflicting)}"
+        )
     return topic.passed("nothing that breaks others")
 
 
-def check_shared_memory(machine: MachineNow) -> Check:
+def check_shared_memory(machine: MachineSnapshot) -> Check:
     """Whether /dev/shm has room."""
     topic = Topic(
         name="shared memory",
         why="Ray's object store, vLLM's workers and transfers on one machine share memory there",
     )
-    free = machine.shared_memory_bytes
-    if isinstance(free, Unknown):
+    free = machine.free_shared_memory_bytes
+    if isinstance(free, UnknownFact):
         return topic.skipped(free.why)
-    found = f"{size_text(free)} free in /dev/shm"
+    summary = f"{size_text(free)} free in /dev/shm"
     fix = "give it more: 'docker run --shm-size 2g', or 'mount -o remount,size=2g /dev/shm'"
-    if free < _LEAST_SHM_BYTES:
-        return topic.failed(found, fix)
-    return topic.warned(found, fix) if free < _GOOD_SHM_BYTES else topic.passed(found)
+    if free < _MIN_SHM_BYTES:
+        return topic.failed(summary, fix)
+    return topic.warned(summary, fix) if free < _RECOMMENDED_SHM_BYTES else topic.passed(summary)
 
 
-def check_disk(machine: MachineNow) -> Check:
+def check_disk(machine: MachineSnapshot) -> Check:
     """Whether there is room for a session and its logs."""
     topic = Topic(name="disk", why="Ray's session and all logs are kept there")
-    free = machine.disk_bytes
-    if isinstance(free, Unknown):
+    free = machine.free_disk_bytes
+    if isinstance(free, UnknownFact):
         return topic.skipped(free.why)
-    found = f"{size_text(free)} free in {machine.disk_path}"
+    summary = f"{size_text(free)} free in {machine.disk_path}"
     fix = f"make room in {machine.disk_path}, or set TMPDIR to a larger disk"
-    if free < _LEAST_DISK_BYTES:
-        return topic.failed(found, fix)
-    return topic.warned(found, fix) if free < _GOOD_DISK_BYTES else topic.passed(found)
+    if free < _MIN_DISK_BYTES:
+        return topic.failed(summary, fix)
+    return topic.warned(summary, fix) if free < _RECOMMENDED_DISK_BYTES else topic.passed(summary)
 
 
-def check_descriptors(machine: MachineNow) -> Check:
+def check_fd_limits(machine: MachineSnapshot) -> Check:
     """Whether processes may open as many files as there are streams."""
     topic = Topic(
         name="file descriptors", why="each stream takes one in the ingress, two in HAProxy"
     )
-    limits = machine.descriptors
-    found = f"{limits.soft:,} per process, at most {limits.hard:,}"
-    fix = f"raise the limit: 'ulimit -n {_GOOD_FILES * 8}', or LimitNOFILE of the service"
-    if limits.hard < _LEAST_FILES:
-        return topic.failed(found, fix)
-    return topic.warned(found, fix) if limits.soft < _GOOD_FILES else topic.passed(found)
+    limits = machine.fd_limits
+    summary = f"{limits.soft:,} per process, at most {limits.hard:,}"
+    fix = (
+        f"raise the limit: 'ulimit -n {_RECOMMENDED_OPEN_FILES * 8}', or LimitNOFILE of the service"
+    )
+    if limits.hard < _MIN_OPEN_FILES:
+        return topic.failed(summary, fix)
+    return (
+        topic.warned(summary, fix)
+        if limits.soft < _RECOMMENDED_OPEN_FILES
+        else topic.passed(summary)
+    )
 
 
-def check_front(machine: MachineNow) -> Check:
+def check_haproxy(machine: MachineSnapshot) -> Check:
     """Whether HAProxy can carry the tokens."""
     topic = Topic(name="front", why="tokens go through HAProxy, or half as fast through Python")
-    warning = machine.front_warning
-    if isinstance(warning, Unknown):
+    warning = machine.haproxy_warning
+    if isinstance(warning, UnknownFact):
         return topic.skipped(warning.why)
     if warning is None:
         return topic.passed("HAProxy runs here")
-    found, _, fix = warning.rpartition("; ")
-    return topic.warned(found, fix)
+    problem, _, fix = warning.rpartition("; ")
+    return topic.warned(problem, fix)
 
 
-def check_clock(machine: MachineNow) -> Check:
+def check_clock(machine: MachineSnapshot) -> Check:
     """Whether something keeps the clock right."""
     topic = Topic(
         name="clock",
         why="logs and traces of several machines are put in order by their clocks; what baton"
         " decides does not depend on them",
     )
-    kept = machine.clock_kept
-    if isinstance(kept, Unknown):
-        return topic.skipped(kept.why)
-    if kept:
+    synchronized = machine.clock_synchronized
+    if isinstance(synchronized, UnknownFact):
+        return topic.skipped(synchronized.why)
+    if synchronized:
         return topic.passed("a time service keeps it right")
     return topic.warned(
         "the kernel says that nothing keeps it right",

@@ -10,7 +10,7 @@ _MIB = 1024**2
 _GIB = 1024**3
 
 
-class Verdict(StrEnum):
+class CheckStatus(StrEnum):
     """What a check came to."""
 
     PASS = "PASS"  # noqa: S105 - no password
@@ -24,8 +24,8 @@ class Check:
     """One thing that was looked at."""
 
     name: str
-    verdict: Verdict
-    found: str
+    status: CheckStatus
+    detail: str
     """What is."""
     why: str = ""
     """Why it matters."""
@@ -40,36 +40,36 @@ class Topic:
     name: str
     why: str
 
-    def passed(self, found: str) -> Check:
+    def passed(self, detail: str) -> Check:
         """All is well."""
-        return Check(name=self.name, verdict=Verdict.PASS, found=found, why=self.why)
+        return Check(name=self.name, status=CheckStatus.PASS, detail=detail, why=self.why)
 
-    def warned(self, found: str, fix: str) -> Check:
+    def warned(self, detail: str, fix: str) -> Check:
         """It works, and not as it should."""
-        return Check(name=self.name, verdict=Verdict.WARN, found=found, why=self.why, fix=fix)
+        return Check(name=self.name, status=CheckStatus.WARN, detail=detail, why=self.why, fix=fix)
 
-    def failed(self, found: str, fix: str) -> Check:
+    def failed(self, detail: str, fix: str) -> Check:
         """It does not work."""
-        return Check(name=self.name, verdict=Verdict.FAIL, found=found, why=self.why, fix=fix)
+        return Check(name=self.name, status=CheckStatus.FAIL, detail=detail, why=self.why, fix=fix)
 
-    def skipped(self, found: str) -> Check:
+    def skipped(self, detail: str) -> Check:
         """It could not be looked at, or need not be."""
-        return Check(name=self.name, verdict=Verdict.SKIP, found=found, why=self.why)
+        return Check(name=self.name, status=CheckStatus.SKIP, detail=detail, why=self.why)
 
-    def said(self, findings: Sequence[str]) -> Check:
+    def from_findings(self, findings: Sequence[str]) -> Check:
         """Failed, by a line that says what is wrong and, after a semicolon, what to do."""
         parts = [line.partition("; ") for line in findings]
-        found = "; ".join(part[0] for part in parts)
+        detail = "; ".join(part[0] for part in parts)
         fixes = "; ".join(dict.fromkeys(part[2] for part in parts if part[2]))
-        return self.failed(found, fixes or "correct the configuration")
+        return self.failed(detail, fixes or "correct the configuration")
 
 
-def counted(checks: Iterable[Check]) -> dict[Verdict, int]:
+def count_by_status(checks: Iterable[Check]) -> dict[CheckStatus, int]:
     """How many came to each verdict."""
-    found = dict.fromkeys(Verdict, 0)
+    counts = dict.fromkeys(CheckStatus, 0)
     for check in checks:
-        found[check.verdict] += 1
-    return found
+        counts[check.status] += 1
+    return counts
 
 
 def size_text(size_bytes: int) -> str:

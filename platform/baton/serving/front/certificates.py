@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from baton.config.schema.security import TlsConfig
-from baton.serving.cluster.readiness import ask_haproxy
+from baton.serving.front.haproxy_admin import query_haproxy
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_S = 5.0
-_END_S = 5.0
-_DONE = "Success"
+_JOIN_TIMEOUT_S = 5.0
+_SUCCESS_TEXT = "Success"
 
 
 class CertificateWatch:
@@ -38,11 +38,11 @@ class CertificateWatch:
     ) -> None:
         """`name` is how HAProxy calls the certificate; it is told by these sockets, at any time."""
         self._files = tuple(Path(name) for name in (tls.cert_file, tls.key_file) if name)
-        self._name = name
+        self._certificate_name = name
         self._sockets = sockets
-        self._seen = self._state()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="baton-tls", daemon=True)
+        self._last_stats = self._file_stats()
+        self._stop_event = threading.Event()
+        self._thread = threading.Thread(target=self._poll_loop, name="baton-tls", daemon=True)
 
     def start(self) -> None:
         """Begin to look."""
@@ -51,17 +51,17 @@ class CertificateWatch:
 
     def stop(self) -> None:
         """Look no more. Idempotent."""
-        self._ended.set()
+        self._stop_event.set()
         if self._thread.is_alive():
-            self._thread.join(_END_S)
+            self._thread.join(_JOIN_TIMEOUT_S)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Whether the files have changed since the last look; HAProxy goes by them then."""
-        state = self._state()
-        if state == self._seen:
+        stats = self._file_stats()
+        if stats == self._last_stats:
             return False
-        self._seen = state
-        why = self._renew()
+        self._last_stats = stats
+        why = self._reload_certificate()
         fields: dict[str, object] = {"cert_file": str(self._files[0])}
         if why is None:
             log_event(_LOGGER, logging.INFO, "certificate_renewed", fields)
@@ -69,26 +69,26 @@ class CertificateWatch:
             log_event(_LOGGER, logging.WARNING, "certificate_not_renewed", fields | {"why": why})
         return True
 
-    def _follow(self) -> None:
-        while not self._ended.wait(_POLL_S):
+    def _poll_loop(self) -> None:
+        while not self._stop_event.wait(_POLL_S):
             try:
-                self.look()
+                self.poll()
             except Exception:
                 # A certificate that is followed no more expires one day, and then nobody comes in.
                 _LOGGER.exception("the certificate's files could not be looked at")
 
-    def _state(self) -> tuple[tuple[int, int, int], ...]:
-        found = []
+    def _file_stats(self) -> tuple[tuple[int, int, int], ...]:
+        stats = []
         for path in self._files:
             try:
                 stat = path.stat()
             except OSError:  # it is just being replaced
-                found.append((0, 0, 0))
+                stats.append((0, 0, 0))
             else:
-                found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
-        return tuple(found)
+                stats.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        return tuple(stats)
 
-    def _renew(self) -> str | None:
+    def _reload_certificate(self) -> str | None:
         """Have HAProxy go by the files as they are; why that cannot be, or None."""
         cert, key = self._files
         try:
@@ -98,18 +98,18 @@ class CertificateWatch:
         except (OSError, ValueError) as error:
             return str(error).partition("\n")[0]
         for path in self._sockets():
-            if (why := _told(path, self._name, pem)) is not None:
+            if (why := _install_certificate(path, self._certificate_name, pem)) is not None:
                 return why
         return None
 
 
-def _told(path: Path, name: Path, pem: str) -> str | None:
+def _install_certificate(path: Path, name: Path, pem: str) -> str | None:
     """What HAProxy objects to; nothing of the key is in it."""
     # An empty line would end what is sent.
     lines = "\n".join(line for line in pem.splitlines() if line.strip())
-    ask_haproxy(path, f"set ssl cert {name} <<\n{lines}\n")
-    answer = ask_haproxy(path, f"commit ssl cert {name}")
-    if _DONE in answer:
+    query_haproxy(path, f"set ssl cert {name} <<\n{lines}\n")
+    answer = query_haproxy(path, f"commit ssl cert {name}")
+    if _SUCCESS_TEXT in answer:
         return None
-    ask_haproxy(path, f"abort ssl cert {name}")
+    query_haproxy(path, f"abort ssl cert {name}")
     return f"HAProxy: {answer.strip() or 'no answer'}"

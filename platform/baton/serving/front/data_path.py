@@ -19,31 +19,31 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from baton.runtime.process.sockets import bound_socket
+from baton.runtime.process.sockets import create_bound_socket
 
-_PORTS_FROM = 21_000
+_MIN_PORT = 21_000
 """Below Linux's ephemeral range (32768 on), where Ray's own workers listen."""
-_PORTS_TO = 29_000
+_MAX_PORT = 29_000
 _REPLICA_PORTS = 200
 """A freed port is quarantined for as long as the longest stream: leave room for restarts."""
 _HARD_STOP_MARGIN_S = 30
 _HAPROXY_CHECK_TIMEOUT_S = 10.0
-_MOST_THREADS = 4
-_PYTHON_INGRESSES_A_THREAD = 4
+_MAX_THREADS = 4
+_PYTHON_INGRESSES_PER_THREAD = 4
 """A thread of HAProxy carries 60,000 tokens a second, an ingress in Python a fifth of it at most;
 one in Rust, half of it."""
-_ASKED_AGAIN_BYTES = 65_536
+_RETRY_BUFFER_BYTES = 65_536
 """Most requests are smaller; HAProxy keeps so much of each whose answer has not begun."""
 
 
 class DataPath(StrEnum):
     """Which program carries tokens from an ingress replica to the client."""
 
-    HAPROXY = "haproxy"
+    SERVE_HAPROXY = "haproxy"
     """HAProxy, straight to the ingress replica's own HTTP server."""
-    GATE = "gate"
+    INGRESS_HAPROXY = "gate"
     """The HAProxy of each ingress replica itself; of Ray Serve's programs none is on the way."""
-    CLASSIC = "classic"
+    SERVE_PROXY = "classic"
     """Ray Serve's proxy, in Python: every chunk passes through one more Python process."""
 
 
@@ -64,8 +64,8 @@ class FrontPorts:
     fallback_http: int
     """Of Ray Serve's proxy in Python; clients come to it only on the classic data path."""
     fallback_grpc: int
-    replica_http_from: int
-    replica_http_to: int
+    replica_http_min: int
+    replica_http_max: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +76,11 @@ class FrontSettings:
     run_dir: Path
     """A short path: HAProxy's sockets live below it, and a socket's path holds 107 bytes."""
     ports: FrontPorts
-    longest_stream_s: float = 600.0
+    max_stream_s: float = 600.0
     """No stream may last longer: a reloaded HAProxy keeps its old streams for this long."""
     ingress_drain_s: float = 2.0
     """How long a stopping ingress replica stays reachable, until HAProxy has dropped it."""
-    reload_spacing_s: float = 0.5
+    reload_coalesce_s: float = 0.5
     """Changes of the set of ingress replicas within this time become one reload of HAProxy."""
     max_connections: int = 4096
     threads: int = 2
@@ -88,13 +88,14 @@ class FrontSettings:
 
 def choose_data_path(environ: Mapping[str, str]) -> DataPathChoice:
     """Find out whether HAProxy runs here."""
-    why = _why_no_haproxy(environ)
-    if why is None:
-        return DataPathChoice(data_path=DataPath.HAPROXY)
+    haproxy_problem = _haproxy_problem(environ)
+    if haproxy_problem is None:
+        return DataPathChoice(data_path=DataPath.SERVE_HAPROXY)
     return DataPathChoice(
-        data_path=DataPath.CLASSIC,
+        data_path=DataPath.SERVE_PROXY,
         warning=(
-            f"HAProxy cannot be used ({why}): streaming through Ray Serve's Python proxy, which "
+            f"HAProxy cannot be used ({haproxy_problem}): streaming through Ray Serve's Python"
+            " proxy, which "
             "carries roughly half as many tokens per second and adds latency to each; "
             "install ray[serve] on Linux, or set RAY_SERVE_HAPROXY_BINARY_PATH"
         ),
@@ -113,7 +114,7 @@ def find_haproxy(environ: Mapping[str, str]) -> str | None:
     return shutil.which("haproxy", path=environ.get("PATH"))
 
 
-def _why_no_haproxy(environ: Mapping[str, str]) -> str | None:
+def _haproxy_problem(environ: Mapping[str, str]) -> str | None:
     if not sys.platform.startswith("linux"):
         return f"it is not supported on {sys.platform}"
     if importlib.util.find_spec("jinja2") is None:
@@ -130,17 +131,17 @@ def _why_no_haproxy(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def front_threads(ingresses: int, *, in_python: bool, tls: bool, cores: int) -> int:
+def front_thread_count(ingresses: int, *, in_python: bool, tls: bool, cores: int) -> int:
     """How many threads HAProxy gets before so many ingresses.
 
     No more than can be of use, for threads that have little to do wake each other. Whoever comes
     by TLS wants a handshake computed before anything else, and so all of them.
     """
-    most = min(_MOST_THREADS, cores)
+    max_threads = min(_MAX_THREADS, cores)
     if tls:
-        return most
-    each_serves = _PYTHON_INGRESSES_A_THREAD if in_python else 1
-    return min(most, math.ceil(ingresses / each_serves))
+        return max_threads
+    ingresses_per_thread = _PYTHON_INGRESSES_PER_THREAD if in_python else 1
+    return min(max_threads, math.ceil(ingresses / ingresses_per_thread))
 
 
 def pick_front_ports() -> FrontPorts:
@@ -149,18 +150,18 @@ def pick_front_ports() -> FrontPorts:
     A replica that finds its port taken tries the next of the range; the four single ports are
     only used seconds after they were picked, so that a clash is unlikely, and reported.
     """
-    span = _REPLICA_PORTS + 4
+    port_count = _REPLICA_PORTS + 4
     for _ in range(100):
-        start = _PORTS_FROM + secrets.randbelow(_PORTS_TO - _PORTS_FROM - span)
-        if all(port_is_free("", port) for port in range(start, start + 6)):
+        first_port = _MIN_PORT + secrets.randbelow(_MAX_PORT - _MIN_PORT - port_count)
+        if all(port_is_free("", port) for port in range(first_port, first_port + 6)):
             break
     return FrontPorts(
-        stats=start,
-        metrics=start + 1,
-        fallback_http=start + 2,
-        fallback_grpc=start + 3,
-        replica_http_from=start + 4,
-        replica_http_to=start + span,
+        stats=first_port,
+        metrics=first_port + 1,
+        fallback_http=first_port + 2,
+        fallback_grpc=first_port + 3,
+        replica_http_min=first_port + 4,
+        replica_http_max=first_port + port_count,
     )
 
 
@@ -168,7 +169,7 @@ def port_is_free(host: str, port: int) -> bool:
     """Whether a listener could bind there now, and nobody else beside it."""
     try:
         # With SO_REUSEADDR, as listeners have it: else a port in TIME_WAIT would count as taken.
-        bound_socket(host, port).close()
+        create_bound_socket(host, port).close()
     except OSError:
         return False
     return True
@@ -179,15 +180,15 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
 
     Source: `ray/serve/_private/constants.py` of Ray 2.60.
     """
-    haproxy = settings.data_path is DataPath.HAPROXY
-    direct = haproxy or settings.data_path is DataPath.GATE
+    uses_haproxy = settings.data_path is DataPath.SERVE_HAPROXY
+    uses_direct_ingress = uses_haproxy or settings.data_path is DataPath.INGRESS_HAPROXY
     # A gate stops listening by itself: nobody has to hear of it first.
-    drain_s = settings.ingress_drain_s if haproxy else 0.0
-    hard_stop_s = math.ceil(settings.longest_stream_s) + _HARD_STOP_MARGIN_S
+    drain_s = settings.ingress_drain_s if uses_haproxy else 0.0
+    hard_stop_s = math.ceil(settings.max_stream_s) + _HARD_STOP_MARGIN_S
     environment = {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if uses_haproxy else "0",
         # Else throughput mode turns it on, and then Serve starts no proxy at all.
-        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if direct else "0",
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if uses_direct_ingress else "0",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # As in throughput mode, whatever is set around it: an ingress and its links are one loop.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
@@ -203,28 +204,28 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
         # its work end before it says that it is broken.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Draining the front itself: never shorter than what it drains for.
-        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": _seconds(settings.ingress_drain_s),
+        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": _seconds_text(settings.ingress_drain_s),
     }
-    if direct:
+    if uses_direct_ingress:
         environment |= _replica_ports(settings.ports) | {
             # An old HAProxy knows the old ports until it is stopped: nobody else may get them.
             "RAY_SERVE_PORT_QUARANTINE_S": str(hard_stop_s + _HARD_STOP_MARGIN_S),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _seconds(drain_s),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _seconds_text(drain_s),
         }
-    if haproxy:
+    if uses_haproxy:
         environment |= _haproxy_files_and_ports(settings)
         environment |= {
             "RAY_SERVE_HAPROXY_NBTHREAD": str(settings.threads),
             "RAY_SERVE_HAPROXY_MAXCONN": str(settings.max_connections),
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(hard_stop_s),
             "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(max(hard_stop_s, 3600)),
-            "RAY_SERVE_HAPROXY_BROADCAST_COALESCE_S": _seconds(settings.reload_spacing_s),
+            "RAY_SERVE_HAPROXY_BROADCAST_COALESCE_S": _seconds_text(settings.reload_coalesce_s),
             # Who had heard nothing yet when an ingress ended loses nothing: another one is asked,
             # and a third one at most, so that a request that ends ingresses ends few of them.
             "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
             "RAY_SERVE_HAPROXY_RETRIES": "2",
             # It can ask again only what it still has whole; 1 KiB of it is HAProxy's own.
-            "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_ASKED_AGAIN_BYTES),
+            "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_RETRY_BUFFER_BYTES),
         }
     return environment
 
@@ -232,8 +233,8 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
 def ray_environment(token_file: Path, *, loopback: bool = True) -> dict[str, str]:
     """Variables for a Ray that keeps to this machine, or that other nodes may join."""
     # Ray's own switch (it is off on macOS): without it every process listens on loopback only.
-    alone = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if loopback else "1"}
-    return alone | {
+    cluster_switch = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if loopback else "1"}
+    return cluster_switch | {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -260,10 +261,10 @@ def _haproxy_files_and_ports(settings: FrontSettings) -> dict[str, str]:
 
 def _replica_ports(ports: FrontPorts) -> dict[str, str]:
     return {
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.replica_http_from),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.replica_http_to),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.replica_http_min),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.replica_http_max),
     }
 
 
-def _seconds(value_s: float) -> str:
+def _seconds_text(value_s: float) -> str:
     return f"{value_s:g}"

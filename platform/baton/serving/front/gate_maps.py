@@ -1,7 +1,7 @@
 """What the gate before vLLM's Rust frontend is told while it runs: entries of HAProxy's maps.
 
 Keys are in one map by their SHA-256, as they are kept at rest. The value of one that is good is the
-word for its tenant (`rust_callers`), of another why it is not. Who is refused for now is in a map
+word for its tenant (`rust_identity`), of another why it is not. Who is refused for now is in a map
 of its own, by the word for the tenant or by that and a class; the value is when to come back.
 """
 
@@ -10,24 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from baton.domain.names.retry_after import whole_seconds
-from baton.runtime.keys.api_keys import Known, Unknown
+from baton.domain.names.retry_after import retry_after_seconds
+from baton.runtime.keys.api_keys import InvalidKey, ValidKey
 
 SEPARATOR = "~"
-"""Between the words of a request's id; as `rust_callers` reads it."""
+"""Between the words of a request's id; as `rust_identity` reads it."""
 SESSION_MARK = "+"
 """Before the session, behind the class; likewise."""
-BAD = "!"
+REJECTED_PREFIX = "!"
 """Before why a key is not good; in no word for a tenant."""
-_COMMAND_BYTES = 8000
+_MAX_COMMAND_BYTES = 8000
 """HAProxy reads a command into a buffer of 16 KiB."""
 
 
-def key_entries(keys: Mapping[str, Known | Unknown], handles: Mapping[str, str]) -> dict[str, str]:
+def key_entries(
+    keys: Mapping[str, ValidKey | InvalidKey], handles: Mapping[str, str]
+) -> dict[str, str]:
     """The map of keys, by their digests; `handles` has a word for each of their tenants."""
     return {
-        digest: handles[found.tenant] if isinstance(found, Known) else f"{BAD}{found.state}"
-        for digest, found in keys.items()
+        digest: handles[key.tenant]
+        if isinstance(key, ValidKey)
+        else f"{REJECTED_PREFIX}{key.state}"
+        for digest, key in keys.items()
     }
 
 
@@ -38,7 +42,7 @@ def shed_entries(refused: Mapping[tuple[str, str | None], float]) -> dict[str, s
     """
     return {
         handle if slo_class is None else f"{handle}{SEPARATOR}{slo_class}": str(
-            whole_seconds(retry_after_s)
+            retry_after_seconds(retry_after_s)
         )
         for (handle, slo_class), retry_after_s in refused.items()
     }
@@ -68,19 +72,19 @@ def map_commands(path: Path, old: Mapping[str, str], new: Mapping[str, str]) -> 
 
     What is taken away goes first: a revoked key is not good for as long as new ones are written.
     """
-    gone = [f"del map {path} {key}" for key in old if key not in new]
-    changed = [
+    deletions = [f"del map {path} {key}" for key in old if key not in new]
+    updates = [
         f"{'set' if key in old else 'add'} map {path} {key} {value}"
         for key, value in new.items()
         if old.get(key) != value
     ]
     batch: list[str] = []
-    size = 0
-    for command in (*gone, *changed):
-        if size + len(command) > _COMMAND_BYTES:
+    batch_bytes = 0
+    for command in (*deletions, *updates):
+        if batch_bytes + len(command) > _MAX_COMMAND_BYTES:
             yield "; ".join(batch)
-            batch, size = [], 0
+            batch, batch_bytes = [], 0
         batch.append(command)
-        size += len(command) + 2
+        batch_bytes += len(command) + 2
     if batch:
         yield "; ".join(batch)

@@ -19,37 +19,39 @@ from pathlib import Path
 
 from baton.domain.errors import EngineStartFailed, LinkFailed
 from baton.runtime.process.owned_process import OwnedProcess, Program
-from baton.serving.cluster.readiness import stat_rows
-from baton.serving.front.gate_config import GateSettings, gate_config
+from baton.serving.front.gate_config import GateSettings, render_gate_config
 from baton.serving.front.gate_maps import map_commands
+from baton.serving.front.haproxy_admin import stat_rows
 
-_START_S = 10.0
-_ASK_S = 2.0
-_POLL_S = 0.02
+_START_TIMEOUT_S = 10.0
+_QUERY_TIMEOUT_S = 2.0
+_START_POLL_S = 0.02
 _DRAIN_POLL_S = 0.1
 _STOP_GRACE_S = 2.0
-_CONFIG = "gate.cfg"
-_LOG = "gate.log"
+_CONFIG_FILE = "gate.cfg"
+_LOG_FILE = "gate.log"
 
 
-class RustGate:
+class GateProcess:
     """One HAProxy, and the maps that it goes by."""
 
     def __init__(self, haproxy: str, settings: GateSettings) -> None:
         self._haproxy = haproxy
         self._settings = settings
         self._process: OwnedProcess | None = None
-        self._told: dict[Path, Mapping[str, str] | None] = {path: {} for path in self._maps}
+        self._written_entries: dict[Path, Mapping[str, str] | None] = {
+            path: {} for path in self._map_paths
+        }
 
     @property
-    def _maps(self) -> tuple[Path, ...]:
+    def _map_paths(self) -> tuple[Path, ...]:
         settings = self._settings
         return settings.key_map, settings.shed_map, settings.class_map, settings.state_map
 
     @property
     def broken(self) -> bool:
         """Whether it was started and lets nobody in again."""
-        return self._process is not None and not self._process.alive
+        return self._process is not None and not self._process.is_running
 
     async def start(
         self, *, listeners: Sequence[int] = (), environment: Mapping[str, str] | None = None
@@ -68,27 +70,27 @@ class RustGate:
         self._process = OwnedProcess(
             Program(
                 name="gate",
-                argv=(self._haproxy, "-db", "-f", str(settings.folder / _CONFIG)),
-                log=settings.folder / _LOG,
+                argv=(self._haproxy, "-db", "-f", str(settings.folder / _CONFIG_FILE)),
+                log=settings.folder / _LOG_FILE,
                 pass_fds=tuple(listeners),
                 environment=environment or {},
             ),
-            on_end=lambda _code: None,
+            on_exit=lambda _code: None,
         )
         self._process.start()
         try:
-            async with asyncio.timeout(_START_S):
-                while not await self._answers():
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                while not await self._is_responding():
                     if self.broken:
                         break
-                    await asyncio.sleep(_POLL_S)
+                    await asyncio.sleep(_START_POLL_S)
         except TimeoutError:
             pass
-        if not await self._answers():
-            said = self._process.tail()[-500:] or "it said nothing"
+        if not await self._is_responding():
+            output = self._process.tail()[-500:] or "it said nothing"
             await self.close()
             raise EngineStartFailed(
-                f"the gate before the frontend did not start: {said}",
+                f"the gate before the frontend did not start: {output}",
                 "see whether its port is taken; a gate needs the HAProxy of ray[serve]",
             )
 
@@ -98,21 +100,21 @@ class RustGate:
         HAProxy's own way to end would wait for clients that keep a connection for later. It may be
         late to answer; as long as it lives, streams do, and it is asked again.
         """
-        told = False
+        is_closed = False
         while not self.broken:
             with suppress(LinkFailed):
-                if not told:
-                    await self._ask("shutdown frontend gate")
-                    told = True
-                if not await self._under_way():
+                if not is_closed:
+                    await self._query("shutdown frontend gate")
+                    is_closed = True
+                if not await self._in_flight_requests():
                     return
             await asyncio.sleep(_DRAIN_POLL_S)
 
-    async def _under_way(self) -> int:
+    async def _in_flight_requests(self) -> int:
         """How many requests are at the frontend."""
         return sum(
             int(row["scur"])
-            for row in stat_rows(await self._ask("show stat"))
+            for row in stat_rows(await self._query("show stat"))
             if (row["pxname"], row["svname"]) == ("rust", "BACKEND")
         )
 
@@ -122,69 +124,69 @@ class RustGate:
         if process is not None:
             await process.stop(grace_s=_STOP_GRACE_S)
 
-    async def tell_keys(self, entries: Mapping[str, str]) -> None:
+    async def set_keys(self, entries: Mapping[str, str]) -> None:
         """Go by these keys from now on.
 
         Raises:
             LinkFailed: it was not heard.
         """
-        await self._tell(self._settings.key_map, entries)
+        await self._update_map(self._settings.key_map, entries)
 
-    async def tell_classes(self, entries: Mapping[str, str]) -> None:
+    async def set_classes(self, entries: Mapping[str, str]) -> None:
         """Let tenants ask for these classes from now on.
 
         Raises:
             LinkFailed: it was not heard.
         """
-        await self._tell(self._settings.class_map, entries)
+        await self._update_map(self._settings.class_map, entries)
 
-    async def tell_shed(self, entries: Mapping[str, str]) -> None:
+    async def set_shed(self, entries: Mapping[str, str]) -> None:
         """Refuse those from now on.
 
         Raises:
             LinkFailed: it was not heard.
         """
-        await self._tell(self._settings.shed_map, entries)
+        await self._update_map(self._settings.shed_map, entries)
 
-    async def tell_state(self, entries: Mapping[str, str]) -> None:
+    async def set_state(self, entries: Mapping[str, str]) -> None:
         """Go by this from now on: health, and who is let in.
 
         Raises:
             LinkFailed: it was not heard.
         """
-        await self._tell(self._settings.state_map, entries)
+        await self._update_map(self._settings.state_map, entries)
 
-    async def _tell(self, path: Path, entries: Mapping[str, str]) -> None:
-        old = self._told[path]
-        if old == entries:
+    async def _update_map(self, path: Path, entries: Mapping[str, str]) -> None:
+        written = self._written_entries[path]
+        if written == entries:
             return
         if self._process is None:
-            self._told[path] = dict(entries)  # it starts with them
+            self._written_entries[path] = dict(entries)  # it starts with them
             return
-        self._told[path] = None
-        if old is None:
-            await self._command(f"clear map {path}")
-        for command in map_commands(path, old or {}, entries):
-            await self._command(command)
-        self._told[path] = dict(entries)
+        self._written_entries[path] = None
+        if written is None:
+            await self._run_command(f"clear map {path}")
+        for command in map_commands(path, written or {}, entries):
+            await self._run_command(command)
+        self._written_entries[path] = dict(entries)
 
-    async def _command(self, command: str) -> None:
+    async def _run_command(self, command: str) -> None:
         """Have HAProxy do it. It answers a map's commands with nothing but an empty line."""
-        answer = await self._ask(command)
+        answer = await self._query(command)
         if answer.strip():
             # Never the command: it may hold a digest.
             raise LinkFailed("gate", f"HAProxy did not do as it was told: {answer.strip()[:200]}")
 
-    async def _answers(self) -> bool:
+    async def _is_responding(self) -> bool:
         try:
-            return (await self._ask("show info")).startswith("Name: HAProxy")
+            return (await self._query("show info")).startswith("Name: HAProxy")
         except LinkFailed:
             return False
 
-    async def _ask(self, command: str) -> str:
-        path = self._settings.socket
+    async def _query(self, command: str) -> str:
+        path = self._settings.admin_socket
         try:
-            async with asyncio.timeout(_ASK_S):
+            async with asyncio.timeout(_QUERY_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(str(path))
                 try:
                     writer.write(f"{command}\n".encode())
@@ -196,12 +198,12 @@ class RustGate:
             raise LinkFailed("gate", f"HAProxy did not answer at {path}: {error}") from error
 
     def _write_files(self) -> None:
-        for path, entries in self._told.items():
+        for path, entries in self._written_entries.items():
             _write(path, "".join(f"{key} {value}\n" for key, value in (entries or {}).items()))
-        _write(self._settings.folder / _CONFIG, gate_config(self._settings))
+        _write(self._settings.folder / _CONFIG_FILE, render_gate_config(self._settings))
 
 
 def _write(path: Path, text: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
         file.write(text)

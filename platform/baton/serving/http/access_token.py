@@ -14,9 +14,9 @@ from baton.serving.http.side_server import AsgiApp, Receive, Scope, Send
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_BYTES = 4096
-_OTHERS = 0o077
-_READ_S = 5.0
+_MAX_TOKEN_BYTES = 4096
+_GROUP_OTHER_BITS = 0o077
+_READ_TIMEOUT_S = 5.0
 
 
 class TokenFile:
@@ -25,7 +25,7 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._token = ""
-        self._seen: tuple[int, int, int] | None = None
+        self._signature: tuple[int, int, int] | None = None
 
     def __call__(self) -> str:
         """The token. Blocks on the disk.
@@ -34,69 +34,73 @@ class TokenFile:
             OSError: the file cannot be read.
             ValueError: there is no token in it.
         """
-        found = self._path.stat()
-        seen = found.st_ino, found.st_mtime_ns, found.st_size
-        if seen != self._seen:
+        file_stat = self._path.stat()
+        signature = file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size
+        if signature != self._signature:
             with self._path.open("rb") as file:
-                token = file.read(_MOST_BYTES).decode().strip()
+                token = file.read(_MAX_TOKEN_BYTES).decode().strip()
             if not token:
                 raise ValueError(f"token file {self._path} is empty, wanted a token")
-            if found.st_mode & _OTHERS:
+            if file_stat.st_mode & _GROUP_OTHER_BITS:
                 fields = {"path": str(self._path), "remedy": f"chmod 600 {self._path}"}
                 log_event(_LOGGER, logging.WARNING, "token_file_readable_by_others", fields)
-            self._token, self._seen = token, seen
+            self._token, self._signature = token, signature
         return self._token
 
 
-class TokenGate:
+class TokenAuthMiddleware:
     """An ASGI app that lets those through to `app` who have the token."""
 
     def __init__(
-        self, app: AsgiApp, token: Callable[[], str] | None, *, open_paths: Collection[str] = ()
+        self,
+        app: AsgiApp,
+        read_token: Callable[[], str] | None,
+        *,
+        open_paths: Collection[str] = (),
     ) -> None:
-        """Nobody is asked at `open_paths`, and nobody at all where there is no `token`.
+        """Nobody is asked at `open_paths`, and nobody at all where there is no `read_token`.
 
-        `token` may block, and may raise OSError or ValueError: then nobody is let in.
+        `read_token` may block, and may raise OSError or ValueError: then nobody is let in.
         """
-        self._token = token
+        self._token = read_token
         self._app = app
-        self._open = frozenset(open_paths)
-        self._said = False
+        self._open_paths = frozenset(open_paths)
+        self._error_logged = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""
-        token = self._token
-        if scope["type"] != "http" or token is None or scope["path"] in self._open:
+        read_token = self._token
+        if scope["type"] != "http" or read_token is None or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
         try:
-            async with asyncio.timeout(_READ_S):
-                wanted = await asyncio.to_thread(token)
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                expected = await asyncio.to_thread(read_token)
         except (OSError, ValueError) as error:
-            self._say(error)
-            await _answer(send, 503, b"the token file cannot be read\n")
+            self._log_error(error)
+            await _respond(send, 503, b"the token file cannot be read\n")
             return
-        self._said = False
-        if _has(scope["headers"], wanted.encode()):
+        self._error_logged = False
+        if _has_token(scope["headers"], expected.encode()):
             await self._app(scope, receive, send)
         else:
-            await _answer(send, 401, b"wanted the token, as bearer token or as a password\n")
+            await _respond(send, 401, b"wanted the token, as bearer token or as a password\n")
 
-    def _say(self, error: OSError | ValueError) -> None:
-        if not self._said:
-            self._said = True
+    def _log_error(self, error: OSError | ValueError) -> None:
+        if not self._error_logged:
+            self._error_logged = True
             log_event(
                 _LOGGER, logging.WARNING, "token_not_read", {"why": str(error) or repr(error)}
             )
 
 
-def _has(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bool:
+def _has_token(headers: Iterable[tuple[bytes, bytes]], expected: bytes) -> bool:
     """Whether one of the credentials is the token; takes as long however much of it is right."""
-    shown = [value for name, value in headers if name.lower() == b"authorization"]
-    return len(shown) == 1 and hmac.compare_digest(_shown(shown[0]), wanted)
+    credentials = [value for name, value in headers if name.lower() == b"authorization"]
+    return len(credentials) == 1 and hmac.compare_digest(_credential(credentials[0]), expected)
 
 
-def _shown(authorization: bytes) -> bytes:
+def _credential(authorization: bytes) -> bytes:
     scheme, _, credential = authorization.strip().partition(b" ")
     match scheme.lower():
         case b"bearer":
@@ -110,7 +114,7 @@ def _shown(authorization: bytes) -> bytes:
             return b""
 
 
-async def _answer(send: Send, status: int, text: bytes) -> None:
+async def _respond(send: Send, status: int, text: bytes) -> None:
     headers = [
         (b"content-type", b"text/plain; charset=utf-8"),
         (b"content-length", str(len(text)).encode()),

@@ -6,42 +6,42 @@ to read what is answered (DNS rebinding). It cannot choose the name in the Host 
 
 from __future__ import annotations
 
-from baton.domain.names.addresses import host_in, is_loopback, same_host
+from baton.domain.names.addresses import is_loopback, parse_host_header, same_host
 from baton.serving.http.side_server import AsgiApp, Receive, Scope, Send
 
-_OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-def by_own_names(app: AsgiApp, host: str) -> AsgiApp:
+def restrict_hosts(app: AsgiApp, host: str) -> AsgiApp:
     """An app that is served at `host`: where that is this machine's alone, only by its names."""
-    return _OwnNames(app, host) if is_loopback(host) else app
+    return _AllowedHostsMiddleware(app, host) if is_loopback(host) else app
 
 
-class _OwnNames:
+class _AllowedHostsMiddleware:
     """Answers only who calls this server by a name of this machine."""
 
     def __init__(self, app: AsgiApp, host: str) -> None:
         self._app = app
-        self._names = (*_OWN_NAMES, host)
+        self._allowed_names = (*_LOOPBACK_NAMES, host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_own(self._called(scope)):
-            await _refuse(send)
+        if scope["type"] == "http" and not self._is_allowed(self._requested_host(scope)):
+            await _reject(send)
         else:
             await self._app(scope, receive, send)
 
-    def _is_own(self, name: str) -> bool:
-        return any(same_host(name, own) for own in self._names)
+    def _is_allowed(self, name: str) -> bool:
+        return any(same_host(name, allowed) for allowed in self._allowed_names)
 
-    def _called(self, scope: Scope) -> str:
+    def _requested_host(self, scope: Scope) -> str:
         """The name in the Host header, without its port; "" unless there is exactly one."""
-        named = [value for key, value in scope["headers"] if key.lower() == b"host"]
-        if len(named) != 1:
+        hosts = [value for key, value in scope["headers"] if key.lower() == b"host"]
+        if len(hosts) != 1:
             return ""
-        return host_in(str(named[0], "latin-1"))
+        return parse_host_header(str(hosts[0], "latin-1"))
 
 
-async def _refuse(send: Send) -> None:
+async def _reject(send: Send) -> None:
     text = b"ask by a name of this machine, as localhost; from elsewhere it takes a token\n"
     headers = [
         (b"content-type", b"text/plain; charset=utf-8"),

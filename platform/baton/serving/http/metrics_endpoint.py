@@ -19,8 +19,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
 
-from baton.serving.http.access_token import TokenGate
-from baton.serving.http.allowed_hosts import by_own_names
+from baton.serving.http.access_token import TokenAuthMiddleware
+from baton.serving.http.allowed_hosts import restrict_hosts
 from baton.serving.http.side_server import AsgiApp, SideServer
 
 if TYPE_CHECKING:
@@ -36,56 +36,56 @@ Collect = Callable[[], Iterable[Family]]
 """Reads numbers, on the loop, before it returns; what it returns is iterated in a thread."""
 
 
-class Metrics:
+class MetricsRenderer:
     """Turns numbers into what a scraper reads."""
 
-    def __init__(self, collect: Collect, *, others: Collector | None = None) -> None:
+    def __init__(self, collect: Collect, *, extra: Collector | None = None) -> None:
         """Nothing is read yet.
 
         Args:
             collect: reads numbers.
-            others: more of them, as an engine's own, which are read in the thread.
+            extra: more of them, as an engine's own, which are read in the thread.
         """
         self._collect = collect
-        self._others = others
-        self._one_at_a_time = asyncio.Lock()
-        self._said = False
+        self._extra = extra
+        self._lock = asyncio.Lock()
+        self._error_logged = False
 
-    async def text(self, accept: str) -> tuple[bytes, str]:
+    async def render(self, accept: str) -> tuple[bytes, str]:
         """The text in one of the formats that a scraper accepts, and that format's name."""
         encode, content_type = choose_encoder(accept)
         if content_type.startswith(_OPEN_METRICS):
             encode = partial(encode, escaping=ALLOWUTF8)  # type: ignore[call-arg]  # it is a partial
-        async with self._one_at_a_time:
-            read = _Read(self._collect(), self._others)
-            return await asyncio.to_thread(encode, read), content_type
+        async with self._lock:
+            collected = _CollectedFamilies(self._collect(), self._extra)
+            return await asyncio.to_thread(encode, collected), content_type
 
     async def respond(self, request: Request) -> Response:
         """Answer a scrape."""
         from starlette.responses import Response
 
         try:
-            text, content_type = await self.text(request.headers.get("accept", ""))
+            text, content_type = await self.render(request.headers.get("accept", ""))
         except Exception:
-            if not self._said:
-                self._said = True
+            if not self._error_logged:
+                self._error_logged = True
                 _LOGGER.exception("metrics cannot be told")
             return Response("metrics cannot be told, see the log\n", status_code=500)
-        self._said = False
+        self._error_logged = False
         return Response(text, headers={"content-type": content_type})
 
 
-class _Read(Collector):
+class _CollectedFamilies(Collector):
     """Families that have been read, and others that will be."""
 
-    def __init__(self, families: Iterable[Family], others: Collector | None) -> None:
+    def __init__(self, families: Iterable[Family], extra: Collector | None) -> None:
         self._families = families
-        self._others = others
+        self._extra = extra
 
     def collect(self) -> Iterator[Family]:
         yield from self._families
-        if self._others is not None:
-            yield from self._others.collect()
+        if self._extra is not None:
+            yield from self._extra.collect()
 
 
 class MetricsEndpoint:
@@ -93,16 +93,19 @@ class MetricsEndpoint:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: MetricsRenderer,
         *,
         host: str,
         port: int = 0,
         token: Callable[[], str] | None = None,
     ) -> None:
-        """Nothing is bound yet; for `token`, see `TokenGate`, for the rest, `SideServer`."""
-        self._gate = TokenGate(metrics_app(metrics), token)
+        """Nothing is bound yet.
+
+        For `token`, see `TokenAuthMiddleware`, for the rest, `SideServer`.
+        """
+        self._auth = TokenAuthMiddleware(metrics_app(metrics), token)
         self._server = SideServer(
-            by_own_names(self._gate, host),
+            restrict_hosts(self._auth, host),
             name="metrics",
             host=host,
             port=port,
@@ -123,7 +126,7 @@ class MetricsEndpoint:
         await self._server.close()
 
 
-def metrics_app(metrics: Metrics) -> AsgiApp:
+def metrics_app(metrics: MetricsRenderer) -> AsgiApp:
     """An app with nothing but the metrics."""
     from starlette.applications import Starlette
     from starlette.routing import Route

@@ -14,17 +14,17 @@ from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from baton.domain.names.addresses import address_text
-from baton.runtime.process.sockets import bound_socket
+from baton.domain.names.addresses import format_address
+from baton.runtime.process.sockets import create_bound_socket
 from baton.telemetry.logs import log_event
 
 if TYPE_CHECKING:
     import uvicorn
 
 _LOGGER = logging.getLogger(__name__)
-_AGAIN_S = 5.0
-_CLOSE_S = 2.0
-_MOST_CONNECTIONS = 256
+_RETRY_INTERVAL_S = 5.0
+_CLOSE_TIMEOUT_S = 2.0
+_MAX_CONNECTIONS = 256
 _BACKLOG = 64
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -45,7 +45,7 @@ class SideServer:
         host: str,
         port: int = 0,
         remedy: str = "free that port",
-        again_s: float = _AGAIN_S,
+        retry_interval_s: float = _RETRY_INTERVAL_S,
     ) -> None:
         """Nothing is bound yet.
 
@@ -55,15 +55,15 @@ class SideServer:
             host: the address to bind; its name is looked up.
             port: 0 for any that is free.
             remedy: what an operator can do when it cannot be bound.
-            again_s: seconds until it is tried again.
+            retry_interval_s: seconds until it is tried again.
         """
         self._app = app
         self._name = name
         self._host = host
         self._port = port
         self._remedy = remedy
-        self._again_s = again_s
-        self._said = False
+        self._retry_interval_s = retry_interval_s
+        self._error_logged = False
         self._address: str | None = None
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -75,8 +75,8 @@ class SideServer:
 
     async def start(self) -> None:
         """Bind if that is possible, and serve from now on."""
-        bound = await self._bound()
-        self._task = asyncio.create_task(self._run(bound), name=f"baton-{self._name}")
+        listener = await self._try_bind()
+        self._task = asyncio.create_task(self._run(listener), name=f"baton-{self._name}")
 
     async def close(self) -> None:
         """Serve no more. Idempotent."""
@@ -86,38 +86,38 @@ class SideServer:
             return
         if self._server is not None:
             self._server.should_exit = True
-            await asyncio.wait([task], timeout=_CLOSE_S)
+            await asyncio.wait([task], timeout=_CLOSE_TIMEOUT_S)
         task.cancel()
         await asyncio.wait([task])
 
-    async def _run(self, bound: socket.socket | None) -> None:
+    async def _run(self, listener: socket.socket | None) -> None:
         try:
-            while bound is None:
-                await asyncio.sleep(self._again_s)
-                bound = await self._bound()
+            while listener is None:
+                await asyncio.sleep(self._retry_interval_s)
+                listener = await self._try_bind()
             self._server = _server(self._app)
-            await self._server.serve(sockets=[bound])
+            await self._server.serve(sockets=[listener])
         except Exception:
             self._address = None
             _LOGGER.exception("%s are served no more", self._name)
         finally:
-            if bound is not None:
-                bound.close()
+            if listener is not None:
+                listener.close()
 
-    async def _bound(self) -> socket.socket | None:
+    async def _try_bind(self) -> socket.socket | None:
         try:
-            bound = await asyncio.to_thread(_bind, self._host, self._port)
+            listener = await asyncio.to_thread(_bind, self._host, self._port)
         except OSError as error:
-            if not self._said:
-                self._said = True
+            if not self._error_logged:
+                self._error_logged = True
                 fields = {"host": self._host, "port": self._port, "why": str(error)}
-                fields |= {"remedy": self._remedy, "again_s": self._again_s}
+                fields |= {"remedy": self._remedy, "again_s": self._retry_interval_s}
                 log_event(_LOGGER, logging.WARNING, f"{self._name}_not_served", fields)
             return None
-        host, port = bound.getsockname()[:2]
-        self._address = address_text(host, port)
+        host, port = listener.getsockname()[:2]
+        self._address = format_address(host, port)
         log_event(_LOGGER, logging.INFO, f"{self._name}_served", {"address": self._address})
-        return bound
+        return listener
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -126,9 +126,9 @@ def _bind(host: str, port: int) -> socket.socket:
     Raises:
         OSError: there is no such address here, or the port is taken.
     """
-    made = bound_socket(host, port)
-    made.listen(_BACKLOG)
-    return made
+    listener = create_bound_socket(host, port)
+    listener.listen(_BACKLOG)
+    return listener
 
 
 def _server(app: AsgiApp) -> uvicorn.Server:
@@ -151,7 +151,7 @@ def _server(app: AsgiApp) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=_MOST_CONNECTIONS,
+            limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=1,
         )
     )

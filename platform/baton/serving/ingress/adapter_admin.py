@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from baton.engine.vllm.gate.adapters import AdapterOrder, Administer
+from baton.engine.vllm.gate.adapters import AdapterRequest, Administer
 from baton.engine.vllm.gate.errors import Problem
-from baton.serving.controller.adapter_manager import Calls
+from baton.serving.controller.adapter_manager import CallReplicas
 from baton.serving.shared.names import CONTROLLER
 
-_ASK_S = 80.0
+_CALL_TIMEOUT_S = 80.0
 """The controller itself gives up sooner."""
 
 
-def administered_by(call: Calls) -> Administer:
+def make_administer(call: CallReplicas) -> Administer:
     """What carries a client's orders out."""
 
-    async def administer(order: AdapterOrder) -> Problem | None:
+    async def administer(order: AdapterRequest) -> Problem | None:
         if order.path is None:
-            asked: tuple[object, ...] = ("unload_adapter", order.name, order.tenant)
+            call_arguments: tuple[object, ...] = ("unload_adapter", order.name, order.tenant)
         else:
-            told = {
+            load_order = {
                 "name": order.name,
                 "source": order.path,
                 "tenant": order.tenant,
                 "model": order.model,
                 "in_place": order.in_place,
             }
-            asked = ("load_adapter", told)
-        method, *arguments = asked
-        answers = await call(CONTROLLER, str(method), *arguments, timeout_s=_ASK_S)
-        if not answers.given:
-            why = answers.missing[0] if answers.missing else "there is none"
+            call_arguments = ("load_adapter", load_order)
+        method, *arguments = call_arguments
+        answers = await call(CONTROLLER, str(method), *arguments, timeout_s=_CALL_TIMEOUT_S)
+        if not answers.values:
+            why = answers.failures[0] if answers.failures else "there is none"
             return Problem(status=503, message=f"the controller does not answer: {why}; try again")
-        said = answers.given[0]
-        if isinstance(said, dict):
-            return Problem(status=int(said["status"]), message=str(said["why"]))
+        refusal = answers.values[0]
+        if isinstance(refusal, dict):
+            return Problem(status=int(refusal["status"]), message=str(refusal["why"]))
         return None
 
     return administer

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from baton.config.derive.options import allows_anonymous, key_files, tenants
 from baton.config.schema.deployment import DeploymentConfig, EngineKind
 from baton.domain.tenant import CacheSharing
-from baton.engine.vllm.frontend.settings import Brought
+from baton.engine.vllm.frontend.settings import RequestCapabilities
 from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.limits import FrontendLimits
-from baton.runtime.keys.api_keys import Known, Unknown
+from baton.runtime.keys.api_keys import InvalidKey, ValidKey
 from baton.runtime.keys.key_files import KeyFiles, KeyNotice, load_ring
 from baton.telemetry.logs import log_event
 
@@ -41,28 +41,28 @@ def frontend_limits(config: DeploymentConfig) -> FrontendLimits:
     )
 
 
-def brought(config: DeploymentConfig) -> Brought:
+def request_capabilities(config: DeploymentConfig) -> RequestCapabilities:
     """What a request may bring along."""
     allow = config.server.allow
-    return Brought(
+    return RequestCapabilities(
         chat_templates=allow.chat_templates,
         media_domains=allow.media_domains or (),
         prompt_embeds=allow.prompt_embeds,
     )
 
 
-class FrontDoor:
+class IngressAuth:
     """The keys of one ingress, and who is let in by them."""
 
     def __init__(self, config: DeploymentConfig) -> None:
         self._files = KeyFiles(key_files(config))
         self._task: asyncio.Task[None] | None = None
-        self._reading: asyncio.Future[tuple[KeyNotice, ...]] | None = None
+        self._pending_read: asyncio.Future[tuple[KeyNotice, ...]] | None = None
 
     async def start(self) -> None:
         """Read the key files, and follow them from now on."""
         await self._poll()
-        self._task = asyncio.create_task(self._follow(), name="baton-keys")
+        self._task = asyncio.create_task(self._poll_loop(), name="baton-keys")
 
     async def close(self) -> None:
         """Follow them no more. Idempotent."""
@@ -82,9 +82,9 @@ class FrontDoor:
     async def reconfigure(self, config: DeploymentConfig) -> None:
         """Go by the key files of this configuration; they have been read when this returns."""
         self._files.watch(key_files(config))
-        begun_before = self._reading
+        earlier_read = self._pending_read
         await self._poll()
-        if begun_before is not None and begun_before.done():
+        if earlier_read is not None and earlier_read.done():
             await self._poll()  # that one knew nothing of these files
 
     def access(self, config: DeploymentConfig) -> Access:
@@ -99,17 +99,17 @@ class FrontDoor:
             look_up=self._look_up if key_files(config) else None,
             anonymous=allows_anonymous(config),
             isolated=frozenset(isolated),
-            begin_share=None if tracing.otlp is None else tracing.sample,
+            trace_sample_fraction=None if tracing.otlp is None else tracing.sample,
         )
 
-    def _look_up(self, token: str) -> Known | Unknown:
+    def _look_up(self, token: str) -> ValidKey | InvalidKey:
         return self._files.ring.look_up(token, datetime.now(UTC))
 
-    def keys(self) -> dict[str, Known | Unknown]:
+    def keys_by_digest(self) -> dict[str, ValidKey | InvalidKey]:
         """What every key is good for now, by its digest."""
         return self._files.ring.by_digest(datetime.now(UTC))
 
-    async def _follow(self) -> None:
+    async def _poll_loop(self) -> None:
         while True:
             await asyncio.sleep(_POLL_S)
             try:
@@ -120,17 +120,17 @@ class FrontDoor:
 
     async def _poll(self) -> None:
         # One read at a time: a disk that hangs would otherwise take a thread a second.
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(asyncio.to_thread(self._files.poll))
-        reading = self._reading
-        await asyncio.wait([reading], timeout=_READ_DEADLINE_S)
-        if not reading.done():
+        if self._pending_read is None:
+            self._pending_read = asyncio.ensure_future(asyncio.to_thread(self._files.poll))
+        pending = self._pending_read
+        await asyncio.wait([pending], timeout=_READ_DEADLINE_S)
+        if not pending.done():
             log_event(_LOGGER, logging.WARNING, "key_files_slow", {"after_s": _READ_DEADLINE_S})
             return
-        if self._reading is not reading:
+        if self._pending_read is not pending:
             return  # who else waited for it has told of it
-        self._reading = None
-        for notice in reading.result():
+        self._pending_read = None
+        for notice in pending.result():
             fields = {"path": notice.path, "keys": notice.keys}
             if notice.why is None:
                 log_event(_LOGGER, logging.INFO, "keys_read", fields)

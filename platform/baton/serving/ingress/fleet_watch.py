@@ -39,7 +39,7 @@ class FleetWatch:
         self._on_event = on_event
         self._members: frozenset[str] = frozenset()
         self._joined: set[str] = set()
-        self._leaving: set[str] = set()
+        self._draining: set[str] = set()
 
     def on_members(self, members: frozenset[Member]) -> None:
         """Take in a new view of the membership."""
@@ -48,18 +48,18 @@ class FleetWatch:
             for member in members
             if LINK_ADDRESS in member.metadata
         }
-        gone = self._members - addresses.keys()
+        removed = self._members - addresses.keys()
         self._members = frozenset(addresses)
-        for replica_id in sorted(self._leaving & addresses.keys()):
+        for replica_id in sorted(self._draining & addresses.keys()):
             # It was taken to drain, for good; nothing but a new session begins anew.
             self._links.disconnect(replica_id)
-        self._leaving -= self._members
+        self._draining -= self._members
         for replica_id, address in addresses.items():
             self._links.connect(replica_id, address)
-        for replica_id in sorted(gone):
+        for replica_id in sorted(removed):
             if replica_id in self._joined:
-                self._leaving.add(replica_id)
-                _say("replica_draining", {"replica_id": replica_id})
+                self._draining.add(replica_id)
+                _log("replica_draining", {"replica_id": replica_id})
                 self._on_event(ReplicaDraining(replica_id=replica_id))
             else:
                 # A killed replica: its link broke before Ray noticed.
@@ -70,23 +70,23 @@ class FleetWatch:
         try:
             self._on_event(event)
         finally:  # whatever came of it, who is joined is known here alone
-            self._keep_book(event)
+            self._track_membership(event)
 
-    def _keep_book(self, event: Event) -> None:
+    def _track_membership(self, event: Event) -> None:
         if isinstance(event, ReplicaJoined):
             facts = event.facts
-            _say("replica_joined", {"replica_id": facts.replica_id, "role": str(facts.role)})
+            _log("replica_joined", {"replica_id": facts.replica_id, "role": str(facts.role)})
             self._joined.add(facts.replica_id)
         elif isinstance(event, ReplicaLost):
-            foreseen = event.reason is LossReason.LEFT or event.replica_id in self._leaving
-            level = logging.INFO if foreseen else logging.WARNING
-            told = {"replica_id": event.replica_id, "reason": str(event.reason)}
-            _say("replica_lost", told, level)
+            expected = event.reason is LossReason.LEFT or event.replica_id in self._draining
+            level = logging.INFO if expected else logging.WARNING
+            fields = {"replica_id": event.replica_id, "reason": str(event.reason)}
+            _log("replica_lost", fields, level)
             self._joined.discard(event.replica_id)
-            if event.replica_id in self._leaving:
-                self._leaving.discard(event.replica_id)
+            if event.replica_id in self._draining:
+                self._draining.discard(event.replica_id)
                 self._links.disconnect(event.replica_id)
 
 
-def _say(event: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
+def _log(event: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
     log_event(_LOGGER, level, event, fields)

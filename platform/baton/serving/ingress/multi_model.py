@@ -14,46 +14,46 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from baton.config.derive.options import adapter_rules, adapter_sources
-from baton.config.derive.per_model import each_model
+from baton.config.derive.per_model import split_by_model
 from baton.config.schema.deployment import DeploymentConfig
-from baton.control.fleet.adapter_registry import Registry, offered
-from baton.domain.commands import RecordOrder
+from baton.control.fleet.adapter_registry import AdapterRegistry, requestable_adapters
+from baton.domain.commands import RecordSelection
 from baton.domain.demand import ColdStart, CoordinatorReport
 from baton.engine.vllm.gate.adapters import Administer
 from baton.engine.vllm.gate.gate import AsgiApp
 from baton.engine.vllm.gate.model_router import ModelRouter
 from baton.serving.controller.quota_allocator import Shares
-from baton.serving.ingress.model_ingress import IngressBody
+from baton.serving.ingress.model_ingress import ModelIngress
 from baton.serving.shared.reports import Row
 from baton.serving.store.config_participant import Switch
-from baton.telemetry.requests.request_log import Story
+from baton.telemetry.requests.request_log import RequestReport
 
 Status = dict[str, object]
 
 
-class SeveralBodies:
+class MultiModelIngress:
     """The bodies of an ingress, by model; for one model it is as if there were only that."""
 
     def __init__(
-        self, config: DeploymentConfig, make: Callable[[str, DeploymentConfig], IngressBody]
+        self, config: DeploymentConfig, build: Callable[[str, DeploymentConfig], ModelIngress]
     ) -> None:
-        """`make` builds the body of a model from the part of the configuration about it."""
+        """`build` builds the body of a model from the part of the configuration about it."""
         self._config = config
-        self._bodies = {name: make(name, part) for name, part in each_model(config).items()}
+        self._by_model = {name: build(name, part) for name, part in split_by_model(config).items()}
         self._router: ModelRouter | None = None
         """What tells requests for different models apart; None where there is one."""
         self.generation: Callable[[], int] = lambda: 0
 
     @property
-    def bodies(self) -> tuple[IngressBody, ...]:
+    def model_ingresses(self) -> tuple[ModelIngress, ...]:
         """In the order of the configuration."""
-        return tuple(self._bodies.values())
+        return tuple(self._by_model.values())
 
     @property
     def metrics_address(self) -> str | None:
         """Where metrics are, one address for each body with a comma between; None: nowhere."""
-        found = (body.telemetry.address for body in self.bodies)
-        return ",".join(address for address in found if address is not None) or None
+        addresses = (ingress.telemetry.address for ingress in self.model_ingresses)
+        return ",".join(address for address in addresses if address is not None) or None
 
     async def start(self, host: str) -> AsgiApp:
         """Bring every body up, one after the other: each imports and builds a server.
@@ -62,144 +62,150 @@ class SeveralBodies:
             EngineStartFailed: a frontend cannot be started.
         """
         apps = []
-        for body in self.bodies:
-            body.telemetry.generation = self._present_generation
-            apps.append(await body.start(host))
+        for ingress in self.model_ingresses:
+            ingress.telemetry.generation = self._current_generation
+            apps.append(await ingress.start(host))
         if len(apps) == 1:
             return apps[0]
         apis: dict[str, AsgiApp] = {}
-        for name, body in self._bodies.items():
+        for name, ingress in self._by_model.items():
             names = (name, *adapter_sources(self._config.models[name]))
-            apis |= dict.fromkeys(names, body.frontend.api)
-        first = self.bodies[0].frontend
+            apis |= dict.fromkeys(names, ingress.frontend.api)
+        first_frontend = self.model_ingresses[0].frontend
         self._router = ModelRouter(apis)
-        return first.stand_before(self._router, healthy=self.healthy)
+        return first_frontend.gate_app(self._router, healthy=self.healthy)
 
     async def close(self) -> None:
         """Take every body down. Idempotent."""
-        for body in self.bodies:
-            await body.close()
+        for ingress in self.model_ingresses:
+            await ingress.close()
 
-    def switch_to(self, config: DeploymentConfig) -> Switch:
+    def prepare_switch(self, config: DeploymentConfig) -> Switch:
         """The way of all bodies to another configuration; whatever can fail has not.
 
         Raises:
             ConfigInvalid: a policy of the user's own, or key files, cannot be used.
         """
-        parts = each_model(config)
-        switches = [body.switch_to(parts[name]) for name, body in self._bodies.items()]
+        parts = split_by_model(config)
+        switches = [ingress.prepare_switch(parts[name]) for name, ingress in self._by_model.items()]
 
         async def switch() -> None:
-            for one in switches:
-                await one()
+            for switch in switches:
+                await switch()
             self._config = config
 
         return switch
 
     def healthy(self) -> bool:
         """Whether a request for any model could be served."""
-        return any(body.healthy() for body in self.bodies)
+        return any(ingress.healthy() for ingress in self.model_ingresses)
 
     def check(self) -> None:
-        """See `IngressBody.check`.
+        """See `ModelIngress.check`.
 
         Raises:
             Broken: one of them is.
         """
-        for body in self.bodies:
-            body.check()
+        for ingress in self.model_ingresses:
+            ingress.check()
 
     def status(self) -> Status:
         """One status for all: replicas and what was done together, the rest by model."""
-        told = {name: body.status() for name, body in self._bodies.items()}
-        return merged_status(told)
+        statuses = {name: ingress.status() for name, ingress in self._by_model.items()}
+        return merge_statuses(statuses)
 
-    def explain(self, request_id: str) -> list[Story]:
-        """See `IngressBody.explain`."""
-        return [story for body in self.bodies for story in body.explain(request_id)]
+    def explain(self, request_id: str) -> list[RequestReport]:
+        """See `ModelIngress.explain`."""
+        return [story for ingress in self.model_ingresses for story in ingress.explain(request_id)]
 
-    def requests(self, count: int, order: RecordOrder) -> list[Story]:
-        """See `IngressBody.requests`; so many of each model."""
-        return [story for body in self.bodies for story in body.requests(count, order)]
+    def requests(self, count: int, order: RecordSelection) -> list[RequestReport]:
+        """See `ModelIngress.requests`; so many of each model."""
+        return [
+            story for ingress in self.model_ingresses for story in ingress.requests(count, order)
+        ]
 
     def links(self) -> list[Row]:
-        """See `IngressBody.links`."""
-        return [row for body in self.bodies for row in body.links()]
+        """See `ModelIngress.links`."""
+        return [row for ingress in self.model_ingresses for row in ingress.links()]
 
-    def administer_by(self, administer: Administer) -> None:
+    def set_administer(self, administer: Administer) -> None:
         """Have adapters loaded and unloaded by this."""
-        self.bodies[0].frontend.administer_by(administer)
+        self.model_ingresses[0].frontend.set_administer(administer)
 
-    def take_adapters(self, registry: Registry) -> None:
+    def set_adapters(self, registry: AdapterRegistry) -> None:
         """Offer what was added to each model besides what the file has."""
         rules, models = adapter_rules(self._config), dict[str, str]()
-        for model, body in self._bodies.items():
-            added = offered(registry, model, rules)
-            body.take_adapters(tuple(added.values()))
+        for model, ingress in self._by_model.items():
+            added = requestable_adapters(registry, model, rules)
+            ingress.set_adapters(tuple(added.values()))
             models |= dict.fromkeys(added, model)
         if self._router is not None:
-            self._router.add_names(models)
+            self._router.set_adapters(models)
 
     def adapters_in_flight(self) -> Counter[str]:
         """How many requests under way need each adapter."""
-        found: Counter[str] = Counter()
-        for body in self.bodies:
-            found.update(body.adapters_in_flight())
-        return found
+        counts: Counter[str] = Counter()
+        for ingress in self.model_ingresses:
+            counts.update(ingress.adapters_in_flight())
+        return counts
 
     def tallies(self) -> Mapping[str, object]:
         """What each replica has done for requests that came through here."""
-        found: dict[str, object] = {}
-        for body in self.bodies:
-            found |= body.telemetry.outcomes.tallies()
-        return found
+        outcomes: dict[str, object] = {}
+        for ingress in self.model_ingresses:
+            outcomes |= ingress.telemetry.outcomes.tallies()
+        return outcomes
 
     def reports(self) -> tuple[CoordinatorReport, ...]:
         """One of each coordinator."""
-        return tuple(body.report() for body in self.bodies)
+        return tuple(ingress.report() for ingress in self.model_ingresses)
 
-    def take_quotas(self, shares: Shares, *, at_most: bool) -> tuple[str, ...]:
+    def apply_quotas(self, shares: Shares, *, at_most: bool) -> tuple[str, ...]:
         """Go by the shares that are for coordinators here; the ids of those that had one."""
-        taken = (body.take_quotas(shares, at_most=at_most) for body in self.bodies)
-        return tuple(one for one in taken if one is not None)
+        coordinator_ids = (
+            ingress.apply_quotas(shares, at_most=at_most) for ingress in self.model_ingresses
+        )
+        return tuple(
+            coordinator_id for coordinator_id in coordinator_ids if coordinator_id is not None
+        )
 
-    def take_starts(self, starts: Mapping[str, ColdStart]) -> None:
+    def record_cold_starts(self, starts: Mapping[str, ColdStart]) -> None:
         """Have each body know how long the first replica of its model takes."""
-        for name, body in self._bodies.items():
-            start = starts.get(name if len(self._bodies) > 1 else "")
+        for name, ingress in self._by_model.items():
+            start = starts.get(name if len(self._by_model) > 1 else "")
             if start is not None:
-                body.take_start(start)
+                ingress.record_cold_start(start)
 
-    def _present_generation(self) -> int:
+    def _current_generation(self) -> int:
         return self.generation()
 
 
-def merged_status(told: Mapping[str, Status]) -> Status:
+def merge_statuses(statuses: Mapping[str, Status]) -> Status:
     """The statuses of several models as one; of one model as it is.
 
     Counts are added up, rows put together, and what is neither is of the first model.
     """
-    first, *others = told.values()
+    first, *others = statuses.values()
     if not others:
         return first
     merged = dict(first)
     for other in others:
-        merged |= {key: _together(merged[key], value) for key, value in other.items()}
-    by_model = {name: {"healthy": one["healthy"]} for name, one in told.items()}
+        merged |= {key: _merge_values(merged[key], value) for key, value in other.items()}
+    by_model = {name: {"healthy": entry["healthy"]} for name, entry in statuses.items()}
     return merged | {"models": by_model}
 
 
-def _together(one: object, other: object) -> object:
-    match one, other:
+def _merge_values(left: object, right: object) -> object:
+    match left, right:
         case bool(), bool():
-            return one or other
+            return left or right
         case ((int() | float()), (int() | float())):
-            return one + other
+            return left + right
         case list(), list():
-            return [*one, *other]
+            return [*left, *right]
         case dict(), dict():
-            both = cast("dict[str, object]", one) | cast("dict[str, object]", other)
-            shared = one.keys() & other.keys()
-            return both | {key: _together(one[key], other[key]) for key in shared}
+            merged = cast("dict[str, object]", left) | cast("dict[str, object]", right)
+            shared = left.keys() & right.keys()
+            return merged | {key: _merge_values(left[key], right[key]) for key in shared}
         case _:
-            return one
+            return left

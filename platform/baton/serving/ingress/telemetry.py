@@ -17,12 +17,12 @@ from baton.domain.events import Event
 from baton.runtime.ports import Recorder
 from baton.runtime.process.log_events import log_event
 from baton.serving.http.access_token import TokenFile
-from baton.serving.http.metrics_endpoint import Metrics, MetricsEndpoint
+from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
 from baton.telemetry.metrics.ingress import IngressMetrics
 from baton.telemetry.metrics.ingress_families import IngressCollector, IngressFacts
 from baton.telemetry.requests.outcomes import ReplicaOutcomes
 
-_LIMITS = CoordinatorLimits()
+_DEFAULT_LIMITS = CoordinatorLimits()
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -35,9 +35,9 @@ class IngressTelemetry:
         coordinator: Coordinator,
         rules: ServiceRules,
         *,
-        limits: CoordinatorLimits = _LIMITS,
+        limits: CoordinatorLimits = _DEFAULT_LIMITS,
         now_s: Callable[[], float],
-        unjoined: Callable[[], int],
+        count_unreachable: Callable[[], int],
     ) -> None:
         self._config = config
         self.generation: Callable[[], int] = lambda: 0
@@ -45,10 +45,10 @@ class IngressTelemetry:
         self.outcomes = ReplicaOutcomes()
         """What each replica has done, which rollouts go by: kept whether metrics are or not."""
         self._metrics = IngressMetrics(rules.slos.classes.values(), limits, now_s=now_s)
-        facts = IngressFacts(now_s, unjoined, self._present_generation)
+        facts = IngressFacts(now_s, count_unreachable, self._current_generation)
         self._collector = IngressCollector(coordinator, self._metrics, facts, tenants=rules.tenants)
         self._endpoint: MetricsEndpoint | None = None
-        self._failed = False
+        self._error_logged = False
 
     @property
     def recorders(self) -> tuple[Recorder, ...]:
@@ -68,14 +68,14 @@ class IngressTelemetry:
         try:
             self._metrics.on_event(event)
         except Exception:
-            if not self._failed:
-                self._failed = True
+            if not self._error_logged:
+                self._error_logged = True
                 _LOGGER.exception("a %s could not be measured", type(event).__name__)
 
-    def go_by(self, rules: ServiceRules, limits: CoordinatorLimits) -> None:
+    def reconfigure(self, rules: ServiceRules, limits: CoordinatorLimits) -> None:
         """Classes, tenants and timeouts are others from now on."""
-        changed = self._metrics.fit(rules.slos.classes.values(), limits)
-        self._collector.know(rules.tenants)
+        changed = self._metrics.set_edges(rules.slos.classes.values(), limits)
+        self._collector.add_tenants(rules.tenants)
         if changed and self._config.metrics.enabled:
             fields = {"histograms": "; ".join(map(str, changed))}
             log_event(_LOGGER, logging.INFO, "histogram_edges_changed", fields)
@@ -85,7 +85,7 @@ class IngressTelemetry:
         path = self._config.token_file
         if self._config.metrics.enabled:
             token = None if path is None else TokenFile(Path(path))
-            metrics = Metrics(self._collector.collect)
+            metrics = MetricsRenderer(self._collector.collect)
             self._endpoint = MetricsEndpoint(metrics, host=host, token=token)
             await self._endpoint.start()
 
@@ -94,5 +94,5 @@ class IngressTelemetry:
         if self._endpoint is not None:
             await self._endpoint.close()
 
-    def _present_generation(self) -> int:
+    def _current_generation(self) -> int:
         return self.generation()

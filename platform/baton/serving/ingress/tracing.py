@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.config.schema.deployment import DeploymentConfig
 from baton.runtime.process.clock import MonotonicClock
-from baton.telemetry.requests.tracing import Exporter, Tracer, TraceRules
+from baton.telemetry.requests.tracing import Exporter, SamplingRules, Tracer
 
 
 def ingress_tracer(
@@ -27,7 +27,7 @@ def ingress_tracer(
         return OtlpExporter(url, instance_id=instance_id)
 
     return Tracer(
-        TraceRules(sample=tracing.sample, keep_slo_misses=tracing.keep_slo_misses),
+        SamplingRules(sample_fraction=tracing.sample, keep_slo_misses=tracing.keep_slo_misses),
         model=config.model_name,
         wall_offset_s=clock.wall_offset_s,
         connect=connect,

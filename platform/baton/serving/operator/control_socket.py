@@ -29,15 +29,15 @@ from baton.serving.shared.names import CONTROLLER, INGRESS
 
 _LOGGER = logging.getLogger(__name__)
 
-NAME = "control.sock"
-ANSWER_S = 5.0
+SOCKET_NAME = "control.sock"
+ANSWER_TIMEOUT_S = 5.0
 """How long a deployment's replicas have to answer one question."""
-SCALE_S = 20.0
+SCALE_TIMEOUT_S = 20.0
 """As long as the controller takes to carry out a change of a pool's size, at most."""
 _SLACK_S = 2.0
-_LIMIT_BYTES = 1 << 20
+_MAX_REQUEST_BYTES = 1 << 20
 """Of a question."""
-_AT_ONCE = 8
+_MAX_CONCURRENT = 8
 """Questions; more are told to come back."""
 
 METHODS = {
@@ -46,9 +46,9 @@ METHODS = {
 }
 """What may be asked, by deployment. Everything else goes over Ray."""
 
-Ask = Callable[[str, str, tuple[object, ...], float], list[object]]
+Query = Callable[[str, str, tuple[object, ...], float], list[object]]
 """`(deployment, method, arguments, deadline_s)`: the answers of its replicas."""
-Note = Callable[[str], bytes | None]
+LoadNote = Callable[[str], bytes | None]
 """The note with this name in the deployment's store; None where there is none."""
 
 _ERRORS: dict[str, type[OperatorError]] = {
@@ -56,26 +56,26 @@ _ERRORS: dict[str, type[OperatorError]] = {
 }
 
 
-def deadline_of(method: str) -> float:
+def timeout_of(method: str) -> float:
     """How long a question may take."""
-    return SCALE_S if method == "scale" else ANSWER_S
+    return SCALE_TIMEOUT_S if method == "scale" else ANSWER_TIMEOUT_S
 
 
 class ControlSocket:
     """The holder's end; answers in threads of its own until it is closed."""
 
-    def __init__(self, folder: Path, *, ask: Ask, note: Note) -> None:
-        self._path = folder / NAME
-        self._server = _Server(str(self._path), ask=ask, note=note)
+    def __init__(self, folder: Path, *, query: Query, load_note: LoadNote) -> None:
+        self._path = folder / SOCKET_NAME
+        self._server = _Server(str(self._path), query=query, load_note=load_note)
         self._path.chmod(0o600)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="control socket", daemon=True
         )
         self._thread.start()
 
-    def end(self) -> None:
+    def announce_shutdown(self) -> None:
         """Tell whoever asks that the deployment ends."""
-        self._server.ends = True
+        self._server.is_ending = True
 
     def close(self) -> None:
         """Answer nobody any more."""
@@ -88,58 +88,62 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, path: str, *, ask: Ask, note: Note) -> None:
+    def __init__(self, path: str, *, query: Query, load_note: LoadNote) -> None:
         super().__init__(path, _Handler)
-        self.ask = ask
-        self.note = note
-        self.ends = False
-        self.places = threading.BoundedSemaphore(_AT_ONCE)
+        self.query = query
+        self.load_note = load_note
+        self.is_ending = False
+        self.slots = threading.BoundedSemaphore(_MAX_CONCURRENT)
 
 
 class _Handler(socketserver.StreamRequestHandler):
     server: _Server
-    timeout = ANSWER_S
+    timeout = ANSWER_TIMEOUT_S
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):  # whoever asked has gone
-            question = self.rfile.readline(_LIMIT_BYTES)
-            self.wfile.write(json.dumps(self._answer(question), default=str).encode() + b"\n")
+            request_line = self.rfile.readline(_MAX_REQUEST_BYTES)
+            self.wfile.write(json.dumps(self._answer(request_line), default=str).encode() + b"\n")
 
-    def _answer(self, question: bytes) -> dict[str, object]:
-        if not self.server.places.acquire(blocking=False):
-            return _told(TimedOut(f"{_AT_ONCE} commands are being answered", "try again"))
+    def _answer(self, request_line: bytes) -> dict[str, object]:
+        if not self.server.slots.acquire(blocking=False):
+            return _error_answer(
+                TimedOut(f"{_MAX_CONCURRENT} commands are being answered", "try again")
+            )
         try:
-            return {"answer": self._found(json.loads(question))}
+            return {"answer": self._execute(json.loads(request_line))}
         except OperatorError as error:
-            return _told(error)
+            return _error_answer(error)
         except Exception as error:  # a boundary: whoever asked is told, and it is logged
             _LOGGER.exception("a control command failed")
-            return _told(NotRunning(f"{type(error).__name__}: {error}", "see 'baton logs'"))
+            return _error_answer(NotRunning(f"{type(error).__name__}: {error}", "see 'baton logs'"))
         finally:
-            self.server.places.release()
+            self.server.slots.release()
 
-    def _found(self, asked: dict[str, Any]) -> object:
-        if self.server.ends:
+    def _execute(self, request: dict[str, Any]) -> object:
+        if self.server.is_ending:
             raise DeploymentEnded("the deployment is being ended", "wait, and start one anew")
-        if "check" in asked:
+        if "check" in request:
             return None
-        if "note" in asked:
-            data = self.server.note(str(asked["note"]))
+        if "note" in request:
+            data = self.server.load_note(str(request["note"]))
             return None if data is None else data.decode()
-        deployment, method = str(asked["deployment"]), str(asked["method"])
+        deployment, method = str(request["deployment"]), str(request["method"])
         if method not in METHODS.get(deployment, frozenset()):
-            why = f"control socket: got {deployment}.{method}, expected one of {_known()}"
+            why = f"control socket: got {deployment}.{method}, expected one of {_known_methods()}"
             raise NotRunning(why, "use the command line of the baton that runs")
-        arguments = tuple(asked["arguments"])
-        return self.server.ask(deployment, method, arguments, deadline_of(method))
+        arguments = tuple(request["arguments"])
+        return self.server.query(deployment, method, arguments, timeout_of(method))
 
 
-def _known() -> str:
-    return ", ".join(sorted(f"{one}.{name}" for one, names in METHODS.items() for name in names))
+def _known_methods() -> str:
+    return ", ".join(
+        sorted(f"{component}.{name}" for component, names in METHODS.items() for name in names)
+    )
 
 
-def _told(error: OperatorError) -> dict[str, object]:
-    kind = next((name for name, one in _ERRORS.items() if type(error) is one), "NotRunning")
+def _error_answer(error: OperatorError) -> dict[str, object]:
+    kind = next((name for name, value in _ERRORS.items() if type(error) is value), "NotRunning")
     return {"error": kind, "why": error.why, "remedy": error.remedy}
 
 
@@ -147,26 +151,26 @@ class ControlClient:
     """A command's end."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / NAME
+        self._path = folder / SOCKET_NAME
 
-    def is_there(self) -> bool:
+    def is_reachable(self) -> bool:
         """Whether a holder answers."""
         try:
-            with self._connected(_SLACK_S):
+            with self._connect(_SLACK_S):
                 return True
         except OSError:
             return False
 
-    def check(self) -> None:
+    def check_not_ending(self) -> None:
         """See whether the deployment goes on; nothing where no holder answers.
 
         Raises:
             DeploymentEnded: it is being ended.
         """
-        if self.is_there():
-            self._exchange({"check": True}, ANSWER_S + _SLACK_S)
+        if self.is_reachable():
+            self._exchange({"check": True}, ANSWER_TIMEOUT_S + _SLACK_S)
 
-    def ask(self, deployment: str, method: str, *arguments: object) -> list[object]:
+    def query(self, deployment: str, method: str, *arguments: object) -> list[object]:
         """The answers of every replica of a deployment.
 
         Raises:
@@ -174,27 +178,27 @@ class ControlClient:
             TimedOut: not all of them answered in time.
             DeploymentEnded: the holder has ended.
         """
-        question = {"deployment": deployment, "method": method, "arguments": arguments}
-        found = self._exchange(question, deadline_of(method) + _SLACK_S)
-        assert isinstance(found, list), "every question is answered with a list"
-        return found
+        request = {"deployment": deployment, "method": method, "arguments": arguments}
+        answers = self._exchange(request, timeout_of(method) + _SLACK_S)
+        assert isinstance(answers, list), "every question is answered with a list"
+        return answers
 
-    def note(self, name: str) -> bytes | None:
+    def load_note(self, name: str) -> bytes | None:
         """A note in the deployment's store; None where there is none.
 
         Raises:
-            OperatorError: as `ask` does.
+            OperatorError: as `query` does.
         """
-        found = self._exchange({"note": name}, ANSWER_S + _SLACK_S)
-        return None if found is None else str(found).encode()
+        note = self._exchange({"note": name}, ANSWER_TIMEOUT_S + _SLACK_S)
+        return None if note is None else str(note).encode()
 
-    def _exchange(self, question: Mapping[str, object], deadline_s: float) -> object:
+    def _exchange(self, request: Mapping[str, object], timeout_s: float) -> object:
         try:
-            with self._connected(deadline_s) as connection, connection.makefile("rb") as answers:
-                connection.sendall(json.dumps(question).encode() + b"\n")
+            with self._connect(timeout_s) as connection, connection.makefile("rb") as answers:
+                connection.sendall(json.dumps(request).encode() + b"\n")
                 line = answers.readline()
         except TimeoutError as error:
-            why = f"the deployment's holder did not answer within {deadline_s:g} s"
+            why = f"the deployment's holder did not answer within {timeout_s:g} s"
             raise TimedOut(why, "try again") from error
         except OSError as error:
             why = f"the deployment's holder cannot be asked: {error.strerror or error}"
@@ -203,15 +207,15 @@ class ControlClient:
             raise DeploymentEnded(
                 "the deployment's holder broke off", "see whether it still runs with 'baton status'"
             )
-        told = json.loads(line)
-        if "error" in told:
-            raise _ERRORS[told["error"]](told["why"], told["remedy"])
-        answer: object = told["answer"]
+        reply = json.loads(line)
+        if "error" in reply:
+            raise _ERRORS[reply["error"]](reply["why"], reply["remedy"])
+        answer: object = reply["answer"]
         return answer
 
     @contextlib.contextmanager
-    def _connected(self, deadline_s: float) -> Iterator[socket.socket]:
+    def _connect(self, timeout_s: float) -> Iterator[socket.socket]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(deadline_s)
+            connection.settimeout(timeout_s)
             connection.connect(str(self._path))
             yield connection

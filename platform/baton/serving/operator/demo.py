@@ -11,7 +11,7 @@ from typing import cast
 
 import httpx
 
-from baton.serving.operator.local_deployment import LocalDeployment, Progress, ask_all
+from baton.serving.operator.local_deployment import LocalDeployment, Progress, query_all
 from baton.serving.shared.names import INGRESS
 
 PROMPTS = (
@@ -27,64 +27,70 @@ _SETTLE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestResult:
     """What one request showed: at the client, in the ingress' records, in the engines' counters."""
 
     ok: bool
-    problem: str
+    error: str
     ttft_s: float
     tpot_s: float
-    prefilled_at: str
-    decoded_at: str
+    prefill_replica: str
+    decode_replica: str
     moved_bytes: int
     transfer_s: float
 
 
-def send_prompts(deployment: LocalDeployment, model: str, progress: Progress) -> list[Asked]:
+def send_prompts(
+    deployment: LocalDeployment, model: str, progress: Progress
+) -> list[RequestResult]:
     """Send the demo's prompts one after the other, so that counters can be told apart."""
-    asked = []
+    results = []
     for number, prompt in enumerate(PROMPTS, start=1):
-        one = _ask(deployment, model, number, prompt)
-        progress(_line(number, one))
-        asked.append(one)
-    return asked
+        result = _send_prompt(deployment, model, number, prompt)
+        progress(_line(number, result))
+        results.append(result)
+    return results
 
 
-def summary(asked: list[Asked]) -> dict[str, object]:
+def summary(results: list[RequestResult]) -> dict[str, object]:
     """The figures of a demo. Measured; of the requests that succeeded."""
-    good = [one for one in asked if one.ok]
+    succeeded = [result for result in results if result.ok]
 
-    def median(value: Callable[[Asked], float]) -> float | None:
-        return round(statistics.median(map(value, good)), 6) if good else None
+    def median(value: Callable[[RequestResult], float]) -> float | None:
+        return round(statistics.median(map(value, succeeded)), 6) if succeeded else None
 
-    pulled = [one.transfer_s for one in good if one.moved_bytes]
+    transfer_times_s = [request.transfer_s for request in succeeded if request.moved_bytes]
     return {
-        "requests": len(asked),
-        "ok": len(good),
-        "bytes_moved": sum(one.moved_bytes for one in good),
-        "transfer_p50_s": round(statistics.median(pulled), 6) if pulled else None,
-        "ttft_p50_s": median(lambda one: one.ttft_s),
-        "tpot_p50_s": median(lambda one: one.tpot_s),
+        "requests": len(results),
+        "ok": len(succeeded),
+        "bytes_moved": sum(request.moved_bytes for request in succeeded),
+        "transfer_p50_s": round(statistics.median(transfer_times_s), 6)
+        if transfer_times_s
+        else None,
+        "ttft_p50_s": median(lambda row: row.ttft_s),
+        "tpot_p50_s": median(lambda row: row.tpot_s),
     }
 
 
-def _ask(deployment: LocalDeployment, model: str, number: int, prompt: str) -> Asked:
+def _send_prompt(
+    deployment: LocalDeployment, model: str, number: int, prompt: str
+) -> RequestResult:
     before = _transfers()
     request_id = f"demo-{number}-{time.monotonic_ns()}"
-    problem, token_times_s, asked_at_s = _stream(deployment, model, request_id, prompt)
-    story = _story(request_id)
+    error, token_times_s, sent_at_s = _stream(deployment, model, request_id, prompt)
+    report = _request_report(request_id)
     after = before
     until_s = time.monotonic() + _SETTLE_S
-    while story.get("mode") == "pull" and after == before and time.monotonic() < until_s:
+    while report.get("mode") == "pull" and after == before and time.monotonic() < until_s:
         after = _transfers()
     first, last = (token_times_s[0], token_times_s[-1]) if token_times_s else (0.0, 0.0)
-    return Asked(
-        ok=not problem,
-        problem=problem,
-        ttft_s=first - asked_at_s,
+    return RequestResult(
+        ok=not error,
+        error=error,
+        ttft_s=first - sent_at_s,
         tpot_s=(last - first) / max(1, len(token_times_s) - 1),
-        prefilled_at=str(story.get("prefill_replica")),
-        decoded_at=str(story.get("decode_replica")),
+        prefill_replica=str(report.get("prefill_replica")),
+        decode_replica=str(report.get("decode_replica")),
         moved_bytes=int(after[0] - before[0]),
         transfer_s=after[1] - before[1],
     )
@@ -104,7 +110,7 @@ def _stream(
         "ignore_eos": True,
     }
     times_s: list[float] = []
-    asked_at_s = time.monotonic()
+    sent_at_s = time.monotonic()
     with (
         httpx.Client(base_url=deployment.state.http_url, timeout=120.0, trust_env=False) as client,
         client.stream(
@@ -112,42 +118,44 @@ def _stream(
         ) as response,
     ):
         if response.is_error:
-            return f"HTTP {response.status_code}: {response.read()[:200]!r}", [], asked_at_s
+            return f"HTTP {response.status_code}: {response.read()[:200]!r}", [], sent_at_s
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
             if data in {"", "[DONE]"}:
                 continue
             chunk = json.loads(data)
             if "error" in chunk:
-                return str(chunk["error"]), times_s, asked_at_s
+                return str(chunk["error"]), times_s, sent_at_s
             if any(choice["delta"].get("content") for choice in chunk["choices"]):
                 times_s.append(time.monotonic())
-    return ("" if times_s else "the stream had no tokens"), times_s, asked_at_s
+    return ("" if times_s else "the stream had no tokens"), times_s, sent_at_s
 
 
-def _story(request_id: str) -> Mapping[str, object]:
-    for answer in ask_all(INGRESS, "explain", request_id):
-        for story in cast("list[Mapping[str, object]]", answer):
-            return story
+def _request_report(request_id: str) -> Mapping[str, object]:
+    for answer in query_all(INGRESS, "explain", request_id):
+        for report in cast("list[Mapping[str, object]]", answer):
+            return report
     return {}
 
 
 def _transfers() -> tuple[int, float]:
     """Bytes and seconds of all pulls so far, as the decode engines counted them."""
-    (report, *_) = ask_all(INGRESS, "status")
+    (report, *_) = query_all(INGRESS, "status")
     rows = cast("list[Mapping[str, float]]", cast("Mapping[str, object]", report)["replicas"])
     return sum(int(row["moved_bytes"]) for row in rows), sum(row["transfer_s"] for row in rows)
 
 
-def _line(number: int, one: Asked) -> str:
-    if not one.ok:
-        return f"request {number}: failed: {one.problem}"
-    moved = (
-        f"{one.moved_bytes / 1024:.0f} KiB moved in {one.transfer_s * 1000:.1f} ms"
-        if one.moved_bytes
+def _line(number: int, result: RequestResult) -> str:
+    if not result.ok:
+        return f"request {number}: failed: {result.error}"
+    transfer_text = (
+        f"{result.moved_bytes / 1024:.0f} KiB moved in {result.transfer_s * 1000:.1f} ms"
+        if result.moved_bytes
         else "nothing moved"
     )
     return (
-        f"request {number}: TTFT {one.ttft_s * 1000:.0f} ms, TPOT {one.tpot_s * 1000:.1f} ms, "
-        f"prefilled at {one.prefilled_at}, decoded at {one.decoded_at}, {moved}"
+        f"request {number}: TTFT {result.ttft_s * 1000:.0f} ms, TPOT {result.tpot_s * 1000:.1f}"
+        " ms, "
+        f"prefilled at {result.prefill_replica}, decoded at {result.decode_replica},"
+        f" {transfer_text}"
     )

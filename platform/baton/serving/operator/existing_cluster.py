@@ -20,9 +20,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from baton.config.schema.deployment import DeploymentConfig, FrontKind
-from baton.domain.errors import CannotStart, ClusterFailed, NotRunning, TimedOut
-from baton.domain.names.addresses import endpoint, is_any
+from baton.config.schema.deployment import DeploymentConfig, ListenerKind
+from baton.domain.errors import ClusterFailed, NotRunning, PreflightFailed, TimedOut
+from baton.domain.names.addresses import format_endpoint, is_any_address, parse_address
 from baton.serving.cluster.local_cluster import attach, detach
 from baton.serving.front.data_path import (
     FrontSettings,
@@ -32,39 +32,43 @@ from baton.serving.front.data_path import (
 )
 from baton.serving.operator.local_deployment import (
     Progress,
-    ask_all,
+    announce_observability,
     await_application,
     deploy,
-    late,
-    say_where_to_look,
+    query_all,
+    timeout_error,
 )
-from baton.serving.operator.node_logs import NodeLogs, RayReaders
-from baton.serving.preflight.autoscaling_capacity import amounts, waiting_line
+from baton.serving.operator.node_logs import NodeLogs, RayClusterReader
+from baton.serving.preflight.autoscaling_capacity import resources_text, waiting_line
 from baton.serving.preflight.checks import check_cluster
-from baton.serving.preflight.ray_autoscaler import beyond_autoscaler, growth, waiting_replicas
-from baton.serving.ray.context import control_store
+from baton.serving.ray.autoscaler import (
+    infeasible_requests,
+    pending_replicas,
+    read_autoscaling_capacity,
+)
+from baton.serving.ray.context import get_gcs_address
 from baton.serving.ray.serve_control import find_controller
 from baton.serving.shared.names import APP, INGRESS
-from baton.serving.store.config_store import WHERE, load, save
+from baton.serving.store.config_store import ENDPOINT_KEY, load, save
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_S = 0.5
-_ASK_S = 20.0
+_QUERY_TIMEOUT_S = 20.0
 
 
-def named_cluster(config: DeploymentConfig, environ: Mapping[str, str]) -> str | None:
+def cluster_address(config: DeploymentConfig, environ: Mapping[str, str]) -> str | None:
     """The address of the cluster to deploy to; None: one is started on this machine."""
-    named = config.cluster.address or environ.get("RAY_ADDRESS", "")
-    return None if named in {"", "local"} else named
+    address = config.cluster.address or environ.get("RAY_ADDRESS", "")
+    return None if address in {"", "local"} else address
 
 
-def where_it_runs(wanted: DeploymentConfig, live: DeploymentConfig) -> DeploymentConfig:
+def with_live_cluster(new: DeploymentConfig, live: DeploymentConfig) -> DeploymentConfig:
     """A configuration that is to be applied: to where it runs, whatever it says of that."""
-    here = replace(wanted.cluster, address=live.cluster.address, allow_open=live.cluster.allow_open)
-    return replace(wanted, cluster=here)
+    cluster = replace(new.cluster, address=live.cluster.address, allow_open=live.cluster.allow_open)
+    return replace(new, cluster=cluster)
 
 
-def deploy_there(
+def deploy_to_cluster(
     config: DeploymentConfig, address: str, *, timeout_s: float, progress: Progress
 ) -> str:
     """Deploy to the cluster at `address`; returns the endpoint once it is healthy.
@@ -73,11 +77,11 @@ def deploy_there(
 
     Raises:
         ClusterFailed: the cluster cannot be joined, or a baton runs there already.
-        CannotStart: it cannot run this.
+        PreflightFailed: it cannot run this.
         EngineStartFailed: a replica could not be started.
         TimedOut: it was not healthy in time.
     """
-    _check_possible(config)
+    _check_supported(config)
     if "://" in address:
         raise ClusterFailed(
             f"the address of a Ray cluster: got {address!r}, wanted HOST:PORT of its head's store",
@@ -88,33 +92,35 @@ def deploy_there(
     until_s = time.monotonic() + timeout_s
     variables = _serve_variables(config)
     with _driver(address, variables):
-        _check_nobody(address)
-        grows = growth()
-        check_cluster(config, warn=progress, shared=True, growth=grows)
-        started = not _serve_runs()
+        _check_not_deployed(address)
+        node_growth = read_autoscaling_capacity()
+        check_cluster(config, warn=progress, shared=True, capacity=node_growth)
+        started_serve = not _is_serve_running()
         try:
             _start_serve(config, address, variables, progress)
-            url = _endpoint()
+            url = _serve_endpoint()
             deploy(config, progress)
-            save(WHERE, json.dumps({"endpoint": url, "started_serve": started}).encode())
-            nodes = (lambda: "") if grows is None else partial(_awaited_nodes, config)
-            await_application(until_s, timeout_s, progress, nodes=nodes)
+            save(
+                ENDPOINT_KEY, json.dumps({"endpoint": url, "started_serve": started_serve}).encode()
+            )
+            pending_nodes = (lambda: "") if node_growth is None else partial(_pending_nodes, config)
+            await_application(until_s, timeout_s, progress, pending_nodes=pending_nodes)
             _await_ingresses(until_s, timeout_s, progress)
         except BaseException:
             progress("taking away again what was begun")
             try:
-                _take_away(started=started)
+                _remove_application(started_serve=started_serve)
             except Exception as error:  # noqa: BLE001 - why it did not come up is what is told
                 progress(
                     f"it could not be taken away ({type(error).__name__}: {error});"
                     f" 'baton down --address {address}' does it"
                 )
             raise
-        say_where_to_look(progress)
+        announce_observability(progress)
     return url
 
 
-def take_down(address: str, *, timeout_s: float) -> str:
+def undeploy(address: str, *, timeout_s: float) -> str:
     """Drain and take away baton from a cluster, which goes on; returns where it was.
 
     Raises:
@@ -128,27 +134,27 @@ def take_down(address: str, *, timeout_s: float) -> str:
                 f"no baton runs on the Ray cluster at {address}",
                 "start one with 'baton up --ray-address'",
             )
-        where = where_clients_come()
-        _take_away(started=bool(where.get("started_serve")), timeout_s=timeout_s)
-    return str(where.get("endpoint", address))
+        note = endpoint_note()
+        _remove_application(started_serve=bool(note.get("started_serve")), timeout_s=timeout_s)
+    return str(note.get("endpoint", address))
 
 
 @contextlib.contextmanager
-def logs_there(address: str, tell: Progress) -> Iterator[NodeLogs]:
-    """What is logged on all nodes of the cluster; `tell` hears of those that do not answer.
+def cluster_logs(address: str, on_warning: Progress) -> Iterator[NodeLogs]:
+    """What is logged on all nodes of the cluster; `on_warning` hears of those that do not answer.
 
     Raises:
         ClusterFailed: the cluster cannot be joined.
     """
     with _driver(address, {}):
-        yield NodeLogs(RayReaders(), tell)
+        yield NodeLogs(RayClusterReader(), on_warning)
 
 
-def where_clients_come() -> Mapping[str, object]:
+def endpoint_note() -> Mapping[str, object]:
     """What was noted of the endpoint at the start; empty where nothing was."""
-    data = load(WHERE)
-    found: dict[str, object] = {} if data is None else json.loads(data)
-    return found
+    data = load(ENDPOINT_KEY)
+    note: dict[str, object] = {} if data is None else json.loads(data)
+    return note
 
 
 @contextlib.contextmanager
@@ -163,11 +169,11 @@ def _driver(address: str, variables: Mapping[str, str]) -> Iterator[None]:
         detach()
 
 
-def _check_possible(config: DeploymentConfig) -> None:
+def _check_supported(config: DeploymentConfig) -> None:
     """What only a cluster of baton's own can do.
 
     Raises:
-        CannotStart: with everything of it.
+        PreflightFailed: with everything of it.
     """
     findings = []
     if config.security.tls.cert_file is not None:
@@ -175,20 +181,20 @@ def _check_possible(config: DeploymentConfig) -> None:
             "security.tls: Ray Serve's front on a cluster that runs already speaks no TLS; end it"
             " before the cluster, and leave security.tls.cert_file out"
         )
-    if config.server.front is FrontKind.GATE:
+    if config.server.front is ListenerKind.INGRESS:
         findings.append(
             "server.front: got 'gate', which nobody starts on a cluster that runs already;"
             " use 'serve'"
         )
     if findings:
-        raise CannotStart(tuple(findings))
+        raise PreflightFailed(tuple(findings))
 
 
-def _check_nobody(address: str) -> None:
+def _check_not_deployed(address: str) -> None:
     if _is_deployed():
-        where = where_clients_come().get("endpoint", "an endpoint that was not noted")
+        current_endpoint = endpoint_note().get("endpoint", "an endpoint that was not noted")
         raise ClusterFailed(
-            f"a baton runs on the Ray cluster at {address} already: {where}",
+            f"a baton runs on the Ray cluster at {address} already: {current_endpoint}",
             f"change it with 'baton apply --address {address}', or take it away with"
             f" 'baton down --address {address}'",
         )
@@ -197,10 +203,10 @@ def _check_nobody(address: str) -> None:
 def _is_deployed() -> bool:
     from ray import serve
 
-    return _serve_runs() and APP in serve.status().applications
+    return _is_serve_running() and APP in serve.status().applications
 
 
-def _serve_runs() -> bool:
+def _is_serve_running() -> bool:
     try:
         find_controller()
     except ValueError:
@@ -211,12 +217,12 @@ def _serve_runs() -> bool:
 def _serve_variables(config: DeploymentConfig) -> dict[str, str]:
     """For a Serve that is started here; its front's files have a folder of this cluster's own."""
     choice = choose_data_path(os.environ)
-    folder = secrets.token_hex(4)
+    suffix = secrets.token_hex(4)
     front = FrontSettings(
         data_path=choice.data_path,
-        run_dir=Path("/tmp") / f"baton-{folder}",  # noqa: S108 - made by Serve, on each node
+        run_dir=Path("/tmp") / f"baton-{suffix}",  # noqa: S108 - made by Serve, on each node
         ports=pick_front_ports(),
-        longest_stream_s=config.admission.timeouts.total_s,
+        max_stream_s=config.admission.timeouts.total_s,
     )
     return serve_environment(front)
 
@@ -229,7 +235,7 @@ def _start_serve(
     Raises:
         ClusterFailed: it did not start.
     """
-    if _serve_runs():
+    if _is_serve_running():
         progress(
             "Ray Serve runs there already: clients come through its own proxies; for the faster"
             " path, end it with 'serve shutdown' before 'baton up'"
@@ -253,31 +259,31 @@ def _start_serve(
         ) from error
 
 
-def _endpoint() -> str:
+def _serve_endpoint() -> str:
     """Where clients reach Serve's front: on the head node, whose address Ray knows."""
     from ray.serve.context import _get_global_client
 
     options = _get_global_client().http_config
     host, port = str(options.host), int(options.port)
-    if is_any(host):
-        host = control_store().rpartition(":")[0].strip("[]")
-    return endpoint("http", host, port)
+    if is_any_address(host):
+        host = parse_address(get_gcs_address()).host
+    return format_endpoint("http", host, port)
 
 
-def _awaited_nodes(config: DeploymentConfig) -> str:
+def _pending_nodes(config: DeploymentConfig) -> str:
     """Which replicas wait for nodes, and what the autoscaler says that it has none for."""
     from ray import exceptions
 
     try:
-        line = waiting_line(config, waiting_replicas())
-        beyond = beyond_autoscaler() if line else ()
+        line = waiting_line(config, pending_replicas())
+        unavailable = infeasible_requests() if line else ()
     except (exceptions.RayError, ImportError, AttributeError) as error:
         _LOGGER.debug("Ray does not say what waits: %s", error)  # it is only said, not acted on
         return ""
-    if not beyond:
+    if not unavailable:
         return line
-    what = "; ".join(amounts(needs) for needs in beyond)
-    return f"{line}; the autoscaler of the cluster has no nodes at present for {what}"
+    resources = "; ".join(resources_text(needs) for needs in unavailable)
+    return f"{line}; the autoscaler of the cluster has no nodes at present for {resources}"
 
 
 def _await_ingresses(until_s: float, timeout_s: float, progress: Progress) -> None:
@@ -285,15 +291,18 @@ def _await_ingresses(until_s: float, timeout_s: float, progress: Progress) -> No
     progress("waiting until the endpoint is healthy")
     while time.monotonic() < until_s:
         try:
-            if all(answer is True for answer in ask_all(INGRESS, "healthy", timeout_s=_ASK_S)):
+            if all(
+                answer is True
+                for answer in query_all(INGRESS, "healthy", timeout_s=_QUERY_TIMEOUT_S)
+            ):
                 return
         except (NotRunning, TimedOut):
             pass  # it may just be starting
         time.sleep(_POLL_S)
-    raise late("the endpoint was not healthy", timeout_s)
+    raise timeout_error("the endpoint was not healthy", timeout_s)
 
 
-def _take_away(*, started: bool, timeout_s: float = 60.0) -> None:
+def _remove_application(*, started_serve: bool, timeout_s: float = 60.0) -> None:
     """End baton's application, and Serve where it was started for it and serves nobody else."""
     from ray import serve
 
@@ -308,5 +317,5 @@ def _take_away(*, started: bool, timeout_s: float = 60.0) -> None:
                 "it waits for open streams, and goes on to end; look with 'baton status'",
             )
         time.sleep(_POLL_S)
-    if started and not serve.status().applications:
+    if started_serve and not serve.status().applications:
         serve.shutdown()

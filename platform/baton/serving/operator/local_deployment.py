@@ -14,37 +14,38 @@ from typing import Self
 
 import httpx
 
-from baton.config.schema.deployment import DeploymentConfig, FrontendKind, FrontKind
+from baton.config.schema.deployment import ApiServerKind, DeploymentConfig, ListenerKind
 from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
-from baton.domain.names.addresses import host_in, is_ipv6
+from baton.domain.names.addresses import is_ipv6, parse_host_header
 from baton.serving.application.app import build_app
-from baton.serving.application.builds import encoded, first_built
+from baton.serving.application.builds import encode_build_record, initial_build_record
 from baton.serving.cluster.cluster_state import ClusterState
 from baton.serving.cluster.failed_start_logs import failures_folder, last_error
 from baton.serving.cluster.local_cluster import ClusterSettings, LocalCluster
-from baton.serving.cluster.readiness import admin_sockets, front_is_direct, own_client
+from baton.serving.cluster.readiness import front_is_direct, local_client
 from baton.serving.front.certificates import CertificateWatch
-from baton.serving.front.data_path import DataPath, front_threads
-from baton.serving.front.haproxy_hardening import certificate
+from baton.serving.front.data_path import DataPath, front_thread_count
+from baton.serving.front.haproxy_admin import admin_sockets
+from baton.serving.front.haproxy_hardening import certificate_path
 from baton.serving.operator.control_socket import ControlSocket
 from baton.serving.preflight.checks import await_nodes, check_cluster
-from baton.serving.ray.packing import unpacked
-from baton.serving.ray.serve_control import NONE_READY
+from baton.serving.ray.packing import unpack
+from baton.serving.ray.serve_control import NO_REPLICA_READY
 from baton.serving.replica import hub_environment
 from baton.serving.replica.start_reports import StartWatch
 from baton.serving.shared.names import APP, CONTROLLER, INGRESS
-from baton.serving.store.config_store import BUILT, forget_all, load, save
+from baton.serving.store.config_store import BUILD_RECORD_KEY, clear_store, load, save
 
 _POLL_S = 0.5
-_NO_SERVE = "no Serve instance running"
+_NO_SERVE_MESSAGE = "no Serve instance running"
 """How Serve says that there is none (Ray 2.60)."""
-_ASK_S = 30.0
-_STOP_S = 20.0
+_QUERY_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 20.0
 Progress = Callable[[str], None]
 
 
-def ask_all(
-    deployment: str, method: str, *arguments: object, timeout_s: float = _ASK_S
+def query_all(
+    deployment: str, method: str, *arguments: object, timeout_s: float = _QUERY_TIMEOUT_S
 ) -> list[object]:
     """The answers of every replica of a deployment to a control call.
 
@@ -71,37 +72,37 @@ def ask_all(
         ) from error
     except DeploymentUnavailableError as error:
         remedy = f"try again in some seconds, or look at 'baton logs --{deployment} --all'"
-        raise NotRunning(f"{deployment}: {NONE_READY}", remedy) from error
+        raise NotRunning(f"{deployment}: {NO_REPLICA_READY}", remedy) from error
     except (RayServeException, exceptions.RayActorError) as error:
         why = str(error).strip().partition("\n")[0]
-        if _NO_SERVE in why:
+        if _NO_SERVE_MESSAGE in why:
             raise NotRunning(
                 "no baton runs on this Ray cluster", "start one with 'baton up --ray-address'"
             ) from error
         remedy = "it may just be replaced: try again in some seconds"
         raise NotRunning(f"{deployment} cannot be asked: {why}", remedy) from error
-    return [unpacked(answer) for answer in answers]
+    return [unpack(answer) for answer in answers]
 
 
-def say_where_to_look(progress: Progress) -> None:
+def announce_observability(progress: Progress) -> None:
     """Say where metrics and the console are; nothing where the controller does not say it."""
     with contextlib.suppress(BatonError):
-        (told, *_) = ask_all(CONTROLLER, "status")
-        if isinstance(told, Mapping) and (line := where_to_look(told)):
+        (status, *_) = query_all(CONTROLLER, "status")
+        if isinstance(status, Mapping) and (line := observability_line(status)):
             progress(line)
 
 
-def where_to_look(status: Mapping[str, object]) -> str:
+def observability_line(status: Mapping[str, object]) -> str:
     """Where metrics and the console are, or why they are nowhere; empty where none are wanted."""
-    told = status.get("observability")
-    if not isinstance(told, Mapping):
+    observability = status.get("observability")
+    if not isinstance(observability, Mapping):
         return ""
-    things = [name for name in ("console", "metrics") if told.get(name)]
-    if not things:
+    enabled = [name for name in ("console", "metrics") if observability.get(name)]
+    if not enabled:
         return ""
-    if (trouble := told.get("trouble")) is not None:
-        return f"{' and '.join(things)} are not there yet: {trouble}"
-    return f"{' and '.join(things)} at {told['url']}"
+    if (problem := observability.get("trouble")) is not None:
+        return f"{' and '.join(enabled)} are not there yet: {problem}"
+    return f"{' and '.join(enabled)} at {observability['url']}"
 
 
 class LocalDeployment:
@@ -143,45 +144,49 @@ class LocalDeployment:
         try:
             self._start(timeout_s)
         except (EngineStartFailed, TimedOut) as error:
-            raise self._with_evidence(error) from error
+            raise self._with_log_excerpt(error) from error
         except Exception:
-            self._cluster.keep_logs(failures_folder())
+            self._cluster.archive_logs_on_stop(failures_folder())
             raise
 
-    def _with_evidence(self, error: EngineStartFailed | TimedOut) -> EngineStartFailed | TimedOut:
+    def _with_log_excerpt(
+        self, error: EngineStartFailed | TimedOut
+    ) -> EngineStartFailed | TimedOut:
         """The error with what the process that failed said last, and where its logs will be."""
-        where = self._cluster.keep_logs(failures_folder())
-        if where is None:
+        logs_dir = self._cluster.archive_logs_on_stop(failures_folder())
+        if logs_dir is None:
             return error
-        said = last_error(Path(self.state.run_dir) / "session_latest" / "logs")
-        is_known = not said or said in error.why or error.remedy in said
-        why = error.why if is_known else f"{error.why}; last error: {said}"
-        return type(error)(why, f"{error.remedy}; its logs are kept in {where}")
+        error_text = last_error(Path(self.state.run_dir) / "session_latest" / "logs")
+        is_known = not error_text or error_text in error.why or error.remedy in error_text
+        why = error.why if is_known else f"{error.why}; last error: {error_text}"
+        return type(error)(why, f"{error.remedy}; its logs are kept in {logs_dir}")
 
     def _start(self, timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s
         self._cluster.start()
-        if not is_ipv6(host_in(self.state.address)):
+        if not is_ipv6(parse_host_header(self.state.address)):
             # Calls from the driver that started Ray at such an address do not arrive (2.60);
             # those from one that joins do.
-            self._control = ControlSocket(Path(self.state.run_dir), ask=_ask_within, note=load)
-        await_nodes(self._config, until_s=until_s, tell=self._progress)
+            self._control = ControlSocket(
+                Path(self.state.run_dir), query=_query_within, load_note=load
+            )
+        await_nodes(self._config, deadline_at_s=until_s, progress=self._progress)
         check_cluster(self._config, warn=self._progress)
         deploy(self._config, self._progress)
         await_application(until_s, timeout_s, self._progress)
         self._await_health(until_s, timeout_s)
-        if self.state.data_path is DataPath.HAPROXY:  # a gate has a watch of its own
+        if self.state.data_path is DataPath.SERVE_HAPROXY:  # a gate has a watch of its own
             self._certificates = _certificate_watch(self._config, Path(self.state.run_dir))
             self._certificates.start()
 
     def stop(self) -> None:
         """End everything that was started. Idempotent."""
         if self._control is not None:
-            self._control.end()
+            self._control.announce_shutdown()
         if self._certificates is not None:
             self._certificates.stop()
         try:
-            self._cluster.stop(serve_timeout_s=_STOP_S)
+            self._cluster.stop(serve_timeout_s=_STOP_TIMEOUT_S)
         finally:
             if self._control is not None:
                 self._control.close()
@@ -191,28 +196,28 @@ class LocalDeployment:
         """Wait until every ingress says so; they answer in turn, so twice as often in a row."""
         self._progress("waiting until the endpoint is healthy")
         ingresses = self._config.server.replicas.min
-        wanted, in_a_row = 1 if ingresses == 1 else 2 * ingresses, 0
+        required, successes = 1 if ingresses == 1 else 2 * ingresses, 0
         while time.monotonic() < until_s:
             try:
-                with own_client(self.state.http_url) as client:  # a connection may stay with one
-                    well = client.get("/health").is_success and front_is_direct(self.state)
+                with local_client(self.state.http_url) as client:  # a connection may stay with one
+                    is_healthy = client.get("/health").is_success and front_is_direct(self.state)
             except httpx.TransportError:
-                well = False  # HAProxy listens a moment after the ingress is up
-            in_a_row = in_a_row + 1 if well else 0
-            if in_a_row >= wanted:
+                is_healthy = False  # HAProxy listens a moment after the ingress is up
+            successes = successes + 1 if is_healthy else 0
+            if successes >= required:
                 return
-            if not well:
+            if not is_healthy:
                 time.sleep(_POLL_S)
-        raise late("the endpoint was not healthy", timeout_s)
+        raise timeout_error("the endpoint was not healthy", timeout_s)
 
 
 def deploy(config: DeploymentConfig, progress: Progress) -> None:
     """Have Serve, on the cluster that this process is connected to, run baton; returns at once."""
     from ray import serve
 
-    forget_all()
-    save(BUILT, encoded(first_built(config)))
-    hub_environment.keep(os.environ)
+    clear_store()
+    save(BUILD_RECORD_KEY, encode_build_record(initial_build_record(config)))
+    hub_environment.store_variables(os.environ)
     target = serve.RunTarget(
         build_app(config), name=APP, route_prefix="/", external_scaler_enabled=True
     )
@@ -224,7 +229,7 @@ def deploy(config: DeploymentConfig, progress: Progress) -> None:
     )
 
 
-def _no_nodes() -> str:
+def _no_pending_nodes() -> str:
     return ""
 
 
@@ -233,7 +238,7 @@ def await_application(
     timeout_s: float,
     progress: Progress,
     *,
-    nodes: Callable[[], str] = _no_nodes,
+    pending_nodes: Callable[[], str] = _no_pending_nodes,
 ) -> None:
     """Wait until Serve says that every replica is ready.
 
@@ -241,7 +246,7 @@ def await_application(
         until_s: When to give up, as `time.monotonic` has it.
         timeout_s: How long that is, for the error.
         progress: Is told what is ready, and what waits.
-        nodes: Says which nodes are waited for; empty for none.
+        pending_nodes: Says which nodes are waited for; empty for none.
 
     Raises:
         EngineStartFailed: one could not be started, or has said that it cannot be.
@@ -249,10 +254,10 @@ def await_application(
     """
     from ray import serve
 
-    told, awaited, waiting = "", "", list[str]()
-    starts = StartWatch(progress)
+    last_line, nodes_line, messages = "", "", list[str]()
+    start_watch = StartWatch(progress)
     while time.monotonic() < until_s:
-        starts.look(time.monotonic())
+        start_watch.poll(time.monotonic())
         application = serve.status().applications.get(APP)
         if application is not None:
             state = str(application.status.value)
@@ -262,41 +267,41 @@ def await_application(
                     for name, status in application.deployments.items()
                 }
             )
-            if line != told:
+            if line != last_line:
                 progress(line)
-                told = line
+                last_line = line
             if state == "RUNNING":
                 return
-            if (line := nodes()) != awaited:
-                awaited = line
+            if (line := pending_nodes()) != nodes_line:
+                nodes_line = line
                 if line:
                     progress(line)
-            waiting = [s.message for s in application.deployments.values() if s.message]
+            messages = [s.message for s in application.deployments.values() if s.message]
             if state in {"DEPLOY_FAILED", "UNHEALTHY"}:
                 raise EngineStartFailed(
-                    telling_line(waiting) or "the deployment failed", "correct the configuration"
+                    error_line(messages) or "the deployment failed", "correct the configuration"
                 )
         time.sleep(_POLL_S)
-    said = awaited or " ".join(dict.fromkeys(" ".join(waiting).split("\n")))
-    raise late("the replicas were not ready", timeout_s, said)
+    detail = nodes_line or " ".join(dict.fromkeys(" ".join(messages).split("\n")))
+    raise timeout_error("the replicas were not ready", timeout_s, detail)
 
 
-def _ask_within(
-    deployment: str, method: str, arguments: tuple[object, ...], deadline_s: float
+def _query_within(
+    deployment: str, method: str, arguments: tuple[object, ...], timeout_s: float
 ) -> list[object]:
-    return ask_all(deployment, method, *arguments, timeout_s=deadline_s)
+    return query_all(deployment, method, *arguments, timeout_s=timeout_s)
 
 
 def _certificate_watch(config: DeploymentConfig, run_dir: Path) -> CertificateWatch:
     def sockets() -> list[Path]:
         return admin_sockets(run_dir)
 
-    return CertificateWatch(config.security.tls, certificate(run_dir), sockets)
+    return CertificateWatch(config.security.tls, certificate_path(run_dir), sockets)
 
 
-def late(what: str, timeout_s: float, said: str = "") -> TimedOut:
+def timeout_error(subject: str, timeout_s: float, detail: str = "") -> TimedOut:
     """The error that something was not there in time, and what was said of it last."""
-    why = f"{what} after {timeout_s:.0f} s" + (f": {said}" if said else "")
+    why = f"{subject} after {timeout_s:.0f} s" + (f": {detail}" if detail else "")
     return TimedOut(why, "allow more time with --timeout")
 
 
@@ -307,12 +312,12 @@ def cluster_settings(config: DeploymentConfig) -> ClusterSettings:
         http_port=config.server.port,
         node_address=config.cluster.node_address,
         cpus=_logical_cpus(config),
-        data_path=DataPath.GATE if config.server.front is FrontKind.GATE else None,
-        longest_stream_s=config.admission.timeouts.total_s,
+        data_path=DataPath.INGRESS_HAPROXY if config.server.front is ListenerKind.INGRESS else None,
+        max_stream_s=config.admission.timeouts.total_s,
         tls=config.security.tls,
-        front_threads=front_threads(
+        front_threads=front_thread_count(
             config.server.replicas.min,
-            in_python=config.server.frontend is FrontendKind.PYTHON,
+            in_python=config.server.frontend is ApiServerKind.PYTHON,
             tls=config.security.tls.cert_file is not None,
             cores=os.cpu_count() or 1,
         ),
@@ -326,23 +331,25 @@ def _logical_cpus(config: DeploymentConfig) -> float:
     """
     pools = config.pools.values()
     # While a replica is replaced, its successor stands beside it. Ray counts whole CPUs on a node.
-    beside = max(pool.resources.cpus for pool in pools)
-    return math.ceil(1.0 + beside + sum(pool.resources.cpus * pool.replicas.max for pool in pools))
+    surge_cpus = max(pool.resources.cpus for pool in pools)
+    return math.ceil(
+        1.0 + surge_cpus + sum(pool.resources.cpus * pool.replicas.max for pool in pools)
+    )
 
 
 def progress_line(deployments: Mapping[str, Mapping[object, int]]) -> str:
     """`prefill 1/1 ready, decode 0/1 ready (starting)`."""
     parts = []
     for name, states in sorted(deployments.items(), key=lambda item: (item[0] != INGRESS, item[0])):
-        named = {str(getattr(state, "value", state)): count for state, count in states.items()}
-        ready, total = named.get("RUNNING", 0), sum(named.values())
-        others = ", ".join(s.lower() for s, n in sorted(named.items()) if n and s != "RUNNING")
+        counts = {str(getattr(state, "value", state)): count for state, count in states.items()}
+        ready, total = counts.get("RUNNING", 0), sum(counts.values())
+        others = ", ".join(s.lower() for s, n in sorted(counts.items()) if n and s != "RUNNING")
         parts.append(f"{name} {ready}/{total}" + (f" ({others})" if others else ""))
     return "ready: " + ", ".join(parts) if parts else "waiting for Ray Serve"
 
 
-def telling_line(messages: list[str]) -> str:
+def error_line(messages: list[str]) -> str:
     """The line of a failure message that says what went wrong: the last of its traceback."""
     lines = [line.strip() for message in messages for line in message.splitlines()]
-    telling = [line for line in lines if "Error" in line or "Failed" in line]
-    return (telling or lines or [""])[-1]
+    error_lines = [line for line in lines if "Error" in line or "Failed" in line]
+    return (error_lines or lines or [""])[-1]

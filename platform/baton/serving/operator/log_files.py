@@ -24,11 +24,11 @@ _FILE = re.compile(r"worker-[0-9a-f]+-[0-9a-f]+-(?P<pid>\d+)\.err")
 _TEXT = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\S*) (?P<level>[A-Z]+) +(?P<said>\S.*)"
 )
-_SAID = re.compile(r"(?P<event>\w+)(?P<fields>(?: \w+=.*)?)")
+_EVENT = re.compile(r"(?P<event>\w+)(?P<fields>(?: \w+=.*)?)")
 """An event and its fields; whatever else is logged is a sentence."""
 _FIELDS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
 """Values with spaces in them are quoted as in JSON."""
-_STARTED = {
+_START_EVENTS = {
     "replica_started": "replica_id",
     "ingress_started": "ingress",
     "controller_started": "controller",
@@ -38,13 +38,13 @@ _HEAD_BYTES = 256 * 1024
 _TAIL_BYTES = 8 * 1024 * 1024
 """What is read at most of a file that was written before: some 20,000 events."""
 _POLL_S = 0.3
-_OURS = frozenset({"at", "level", "node", "source", "event", "text"})
+_RESERVED_FIELDS = frozenset({"at", "level", "node", "source", "event", "text"})
 """Names in a report that a field of the event's own does not take."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogOrder:
+class LogQuery:
     """Which lines somebody wants."""
 
     replica: str | None = None
@@ -58,9 +58,9 @@ class LogOrder:
     """Only these; empty for all."""
     request_id: str | None = None
     """Only events about this request."""
-    others: bool = False
+    include_foreign: bool = False
     """Also what vLLM, Ray and others print, which has no level."""
-    last: int | None = 100
+    tail_lines: int | None = 100
     """At most so many of those that are there already; None for all."""
 
 
@@ -68,7 +68,7 @@ class LogOrder:
 class LogLine:
     """One event, or one line that somebody else printed."""
 
-    at: str
+    timestamp: str
     """Of an event; of another line, that of the event before it, or empty."""
     level: str
     """Empty for a line that is no event."""
@@ -80,30 +80,36 @@ class LogLine:
     node: str = ""
     """Where it was read, if on a cluster of several nodes."""
 
-    def report(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """As one plain object; a link's own `source` is its `event_source`."""
-        where = {"node": self.node} if self.node else {}
+        node_fields = {"node": self.node} if self.node else {}
         if not self.event:
-            return {"at": self.at or None, **where, "source": self.source, "text": self.text}
-        head = {"at": self.at, "level": self.level, **where}
+            return {
+                "at": self.timestamp or None,
+                **node_fields,
+                "source": self.source,
+                "text": self.text,
+            }
+        head = {"at": self.timestamp, "level": self.level, **node_fields}
         head |= {"source": self.source, "event": self.event}
         return head | {
-            f"event_{name}" if name in _OURS else name: value for name, value in self.fields.items()
+            f"event_{name}" if name in _RESERVED_FIELDS else name: value
+            for name, value in self.fields.items()
         }
 
 
 @dataclass(slots=True)
-class _File:
+class _LogFile:
     path: Path
-    part: str
+    deployment: str
     """The deployment: ingress, controller, or a pool."""
     name: str
     read_bytes: int = 0
-    at: str = ""
+    last_timestamp: str = ""
     """Of the last event."""
-    traced: bool = False
+    in_traceback: bool = False
     """The last line belongs to a traceback of the last event."""
-    rest: bytes = field(default=b"")
+    partial_line: bytes = field(default=b"")
 
 
 class LogFiles:
@@ -111,137 +117,153 @@ class LogFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files: dict[Path, _File] = {}
+        self._files: dict[Path, _LogFile] = {}
 
     @property
     def sources(self) -> list[str]:
         """The processes that were found, by name."""
-        return sorted(one.name for one in self._files.values())
+        return sorted(file.name for file in self._files.values())
 
-    def read(self, order: LogOrder) -> list[LogLine]:
+    def read(self, query: LogQuery) -> list[LogLine]:
         """New lines of all files, in the order of their time; all of them the first time."""
-        self._look()
+        self._discover()
         lines: list[LogLine] = []
         for file in self._files.values():
-            if _meant(file, order):
-                lines += [line for line in _new_lines(file) if _wanted(line, order)]
-        return sorted(lines, key=lambda line: line.at)
+            if _is_selected(file, query):
+                lines += [line for line in _new_lines(file) if _matches(line, query)]
+        return sorted(lines, key=lambda line: line.timestamp)
 
-    def _look(self) -> None:
+    def _discover(self) -> None:
         """Find files that are new, and names that were not known yet."""
         for path in sorted(self._folder.glob("worker-*.err")):
             known = self._files.get(path)
-            if known is None and (found := _introduced(path)) is not None:
-                self._files[path] = found
+            if known is None and (file := _identify(path)) is not None:
+                self._files[path] = file
             elif known is not None and known.name.endswith(")"):
-                known.name = (_introduced(path) or known).name
+                known.name = (_identify(path) or known).name
 
 
-class Lines(Protocol):
+class LineSource(Protocol):
     """Where new lines come from."""
 
-    def read(self, order: LogOrder) -> list[LogLine]:
+    def read(self, query: LogQuery) -> list[LogLine]:
         """New lines, in the order of their time; all of them the first time."""
         ...
 
 
-def followed(
-    files: Lines, order: LogOrder, *, alive: Callable[[], bool], pause_s: float = _POLL_S
+def follow_lines(
+    files: LineSource, query: LogQuery, *, is_alive: Callable[[], bool], pause_s: float = _POLL_S
 ) -> Iterator[LogLine | None]:
     """What is there, then what comes, until the deployment has ended; None for nothing new.
 
     The pauses are this function's: each None comes after one.
     """
-    yield from last_lines(files.read(order), order)
+    yield from last_lines(files.read(query), query)
     while True:
-        goes_on = alive()
-        lines = files.read(order)
+        was_alive = is_alive()
+        lines = files.read(query)
         yield from lines
-        if not goes_on:
+        if not was_alive:
             return
         if not lines:
             time.sleep(pause_s)
             yield None
 
 
-def printed(files: Lines, order: LogOrder) -> Iterator[LogLine]:
+def existing_lines(files: LineSource, query: LogQuery) -> Iterator[LogLine]:
     """What is there."""
-    yield from last_lines(files.read(order), order)
+    yield from last_lines(files.read(query), query)
 
 
-def last_lines(lines: list[LogLine], order: LogOrder) -> list[LogLine]:
+def last_lines(lines: list[LogLine], query: LogQuery) -> list[LogLine]:
     """The newest, as many as somebody wants."""
-    return lines if order.last is None else lines[len(lines) - min(order.last, len(lines)) :]
+    return (
+        lines
+        if query.tail_lines is None
+        else lines[len(lines) - min(query.tail_lines, len(lines)) :]
+    )
 
 
-def _introduced(path: Path) -> _File | None:
+def _identify(path: Path) -> _LogFile | None:
     """Whose file it is; None when it is none of baton's, or does not say yet."""
-    named = _FILE.fullmatch(path.name)
-    if named is None:
+    match = _FILE.fullmatch(path.name)
+    if match is None:
         return None
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES).decode(errors="replace")
     except OSError:
         return None
-    part = next((x.removeprefix(_ACTOR) for x in head.splitlines() if x.startswith(_ACTOR)), None)
-    if part is None:
+    deployment = next(
+        (x.removeprefix(_ACTOR) for x in head.splitlines() if x.startswith(_ACTOR)), None
+    )
+    if deployment is None:
         return None
-    return _File(path=path, part=part, name=_name(part, head) or f"{part} (pid {named['pid']})")
+    return _LogFile(
+        path=path,
+        deployment=deployment,
+        name=_process_name(deployment, head) or f"{deployment} (pid {match['pid']})",
+    )
 
 
-def _name(part: str, head: str) -> str | None:
+def _process_name(deployment: str, head: str) -> str | None:
     """What a process calls itself, once it has said so."""
     for text in head.splitlines():
-        if not any(event in text for event in _STARTED):
+        if not any(event in text for event in _START_EVENTS):
             continue
-        line = parsed(text, "")
-        if line is not None and line.event in _STARTED:
-            said = str(line.fields.get(_STARTED[line.event], ""))
-            return f"{part}-{said}" if part in {INGRESS, CONTROLLER} else said
+        line = parse_line(text, "")
+        if line is not None and line.event in _START_EVENTS:
+            process_id = str(line.fields.get(_START_EVENTS[line.event], ""))
+            return (
+                f"{deployment}-{process_id}" if deployment in {INGRESS, CONTROLLER} else process_id
+            )
     return None
 
 
-def _meant(file: _File, order: LogOrder) -> bool:
-    chosen = [name for name, on in ((INGRESS, order.ingress), (CONTROLLER, order.controller)) if on]
-    if not chosen and order.replica is None:
+def _is_selected(file: _LogFile, query: LogQuery) -> bool:
+    deployments = [
+        name for name, on in ((INGRESS, query.ingress), (CONTROLLER, query.controller)) if on
+    ]
+    if not deployments and query.replica is None:
         return True
-    return file.part in chosen or order.replica in {file.name, file.part}
+    return file.deployment in deployments or query.replica in {file.name, file.deployment}
 
 
-def _new_lines(file: _File) -> Iterator[LogLine]:
+def _new_lines(file: _LogFile) -> Iterator[LogLine]:
     """Whole lines since the last time; the file may have been replaced by a shorter one."""
     try:
         size_bytes = file.path.stat().st_size
         if size_bytes < file.read_bytes:
-            file.read_bytes, file.rest = 0, b""
+            file.read_bytes, file.partial_line = 0, b""
         skip_bytes = max(file.read_bytes, size_bytes - _TAIL_BYTES)
-        with file.path.open("rb") as opened:
-            opened.seek(skip_bytes)
-            read = opened.read(size_bytes - skip_bytes)
+        with file.path.open("rb") as stream:
+            stream.seek(skip_bytes)
+            data = stream.read(size_bytes - skip_bytes)
     except OSError:
         return
     if skip_bytes > file.read_bytes:
-        read = read.partition(b"\n")[2]  # the first one is not whole
-        file.rest = b""
+        data = data.partition(b"\n")[2]  # the first one is not whole
+        file.partial_line = b""
     file.read_bytes = size_bytes
-    *whole, file.rest = (file.rest + read).split(b"\n")
-    for raw in whole:
+    *complete_lines, file.partial_line = (file.partial_line + data).split(b"\n")
+    for raw in complete_lines:
         yield _line(file, raw.decode(errors="replace"))
 
 
-def _line(file: _File, text: str) -> LogLine:
-    found = parsed(text, file.name)
-    if found is not None:
-        file.at, file.traced = found.at, False
-        return found
-    traced = text.startswith("Traceback (") or (file.traced and text.startswith((" ", "\t")))
+def _line(file: _LogFile, text: str) -> LogLine:
+    event_line = parse_line(text, file.name)
+    if event_line is not None:
+        file.last_timestamp, file.in_traceback = event_line.timestamp, False
+        return event_line
+    in_traceback = text.startswith("Traceback (") or (
+        file.in_traceback and text.startswith((" ", "\t"))
+    )
     # The last line of a traceback stands at the margin again.
-    is_part = traced or (file.traced and bool(text.strip()))
-    file.traced = traced
+    is_part = in_traceback or (file.in_traceback and bool(text.strip()))
+    file.in_traceback = in_traceback
     return LogLine(
-        at=file.at,
-        level="error" if is_part and file.at else "",
+        timestamp=file.last_timestamp,
+        level="error" if is_part and file.last_timestamp else "",
         event="",
         fields={},
         source=file.name,
@@ -249,21 +271,21 @@ def _line(file: _File, text: str) -> LogLine:
     )
 
 
-def parsed(text: str, source: str) -> LogLine | None:
+def parse_line(text: str, source: str) -> LogLine | None:
     """A line as one of baton's events; None when it is none."""
     if text.startswith("{"):
-        return _parsed_json(text, source)
+        return _parse_json(text, source)
     match = _TEXT.fullmatch(text)
     if match is None:
         return None
-    said = _SAID.fullmatch(match["said"])
+    event = _EVENT.fullmatch(match["said"])
     return LogLine(
-        at=match["at"],
+        timestamp=match["at"],
         level=match["level"].lower(),
-        event=match["said"] if said is None else said["event"],
+        event=match["said"] if event is None else event["event"],
         fields={}
-        if said is None
-        else {name: _value(text) for name, text in _FIELDS.findall(said["fields"])},
+        if event is None
+        else {name: _value(text) for name, text in _FIELDS.findall(event["fields"])},
         source=source,
         text=text,
     )
@@ -278,45 +300,49 @@ def _value(text: str) -> str:
         return text
 
 
-def _parsed_json(text: str, source: str) -> LogLine | None:
+def _parse_json(text: str, source: str) -> LogLine | None:
     try:
-        told = json.loads(text)
+        record = json.loads(text)
     except ValueError:
         return None
-    if not isinstance(told, dict) or not {"at", "level", "event"} <= told.keys():
+    if not isinstance(record, dict) or not {"at", "level", "event"} <= record.keys():
         return None
-    fields = {name: value for name, value in told.items() if name not in {"at", "level", "event"}}
+    fields = {name: value for name, value in record.items() if name not in {"at", "level", "event"}}
     fields.pop("logger", None)
     return LogLine(
-        at=str(told["at"]),
-        level=str(told["level"]),
-        event=str(told["event"]),
+        timestamp=str(record["at"]),
+        level=str(record["level"]),
+        event=str(record["event"]),
         fields=fields,
         source=source,
         text=text,
     )
 
 
-def _wanted(line: LogLine, order: LogOrder) -> bool:
+def _matches(line: LogLine, query: LogQuery) -> bool:
     if not line.event:
-        narrow = order.events or order.request_id is not None
+        is_filtered = query.events or query.request_id is not None
         if line.level:  # of a traceback
-            return not narrow
+            return not is_filtered
         return (
-            order.others and not narrow and not line.text.startswith((":job_id:", ":actor_name:"))
+            query.include_foreign
+            and not is_filtered
+            and not line.text.startswith((":job_id:", ":actor_name:"))
         )
-    if line.level in LEVELS and LEVELS.index(line.level) < LEVELS.index(order.level):
+    if line.level in LEVELS and LEVELS.index(line.level) < LEVELS.index(query.level):
         return False
-    if order.events and line.event not in order.events:
+    if query.events and line.event not in query.events:
         return False
-    return order.request_id is None or _is_named(str(line.fields.get("request_id", "")), order)
+    return query.request_id is None or _matches_request_id(
+        str(line.fields.get("request_id", "")), query
+    )
 
 
-def _is_named(request_id: str, order: LogOrder) -> bool:
+def _matches_request_id(request_id: str, query: LogQuery) -> bool:
     """Whether a client's name for it is part of ours: `r-1` of `cmpl-r-1-0`, not of `cmpl-r-12`.
 
     The gate of vLLM's Rust frontend puts two words of its own behind a name:
     `cmpl-r-1~20d39a8f~gold-0f` is called `r-1`, and not `gold`.
     """
-    named = re.escape(order.request_id or "")
-    return re.match(rf"(?:[^~]*[-_])?{named}(?:[-_~]|$)", request_id) is not None
+    pattern = re.escape(query.request_id or "")
+    return re.match(rf"(?:[^~]*[-_])?{pattern}(?:[-_~]|$)", request_id) is not None

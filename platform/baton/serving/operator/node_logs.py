@@ -14,46 +14,46 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from baton.serving.operator.log_files import LogFiles, LogLine, LogOrder, last_lines
+from baton.serving.operator.log_files import LogFiles, LogLine, LogQuery, last_lines
 from baton.serving.ray.context import logs_folder
 
 if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-_ANSWER_S = 20.0
+_ANSWER_TIMEOUT_S = 20.0
 """A node may have to start a worker process first."""
-_MOST_BYTES = 4 * 1024 * 1024
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """Of one answer; some 10,000 events."""
-Folder = tuple[str, int, int]
+FolderId = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class LogBatch:
     """What one node answers."""
 
-    folder: Folder
+    folder: FolderId
     """By which a folder of logs is known, wherever it is seen from."""
     lines: tuple[LogLine, ...]
-    left_out: int = 0
+    omitted_lines: int = 0
     """Older lines, for which there was no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
+class ReadFailure:
     """Why a node gave no answer."""
 
     why: str
 
 
-class Readers(Protocol):
+class ClusterReader(Protocol):
     """Those who read on each node."""
 
     def nodes(self) -> Mapping[str, str]:
         """The name of every node that is there, by its id."""
         ...
 
-    def read(self, nodes: Iterable[str], order: LogOrder) -> Mapping[str, Batch | Unread]:
+    def read(self, nodes: Iterable[str], query: LogQuery) -> Mapping[str, LogBatch | ReadFailure]:
         """What is new on these nodes."""
         ...
 
@@ -61,53 +61,65 @@ class Readers(Protocol):
 class NodeLogs:
     """The log files of every node; `read` gives what is new."""
 
-    def __init__(self, readers: Readers, tell: Callable[[str], None]) -> None:
-        self._readers = readers
-        self._tell = tell
-        self._told: dict[str, str] = {}
-        self._sharers: dict[Folder, list[str]] = {}
+    def __init__(self, reader: ClusterReader, on_warning: Callable[[str], None]) -> None:
+        self._reader = reader
+        self._on_warning = on_warning
+        self._last_warnings: dict[str, str] = {}
+        self._nodes_by_folder: dict[FolderId, list[str]] = {}
         """The nodes that have a folder; the first of them is asked for it."""
 
-    def read(self, order: LogOrder) -> list[LogLine]:
+    def read(self, query: LogQuery) -> list[LogLine]:
         """New lines of all nodes that answer, in the order of their time."""
-        names = self._readers.nodes()
-        gone = {sharers[0] for sharers in self._sharers.values()} - names.keys()
-        self._sharers = {
-            folder: sharers for folder, sharers in self._sharers.items() if sharers[0] not in gone
+        names = self._reader.nodes()
+        vanished = {
+            folder_nodes[0] for folder_nodes in self._nodes_by_folder.values()
+        } - names.keys()
+        self._nodes_by_folder = {
+            folder: folder_nodes
+            for folder, folder_nodes in self._nodes_by_folder.items()
+            if folder_nodes[0] not in vanished
         }
-        others = {node for sharers in self._sharers.values() for node in sharers[1:]}
-        answers = self._readers.read([node for node in names if node not in others], order)
-        batches: list[tuple[str, Batch]] = []
+        duplicates = {
+            node for folder_nodes in self._nodes_by_folder.values() for node in folder_nodes[1:]
+        }
+        answers = self._reader.read([node for node in names if node not in duplicates], query)
+        batches: list[tuple[str, LogBatch]] = []
         for node, answer in answers.items():
-            if isinstance(answer, Unread):
-                self._say(node, f"node {names[node]}: {answer.why}; its lines are missing")
+            if isinstance(answer, ReadFailure):
+                self._warn_once(node, f"node {names[node]}: {answer.why}; its lines are missing")
                 continue
-            self._say(node, "")
-            sharers = self._sharers.setdefault(answer.folder, [])
-            if node not in sharers:
-                sharers.append(node)
-            if sharers[0] == node:
+            self._warn_once(node, "")
+            folder_nodes = self._nodes_by_folder.setdefault(answer.folder, [])
+            if node not in folder_nodes:
+                folder_nodes.append(node)
+            if folder_nodes[0] == node:
                 batches.append((node, answer))
         return sorted(
-            (line for node, batch in batches for line in self._named(node, batch, names)),
-            key=lambda line: line.at,
+            (line for node, batch in batches for line in self._labelled_lines(node, batch, names)),
+            key=lambda line: line.timestamp,
         )
 
-    def _named(self, node: str, batch: Batch, names: Mapping[str, str]) -> Iterable[LogLine]:
-        sharers = dict.fromkeys(names[one] for one in self._sharers[batch.folder] if one in names)
-        name = " or ".join(sharers)
-        if batch.left_out:
-            self._tell(
-                f"node {names[node]}: {batch.left_out} older lines are left out, for it has more"
-                f" than {_MOST_BYTES // 1024**2} MiB; ask for fewer with --replica, --level or -n"
+    def _labelled_lines(
+        self, node: str, batch: LogBatch, names: Mapping[str, str]
+    ) -> Iterable[LogLine]:
+        node_names = dict.fromkeys(
+            names[other] for other in self._nodes_by_folder[batch.folder] if other in names
+        )
+        name = " or ".join(node_names)
+        if batch.omitted_lines:
+            self._on_warning(
+                f"node {names[node]}: {batch.omitted_lines} older lines are left out, for it"
+                " has more"
+                f" than {_MAX_ANSWER_BYTES // 1024**2} MiB; ask for fewer with --replica,"
+                " --level or -n"
             )
         return (replace(line, node=name) for line in batch.lines)
 
-    def _say(self, node: str, what: str) -> None:
-        if what != self._told.get(node, ""):
-            self._told[node] = what
-            if what:
-                self._tell(what)
+    def _warn_once(self, node: str, warning: str) -> None:
+        if warning != self._last_warnings.get(node, ""):
+            self._last_warnings[node] = warning
+            if warning:
+                self._on_warning(warning)
 
 
 class NodeReader:
@@ -118,29 +130,33 @@ class NodeReader:
         self._files = LogFiles(self._folder)
         self._has_read = False
 
-    def read(self, order: LogOrder) -> Batch:
+    def read(self, query: LogQuery) -> LogBatch:
         """What is new here."""
-        lines = self._files.read(order)
+        lines = self._files.read(query)
         if not self._has_read:
-            lines, self._has_read = last_lines(lines, order), True
-        size, first = 0, len(lines)
-        while first and (size := size + len(lines[first - 1].text)) <= _MOST_BYTES:
+            lines, self._has_read = last_lines(lines, query), True
+        size_chars, first = 0, len(lines)
+        while (
+            first and (size_chars := size_chars + len(lines[first - 1].text)) <= _MAX_ANSWER_BYTES
+        ):
             first -= 1
-        found = self._folder.stat()
+        folder_stat = self._folder.stat()
         machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return Batch(
-            folder=(machine, found.st_dev, found.st_ino), lines=tuple(lines[first:]), left_out=first
+        return LogBatch(
+            folder=(machine, folder_stat.st_dev, folder_stat.st_ino),
+            lines=tuple(lines[first:]),
+            omitted_lines=first,
         )
 
 
 @dataclass(slots=True)
-class RayReaders:
+class RayClusterReader:
     """A `NodeReader` on every node of the cluster that this process is connected to."""
 
     _actors: dict[str, ActorHandle[Any]] = field(default_factory=dict)
-    _asked: dict[str, ObjectRef[Batch]] = field(default_factory=dict)
+    _pending: dict[str, ObjectRef[LogBatch]] = field(default_factory=dict)
     """What was not answered yet."""
-    _lost: dict[str, Unread] = field(default_factory=dict)
+    _failed: dict[str, ReadFailure] = field(default_factory=dict)
     """Nodes on which nobody can read."""
 
     def nodes(self) -> Mapping[str, str]:
@@ -153,40 +169,44 @@ class RayReaders:
             if node["Alive"]
         }
 
-    def read(self, nodes: Iterable[str], order: LogOrder) -> Mapping[str, Batch | Unread]:
+    def read(self, nodes: Iterable[str], query: LogQuery) -> Mapping[str, LogBatch | ReadFailure]:
         """What is new on these nodes, within the deadline."""
         import ray
 
-        found: dict[str, Batch | Unread] = {}
-        asked = {}
+        answers: dict[str, LogBatch | ReadFailure] = {}
+        pending = {}
         for node in nodes:
-            if node in self._lost:
-                found[node] = self._lost[node]
+            if node in self._failed:
+                answers[node] = self._failed[node]
                 continue
-            if node not in self._asked:
-                self._asked[node] = self._actor(node).read.remote(order)
-            asked[node] = self._asked[node]
-        if not asked:
-            return found
-        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)
-        for node, ref in asked.items():
+            if node not in self._pending:
+                self._pending[node] = self._actor(node).read.remote(query)
+            pending[node] = self._pending[node]
+        if not pending:
+            return answers
+        ready, _ = ray.wait(
+            list(pending.values()), num_returns=len(pending), timeout=_ANSWER_TIMEOUT_S
+        )
+        for node, ref in pending.items():
             if ref not in ready:
-                found[node] = Unread(why=f"no answer within {_ANSWER_S:.0f} s")
+                answers[node] = ReadFailure(why=f"no answer within {_ANSWER_TIMEOUT_S:.0f} s")
                 continue
-            del self._asked[node]
+            del self._pending[node]
             try:
-                found[node] = ray.get(ref, timeout=_ANSWER_S)
+                answers[node] = ray.get(ref, timeout=_ANSWER_TIMEOUT_S)
             except ray.exceptions.RayError as error:
                 why = str(error).strip().rpartition("\n")[2]
-                found[node] = self._lost[node] = Unread(why=f"nobody can read there: {why}")
-        return found
+                answers[node] = self._failed[node] = ReadFailure(
+                    why=f"nobody can read there: {why}"
+                )
+        return answers
 
     def _actor(self, node: str) -> ActorHandle[Any]:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if node not in self._actors:
-            there = NodeAffinitySchedulingStrategy(node, soft=False)
-            kind = ray.remote(num_cpus=0)(NodeReader)
-            self._actors[node] = kind.options(scheduling_strategy=there).remote()
+            affinity = NodeAffinitySchedulingStrategy(node, soft=False)
+            actor_class = ray.remote(num_cpus=0)(NodeReader)
+            self._actors[node] = actor_class.options(scheduling_strategy=affinity).remote()
         return self._actors[node]

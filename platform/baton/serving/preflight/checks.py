@@ -11,35 +11,42 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.config.checks.contradictions import contradictions
-from baton.config.derive.api_arguments import SINCE
+from baton.config.derive.api_arguments import MIN_VLLM_VERSIONS
 from baton.config.derive.options import key_files
-from baton.config.derive.selectors import selects
+from baton.config.derive.selectors import matches_labels
 from baton.config.derive.start_deadlines import weights_bytes
 from baton.config.schema.deployment import DeploymentConfig, EngineKind, PoolConfig
-from baton.domain.errors import CannotStart, ConfigInvalid
-from baton.domain.names.addresses import address_text, is_loopback, is_loopback_address
+from baton.domain.errors import ConfigInvalid, PreflightFailed
+from baton.domain.names.addresses import format_address, is_loopback, is_loopback_address
+from baton.domain.names.words import few
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.domain.words import few
-from baton.engine.gpus import old_driver
+from baton.engine.gpus import driver_problem
 from baton.runtime.keys.key_files import load_ring
-from baton.serving.preflight.autoscaling_capacity import Growth, beyond_growth
+from baton.serving.preflight.autoscaling_capacity import infeasible_findings
 from baton.serving.preflight.facts import (
     ClusterFacts,
     MachineFacts,
     PortFact,
     PortListener,
     cluster_facts,
-    cluster_room,
+    cluster_resources,
     installed_versions,
     machine_facts,
-    with_what_is_free,
+    with_available_resources,
 )
 from baton.serving.preflight.models import source_findings
-from baton.serving.preflight.named_files import file_findings, node_files
-from baton.serving.preflight.security import door_findings, open_findings, tls_findings
-from baton.serving.ray.auth_probe import ray_door
-from baton.serving.ray.context import control_store
-from baton.serving.versions import PACKAGES, is_before, refusals, tested, untested
+from baton.serving.preflight.named_files import collect_node_files, file_findings
+from baton.serving.preflight.security import exposure_findings, ray_auth_findings, tls_findings
+from baton.serving.ray.auth_probe import probe_ray_auth
+from baton.serving.ray.autoscaler import AutoscalingCapacity
+from baton.serving.ray.context import get_gcs_address
+from baton.serving.versions import (
+    PACKAGES,
+    is_before,
+    untested_packages,
+    version_errors,
+    versions_tested,
+)
 
 _GIB = 1024**3
 _POLL_S = 0.5
@@ -51,7 +58,7 @@ for a tokenizer and streams."""
 VLLM_REPLICA_BYTES = int(1.5 * _GIB)
 """A vLLM replica without weights and KV blocks. Source: engines with small models on the CPU are
 1.5 to 2.5 GB resident."""
-_SHARD_BYTES = 5_000_000_000
+_MAX_SHARD_BYTES = 5_000_000_000
 """Of weights on their way to GPUs: workers map one file after the other, and copy tensors out of
 it. Source: vLLM 0.32, weight_utils.py, `safetensors_weights_iterator`, which is lazy unless told
 otherwise; huggingface_hub 2.4, serialization/_base.py, `MAX_SHARD_SIZE`, by which files are cut."""
@@ -62,7 +69,7 @@ _DEFAULT_CPU_KV_BYTES = 4 * _GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class PreflightResult:
     """What stands in the way, and what merely may."""
 
     errors: tuple[str, ...]
@@ -73,10 +80,10 @@ def check_machine(config: DeploymentConfig, *, warn: Callable[[str], None] | Non
     """Check that this machine can run the whole configuration.
 
     Raises:
-        CannotStart: with everything that stands in the way.
+        PreflightFailed: with everything that stands in the way.
     """
     server = config.server
-    _judge(judge_machine(config, machine_facts(server.host, server.port)), warn)
+    _raise_or_warn(evaluate_machine(config, machine_facts(server.host, server.port)), warn)
 
 
 def check_submission(
@@ -85,13 +92,15 @@ def check_submission(
     """Check what this machine has to say of a configuration that other machines will run.
 
     Raises:
-        CannotStart: with everything that stands in the way.
+        PreflightFailed: with everything that stands in the way.
     """
     versions = installed_versions(PACKAGES)
-    missing, untested = package_findings(config, versions)
+    missing, untested_packages = package_findings(config, versions)
     errors = (*missing, *argument_findings(config, versions))
-    warnings = (*untested, *contradictions(config), *keyless_findings(config))
-    _judge(Findings(errors=errors, warnings=(*warnings, *open_findings(config))), warn)
+    warnings = (*untested_packages, *contradictions(config), *keyless_findings(config))
+    _raise_or_warn(
+        PreflightResult(errors=errors, warnings=(*warnings, *exposure_findings(config))), warn
+    )
 
 
 def check_cluster(
@@ -99,7 +108,7 @@ def check_cluster(
     *,
     warn: Callable[[str], None] | None = None,
     shared: bool = False,
-    growth: Growth | None = None,
+    capacity: AutoscalingCapacity | None = None,
 ) -> None:
     """Check that the cluster this process is connected to can run the configuration.
 
@@ -107,98 +116,105 @@ def check_cluster(
         config: What is to run.
         warn: Is told what merely may stand in the way.
         shared: Whether others use the cluster, so that only what is free counts.
-        growth: What it may grow to; None where nobody starts nodes.
+        capacity: What it may grow to; None where nobody starts nodes.
 
     Raises:
-        CannotStart: with everything that stands in the way.
+        PreflightFailed: with everything that stands in the way.
     """
-    store = control_store()
-    door = "guarded" if is_loopback_address(store) else ray_door(store)
+    gcs_address = get_gcs_address()
+    ray_auth = "guarded" if is_loopback_address(gcs_address) else probe_ray_auth(gcs_address)
     facts = cluster_facts(PACKAGES)
-    found = judge_cluster(config, with_what_is_free(facts) if shared else facts, growth)
-    closed, opened = door_findings(store, door, allowed=config.cluster.allow_open)
+    result = evaluate_cluster(
+        config, with_available_resources(facts) if shared else facts, capacity
+    )
+    auth_errors, auth_warnings = ray_auth_findings(
+        gcs_address, ray_auth, allowed=config.cluster.allow_open
+    )
     # Of a cluster of baton's own, who reads files is on this machine, which was looked at; and a
     # node with another baton may not understand the question.
-    ask = shared and not found.errors
-    missing, differing = file_findings(node_files(config)) if ask else ((), ())
-    errors = (*found.errors, *closed, *missing)
-    _judge(Findings(errors=errors, warnings=(*found.warnings, *opened, *differing)), warn)
+    checks_files = shared and not result.errors
+    missing, differing = file_findings(collect_node_files(config)) if checks_files else ((), ())
+    errors = (*result.errors, *auth_errors, *missing)
+    _raise_or_warn(
+        PreflightResult(errors=errors, warnings=(*result.warnings, *auth_warnings, *differing)),
+        warn,
+    )
 
 
 def await_nodes(
     config: DeploymentConfig,
     *,
-    until_s: float,
-    tell: Callable[[str], None],
-    room: Callable[[], ClusterFacts] = cluster_room,
-    pause: Callable[[float], None] = time.sleep,
+    deadline_at_s: float,
+    progress: Callable[[str], None],
+    read_capacity: Callable[[], ClusterFacts] = cluster_resources,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until nodes have joined with all that the pools ask for; a cluster of one has them.
 
     Raises:
-        CannotStart: with what is still missing then.
+        PreflightFailed: with what is still missing then.
     """
     if is_loopback(config.cluster.node_address):
         return
-    told: tuple[str, ...] = ()
-    while missing := missing_nodes(config, room()):
-        if time.monotonic() > until_s:
-            raise CannotStart(missing)
-        if missing != told:
-            tell(f"waiting for nodes ('baton join' says how one joins): {'; '.join(missing)}")
-            told = missing
-        pause(_POLL_S)
+    reported: tuple[str, ...] = ()
+    while missing := missing_resources(config, read_capacity()):
+        if time.monotonic() > deadline_at_s:
+            raise PreflightFailed(missing)
+        if missing != reported:
+            progress(f"waiting for nodes ('baton join' says how one joins): {'; '.join(missing)}")
+            reported = missing
+        sleep(_POLL_S)
 
 
-def _judge(findings: Findings, warn: Callable[[str], None] | None) -> None:
+def _raise_or_warn(findings: PreflightResult, warn: Callable[[str], None] | None) -> None:
     if findings.errors:
-        raise CannotStart(findings.errors)
+        raise PreflightFailed(findings.errors)
     for line in findings.warnings:
         if warn is not None:
             warn(line)
 
 
-def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
+def evaluate_machine(config: DeploymentConfig, facts: MachineFacts) -> PreflightResult:
     """Everything that is wrong with running `config` on one machine."""
-    missing, untested = package_findings(config, facts.versions)
-    alone = is_loopback(config.cluster.node_address)
-    return Findings(
+    missing, untested_packages = package_findings(config, facts.versions)
+    is_single_node = is_loopback(config.cluster.node_address)
+    return PreflightResult(
         errors=(
             *port_findings([facts.port]),
             *source_findings(config.models),
             *missing,
             *argument_findings(config, facts.versions),
             # Where other nodes may come, what this one lacks is waited for: see `await_nodes`.
-            *(memory_findings(config, facts.available_memory_bytes) if alone else ()),
-            *(gpu_findings(config, facts.gpus) if alone else ()),
+            *(memory_findings(config, facts.available_memory_bytes) if is_single_node else ()),
+            *(gpu_findings(config, facts.gpus) if is_single_node else ()),
             *driver_findings(config, facts),
             *key_findings(config),
             *tls_findings(config),
         ),
         warnings=(
-            *untested,
+            *untested_packages,
             *contradictions(config),
             *keyless_findings(config),
-            *open_findings(config),
+            *exposure_findings(config),
         ),
     )
 
 
-def judge_cluster(
-    config: DeploymentConfig, facts: ClusterFacts, growth: Growth | None = None
-) -> Findings:
+def evaluate_cluster(
+    config: DeploymentConfig, facts: ClusterFacts, capacity: AutoscalingCapacity | None = None
+) -> PreflightResult:
     """Everything that is wrong with running `config` on a running cluster.
 
     Where an autoscaler starts nodes, what is missing is waited for, and only what never comes is
     wrong.
     """
     versions = cluster_version_findings(config, facts.versions)
-    if growth is None:
-        return Findings(errors=(*versions, *missing_nodes(config, facts)))
-    return Findings(errors=(*versions, *beyond_growth(config, growth)))
+    if capacity is None:
+        return PreflightResult(errors=(*versions, *missing_resources(config, facts)))
+    return PreflightResult(errors=(*versions, *infeasible_findings(config, capacity)))
 
 
-def missing_nodes(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, ...]:
+def missing_resources(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, ...]:
     """What more nodes would have to bring for every replica to start."""
     errors = [*gpu_findings(config, facts.gpus)]
     cpus = sum(pool.resources.cpus * pool.replicas.start for pool in config.pools.values())
@@ -208,11 +224,14 @@ def missing_nodes(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, .
             "add nodes, or lower pools.*.resources.cpus or replicas.start"
         )
     for name, pool in config.pools.items():
-        wanted = pool.placement.labels
-        if not any(selects(wanted, labels) for labels in facts.labels):
-            shown = ", ".join(f"{label}: {selector}" for label, selector in wanted.items())
+        required_labels = pool.placement.labels
+        if not any(matches_labels(required_labels, labels) for labels in facts.labels):
+            labels_text = ", ".join(
+                f"{label}: {selector}" for label, selector in required_labels.items()
+            )
             errors.append(
-                f"no node has the labels that pool {name!r} asks for ({shown}); start Ray there"
+                f"no node has the labels that pool {name!r} asks for ({labels_text}); start Ray"
+                " there"
                 f" with --labels, or change pools.{name}.placement.labels"
             )
     return tuple(errors)
@@ -223,7 +242,7 @@ def key_findings(config: DeploymentConfig) -> tuple[str, ...]:
     try:
         load_ring(key_files(config))
     except ConfigInvalid as error:
-        return error.findings
+        return error.problems
     return ()
 
 
@@ -240,7 +259,7 @@ def keyless_findings(config: DeploymentConfig) -> tuple[str, ...]:
 def port_findings(ports: Sequence[PortFact]) -> tuple[str, ...]:
     """Ports that cannot be had."""
     return tuple(
-        f"{address_text(port.host, port.port)} ({port.key}) {_held(port.listener)};"
+        f"{format_address(port.host, port.port)} ({port.key}) {_held(port.listener)};"
         f" stop it, or set {port.key} to another"
         for port in ports
         if not port.free
@@ -259,18 +278,20 @@ def package_findings(
     config: DeploymentConfig, versions: Mapping[str, str | None]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Packages that stop a start, and those of versions that somebody wants although untested."""
-    real = any(pool.engine.kind is EngineKind.VLLM for pool in config.pools.values())
+    uses_vllm = any(pool.engine.kind is EngineKind.VLLM for pool in config.pools.values())
     # The ingress is vLLM's API server, whatever the engines are.
-    needed = ["ray", "vllm", "torch", *(["nixl"] if real else [])]
+    needed = ["ray", "vllm", "torch", *(["nixl"] if uses_vllm else [])]
     missing = tuple(
         f"package {package} is not installed; install baton[cpu] or baton[gpu],"
-        f" with {package} {' or '.join(tested(package))}"
+        f" with {package} {' or '.join(versions_tested(package))}"
         for package in needed
         if versions.get(package) is None
     )
     if config.cluster.allow_untested_versions:
-        return missing, tuple(f"{what}: nobody has tried" for _, what in untested(versions, needed))
-    return (*missing, *refusals(versions, needed)), ()
+        return missing, tuple(
+            f"{problem}: nobody has tried" for _, problem in untested_packages(versions, needed)
+        )
+    return (*missing, *version_errors(versions, needed)), ()
 
 
 def argument_findings(
@@ -285,7 +306,7 @@ def argument_findings(
         " later; remove it, or install that"
         for name, model in config.models.items()
         for argument in model.api
-        if (since := SINCE.get(argument)) is not None and is_before(version, since)
+        if (since := MIN_VLLM_VERSIONS.get(argument)) is not None and is_before(version, since)
     )
 
 
@@ -297,12 +318,12 @@ def memory_findings(config: DeploymentConfig, available_bytes: int) -> tuple[str
     }
     parts["ingress"] = config.server.replicas.min * INGRESS_BYTES
     parts["ray"] = RAY_BYTES
-    wanted_bytes = sum(parts.values())
-    if wanted_bytes <= available_bytes:
+    needed_bytes = sum(parts.values())
+    if needed_bytes <= available_bytes:
         return ()
-    shares = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items())
+    breakdown = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items())
     return (
-        f"not enough memory: about {_gib(wanted_bytes)} is needed ({shares}), "
+        f"not enough memory: about {_gib(needed_bytes)} is needed ({breakdown}), "
         f"{_gib(available_bytes)} is available; lower engine.kv_cache or replicas.start, "
         "or use a larger machine",
     )
@@ -317,34 +338,36 @@ def replica_bytes(config: DeploymentConfig, pool: PoolConfig, *, hosts: int = 1)
         return pool.resources.memory_bytes
     if pool.engine.kind is EngineKind.SIM:
         return SIM_REPLICA_BYTES
-    known_bytes = weights_bytes(config.models[pool.model].source)
+    model_bytes = weights_bytes(config.models[pool.model].source)
     if pool.resources.gpus > 0:
         # Weights and KV blocks are the GPUs', and come there through the host's memory.
-        passing_bytes = _SHARD_BYTES if known_bytes is None else min(known_bytes, _SHARD_BYTES)
+        staging_bytes = (
+            _MAX_SHARD_BYTES if model_bytes is None else min(model_bytes, _MAX_SHARD_BYTES)
+        )
         offload_bytes = pool.engine.offload.host_memory_bytes or 0
         return (
             pool.parallel.workers * VLLM_REPLICA_BYTES
-            + hosts * math.ceil(passing_bytes)
+            + hosts * math.ceil(staging_bytes)
             + offload_bytes
         )
     kv_bytes = pool.engine.kv_cache_bytes or _DEFAULT_CPU_KV_BYTES
-    return VLLM_REPLICA_BYTES + pool.parallel.workers * kv_bytes + math.ceil(known_bytes or 0)
+    return VLLM_REPLICA_BYTES + pool.parallel.workers * kv_bytes + math.ceil(model_bytes or 0)
 
 
 def driver_findings(config: DeploymentConfig, facts: MachineFacts) -> tuple[str, ...]:
     """A driver of this machine's GPUs that is older than what torch was built for."""
-    used = facts.gpus and any(pool.resources.gpus for pool in config.pools.values())
-    why = old_driver(facts.versions.get("torch"), facts.driver_cuda) if used else None
+    uses_gpus = facts.gpus and any(pool.resources.gpus for pool in config.pools.values())
+    why = driver_problem(facts.versions.get("torch"), facts.driver_cuda) if uses_gpus else None
     return () if why is None else (why,)
 
 
 def gpu_findings(config: DeploymentConfig, gpus: float) -> tuple[str, ...]:
     """Whether there are GPUs for every replica that starts at once."""
-    wanted = sum(pool.resources.gpus * pool.replicas.start for pool in config.pools.values())
-    if wanted <= gpus:
+    needed_gpus = sum(pool.resources.gpus * pool.replicas.start for pool in config.pools.values())
+    if needed_gpus <= gpus:
         return ()
     return (
-        f"the pools ask for {wanted:g} GPUs to start with, {gpus:g} are there; "
+        f"the pools ask for {needed_gpus:g} GPUs to start with, {gpus:g} are there; "
         "lower pools.*.replicas.start or resources.gpus, or add GPUs",
     )
 
@@ -370,12 +393,13 @@ def node_version_findings(
         for node, versions in sorted(by_node.items()):
             nodes.setdefault(versions.get(package) or "none", []).append(node)
         if len(nodes) > 1:
-            found = ", ".join(
+            versions_text = ", ".join(
                 f"{version} on {few(names, separator=', ')}"
                 for version, names in sorted(nodes.items())
             )
             findings.append(
-                f"package {package} differs between nodes: {found}; install one version everywhere"
+                f"package {package} differs between nodes: {versions_text}; install one version"
+                " everywhere"
             )
     return tuple(findings)
 

@@ -14,13 +14,13 @@ from typing import Any, TypeVar, cast
 import psutil
 
 from baton.domain.errors import ClusterFailed
-from baton.engine.gpus import count_gpus, driver_cuda
+from baton.engine.gpus import count_gpus, driver_cuda_version
 from baton.serving.front.data_path import port_is_free
 from baton.serving.versions import PACKAGES
 
 _Answer = TypeVar("_Answer")
 SERVER_PORT = "server.port"
-_NODE_ANSWER_S = 60.0
+_NODE_TIMEOUT_S = 60.0
 """A node may have to start a worker process first."""
 
 
@@ -76,7 +76,7 @@ def machine_facts(host: str, port: int) -> MachineFacts:
         port=port_fact(SERVER_PORT, host, port),
         available_memory_bytes=available_memory_bytes(),
         gpus=count_gpus(os.environ),
-        driver_cuda=driver_cuda(),
+        driver_cuda=driver_cuda_version(),
         versions=installed_versions(PACKAGES),
     )
 
@@ -137,11 +137,11 @@ def cluster_facts(packages: Sequence[str]) -> ClusterFacts:
     """
     import ray
 
-    asked = {str(node["NodeID"]): (tuple(packages),) for node in ray.nodes() if node["Alive"]}
-    return replace(cluster_room(), versions=ask_nodes(installed_versions, asked))
+    arguments = {str(node["NodeID"]): (tuple(packages),) for node in ray.nodes() if node["Alive"]}
+    return replace(cluster_resources(), versions=call_on_nodes(installed_versions, arguments))
 
 
-def ask_nodes(
+def call_on_nodes(
     call: Callable[..., _Answer], arguments: Mapping[str, tuple[object, ...]]
 ) -> Mapping[str, _Answer]:
     """What a call gives on each of these nodes, by their names; all are asked at once.
@@ -157,19 +157,19 @@ def ask_nodes(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    ask = ray.remote(num_cpus=0)(call)
-    questions = {
-        f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})": ask.options(
+    remote_call = ray.remote(num_cpus=0)(call)
+    refs = {
+        f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})": remote_call.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote(*arguments[node["NodeID"]])
         for node in ray.nodes()
         if node["NodeID"] in arguments
     }
-    until_s = time.monotonic() + _NODE_ANSWER_S
-    return {name: _told(name, ref, until_s) for name, ref in questions.items()}
+    deadline_at_s = time.monotonic() + _NODE_TIMEOUT_S
+    return {name: _node_result(name, ref, deadline_at_s) for name, ref in refs.items()}
 
 
-def _told(node: str, ref: object, until_s: float) -> Any:  # noqa: ANN401 - as the node has it
+def _node_result(node: str, ref: object, deadline_at_s: float) -> Any:  # noqa: ANN401 - as the node has it
     """What a node answers.
 
     Raises:
@@ -179,7 +179,7 @@ def _told(node: str, ref: object, until_s: float) -> Any:  # noqa: ANN401 - as t
     import ray
 
     try:
-        return ray.get(ref, timeout=max(0.0, until_s - time.monotonic()))
+        return ray.get(ref, timeout=max(0.0, deadline_at_s - time.monotonic()))
     except ray.exceptions.GetTimeoutError as error:
         raise TimeoutError(f"node {node} did not answer") from error
     except ray.exceptions.RayError as error:
@@ -190,7 +190,7 @@ def _told(node: str, ref: object, until_s: float) -> Any:  # noqa: ANN401 - as t
         ) from error
 
 
-def cluster_room() -> ClusterFacts:
+def cluster_resources() -> ClusterFacts:
     """What the nodes of the cluster have, asking none of them for versions."""
     import ray
 
@@ -203,9 +203,9 @@ def cluster_room() -> ClusterFacts:
     )
 
 
-def with_what_is_free(facts: ClusterFacts) -> ClusterFacts:
+def with_available_resources(facts: ClusterFacts) -> ClusterFacts:
     """The facts of a cluster that others use, too: only what nobody has at present counts."""
     import ray
 
-    free = cast("dict[str, float]", ray.available_resources())
-    return replace(facts, cpus=free.get("CPU", 0.0), gpus=free.get("GPU", 0.0))
+    available = cast("dict[str, float]", ray.available_resources())
+    return replace(facts, cpus=available.get("CPU", 0.0), gpus=available.get("GPU", 0.0))

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from baton.config.schema.deployment import ModelConfig
-from baton.domain.names.model_sources import TINY, in_object_store, is_path
+from baton.domain.names.model_sources import TINY, is_in_object_store, is_path
 
-_STREAMERS = {"s3": "s3", "gs": "gcs", "az": "azure"}
+_STREAMER_EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 """Extras of the package that streams weights, by scheme."""
 
 
@@ -19,24 +19,24 @@ def source_findings(models: Mapping[str, ModelConfig]) -> tuple[str, ...]:
     for name, model in models.items():
         source = model.source
         path = Path(source).expanduser()
-        if in_object_store(source):
-            findings += _without_streamer(name, source)
+        if is_in_object_store(source):
+            findings += _streamer_findings(name, source)
         if source == TINY or path.is_dir() or not is_path(source):
             continue
-        what = "is not a directory" if path.exists() else "does not exist"
+        problem = "is not a directory" if path.exists() else "does not exist"
         findings.append(
-            f"models.{name}.source: {source} {what}; "
+            f"models.{name}.source: {source} {problem}; "
             "give the directory of a model, or its id on the hub"
         )
     return tuple(findings)
 
 
-def _without_streamer(model: str, source: str) -> list[str]:
+def _streamer_findings(model: str, source: str) -> list[str]:
     """Stores of objects are read by a package that vLLM does not bring."""
     if importlib.util.find_spec("runai_model_streamer") is not None:
         return []
     store = source.partition("://")[0]
     return [
         f"models.{model}.source: {source} is read by a package that is not installed;"
-        f" pip install 'runai-model-streamer[{_STREAMERS[store.lower()]}]' on every node"
+        f" pip install 'runai-model-streamer[{_STREAMER_EXTRAS[store.lower()]}]' on every node"
     ]

@@ -19,18 +19,19 @@ from baton.config.schema.deployment import DeploymentConfig
 from baton.domain.errors import ConfigInvalid
 from baton.domain.names.addresses import is_loopback
 from baton.domain.names.model_sources import is_path
-from baton.domain.words import few
+from baton.domain.names.words import few
 from baton.runtime.keys.key_files import load_ring
-from baton.serving.preflight.autoscaling_capacity import NodeKind, may_host
-from baton.serving.preflight.facts import ask_nodes
+from baton.serving.preflight.autoscaling_capacity import may_host
+from baton.serving.preflight.facts import call_on_nodes
 from baton.serving.preflight.models import source_findings
 from baton.serving.preflight.security import why_unreadable
+from baton.serving.ray.autoscaler import NodeType
 
-_HEAD = "node:__internal_head__"
+_HEAD_RESOURCE = "node:__internal_head__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duties:
+class NodeEligibility:
     """What may run on a node."""
 
     ingress: bool
@@ -39,7 +40,7 @@ class Duties:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesSeen:
+class NodeFiles:
     """What one node says of the files that are read there."""
 
     missing: tuple[str, ...] = ()
@@ -47,42 +48,42 @@ class FilesSeen:
     """Of the key files, by path; None where no ingress may be."""
 
 
-def duties_of(config: DeploymentConfig, node: NodeKind) -> Duties:
+def node_eligibility(config: DeploymentConfig, node: NodeType) -> NodeEligibility:
     """What may run on a node of a cluster that ran before."""
-    roomy = node.resources.get("CPU", 0.0) > 0
-    behind_head = is_loopback(config.server.host)
-    return Duties(
-        ingress=_HEAD in node.resources if behind_head else roomy,
-        controller=roomy,
+    has_cpus = node.resources.get("CPU", 0.0) > 0
+    is_head_only = is_loopback(config.server.host)
+    return NodeEligibility(
+        ingress=_HEAD_RESOURCE in node.resources if is_head_only else has_cpus,
+        controller=has_cpus,
         pools=tuple(name for name in config.pools if may_host(config, name, node)),
     )
 
 
-def files_here(config: DeploymentConfig, duties: Duties) -> FilesSeen:
+def inspect_node_files(config: DeploymentConfig, eligibility: NodeEligibility) -> NodeFiles:
     """Look for the files of these duties on this machine. Blocks on the disk."""
-    found = list(_models(config, duties))
-    for pool in duties.pools:
+    missing = list(_missing_models(config, eligibility))
+    for pool in eligibility.pools:
         try:
             engine_env(config, pool, os.environ)
         except ConfigInvalid as error:
-            found += error.findings
+            missing += error.problems
     token = config.observability.token_file
-    if duties.controller and token is not None and (why := why_unreadable(token)):
-        found.append(f"observability.token_file: {token} cannot be read: {why}")
-    if not duties.ingress:
-        return FilesSeen(missing=tuple(dict.fromkeys(found)))
+    if eligibility.controller and token is not None and (why := why_unreadable(token)):
+        missing.append(f"observability.token_file: {token} cannot be read: {why}")
+    if not eligibility.ingress:
+        return NodeFiles(missing=tuple(dict.fromkeys(missing)))
     try:
         load_ring(key_files(config))
     except ConfigInvalid as error:
-        found += [f"keys of a tenant: {line}" for line in error.findings]
+        missing += [f"keys of a tenant: {line}" for line in error.problems]
     digests = {str(path): _digest(path) for path in key_files(config).values()}
-    return FilesSeen(missing=tuple(dict.fromkeys(found)), key_digests=digests)
+    return NodeFiles(missing=tuple(dict.fromkeys(missing)), key_digests=digests)
 
 
-def _models(config: DeploymentConfig, duties: Duties) -> Iterator[str]:
+def _missing_models(config: DeploymentConfig, eligibility: NodeEligibility) -> Iterator[str]:
     """Models and adapters of engines; an ingress reads every model's tokenizer."""
-    served = {config.pools[pool].model for pool in duties.pools}
-    names = set(config.models) if duties.ingress else served
+    served = {config.pools[pool].model for pool in eligibility.pools}
+    names = set(config.models) if eligibility.ingress else served
     yield from source_findings({name: config.models[name] for name in names})
     for name in served:
         for adapter, source in adapter_sources(config.models[name]).items():
@@ -98,25 +99,27 @@ def _digest(path: Path) -> str:
         return ""
 
 
-def file_findings(seen: Mapping[str, FilesSeen]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def file_findings(
+    files_by_node: Mapping[str, NodeFiles],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What nodes lack, by their names; and key files that are not the same on all of them."""
-    lacking: dict[str, list[str]] = {}
-    for node, one in sorted(seen.items()):
-        for line in one.missing:
-            lacking.setdefault(line, []).append(node)
+    nodes_by_finding: dict[str, list[str]] = {}
+    for node, files in sorted(files_by_node.items()):
+        for line in files.missing:
+            nodes_by_finding.setdefault(line, []).append(node)
     missing = tuple(
         f"{line} (on {few(nodes, separator=', ')}); put it on every node where it may be read, or"
         " keep what reads it away from there: ingresses stay on the head with server.host"
         " 127.0.0.1, engines go by pools.*.placement.labels"
-        for line, nodes in lacking.items()
+        for line, nodes in nodes_by_finding.items()
     )
-    return missing, tuple(_differing(seen))
+    return missing, tuple(_key_file_differences(files_by_node))
 
 
-def _differing(seen: Mapping[str, FilesSeen]) -> Iterator[str]:
+def _key_file_differences(files_by_node: Mapping[str, NodeFiles]) -> Iterator[str]:
     versions: dict[str, dict[str, list[str]]] = {}
-    for node, one in sorted(seen.items()):
-        for path, digest in (one.key_digests or {}).items():
+    for node, files in sorted(files_by_node.items()):
+        for path, digest in (files.key_digests or {}).items():
             if digest:
                 versions.setdefault(path, {}).setdefault(digest, []).append(node)
     for path, by_digest in versions.items():
@@ -130,7 +133,7 @@ def _differing(seen: Mapping[str, FilesSeen]) -> Iterator[str]:
             )
 
 
-def node_files(config: DeploymentConfig) -> Mapping[str, FilesSeen]:
+def collect_node_files(config: DeploymentConfig) -> Mapping[str, NodeFiles]:
     """What every node of the cluster that this process is connected to says of its files.
 
     Raises:
@@ -139,9 +142,9 @@ def node_files(config: DeploymentConfig) -> Mapping[str, FilesSeen]:
     """
     import ray
 
-    asked = {}
+    arguments = {}
     for node in ray.nodes():
-        kind = NodeKind(name="", resources=node["Resources"], labels=node["Labels"])
+        node_type = NodeType(name="", resources=node["Resources"], labels=node["Labels"])
         if node["Alive"]:
-            asked[str(node["NodeID"])] = (config, duties_of(config, kind))
-    return ask_nodes(files_here, asked)
+            arguments[str(node["NodeID"])] = (config, node_eligibility(config, node_type))
+    return call_on_nodes(inspect_node_files, arguments)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from baton.config.derive.options import allows_anonymous
 from baton.config.schema.deployment import DeploymentConfig
-from baton.domain.names.addresses import address_text, is_loopback, is_loopback_address
+from baton.domain.names.addresses import format_address, is_loopback, is_loopback_address
 
 _TLS = "security.tls"
 
@@ -19,22 +19,22 @@ def tls_findings(config: DeploymentConfig) -> tuple[str, ...]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if tls.cert_file is not None and tls.key_file is not None:
         for key, path in (("cert_file", tls.cert_file), ("key_file", tls.key_file)):
-            findings += _unreadable(key, path)
+            findings += _read_findings(key, path)
         if not findings:
             try:
-                context.load_cert_chain(tls.cert_file, tls.key_file, password=_no_password)
+                context.load_cert_chain(tls.cert_file, tls.key_file, password=_reject_password)
             except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
                 findings.append(
                     f"{_TLS}: {tls.cert_file} and {tls.key_file} are no certificate and its key:"
                     f" {_first_line(error)}; give both in PEM, the key without a password"
                 )
     if tls.client_ca_file is not None:
-        findings += _authorities(context, tls.client_ca_file)
+        findings += _client_ca_findings(context, tls.client_ca_file)
     return tuple(findings)
 
 
-def _authorities(context: ssl.SSLContext, path: str) -> list[str]:
-    if unreadable := _unreadable("client_ca_file", path):
+def _client_ca_findings(context: ssl.SSLContext, path: str) -> list[str]:
+    if unreadable := _read_findings("client_ca_file", path):
         return unreadable
     try:
         context.load_verify_locations(cafile=path)
@@ -46,43 +46,44 @@ def _authorities(context: ssl.SSLContext, path: str) -> list[str]:
     return []
 
 
-def open_findings(config: DeploymentConfig) -> tuple[str, ...]:
+def exposure_findings(config: DeploymentConfig) -> tuple[str, ...]:
     """What others could do or hear who reach the endpoint; nothing where nobody does."""
     server, tls = config.server, config.security.tls
     if is_loopback(server.host):
         return ()
-    findings, where = [], address_text(server.host, server.port)
+    findings, address = [], format_address(server.host, server.port)
     if allows_anonymous(config):
         findings.append(
-            f"whoever reaches {where} is served without a key;"
+            f"whoever reaches {address} is served without a key;"
             " give tenants keys with 'baton keys create', or set server.host to 127.0.0.1"
         )
     elif tls.cert_file is None and not tls.required:
         findings.append(
-            f"keys come to {where} in clear; set {_TLS}.cert_file and"
+            f"keys come to {address} in clear; set {_TLS}.cert_file and"
             " key_file, or end TLS on this machine and refuse the rest with security.tls.required"
         )
     return tuple(findings)
 
 
-def door_findings(
-    store: str, door: str, *, allowed: bool = False
+def ray_auth_findings(
+    gcs_address: str, auth: str, *, allowed: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A Ray that others reach, and that asks nobody for a token (`ray_door.ray_door`).
+    """A Ray that others reach, and that asks nobody for a token (`auth_probe.ray_door`).
 
     Returns:
         What stands in the way, and what is only said because it is `allowed`.
     """
-    if door != "open" or is_loopback_address(store):
+    if auth != "open" or is_loopback_address(gcs_address):
         return (), ()
-    what = (
-        f"the Ray cluster at {store} lets in whoever reaches it, and whoever it lets in runs code"
+    problem = (
+        f"the Ray cluster at {gcs_address} lets in whoever reaches it, and whoever it lets in"
+        " runs code"
         " on every node"
     )
     if allowed:
-        return (), (f"{what}; cluster.allow_open says that this is meant",)
+        return (), (f"{problem}; cluster.allow_open says that this is meant",)
     remedy = "start Ray with RAY_AUTH_MODE=token on every node, or say that it is meant: "
-    return (f"{what}; {remedy}cluster.allow_open: true",), ()
+    return (f"{problem}; {remedy}cluster.allow_open: true",), ()
 
 
 def why_unreadable(path: str) -> str:
@@ -94,13 +95,13 @@ def why_unreadable(path: str) -> str:
         return error.strerror or str(error)
 
 
-def _unreadable(key: str, path: str) -> list[str]:
+def _read_findings(key: str, path: str) -> list[str]:
     if why := why_unreadable(path):
         return [f"{_TLS}.{key}: {path} cannot be read: {why}; give a file that this user may read"]
     return []
 
 
-def _no_password() -> str:
+def _reject_password() -> str:
     """For a key that wants one: nobody is asked, and it cannot be used."""
     raise ValueError("it is locked with a password")
 

@@ -23,17 +23,17 @@ from collections.abc import Mapping
 from typing import Protocol, cast
 
 from baton.domain.errors import EngineStartFailed
-from baton.domain.names.addresses import address_text
+from baton.domain.names.addresses import format_address
 from baton.engine.vllm.gate.errors import Dialect, Problem
-from baton.engine.vllm.gate.gate import AsgiApp, Receive, Scope, Send, answer
-from baton.runtime.process.sockets import bound_socket
+from baton.engine.vllm.gate.gate import AsgiApp, Receive, Scope, Send, send_problem
+from baton.runtime.process.sockets import create_bound_socket
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
-_SERVES_PATHS = "/-/"
+_SERVE_PATH_PREFIX = "/-/"
 
 
-class Doorway(Protocol):
+class PortServer(Protocol):
     """Who serves what comes to a replica's port."""
 
     async def open(self, listener: socket.socket) -> None:
@@ -45,46 +45,46 @@ class Doorway(Protocol):
         ...
 
 
-class _Options(Protocol):
+class _HttpOptions(Protocol):
     host: str
     port: int
 
 
-class _Start(Protocol):
+class _StartServer(Protocol):
     async def __call__(self, app: AsgiApp, *arguments: object, **options: object) -> object: ...
 
 
-class _Served:
+class _ServerHandle:
     """Stands for Serve's server: it is told to exit by an attribute."""
 
     def __init__(self) -> None:
-        self.wanted = asyncio.Event()
+        self.exit_requested = asyncio.Event()
 
     @property
     def should_exit(self) -> bool:
-        return self.wanted.is_set()
+        return self.exit_requested.is_set()
 
     @should_exit.setter
-    def should_exit(self, wanted: bool) -> None:
-        if wanted:
-            self.wanted.set()
+    def should_exit(self, requested: bool) -> None:
+        if requested:
+            self.exit_requested.set()
 
 
-async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+async def placeholder_app(scope: Scope, receive: Receive, send: Send) -> None:
     """What Serve runs of ours where another serves: it starts and ends.
 
     Who comes here comes by Serve's proxy in Python, until HAProxy has checked a new ingress.
     """
     if scope["type"] == "lifespan":
-        for asked in ("startup", "shutdown"):
+        for phase in ("startup", "shutdown"):
             await receive()
-            await send({"type": f"lifespan.{asked}.complete"})
+            await send({"type": f"lifespan.{phase}.complete"})
         return
     message = "the ingress has just been replaced, and the front has not found it yet"
-    await answer(send, Problem(status=503, message=message), Dialect.OPENAI)
+    await send_problem(send, Problem(status=503, message=message), Dialect.OPENAI)
 
 
-def serve_at_port(doorway: Doorway, environ: Mapping[str, str]) -> None:
+def serve_at_port(port_server: PortServer, environ: Mapping[str, str]) -> None:
     """Have the doorway serve at the port of this replica, once Serve starts its server.
 
     Raises:
@@ -100,16 +100,16 @@ def serve_at_port(doorway: Doorway, environ: Mapping[str, str]) -> None:
 
     async def start(
         _app: object,
-        options: _Options,
+        options: _HttpOptions,
         *,
         event_loop: asyncio.AbstractEventLoop,
         enable_so_reuseport: bool = False,
-    ) -> tuple[asyncio.Task[None], _Served]:
+    ) -> tuple[asyncio.Task[None], _ServerHandle]:
         del enable_so_reuseport  # one replica, one port
-        with _bound(options) as listener:
-            await doorway.open(listener)
-        served = _Served()
-        return event_loop.create_task(_run(served, doorway)), served
+        with _bind(options) as listener:
+            await port_server.open(listener)
+        handle = _ServerHandle()
+        return event_loop.create_task(_drain_on_exit(handle, port_server)), handle
 
     vars(replica)["start_asgi_http_server"] = start
 
@@ -121,46 +121,46 @@ def serve_app_at_port(app: AsgiApp) -> None:
     """
     from ray.serve._private import replica
 
-    start = cast(_Start, replica.start_asgi_http_server)
+    start = cast(_StartServer, replica.start_asgi_http_server)
 
-    async def start_ours(serves: AsgiApp, *arguments: object, **options: object) -> object:
-        return await start(_beside(serves, app), *arguments, **options)
+    async def start_ours(serve_app: AsgiApp, *arguments: object, **options: object) -> object:
+        return await start(_route_serve_paths(serve_app, app), *arguments, **options)
 
     vars(replica)["start_asgi_http_server"] = start_ours
 
 
-def _beside(serves: AsgiApp, ours: AsgiApp) -> AsgiApp:
+def _route_serve_paths(serve_app: AsgiApp, own_app: AsgiApp) -> AsgiApp:
     """Serve's app where its own paths are asked for, else ours."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(_SERVES_PATHS):
-            await serves(scope, receive, send)
+        if scope["path"].startswith(_SERVE_PATH_PREFIX):
+            await serve_app(scope, receive, send)
             return
         try:
-            await ours(scope, receive, send)
+            await own_app(scope, receive, send)
         except Exception as error:
             # The server says nothing of it. What the error says may be of a prompt.
-            where = "".join(traceback.format_tb(error.__traceback__))
-            fields = {"error": type(error).__name__, "where": where}
+            traceback_text = "".join(traceback.format_tb(error.__traceback__))
+            fields = {"error": type(error).__name__, "where": traceback_text}
             log_event(_LOGGER, logging.ERROR, "request_failed", fields)
             raise
 
     return app
 
 
-def _bound(options: _Options) -> socket.socket:
+def _bind(options: _HttpOptions) -> socket.socket:
     """A socket at a replica's port.
 
     Raises:
         RuntimeError: as Serve has it, who tries another port.
     """
     try:
-        return bound_socket(options.host, options.port, reuse_address=False)
+        return create_bound_socket(options.host, options.port, reuse_address=False)
     except OSError as error:
-        where = address_text(options.host, options.port)
-        raise RuntimeError(f"cannot listen at {where}") from error
+        address = format_address(options.host, options.port)
+        raise RuntimeError(f"cannot listen at {address}") from error
 
 
-async def _run(served: _Served, doorway: Doorway) -> None:
-    await served.wanted.wait()
-    await doorway.drain()
+async def _drain_on_exit(handle: _ServerHandle, port_server: PortServer) -> None:
+    await handle.exit_requested.wait()
+    await port_server.drain()

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-_PROBE_S = 20.0
-_PROBE = """
+_PROBE_TIMEOUT_S = 20.0
+_PROBE_SCRIPT = """
 import sys
 from ray._raylet import GcsClient
 try:
@@ -21,25 +21,25 @@ except Exception as error:
 """Asks the store of Ray's head for something, as somebody without a token."""
 
 
-def ray_door(address: str) -> str:
+def probe_ray_auth(address: str) -> str:
     """`guarded` or `open`, as somebody without a token finds the store of Ray's head; else why not.
 
     In a process of its own, since Ray reads once how it is to show itself.
     """
     environment = {name: value for name, value in os.environ.items() if "RAY_AUTH" not in name}
-    command = [sys.executable, "-c", _PROBE, address]
+    command = [sys.executable, "-c", _PROBE_SCRIPT, address]
     environment |= {"RAY_AUTH_MODE": "disabled"}
     try:
-        done = subprocess.run(  # noqa: S603 - this Python, a program of our own
+        completed = subprocess.run(  # noqa: S603 - this Python, a program of our own
             command,
             capture_output=True,
             stdin=subprocess.DEVNULL,
             text=True,
-            timeout=_PROBE_S,
+            timeout=_PROBE_TIMEOUT_S,
             check=False,
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return f"no answer within {_PROBE_S:.0f} s"
-    said = done.stdout.strip().splitlines()
-    return said[-1] if said else f"the process that asks ended with {done.returncode}"
+        return f"no answer within {_PROBE_TIMEOUT_S:.0f} s"
+    lines = completed.stdout.strip().splitlines()
+    return lines[-1] if lines else f"the process that asks ended with {completed.returncode}"

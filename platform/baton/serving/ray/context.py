@@ -33,7 +33,7 @@ def node_addresses() -> tuple[str, ...]:
     return tuple(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"])
 
 
-def control_store() -> str:
+def get_gcs_address() -> str:
     """`host:port` of the control store of the cluster that this process is connected to."""
     import ray
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
-from baton.domain.names.addresses import address_text
+from baton.domain.names.addresses import format_address
 
-_EVERYWHERE = "[::]:0"
+_WILDCARD_ADDRESS = "[::]:0"
 
 
-class _Binds(Protocol):
+class _AddPort(Protocol):
     def __call__(self, server: object, address: str) -> int: ...
 
 
-def keep_port_private(host: str) -> None:
+def bind_grpc_to_node(host: str) -> None:
     """Have the server listen at `host` that Serve starts here once this replica is made.
 
     Idempotent.
@@ -26,10 +26,10 @@ def keep_port_private(host: str) -> None:
     from ray._common.tls_utils import add_port_to_grpc_server
     from ray.serve._private import replica
 
-    bind = cast(_Binds, add_port_to_grpc_server)
-    private = address_text(host, 0)
+    bind = cast(_AddPort, add_port_to_grpc_server)
+    node_bind = format_address(host, 0)
 
     def add_port(server: object, address: str) -> int:
-        return bind(server, private if address == _EVERYWHERE else address)
+        return bind(server, node_bind if address == _WILDCARD_ADDRESS else address)
 
     vars(replica)["add_port_to_grpc_server"] = add_port

@@ -11,20 +11,20 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-_MARK = "_baton_stderr"
+_PATCHED_ATTRIBUTE = "_baton_stderr"
 
 
-def ray_messages_to_stderr() -> None:
+def redirect_ray_messages() -> None:
     """Have messages of Ray printed on standard error from now on. Idempotent."""
     from ray._private import worker
 
-    tell = getattr(worker, "print_to_stdstream", None)
-    if tell is None or hasattr(tell, _MARK):
+    print_message = getattr(worker, "print_to_stdstream", None)
+    if print_message is None or hasattr(print_message, _PATCHED_ATTRIBUTE):
         return
 
-    @wraps(tell)
+    @wraps(print_message)
     def on_stderr(data: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Ray's
-        tell({**data, "is_err": True}, *args, **kwargs)
+        print_message({**data, "is_err": True}, *args, **kwargs)
 
-    setattr(on_stderr, _MARK, True)
+    setattr(on_stderr, _PATCHED_ATTRIBUTE, True)
     worker.print_to_stdstream = on_stderr

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     _Key: TypeAlias = tuple[LongPollNamespace, DeploymentID]
 
 _LOGGER = logging.getLogger(__name__)
-_NEVER_SEEN = -1
+_UNKNOWN_VERSION = -1
 """A version that no answer has, so that the controller answers at once."""
 
 
@@ -64,15 +64,15 @@ class MembershipTiming:
     """The longest time that a change can stay unseen if a notification was lost."""
 
 
-class _Question(Protocol):
+class _RemoteMethod(Protocol):
     def remote(self, versions: dict[_Key, int]) -> Awaitable[object]: ...
 
 
-class Controller(Protocol):
+class ServeController(Protocol):
     """The part of the Serve controller's handle that is used here."""
 
     @property
-    def listen_for_change(self) -> _Question:
+    def listen_for_change(self) -> _RemoteMethod:
         """Ask for what is newer than some versions; answered when there is something."""
         ...
 
@@ -87,21 +87,21 @@ class Membership:
         deployments: Sequence[str],
         on_change: Callable[[frozenset[Member]], None],
         timing: MembershipTiming = MembershipTiming(),
-        find_controller: Callable[[], Controller] | None = None,
+        find_controller: Callable[[], ServeController] | None = None,
     ) -> None:
         self._app = app
         self._deployments = tuple(deployments)
         self._on_change = on_change
         self._timing = timing
         self._find_controller = find_controller or cast(
-            "Callable[[], Controller]", serve_control.find_controller
+            "Callable[[], ServeController]", serve_control.find_controller
         )
         self._by_deployment: dict[str, frozenset[Member]] = {}
-        self._told: frozenset[Member] | None = None
+        self._notified: frozenset[Member] | None = None
         self._task: asyncio.Task[None] | None = None
         # A thread of its own: while Ray's store is away a lookup hangs for a minute, and those that
         # are tried again meanwhile would take every thread that this process has for others.
-        self._looking = ThreadPoolExecutor(1, thread_name_prefix=f"membership-{app}")
+        self._lookup_executor = ThreadPoolExecutor(1, thread_name_prefix=f"membership-{app}")
 
     @property
     def members(self) -> frozenset[Member]:
@@ -120,20 +120,20 @@ class Membership:
     async def stop(self) -> None:
         """Stop following; `on_change` is not called any more. Idempotent."""
         task, self._task = self._task, None
-        self._looking.shutdown(wait=False, cancel_futures=True)
+        self._lookup_executor.shutdown(wait=False, cancel_futures=True)
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
 
     async def _follow(self) -> None:
-        in_touch = True
+        is_connected = True
         while True:
             try:
-                await self._ask_until_recheck()
-                in_touch = True
+                await self._poll_until_recheck()
+                is_connected = True
             except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, ask again
                 _LOGGER.log(
-                    logging.WARNING if in_touch else logging.DEBUG,
+                    logging.WARNING if is_connected else logging.DEBUG,
                     "membership of app %s cannot be followed (%s: %s); keeping the last view of "
                     "%d replicas and asking the Serve controller again",
                     self._app,
@@ -141,15 +141,15 @@ class Membership:
                     str(error).partition("\n")[0],
                     len(self.members),
                 )
-                in_touch = False
+                is_connected = False
                 await asyncio.sleep(self._timing.retry_s)
 
-    async def _ask_until_recheck(self) -> None:
+    async def _poll_until_recheck(self) -> None:
         """Ask from scratch, then for changes only, until it is time to ask from scratch again."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._timing.lookup_timeout_s):
-            controller = await loop.run_in_executor(self._looking, self._find_controller)
-        versions = {_key(self._app, name): _NEVER_SEEN for name in self._deployments}
+            controller = await loop.run_in_executor(self._lookup_executor, self._find_controller)
+        versions = {_key(self._app, name): _UNKNOWN_VERSION for name in self._deployments}
         answered = False
         try:
             async with asyncio.timeout(self._timing.recheck_s):
@@ -157,23 +157,23 @@ class Membership:
                     answer = await controller.listen_for_change.remote(versions)
                     answered = True
                     if isinstance(answer, dict):
-                        self._take(cast("dict[_Key, UpdatedObject]", answer), versions)
+                        self._apply_update(cast("dict[_Key, UpdatedObject]", answer), versions)
         except TimeoutError:
             # Nothing has changed for a while: no failure, unless the first question, which is
             # answered at once when the deployments are known, got no answer either.
             if not answered:
                 raise
 
-    def _take(self, answer: dict[_Key, UpdatedObject], versions: dict[_Key, int]) -> None:
+    def _apply_update(self, answer: dict[_Key, UpdatedObject], versions: dict[_Key, int]) -> None:
         for key, update in answer.items():
             versions[key] = update.snapshot_id
             self._by_deployment[key[1].name] = frozenset(
                 _member(replica) for replica in update.object_snapshot.running_replicas
             )
         view = self.members
-        if view != self._told:
+        if view != self._notified:
             self._on_change(view)
-            self._told = view  # only now: a listener that failed is told again
+            self._notified = view  # only now: a listener that failed is told again
 
 
 def _key(app: str, deployment: str) -> _Key:

@@ -15,30 +15,30 @@ import zlib
 
 from baton.domain.demand import CoordinatorReport
 
-_LEVEL = 1
+_COMPRESSION_LEVEL = 1
 """Of compression: rows that repeat their keys shrink twentyfold at the first."""
 
 
-def packed(told: object) -> bytes:
+def pack(value: object) -> bytes:
     """Plain values; what JSON has no word for becomes text."""
-    return zlib.compress(json.dumps(told, default=str).encode(), _LEVEL)
+    return zlib.compress(json.dumps(value, default=str).encode(), _COMPRESSION_LEVEL)
 
 
-def unpacked(answer: object) -> object:
+def unpack(answer: object) -> object:
     """What was packed; anything else as it is."""
     return json.loads(zlib.decompress(answer)) if isinstance(answer, bytes) else answer
 
 
-def packed_reports(reports: tuple[CoordinatorReport, ...]) -> bytes:
+def pack_reports(reports: tuple[CoordinatorReport, ...]) -> bytes:
     """The reports of an ingress; a single one as itself, as other versions of baton send it."""
-    told = reports[0] if len(reports) == 1 else reports
-    return zlib.compress(pickle.dumps(told), _LEVEL)
+    payload = reports[0] if len(reports) == 1 else reports
+    return zlib.compress(pickle.dumps(payload), _COMPRESSION_LEVEL)
 
 
-def unpacked_reports(answer: object) -> tuple[CoordinatorReport, ...]:
+def unpack_reports(answer: object) -> tuple[CoordinatorReport, ...]:
     """Reports that were packed; none for anything else."""
     if not isinstance(answer, bytes):
         return ()
-    found = pickle.loads(zlib.decompress(answer))  # noqa: S301 - from our own ingress, over Ray
-    several = found if isinstance(found, tuple) else (found,)
-    return tuple(one for one in several if isinstance(one, CoordinatorReport))
+    payload = pickle.loads(zlib.decompress(answer))  # noqa: S301 - from our own ingress, over Ray
+    reports = payload if isinstance(payload, tuple) else (payload,)
+    return tuple(report for report in reports if isinstance(report, CoordinatorReport))

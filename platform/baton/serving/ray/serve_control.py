@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_S = 0.05
-_RUNNING = frozenset({"RUNNING", "UPDATING", "PENDING_MIGRATION", "RECOVERING"})
+_RUNNING_STATES = frozenset({"RUNNING", "UPDATING", "PENDING_MIGRATION", "RECOVERING"})
 """States of a replica that has been started and not been told to stop."""
-NONE_READY = "none of its replicas is ready: it is starting, or could not start"
+NO_REPLICA_READY = "none of its replicas is ready: it is starting, or could not start"
 """What Serve means by a deployment that is unavailable."""
 
 
@@ -38,7 +38,7 @@ class DeploymentState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Present:
+class DeploymentReplicas:
     """The replicas of one deployment, by Serve's ids."""
 
     target: int
@@ -47,11 +47,11 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class CallResults:
     """What the replicas of a deployment said to one call."""
 
-    given: tuple[object, ...] = ()
-    missing: tuple[str, ...] = ()
+    values: tuple[object, ...] = ()
+    failures: tuple[str, ...] = ()
     """For each that gave none, why."""
     refs: tuple[object, ...] = ()
     """Ray's references to large answers, to be held for a moment: see `serving.packing`."""
@@ -82,7 +82,7 @@ def scale(app: str, deployment: str, *, replicas: int, timeout_s: float) -> None
     ray.get(call, timeout=timeout_s)
 
 
-async def scale_soon(app: str, deployment: str, *, replicas: int, timeout_s: float) -> None:
+async def scale_async(app: str, deployment: str, *, replicas: int, timeout_s: float) -> None:
     """As `scale`, for coroutines."""
     from ray.serve._private.common import DeploymentID
 
@@ -92,7 +92,7 @@ async def scale_soon(app: str, deployment: str, *, replicas: int, timeout_s: flo
         await controller.update_deployment_replicas.remote(target, replicas)
 
 
-async def begin_anew(*, timeout_s: float) -> None:
+async def restart_serve_controller(*, timeout_s: float) -> None:
     """Have Ray start Serve's controller again: it reads what it has to know from Ray's store.
 
     Nothing that serves waits for it. It is back within seconds; until then nothing can be scaled.
@@ -111,16 +111,16 @@ async def deployment_states(
 
     Those that Serve does not know, as while it deploys them, are left out.
     """
-    found = await _details(app, deployments, timeout_s)
-    return {name: deployment_state(details) for name, details in found.items()}
+    details_by_name = await _details(app, deployments, timeout_s)
+    return {name: deployment_state(details) for name, details in details_by_name.items()}
 
 
-async def replicas_present(
+async def replicas_by_deployment(
     app: str, deployments: Iterable[str], *, timeout_s: float
-) -> Mapping[str, Present]:
+) -> Mapping[str, DeploymentReplicas]:
     """Which replicas each deployment has, by its name; those that Serve does not know left out."""
-    found = await _details(app, deployments, timeout_s)
-    return {name: present(details) for name, details in found.items()}
+    details_by_name = await _details(app, deployments, timeout_s)
+    return {name: deployment_replicas(details) for name, details in details_by_name.items()}
 
 
 async def _details(
@@ -132,23 +132,27 @@ async def _details(
             *(controller.get_deployment_details.remote(app, name) for name in deployments),
             return_exceptions=True,
         )
-    found: dict[str, DeploymentDetails] = {}
+    details_by_name: dict[str, DeploymentDetails] = {}
     for details in answers:
         if isinstance(details, BaseException):
             if not isinstance(getattr(details, "cause", details), KeyError):
                 raise details
         else:
-            found[details.name] = details
-    return found
+            details_by_name[details.name] = details
+    return details_by_name
 
 
-def present(details: DeploymentDetails) -> Present:
+def deployment_replicas(details: DeploymentDetails) -> DeploymentReplicas:
     """Who is there, and who is to be; those that stop are neither."""
-    states = {one.replica_id: str(one.state.value) for one in details.replicas}
-    return Present(
+    states = {replica.replica_id: str(replica.state.value) for replica in details.replicas}
+    return DeploymentReplicas(
         target=details.target_num_replicas,
-        ready=frozenset(one for one, state in states.items() if state in _RUNNING),
-        starting=frozenset(one for one, state in states.items() if state == "STARTING"),
+        ready=frozenset(
+            replica_id for replica_id, state in states.items() if state in _RUNNING_STATES
+        ),
+        starting=frozenset(
+            replica_id for replica_id, state in states.items() if state == "STARTING"
+        ),
     )
 
 
@@ -160,23 +164,23 @@ def deployment_state(details: DeploymentDetails) -> DeploymentState:
     """
     states = [str(replica.state.value) for replica in details.replicas]
     target = details.target_num_replicas
-    running = sum(state in _RUNNING for state in states)
-    going = sum(state == "STOPPING" for state in states)
-    leaving = max(0, running - target)
+    running = sum(state in _RUNNING_STATES for state in states)
+    stopping = sum(state == "STOPPING" for state in states)
+    surplus = max(0, running - target)
     unhealthy = str(details.status.value) in {"UNHEALTHY", "DEPLOY_FAILED"}
     return DeploymentState(
         name=details.name,
         target=target,
-        running=running - leaving,
-        starting=max(0, target - (running - leaving)),
-        stopping=going + leaving,
+        running=running - surplus,
+        starting=max(0, target - (running - surplus)),
+        stopping=stopping + surplus,
         message=details.message if unhealthy else "",
     )
 
 
 async def call_all(
     app: str, deployment: str, method: str, *arguments: object, timeout_s: float
-) -> Answers:
+) -> CallResults:
     """Call every replica of a deployment; who fails or is late costs nobody else's answer."""
     from ray import serve
 
@@ -187,34 +191,34 @@ async def call_all(
             # Its public `results_async` keeps no answer when one of them is late.
             results: list[Any] = await response._fetch_replica_results_async()  # noqa: SLF001
     except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, nobody answered
-        return Answers(missing=(f"{deployment}: {_why(error, timeout_s)}",))
+        return CallResults(failures=(f"{deployment}: {_failure_reason(error, timeout_s)}",))
     calls = [asyncio.ensure_future(result.get_async()) for result in results]
     await asyncio.wait(calls, timeout=timeout_s)
-    given: list[object] = []
-    missing: list[str] = []
+    values: list[object] = []
+    failures: list[str] = []
     for call in calls:
         if not call.done() or call.cancelled():
             call.cancel()
-            missing.append(f"{deployment}: no answer to {method!r} within {timeout_s:g} s")
+            failures.append(f"{deployment}: no answer to {method!r} within {timeout_s:g} s")
         elif (failure := call.exception()) is not None:
-            missing.append(f"{deployment}: {_why(failure, timeout_s)}")
+            failures.append(f"{deployment}: {_failure_reason(failure, timeout_s)}")
         else:
-            given.append(call.result())
-    return Answers(given=tuple(given), missing=tuple(missing), refs=tuple(results))
+            values.append(call.result())
+    return CallResults(values=tuple(values), failures=tuple(failures), refs=tuple(results))
 
 
-def _why(error: BaseException, timeout_s: float) -> str:
+def _failure_reason(error: BaseException, timeout_s: float) -> str:
     from ray.serve.exceptions import DeploymentUnavailableError
 
     if isinstance(error, TimeoutError):
         return f"could not be called within {timeout_s:g} s"
     if isinstance(error, DeploymentUnavailableError):
-        return NONE_READY
+        return NO_REPLICA_READY
     last = str(error).strip().rpartition("\n")[2]
     return f"{type(error).__name__}: {last}" if last else type(error).__name__
 
 
-def stop(timeout_s: float) -> bool:
+def stop_serve(timeout_s: float) -> bool:
     """Ask Serve to stop all replicas and itself; whether it was gone in time.
 
     Serve's own `shutdown` waits by a call that fails when the controller dies as it should, which
@@ -222,10 +226,10 @@ def stop(timeout_s: float) -> bool:
     """
     import ray
 
-    until_s = time.monotonic() + timeout_s
+    deadline_at_s = time.monotonic() + timeout_s
     try:
         ray.get(find_controller().graceful_shutdown.remote(wait=False), timeout=timeout_s)
-        while time.monotonic() < until_s:
+        while time.monotonic() < deadline_at_s:
             find_controller()
             time.sleep(_POLL_S)
     except (ValueError, ray.exceptions.RayActorError):

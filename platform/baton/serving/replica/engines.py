@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, cast
 import psutil
 from prometheus_client import CollectorRegistry
 
-from baton.config.derive.gpu_fractions import gpu_memory_share, shares_gpu
+from baton.config.derive.gpu_fractions import gpu_memory_fraction, shares_gpu
 from baton.config.derive.options import (
     adapter_sources,
+    emits_cache_events,
     engine_env,
-    reading_arguments,
+    model_loading_arguments,
     sim_settings,
-    wants_cache_events,
 )
 from baton.config.derive.start_deadlines import start_deadline_s
 from baton.config.language.addresses import ip_network
@@ -32,7 +32,7 @@ from baton.config.schema.deployment import (
 )
 from baton.domain.errors import EngineStartFailed
 from baton.domain.names.model_sources import TINY, hub_id
-from baton.engine.log_handlers import kept_handlers
+from baton.engine.log_handlers import preserve_log_handlers
 from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.ports import Engine
 
@@ -50,7 +50,7 @@ class ReplicaSite:
     """The address at which other nodes reach this one."""
     reserve_ports: Callable[[str, int, int], int]
     """`(host, base, count)` → the first of `count` ports in a row that are this replica's."""
-    control_store: str = ""
+    gcs_address: str = ""
     """`host:port` of that of the Ray cluster which the replica is part of, if it is of one."""
 
 
@@ -107,23 +107,27 @@ def side_channel_host(bind: str, node: str) -> str:
     network = ip_network(bind)
     if network is None:
         return node if bind == "private" else bind
-    found = sorted(one for one in own_addresses() if ipaddress.ip_address(one) in network)
-    if len(found) != 1:
+    matches = sorted(
+        local_address
+        for local_address in local_addresses()
+        if ipaddress.ip_address(local_address) in network
+    )
+    if len(matches) != 1:
         raise EngineStartFailed(
-            f"node {node} has {', '.join(found) or 'no address'} in {bind}, wanted exactly one",
+            f"node {node} has {', '.join(matches) or 'no address'} in {bind}, wanted exactly one",
             "set transfer.side_channel.bind to a network in which every node has one address",
         )
-    return found[0]
+    return matches[0]
 
 
-def own_addresses() -> frozenset[str]:
+def local_addresses() -> frozenset[str]:
     """Every IP address of this machine."""
     kinds = {socket.AF_INET, socket.AF_INET6}
     rows = [row for rows in psutil.net_if_addrs().values() for row in rows if row.family in kinds]
     return frozenset(row.address.partition("%")[0] for row in rows)
 
 
-def devices(config: DeploymentConfig, pool: str) -> float:
+def device_count(config: DeploymentConfig, pool: str) -> float:
     """GPUs that one replica of a pool takes; a replica on CPUs counts as one."""
     return float(config.pools[pool].resources.gpus or 1)
 
@@ -150,7 +154,7 @@ def _vllm_engine(
     series: CollectorRegistry | None,
     adapters: KnownAdapters,
 ) -> Engine:
-    with kept_handlers():
+    with preserve_log_handlers():
         from baton.engine.vllm.core.engine import VllmEngine
         from baton.engine.vllm.core.series import VllmSeries
     from baton.transfer.peers import Peers
@@ -164,14 +168,18 @@ def _vllm_engine(
         require_rdma=config.transfer.require_rdma,
     )
     settings = replace(settings, env={**peers.environment(), **settings.env})
-    told = None
+    vllm_series = None
     if series is not None:
-        told = VllmSeries()
-        series.register(told)
+        vllm_series = VllmSeries()
+        series.register(vllm_series)
     engine = VllmEngine(
-        settings, check=peers.check, transport=peers.transport, series=told, adapters=adapters
+        settings,
+        side_channel_check=peers.check,
+        transport=peers.transport,
+        series=vllm_series,
+        adapters=adapters,
     )
-    peers.ask_ranks = engine.rank_transports
+    peers.query_ranks = engine.rank_transports
     return engine
 
 
@@ -179,7 +187,7 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
     """The settings of a vLLM engine, with its side channel's ports reserved."""
     from baton.engine.vllm.core.settings import (
         AdapterSlots,
-        Nixl,
+        NixlSettings,
         OnLoadFailure,
         VllmEngineSettings,
     )
@@ -193,7 +201,7 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
     )
     side = transfer.side_channel
     host = side_channel_host(side.bind, site.host)
-    nixl = Nixl(
+    nixl = NixlSettings(
         host=host,
         port=site.reserve_ports(host, side.port_base, pool.parallel.workers),
         lease_s=max(1, round(transfer.lease_s)),
@@ -222,32 +230,32 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         max_running_requests=engine.max_num_seqs,
         max_batched_tokens=engine.max_num_batched_tokens,
         decode_step_tokens=engine.decode_step_tokens,
-        gpu_memory_utilization=gpu_memory_share(pool),
+        gpu_memory_utilization=gpu_memory_fraction(pool),
         shares_gpu=shares_gpu(pool),
         nixl=nixl,
         host_memory_bytes=engine.offload.host_memory_bytes,
         adapters=adapter_sources(model),
         runtime_adapters=model.runtime_adapters.max > 0,
         adapter_slots=AdapterSlots(
-            batched=engine.adapters.max_batched,
-            loaded=engine.adapters.max_loaded,
-            rank=engine.adapters.max_rank,
+            max_per_batch=engine.adapters.max_batched,
+            max_loaded=engine.adapters.max_loaded,
+            max_rank=engine.adapters.max_rank,
         ),
-        kv_events=wants_cache_events(config, site.pool),
+        kv_events=emits_cache_events(config, site.pool),
         start_deadline_s=start_deadline_s(pool, model),
-        extra=cast("dict[str, Json]", reading_arguments(model) | _vllm_extra(pool)),
-        env=_on_ray(site) | engine_environment(config, site.pool),
+        extra=cast("dict[str, Json]", model_loading_arguments(model) | _vllm_extra(pool)),
+        env=_ray_environment(site) | engine_environment(config, site.pool),
     )
 
 
-def _on_ray(site: ReplicaSite) -> dict[str, str]:
+def _ray_environment(site: ReplicaSite) -> dict[str, str]:
     """Where an engine's processes are, and by what they find the workers that Ray starts for it.
 
     Left alone, vLLM takes the interface towards the internet for the one between nodes, and, asked
     to spawn its processes (0.32, 0.33), starts a Ray of its own for its workers.
     """
-    found = {"RAY_ADDRESS": site.control_store} if site.control_store else {}
-    return found | {"VLLM_HOST_IP": site.host}
+    environment = {"RAY_ADDRESS": site.gcs_address} if site.gcs_address else {}
+    return environment | {"VLLM_HOST_IP": site.host}
 
 
 def _vllm_extra(pool: PoolConfig) -> dict[str, object]:
@@ -255,10 +263,10 @@ def _vllm_extra(pool: PoolConfig) -> dict[str, object]:
 
     Ray has no name for CPUs that vLLM would ask it for: there they are processes of the engine.
     """
-    split: dict[str, object] = {}
+    executor: dict[str, object] = {}
     if pool.parallel.workers > 1:
-        split["distributed_executor_backend"] = "ray" if pool.resources.gpus else "mp"
-    return split | dict(pool.engine.extra)
+        executor["distributed_executor_backend"] = "ray" if pool.resources.gpus else "mp"
+    return executor | dict(pool.engine.extra)
 
 
 def engine_environment(config: DeploymentConfig, pool_name: str) -> dict[str, str]:
@@ -270,5 +278,5 @@ def engine_environment(config: DeploymentConfig, pool_name: str) -> dict[str, st
         "OMP_NUM_THREADS": str(max(1, int(pool.resources.cpus / pool.parallel.workers))),
     }
     offline = {"HF_HUB_OFFLINE": "1"} if config.models[pool.model].source == TINY else {}
-    chosen = engine_env(config, pool_name, os.environ)
-    return (on_cpu if pool.resources.gpus == 0 else {}) | offline | chosen
+    configured = engine_env(config, pool_name, os.environ)
+    return (on_cpu if pool.resources.gpus == 0 else {}) | offline | configured

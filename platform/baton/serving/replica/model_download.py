@@ -11,28 +11,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from baton.config.derive.options import reading_arguments
+from baton.config.derive.options import model_loading_arguments
 from baton.config.derive.start_deadlines import start_deadline_s
 from baton.config.schema.deployment import DeploymentConfig, ModelConfig
 from baton.domain.errors import EngineStartFailed
 from baton.domain.names.model_sources import hub_id, is_on_hub
 from baton.engine import hub_fetch
-from baton.engine.hub_fetch import Order
+from baton.engine.hub_fetch import FetchRequest
 from baton.runtime.process.owned_process import OwnedProcess, Program
 from baton.runtime.process.scratch import scratch_folder
 from baton.serving.replica.start_reports import StartReporter
 
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 _GRACE_S: Final = 3.0
-_SMALL_DEADLINE_S: Final = 600.0
+_INGRESS_DEADLINE_S: Final = 600.0
 """For what an API server reads: megabytes."""
-_OTHER_HUB: Final = "VLLM_USE_MODELSCOPE"
+_MODELSCOPE_VARIABLE: Final = "VLLM_USE_MODELSCOPE"
 _MB: Final = 1_000_000
 _GB: Final = 1_000_000_000
 
 
 async def fetch_for_engine(
-    config: DeploymentConfig, pool_name: str, environment: Mapping[str, str], say: StartReporter
+    config: DeploymentConfig,
+    pool_name: str,
+    environment: Mapping[str, str],
+    reporter: StartReporter,
 ) -> None:
     """Bring what an engine of a pool reads to this node; replicas of a node share it.
 
@@ -40,78 +43,84 @@ async def fetch_for_engine(
         config: of the deployment.
         pool_name: the engine's.
         environment: what the engine's processes see besides what this one does.
-        say: is told how far it is, and why it does not come.
+        reporter: is told how far it is, and why it does not come.
 
     Raises:
         EngineStartFailed: it does not come.
     """
     pool = config.pools[pool_name]
     model = config.models[pool.model]
-    if not _to_fetch(model):
+    if not _needs_fetch(model):
         return
-    how = reading_arguments(model) | dict(pool.engine.extra)
-    folder = how.get("download_dir")
-    order = Order(
+    arguments = model_loading_arguments(model) | dict(pool.engine.extra)
+    folder = arguments.get("download_dir")
+    order = FetchRequest(
         repository=hub_id(model.source),
         revision=model.revision,
-        weights=True,
-        load_format=str(how.get("load_format", "auto")),
+        needs_weights=True,
+        load_format=str(arguments.get("load_format", "auto")),
         folder=None if folder is None else str(folder),
     )
-    await fetch(order, environment, say, deadline_s=start_deadline_s(pool, model))
+    await fetch(order, environment, reporter, deadline_s=start_deadline_s(pool, model))
 
 
-async def fetch_for_ingress(model: ModelConfig, say: StartReporter) -> None:
+async def fetch_for_ingress(model: ModelConfig, reporter: StartReporter) -> None:
     """Bring what an API server reads of a model to this node.
 
     Raises:
         EngineStartFailed: it does not come.
     """
-    if _to_fetch(model):
-        order = Order(repository=hub_id(model.source), revision=model.revision, weights=False)
-        await fetch(order, {}, say, deadline_s=_SMALL_DEADLINE_S)
+    if _needs_fetch(model):
+        order = FetchRequest(
+            repository=hub_id(model.source), revision=model.revision, needs_weights=False
+        )
+        await fetch(order, {}, reporter, deadline_s=_INGRESS_DEADLINE_S)
 
 
-def _to_fetch(model: ModelConfig) -> bool:
+def _needs_fetch(model: ModelConfig) -> bool:
     return is_on_hub(model.source) and not Path(model.source).is_dir()
 
 
 async def fetch(
-    order: Order, environment: Mapping[str, str], say: StartReporter, *, deadline_s: float
+    order: FetchRequest,
+    environment: Mapping[str, str],
+    reporter: StartReporter,
+    *,
+    deadline_s: float,
 ) -> None:
     """Run the program that fetches, and tell of it until it ends.
 
     Raises:
         EngineStartFailed: it did not end well, or in time.
     """
-    if environment.get(_OTHER_HUB) or os.environ.get(_OTHER_HUB):
+    if environment.get(_MODELSCOPE_VARIABLE) or os.environ.get(_MODELSCOPE_VARIABLE):
         return  # vLLM fetches from there by itself
     folder = await asyncio.to_thread(scratch_folder, "baton-fetch-")
     try:
         async with asyncio.timeout(deadline_s):
-            await _fetch(order, environment, folder, say)
+            await _run_fetch(order, environment, folder, reporter)
     except TimeoutError:
         raise EngineStartFailed(
             f"model {order.repository} had not come after {deadline_s:.0f} s",
             "what has come is kept, so try again; or give it longer with engine.start_deadline",
         ) from None
     except EngineStartFailed as error:
-        await asyncio.to_thread(say.failed, error)
+        await asyncio.to_thread(reporter.failed, error)
         raise
     finally:
-        await asyncio.to_thread(say.done)
+        await asyncio.to_thread(reporter.done)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-async def _fetch(
-    order: Order, environment: Mapping[str, str], folder: Path, say: StartReporter
+async def _run_fetch(
+    order: FetchRequest, environment: Mapping[str, str], folder: Path, reporter: StartReporter
 ) -> None:
     report, ended = folder / "report", asyncio.Event()
-    told = Order(**{**json.loads(order.text()), "report": str(report)})
+    order_with_report = FetchRequest(**{**json.loads(order.to_json()), "report_file": str(report)})
     process = OwnedProcess(
         Program(
             name="hub-fetch",
-            argv=(sys.executable, "-m", hub_fetch.__name__, told.text()),
+            argv=(sys.executable, "-m", hub_fetch.__name__, order_with_report.to_json()),
             log=folder / "log",
             environment={
                 "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -119,53 +128,54 @@ async def _fetch(
                 **environment,
             },
         ),
-        on_end=lambda _code: ended.set(),
+        on_exit=lambda _code: ended.set(),
     )
     process.start()
     try:
         while not ended.is_set():
-            await asyncio.to_thread(_tell, order, report, say)
-            await _until(ended, _LOOK_S)
-        said = await asyncio.to_thread(_read, report)
+            await asyncio.to_thread(_report_progress, order, report, reporter)
+            await _wait_for(ended, _POLL_S)
+        result = await asyncio.to_thread(_read_report, report)
     finally:
         await process.stop(grace_s=_GRACE_S)
-    if not said.get("ended"):
-        last = (await asyncio.to_thread(process.tail)).splitlines()
+    if not result.get("ended"):
+        output_lines = (await asyncio.to_thread(process.tail)).splitlines()
         raise EngineStartFailed(
-            f"model {order.repository}: what fetches it has died: {(last or ['killed'])[-1]}",
+            f"model {order.repository}: what fetches it has died:"
+            f" {(output_lines or ['killed'])[-1]}",
             "try again; what has come is kept",
         )
-    if (why := said.get("trouble")) is not None:
+    if (why := result.get("trouble")) is not None:
         assert isinstance(why, list), "a reason and a remedy"
         raise EngineStartFailed(*why)
 
 
-def _tell(order: Order, report: Path, say: StartReporter) -> None:
-    said = _read(report)
-    done, total = said.get("done"), said.get("total")
+def _report_progress(order: FetchRequest, report: Path, reporter: StartReporter) -> None:
+    progress = _read_report(report)
+    done, total = progress.get("done"), progress.get("total")
     if not isinstance(done, int) or not isinstance(total, int):
-        say.doing(f"asking the hub for {order.repository}")
+        reporter.progress(f"asking the hub for {order.repository}")
     elif done < total:
-        say.doing(f"downloading {order.repository}: {amounts(done, total)}")
+        reporter.progress(f"downloading {order.repository}: {progress_text(done, total)}")
 
 
-def amounts(done_bytes: int, total_bytes: int) -> str:
+def progress_text(done_bytes: int, total_bytes: int) -> str:
     """`3.1 of 16.1 GB`."""
     unit, name = (_GB, "GB") if total_bytes >= _GB else (_MB, "MB")
     return f"{done_bytes / unit:.1f} of {total_bytes / unit:.1f} {name}"
 
 
-def _read(report: Path) -> dict[str, object]:
+def _read_report(report: Path) -> dict[str, object]:
     try:
-        found: dict[str, object] = json.loads(report.read_text())
+        fields: dict[str, object] = json.loads(report.read_text())
     except FileNotFoundError:
         return {}
-    return found
+    return fields
 
 
-async def _until(event: asyncio.Event, within_s: float) -> None:
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
     try:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(timeout_s):
             await event.wait()
     except TimeoutError:
         return

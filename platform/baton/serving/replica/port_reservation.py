@@ -27,10 +27,10 @@ from baton.config.schema.deployment import SIDE_CHANNEL_PORTS
 from baton.domain.errors import EngineStartFailed
 from baton.serving.front.data_path import port_is_free
 
-REST_S = 3_900.0
+QUARANTINE_S = 3_900.0
 """How long peers may remember an engine, and five minutes for requests that still wait for it."""
 _LAST_PORT = 65_535
-_HELD = b"held"
+_IN_USE = b"held"
 
 
 def wall_clock_s() -> float:
@@ -57,14 +57,14 @@ class PortReservation:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         now_s = self._clock()
         end = min(base + SIDE_CHANNEL_PORTS, _LAST_PORT + 1)
-        rows: list[int] = list(range(base, end - count + 1, count))
-        begin = int(now_s) % len(rows) if rows else 0
-        for first in rows[begin:] + rows[:begin]:
-            if self._take(host, range(first, first + count), now_s):
+        first_ports: list[int] = list(range(base, end - count + 1, count))
+        offset = int(now_s) % len(first_ports) if first_ports else 0
+        for first in first_ports[offset:] + first_ports[:offset]:
+            if self._try_reserve(host, range(first, first + count), now_s):
                 return first
         raise EngineStartFailed(
             f"no {count} free ports in a row among the {SIDE_CHANNEL_PORTS} from {base} on at "
-            f"{host}; a port that an engine had rests for {REST_S / 60:.0f} min",
+            f"{host}; a port that an engine had rests for {QUARANTINE_S / 60:.0f} min",
             "set transfer.side_channel.port_base to where ports are free, or see why so many "
             "engines start",
         )
@@ -73,11 +73,11 @@ class PortReservation:
         """Give every port back, to rest. Idempotent."""
         now_s = self._clock()
         for lock in self._locks:
-            _rests_since(lock, now_s)
+            _begin_quarantine(lock, now_s)
             os.close(lock)
         self._locks = []
 
-    def _take(self, host: str, ports: Sequence[int], now_s: float) -> bool:
+    def _try_reserve(self, host: str, ports: Sequence[int], now_s: float) -> bool:
         locks: list[int] = []
         for port in ports:
             lock = os.open(self._folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
@@ -87,32 +87,32 @@ class PortReservation:
             except BlockingIOError:
                 free = False
             else:
-                free = _is_rested(lock, now_s) and port_is_free(host, port)
+                free = _is_quarantine_over(lock, now_s) and port_is_free(host, port)
             if not free:
-                for taken in locks:
-                    os.close(taken)
+                for acquired in locks:
+                    os.close(acquired)
                 return False
         for lock in locks:
-            _write(lock, _HELD)
+            _write(lock, _IN_USE)
         self._locks += locks
         return True
 
 
-def _is_rested(lock: int, now_s: float) -> bool:
+def _is_quarantine_over(lock: int, now_s: float) -> bool:
     """Whether nobody remembers the port's last holder. The lock is ours."""
-    said = os.pread(lock, 64, 0)
-    if not said:
+    recorded = os.pread(lock, 64, 0)
+    if not recorded:
         return True
     try:
-        rested_s = now_s - float(said)
+        elapsed_s = now_s - float(recorded)
     except ValueError:  # its holder was killed, as it seems
-        rested_s = -1.0
-    if rested_s < 0.0:  # or the clock was set back
-        _rests_since(lock, now_s)
-    return rested_s >= REST_S
+        elapsed_s = -1.0
+    if elapsed_s < 0.0:  # or the clock was set back
+        _begin_quarantine(lock, now_s)
+    return elapsed_s >= QUARANTINE_S
 
 
-def _rests_since(lock: int, now_s: float) -> None:
+def _begin_quarantine(lock: int, now_s: float) -> None:
     _write(lock, f"{now_s:.0f}".encode())
 
 

@@ -19,11 +19,11 @@ from baton.serving.store.config_store import HeadStore, Store
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
-_DOING = "start/doing/"
-_FAILED = "start/failed/"
-_SHOWN_EVERY_S = 4.0
+_PROGRESS_PREFIX = "start/doing/"
+_FAILURE_PREFIX = "start/failed/"
+_DISPLAY_PERIOD_S = 4.0
 """With a look a second, no silence is longer than 5 s."""
-_LOOKED_EVERY_S = 1.0
+_POLL_PERIOD_S = 1.0
 _STALE_S = 20.0
 """A process that lives says something every few seconds."""
 
@@ -32,42 +32,42 @@ class StartReporter:
     """Says what one process does while it starts; calls block for milliseconds."""
 
     def __init__(self, deployment: str, node: str, store: Store | None = None) -> None:
-        self._who = f"{deployment}@{node}"
+        self._source_id = f"{deployment}@{node}"
         self._node = node
         self._store = store or HeadStore()
-        self._number = 0
+        self._sequence = 0
 
-    def doing(self, what: str) -> None:
+    def progress(self, activity: str) -> None:
         """It does this now: a few words, as `downloading org/model: 3.1 of 16.1 GB`."""
-        self._number += 1
-        told = {"node": self._node, "what": what, "number": self._number}
-        self._write(_DOING, told)
+        self._sequence += 1
+        fields = {"node": self._node, "what": activity, "number": self._sequence}
+        self._write(_PROGRESS_PREFIX, fields)
 
     def failed(self, error: EngineStartFailed) -> None:
         """It does not start, nor will the next one."""
-        self._write(_FAILED, {"node": self._node, "why": error.why, "remedy": error.remedy})
+        self._write(_FAILURE_PREFIX, {"node": self._node, "why": error.why, "remedy": error.remedy})
 
     def done(self) -> None:
         """There is nothing to show any more."""
-        if self._number:
-            self._safely(lambda: self._store.delete(_DOING + self._who))
+        if self._sequence:
+            self._log_errors(lambda: self._store.delete(_PROGRESS_PREFIX + self._source_id))
 
-    def _write(self, kind: str, told: dict[str, object]) -> None:
-        data = json.dumps(told).encode()
-        self._safely(lambda: self._store.put(kind + self._who, data, overwrite=True))
+    def _write(self, kind: str, fields: dict[str, object]) -> None:
+        data = json.dumps(fields).encode()
+        self._log_errors(lambda: self._store.put(kind + self._source_id, data, overwrite=True))
 
-    def _safely(self, act: Callable[[], object]) -> None:
+    def _log_errors(self, action: Callable[[], object]) -> None:
         try:
-            act()
+            action()
         except Exception as error:  # noqa: BLE001 - a boundary: what is only shown may be missing
-            fields = {"who": self._who, "why": f"{type(error).__name__}: {error}"}
+            fields = {"who": self._source_id, "why": f"{type(error).__name__}: {error}"}
             log_event(_LOGGER, logging.WARNING, "start_not_reported", fields)
 
 
-class _Line(NamedTuple):
+class _ProgressLine(NamedTuple):
     text: str
-    number: int
-    since_s: float
+    sequence: int
+    changed_at_s: float
 
 
 class StartWatch:
@@ -76,38 +76,42 @@ class StartWatch:
     def __init__(self, show: Callable[[str], None], store: Store | None = None) -> None:
         self._show = show
         self._store = store or HeadStore()
-        self._lines: dict[str, _Line] = {}
-        self._looked_at_s = float("-inf")
+        self._lines: dict[str, _ProgressLine] = {}
+        self._polled_at_s = float("-inf")
         self._shown_at_s = float("-inf")
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Show what is new, every few seconds; as often as wanted.
 
         Raises:
             EngineStartFailed: a process has said that it cannot start.
         """
-        if now_s - self._looked_at_s < _LOOKED_EVERY_S:
+        if now_s - self._polled_at_s < _POLL_PERIOD_S:
             return
-        self._looked_at_s = now_s
-        for key in self._store.keys(_FAILED):
+        self._polled_at_s = now_s
+        for key in self._store.keys(_FAILURE_PREFIX):
             if (data := self._store.get(key)) is not None:
-                told = json.loads(data)
-                raise EngineStartFailed(f"{told['why']}, on node {told['node']}", told["remedy"])
-        self._lines = dict(self._read(now_s))
-        live = [line for line in self._lines.values() if now_s - line.since_s < _STALE_S]
-        if live and now_s - self._shown_at_s >= _SHOWN_EVERY_S:
+                failure = json.loads(data)
+                raise EngineStartFailed(
+                    f"{failure['why']}, on node {failure['node']}", failure["remedy"]
+                )
+        self._lines = dict(self._read_lines(now_s))
+        live_lines = [line for line in self._lines.values() if now_s - line.changed_at_s < _STALE_S]
+        if live_lines and now_s - self._shown_at_s >= _DISPLAY_PERIOD_S:
             self._shown_at_s = now_s
-            for text in dict.fromkeys(line.text for line in live):
+            for text in dict.fromkeys(line.text for line in live_lines):
                 self._show(text)
 
-    def _read(self, now_s: float) -> dict[str, _Line]:
-        found = {}
-        for key in sorted(self._store.keys(_DOING)):
+    def _read_lines(self, now_s: float) -> dict[str, _ProgressLine]:
+        lines = {}
+        for key in sorted(self._store.keys(_PROGRESS_PREFIX)):
             if (data := self._store.get(key)) is None:
                 continue
-            told = json.loads(data)
-            number, before = int(told["number"]), self._lines.get(key)
-            since_s = now_s if before is None or before.number != number else before.since_s
-            text = f"{told['what']}, on node {told['node']}"
-            found[key] = _Line(text=text, number=number, since_s=since_s)
-        return found
+            fields = json.loads(data)
+            number, previous = int(fields["number"]), self._lines.get(key)
+            changed_at_s = (
+                now_s if previous is None or previous.sequence != number else previous.changed_at_s
+            )
+            text = f"{fields['what']}, on node {fields['node']}"
+            lines[key] = _ProgressLine(text=text, sequence=number, changed_at_s=changed_at_s)
+        return lines

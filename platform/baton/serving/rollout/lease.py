@@ -19,8 +19,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from baton.domain.errors import ApplyRefused
-from baton.serving.store.config_store import HeadStore, Store, wall_s
+from baton.domain.errors import ApplyRejected
+from baton.serving.store.config_store import HeadStore, Store, unix_time_s
 
 _KEY = "lease/rollout"
 _LEASE_S = 60.0
@@ -31,25 +31,25 @@ class RolloutLease:
     """The right to replace what runs."""
 
     def __init__(
-        self, who: str, store: Store | None = None, *, now_s: Callable[[], float] = wall_s
+        self, holder: str, store: Store | None = None, *, now_s: Callable[[], float] = unix_time_s
     ) -> None:
-        self._who = who
+        self._holder = holder
         self._store = store or HeadStore()
         self._now_s = now_s
         self._token = secrets.token_hex(8)
         """Whose it is: process ids are the same in many containers, and are given again."""
         self._renewed_at_s: float | None = None
 
-    def take(self) -> str:
+    def acquire(self) -> str:
         """Hold it from now on; who holds it already, and empty when that is us now."""
-        if self._put(overwrite=False):
+        if self._write(overwrite=False):
             return ""
-        told = self._read()
-        if told.get("until_s", 0.0) > self._now_s():
-            return str(told["who"])
+        stored = self._read()
+        if stored.get("until_s", 0.0) > self._now_s():
+            return str(stored["who"])
         self._store.delete(_KEY)
         # Read again: somebody else who saw the same old lease may have deleted ours for it.
-        if self._put(overwrite=False) and self._is_ours(self._read()):
+        if self._write(overwrite=False) and self._is_own(self._read()):
             return ""
         self._renewed_at_s = None
         return "somebody who was quicker"
@@ -58,37 +58,37 @@ class RolloutLease:
         """Hold it for longer, where it is held.
 
         Raises:
-            ApplyRefused: it ran out, and somebody else has taken it since.
+            ApplyRejected: it ran out, and somebody else has taken it since.
         """
         if self._renewed_at_s is None or self._now_s() - self._renewed_at_s < _RENEW_S:
             return
-        told = self._read()
-        if not self._is_ours(told):
-            raise ApplyRefused(
+        stored = self._read()
+        if not self._is_own(stored):
+            raise ApplyRejected(
                 f"this command was not heard of for {self._now_s() - self._renewed_at_s:.0f} s, and"
-                f" {told.get('who', 'somebody else')} has begun to change what runs",
+                f" {stored.get('who', 'somebody else')} has begun to change what runs",
                 "what it has ordered so far stands; when the other is done, look at 'baton status'"
                 " and 'baton history', then begin again",
             )
-        self._put(overwrite=True)
+        self._write(overwrite=True)
 
-    def drop(self) -> None:
+    def release(self) -> None:
         """Hold it no longer. Idempotent; another's is left alone."""
         if self._renewed_at_s is not None:
             self._renewed_at_s = None
-            if self._is_ours(self._read()):
+            if self._is_own(self._read()):
                 self._store.delete(_KEY)
 
     def _read(self) -> dict[str, Any]:
         return dict(json.loads(self._store.get(_KEY) or b"{}"))
 
-    def _is_ours(self, told: Mapping[str, Any]) -> bool:
-        return bool(told.get("token") == self._token)
+    def _is_own(self, stored: Mapping[str, Any]) -> bool:
+        return bool(stored.get("token") == self._token)
 
-    def _put(self, *, overwrite: bool) -> bool:
+    def _write(self, *, overwrite: bool) -> bool:
         now_s = self._now_s()
-        told = {"who": self._who, "until_s": now_s + _LEASE_S, "token": self._token}
-        if not self._store.put(_KEY, json.dumps(told).encode(), overwrite=overwrite):
+        entry = {"who": self._holder, "until_s": now_s + _LEASE_S, "token": self._token}
+        if not self._store.put(_KEY, json.dumps(entry).encode(), overwrite=overwrite):
             return False
         self._renewed_at_s = now_s
         return True

@@ -9,9 +9,9 @@ from typing import Protocol
 from baton.config.diff import Change
 from baton.config.schema.deployment import DeploymentConfig
 from baton.control.autoscaling.rollout import RolloutRules
-from baton.serving.application.builds import Builds, Built
-from baton.serving.rollout.rollout import Sight
-from baton.serving.store.config_store import Fate, Kept, LiveConfig
+from baton.serving.application.builds import BuildRecord, Builds
+from baton.serving.rollout.rollout import FleetStatus
+from baton.serving.store.config_store import GenerationRecord, GenerationStatus, LiveConfig
 from baton.telemetry.edges import ChangedEdges
 
 
@@ -36,26 +36,26 @@ class ApplyOptions:
     """How long new replicas are watched after the last of a stage."""
 
 
-class Running(Protocol):
+class ApplyTarget(Protocol):
     """A deployment that runs. Every call has a deadline; all of them block."""
 
     def current(self) -> LiveConfig:
         """What holds now."""
         ...
 
-    def built(self) -> Built:
+    def build_record(self) -> BuildRecord:
         """What runs was built from what."""
         ...
 
-    def prepare(self, on_top_of: int, config: DeploymentConfig) -> Sequence[str]:
+    def prepare(self, base_generation: int, config: DeploymentConfig) -> Sequence[str]:
         """Why processes cannot take it, those that do not answer among them; empty: all can."""
         ...
 
-    def commit(self, live: LiveConfig, by: str) -> bool:
+    def commit(self, live: LiveConfig, operation: str) -> bool:
         """Keep it as the next generation; False: somebody else's is."""
         ...
 
-    def tell(self, live: LiveConfig) -> Sequence[str]:
+    def distribute(self, live: LiveConfig) -> Sequence[str]:
         """Have every process take it; what went wrong."""
         ...
 
@@ -71,19 +71,19 @@ class Running(Protocol):
         """Have exactly so many replicas of a pool, from now on."""
         ...
 
-    def cannot_replace(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
+    def replace_blockers(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
         """Why replicas of these pools cannot be replaced one by one; empty: they can."""
         ...
 
-    def cannot_grow(self, config: DeploymentConfig) -> Sequence[str]:
+    def growth_blockers(self, config: DeploymentConfig) -> Sequence[str]:
         """Why pools could not have as many replicas as they may; empty: they could."""
         ...
 
-    def order(self, builds: Builds) -> None:
+    def deploy_builds(self, builds: Builds) -> None:
         """Have everything built so, from now on; returns at once."""
         ...
 
-    def look(self, names: Sequence[str]) -> Sight | None:
+    def fleet_status(self, names: Sequence[str]) -> FleetStatus | None:
         """How far a rollout is, and how these deployments fare; None when nobody could say."""
         ...
 
@@ -91,25 +91,25 @@ class Running(Protocol):
         """The configuration of a generation; None when it is not kept."""
         ...
 
-    def history(self) -> Sequence[Kept]:
+    def history(self) -> Sequence[GenerationRecord]:
         """Every generation that is kept, oldest first."""
         ...
 
-    def settle(self, generation: int, fate: Fate, why: str = "") -> None:
+    def set_status(self, generation: int, status: GenerationStatus, why: str = "") -> None:
         """Write down what became of a generation."""
         ...
 
-    def sign(self) -> None:
+    def record_code_version(self) -> None:
         """Write down that all of it runs the code of this process."""
         ...
 
-    def note(self, told: Mapping[str, object]) -> None:
+    def record_progress(self, progress: Mapping[str, object]) -> None:
         """Write down how far a rollout is, for whoever asks."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class ApplyResult:
     """What came of it."""
 
     generation: int
@@ -121,9 +121,9 @@ class Applied:
     """Pools, each with its size before and after."""
     replaced: tuple[str, ...] = ()
     """Deployments whose replicas were replaced, one after the other."""
-    why: tuple[str, ...] = ()
+    stage_verdicts: tuple[str, ...] = ()
     """By stage, what its new replicas were found good by."""
-    code: tuple[str, str] | None = None
+    code_versions: tuple[str, str] | None = None
     """The version of baton before and after, where that changed."""
     took_s: float = 0.0
     """From the first question to the last answer."""

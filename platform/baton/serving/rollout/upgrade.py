@@ -12,81 +12,101 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.control.autoscaling.rollout import stages
-from baton.domain.errors import ApplyRefused
-from baton.runtime.link.frames import PROTOCOL
-from baton.serving.application.builds import Built, of_this_code
-from baton.serving.rollout.ports import Applied, Running
-from baton.serving.rollout.rollout import Course, Manner, Outcome, ordered, ordered_back, rolled
+from baton.control.autoscaling.rollout import replacement_stages
+from baton.domain.errors import ApplyRejected
+from baton.runtime.link.frames import PROTOCOL_VERSION
+from baton.serving.application.builds import BuildRecord, with_current_code
+from baton.serving.rollout.ports import ApplyResult, ApplyTarget
+from baton.serving.rollout.rollout import (
+    RolloutOptions,
+    RolloutPlan,
+    RolloutResult,
+    order_builds,
+    revert,
+    run_rollout,
+)
 from baton.serving.shared.names import CONTROLLER, INGRESS
 
 
-def upgrade(running: Running, manner: Manner) -> Applied:
+def upgrade(deployment: ApplyTarget, options: RolloutOptions) -> ApplyResult:
     """Have every replica, the controller and the ingresses run the code of this process.
 
     Pools come first and ingresses last: coordinators that are known to be good bear with replicas
     that may not be. The configuration stays.
 
     Raises:
-        ApplyRefused: it cannot, and nothing has changed; or it did not work out, and went back as
+        ApplyRejected: it cannot, and nothing has changed; or it did not work out, and went back as
             far as that goes; or somebody else is changing what runs now.
     """
-    began_s = manner.now_s()
-    live, built = running.current(), running.built()
+    started_at_s = options.now_s()
+    live, record = deployment.current(), deployment.build_record()
     pools = {name: pool.role for name, pool in live.config.pools.items()}
-    ours, changed = of_this_code(built), not built.is_of_this_code()
-    course = Course(
-        old=built.builds(live.config),
-        new=built.with_this_code(live.config),
+    new_record, is_other_code = with_current_code(record), not record.matches_current_code()
+    plan = RolloutPlan(
+        old=record.builds(live.config),
+        new=record.builds_for_current_code(live.config),
         # KV blocks of two versions of vLLM are never exchanged.
-        stages=(*stages(pools, together=built.vllm != ours.vllm), (CONTROLLER,), (INGRESS,)),
+        stages=(
+            *replacement_stages(pools, together=record.vllm != new_record.vllm),
+            (CONTROLLER,),
+            (INGRESS,),
+        ),
     )
-    done = Applied(
+    result = ApplyResult(
         generation=live.generation,
-        code=(built.text, ours.text) if changed else None,
-        replaced=tuple(course.old) if changed else (),
-        dry_run=manner.dry_run,
+        code_versions=(record.description, new_record.description) if is_other_code else None,
+        replaced=tuple(plan.old) if is_other_code else (),
+        dry_run=options.dry_run,
     )
-    if changed:
-        _refuse_other_protocol(built)
-        if why := running.cannot_replace(live.config, tuple(pools)):
-            raise ApplyRefused("; ".join(why), "nothing has changed; put that right, try again")
-    if not changed or manner.dry_run:
-        return done
-    outcome = rolled(running, course, manner)
-    if outcome.failed:
-        back = _code_taken_back(running, course, outcome, manner)
-        raise ApplyRefused(f"{outcome.failed}{back}", "look at 'baton status' and the logs")
-    running.sign()
-    return replace(done, why=outcome.why, took_s=manner.now_s() - began_s)
+    if is_other_code:
+        _check_link_protocol(record)
+        if blockers := deployment.replace_blockers(live.config, tuple(pools)):
+            raise ApplyRejected(
+                "; ".join(blockers), "nothing has changed; put that right, try again"
+            )
+    if not is_other_code or options.dry_run:
+        return result
+    outcome = run_rollout(deployment, plan, options)
+    if outcome.failure:
+        revert_text = _revert_code(deployment, plan, outcome, options)
+        raise ApplyRejected(
+            f"{outcome.failure}{revert_text}", "look at 'baton status' and the logs"
+        )
+    deployment.record_code_version()
+    return replace(
+        result, stage_verdicts=outcome.stage_verdicts, took_s=options.now_s() - started_at_s
+    )
 
 
-def _code_taken_back(running: Running, course: Course, outcome: Outcome, manner: Manner) -> str:
+def _revert_code(
+    deployment: ApplyTarget, plan: RolloutPlan, outcome: RolloutResult, options: RolloutOptions
+) -> str:
     """Have the old code run again; what to say of it."""
-    if not manner.rollback:
+    if not options.rollback:
         return "; left as it is"
-    in_place = all(build.python == course.old[name].python for name, build in course.new.items())
-    if not in_place:
-        wrong = ordered_back(running, course, course.old, manner)
-        return "; the old code runs again" + (f", but {'; '.join(wrong)}" if wrong else "")
+    is_in_place = all(build.python == plan.old[name].python for name, build in plan.new.items())
+    if not is_in_place:
+        problems = revert(deployment, plan, plan.old, options)
+        return "; the old code runs again" + (f", but {'; '.join(problems)}" if problems else "")
     # Whatever starts now starts with the new code: there is no way back but to keep what still
     # runs, which is all of the old that no stage had replaced: those that were good say why.
-    refused = ordered(running, course.builds(len(outcome.why)), manner)
+    failure = order_builds(deployment, plan.builds_at(len(outcome.stage_verdicts)), options)
     return (
         "; this code lies where the old code lay, so that what was replaced cannot go back:"
-        " install the old version again and upgrade with it" + (f"; {refused}" if refused else "")
+        " install the old version again and upgrade with it" + (f"; {failure}" if failure else "")
     )
 
 
-def _refuse_other_protocol(built: Built) -> None:
+def _check_link_protocol(record: BuildRecord) -> None:
     """Refuse to roll out what cannot speak with what runs.
 
     Raises:
-        ApplyRefused: replicas and ingresses of the two would refuse each other.
+        ApplyRejected: replicas and ingresses of the two would refuse each other.
     """
-    if built.link != PROTOCOL:
-        raise ApplyRefused(
-            f"fleet link protocol {built.link} is spoken, and this baton speaks {PROTOCOL}: old and"
+    if record.link_protocol != PROTOCOL_VERSION:
+        raise ApplyRejected(
+            f"fleet link protocol {record.link_protocol} is spoken, and this baton speaks"
+            f" {PROTOCOL_VERSION}: old and"
             " new processes would refuse each other",
             "nothing has changed; start a second deployment beside it and move clients there, or"
             " end this one and start it again",

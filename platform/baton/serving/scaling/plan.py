@@ -10,11 +10,11 @@ from baton.config.schema.deployment import DeploymentConfig
 from baton.control.autoscaling.observer import ObserverOptions
 from baton.control.fleet.pool_views import PoolState
 from baton.domain.fleet import Role
-from baton.policy.scaling.catalogue import scaling_policy
+from baton.policy.scaling.catalogue import make_scaling_policy
 from baton.policy.scaling.desired import ScalingPolicy
 from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
-from baton.policy.scaling.pools.per_model import PerModel
+from baton.policy.scaling.pools.per_model import PerModelPolicy
 from baton.serving.ray.serve_control import DeploymentState
 
 
@@ -29,11 +29,11 @@ class ScalingPlan:
     """What each pool's replicas start as."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Each pool's model, where there are several."""
-    configured: bool = True
+    is_configured: bool = True
     """Whether the configuration says anything of an autoscaler."""
 
     @property
-    def automatic(self) -> bool:
+    def is_automatic(self) -> bool:
         """Whether anything but an operator's word changes the number of replicas.
 
         Under `static`, which holds where nothing is configured, nothing does, not even what would
@@ -42,24 +42,24 @@ class ScalingPlan:
         return self.rule != ScalingRule.STATIC
 
     @property
-    def text(self) -> str:
+    def description(self) -> str:
         """For operators."""
-        if not self.configured:
+        if not self.is_configured:
             return "none is configured, pools are scaled by hand only"
-        if not self.automatic:
+        if not self.is_automatic:
             return f"{self.rule}, pools are scaled by hand only"
         return f"{self.rule}, dry run" if self.options.dry_run else self.rule
 
-    def pool_state(self, seen: DeploymentState) -> PoolState:
+    def pool_state(self, deployment: DeploymentState) -> PoolState:
         """A pool for the observer, from what Serve says of it."""
-        bounds = self.options.bounds[seen.name]
+        bounds = self.options.bounds[deployment.name]
         return PoolState(
-            role=self.roles[seen.name],
-            starting=seen.starting,
-            draining=seen.stopping,
-            running=seen.running,
+            role=self.roles[deployment.name],
+            starting=deployment.starting,
+            draining=deployment.stopping,
+            running=deployment.running,
             gpus_per_replica=bounds.gpus_per_replica,
-            model=self.models.get(seen.name, ""),
+            model=self.models.get(deployment.name, ""),
         )
 
     def policy(self) -> ScalingPolicy:
@@ -68,25 +68,27 @@ class ScalingPlan:
         Raises:
             ConfigInvalid: the user's own cannot be loaded.
         """
-        if self.automatic and self.models:
-            return PerModel(lambda: scaling_policy(self.rule, self.options))
-        if self.automatic:
-            return scaling_policy(self.rule, self.options)
+        if self.is_automatic and self.models:
+            return PerModelPolicy(lambda: make_scaling_policy(self.rule, self.options))
+        if self.is_automatic:
+            return make_scaling_policy(self.rule, self.options)
         return Static(replace(self.options, bounds={}))  # without bounds: every pool as it is
 
 
 def scaling_plan(config: DeploymentConfig) -> ScalingPlan:
     """What a configuration says of scaling."""
-    options, several = autoscaler_options(config), len(config.models) > 1
+    options, has_several_models = autoscaler_options(config), len(config.models) > 1
     return ScalingPlan(
         rule=scaling_policy_name(config),
         roles={name: pool.role for name, pool in config.pools.items()},
-        models={name: pool.model for name, pool in config.pools.items()} if several else {},
+        models={name: pool.model for name, pool in config.pools.items()}
+        if has_several_models
+        else {},
         options=options or AutoscalerOptions(bounds=pool_bounds(config)),
-        configured=options is not None,
+        is_configured=options is not None,
     )
 
 
 def observer_options(plan: ScalingPlan) -> ObserverOptions:
     """Over which time rates are taken: some ticks."""
-    return ObserverOptions.of_ticks(plan.options.interval_s)
+    return ObserverOptions.for_interval(plan.options.interval_s)

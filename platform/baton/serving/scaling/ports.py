@@ -17,14 +17,14 @@ Reports = tuple[tuple[CoordinatorReport, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looks:
+class TickInputs:
     """What was seen at the beginning of a turn."""
 
     states: Mapping[str, DeploymentState] = field(default_factory=dict)
     reports: tuple[CoordinatorReport, ...] = ()
     missing: tuple[str, ...] = ()
     """Who gave no answer, and why."""
-    silent: int = 0
+    unresponsive_ingresses: int = 0
     """Ingresses among them; 1 also where none could be asked."""
 
 
@@ -48,14 +48,14 @@ class ScaledFleet(Protocol):
         ...
 
 
-class Memory(Protocol):
+class ControllerStore(Protocol):
     """What outlives a controller. Every call has a deadline of its own."""
 
     async def claim(self) -> bool:
         """Be the one who acts; whether another was before."""
         ...
 
-    async def is_ours(self) -> bool:
+    async def is_owner(self) -> bool:
         """Whether nobody else has claimed it since."""
         ...
 
@@ -68,15 +68,15 @@ class Memory(Protocol):
         ...
 
 
-class ReportReader(Protocol):
+class TickListener(Protocol):
     """Whoever else wants to hear what ingresses report."""
 
-    async def take(self, looks: Looks) -> None:
+    async def on_tick(self, inputs: TickInputs) -> None:
         """Take in one turn's looks."""
         ...
 
 
-def whom_to_flip(action: FlipReplicas, reports: Sequence[CoordinatorReport]) -> tuple[str, ...]:
+def replicas_to_flip(action: FlipReplicas, reports: Sequence[CoordinatorReport]) -> tuple[str, ...]:
     """As many replicas of the pool as are to play another role, of those that do not yet."""
     roles = {
         replica_id: role
@@ -85,5 +85,5 @@ def whom_to_flip(action: FlipReplicas, reports: Sequence[CoordinatorReport]) -> 
         if pool.pool == action.pool
         for replica_id, role in pool.roles
     }
-    others = sorted(replica_id for replica_id, role in roles.items() if role is not action.to)
-    return tuple(others[: action.replicas])
+    candidates = sorted(replica_id for replica_id, role in roles.items() if role is not action.role)
+    return tuple(candidates[: action.replicas])

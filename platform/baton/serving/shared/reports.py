@@ -8,7 +8,7 @@ from heapq import nlargest, nsmallest
 from operator import itemgetter
 from types import MappingProxyType
 
-from baton.domain.commands import RecordOrder
+from baton.domain.commands import RecordSelection
 from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, ReplicaView
 from baton.perf.fitting.engine_timings import TimingQuality
@@ -17,14 +17,14 @@ from baton.policy.placement.chooser import ChooserPlacer
 from baton.policy.placement.port import Placer
 
 Row = Mapping[str, object]
-_NOTHING: Mapping[str, Row] = MappingProxyType({})
-_OWN_COUNTS = ("broken_handoffs", "flows")
+_NO_CACHES: Mapping[str, Row] = MappingProxyType({})
+_SUMMED_COUNTS = ("broken_handoffs", "flows")
 
 
 def fleet_report(
     fleet: FleetView,
     *,
-    caches: Mapping[str, Row] = _NOTHING,
+    caches: Mapping[str, Row] = _NO_CACHES,
     leases: Mapping[str, int] | None = None,
 ) -> list[Row]:
     """One row a replica, in order of pool and id.
@@ -50,9 +50,9 @@ def timing_report(pools: Iterable[TimingQuality]) -> list[Row]:
         {
             "pool": pool.pool,
             "reports": pool.reports,
-            "refused_reports": pool.refused_reports,
+            "refused_reports": pool.rejected_reports,
             "step_error_fraction": round(pool.step_error, 4),
-            "predictions": pool.ttfts,
+            "predictions": pool.ttft_count,
             "ttft_error_fraction": round(pool.ttft_error, 4),
             "ttft_bias_fraction": round(pool.ttft_bias, 4),
         }
@@ -71,28 +71,30 @@ def policy_report(name: str, placer: Placer) -> Row:
     return row
 
 
-def explained(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
+def route_report(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
     """The stories that several ingresses tell of one request.
 
     Raises:
         UnknownRequest: none of them knows any.
     """
-    found = [story for stories in answers for story in stories]
-    if not found:
+    reports = [report for ingress_reports in answers for report in ingress_reports]
+    if not reports:
         raise UnknownRequest(
             f"no request {request_id!r} among those that ended lately",
             "'baton trace' lists those that ended lately; ask again once it has ended; an ingress "
             "keeps its last few thousand requests, its log has a request_ended event for each",
         )
-    return {"request_id": request_id, "requests": found}
+    return {"request_id": request_id, "requests": reports}
 
 
-def merged_stories(answers: Iterable[Iterable[Row]], count: int, order: RecordOrder) -> list[Row]:
+def merge_request_reports(
+    answers: Iterable[Iterable[Row]], count: int, order: RecordSelection
+) -> list[Row]:
     """What several ingresses tell of requests that ended lately, as one list in that order."""
-    stories = [story for stories in answers for story in stories]
-    if order is RecordOrder.SLOWEST:
-        return nlargest(count, stories, key=itemgetter("slowness"))
-    return nsmallest(count, stories, key=itemgetter("age_s"))
+    reports = [report for reports in answers for report in reports]
+    if order is RecordSelection.SLOWEST:
+        return nlargest(count, reports, key=itemgetter("slowness"))
+    return nsmallest(count, reports, key=itemgetter("age_s"))
 
 
 def link_report(links: Iterable[LinkRow]) -> list[Row]:
@@ -111,16 +113,16 @@ def link_report(links: Iterable[LinkRow]) -> list[Row]:
             "pulls": link.pulls,
             "moved_bytes": link.moved_bytes,
             "failures": link.failures,
-            "broken_handoffs": link.broken_handoffs,
-            "flows": link.flows,
+            "broken_handoffs": link.handoff_failures,
+            "flows": link.active_transfers,
             "penalty": round(link.penalty, 3),
-            "probed_age_s": _rounded(link.probed_age_s),
+            "probed_age_s": _rounded(link.probe_age_s),
         }
         for link in links
     ]
 
 
-def merged_links(answers: Iterable[Iterable[Row]]) -> list[Row]:
+def merge_link_reports(answers: Iterable[Iterable[Row]]) -> list[Row]:
     """What several ingresses know of links as one list: for each pair, the one that probed last.
 
     An ingress that has not found out whether a pair works does not overrule one that has.
@@ -131,12 +133,12 @@ def merged_links(answers: Iterable[Iterable[Row]]) -> list[Row]:
     for row in (row for rows in answers for row in rows):
         pair = (str(row["source_id"]), str(row["target_id"]))
         by_pair.setdefault(pair, []).append(row)
-    return [_merged(by_pair[pair]) for pair in sorted(by_pair)]
+    return [_merge_rows(by_pair[pair]) for pair in sorted(by_pair)]
 
 
-def _merged(rows: Sequence[Row]) -> Row:
+def _merge_rows(rows: Sequence[Row]) -> Row:
     newest = min(rows, key=lambda row: (row["state"] == LinkState.UNKNOWN, _probed_age_s(row)))
-    return {**newest, **{name: sum(map(itemgetter(name), rows)) for name in _OWN_COUNTS}}
+    return {**newest, **{name: sum(map(itemgetter(name), rows)) for name in _SUMMED_COUNTS}}
 
 
 def _probed_age_s(row: Row) -> float:
@@ -156,7 +158,7 @@ def _row(view: ReplicaView, at_s: float) -> dict[str, object]:
         "role": str(facts.role),
         "engine": f"{facts.engine} {facts.engine_version}",
         "draining": view.draining,
-        "standing": str(view.standing),
+        "standing": str(view.health),
         "running_requests": load.running_requests,
         "queued_requests": load.queued_requests,
         "pulling_requests": load.pulling_requests,
@@ -168,8 +170,8 @@ def _row(view: ReplicaView, at_s: float) -> dict[str, object]:
         "transfer_s": load.transfers.busy_s,
         "transfer_failures": load.transfers.failures,
         "expired_leases": load.transfers.expired_leases,
-        "void_pulls": load.transfers.void_pulls,
-        "load_age_s": round(at_s - view.load_at_s, 3),
+        "void_pulls": load.transfers.invalidated_pulls,
+        "load_age_s": round(at_s - view.load_received_at_s, 3),
         "max_running_requests": facts.max_running_requests,
         "max_batched_tokens": facts.max_batched_tokens,
         "max_len_tokens": facts.max_len_tokens,

@@ -3,7 +3,7 @@
 Theory of operation. The registry is kept in the store of Ray's head, under its version: a version
 can be written once only, so that of two who change it at once one has to look again. Every process
 that serves begins with the newest version, is told of each later one by the controller, and looks
-every few seconds whether it missed one (`AdapterHolder`). Versions only go up.
+every few seconds whether it missed one (`AdapterFollower`). Versions only go up.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from baton.control.fleet.adapter_registry import Registry, RuntimeAdapter
+from baton.control.fleet.adapter_registry import AdapterRegistry, RuntimeAdapter
 from baton.serving.store.config_store import HeadStore, Store
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
 _PREFIX = "adapters/"
-_KEPT = 3
+_MAX_VERSIONS = 3
 """Versions, so that whoever reads the newest finds it while the next one is written."""
-_FOLLOW_S = 5.0
+_POLL_INTERVAL_S = 5.0
 
 
-def encoded(registry: Registry) -> str:
+def encode_registry(registry: AdapterRegistry) -> str:
     """As it is kept, and sent to other processes."""
-    adapters = [asdict(one) for one in registry.adapters]
+    adapters = [asdict(adapter) for adapter in registry.adapters]
     return json.dumps({"version": registry.version, "adapters": adapters})
 
 
-def decoded(text: str | bytes) -> Registry:
+def decode_registry(text: str | bytes) -> AdapterRegistry:
     """What was kept.
 
     Raises:
         ValueError: it is nothing that was.
     """
     try:
-        told = json.loads(text)
-        adapters = tuple(RuntimeAdapter(**one) for one in told["adapters"])
-        return Registry(version=int(told["version"]), adapters=adapters)
+        entry = json.loads(text)
+        adapters = tuple(RuntimeAdapter(**item) for item in entry["adapters"])
+        return AdapterRegistry(version=int(entry["version"]), adapters=adapters)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"cannot be read: {type(error).__name__}: {error}") from error
 
@@ -52,7 +52,7 @@ class AdapterStore:
     def __init__(self, store: Store | None = None) -> None:
         self._store = store or HeadStore()
 
-    def newest(self) -> Registry:
+    def newest(self) -> AdapterRegistry:
         """The registry as it is now; an empty one where nothing was ever added.
 
         Raises:
@@ -60,21 +60,21 @@ class AdapterStore:
         """
         for key in sorted(self._store.keys(_PREFIX), reverse=True):
             if (data := self._store.get(key)) is not None:
-                return decoded(data)
-        return Registry()
+                return decode_registry(data)
+        return AdapterRegistry()
 
     def version(self) -> int:
         """The newest version; 0: there is none."""
         keys = self._store.keys(_PREFIX)
         return max((int(key.removeprefix(_PREFIX)) for key in keys), default=0)
 
-    def add(self, registry: Registry) -> bool:
+    def add(self, registry: AdapterRegistry) -> bool:
         """Keep the next version; False when somebody else wrote it first."""
-        data = encoded(registry).encode()
+        data = encode_registry(registry).encode()
         if not self._store.put(_key(registry.version), data, overwrite=False):
             return False
-        if registry.version > _KEPT:
-            self._store.delete(_key(registry.version - _KEPT))
+        if registry.version > _MAX_VERSIONS:
+            self._store.delete(_key(registry.version - _MAX_VERSIONS))
         return True
 
 
@@ -82,24 +82,26 @@ def _key(version: int) -> str:
     return f"{_PREFIX}{version:010d}"
 
 
-def carried_adapters(store: AdapterStore | None = None) -> Registry:
+def active_adapters(store: AdapterStore | None = None) -> AdapterRegistry:
     """What a deployment that is ended and started again goes on with; nothing that drains."""
     registry = (store or AdapterStore()).newest()
-    return replace(registry, adapters=tuple(one for one in registry.adapters if not one.draining))
+    return replace(
+        registry, adapters=tuple(adapter for adapter in registry.adapters if not adapter.draining)
+    )
 
 
-class AdapterHolder:
+class AdapterFollower:
     """The registry by which one process works."""
 
     def __init__(
         self,
-        apply: Callable[[Registry], None],
+        apply: Callable[[AdapterRegistry], None],
         store: AdapterStore | None = None,
         *,
-        interval_s: float = _FOLLOW_S,
+        interval_s: float = _POLL_INTERVAL_S,
     ) -> None:
         """`apply` goes by a registry from now on; it is called with each newer one."""
-        self.registry = Registry()
+        self.registry = AdapterRegistry()
         self._apply = apply
         self._store = store or AdapterStore()
         self._interval_s = interval_s
@@ -109,7 +111,7 @@ class AdapterHolder:
     async def start(self) -> None:
         """Go by the newest registry, and follow it from now on. Idempotent."""
         if self._task is None:
-            await self._look_or_say()
+            await self._poll_or_log()
             # A context of its own: Ray would take it for part of the request that is served now.
             self._task = asyncio.create_task(
                 self._follow(), name="adapter-follower", context=contextvars.Context()
@@ -122,18 +124,18 @@ class AdapterHolder:
             task.cancel()
             await asyncio.wait({task})
 
-    def take(self, registry: Registry) -> int:
+    def update(self, registry: AdapterRegistry) -> int:
         """Go by a registry unless it is older than the present one; the version that holds then."""
         if registry.version > self.registry.version:
             self.registry = registry
             self._apply(registry)
         return self.registry.version
 
-    def anew(self) -> None:
+    def reapply(self) -> None:
         """Apply the present registry once more: what it is merged with has changed."""
         self._apply(self.registry)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Take the newest registry from the store.
 
         Raises:
@@ -141,16 +143,16 @@ class AdapterHolder:
             OSError, RuntimeError: the store cannot be reached.
         """
         if await asyncio.to_thread(self._store.version) > self.registry.version:
-            self.take(await asyncio.to_thread(self._store.newest))
+            self.update(await asyncio.to_thread(self._store.newest))
 
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self._look_or_say()
+            await self._poll_or_log()
 
-    async def _look_or_say(self) -> None:
+    async def _poll_or_log(self) -> None:
         try:
-            await self.look()
+            await self.poll()
         except Exception as error:  # noqa: BLE001 - a boundary: whatever it is, look again
             if not self._failing:
                 fields = {"why": f"{type(error).__name__}: {error}"}

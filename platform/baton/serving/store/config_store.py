@@ -30,18 +30,18 @@ from baton.config.write.render import render
 
 _LOGGER = logging.getLogger(__name__)
 _NAMESPACE = b"baton"
-_PREFIX = "config/"
-_FATES = "fate/"
-BUILT = "built"
+_CONFIG_PREFIX = "config/"
+_STATUS_PREFIX = "fate/"
+BUILD_RECORD_KEY = "built"
 """The note that says what the deployments that run were built from."""
-WHERE = "where"
+ENDPOINT_KEY = "where"
 """The note that says where clients come to a deployment on a cluster of somebody else's."""
-ROLLOUT = "rollout"
+ROLLOUT_KEY = "rollout"
 """The note that says how far the last rollout is."""
-_KEPT = 20
+_MAX_GENERATIONS = 20
 """Generations that are kept, for operators to look back at."""
-_STORE_S = 5.0
-_FOLLOW_S = 5.0
+_STORE_TIMEOUT_S = 5.0
+_POLL_INTERVAL_S = 5.0
 """Between two looks at the store; each is one call of well under a millisecond to the head."""
 
 
@@ -79,23 +79,23 @@ class HeadStore:
     def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
         """See `Store`."""
         added = _client().internal_kv_put(
-            key.encode(), value, overwrite=overwrite, namespace=_NAMESPACE, timeout=_STORE_S
+            key.encode(), value, overwrite=overwrite, namespace=_NAMESPACE, timeout=_STORE_TIMEOUT_S
         )
         return overwrite or added == 1
 
     def get(self, key: str) -> bytes | None:
         """See `Store`."""
-        return _client().internal_kv_get(key.encode(), _NAMESPACE, _STORE_S)
+        return _client().internal_kv_get(key.encode(), _NAMESPACE, _STORE_TIMEOUT_S)
 
     def keys(self, prefix: str) -> list[str]:
         """See `Store`."""
-        found = _client().internal_kv_keys(prefix.encode(), _NAMESPACE, _STORE_S)
-        return [key.decode() for key in found]
+        raw_keys = _client().internal_kv_keys(prefix.encode(), _NAMESPACE, _STORE_TIMEOUT_S)
+        return [key.decode() for key in raw_keys]
 
     def delete(self, key: str, *, by_prefix: bool = False) -> None:
         """See `Store`."""
         _client().internal_kv_del(
-            key.encode(), del_by_prefix=by_prefix, namespace=_NAMESPACE, timeout=_STORE_S
+            key.encode(), del_by_prefix=by_prefix, namespace=_NAMESPACE, timeout=_STORE_TIMEOUT_S
         )
 
 
@@ -119,7 +119,7 @@ def _client() -> _Client:
     return cast(_Client, client)
 
 
-def wall_s() -> float:
+def unix_time_s() -> float:
     """Seconds since 1970: the one clock that means the same to two processes."""
     return datetime.now(UTC).timestamp()
 
@@ -134,39 +134,39 @@ def load(name: str) -> bytes | None:
     return HeadStore().get(f"note/{name}")
 
 
-def forget_all() -> None:
+def clear_store() -> None:
     """Begin anew: what an earlier deployment on this cluster has kept does not count."""
     HeadStore().delete("", by_prefix=True)
 
 
-class Fate(StrEnum):
+class GenerationStatus(StrEnum):
     """What became of a generation."""
 
     STARTED = "started"
     """The deployment was started with it."""
-    UNDER_WAY = "under way"
+    IN_PROGRESS = "under way"
     """Somebody is carrying it out, or was and is gone."""
     APPLIED = "applied"
-    TAKEN_BACK = "taken back"
+    REVERTED = "taken back"
     """It did not work out; the next generation is as the one before it."""
-    LEFT = "left as it is"
+    NOT_REVERTED = "left as it is"
     """It did not work out, and its operator wanted no way back."""
 
 
-GOOD = frozenset({Fate.STARTED, Fate.APPLIED})
+ROLLBACK_STATUSES = frozenset({GenerationStatus.STARTED, GenerationStatus.APPLIED})
 """Generations that somebody may want to go back to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class GenerationRecord:
     """One generation, as operators look back at it."""
 
     generation: int
     at_s: float | None
     """When it was written, in seconds since 1970; None for that of the start."""
-    by: str
+    operation: str
     """What brought it: `apply`, `rollback`, ..."""
-    fate: Fate
+    status: GenerationStatus
     why: str = ""
     """What went wrong, or what it was judged by."""
 
@@ -174,13 +174,15 @@ class Kept:
 class Generations:
     """The configurations that were applied, and what became of each."""
 
-    def __init__(self, store: Store | None = None, *, now_s: Callable[[], float] = wall_s) -> None:
+    def __init__(
+        self, store: Store | None = None, *, now_s: Callable[[], float] = unix_time_s
+    ) -> None:
         self._store = store or HeadStore()
         self._now_s = now_s
-        self._read: LiveConfig | None = None
+        self._cached: LiveConfig | None = None
         """The last that was read: a generation never changes, and reading one takes 30 ms."""
 
-    def newest(self, started_with: DeploymentConfig) -> LiveConfig:
+    def newest(self, initial_config: DeploymentConfig) -> LiveConfig:
         """The configuration that holds now.
 
         Raises:
@@ -189,9 +191,9 @@ class Generations:
         for number in sorted(self._numbers(), reverse=True):
             if (config := self.find(number)) is not None:
                 return LiveConfig(generation=number, config=config)
-        return LiveConfig(generation=0, config=started_with)
+        return LiveConfig(generation=0, config=initial_config)
 
-    def number(self) -> int:
+    def newest_number(self) -> int:
         """The newest generation's."""
         return max(self._numbers(), default=0)
 
@@ -201,64 +203,67 @@ class Generations:
         Raises:
             ConfigInvalid: another version of baton has written what this one cannot use.
         """
-        if self._read is not None and self._read.generation == generation:
-            return self._read.config
+        if self._cached is not None and self._cached.generation == generation:
+            return self._cached.config
         data = self._store.get(_key(generation))
         if data is None:
             return None
         config = load_text(json.loads(data)["config"])
-        self._read = LiveConfig(generation=generation, config=config)
+        self._cached = LiveConfig(generation=generation, config=config)
         return config
 
-    def add(self, live: LiveConfig, *, by: str = "apply") -> bool:
+    def add(self, live: LiveConfig, *, operation: str = "apply") -> bool:
         """Keep the next configuration; False when somebody else took its number first."""
-        if not self._put(live, by):
+        if not self._put(live, operation):
             return False
-        self._read = live
-        if live.generation > _KEPT:
-            for key in (_key(live.generation - _KEPT), _fate_key(live.generation - _KEPT)):
+        self._cached = live
+        if live.generation > _MAX_GENERATIONS:
+            for key in (
+                _key(live.generation - _MAX_GENERATIONS),
+                _status_key(live.generation - _MAX_GENERATIONS),
+            ):
                 self._store.delete(key)
         return True
 
     def add_first(self, config: DeploymentConfig) -> None:
         """Keep what the deployment was started with, so that one can go back to it. Idempotent."""
         if self._put(LiveConfig(generation=0, config=config), "up"):
-            self.settle(0, Fate.STARTED)
+            self.set_status(0, GenerationStatus.STARTED)
 
-    def settle(self, generation: int, fate: Fate, why: str = "") -> None:
+    def set_status(self, generation: int, status: GenerationStatus, why: str = "") -> None:
         """Write down what became of a generation; the last word counts."""
-        told = {"fate": str(fate), "why": why}
-        self._store.put(_fate_key(generation), json.dumps(told).encode(), overwrite=True)
+        entry = {"fate": str(status), "why": why}
+        self._store.put(_status_key(generation), json.dumps(entry).encode(), overwrite=True)
 
-    def history(self) -> list[Kept]:
+    def history(self) -> list[GenerationRecord]:
         """Every generation that is kept, oldest first."""
-        return [self._kept(number) for number in sorted(self._numbers())]
+        return [self._record_of(number) for number in sorted(self._numbers())]
 
-    def _kept(self, generation: int) -> Kept:
-        head = json.loads(self._store.get(_key(generation)) or b"{}")
-        fate = json.loads(self._store.get(_fate_key(generation)) or b"{}")
-        return Kept(
+    def _record_of(self, generation: int) -> GenerationRecord:
+        entry = json.loads(self._store.get(_key(generation)) or b"{}")
+        status_entry = json.loads(self._store.get(_status_key(generation)) or b"{}")
+        return GenerationRecord(
             generation=generation,
-            at_s=head.get("at_s") if generation else None,
-            by=str(head.get("by", "?")),
-            fate=Fate(fate.get("fate", Fate.UNDER_WAY)),
-            why=str(fate.get("why", "")),
+            at_s=entry.get("at_s") if generation else None,
+            operation=str(entry.get("by", "?")),
+            status=GenerationStatus(status_entry.get("fate", GenerationStatus.IN_PROGRESS)),
+            why=str(status_entry.get("why", "")),
         )
 
-    def _put(self, live: LiveConfig, by: str) -> bool:
-        told = {"config": render(live.config), "by": by, "at_s": self._now_s()}
-        return self._store.put(_key(live.generation), json.dumps(told).encode(), overwrite=False)
+    def _put(self, live: LiveConfig, operation: str) -> bool:
+        entry = {"config": render(live.config), "by": operation, "at_s": self._now_s()}
+        return self._store.put(_key(live.generation), json.dumps(entry).encode(), overwrite=False)
 
     def _numbers(self) -> list[int]:
-        return [int(key.removeprefix(_PREFIX)) for key in self._store.keys(_PREFIX)]
+        return [int(key.removeprefix(_CONFIG_PREFIX)) for key in self._store.keys(_CONFIG_PREFIX)]
 
 
 def _key(generation: int) -> str:
-    return f"{_PREFIX}{generation:010d}"
+    return f"{_CONFIG_PREFIX}{generation:010d}"
 
 
-def _fate_key(generation: int) -> str:
-    return f"{_FATES}{generation:010d}"
+def _status_key(generation: int) -> str:
+    return f"{_STATUS_PREFIX}{generation:010d}"
 
 
 class ConfigFollower:
@@ -269,12 +274,12 @@ class ConfigFollower:
         generations: Generations,
         *,
         current: Callable[[], LiveConfig],
-        take: Callable[[LiveConfig], Awaitable[object]],
-        interval_s: float = _FOLLOW_S,
+        commit: Callable[[LiveConfig], Awaitable[object]],
+        interval_s: float = _POLL_INTERVAL_S,
     ) -> None:
         self._generations = generations
         self._current = current
-        self._take = take
+        self._commit = commit
         self._interval_s = interval_s
         self._task: asyncio.Task[None] | None = None
 
@@ -293,17 +298,17 @@ class ConfigFollower:
             task.cancel()
             await asyncio.wait({task})
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Take the newest configuration if it is newer than the present one."""
         current = self._current()
-        if await asyncio.to_thread(self._generations.number) > current.generation:
+        if await asyncio.to_thread(self._generations.newest_number) > current.generation:
             newest = await asyncio.to_thread(self._generations.newest, current.config)
-            await self._take(newest)
+            await self._commit(newest)
 
     async def _follow(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.poll()
             except Exception as error:  # noqa: BLE001 - a boundary: whatever it is, look again
                 _LOGGER.warning(
                     "the newest configuration cannot be taken (%s: %s); going on with generation"

@@ -12,7 +12,7 @@ from baton.runtime.link.keys import FleetKeys
 from baton.runtime.link.options import LinkOptions
 from baton.serving.store.config_store import HeadStore, Store
 
-_KEPT_AS = "link-keys"
+_STORE_KEY = "link-keys"
 
 
 def fleet_keys(store: Store | None = None) -> FleetKeys:
@@ -22,18 +22,18 @@ def fleet_keys(store: Store | None = None) -> FleetKeys:
         EngineStartFailed: what is kept are no keys, or nothing can be kept.
     """
     store = store or HeadStore()
-    kept = store.get(_KEPT_AS)
-    if kept is None:
-        made = FleetKeys.make()
-        if store.put(_KEPT_AS, made.written(), overwrite=False):
-            return made
-        kept = store.get(_KEPT_AS)  # somebody else was first
-    if kept is None:
+    stored = store.get(_STORE_KEY)
+    if stored is None:
+        new_keys = FleetKeys.generate()
+        if store.put(_STORE_KEY, new_keys.to_bytes(), overwrite=False):
+            return new_keys
+        stored = store.get(_STORE_KEY)  # somebody else was first
+    if stored is None:
         raise EngineStartFailed(
             "link keys were made by somebody and are not there", "start the deployment again"
         )
     try:
-        return FleetKeys.read(kept)
+        return FleetKeys.from_bytes(stored)
     except ValueError as error:
         raise EngineStartFailed(str(error), "start the deployment again") from None
 

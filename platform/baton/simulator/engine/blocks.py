@@ -50,26 +50,29 @@ class BlockPool:
 
     def match(self, hashes: Sequence[BlockHash]) -> list[int]:
         """The cached blocks of the longest prefix of `hashes`, not yet owned by the caller."""
-        found: list[int] = []
+        cached_blocks: list[int] = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
             if block is None:
                 break
-            found.append(block)
-        return found
+            cached_blocks.append(block)
+        return cached_blocks
 
-    def try_take(self, cached: Sequence[int], fresh: int) -> list[int] | None:
-        """Own the `cached` blocks and `fresh` more; None, and nothing changed, without room."""
-        idle = sum(1 for block in cached if not self._owners[block])
-        if fresh > self.available_blocks - idle:
+    def try_allocate(self, cached: Sequence[int], new_blocks: int) -> list[int] | None:
+        """Own the `cached` blocks and `new_blocks` more.
+
+        None, and nothing changed, without room.
+        """
+        idle_hits = sum(1 for block in cached if not self._owners[block])
+        if new_blocks > self.available_blocks - idle_hits:
             return None
         for block in cached:
             if not self._owners[block]:
                 del self._idle[block]
             self._owners[block] += 1
-        return [*cached, *(self._allocate() for _ in range(fresh))]
+        return [*cached, *(self._allocate_block() for _ in range(new_blocks))]
 
-    def give_back(self, blocks: Sequence[int]) -> None:
+    def free(self, blocks: Sequence[int]) -> None:
         """End one owner's use of `blocks`, which are in prompt order."""
         for block in reversed(blocks):
             self._owners[block] -= 1
@@ -80,7 +83,7 @@ class BlockPool:
             else:
                 self._empty.append(block)
 
-    def remember(self, block: int, block_hash: BlockHash) -> int:
+    def cache_full_block(self, block: int, block_hash: BlockHash) -> int:
         """Put a used, full block into the prefix cache and return the block to use from now on.
 
         That is another one when an equal block is cached already: the caller's own is empty again.
@@ -92,10 +95,10 @@ class BlockPool:
         if not self._owners[cached]:
             del self._idle[cached]
         self._owners[cached] += 1
-        self.give_back((block,))
+        self.free((block,))
         return cached
 
-    def forget(self) -> bool:
+    def reset_cache(self) -> bool:
         """Empty the prefix cache; False, and nothing changed, while any block is used."""
         if self.used_blocks:
             return False
@@ -105,7 +108,7 @@ class BlockPool:
         self._block_of.clear()
         return True
 
-    def take_evicted(self) -> tuple[BlockHash, ...]:
+    def pop_evicted(self) -> tuple[BlockHash, ...]:
         """The hashes evicted since this was last called."""
         evicted, self._evicted = tuple(self._evicted), []
         return evicted
@@ -113,8 +116,10 @@ class BlockPool:
     def check_integrity(self, owned: Iterable[Sequence[int]]) -> None:
         """Assert that the books agree with each other and with what the owners say they own."""
         owners = Counter(block for blocks in owned for block in blocks)
-        counted = [owners[block] for block in range(self.total_blocks)]
-        expect(self._owners == counted, f"owners are {self._owners}, counted {counted}")
+        expected_owners = [owners[block] for block in range(self.total_blocks)]
+        expect(
+            self._owners == expected_owners, f"owners are {self._owners}, counted {expected_owners}"
+        )
         used = [block for block, count in enumerate(self._owners) if count]
         places = sorted([*self._empty, *self._idle, *used])
         expect(places == list(range(self.total_blocks)), f"blocks in no or two places: {places}")
@@ -122,7 +127,7 @@ class BlockPool:
         expect(not any(block in self._hash_of for block in self._empty), "an empty block has one")
         expect({h: b for b, h in self._hash_of.items()} == self._block_of, "hash maps differ")
 
-    def _allocate(self) -> int:
+    def _allocate_block(self) -> int:
         if self._empty:
             block = self._empty.pop()
         else:
@@ -134,7 +139,7 @@ class BlockPool:
         return block
 
 
-def expect(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads like an assert
-    """Raise AssertionError with `otherwise` unless `holds`; unlike `assert`, -O keeps it."""
-    if not holds:
-        raise AssertionError(otherwise)
+def expect(condition: bool, message: str) -> None:  # noqa: FBT001 - reads like an assert
+    """Raise AssertionError with `message` unless `condition`; unlike `assert`, -O keeps it."""
+    if not condition:
+        raise AssertionError(message)

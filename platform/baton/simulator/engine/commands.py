@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.domain.value import Value
 
 
-class SimTicket(Value, kw_only=True):
+class SimKvHandle(Value, kw_only=True):
     """What a simulated engine's ticket says."""
 
     engine_id: str
@@ -22,7 +22,7 @@ class StartPull(Value, kw_only=True):
     """Fetch blocks; answered by `pull_done` or `pull_failed`."""
 
     leg_id: str
-    ticket: SimTicket
+    kv_handle: SimKvHandle
     blocks: int
 
 
@@ -42,7 +42,7 @@ class CancelFetch(Value, kw_only=True):
 class FreeSource(Value, kw_only=True):
     """Tell the engine that issued this ticket that nobody will pull it (any more)."""
 
-    ticket: SimTicket
+    kv_handle: SimKvHandle
 
 
-Order = StartPull | LoadBlocks | CancelFetch | FreeSource
+EngineCommand = StartPull | LoadBlocks | CancelFetch | FreeSource

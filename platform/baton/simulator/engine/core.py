@@ -12,8 +12,8 @@ is used up.
 A ticket may cover less than the prompt of the leg that brings it: what it covers is pulled, the
 rest computed. A finished PREFILL leg becomes a lease: its blocks stay owned until pulled, released
 or expired. What the body has to do outside (pulls, loads, telling a source to free) is in
-`take_orders`. Every time is an argument, in seconds on the body's clock. What may fail: a pull, see
-`pull_failed`.
+`pop_commands`. Every time is an argument, in seconds on the body's clock. What may fail: a pull,
+see `pull_failed`.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from collections.abc import Callable, Iterable, Sequence
 from baton.control.fleet.loaded_adapters import LoadedAdapters
 from baton.control.request.pull_permits import PullPermits
 from baton.domain.fleet import LinkTotals, Load
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind, LegOutput
 from baton.domain.kv_events import KvEvent
 from baton.domain.request import FinishReason
 from baton.simulator.engine.blocks import expect
 from baton.simulator.engine.commands import (
     CancelFetch,
+    EngineCommand,
     FreeSource,
     LoadBlocks,
-    Order,
-    SimTicket,
+    SimKvHandle,
     StartPull,
 )
-from baton.simulator.engine.leg_queues import RunBook
-from baton.simulator.engine.leg_timer import Watch
+from baton.simulator.engine.leg_queues import LegQueues
+from baton.simulator.engine.leg_timer import LegTimer
 from baton.simulator.engine.memory import KvMemory
-from baton.simulator.engine.meters import Meters
-from baton.simulator.engine.runs import Run, RunState
+from baton.simulator.engine.meters import EngineMeters
+from baton.simulator.engine.runs import LegRun, LegRunState
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 from baton.simulator.engine.step import Step
-from baton.simulator.engine.tokens import TokenStream, digest, pack_tokens, tuned
+from baton.simulator.engine.tokens import TokenStream, digest, model_key, pack_tokens
 
 
 class SimCore:
@@ -55,28 +55,28 @@ class SimCore:
         engine_id: str,
         model: str,
         address: str,
-        write_ticket: Callable[[SimTicket], bytes],
+        encode_kv_handle: Callable[[SimKvHandle], bytes],
     ) -> None:
         self._settings = settings
         self._engine_id = engine_id
         self._model = model
         self._address = address
-        self._write_ticket = write_ticket
+        self._encode_kv_handle = encode_kv_handle
         self._layout = settings.layout(model)
         self._memory = KvMemory(settings, self._layout)
-        self._book = RunBook()
+        self._queues = LegQueues()
         self._step: Step | None = None
-        self._work: list[tuple[Run, int]] = []
-        self._orders: list[Order] = []
-        self._meters = Meters()
+        self._scheduled: list[tuple[LegRun, int]] = []
+        self._commands: list[EngineCommand] = []
+        self._meters = EngineMeters()
         self._adapters = LoadedAdapters(settings.adapter_slots)
-        self._permits = PullPermits(
-            limit=settings.max_pulls, pull_s=settings.side_channel_deadline_s
+        self._pull_permits = PullPermits(
+            limit=settings.max_pulls, max_pull_s=settings.side_channel_deadline_s
         )
 
     # ------------------------------------------------------------------ legs in and out
     def add(
-        self, leg: Leg, ticket: SimTicket | None = None, *, now_s: float | None = None
+        self, leg: Leg, kv_handle: SimKvHandle | None = None, *, now_s: float | None = None
     ) -> LegFailure | None:
         """Queue a leg; None when accepted, else why not. A decode leg brings its ticket, read.
 
@@ -85,36 +85,36 @@ class SimCore:
         prompt = leg.prompt_token_ids
         if not prompt or len(prompt) >= self._settings.max_len_tokens:
             return LegFailure.INVALID
-        if leg.leg_id in self._book or self._memory.is_leased(leg.leg_id):
-            return LegFailure.REFUSED
+        if leg.leg_id in self._queues or self._memory.is_leased(leg.leg_id):
+            return LegFailure.REJECTED
         if leg.adapter is not None and not self._settings.adapter_slots:
-            return LegFailure.REFUSED
-        if ticket is not None and not self._fits(ticket, leg):
+            return LegFailure.REJECTED
+        if kv_handle is not None and not self._is_compatible(kv_handle, leg):
             return LegFailure.KV_LOAD_FAILED
-        if len(self._book.waiting) >= self._settings.max_waiting_requests:
+        if len(self._queues.waiting) >= self._settings.max_waiting_requests:
             return LegFailure.OVERLOADED
         max_tokens = 1 if leg.kind is LegKind.PREFILL else leg.max_tokens
-        self._book.add(
-            Run(
+        self._queues.add(
+            LegRun(
                 leg=leg,
-                ticket=ticket,
+                kv_handle=kv_handle,
                 tokens=list(prompt),
-                limit_tokens=min(len(prompt) + max_tokens, self._settings.max_len_tokens),
-                stream=self._stream(leg),
-                watch=Watch(now_s),
+                end_tokens=min(len(prompt) + max_tokens, self._settings.max_len_tokens),
+                token_stream=self._token_stream(leg),
+                timer=LegTimer(now_s),
             )
         )
-        self._adapters.leg_came(leg.adapter)
+        self._adapters.on_leg_started(leg.adapter)
         return None
 
-    def find_wrong(self, leg: Leg) -> LegOutput | None:
+    def reject_invalid(self, leg: Leg) -> LegOutput | None:
         """End a leg that was accepted and asks for what cannot be had; None for any other."""
-        wrong, run = self._settings.invalid_token_id, self._book.get(leg.leg_id)
-        if wrong is None or run is None or wrong not in leg.prompt_token_ids:
+        invalid_token_id, run = self._settings.invalid_token_id, self._queues.get(leg.leg_id)
+        if invalid_token_id is None or run is None or invalid_token_id not in leg.prompt_token_ids:
             return None
         self.abort((leg.leg_id,))
-        why = f"token {wrong} cannot be had from this model"
-        return LegOutput(leg.leg_id, finish=FinishReason.INVALID, stop_reason=why)
+        stop_reason = f"token {invalid_token_id} cannot be had from this model"
+        return LegOutput(leg.leg_id, finish=FinishReason.INVALID, stop_reason=stop_reason)
 
     def abort(self, leg_ids: Iterable[str]) -> None:
         """End legs without a word and free what they hold, at the source too; others are ignored.
@@ -122,33 +122,33 @@ class SimCore:
         A prefill leg that has finished is not a leg any more but a lease, and stays.
         """
         for leg_id in leg_ids:
-            run = self._book.get(leg_id)
+            run = self._queues.get(leg_id)
             if run is None:
                 continue
-            if run.state is RunState.TRANSFER:
-                self._orders.append(CancelFetch(leg_id=leg_id))
-                self._permits.end(leg_id)
-            if run.ticket is not None:
-                self._orders.append(FreeSource(ticket=run.ticket))
-            self._end(run)
+            if run.state is LegRunState.FETCHING:
+                self._commands.append(CancelFetch(leg_id=leg_id))
+                self._pull_permits.end(leg_id)
+            if run.kv_handle is not None:
+                self._commands.append(FreeSource(kv_handle=run.kv_handle))
+            self._end_run(run)
 
     # ------------------------------------------------------------------ steps
     def begin_step(self, now_s: float) -> Step | None:
         """Choose what to compute next; None when there is nothing that could be."""
         expect(self._step is None, "a step is under way: finish it first")
         self.expire_leases(now_s)
-        work, budget = self._continue_running()
-        newcomers = len(work)
-        self._admit(work, budget, now_s)
+        scheduled, budget = self._schedule_running()
+        running_count = len(scheduled)
+        self._admit(scheduled, budget, now_s)
         loading_s = 0.0
-        for run, _ in work[newcomers:]:
-            run.watch.scheduled(now_s)
+        for run, _ in scheduled[running_count:]:
+            run.timer.on_scheduled(now_s)
             loading_s += self._load_adapter(run)
-        self._memory.note_evictions()
-        if not work:
+        self._memory.record_evictions()
+        if not scheduled:
             return None
-        self._work = work
-        self._step = self._shape(work, now_s, loading_s)
+        self._scheduled = scheduled
+        self._step = self._build_step(scheduled, now_s, loading_s)
         return self._step
 
     def finish_step(self, now_s: float) -> tuple[LegOutput, ...]:
@@ -156,119 +156,126 @@ class SimCore:
         step = self._step
         if step is None:
             raise AssertionError("no step is under way: begin one first")
-        self._meters.stepped(
+        self._meters.record_step(
             now_s - step.started_at_s - step.loading_s,
             prefill_tokens=step.prefill_tokens,
             decode_tokens=step.decode_requests,
             context_tokens=step.context_tokens,
         )
-        work, self._work, self._step = self._work, [], None
+        scheduled, self._scheduled, self._step = self._scheduled, [], None
         outputs = []
-        for run, tokens in work:
-            if run.state is not RunState.RUNNING:
+        for run, tokens in scheduled:
+            if run.state is not LegRunState.RUNNING:
                 continue
             run.computed_tokens += tokens
-            self._memory.remember(run)
+            self._memory.cache_full_blocks(run)
             if not run.missing_tokens:
-                outputs.append(self._emit(run, now_s))
+                outputs.append(self._generate_token(run, now_s))
         return tuple(outputs)
 
     # ------------------------------------------------------------------ transfers, this side
-    def pull_done(self, leg_id: str, *, blocks: int, took_s: float, kept: bool) -> LegOutput | None:
+    def pull_done(
+        self, leg_id: str, *, blocks: int, duration_s: float, source_kept: bool
+    ) -> LegOutput | None:
         """The blocks of a pull are here; ignored when the leg was aborted meanwhile.
 
-        Where the source had not `kept` them to the end they may be another prompt's: the leg
+        Where the source had not `source_kept` them to the end they may be another prompt's: the leg
         computes its own or, if set so, ends with the returned error.
         """
-        run = self._book.in_transfer(leg_id)
-        if run is None or run.ticket is None:
+        run = self._queues.in_transfer(leg_id)
+        if run is None or run.kv_handle is None:
             return None
         moved_bytes = blocks * self._settings.kv_block_bytes
-        self._meters.pulled(run.ticket.engine_id, moved_bytes=moved_bytes, took_s=took_s)
-        self._permits.end(leg_id)
+        self._meters.record_pull(
+            run.kv_handle.engine_id, moved_bytes=moved_bytes, duration_s=duration_s
+        )
+        self._pull_permits.end(leg_id)
         # No engine sees by its blocks whose they are: it decodes from what it has read.
-        if not kept or self._digest(run.leg, run.ticket.tokens) != run.ticket.prompt_digest:
-            run.stream.spoil()
-        if not kept:
-            self._meters.void()
-            return self._go_without(run)
+        if (
+            not source_kept
+            or self._digest(run.leg, run.kv_handle.tokens) != run.kv_handle.prompt_digest
+        ):
+            run.token_stream.corrupt()
+        if not source_kept:
+            self._meters.record_void_pull()
+            return self._on_fetch_failed(run)
         # The last token is always computed here: its logits pick the next one.
-        fetched = min(run.ticket.tokens, len(run.tokens) - 1)
-        run.computed_tokens = max(run.computed_tokens, fetched)
-        self._book.make_ready(run)
-        self._memory.remember(run)
+        fetched_tokens = min(run.kv_handle.tokens, len(run.tokens) - 1)
+        run.computed_tokens = max(run.computed_tokens, fetched_tokens)
+        self._queues.on_blocks_arrived(run)
+        self._memory.cache_full_blocks(run)
         return None
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
         """A pull did not work; the leg recomputes or, if set so, ends with the returned error."""
-        run = self._book.in_transfer(leg_id)
-        if run is None or run.ticket is None:
+        run = self._queues.in_transfer(leg_id)
+        if run is None or run.kv_handle is None:
             return None
-        self._meters.pull_failed(run.ticket.engine_id)
-        self._permits.end(leg_id)
-        return self._go_without(run)
+        self._meters.record_pull_failure(run.kv_handle.engine_id)
+        self._pull_permits.end(leg_id)
+        return self._on_fetch_failed(run)
 
-    def _go_without(self, run: Run) -> LegOutput | None:
+    def _on_fetch_failed(self, run: LegRun) -> LegOutput | None:
         """What was to be fetched is not to be had."""
         if self._settings.on_transfer_failure is OnTransferFailure.RECOMPUTE:
-            run.stream = self._stream(run.leg)
-            self._book.make_ready(run)
+            run.token_stream = self._token_stream(run.leg)
+            self._queues.on_blocks_arrived(run)
             return None
-        self._end(run)
+        self._end_run(run)
         return LegOutput(run.leg.leg_id, finish=FinishReason.ERROR)
 
     def load_done(self, leg_id: str) -> None:
         """Blocks have come from the host's memory; ignored when the leg was aborted meanwhile."""
-        if (run := self._book.in_transfer(leg_id)) is not None:
-            self._memory.loaded(run)
-            self._book.make_ready(run)
+        if (run := self._queues.in_transfer(leg_id)) is not None:
+            self._memory.on_host_blocks_loaded(run)
+            self._queues.on_blocks_arrived(run)
 
     # ------------------------------------------------------------------ transfers, source side
-    def holds(self, leg_id: str, now_s: float) -> bool:
+    def is_leased(self, leg_id: str, now_s: float) -> bool:
         """Whether the blocks of this finished prefill leg are still kept."""
         self.expire_leases(now_s)
         return self._memory.is_leased(leg_id)
 
     def renew(self, leg_id: str, now_s: float) -> None:
         """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
-        if self.holds(leg_id, now_s):
+        if self.is_leased(leg_id, now_s):
             self._memory.renew(leg_id, now_s)
 
-    def awaited(self) -> tuple[SimTicket, ...]:
+    def pending_kv_handles(self) -> tuple[SimKvHandle, ...]:
         """What legs wait for that is elsewhere: their leases are to be renewed."""
-        return tuple(run.ticket for run in self._book if run.ticket is not None)
+        return tuple(run.kv_handle for run in self._queues if run.kv_handle is not None)
 
     def release(self, leg_id: str, now_s: float) -> bool:
         """Free a finished prefill leg's blocks; False when they were no longer kept."""
-        held = self.holds(leg_id, now_s)
-        if held:
+        was_leased = self.is_leased(leg_id, now_s)
+        if was_leased:
             self._memory.release(leg_id)
-        return held
+        return was_leased
 
     def expire_leases(self, now_s: float) -> None:
         """Free the blocks of leases whose time is up."""
-        self._meters.expired(self._memory.expire(now_s))
+        self._meters.record_expired_leases(self._memory.expire(now_s))
 
     @property
     def next_expiry_s(self) -> float | None:
         """When to look again though nothing happens; None: no lease ends, no pull is overdue."""
-        permit_at_s = self._permits.next_at_s if self._book.waiting else None
+        permit_at_s = self._pull_permits.next_at_s if self._queues.waiting else None
         times = (self._memory.next_expiry_s, permit_at_s)
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     # ------------------------------------------------------------------ for the body
-    def take_orders(self) -> tuple[Order, ...]:
+    def pop_commands(self) -> tuple[EngineCommand, ...]:
         """What the body has to do outside, since this was last called."""
-        orders, self._orders = tuple(self._orders), []
-        return orders
+        commands, self._commands = tuple(self._commands), []
+        return commands
 
-    def take_events(self) -> tuple[KvEvent, ...]:
+    def pop_events(self) -> tuple[KvEvent, ...]:
         """What changed in the prefix cache since this was last called."""
-        return self._memory.take_events()
+        return self._memory.pop_events()
 
     def load(self) -> Load:
         """The load at this moment, counted."""
-        counts = self._book.counts()
+        counts = self._queues.counts()
         return Load(
             queued_requests=counts.queued,
             running_requests=counts.running,
@@ -278,7 +285,7 @@ class SimCore:
             transfers=self._meters.transfers,
             pulling_requests=counts.pulling,
             steps=self._meters.steps,
-            adapters=self._adapters.told(),
+            adapters=self._adapters.report(),
         )
 
     def links(self) -> tuple[LinkTotals, ...]:
@@ -287,48 +294,54 @@ class SimCore:
 
     def reset_cache(self) -> bool:
         """Empty the prefix cache, both tiers; False, and nothing, while any block is in use."""
-        return self._memory.reset()
+        return self._memory.reset_cache()
 
     def check_integrity(self) -> None:
         """Assert that blocks and legs are each in exactly one place."""
-        self._book.check_integrity()
+        self._queues.check_integrity()
         self._adapters.check_integrity()
-        self._memory.check_integrity(self._book)
+        self._memory.check_integrity(self._queues)
 
     # ------------------------------------------------------------------ scheduling
-    def _continue_running(self) -> tuple[list[tuple[Run, int]], int]:
+    def _schedule_running(self) -> tuple[list[tuple[LegRun, int]], int]:
         """Work for the legs that already run, oldest first, and the token budget that is left."""
-        budget = self._budget()
-        work: list[tuple[Run, int]] = []
-        for run in tuple(self._book.running):
-            if run.state is not RunState.RUNNING or not budget or not self._make_room(run):
+        budget = self._token_budget()
+        scheduled: list[tuple[LegRun, int]] = []
+        for run in tuple(self._queues.running):
+            if (
+                run.state is not LegRunState.RUNNING
+                or not budget
+                or not self._allocate_or_preempt(run)
+            ):
                 break
             tokens = min(run.missing_tokens, budget)
-            work.append((run, tokens))
+            scheduled.append((run, tokens))
             budget -= tokens
-        return work, budget
+        return scheduled, budget
 
-    def _budget(self) -> int:
+    def _token_budget(self) -> int:
         """The next step's; see `baton.engine.vllm.patches.step_budget`."""
         settings = self._settings
         if settings.decode_step_tokens is not None and any(
-            run.streams for run in self._book.running
+            run.is_streaming for run in self._queues.running
         ):
             return settings.decode_step_tokens
         return settings.max_batched_tokens
 
-    def _load_adapter(self, run: Run) -> float:
+    def _load_adapter(self, run: LegRun) -> float:
         """See to it that a run's adapter is there; how long that takes."""
         name = run.leg.adapter
-        if name is None or self._adapters.use(name):
+        if name is None or self._adapters.touch(name):
             return 0.0
         took_s = self._settings.adapter_load_s / self._settings.speed
-        self._adapters.loaded(name, took_s)
+        self._adapters.on_loaded(name, took_s)
         return took_s
 
-    def _shape(self, work: Sequence[tuple[Run, int]], now_s: float, loading_s: float) -> Step:
+    def _build_step(
+        self, scheduled: Sequence[tuple[LegRun, int]], now_s: float, loading_s: float
+    ) -> Step:
         prefill_tokens = decode_requests = context_tokens = 0
-        for run, tokens in work:
+        for run, tokens in scheduled:
             # One missing token is the last of a prompt or of an output: a decode either way.
             if run.missing_tokens == 1:
                 decode_requests += 1
@@ -349,109 +362,111 @@ class SimCore:
             loading_s,
         )
 
-    def _make_room(self, run: Run) -> bool:
+    def _allocate_or_preempt(self, run: LegRun) -> bool:
         """Let a running leg's newest token have a block; False if the leg was preempted instead."""
-        while not self._memory.grow(run):
-            victim = self._book.running[-1]
+        while not self._memory.try_extend(run):
+            victim = self._queues.running[-1]
             self._preempt(victim)
             if victim is run:
                 return False
         return True
 
-    def _preempt(self, run: Run) -> None:
-        run.watch.preemptions += 1
-        self._memory.drop(run)
-        self._book.put_back(run)
+    def _preempt(self, run: LegRun) -> None:
+        run.timer.preemptions += 1
+        self._memory.free(run)
+        self._queues.requeue_preempted(run)
 
-    def _admit(self, work: list[tuple[Run, int]], budget: int, now_s: float) -> None:
-        book, adapters = self._book, self._settings.adapters_per_batch
-        while budget and len(book.running) < self._settings.max_running_requests:
-            if (run := book.first_fitting(book.ready, adapters)) is not None:
-                book.ready.remove(run)
+    def _admit(self, scheduled: list[tuple[LegRun, int]], budget: int, now_s: float) -> None:
+        queues, max_adapters = self._queues, self._settings.adapters_per_batch
+        while budget and len(queues.running) < self._settings.max_running_requests:
+            if (run := queues.first_admissible(queues.ready, max_adapters)) is not None:
+                queues.ready.remove(run)
             elif (
-                run := book.first_fitting(self._may_start(now_s), adapters)
-            ) and self._memory.place(run):
-                book.waiting.remove(run)
+                run := queues.first_admissible(self._startable(now_s), max_adapters)
+            ) and self._memory.try_allocate(run):
+                queues.waiting.remove(run)
                 if self._start_fetch(run, now_s):
                     continue
             else:
                 return
-            book.run(run)
+            queues.start(run)
             if run.cached_tokens is None:
                 run.cached_tokens = run.computed_tokens
             tokens = min(run.missing_tokens, budget)
-            work.append((run, tokens))
+            scheduled.append((run, tokens))
             budget -= tokens
 
-    def _may_start(self, now_s: float) -> Sequence[Run]:
+    def _startable(self, now_s: float) -> Sequence[LegRun]:
         """Legs that wait, without those that wait for their turn to pull."""
-        waiting = self._book.waiting
-        if self._permits.may_begin(now_s):
+        waiting = self._queues.waiting
+        if self._pull_permits.can_begin(now_s):
             return waiting
-        return [run for run in waiting if run.ticket is None]
+        return [run for run in waiting if run.kv_handle is None]
 
-    def _start_fetch(self, run: Run, now_s: float) -> bool:
+    def _start_fetch(self, run: LegRun, now_s: float) -> bool:
         """Order the blocks of a placed leg that are elsewhere; False when all are here.
 
         The host's memory is nearer than another engine: where it has all that the ticket promises,
         nothing is pulled. Otherwise nothing is loaded.
         """
-        ticket = run.ticket
-        if ticket is not None:
-            missing = ticket.blocks - run.remembered_blocks
-            if missing > run.host_blocks:
-                self._permits.begin(run.leg.leg_id, now_s)
-                order = StartPull(leg_id=run.leg.leg_id, ticket=ticket, blocks=missing)
-                return self._wait_for(run, order)
-            run.ticket = None
-            self._orders.append(FreeSource(ticket=ticket))
+        kv_handle = run.kv_handle
+        if kv_handle is not None:
+            missing_blocks = kv_handle.blocks - run.cached_blocks
+            if missing_blocks > run.host_blocks:
+                self._pull_permits.begin(run.leg.leg_id, now_s)
+                command = StartPull(
+                    leg_id=run.leg.leg_id, kv_handle=kv_handle, blocks=missing_blocks
+                )
+                return self._begin_transfer(run, command)
+            run.kv_handle = None
+            self._commands.append(FreeSource(kv_handle=kv_handle))
         if not run.host_blocks:
             return False
-        self._memory.load(run)
-        return self._wait_for(run, LoadBlocks(leg_id=run.leg.leg_id, blocks=run.host_blocks))
+        self._memory.touch_host_blocks(run)
+        return self._begin_transfer(run, LoadBlocks(leg_id=run.leg.leg_id, blocks=run.host_blocks))
 
-    def _wait_for(self, run: Run, order: Order) -> bool:
-        run.state = RunState.TRANSFER
-        self._orders.append(order)
+    def _begin_transfer(self, run: LegRun, command: EngineCommand) -> bool:
+        run.state = LegRunState.FETCHING
+        self._commands.append(command)
         return True
 
     # ------------------------------------------------------------------ tokens and ends
-    def _emit(self, run: Run, now_s: float) -> LegOutput:
-        prefill = run.leg.kind is LegKind.PREFILL
+    def _generate_token(self, run: LegRun, now_s: float) -> LegOutput:
+        is_prefill = run.leg.kind is LegKind.PREFILL
         # A token that is not given only proves that the prompt is done; decode draws it again.
-        given = not prefill or run.leg.gives_token
-        may_end = given and run.generated_tokens >= run.leg.min_tokens
-        token, ended = run.stream.next_token(may_end=may_end)
+        is_client_token = not is_prefill or run.leg.emits_first_token
+        may_end = is_client_token and run.generated_tokens >= run.leg.min_tokens
+        token, is_eos = run.token_stream.next_token(may_end=may_end)
         run.tokens.append(token)
         cached_tokens = times = cache = None
-        if not run.reported:
-            cached_tokens, times = run.cached_tokens, run.watch.first_output(now_s)
-            cache = run.cache_use(run.remembered_blocks * self._settings.block_size_tokens)
-        first, run.reported = not run.reported, True
-        finish = None
-        if ended:
-            finish = FinishReason.STOP
-        elif len(run.tokens) >= run.limit_tokens:
-            finish = FinishReason.LENGTH
-        ticket = None
-        if finish is FinishReason.LENGTH and prefill:
-            ticket = self._grant_lease(run, now_s)
-        if finish is not None:
-            self._end(run)
-            times = times if first else run.watch.last_output()
+        if not run.first_output_sent:
+            cached_tokens, times = run.cached_tokens, run.timer.on_first_output(now_s)
+            cache = run.cache_use(run.cached_blocks * self._settings.block_size_tokens)
+        is_first_output, run.first_output_sent = not run.first_output_sent, True
+        finish_reason = None
+        if is_eos:
+            finish_reason = FinishReason.STOP
+        elif len(run.tokens) >= run.end_tokens:
+            finish_reason = FinishReason.LENGTH
+        kv_handle = None
+        if finish_reason is FinishReason.LENGTH and is_prefill:
+            kv_handle = self._grant_lease(run, now_s)
+        if finish_reason is not None:
+            self._end_run(run)
+            times = times if is_first_output else run.timer.on_last_output()
         return LegOutput(
             run.leg.leg_id,
             (token,),
-            finish,
-            ticket=ticket,
+            finish_reason,
+            kv_handle=kv_handle,
             cached_tokens=cached_tokens,
             times=times,
-            cache=cache,
+            cache_use=cache,
         )
 
-    def _grant_lease(self, run: Run, now_s: float) -> Ticket:
+    def _grant_lease(self, run: LegRun, now_s: float) -> KvHandle:
         prompt = run.leg.prompt_token_ids
-        ticket = SimTicket(
+        kv_handle = SimKvHandle(
             engine_id=self._engine_id,
             leg_id=run.leg.leg_id,
             address=self._address,
@@ -461,22 +476,26 @@ class SimCore:
             prompt_digest=self._digest(run.leg, len(prompt)),
         )
         self._memory.lease(run, now_s)
-        return Ticket(tokens=ticket.tokens, blocks=ticket.blocks, params=self._write_ticket(ticket))
-
-    def _end(self, run: Run) -> None:
-        self._book.end(run)
-        self._memory.drop(run)
-        self._adapters.leg_over(run.leg.adapter)
-
-    def _fits(self, ticket: SimTicket, leg: Leg) -> bool:
-        return (
-            ticket.layout == self._layout
-            and 0 < ticket.tokens <= len(leg.prompt_token_ids)
-            and ticket.blocks == self._memory.blocks_for(ticket.tokens)
+        return KvHandle(
+            tokens=kv_handle.tokens,
+            blocks=kv_handle.blocks,
+            params=self._encode_kv_handle(kv_handle),
         )
 
-    def _stream(self, leg: Leg) -> TokenStream:
-        model = tuned(self._model, leg.adapter)
+    def _end_run(self, run: LegRun) -> None:
+        self._queues.remove(run)
+        self._memory.free(run)
+        self._adapters.on_leg_ended(run.leg.adapter)
+
+    def _is_compatible(self, kv_handle: SimKvHandle, leg: Leg) -> bool:
+        return (
+            kv_handle.layout == self._layout
+            and 0 < kv_handle.tokens <= len(leg.prompt_token_ids)
+            and kv_handle.blocks == self._memory.blocks_for(kv_handle.tokens)
+        )
+
+    def _token_stream(self, leg: Leg) -> TokenStream:
+        model = model_key(self._model, leg.adapter)
         return TokenStream(model, self._settings, leg.prompt_token_ids)
 
     def _digest(self, leg: Leg, tokens: int) -> bytes:

@@ -17,7 +17,7 @@ GPU = "gpu"
 HOST = "cpu"
 
 
-class _Content(NamedTuple):
+class _BlockContent(NamedTuple):
     """What is known of one full block."""
 
     block_hash: BlockHash
@@ -32,75 +32,79 @@ class HostTier:
 
     def __init__(self, total_blocks: int) -> None:
         self._total_blocks = total_blocks
-        self._cached: dict[BlockHash, _Content] = {}
-        self._kept: OrderedDict[BlockHash, _Content] = OrderedDict()
+        self._gpu_blocks: dict[BlockHash, _BlockContent] = {}
+        self._host_blocks: OrderedDict[BlockHash, _BlockContent] = OrderedDict()
 
-    def cached(self, stored: BlocksStored) -> None:
+    def record_gpu_blocks(self, stored: BlocksStored) -> None:
         """Note what blocks hold that have come into the KV cache."""
         if not self._total_blocks:
             return
         size, parent_hash = stored.block_size_tokens, stored.parent_hash
         for index, block_hash in enumerate(stored.block_hashes):
             tokens = stored.token_ids[index * size : (index + 1) * size]
-            content = _Content(block_hash, parent_hash, tokens, stored.adapter, stored.cache_salt)
-            self._cached[block_hash] = content
+            content = _BlockContent(
+                block_hash, parent_hash, tokens, stored.adapter, stored.cache_salt
+            )
+            self._gpu_blocks[block_hash] = content
             parent_hash = block_hash
 
-    def take_over(self, evicted: Sequence[BlockHash]) -> Iterator[KvEvent]:
+    def store_evicted(self, evicted: Sequence[BlockHash]) -> Iterator[KvEvent]:
         """Keep what the KV cache has evicted, tails first; yields what has changed here."""
         if not self._total_blocks:
             return
-        contents = [self._cached.pop(block_hash) for block_hash in evicted]
-        new = [content for content in contents if content.block_hash not in self._kept]
+        contents = [self._gpu_blocks.pop(block_hash) for block_hash in evicted]
+        new_contents = [
+            content for content in contents if content.block_hash not in self._host_blocks
+        ]
         for content in contents:
-            self._kept[content.block_hash] = content
-            self._kept.move_to_end(content.block_hash)
-        yield from _stored(new[::-1])
-        over = max(0, len(self._kept) - self._total_blocks)
-        if dropped := tuple(self._kept.popitem(last=False)[0] for _ in range(over)):
+            self._host_blocks[content.block_hash] = content
+            self._host_blocks.move_to_end(content.block_hash)
+        yield from _stored_events(new_contents[::-1])
+        excess_blocks = max(0, len(self._host_blocks) - self._total_blocks)
+        if dropped := tuple(self._host_blocks.popitem(last=False)[0] for _ in range(excess_blocks)):
             yield BlocksRemoved(block_hashes=dropped, tier=HOST)
 
     def match(self, hashes: Sequence[BlockHash]) -> int:
         """How many leading ones of these blocks are here."""
         for index, block_hash in enumerate(hashes):
-            if block_hash not in self._kept:
+            if block_hash not in self._host_blocks:
                 return index
         return len(hashes)
 
-    def use(self, hashes: Sequence[BlockHash]) -> None:
+    def touch(self, hashes: Sequence[BlockHash]) -> None:
         """Note that these blocks, in prompt order, are loaded."""
         for block_hash in reversed(hashes):
-            self._kept.move_to_end(block_hash)
+            self._host_blocks.move_to_end(block_hash)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._cached.clear()
-        self._kept.clear()
+        self._gpu_blocks.clear()
+        self._host_blocks.clear()
 
-    def holds(self) -> frozenset[BlockHash]:
+    def block_hashes(self) -> frozenset[BlockHash]:
         """Everything that is here."""
-        return frozenset(self._kept)
+        return frozenset(self._host_blocks)
 
 
-def _stored(contents: Iterable[_Content]) -> Iterator[BlocksStored]:
+def _stored_events(contents: Iterable[_BlockContent]) -> Iterator[BlocksStored]:
     """One event for each run of blocks that follow each other."""
-    run: list[_Content] = []
+    chain: list[_BlockContent] = []
     for content in contents:
-        if run and content.parent_hash != run[-1].block_hash:
-            yield _event(run)
-            run = []
-        run.append(content)
-    if run:
-        yield _event(run)
+        if chain and content.parent_hash != chain[-1].block_hash:
+            yield _stored_event(chain)
+            chain = []
+        chain.append(content)
+    if chain:
+        yield _stored_event(chain)
 
 
-def _event(run: Sequence[_Content]) -> BlocksStored:
+def _stored_event(chain: Sequence[_BlockContent]) -> BlocksStored:
     return BlocksStored(
-        block_hashes=tuple(content.block_hash for content in run),
-        parent_hash=run[0].parent_hash,
-        token_ids=tuple(token for content in run for token in content.token_ids),
-        block_size_tokens=len(run[0].token_ids),
+        block_hashes=tuple(content.block_hash for content in chain),
+        parent_hash=chain[0].parent_hash,
+        token_ids=tuple(token for content in chain for token in content.token_ids),
+        block_size_tokens=len(chain[0].token_ids),
         tier=HOST,
-        adapter=run[0].adapter,
-        cache_salt=run[0].cache_salt,
+        adapter=chain[0].adapter,
+        cache_salt=chain[0].cache_salt,
     )

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from baton.domain.handoff import Ticket
-from baton.simulator.engine.commands import SimTicket
+from baton.domain.handoff import KvHandle
+from baton.simulator.engine.commands import SimKvHandle
 
-_BETWEEN = "\0"
+_SEPARATOR = "\0"
 
 
-def write_ticket(ticket: SimTicket) -> bytes:
+def encode_kv_handle(kv_handle: SimKvHandle) -> bytes:
     """A ticket's `params`; ids and layouts have no NUL in them."""
     parts = (
-        *(ticket.engine_id, ticket.leg_id, ticket.address, ticket.layout),
-        *(str(ticket.tokens), str(ticket.blocks), ticket.prompt_digest.hex()),
+        *(kv_handle.engine_id, kv_handle.leg_id, kv_handle.address, kv_handle.layout),
+        *(str(kv_handle.tokens), str(kv_handle.blocks), kv_handle.prompt_digest.hex()),
     )
-    return _BETWEEN.join(parts).encode()
+    return _SEPARATOR.join(parts).encode()
 
 
-def read_ticket(ticket: Ticket) -> SimTicket:
-    """What `write_ticket` was given."""
-    engine_id, leg_id, address, layout, tokens, blocks, digest = ticket.params.decode().split(
-        _BETWEEN
+def decode_kv_handle(kv_handle: KvHandle) -> SimKvHandle:
+    """What `encode_kv_handle` was given."""
+    engine_id, leg_id, address, layout, tokens, blocks, digest = kv_handle.params.decode().split(
+        _SEPARATOR
     )
-    return SimTicket(
+    return SimKvHandle(
         engine_id=engine_id,
         leg_id=leg_id,
         address=address,

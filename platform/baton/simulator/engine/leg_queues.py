@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from baton.simulator.engine.blocks import expect
-from baton.simulator.engine.runs import Run, RunState
+from baton.simulator.engine.runs import LegRun, LegRunState
 
 
-class Counts(NamedTuple):
+class QueueCounts(NamedTuple):
     """How many legs are where, and the tokens that they still have to compute."""
 
     queued: int
@@ -19,99 +19,107 @@ class Counts(NamedTuple):
     queued_tokens: int
 
 
-class RunBook:
+class LegQueues:
     """Who waits, who is ready to run, who runs; legs in a transfer are in no queue."""
 
     def __init__(self) -> None:
-        self.waiting: deque[Run] = deque()
-        self.ready: deque[Run] = deque()
-        self.running: list[Run] = []
-        self._runs: dict[str, Run] = {}
+        self.waiting: deque[LegRun] = deque()
+        self.ready: deque[LegRun] = deque()
+        self.running: list[LegRun] = []
+        self._runs: dict[str, LegRun] = {}
 
     def __contains__(self, leg_id: str) -> bool:
         return leg_id in self._runs
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[LegRun]:
         return iter(self._runs.values())
 
-    def get(self, leg_id: str) -> Run | None:
+    def get(self, leg_id: str) -> LegRun | None:
         """The live leg with this id; None when it has ended or never was."""
         return self._runs.get(leg_id)
 
-    def in_transfer(self, leg_id: str) -> Run | None:
+    def in_transfer(self, leg_id: str) -> LegRun | None:
         """The leg with this id if its blocks are on the way, else None."""
         run = self._runs.get(leg_id)
-        return run if run is not None and run.state is RunState.TRANSFER else None
+        return run if run is not None and run.state is LegRunState.FETCHING else None
 
-    def add(self, run: Run) -> None:
+    def add(self, run: LegRun) -> None:
         """A new leg waits."""
         self._runs[run.leg.leg_id] = run
         self.waiting.append(run)
 
-    def make_ready(self, run: Run) -> None:
+    def on_blocks_arrived(self, run: LegRun) -> None:
         """A leg whose blocks were on the way waits no longer for them."""
-        run.ticket = None
-        run.state = RunState.READY
+        run.kv_handle = None
+        run.state = LegRunState.READY
         self.ready.append(run)
 
-    def first_fitting(self, queue: Sequence[Run], adapters: int) -> Run | None:
+    def first_admissible(self, queue: Sequence[LegRun], max_adapters: int) -> LegRun | None:
         """The first in line whose adapter is one of at most so many that run; None: nobody's."""
-        if not adapters or not queue:
+        if not max_adapters or not queue:
             return queue[0] if queue else None
-        running = {run.leg.adapter for run in self.running} - {None}
-        if len(running) < adapters:
+        running_adapters = {run.leg.adapter for run in self.running} - {None}
+        if len(running_adapters) < max_adapters:
             return queue[0]
-        return next((run for run in queue if run.leg.adapter in {None, *running}), None)
+        return next((run for run in queue if run.leg.adapter in {None, *running_adapters}), None)
 
-    def run(self, run: Run) -> None:
+    def start(self, run: LegRun) -> None:
         """A leg that was taken from its queue runs."""
-        run.state = RunState.RUNNING
+        run.state = LegRunState.RUNNING
         self.running.append(run)
 
-    def put_back(self, run: Run) -> None:
+    def requeue_preempted(self, run: LegRun) -> None:
         """A running leg waits again, before all others."""
         self.running.remove(run)
         run.computed_tokens = 0
-        run.state = RunState.WAITING
+        run.state = LegRunState.WAITING
         self.waiting.appendleft(run)
 
-    def end(self, run: Run) -> None:
+    def remove(self, run: LegRun) -> None:
         """A leg is over."""
         del self._runs[run.leg.leg_id]
         match run.state:
-            case RunState.WAITING:
+            case LegRunState.WAITING:
                 self.waiting.remove(run)
-            case RunState.READY:
+            case LegRunState.READY:
                 self.ready.remove(run)
-            case RunState.RUNNING:
+            case LegRunState.RUNNING:
                 self.running.remove(run)
-            case RunState.TRANSFER | RunState.ENDED:
+            case LegRunState.FETCHING | LegRunState.ENDED:
                 pass
-        run.state = RunState.ENDED
+        run.state = LegRunState.ENDED
 
-    def counts(self) -> Counts:
+    def counts(self) -> QueueCounts:
         """Where the legs are at this moment."""
         queued = (*self.waiting, *self.ready)
         prefilling = (run for run in self.running if run.missing_tokens > 1)
-        return Counts(
+        return QueueCounts(
             queued=len(queued),
-            pulling=sum(run.state is RunState.TRANSFER for run in self._runs.values()),
+            pulling=sum(run.state is LegRunState.FETCHING for run in self._runs.values()),
             running=len(self.running),
-            queued_tokens=sum(run.expected_tokens for run in (*queued, *prefilling)),
+            queued_tokens=sum(run.expected_missing_tokens for run in (*queued, *prefilling)),
         )
 
     def check_integrity(self) -> None:
         """Assert that each leg is in exactly the queue that its state says."""
         runs = list(self._runs.values())
-        lists = {
-            RunState.WAITING: list(self.waiting),
-            RunState.READY: list(self.ready),
-            RunState.RUNNING: self.running,
+        queues = {
+            LegRunState.WAITING: list(self.waiting),
+            LegRunState.READY: list(self.ready),
+            LegRunState.RUNNING: self.running,
         }
-        for state, members in lists.items():
-            in_state = {run.leg.leg_id for run in runs if run.state is state}
-            listed = [run.leg.leg_id for run in members]
-            expect(len(listed) == len(set(listed)), f"{state}: a leg is listed twice: {listed}")
-            expect(set(listed) == in_state, f"{state}: listed {listed}, in that state {in_state}")
-        expect(all(run.state is not RunState.ENDED for run in runs), "an ended leg is still known")
+        for state, members in queues.items():
+            ids_in_state = {run.leg.leg_id for run in runs if run.state is state}
+            queued_ids = [run.leg.leg_id for run in members]
+            expect(
+                len(queued_ids) == len(set(queued_ids)),
+                f"{state}: a leg is listed twice: {queued_ids}",
+            )
+            expect(
+                set(queued_ids) == ids_in_state,
+                f"{state}: listed {queued_ids}, in that state {ids_in_state}",
+            )
+        expect(
+            all(run.state is not LegRunState.ENDED for run in runs), "an ended leg is still known"
+        )
         expect(not any(run.blocks for run in self.waiting), "a waiting leg holds blocks")

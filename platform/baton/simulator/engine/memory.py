@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from baton.control.request.leases import renewed_until_s
+from baton.control.request.leases import renewed_expiry_s
 from baton.control.state.deadlines import Deadlines
 from baton.domain.handoff import Leg
 from baton.domain.kv_events import BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.simulator.engine.blocks import BlockPool, expect
 from baton.simulator.engine.host_tier import GPU, HostTier
-from baton.simulator.engine.runs import Run
+from baton.simulator.engine.runs import LegRun
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.engine.tokens import digest, pack_tokens
 
@@ -24,7 +24,7 @@ class KvMemory:
     """
 
     def __init__(self, settings: SimSettings, layout: str) -> None:
-        self._block_tokens = settings.block_size_tokens
+        self._block_size_tokens = settings.block_size_tokens
         self._lease_s = settings.lease_s
         self._layout = layout
         self._pool = BlockPool(settings.kv_blocks)
@@ -41,7 +41,7 @@ class KvMemory:
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks this many tokens need."""
-        return -(-tokens // self._block_tokens)
+        return -(-tokens // self._block_size_tokens)
 
     def root_hash(self, leg: Leg) -> BlockHash:
         """Where the chains of one adapter and salt start."""
@@ -49,73 +49,75 @@ class KvMemory:
         return digest(self._layout.encode() + adapter + salt_bytes(leg.cache_salt))
 
     # ------------------------------------------------------------------ a run's blocks
-    def place(self, run: Run) -> bool:
+    def try_allocate(self, run: LegRun) -> bool:
         """Give a run all the blocks its tokens need; False, and nothing, without room.
 
         Cached leading blocks are reused, and count as computed; those that follow in the host's
         memory are to be loaded. The last token is always computed: its logits are needed.
         """
         self._extend_hashes(run)
-        usable = (len(run.tokens) - 1) // self._block_tokens
-        cached = self._pool.match(run.hashes[:usable])
-        blocks = self._pool.try_take(cached, self.blocks_for(len(run.tokens)) - len(cached))
+        max_hit_blocks = (len(run.tokens) - 1) // self._block_size_tokens
+        cached_blocks = self._pool.match(run.hashes[:max_hit_blocks])
+        blocks = self._pool.try_allocate(
+            cached_blocks, self.blocks_for(len(run.tokens)) - len(cached_blocks)
+        )
         if blocks is None:
             return False
         run.blocks = blocks
-        run.remembered_blocks = len(cached)
-        run.computed_tokens = len(cached) * self._block_tokens
+        run.cached_blocks = len(cached_blocks)
+        run.computed_tokens = len(cached_blocks) * self._block_size_tokens
         if run.cached_tokens is None:  # not when it is placed again
-            run.own_tokens = run.computed_tokens
-        run.host_blocks = self._host.match(run.hashes[len(cached) : usable])
+            run.local_hit_tokens = run.computed_tokens
+        run.host_blocks = self._host.match(run.hashes[len(cached_blocks) : max_hit_blocks])
         return True
 
-    def load(self, run: Run) -> None:
+    def touch_host_blocks(self, run: LegRun) -> None:
         """Note that a run's blocks in the host's memory are being loaded."""
-        first = run.remembered_blocks
-        self._host.use(run.hashes[first : first + run.host_blocks])
+        first = run.cached_blocks
+        self._host.touch(run.hashes[first : first + run.host_blocks])
 
-    def loaded(self, run: Run) -> None:
+    def on_host_blocks_loaded(self, run: LegRun) -> None:
         """A run's blocks have come from the host's memory."""
-        run.computed_tokens = (run.remembered_blocks + run.host_blocks) * self._block_tokens
+        run.computed_tokens = (run.cached_blocks + run.host_blocks) * self._block_size_tokens
         run.host_blocks = 0
-        self.remember(run)
+        self.cache_full_blocks(run)
 
-    def grow(self, run: Run) -> bool:
+    def try_extend(self, run: LegRun) -> bool:
         """Give a run a block for its newest token if it needs one; False without room."""
         if self.blocks_for(len(run.tokens)) == len(run.blocks):
             return True
-        block = self._pool.try_take((), 1)
+        block = self._pool.try_allocate((), 1)
         if block is None:
             return False
         run.blocks.extend(block)
         return True
 
-    def drop(self, run: Run) -> None:
+    def free(self, run: LegRun) -> None:
         """Take a run's blocks back; the full ones stay cached until someone needs the room."""
-        self._pool.give_back(run.blocks)
+        self._pool.free(run.blocks)
         run.blocks = []
-        run.remembered_blocks = run.host_blocks = 0
+        run.cached_blocks = run.host_blocks = 0
 
-    def remember(self, run: Run) -> None:
+    def cache_full_blocks(self, run: LegRun) -> None:
         """Put the blocks that a run has fully computed into the prefix cache."""
-        full = run.computed_tokens // self._block_tokens
-        if full == run.remembered_blocks:
+        full_blocks = run.computed_tokens // self._block_size_tokens
+        if full_blocks == run.cached_blocks:
             return
         self._extend_hashes(run)
         first_new: int | None = None
-        for index in range(run.remembered_blocks, full):
-            own = run.blocks[index]
-            run.blocks[index] = self._pool.remember(own, run.hashes[index])
-            if run.blocks[index] == own:
+        for index in range(run.cached_blocks, full_blocks):
+            own_block = run.blocks[index]
+            run.blocks[index] = self._pool.cache_full_block(own_block, run.hashes[index])
+            if run.blocks[index] == own_block:
                 first_new = index if first_new is None else first_new
             elif first_new is not None:
                 raise AssertionError(f"block {index} was cached and the one before it was not")
         if first_new is not None:
-            self._note_stored(run, first_new, full)
-        run.remembered_blocks = full
+            self._record_stored(run, first_new, full_blocks)
+        run.cached_blocks = full_blocks
 
     # ------------------------------------------------------------------ leases
-    def lease(self, run: Run, now_s: float) -> None:
+    def lease(self, run: LegRun, now_s: float) -> None:
         """Keep a run's blocks for whoever pulls them."""
         self._leases[run.leg.leg_id] = tuple(run.blocks)
         self._expiries.arm(run.leg.leg_id, now_s + self._lease_s)
@@ -124,7 +126,7 @@ class KvMemory:
     def renew(self, leg_id: str, now_s: float) -> None:
         """Keep a leg's blocks for longer, where they are still kept."""
         if leg_id in self._leases:
-            until_s = renewed_until_s(now_s, self._lease_s)
+            until_s = renewed_expiry_s(now_s, self._lease_s)
             self._expiries.postpone(leg_id, until_s)
 
     def is_leased(self, leg_id: str) -> bool:
@@ -134,11 +136,11 @@ class KvMemory:
     def release(self, leg_id: str) -> None:
         """End a lease."""
         self._expiries.disarm(leg_id)
-        self._pool.give_back(self._leases.pop(leg_id))
+        self._pool.free(self._leases.pop(leg_id))
 
     def expire(self, now_s: float) -> int:
         """End the leases whose time is up and count them."""
-        expired = tuple(self._expiries.take_due(now_s))
+        expired = tuple(self._expiries.pop_due(now_s))
         for leg_id in expired:
             self.release(leg_id)
         return len(expired)
@@ -149,46 +151,48 @@ class KvMemory:
         return self._expiries.next_at_s()
 
     # ------------------------------------------------------------------ what others are told
-    def note_evictions(self) -> None:
+    def record_evictions(self) -> None:
         """Turn the evictions so far into events; before anything newer is stored."""
-        if evicted := self._pool.take_evicted():
-            self._events.extend(self._host.take_over(evicted))
+        if evicted := self._pool.pop_evicted():
+            self._events.extend(self._host.store_evicted(evicted))
             self._events.append(BlocksRemoved(block_hashes=evicted, tier=GPU))
 
-    def reset(self) -> bool:
+    def reset_cache(self) -> bool:
         """Forget all that is cached, in both tiers; False, and nothing, while blocks are in use."""
-        self.note_evictions()
-        if not self._pool.forget():
+        self.record_evictions()
+        if not self._pool.reset_cache():
             return False
         self._host.clear()
         self._events.append(BlocksCleared())
         return True
 
-    def take_events(self) -> tuple[KvEvent, ...]:
+    def pop_events(self) -> tuple[KvEvent, ...]:
         """What changed in the prefix cache since this was last called."""
-        self.note_evictions()
+        self.record_evictions()
         events, self._events = tuple(self._events), []
         return events
 
-    def check_integrity(self, runs: Iterable[Run]) -> None:
+    def check_integrity(self, runs: Iterable[LegRun]) -> None:
         """Assert that every block is owned by exactly those who think so."""
         runs = tuple(runs)
-        known = self._leases.keys() & {run.leg.leg_id for run in runs}
-        expect(not known, f"legs both run and are leased: {sorted(known)}")
+        running_and_leased = self._leases.keys() & {run.leg.leg_id for run in runs}
+        expect(
+            not running_and_leased, f"legs both run and are leased: {sorted(running_and_leased)}"
+        )
         expect(len(self._expiries) == len(self._leases), "a lease without an end, or the reverse")
         self._pool.check_integrity([*(run.blocks for run in runs), *self._leases.values()])
 
-    def _extend_hashes(self, run: Run) -> None:
+    def _extend_hashes(self, run: LegRun) -> None:
         """Hash the blocks that have become full: each over its tokens and the hash before it."""
-        size = self._block_tokens
+        size = self._block_size_tokens
         previous = run.hashes[-1] if run.hashes else self.root_hash(run.leg)
         for start in range(len(run.hashes) * size, len(run.tokens) - size + 1, size):
             previous = digest(previous + pack_tokens(run.tokens[start : start + size]))
             run.hashes.append(previous)
 
-    def _note_stored(self, run: Run, first: int, end: int) -> None:
-        self.note_evictions()
-        size = self._block_tokens
+    def _record_stored(self, run: LegRun, first: int, end: int) -> None:
+        self.record_evictions()
+        size = self._block_size_tokens
         stored = BlocksStored(
             block_hashes=tuple(run.hashes[first:end]),
             parent_hash=run.hashes[first - 1] if first else None,
@@ -198,7 +202,7 @@ class KvMemory:
             adapter=run.leg.adapter,
             cache_salt=run.leg.cache_salt,
         )
-        self._host.cached(stored)
+        self._host.record_gpu_blocks(stored)
         self._events.append(stored)
 
 

@@ -23,31 +23,33 @@ class PullMeter:
         """Pulls by source, those pulled from first in front."""
         return tuple(self._links.values())
 
-    def pulled(self, source_id: str, *, moved_bytes: int, took_s: float) -> None:
+    def record_pull(self, source_id: str, *, moved_bytes: int, duration_s: float) -> None:
         """A pull brought its blocks."""
         total, link = self.transfers, self._link(source_id)
         self.transfers = total._replace(
             pulls=total.pulls + 1,
             moved_bytes=total.moved_bytes + moved_bytes,
-            busy_s=total.busy_s + took_s,
+            busy_s=total.busy_s + duration_s,
         )
         self._links[source_id] = link._replace(
             pulls=link.pulls + 1,
             moved_bytes=link.moved_bytes + moved_bytes,
-            busy_s=link.busy_s + took_s,
+            busy_s=link.busy_s + duration_s,
         )
 
-    def pull_failed(self, source_id: str) -> None:
+    def record_pull_failure(self, source_id: str) -> None:
         """A pull brought nothing."""
         self.transfers = self.transfers._replace(failures=self.transfers.failures + 1)
         link = self._link(source_id)
         self._links[source_id] = link._replace(failures=link.failures + 1)
 
-    def void(self) -> None:
+    def record_void_pull(self) -> None:
         """A pull brought blocks that its source had not kept."""
-        self.transfers = self.transfers._replace(void_pulls=self.transfers.void_pulls + 1)
+        self.transfers = self.transfers._replace(
+            invalidated_pulls=self.transfers.invalidated_pulls + 1
+        )
 
-    def expired(self, leases: int) -> None:
+    def record_expired_leases(self, leases: int) -> None:
         """Leases ran out before anyone pulled."""
         total = self.transfers.expired_leases + leases
         self.transfers = self.transfers._replace(expired_leases=total)
@@ -56,7 +58,7 @@ class PullMeter:
         return self._links.get(source_id) or LinkTotals(source_id, transport=TRANSPORT)
 
 
-class Meters(PullMeter):
+class EngineMeters(PullMeter):
     """Those, and steps; totals only grow, but for the average `step_s`."""
 
     __slots__ = ("step_s", "steps")
@@ -66,16 +68,16 @@ class Meters(PullMeter):
         self.step_s = 0.0
         self.steps = StepTotals()
 
-    def stepped(
-        self, took_s: float, *, prefill_tokens: int, decode_tokens: int, context_tokens: int
+    def record_step(
+        self, duration_s: float, *, prefill_tokens: int, decode_tokens: int, context_tokens: int
     ) -> None:
         """A step ended."""
         weight = STEP_AVERAGE_WEIGHT if self.steps.steps else 1.0
-        self.step_s += weight * (took_s - self.step_s)
+        self.step_s += weight * (duration_s - self.step_s)
         before = self.steps
         self.steps = StepTotals(
             steps=before.steps + 1,
-            busy_s=before.busy_s + took_s,
+            busy_s=before.busy_s + duration_s,
             prefill_tokens=before.prefill_tokens + prefill_tokens,
             decode_tokens=before.decode_tokens + decode_tokens,
             context_tokens=before.context_tokens + context_tokens,

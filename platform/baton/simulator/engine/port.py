@@ -8,7 +8,7 @@ from typing import Protocol
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegOutput
-from baton.simulator.engine.commands import Order, SimTicket
+from baton.simulator.engine.commands import EngineCommand, SimKvHandle
 
 
 class VirtualEngine(Protocol):
@@ -27,10 +27,10 @@ class VirtualEngine(Protocol):
         """End legs without a word and free what they hold; unknown ones are ignored."""
         ...
 
-    def begin(self, now_s: float, *, patience_s: float) -> float | None:
+    def begin(self, now_s: float, *, horizon_s: float) -> float | None:
         """Choose what to compute next: seconds until `finish` is due, None when there is nothing.
 
-        One step, or as many as nothing can change in, but no more than about `patience_s` long.
+        One step, or as many as nothing can change in, but no more than about `horizon_s` long.
         """
         ...
 
@@ -42,7 +42,9 @@ class VirtualEngine(Protocol):
         """Account for what `begin` began and return what it produced."""
         ...
 
-    def pull_done(self, leg_id: str, *, blocks: int, took_s: float, kept: bool) -> LegOutput | None:
+    def pull_done(
+        self, leg_id: str, *, blocks: int, duration_s: float, source_kept: bool
+    ) -> LegOutput | None:
         """The blocks of a pull are here, and whether their source kept them to the end.
 
         Where it did not, the leg computes its own, or ends with the returned error.
@@ -57,7 +59,7 @@ class VirtualEngine(Protocol):
         """Blocks have come from the host's memory."""
         ...
 
-    def holds(self, leg_id: str, now_s: float) -> bool:
+    def is_leased(self, leg_id: str, now_s: float) -> bool:
         """Whether the blocks of this finished prefill leg are still kept."""
         ...
 
@@ -65,7 +67,7 @@ class VirtualEngine(Protocol):
         """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
         ...
 
-    def awaited(self) -> tuple[SimTicket, ...]:
+    def pending_kv_handles(self) -> tuple[SimKvHandle, ...]:
         """What legs wait for that is elsewhere: their leases are to be renewed."""
         ...
 
@@ -77,20 +79,20 @@ class VirtualEngine(Protocol):
         """When to look again though nothing happens; None: never."""
         ...
 
-    def take_orders(self) -> tuple[Order, ...]:
+    def pop_commands(self) -> tuple[EngineCommand, ...]:
         """What the body has to do outside, since this was last called."""
         ...
 
-    def take_cache_update(self) -> CacheUpdate | None:
+    def pop_cache_update(self) -> CacheUpdate | None:
         """What changed in the prefix cache since this was last called; None when nothing did."""
         ...
 
     def cache_snapshot(self) -> CacheUpdate:
-        """All that is cached. Call `take_cache_update` first."""
+        """All that is cached. Call `pop_cache_update` first."""
         ...
 
-    def has_cache_news(self) -> bool:
-        """Whether `take_cache_update` would have anything to say."""
+    def has_cache_update(self) -> bool:
+        """Whether `pop_cache_update` would have anything to say."""
         ...
 
     def load(self, now_s: float) -> Load:

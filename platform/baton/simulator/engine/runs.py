@@ -7,66 +7,72 @@ from enum import Enum, auto
 
 from baton.domain.handoff import CacheUse, Leg, LegKind
 from baton.domain.kv_events import BlockHash
-from baton.simulator.engine.commands import SimTicket
-from baton.simulator.engine.leg_timer import Watch
+from baton.simulator.engine.commands import SimKvHandle
+from baton.simulator.engine.leg_timer import LegTimer
 from baton.simulator.engine.tokens import TokenStream
 
 
-class RunState(Enum):
+class LegRunState(Enum):
     """Where a leg is; `baton.simulator.engine.core` tells the edges."""
 
     WAITING = auto()
-    TRANSFER = auto()
+    FETCHING = auto()
     READY = auto()
     RUNNING = auto()
     ENDED = auto()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Run:
+class LegRun:
     """A leg and how far it has come."""
 
     leg: Leg
-    ticket: SimTicket | None
+    kv_handle: SimKvHandle | None
     """Not yet pulled."""
     tokens: list[int]
-    limit_tokens: int
-    stream: TokenStream
+    end_tokens: int
+    token_stream: TokenStream
     hashes: list[BlockHash] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
-    remembered_blocks: int = 0
+    cached_blocks: int = 0
     host_blocks: int = 0
     """How many blocks after the remembered ones are to be loaded from the host's memory."""
     computed_tokens: int = 0
-    own_tokens: int = 0
+    local_hit_tokens: int = 0
     """Tokens that the prefix cache had when the leg was placed."""
     cached_tokens: int | None = None
     """Tokens that were not computed here when the leg first ran, fetched ones among them."""
-    reported: bool = False
-    watch: Watch
-    state: RunState = RunState.WAITING
+    first_output_sent: bool = False
+    timer: LegTimer
+    state: LegRunState = LegRunState.WAITING
 
     @property
     def missing_tokens(self) -> int:
         """How many tokens have to be computed before the next one can be drawn."""
         return len(self.tokens) - self.computed_tokens
 
-    def cache_use(self, kept_tokens: int) -> CacheUse:
+    def cache_use(self, cached_now_tokens: int) -> CacheUse:
         """What is said of its prompt, of which the prefix cache holds so many tokens now."""
         cached_tokens = self.cached_tokens or 0
-        return CacheUse(cached_tokens - self.own_tokens, max(0, kept_tokens - cached_tokens))
+        return CacheUse(
+            cached_tokens - self.local_hit_tokens, max(0, cached_now_tokens - cached_tokens)
+        )
 
     @property
-    def expected_tokens(self) -> int:
+    def expected_missing_tokens(self) -> int:
         """The same, as far as can be told before it begins and what is cached of it shows."""
         missing = self.missing_tokens
-        return missing if self.cached_tokens is not None else min(missing, self.leg.to_compute)
+        return (
+            missing
+            if self.cached_tokens is not None
+            else min(missing, self.leg.uncached_prompt_tokens)
+        )
 
     @property
-    def streams(self) -> bool:
+    def is_streaming(self) -> bool:
         """Whether somebody waits for its next token, as a client does after the first."""
-        goes_on = self.leg.kind is not LegKind.PREFILL and self.leg.max_tokens > 1
-        return goes_on and self.generated_tokens > 0 and self.missing_tokens == 1
+        has_more_tokens = self.leg.kind is not LegKind.PREFILL and self.leg.max_tokens > 1
+        return has_more_tokens and self.generated_tokens > 0 and self.missing_tokens == 1
 
     @property
     def generated_tokens(self) -> int:

@@ -46,20 +46,20 @@ class OnTransferFailure(StrEnum):
     """It ends with an error."""
 
 
-class BadSetting(ValueError):
-    """An engine could not work with a setting; others that bound it are in `wanted` as name=value.
+class SettingInvalid(ValueError):
+    """An engine could not work with a setting; `expected` has others that bound it, as name=value.
 
     Arguments are positional because Ray pickles exceptions by `args`.
     """
 
-    def __init__(self, name: str, got: object, wanted: str) -> None:
-        super().__init__(name, got, wanted)
+    def __init__(self, name: str, got: object, expected: str) -> None:
+        super().__init__(name, got, expected)
         self.name = name
         self.got = got
-        self.wanted = wanted
+        self.expected = expected
 
     def __str__(self) -> str:
-        return f"simulated engine: {self.name} is {self.got}, wanted {self.wanted}"
+        return f"simulated engine: {self.name} is {self.got}, wanted {self.expected}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class SimSettings:
     GPU. They are not measurements, and nothing may be concluded from them about a real engine.
 
     Raises:
-        BadSetting: an engine could not work with one of them.
+        SettingInvalid: an engine could not work with one of them.
     """
 
     prefill_tokens_per_s: float = 20_000.0
@@ -142,49 +142,53 @@ class SimSettings:
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
-            self._require(name, "more than 0", holds=getattr(self, name) > 0)
+            self._require(name, "more than 0", is_valid=getattr(self, name) > 0)
         for name in _NOT_NEGATIVE:
-            self._require(name, "at least 0", holds=getattr(self, name) >= 0)
-        shortest = 2  # a prompt of one token and room for one more
-        self._require("max_len_tokens", "at least 2", holds=self.max_len_tokens >= shortest)
+            self._require(name, "at least 0", is_valid=getattr(self, name) >= 0)
+        min_len_tokens = 2  # a prompt of one token and room for one more
+        self._require(
+            "max_len_tokens", "at least 2", is_valid=self.max_len_tokens >= min_len_tokens
+        )
         self._require(
             "kv_blocks",
             f"room for one request of max_len_tokens={self.max_len_tokens}",
-            holds=self.kv_blocks * self.block_size_tokens >= self.max_len_tokens,
+            is_valid=self.kv_blocks * self.block_size_tokens >= self.max_len_tokens,
         )
         self._require(
             "max_batched_tokens",
             f"at least max_running_requests={self.max_running_requests}, a token for each",
-            holds=self.max_batched_tokens >= self.max_running_requests,
+            is_valid=self.max_batched_tokens >= self.max_running_requests,
         )
         self._require(
             "decode_step_tokens",
             f"from max_running_requests={self.max_running_requests} to"
             f" max_batched_tokens={self.max_batched_tokens}",
-            holds=self.decode_step_tokens is None
+            is_valid=self.decode_step_tokens is None
             or self.max_running_requests <= self.decode_step_tokens <= self.max_batched_tokens,
         )
         self._require(
-            "vocab_size", f"more than {FIRST_TOKEN_ID}", holds=self.vocab_size > FIRST_TOKEN_ID
+            "vocab_size", f"more than {FIRST_TOKEN_ID}", is_valid=self.vocab_size > FIRST_TOKEN_ID
         )
         self._require(
             "decode_kv_relief_s",
             f"at most decode_kv_s={self.decode_kv_s}",
-            holds=self.decode_kv_relief_s <= self.decode_kv_s,
+            is_valid=self.decode_kv_relief_s <= self.decode_kv_s,
         )
         self._require(
             "adapters_per_batch",
             f"from {min(1, self.adapter_slots)} to adapter_slots={self.adapter_slots}",
-            holds=min(1, self.adapter_slots) <= self.adapters_per_batch <= self.adapter_slots,
+            is_valid=min(1, self.adapter_slots) <= self.adapters_per_batch <= self.adapter_slots,
         )
         self._require(
-            "max_pulls", "at least 1, or none", holds=self.max_pulls is None or self.max_pulls >= 1
+            "max_pulls",
+            "at least 1, or none",
+            is_valid=self.max_pulls is None or self.max_pulls >= 1,
         )
-        self._require("eos_probability", "from 0 to 1", holds=0 <= self.eos_probability <= 1)
+        self._require("eos_probability", "from 0 to 1", is_valid=0 <= self.eos_probability <= 1)
         self._require(
             "side_channel_port",
             f"from 0 to {_LAST_PORT}",
-            holds=0 <= self.side_channel_port <= _LAST_PORT,
+            is_valid=0 <= self.side_channel_port <= _LAST_PORT,
         )
 
     def step_s(
@@ -220,6 +224,6 @@ class SimSettings:
         """What two engines must have in common to exchange blocks."""
         return f"sim/{model}/{self.kv_dtype}/{self.block_size_tokens}x{self.kv_block_bytes}"
 
-    def _require(self, name: str, wanted: str, *, holds: bool) -> None:
-        if not holds:
-            raise BadSetting(name, getattr(self, name), wanted)
+    def _require(self, name: str, expected: str, *, is_valid: bool) -> None:
+        if not is_valid:
+            raise SettingInvalid(name, getattr(self, name), expected)

@@ -17,7 +17,7 @@ from baton.simulator.engine.settings import FIRST_TOKEN_ID, SimSettings
 
 _PRIME = 2**64 - 59
 _MASK = 2**64 - 1
-_ODD = 0x9E37_79B9_7F4A_7C15
+_MULTIPLIER = 0x9E37_79B9_7F4A_7C15
 """2^64 over the golden ratio. Source: Knuth, The Art of Computer Programming, vol. 3, §6.4."""
 _DIGIT_BITS = 32
 
@@ -35,7 +35,7 @@ def digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-def tuned(model: str, adapter: str | None) -> str:
+def model_key(model: str, adapter: str | None) -> str:
     """What stands for a model with an adapter over it: it goes on in other ways than without."""
     return model if adapter is None else f"{model}\0{adapter}"
 
@@ -43,29 +43,29 @@ def tuned(model: str, adapter: str | None) -> str:
 class TokenStream:
     """A sequence's state: what determines its next token."""
 
-    __slots__ = ("_eos_below", "_eos_token_id", "_span", "_state")
+    __slots__ = ("_eos_threshold", "_eos_token_id", "_id_range", "_state")
 
     def __init__(self, model: str, settings: SimSettings, token_ids: Sequence[int]) -> None:
-        self._span = settings.vocab_size - FIRST_TOKEN_ID
+        self._id_range = settings.vocab_size - FIRST_TOKEN_ID
         self._eos_token_id = settings.eos_token_id
-        self._eos_below = int(settings.eos_probability * 2**32)
+        self._eos_threshold = int(settings.eos_probability * 2**32)
         seed = int.from_bytes(digest(model.encode()), "big")
         shift = pow(2, _DIGIT_BITS * len(token_ids), _PRIME)
         number = int.from_bytes(pack_tokens(token_ids), "big")
         self._state = (seed * shift + number) % _PRIME
 
-    def spoil(self) -> None:
+    def corrupt(self) -> None:
         """Go on as after another prompt: what was computed for this one is not what is there."""
-        self._state = (self._state * _ODD + 1) % _PRIME
+        self._state = (self._state * _MULTIPLIER + 1) % _PRIME
 
     def next_token(self, *, may_end: bool) -> tuple[int, bool]:
         """The next token, appended to the sequence, and whether it ends it."""
         mixed = self._state ^ (self._state >> 31)
-        mixed = (mixed * _ODD) & _MASK
-        ends = may_end and (mixed & 0xFFFF_FFFF) < self._eos_below
-        token = self._eos_token_id if ends else FIRST_TOKEN_ID + (mixed >> 32) % self._span
+        mixed = (mixed * _MULTIPLIER) & _MASK
+        is_eos = may_end and (mixed & 0xFFFF_FFFF) < self._eos_threshold
+        token = self._eos_token_id if is_eos else FIRST_TOKEN_ID + (mixed >> 32) % self._id_range
         self._state = ((self._state << _DIGIT_BITS) + token) % _PRIME
-        return token, ends
+        return token, is_eos
 
 
 def expected_tokens(
@@ -81,11 +81,11 @@ def expected_tokens(
     Fewer than `max_tokens` ids come back only when the context or, where `eos_probability` is
     above 0, the sequence ends before.
     """
-    room = min(max_tokens, settings.max_len_tokens - len(prompt_token_ids))
+    max_new_tokens = min(max_tokens, settings.max_len_tokens - len(prompt_token_ids))
     stream = TokenStream(model, settings, prompt_token_ids)
     generated: list[int] = []
-    ended = False
-    while len(generated) < room and not ended:
-        token, ended = stream.next_token(may_end=len(generated) >= min_tokens)
+    is_eos = False
+    while len(generated) < max_new_tokens and not is_eos:
+        token, is_eos = stream.next_token(may_end=len(generated) >= min_tokens)
         generated.append(token)
     return tuple(generated)

@@ -16,7 +16,7 @@ EngineSettings = SimSettings | V1Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class LinkSettings:
     """How blocks come to an engine."""
 
     bytes_per_s: float
@@ -29,18 +29,18 @@ class Wiring:
     """How long blocks are kept for it, unless it says that it still wants them."""
 
 
-def wiring(settings: EngineSettings) -> Wiring:
+def link_settings(settings: EngineSettings) -> LinkSettings:
     """What an engine's settings say of it."""
     match settings:
         case SimSettings():
-            return Wiring(
+            return LinkSettings(
                 bytes_per_s=settings.wire_bytes_per_s,
                 setup_s=settings.transfer_setup_s / settings.speed,
                 host_block_s=settings.host_load_s(1),
                 lease_s=settings.lease_s,
             )
         case V1Settings():
-            return Wiring(
+            return LinkSettings(
                 bytes_per_s=settings.transfer_bytes_per_s,
                 setup_s=settings.transfer_setup_s,
                 host_block_s=0.0,
@@ -50,7 +50,7 @@ def wiring(settings: EngineSettings) -> Wiring:
             assert_never(settings)
 
 
-def engine_of(
+def create_engine(
     settings: EngineSettings, *, engine_id: str, model: str, address: str
 ) -> VirtualEngine:
     """A new engine; `address` is where others pull from it."""

@@ -9,10 +9,10 @@ from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput
 from baton.domain.kv_events import KvEventBatch
-from baton.simulator.engine.commands import Order, SimTicket
+from baton.simulator.engine.commands import EngineCommand, SimKvHandle
 from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.facts import replica_facts
-from baton.simulator.engine.kv_handles import read_ticket, write_ticket
+from baton.simulator.engine.kv_handles import decode_kv_handle, encode_kv_handle
 from baton.simulator.engine.settings import SimSettings
 
 
@@ -27,7 +27,7 @@ class ExactEngine:
             engine_id=engine_id,
             model=model,
             address=address,
-            write_ticket=write_ticket,
+            encode_kv_handle=encode_kv_handle,
         )
         self._model = model
         self._feed = CacheFeed(
@@ -37,20 +37,20 @@ class ExactEngine:
             host_blocks=settings.host_blocks,
         )
         self._kv_batches = 0
-        self._news = False
+        self._has_update = False
         self._ends_at_s: float | None = None
 
     # ------------------------------------------------------------------ legs and steps
     def add(self, leg: Leg, *, now_s: float | None = None) -> LegFailure | None:
         """Queue a leg; None when accepted, else why not."""
-        ticket = None if leg.ticket is None else read_ticket(leg.ticket)
-        return self._core.add(leg, ticket, now_s=now_s)
+        kv_handle = None if leg.kv_handle is None else decode_kv_handle(leg.kv_handle)
+        return self._core.add(leg, kv_handle, now_s=now_s)
 
     def abort(self, leg_ids: Iterable[str]) -> None:
         """End legs without a word and free what they hold; unknown ones are ignored."""
         self._core.abort(leg_ids)
 
-    def begin(self, now_s: float, *, patience_s: float) -> float | None:
+    def begin(self, now_s: float, *, horizon_s: float) -> float | None:
         """Seconds that the next step takes; None when there is nothing to compute."""
         step = self._core.begin_step(now_s)
         if step is None:
@@ -68,9 +68,13 @@ class ExactEngine:
         return self._core.finish_step(now_s)
 
     # ------------------------------------------------------------------ transfers
-    def pull_done(self, leg_id: str, *, blocks: int, took_s: float, kept: bool) -> LegOutput | None:
+    def pull_done(
+        self, leg_id: str, *, blocks: int, duration_s: float, source_kept: bool
+    ) -> LegOutput | None:
         """The blocks of a pull are here, and whether their source kept them to the end."""
-        return self._core.pull_done(leg_id, blocks=blocks, took_s=took_s, kept=kept)
+        return self._core.pull_done(
+            leg_id, blocks=blocks, duration_s=duration_s, source_kept=source_kept
+        )
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
         """A pull did not work; the leg recomputes, or ends with the returned error."""
@@ -80,17 +84,17 @@ class ExactEngine:
         """Blocks have come from the host's memory."""
         self._core.load_done(leg_id)
 
-    def holds(self, leg_id: str, now_s: float) -> bool:
+    def is_leased(self, leg_id: str, now_s: float) -> bool:
         """Whether the blocks of this finished prefill leg are still kept."""
-        return self._core.holds(leg_id, now_s)
+        return self._core.is_leased(leg_id, now_s)
 
     def renew(self, leg_id: str, now_s: float) -> None:
         """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
         self._core.renew(leg_id, now_s)
 
-    def awaited(self) -> tuple[SimTicket, ...]:
+    def pending_kv_handles(self) -> tuple[SimKvHandle, ...]:
         """What legs wait for that is elsewhere: their leases are to be renewed."""
-        return self._core.awaited()
+        return self._core.pending_kv_handles()
 
     def release(self, leg_id: str, now_s: float) -> bool:
         """Free a finished prefill leg's blocks; False when they were no longer kept."""
@@ -100,27 +104,27 @@ class ExactEngine:
         """When to look again though nothing happens; None: never."""
         return self._core.next_expiry_s
 
-    def take_orders(self) -> tuple[Order, ...]:
+    def pop_commands(self) -> tuple[EngineCommand, ...]:
         """What the body has to do outside, since this was last called."""
-        return self._core.take_orders()
+        return self._core.pop_commands()
 
     # ------------------------------------------------------------------ what it says of itself
-    def has_cache_news(self) -> bool:
+    def has_cache_update(self) -> bool:
         """Whether anything was stored or removed since the last update was taken."""
-        events = self._core.take_events()
+        events = self._core.pop_events()
         if events:
             self._feed.apply(
                 KvEventBatch(replica_id=self._engine_id, sequence=self._kv_batches, events=events)
             )
             self._kv_batches += 1
-            self._news = True
-        return self._news
+            self._has_update = True
+        return self._has_update
 
-    def take_cache_update(self) -> CacheUpdate | None:
+    def pop_cache_update(self) -> CacheUpdate | None:
         """What changed in the prefix cache since this was last called; None when nothing did."""
-        self.has_cache_news()
-        self._news = False
-        return self._feed.take()
+        self.has_cache_update()
+        self._has_update = False
+        return self._feed.pop_update()
 
     def cache_snapshot(self) -> CacheUpdate:
         """All that is cached."""

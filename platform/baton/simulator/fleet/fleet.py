@@ -17,15 +17,15 @@ from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.fleet import LossReason, Role
 from baton.domain.request import Request
 from baton.simulator.engine.blocks import expect
-from baton.simulator.fleet.context import World
-from baton.simulator.fleet.engines import EngineSettings, engine_of, wiring
+from baton.simulator.fleet.context import FleetContext
+from baton.simulator.fleet.engines import EngineSettings, create_engine, link_settings
 from baton.simulator.fleet.ingress import VirtualIngress
 from baton.simulator.fleet.replica import VirtualReplica
-from baton.simulator.fleet.reporting import Reporting
+from baton.simulator.fleet.reporting import ReportingOptions
 from baton.simulator.network.timeline import Timeline
 from baton.simulator.network.transfers import Transfers
 
-LIVENESS_S = 2.0
+HEARTBEAT_TIMEOUT_S = 2.0
 """How long a replica may say nothing before its session ends; as the fleet link has it."""
 
 
@@ -38,7 +38,7 @@ class FleetOptions:
     """One way between a coordinator and a replica, on average: a message within a data centre."""
     latency_spread: float = 0.2
     """Each pair's own differs from that by up to this fraction."""
-    reporting: Reporting = field(default_factory=Reporting)
+    reporting: ReportingOptions = field(default_factory=ReportingOptions)
     share_bandwidth: bool = True
 
 
@@ -57,23 +57,23 @@ class VirtualFleet:
         self.records: list[RequestRecord] = []
         """Those of all requests that have ended, if they are kept."""
         self.ended = 0
-        self._wanted: int | None = None
+        self._stop_after_ended: int | None = None
         """How many are to have ended in all when time stops."""
         self.ingresses: list[VirtualIngress] = []
         self.replicas: dict[str, VirtualReplica] = {}
         """Those that live, by their ids."""
         self._random = random.Random(self._options.seed)  # noqa: S311 - a simulation
-        self._world = World(
+        self._context = FleetContext(
             timeline=self.timeline,
             transfers=Transfers(self.timeline, share=self._options.share_bandwidth),
             reporting=self._options.reporting,
-            replace=self._replace,
+            replace_replica=self._report_broken,
         )
-        self.on_broken: Callable[[str], None] = self.retire
+        self.on_replica_broken: Callable[[str], None] = self.retire
         """Called with the id of a replica that says that it is broken."""
         self._keep_records = keep_records
-        self._lives = count()
-        self._watchers: list[Callable[[RequestRecord], None]] = []
+        self._address_numbers = count()
+        self._end_listeners: list[Callable[[RequestRecord], None]] = []
 
     # ------------------------------------------------------------------ who is there
     def add_coordinator(
@@ -98,24 +98,33 @@ class VirtualFleet:
         model: str = "sim",
     ) -> VirtualReplica:
         """A new replica, or a new life of one that has died; every coordinator hears of it."""
-        address = f"{replica_id}:{next(self._lives)}"
-        engine = engine_of(settings, engine_id=replica_id, model=model, address=address)
-        said = engine.facts(replica_id=replica_id, side_channel=address)
-        tells = said.cache_events and self._options.reporting.cached
-        facts = replace(said, pool=pool, role=role, cache_events=tells)
-        replica = VirtualReplica(facts, engine, wiring(settings), self._world)
+        address = f"{replica_id}:{next(self._address_numbers)}"
+        engine = create_engine(settings, engine_id=replica_id, model=model, address=address)
+        engine_facts = engine.facts(replica_id=replica_id, side_channel=address)
+        sends_cache_events = engine_facts.cache_events and self._options.reporting.report_cache
+        facts = replace(engine_facts, pool=pool, role=role, cache_events=sends_cache_events)
+        replica = VirtualReplica(facts, engine, link_settings(settings), self._context)
         self.replicas[replica_id] = replica
         for ingress in self.ingresses:
             ingress.join(replica, self._latency_s())
-        self._let_beat(replica)
+        self._start_heartbeats(replica)
         return replica
 
     def kill(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
         """A replica dies now."""
         self.replicas.pop(replica_id).die(reason)
 
-    def freeze(self, replica_id: str, for_s: float, *, liveness_s: float = LIVENESS_S) -> None:
-        """A replica's process is stopped for so long; its sessions end after `liveness_s` of it."""
+    def freeze(
+        self,
+        replica_id: str,
+        duration_s: float,
+        *,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+    ) -> None:
+        """A replica's process is stopped for so long.
+
+        Its sessions end after `heartbeat_timeout_s` of it.
+        """
         replica = self.replicas[replica_id]
         replica.freeze()
 
@@ -124,45 +133,45 @@ class VirtualFleet:
                 for ingress in self.ingresses:
                     ingress.join(replica, self._latency_s())
 
-        if for_s > liveness_s:
-            self.timeline.after(liveness_s, replica.break_off)
-        self.timeline.after(for_s, thaw)
+        if duration_s > heartbeat_timeout_s:
+            self.timeline.call_later(heartbeat_timeout_s, replica.on_heartbeat_timeout)
+        self.timeline.call_later(duration_s, thaw)
 
-    def retire(self, replica_id: str, on_gone: Callable[[], None] | None = None) -> None:
+    def retire(self, replica_id: str, on_stopped: Callable[[], None] | None = None) -> None:
         """A replica takes no new work from now on, and leaves when it has ended what it has."""
         replica = self.replicas[replica_id]
 
-        def leave() -> None:
+        def stop() -> None:
             if self.replicas.get(replica_id) is replica:
                 self.kill(replica_id, LossReason.LEFT)
-                if on_gone is not None:
-                    on_gone()
+                if on_stopped is not None:
+                    on_stopped()
 
-        replica.drain(leave)
+        replica.drain(stop)
 
     def change_bandwidth(self, replica_id: str, bytes_per_s: float) -> None:
         """A replica's network interface carries so much from now on."""
         address = self.replicas[replica_id].facts.side_channel
-        self._world.transfers.change_bandwidth(address, bytes_per_s)
+        self._context.transfers.change_bandwidth(address, bytes_per_s)
 
-    def expect_happening(self, at_s: float) -> None:
+    def expect_event(self, at_s: float) -> None:
         """Say when something will next be done to replicas from outside; inf: never more."""
-        self._world.next_happening_at_s = at_s
+        self._context.next_event_at_s = at_s
 
     # ------------------------------------------------------------------ requests
     def send(self, request: Request, ingress: int = 0) -> None:
         """A request reaches an ingress now."""
         self.ingresses[ingress].send(request)
 
-    def watch(self, on_end: Callable[[RequestRecord], None]) -> None:
+    def add_end_listener(self, on_end: Callable[[RequestRecord], None]) -> None:
         """Call `on_end` for every request that ends from now on."""
-        self._watchers.append(on_end)
+        self._end_listeners.append(on_end)
 
-    def run(self, *, until_s: float = float("inf"), ended: int | None = None) -> None:
+    def run(self, *, until_s: float = float("inf"), until_ended: int | None = None) -> None:
         """Let time pass until then, or until so many requests have ended in all."""
-        if ended is not None and self.ended >= ended:
+        if until_ended is not None and self.ended >= until_ended:
             return
-        self._wanted = ended
+        self._stop_after_ended = until_ended
         self.timeline.run(until_s=until_s)
 
     # ------------------------------------------------------------------ for tests
@@ -180,27 +189,27 @@ class VirtualFleet:
         self.check_integrity()
         for replica_id, replica in self.replicas.items():
             load = replica.load()
-            expect(load.requests == 0, f"{replica_id} is busy: {load}")
+            expect(load.total_requests == 0, f"{replica_id} is busy: {load}")
             expect(load.kv_used_fraction == 0, f"{replica_id} keeps blocks: {load}")
         phases = [ingress.coordinator.phases() for ingress in self.ingresses]
         expect(not any(phases), f"requests are in flight: {phases}")
-        expect(not len(self._world.transfers), "blocks are on the way")
+        expect(not len(self._context.transfers), "blocks are on the way")
 
     # ------------------------------------------------------------------ the works
-    def _replace(self, replica_id: str) -> None:
-        self.on_broken(replica_id)
+    def _report_broken(self, replica_id: str) -> None:
+        self.on_replica_broken(replica_id)
 
     def _latency_s(self) -> float:
         spread = self._options.latency_spread
         return self._options.latency_s * self._random.uniform(1 - spread, 1 + spread)
 
-    def _let_beat(self, replica: VirtualReplica) -> None:
+    def _start_heartbeats(self, replica: VirtualReplica) -> None:
         """From a moment of its own on, for as long as it lives."""
-        beat_s, after = self._options.reporting.beat_s, self.timeline.after
+        beat_s, after = self._options.reporting.report_interval_s, self.timeline.call_later
 
         def beat() -> None:
-            if replica.alive:
-                replica.beat()
+            if replica.is_alive:
+                replica.heartbeat()
                 after(beat_s, beat)
 
         after(self._random.uniform(0, beat_s), beat)
@@ -209,7 +218,7 @@ class VirtualFleet:
         self.ended += 1
         if self._keep_records:
             self.records.append(record)
-        for watcher in self._watchers:
+        for watcher in self._end_listeners:
             watcher(record)
-        if self.ended == self._wanted:
+        if self.ended == self._stop_after_ended:
             self.timeline.stop()

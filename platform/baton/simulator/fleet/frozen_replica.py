@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from baton.simulator.network.timeline import Action
+from baton.simulator.network.timeline import Callback
 
 
 class Freezer:
     """Holds actions while it is frozen."""
 
     def __init__(self) -> None:
-        self.frozen = False
-        self._held: list[Action] = []
+        self.is_frozen = False
+        self._deferred: list[Callback] = []
 
-    def holds(self, action: Action) -> bool:
+    def defer_if_frozen(self, action: Callback) -> bool:
         """Whether this is not to be done now; then it is kept for later."""
-        if self.frozen:
-            self._held.append(action)
-        return self.frozen
+        if self.is_frozen:
+            self._deferred.append(action)
+        return self.is_frozen
 
-    def thaw(self) -> list[Action]:
+    def thaw(self) -> list[Callback]:
         """Hold nothing any more; returns what was held, in order."""
-        self.frozen = False
-        held, self._held = self._held, []
-        return held
+        self.is_frozen = False
+        deferred, self._deferred = self._deferred, []
+        return deferred

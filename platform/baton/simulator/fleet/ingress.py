@@ -15,14 +15,14 @@ from baton.domain.commands import (
     Deliver,
     Delivery,
     FailRequest,
-    RecordRequest,
     ReleaseLease,
-    ReportBrokenAgent,
+    ReportFailedAgent,
     RequestRecord,
+    StoreRequestRecord,
     SubmitLeg,
     SyncCache,
 )
-from baton.domain.events import Event, LegFailed, ReplicaLost, RequestArrived, TimePassed
+from baton.domain.events import Event, LegFailed, ReplicaLost, RequestArrived, TimerFired
 from baton.domain.handoff import LegFailure
 from baton.domain.request import Request
 from baton.simulator.fleet.replica import Session, VirtualReplica
@@ -46,22 +46,22 @@ class VirtualIngress:
         self._on_tokens = on_tokens
         self._sessions: dict[str, tuple[VirtualReplica, Session]] = {}
         self._events: deque[Event] = deque()
-        self._handling = False
+        self._is_handling = False
         self._timer_at_s = float("inf")
 
     def join(self, replica: VirtualReplica, latency_s: float) -> None:
         """Open a session with a replica."""
-        self._sessions[replica.facts.replica_id] = (replica, replica.open(self, latency_s))
+        self._sessions[replica.facts.replica_id] = (replica, replica.open_session(self, latency_s))
 
     def send(self, request: Request) -> None:
         """A client's request reaches this ingress."""
         self.on_event(RequestArrived(request=request))
 
-    def hear(self, replica: VirtualReplica, event: Event) -> None:
+    def on_replica_event(self, replica: VirtualReplica, event: Event) -> None:
         """Something that a replica said has arrived; that of a life that is over counts no more."""
         replica_id = replica.facts.replica_id
-        found = self._sessions.get(replica_id)
-        if found is None or found[0] is not replica:
+        entry = self._sessions.get(replica_id)
+        if entry is None or entry[0] is not replica:
             return
         if isinstance(event, ReplicaLost):
             del self._sessions[replica_id]
@@ -69,69 +69,79 @@ class VirtualIngress:
 
     def on_event(self, event: Event) -> None:
         """Handle one event and whatever it leads to."""
-        if self._handling:
+        if self._is_handling:
             self._events.append(event)
             return
-        self._handling = True
+        self._is_handling = True
         now_s, handle = self._timeline.now_s, self.coordinator.handle
         for command in handle(event, now_s):
-            self._carry_out(command)
+            self._execute(command)
         while self._events:
             for command in handle(self._events.popleft(), now_s):
-                self._carry_out(command)
-        self._handling = False
+                self._execute(command)
+        self._is_handling = False
         self._set_timer()
 
-    def _carry_out(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case Deliver():
                 self._deliver(command)
             case SubmitLeg():
                 self._submit(command)
-            case RecordRequest():
+            case StoreRequestRecord():
                 self._on_end(command.record)
             case AbortLegs():
                 legs = command.leg_ids
-                self._tell(command.replica_id, lambda replica, own: replica.abort(own, legs))
-            case ReleaseLease():
-                ticket = command.lease.ticket
-                self._tell(command.via_replica_id, lambda replica, _: replica.release(ticket))
-            case SyncCache():
-                self._tell(command.replica_id, lambda replica, own: replica.sync_cache(own))
-            case CheckSideChannel():
-                asked = (command.source_id, command.address)
-                self._tell(
-                    command.replica_id,
-                    lambda replica, own: replica.check_side_channel(own, *asked),
+                self._send_to_replica(
+                    command.replica_id, lambda replica, own: replica.abort(own, legs)
                 )
-            case ReportBrokenAgent():
-                self._tell(command.replica_id, lambda replica, _: replica.agent_broken())
+            case ReleaseLease():
+                kv_handle = command.lease.kv_handle
+                self._send_to_replica(
+                    command.via_replica_id, lambda replica, _: replica.release(kv_handle)
+                )
+            case SyncCache():
+                self._send_to_replica(
+                    command.replica_id, lambda replica, own: replica.sync_cache(own)
+                )
+            case CheckSideChannel():
+                probe_target = (command.source_id, command.address)
+                self._send_to_replica(
+                    command.replica_id,
+                    lambda replica, own: replica.check_side_channel(own, *probe_target),
+                )
+            case ReportFailedAgent():
+                self._send_to_replica(
+                    command.replica_id, lambda replica, _: replica.on_agent_broken()
+                )
             case FailRequest():
                 pass  # the record says the same
             case _:
                 assert_never(command)
 
     def _submit(self, command: SubmitLeg) -> None:
-        leg, found = command.leg, self._sessions.get(command.replica_id)
-        if found is None:
+        leg, entry = command.leg, self._sessions.get(command.replica_id)
+        if entry is None:
             self._events.append(
                 LegFailed(
                     replica_id=command.replica_id,
                     leg_id=leg.leg_id,
                     failure=LegFailure.UNREACHABLE,
-                    sent=False,
+                    was_sent=False,
                 )
             )
             return
-        replica, session = found
-        self._timeline.after(session.latency_s, partial(replica.submit, session, leg))
+        replica, session = entry
+        self._timeline.call_later(session.latency_s, partial(replica.submit, session, leg))
 
-    def _tell(self, replica_id: str, what: Callable[[VirtualReplica, Session], None]) -> None:
+    def _send_to_replica(
+        self, replica_id: str, action: Callable[[VirtualReplica, Session], None]
+    ) -> None:
         """Send something, if there is a session."""
-        found = self._sessions.get(replica_id)
-        if found is not None:
-            replica, session = found
-            self._timeline.after(session.latency_s, partial(what, replica, session))
+        entry = self._sessions.get(replica_id)
+        if entry is not None:
+            replica, session = entry
+            self._timeline.call_later(session.latency_s, partial(action, replica, session))
 
     def _deliver(self, command: Deliver) -> None:
         if self._on_tokens is not None:
@@ -143,10 +153,10 @@ class VirtualIngress:
         at_s = self.coordinator.next_deadline_at_s()
         if at_s is not None and at_s < self._timer_at_s:
             self._timer_at_s = at_s
-            self._timeline.at(at_s, self._on_timer)
+            self._timeline.call_at(at_s, self._on_timer)
 
     def _on_timer(self) -> None:
         if self._timer_at_s > self._timeline.now_s:
             return
         self._timer_at_s = float("inf")
-        self.on_event(TimePassed())
+        self.on_event(TimerFired())

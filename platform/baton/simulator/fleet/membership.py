@@ -23,11 +23,11 @@ class Membership:
         self._fleet = fleet
         self._model = model
         self._plans = {pool.name: pool for pool in pools}
-        self._made = dict.fromkeys(self._plans, 0)
+        self._created_counts = dict.fromkeys(self._plans, 0)
         self._starting: dict[str, list[str]] = {name: [] for name in self._plans}
-        self._counts = dict.fromkeys(self._plans, 0)
-        self._held_since_s: dict[str, float] = {}
-        self._held_s = dict.fromkeys(self._plans, 0.0)
+        self._starting_counts = dict.fromkeys(self._plans, 0)
+        self._billed_since_s: dict[str, float] = {}
+        self._billed_s = dict.fromkeys(self._plans, 0.0)
 
     @property
     def plans(self) -> Mapping[str, PoolPlan]:
@@ -37,22 +37,22 @@ class Membership:
     @property
     def starting(self) -> Mapping[str, int]:
         """By pool: replicas that were asked for and do not serve yet; stays up to date."""
-        return self._counts
+        return self._starting_counts
 
-    def states(self) -> dict[str, PoolState]:
+    def pool_states(self) -> dict[str, PoolState]:
         """What whoever starts and stops replicas knows of each pool."""
         running, draining = dict.fromkeys(self._plans, 0), dict.fromkeys(self._plans, 0)
         for replica in self._fleet.replicas.values():
-            counts = draining if replica.draining else running
+            counts = draining if replica.is_draining else running
             counts[replica.facts.pool] += 1
         return {
             name: PoolState(
                 role=plan.role,
-                starting=self._counts[name],
+                starting=self._starting_counts[name],
                 draining=draining[name],
                 running=running[name],
                 gpus_per_replica=plan.gpus_per_replica,
-                cold_start_s=plan.starts_in_s,
+                cold_start_s=plan.effective_cold_start_s,
             )
             for name, plan in self._plans.items()
         }
@@ -60,27 +60,29 @@ class Membership:
     def replica_seconds(self) -> dict[str, float]:
         """By pool: from being asked for to being gone, until now."""
         now_s = self._fleet.timeline.now_s
-        held_s = dict(self._held_s)
-        for replica_id, since_s in self._held_since_s.items():
-            held_s[_pool_of(replica_id)] += max(0.0, now_s - since_s)
-        return held_s
+        billed_s = dict(self._billed_s)
+        for replica_id, since_s in self._billed_since_s.items():
+            billed_s[_pool_of(replica_id)] += max(0.0, now_s - since_s)
+        return billed_s
 
     # ------------------------------------------------------------------ changes
-    def found(self, since_s: float) -> None:
+    def join_initial(self, since_s: float) -> None:
         """Let everybody join who is there from the beginning; they are paid for since then."""
         for plan in self._plans.values():
             for _ in range(plan.replicas):
-                self._join(plan, self._name(plan.name), since_s)
+                self._join(plan, self._new_replica_id(plan.name), since_s)
 
     def start(self, pool: str, replicas: int) -> None:
         """Ask for more."""
         plan, timeline = self._plans[pool], self._fleet.timeline
         for _ in range(replicas):
-            replica_id = self._name(pool)
+            replica_id = self._new_replica_id(pool)
             self._starting[pool].append(replica_id)
-            self._held_since_s[replica_id] = timeline.now_s
-            timeline.after(plan.starts_in_s, partial(self._ready, plan, replica_id))
-        self._counts[pool] = len(self._starting[pool])
+            self._billed_since_s[replica_id] = timeline.now_s
+            timeline.call_later(
+                plan.effective_cold_start_s, partial(self._on_ready, plan, replica_id)
+            )
+        self._starting_counts[pool] = len(self._starting[pool])
 
     def stop(self, pool: str, replicas: int) -> None:
         """Stop so many, or all if there are fewer.
@@ -90,35 +92,35 @@ class Membership:
         """
         starting = self._starting[pool]
         while starting and replicas:
-            self._let_go(starting.pop())
+            self._stop_billing(starting.pop())
             replicas -= 1
-        self._counts[pool] = len(starting)
-        own = self._plans[pool].role
+        self._starting_counts[pool] = len(starting)
+        pool_role = self._plans[pool].role
         newest = list(reversed(self._serving(pool)))
-        newest.sort(key=lambda replica_id: self._fleet.replicas[replica_id].facts.role is own)
+        newest.sort(key=lambda replica_id: self._fleet.replicas[replica_id].facts.role is pool_role)
         for replica_id in newest[:replicas]:
-            self.stop_one(replica_id)
+            self.stop_replica(replica_id)
 
-    def stop_one(self, replica_id: str) -> None:
+    def stop_replica(self, replica_id: str) -> None:
         """Stop one that serves."""
-        if not self._fleet.replicas[replica_id].draining:
-            self._fleet.retire(replica_id, lambda: self._let_go(replica_id))
+        if not self._fleet.replicas[replica_id].is_draining:
+            self._fleet.retire(replica_id, lambda: self._stop_billing(replica_id))
 
     def flip(self, pool: str, replicas: int, to: Role) -> None:
         """Have so many play another role, those with the least to do first."""
-        others = [
+        candidates = [
             replica_id
             for replica_id in self._serving(pool)
             if self._fleet.replicas[replica_id].facts.role is not to
         ]
-        others.sort(key=self._work)
-        for replica_id in others[:replicas]:
+        candidates.sort(key=self._load_key)
+        for replica_id in candidates[:replicas]:
             self._fleet.replicas[replica_id].change_role(to)
 
     def kill(self, replica_id: str) -> None:
         """One dies."""
         self._fleet.kill(replica_id)
-        self._let_go(replica_id)
+        self._stop_billing(replica_id)
 
     # ------------------------------------------------------------------ the works
     def _serving(self, pool: str) -> list[str]:
@@ -126,34 +128,34 @@ class Membership:
         return [
             replica_id
             for replica_id, replica in self._fleet.replicas.items()
-            if replica.facts.pool == pool and not replica.draining
+            if replica.facts.pool == pool and not replica.is_draining
         ]
 
-    def _work(self, replica_id: str) -> tuple[int, int]:
+    def _load_key(self, replica_id: str) -> tuple[int, int]:
         load = self._fleet.replicas[replica_id].load()
         return load.running_requests + load.queued_requests, load.queued_tokens
 
-    def _ready(self, plan: PoolPlan, replica_id: str) -> None:
+    def _on_ready(self, plan: PoolPlan, replica_id: str) -> None:
         starting = self._starting[plan.name]
         if replica_id in starting:  # or else it was called off
             starting.remove(replica_id)
-            self._counts[plan.name] = len(starting)
-            self._join(plan, replica_id, self._held_since_s[replica_id])
+            self._starting_counts[plan.name] = len(starting)
+            self._join(plan, replica_id, self._billed_since_s[replica_id])
 
     def _join(self, plan: PoolPlan, replica_id: str, since_s: float) -> None:
-        self._held_since_s[replica_id] = since_s
+        self._billed_since_s[replica_id] = since_s
         self._fleet.add_replica(
             replica_id, plan.settings, role=plan.role, pool=plan.name, model=self._model
         )
 
-    def _name(self, pool: str) -> str:
-        self._made[pool] += 1
-        return f"{pool}-{self._made[pool] - 1}"
+    def _new_replica_id(self, pool: str) -> str:
+        self._created_counts[pool] += 1
+        return f"{pool}-{self._created_counts[pool] - 1}"
 
-    def _let_go(self, replica_id: str) -> None:
+    def _stop_billing(self, replica_id: str) -> None:
         """Nobody pays for a replica any more."""
-        since_s = self._held_since_s.pop(replica_id)
-        self._held_s[_pool_of(replica_id)] += self._fleet.timeline.now_s - since_s
+        since_s = self._billed_since_s.pop(replica_id)
+        self._billed_s[_pool_of(replica_id)] += self._fleet.timeline.now_s - since_s
 
 
 def _pool_of(replica_id: str) -> str:

@@ -14,27 +14,27 @@ from baton.policy.placement.port import Placer
 from baton.policy.prefix_cache.index import IndexOptions
 from baton.policy.resilience.hedging import HedgeOptions
 from baton.policy.resilience.retry_budget import RetryOptions
-from baton.simulator.faults import Happening, SetBandwidth, Start, Stop
+from baton.simulator.faults import ScheduledEvent, SetBandwidth, Start, Stop
 from baton.simulator.fleet.engines import EngineSettings
-from baton.simulator.fleet.reporting import Reporting
+from baton.simulator.fleet.reporting import ReportingOptions
 from baton.simulator.fleet.scaling_log import Scaler
 from baton.simulator.v1.settings import V1Settings
 
-_LONG_S = 1e6
-GENEROUS = CoordinatorLimits(
+_UNLIMITED_S = 1e6
+UNBOUNDED_LIMITS = CoordinatorLimits(
     max_requests=10_000_000,
     max_queued=10_000_000,
     queue_wait_s=3600.0,
     resume_wait_s=3600.0,
-    first_token_s=_LONG_S,
-    transfer_s=_LONG_S,
-    stall_s=_LONG_S,
-    total_s=_LONG_S,
-    lease_s=_LONG_S,
+    first_token_s=_UNLIMITED_S,
+    transfer_s=_UNLIMITED_S,
+    stall_s=_UNLIMITED_S,
+    total_s=_UNLIMITED_S,
+    lease_s=_UNLIMITED_S,
     recovery=RecoveryOptions(
-        silence_s=float("inf"),
-        retries=RetryOptions(floor=10_000_000),
-        hedge=HedgeOptions(factor=None),
+        heartbeat_timeout_s=float("inf"),
+        retries=RetryOptions(min_retries=10_000_000),
+        hedge=HedgeOptions(latency_multiple=None),
     ),
 )
 """Nothing ends because it is slow: a fleet that is too small shows in its latencies, and not in
@@ -42,8 +42,8 @@ requests that were refused, or taken away from a replica that would have served 
 nobody can take a request at all, it is given up after an hour."""
 
 _REPORTS_PER_S = 400.0
-_BEAT_S = 0.25
-_UNSAID_S = 10.0
+_REPORT_INTERVAL_S = 0.25
+_UNREPORTED_CACHE_INTERVAL_S = 10.0
 """How long changes are gathered that nobody is told."""
 
 
@@ -60,7 +60,7 @@ class PoolPlan:
     gpus_per_replica: float = 1.0
 
     @property
-    def starts_in_s(self) -> float:
+    def effective_cold_start_s(self) -> float:
         """From being asked for to serving."""
         if self.cold_start_s is not None:
             return self.cold_start_s
@@ -78,18 +78,18 @@ class Scenario:
     """Ingress replicas; requests go to one after the other."""
     index: IndexOptions | None = None
     """None: the coordinator's own; or none at all for a trace whose prompts share nothing."""
-    limits: CoordinatorLimits = GENEROUS
+    limits: CoordinatorLimits = UNBOUNDED_LIMITS
     rules: ServiceRules = field(default_factory=ServiceRules)
     """Classes, tenants and admission."""
     seed: int = 0
     latency_s: float = 0.000_2
     """One way between a coordinator and a replica."""
-    reporting: Reporting | None = None
-    """None: as `economical` says."""
+    reporting: ReportingOptions | None = None
+    """None: as `throttled_reporting` says."""
     priors: Mapping[str, EngineTiming] | None = None
     """By pool: how long coordinators think that engines take, before they have seen them work.
     None: what the engines' own timing says, where it is a model; an empty one: nothing."""
-    happenings: tuple[Happening, ...] = ()
+    scheduled_events: tuple[ScheduledEvent, ...] = ()
     autoscaler: Callable[[], Scaler] | None = None
     """Makes one for each run; None: pools stay as they are, but for what happens to them."""
     scaling_interval_s: float = 2.0
@@ -109,54 +109,63 @@ class Scenario:
         for pool in self.pools:
             if pool.replicas < 0:
                 raise ValueError(f"scenario: pool {pool.name!r} has {pool.replicas} replicas")
-        for happening in self.happenings:
-            self._check(happening)
+        for happening in self.scheduled_events:
+            self._check_event(happening)
 
-    def _check(self, happening: Happening) -> None:
+    def _check_event(self, event: ScheduledEvent) -> None:
         """Refuse what names a pool or a replica that can never be."""
-        if isinstance(happening, Start | Stop):
-            wanted, known = happening.pool, {pool.name for pool in self.pools}
+        if isinstance(event, Start | Stop):
+            target, known = event.pool, {pool.name for pool in self.pools}
         else:
-            wanted, known = happening.replica_id, set(self.replica_ids())
-        if wanted not in known:
-            some = ", ".join(sorted(known)[:8]) or "none"
-            raise ValueError(f"scenario: nothing is called {wanted!r}, known are {some}")
-        if isinstance(happening, SetBandwidth) and not happening.bytes_per_s > 0:
+            target, known = event.replica_id, set(self.replica_ids())
+        if target not in known:
+            examples = ", ".join(sorted(known)[:8]) or "none"
+            raise ValueError(f"scenario: nothing is called {target!r}, known are {examples}")
+        if isinstance(event, SetBandwidth) and not event.bytes_per_s > 0:
             raise ValueError(
-                f"scenario: {wanted}: bytes_per_s is {happening.bytes_per_s}, wanted more than 0"
+                f"scenario: {target}: bytes_per_s is {event.bytes_per_s}, wanted more than 0"
             )
 
     def replica_ids(self) -> tuple[str, ...]:
         """Every replica that there is or will be."""
-        made = {pool.name: pool.replicas for pool in self.pools}
-        for happening in self.happenings:
-            if isinstance(happening, Start) and happening.pool in made:
-                made[happening.pool] += happening.replicas
-        return tuple(f"{pool}-{number}" for pool, all_ in made.items() for number in range(all_))
+        replica_counts = {pool.name: pool.replicas for pool in self.pools}
+        for happening in self.scheduled_events:
+            if isinstance(happening, Start) and happening.pool in replica_counts:
+                replica_counts[happening.pool] += happening.replicas
+        return tuple(
+            f"{pool}-{number}" for pool, all_ in replica_counts.items() for number in range(all_)
+        )
 
 
-def economical(replicas: int, coordinators: int, *, shared: bool = True) -> Reporting:
+def throttled_reporting(
+    replicas: int, coordinators: int, *, prompts_shared: bool = True
+) -> ReportingOptions:
     """Reports as the live link sends them, four a second, but no more than 400 a second in all.
 
     With one coordinator that is so for up to 100 replicas; 1,000 replicas report every 2.5 s. Who
     has nothing new to say is silent. What a coordinator has sent itself it knows without a report,
-    so with one coordinator little is lost by this. Where no prompts are `shared`, nobody says what
-    is cached: it would be of use to nobody.
+    so with one coordinator little is lost by this. Where no prompts are `prompts_shared`, nobody
+    says what is cached: it would be of use to nobody.
     """
-    beat_s = max(_BEAT_S, replicas * coordinators / _REPORTS_PER_S)
-    if shared:
-        return Reporting(beat_s=beat_s, always=False)
-    return Reporting(beat_s=beat_s, always=False, cached=False, cache_every_s=_UNSAID_S)
+    report_interval_s = max(_REPORT_INTERVAL_S, replicas * coordinators / _REPORTS_PER_S)
+    if prompts_shared:
+        return ReportingOptions(report_interval_s=report_interval_s, report_unchanged=False)
+    return ReportingOptions(
+        report_interval_s=report_interval_s,
+        report_unchanged=False,
+        report_cache=False,
+        cache_flush_interval_s=_UNREPORTED_CACHE_INTERVAL_S,
+    )
 
 
-def limits_under(reporting: Reporting, limits: CoordinatorLimits) -> CoordinatorLimits:
+def limits_for(reporting: ReportingOptions, limits: CoordinatorLimits) -> CoordinatorLimits:
     """The limits, but nobody is blamed for silence where replicas say less than live ones do."""
-    if reporting.always and reporting.beat_s <= _BEAT_S:
+    if reporting.report_unchanged and reporting.report_interval_s <= _REPORT_INTERVAL_S:
         return limits
-    return replace(limits, recovery=replace(limits.recovery, silence_s=float("inf")))
+    return replace(limits, recovery=replace(limits.recovery, heartbeat_timeout_s=float("inf")))
 
 
-def priors_of(scenario: Scenario) -> Mapping[str, EngineTiming]:
+def timing_priors(scenario: Scenario) -> Mapping[str, EngineTiming]:
     """What coordinators think of each pool's speed before they have seen it work."""
     if scenario.priors is not None:
         return scenario.priors

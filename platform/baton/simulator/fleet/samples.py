@@ -9,10 +9,10 @@ from typing import NamedTuple
 from baton.domain.fleet import Role
 from baton.simulator.fleet.fleet import VirtualFleet
 
-_SAMPLES = 500
-_LOOKS = 100_000
+_MAX_SAMPLES = 500
+_MAX_REPLICA_READS = 100_000
 """Replicas that are looked at, over all samples of the span: of 1,000 there are 100 samples."""
-_LEAST_S = 0.01
+_MIN_INTERVAL_S = 0.01
 
 
 class PoolSample(NamedTuple):
@@ -28,7 +28,7 @@ class PoolSample(NamedTuple):
     pulling: int
     kv_used_fraction: float
     """Mean over the replicas."""
-    others: tuple[tuple[Role, int], ...] = ()
+    flipped_roles: tuple[tuple[Role, int], ...] = ()
     """How many of the replicas play another role than they started in."""
 
 
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Looks at a fleet at even distances, from `watch` on and as long as time goes on."""
+    """Looks at a fleet at even distances, from `sample_periodically` on."""
 
     def __init__(
         self,
@@ -64,28 +64,28 @@ class Sampler:
             counts: requests that have arrived, and that have ended.
         """
         self._fleet = fleet
-        samples = max(1, min(_SAMPLES, _LOOKS // max(1, replicas)))
-        self._every_s = max(_LEAST_S, span_s / samples)
-        self._most = 2 * samples
+        samples = max(1, min(_MAX_SAMPLES, _MAX_REPLICA_READS // max(1, replicas)))
+        self._interval_s = max(_MIN_INTERVAL_S, span_s / samples)
+        self._max_samples = 2 * samples
         self._starting = starting
-        self._counts = counts
+        self._request_counts = counts
         self._samples: list[Sample] = []
 
-    def watch(self) -> None:
+    def sample_periodically(self) -> None:
         """Take a sample now, and from now on.
 
         When it takes twice as long as expected, every other sample is let go and they get rarer.
         """
-        self.look()
-        if len(self._samples) > self._most:
+        self.take_sample()
+        if len(self._samples) > self._max_samples:
             del self._samples[1::2]
-            self._every_s *= 2
-        self._fleet.timeline.after(self._every_s, self.watch)
+            self._interval_s *= 2
+        self._fleet.timeline.call_later(self._interval_s, self.sample_periodically)
 
-    def look(self) -> None:
+    def take_sample(self) -> None:
         """Take one sample."""
         by_pool: dict[str, list[float]] = {pool: [0, 0, 0, 0, 0.0] for pool in self._starting}
-        others: dict[str, Counter[Role]] = {pool: Counter() for pool in self._starting}
+        flipped_roles: dict[str, Counter[Role]] = {pool: Counter() for pool in self._starting}
         for replica in self._fleet.replicas.values():
             load = replica.load()
             sums = by_pool[replica.facts.pool]
@@ -94,8 +94,8 @@ class Sampler:
             sums[2] += load.running_requests
             sums[3] += load.pulling_requests
             sums[4] += load.kv_used_fraction
-            if replica.facts.role is not replica.started_as:
-                others[replica.facts.pool][replica.facts.role] += 1
+            if replica.facts.role is not replica.initial_role:
+                flipped_roles[replica.facts.pool][replica.facts.role] += 1
         pools = tuple(
             PoolSample(
                 pool,
@@ -105,13 +105,13 @@ class Sampler:
                 running=int(running),
                 pulling=int(pulling),
                 kv_used_fraction=kv_used / replicas if replicas else 0.0,
-                others=tuple(sorted(others[pool].items())),
+                flipped_roles=tuple(sorted(flipped_roles[pool].items())),
             )
             for pool, (replicas, queued, running, pulling, kv_used) in by_pool.items()
         )
-        arrived, ended = self._counts()
+        arrived, ended = self._request_counts()
         self._samples.append(Sample(self._fleet.timeline.now_s, arrived, ended, pools))
 
-    def taken(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[Sample, ...]:
         """All that were taken and kept."""
         return tuple(self._samples)

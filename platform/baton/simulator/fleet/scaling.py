@@ -11,18 +11,24 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from baton.control.autoscaling.observer import Observer
-from baton.control.queue.cold_start_forecast import cold_starts
+from baton.control.queue.cold_start_forecast import forecast_cold_starts
 from baton.domain.demand import ColdStart
 from baton.domain.events import ColdStartReported
-from baton.policy.scaling.actions import Action, FlipReplicas, StartReplicas, StopReplicas, Tick
+from baton.policy.scaling.actions import (
+    AutoscalerTick,
+    FlipReplicas,
+    ScalingAction,
+    StartReplicas,
+    StopReplicas,
+)
 from baton.policy.scaling.observation import Observation
 from baton.simulator.fleet.ingress import VirtualIngress
 from baton.simulator.fleet.membership import Membership
-from baton.simulator.fleet.scaling_log import Scaler, StoryTeller
+from baton.simulator.fleet.scaling_log import Scaler, ScalingRecorder
 from baton.simulator.network.timeline import Timeline
 
 
-class ScalingBody:
+class ScalingLoop:
     """Ticks an autoscaler for as long as time goes on."""
 
     def __init__(
@@ -39,50 +45,50 @@ class ScalingBody:
         self._membership = membership
         self._timeline = timeline
         self._ingresses = ingresses
-        self._starts = ColdStart()
+        self._cold_start = ColdStart()
         self._observer = observer
         self._interval_s = interval_s
-        self.story = StoryTeller()
-        self.ticks: list[Tick] = []
+        self.recorder = ScalingRecorder()
+        self.ticks: list[AutoscalerTick] = []
         """Those that changed something, and those that held."""
 
     def begin(self) -> None:
         """Tick after one interval, and from then on."""
-        self._timeline.after(self._interval_s, self._tick)
+        self._timeline.call_later(self._interval_s, self._tick)
 
     def _tick(self) -> None:
-        seen = self._seen(self._timeline.now_s)
-        tick = self._scaler.tick(seen)
-        self.story.ticked(tick)
-        if tick.actions or tick.held:
+        observation = self._observe(self._timeline.now_s)
+        tick = self._scaler.tick(observation)
+        self.recorder.record_tick(tick)
+        if tick.actions or tick.paused_reason:
             self.ticks.append(tick)
         for action in tick.actions:
-            self._carry_out(action)
-        self._tell(seen)
-        self._timeline.after(self._interval_s, self._tick)
+            self._apply(action)
+        self._publish_cold_start(observation)
+        self._timeline.call_later(self._interval_s, self._tick)
 
-    def _seen(self, now_s: float) -> Observation:
+    def _observe(self, now_s: float) -> Observation:
         reports = [
-            one.coordinator.report(f"coordinator-{number}", now_s)
-            for number, one in enumerate(self._ingresses)
+            ingress.coordinator.report(f"coordinator-{number}", now_s)
+            for number, ingress in enumerate(self._ingresses)
         ]
-        return self._observer.observe(reports, self._membership.states(), now_s)
+        return self._observer.observe(reports, self._membership.pool_states(), now_s)
 
-    def _tell(self, seen: Observation) -> None:
+    def _publish_cold_start(self, observation: Observation) -> None:
         """Tell coordinators how long a first replica takes, where that has changed."""
-        (start,) = cold_starts(seen, startable=seen.pools).values()
-        if start != self._starts:
-            self._starts = start
+        (start,) = forecast_cold_starts(observation, startable=observation.pools).values()
+        if start != self._cold_start:
+            self._cold_start = start
             for ingress in self._ingresses:
-                ingress.on_event(ColdStartReported(start=start))
+                ingress.on_event(ColdStartReported(cold_start=start))
 
-    def _carry_out(self, action: Action) -> None:
+    def _apply(self, action: ScalingAction) -> None:
         match action:
             case StartReplicas():
                 self._membership.start(action.pool, action.replicas)
             case StopReplicas():
                 self._membership.stop(action.pool, action.replicas)
             case FlipReplicas():
-                self._membership.flip(action.pool, action.replicas, action.to)
+                self._membership.flip(action.pool, action.replicas, action.role)
             case _:
                 assert_never(action)

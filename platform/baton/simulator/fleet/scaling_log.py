@@ -8,11 +8,11 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol, assert_never
 
 from baton.policy.scaling.actions import (
-    Action,
+    AutoscalerTick,
     FlipReplicas,
+    ScalingAction,
     StartReplicas,
     StopReplicas,
-    Tick,
 )
 from baton.policy.scaling.observation import Observation
 
@@ -22,7 +22,7 @@ _HOUR_S = 3600.0
 class Scaler(Protocol):
     """What decides: `control.autoscaler.Autoscaler`."""
 
-    def tick(self, seen: Observation) -> Tick:
+    def tick(self, observation: Observation) -> AutoscalerTick:
         """What is to be done now."""
         ...
 
@@ -46,7 +46,7 @@ _OPPOSITE = {
 }
 
 
-class Change(NamedTuple):
+class ScalingChange(NamedTuple):
     """Replicas of a pool were started, stopped, or given another role."""
 
     at_s: float
@@ -54,20 +54,20 @@ class Change(NamedTuple):
     direction: Direction
     replicas: int
 
-    def undoes(self, before: Change) -> bool:
+    def reverses(self, previous: ScalingChange) -> bool:
         """Whether this goes back on the change before it."""
-        return before.direction in _OPPOSITE[self.direction]
+        return previous.direction in _OPPOSITE[self.direction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class ScalingReport:
     """All that was done, from the first tick to the end."""
 
     span_s: float
     ticks: int = 0
-    held: int = 0
+    paused_ticks: int = 0
     """Ticks that decided nothing because something could not be seen."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ScalingChange, ...] = ()
     replica_seconds: Mapping[str, float] = field(default_factory=dict)
     """By pool: from being asked for to being gone, or to the end."""
     gpu_seconds: float = 0.0
@@ -88,63 +88,63 @@ class Story:
 
         However long ago that was: a day's rise and fall count, too.
         """
-        return _per_hour(reversals(self.changes), self.span_s)
+        return _per_hour(count_reversals(self.changes), self.span_s)
 
 
-NO_STORY = Story(span_s=0.0)
+EMPTY_SCALING_REPORT = ScalingReport(span_s=0.0)
 
 
-def reversals(changes: Iterable[Change]) -> int:
+def count_reversals(changes: Iterable[ScalingChange]) -> int:
     """How many changes undo the last one of the same pool: sizes and roles each by themselves."""
-    last: dict[tuple[str, bool], Change] = {}
+    last: dict[tuple[str, bool], ScalingChange] = {}
     count = 0
     for change in changes:
-        resized = change.direction in {Direction.UP, Direction.DOWN}
-        before = last.get((change.pool, resized))
-        count += before is not None and change.undoes(before)
-        last[change.pool, resized] = change
+        is_resize = change.direction in {Direction.UP, Direction.DOWN}
+        previous = last.get((change.pool, is_resize))
+        count += previous is not None and change.reverses(previous)
+        last[change.pool, is_resize] = change
     return count
 
 
-def change_of(action: Action, at_s: float) -> Change:
+def to_change(action: ScalingAction, at_s: float) -> ScalingChange:
     """An action, as it is kept."""
     match action:
         case StartReplicas():
-            return Change(at_s, action.pool, Direction.UP, action.replicas)
+            return ScalingChange(at_s, action.pool, Direction.UP, action.replicas)
         case StopReplicas():
-            return Change(at_s, action.pool, Direction.DOWN, action.replicas)
+            return ScalingChange(at_s, action.pool, Direction.DOWN, action.replicas)
         case FlipReplicas():
-            return Change(at_s, action.pool, Direction(str(action.to)), action.replicas)
+            return ScalingChange(at_s, action.pool, Direction(str(action.role)), action.replicas)
         case _:
             assert_never(action)
 
 
-class StoryTeller:
+class ScalingRecorder:
     """Keeps the changes while they happen."""
 
     def __init__(self) -> None:
         self._ticks = 0
-        self._held = 0
-        self._changes: list[Change] = []
+        self._paused_ticks = 0
+        self._changes: list[ScalingChange] = []
 
-    def ticked(self, tick: Tick) -> None:
+    def record_tick(self, tick: AutoscalerTick) -> None:
         """The autoscaler has decided."""
         self._ticks += 1
-        self._held += bool(tick.held)
-        self._changes += [change_of(action, tick.at_s) for action in tick.actions]
+        self._paused_ticks += bool(tick.paused_reason)
+        self._changes += [to_change(action, tick.at_s) for action in tick.actions]
 
-    def told(
+    def report(
         self,
         span_s: float,
         *,
         replica_seconds: Mapping[str, float],
         gpus_per_replica: Mapping[str, float],
-    ) -> Story:
+    ) -> ScalingReport:
         """All of it."""
-        return Story(
+        return ScalingReport(
             span_s=span_s,
             ticks=self._ticks,
-            held=self._held,
+            paused_ticks=self._paused_ticks,
             changes=tuple(self._changes),
             replica_seconds=dict(replica_seconds),
             gpu_seconds=sum(

@@ -21,8 +21,8 @@ class _Flow:
     key: str
     source_id: str
     target_id: str
-    left_bytes: float
-    as_of_s: float
+    remaining_bytes: float
+    updated_at_s: float
     bytes_per_s: float = 0.0
     done_at_s: float = float("inf")
 
@@ -31,11 +31,11 @@ class Network:
     """The flows under way between engines; keys are the caller's."""
 
     def __init__(self, *, share: bool = True) -> None:
-        self._share = share
+        self._is_shared = share
         self._bytes_per_s: dict[str, float] = {}
         self._flows: dict[str, _Flow] = {}
-        self._out: defaultdict[str, dict[str, _Flow]] = defaultdict(dict)
-        self._into: defaultdict[str, dict[str, _Flow]] = defaultdict(dict)
+        self._outgoing: defaultdict[str, dict[str, _Flow]] = defaultdict(dict)
+        self._incoming: defaultdict[str, dict[str, _Flow]] = defaultdict(dict)
         self._heap: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
@@ -48,11 +48,11 @@ class Network:
         """Say how fast an engine's interface is."""
         self._bytes_per_s[engine_id] = bytes_per_s
 
-    def change(self, engine_id: str, bytes_per_s: float, now_s: float) -> None:
+    def set_bandwidth(self, engine_id: str, bytes_per_s: float, now_s: float) -> None:
         """Make a connected engine's interface slower or faster, for the flows under way too."""
         self._bytes_per_s[engine_id] = bytes_per_s
-        touched = self._out.get(engine_id, {}) | self._into.get(engine_id, {})
-        self._deal(touched.values(), now_s)
+        affected_flows = self._outgoing.get(engine_id, {}) | self._incoming.get(engine_id, {})
+        self._update_rates(affected_flows.values(), now_s)
 
     def disconnect(self, engine_id: str) -> None:
         """Forget an engine without flows."""
@@ -64,24 +64,27 @@ class Network:
         """Start a flow between two connected engines."""
         flow = _Flow(key, source_id, target_id, moved_bytes, now_s)
         self._flows[key] = flow
-        self._out[source_id][key] = self._into[target_id][key] = flow
-        self._deal(self._beside(flow), now_s)
+        self._outgoing[source_id][key] = self._incoming[target_id][key] = flow
+        self._update_rates(self._flows_sharing_with(flow), now_s)
 
     def end(self, key: str, now_s: float) -> bool:
         """Take a flow out, done or not; False when there is none with this key."""
         flow = self._flows.pop(key, None)
         if flow is None:
             return False
-        del self._out[flow.source_id][key], self._into[flow.target_id][key]
-        self._deal(self._beside(flow), now_s)
-        for flows, engine_id in ((self._out, flow.source_id), (self._into, flow.target_id)):
+        del self._outgoing[flow.source_id][key], self._incoming[flow.target_id][key]
+        self._update_rates(self._flows_sharing_with(flow), now_s)
+        for flows, engine_id in (
+            (self._outgoing, flow.source_id),
+            (self._incoming, flow.target_id),
+        ):
             if not flows[engine_id]:
                 del flows[engine_id]
         return True
 
-    def of_engine(self, engine_id: str) -> tuple[str, ...]:
+    def flows_of_engine(self, engine_id: str) -> tuple[str, ...]:
         """The flows out of an engine and into it."""
-        return (*self._out.get(engine_id, ()), *self._into.get(engine_id, ()))
+        return (*self._outgoing.get(engine_id, ()), *self._incoming.get(engine_id, ()))
 
     def next_done_at_s(self) -> float | None:
         """When the next flow will be done as things are; None without flows."""
@@ -93,7 +96,7 @@ class Network:
             heapq.heappop(self._heap)
         return None
 
-    def take_done(self, now_s: float) -> list[str]:
+    def pop_done(self, now_s: float) -> list[str]:
         """Take out the flows that are done by now, in order."""
         done = []
         while (at_s := self.next_done_at_s()) is not None and at_s <= now_s:
@@ -102,20 +105,22 @@ class Network:
             done.append(key)
         return done
 
-    def _beside(self, changed: _Flow) -> Iterable[_Flow]:
-        return (self._out[changed.source_id] | self._into[changed.target_id]).values()
+    def _flows_sharing_with(self, changed: _Flow) -> Iterable[_Flow]:
+        return (self._outgoing[changed.source_id] | self._incoming[changed.target_id]).values()
 
-    def _deal(self, touched: Iterable[_Flow], now_s: float) -> None:
-        for flow in touched:
-            flow.left_bytes -= flow.bytes_per_s * (now_s - flow.as_of_s)
-            flow.left_bytes = max(0.0, flow.left_bytes)
-            flow.as_of_s = now_s
+    def _update_rates(self, affected_flows: Iterable[_Flow], now_s: float) -> None:
+        for flow in affected_flows:
+            flow.remaining_bytes -= flow.bytes_per_s * (now_s - flow.updated_at_s)
+            flow.remaining_bytes = max(0.0, flow.remaining_bytes)
+            flow.updated_at_s = now_s
             flow.bytes_per_s = self._rate(flow)
-            flow.done_at_s = now_s + flow.left_bytes / flow.bytes_per_s
+            flow.done_at_s = now_s + flow.remaining_bytes / flow.bytes_per_s
             heapq.heappush(self._heap, (flow.done_at_s, flow.key))
 
     def _rate(self, flow: _Flow) -> float:
         out, into = self._bytes_per_s[flow.source_id], self._bytes_per_s[flow.target_id]
-        if not self._share:
+        if not self._is_shared:
             return min(out, into)
-        return min(out / len(self._out[flow.source_id]), into / len(self._into[flow.target_id]))
+        return min(
+            out / len(self._outgoing[flow.source_id]), into / len(self._incoming[flow.target_id])
+        )

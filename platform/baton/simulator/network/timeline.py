@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-Action = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class Timeline:
@@ -13,26 +13,26 @@ class Timeline:
 
     def __init__(self, start_s: float = 0.0) -> None:
         self.now_s = start_s
-        self._heap: list[tuple[float, int, Action]] = []
-        self._said = 0
+        self._heap: list[tuple[float, int, Callback]] = []
+        self._scheduled_count = 0
         """Things that were to happen, so far: the number of the last one."""
         self._stopped = False
 
     @property
-    def happened(self) -> int:
+    def event_count(self) -> int:
         """Things, so far."""
-        return self._said - len(self._heap)
+        return self._scheduled_count - len(self._heap)
 
-    def at(self, at_s: float, action: Action) -> None:
+    def call_at(self, at_s: float, action: Callback) -> None:
         """Let something happen at a time; a time that is past means now."""
-        self._said = number = self._said + 1
+        self._scheduled_count = number = self._scheduled_count + 1
         heappush(self._heap, (max(at_s, self.now_s), number, action))
 
-    def after(self, delay_s: float, action: Action) -> None:
+    def call_later(self, delay_s: float, action: Callback) -> None:
         """Let something happen in a while."""
-        # As `at` does it, which is not called: nine of ten things are said so.
+        # As `call_at` does it, which is not called: nine of ten things are said so.
         now_s = self.now_s
-        self._said = number = self._said + 1
+        self._scheduled_count = number = self._scheduled_count + 1
         heappush(self._heap, (now_s + delay_s if delay_s > 0 else now_s, number, action))
 
     def stop(self) -> None:

@@ -19,8 +19,8 @@ class Pull:
     target_id: str
     moved_bytes: int
     setup_s: float
-    done: Callable[[], None]
-    failed: Callable[[], None]
+    on_done: Callable[[], None]
+    on_failed: Callable[[], None]
 
 
 class Transfers:
@@ -38,30 +38,30 @@ class Transfers:
     def begin(self, pull: Pull) -> None:
         """Start a pull."""
         self._pulls[pull.key] = pull
-        self._timeline.after(pull.setup_s, lambda: self._flow(pull))
+        self._timeline.call_later(pull.setup_s, lambda: self._begin_flow(pull))
 
     def cancel(self, key: str) -> None:
         """Stop a pull without a word; ignored when it is over."""
         if self._pulls.pop(key, None) is not None:
             self.network.end(key, self._timeline.now_s)
-            self._watch()
+            self._schedule_wake()
 
     def change_bandwidth(self, engine_id: str, bytes_per_s: float) -> None:
         """Make an engine's interface slower or faster, for the flows under way too."""
-        self.network.change(engine_id, bytes_per_s, self._timeline.now_s)
-        self._watch()
+        self.network.set_bandwidth(engine_id, bytes_per_s, self._timeline.now_s)
+        self._schedule_wake()
 
-    def engine_died(self, engine_id: str) -> None:
+    def on_engine_died(self, engine_id: str) -> None:
         """Fail the pulls from an engine, and forget those into it."""
         for pull in tuple(self._pulls.values()):
             if pull.target_id == engine_id:
                 self.cancel(pull.key)
             elif pull.source_id == engine_id:
                 self.cancel(pull.key)
-                pull.failed()
+                pull.on_failed()
         self.network.disconnect(engine_id)
 
-    def _flow(self, pull: Pull) -> None:
+    def _begin_flow(self, pull: Pull) -> None:
         if self._pulls.get(pull.key) is pull:
             self.network.begin(
                 pull.key,
@@ -70,20 +70,20 @@ class Transfers:
                 moved_bytes=pull.moved_bytes,
                 now_s=self._timeline.now_s,
             )
-            self._watch()
+            self._schedule_wake()
 
-    def _watch(self) -> None:
+    def _schedule_wake(self) -> None:
         """See to it that somebody looks when the next flow will be done; too early does no harm."""
         at_s = self.network.next_done_at_s()
         if at_s is not None and at_s < self._wake_at_s:
             self._wake_at_s = at_s
-            self._timeline.at(at_s, self._on_wake)
+            self._timeline.call_at(at_s, self._on_wake)
 
     def _on_wake(self) -> None:
         if self._wake_at_s > self._timeline.now_s:
             return  # a later look has been arranged since
         self._wake_at_s = float("inf")
-        ended = [self._pulls.pop(key) for key in self.network.take_done(self._timeline.now_s)]
+        ended = [self._pulls.pop(key) for key in self.network.pop_done(self._timeline.now_s)]
         for pull in ended:
-            pull.done()
-        self._watch()
+            pull.on_done()
+        self._schedule_wake()

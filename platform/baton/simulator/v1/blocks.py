@@ -25,16 +25,16 @@ from collections.abc import Callable, Sequence
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
 
 
-class CountedBlocks:
+class V1BlockPool:
     """Blocks by count, the prefix cache by hashes, and what has changed in it."""
 
     __slots__ = (
         "_cached",
+        "_changes",
+        "_eviction_queue",
         "_idle",
-        "_news",
-        "_queued",
-        "_returned",
-        "_returns",
+        "_return_count",
+        "_returned_blocks",
         "empty",
         "sequence",
         "total",
@@ -48,18 +48,18 @@ class CountedBlocks:
         self._cached: dict[int, int] = {}
         """Users of each cached block, or minus the number of its return."""
         self._idle = 0
-        self._returns = 0
-        self._returned: deque[tuple[int, list[int]]] = deque()
+        self._return_count = 0
+        self._eviction_queue: deque[tuple[int, list[int]]] = deque()
         """Returns that may still have idle blocks: minus their number, and their blocks, the next
         to be evicted last."""
-        self._queued = 0
+        self._returned_blocks = 0
         """Blocks in those, idle or not."""
-        self._news: dict[int, bool] = {}
+        self._changes: dict[int, bool] = {}
         """Blocks that became cached (True) or ceased to be since the last update."""
 
     @property
     def available(self) -> int:
-        """How many blocks `take` could hand out."""
+        """How many blocks `allocate` could hand out."""
         return self.empty + self._idle
 
     @property
@@ -73,36 +73,36 @@ class CountedBlocks:
         return len(self._cached)
 
     # ------------------------------------------------------------------ the prefix cache
-    def cached(self, hashes: Sequence[int], limit: int) -> tuple[int, int]:
+    def count_cached(self, hashes: Sequence[int], limit: int) -> tuple[int, int]:
         """How many leading blocks of a chain are cached, at most `limit`, and how many are idle."""
-        number_of = self._cached.get
-        cached = _leading(limit, lambda index: hashes[index] in self._cached)
-        shared = _leading(cached, lambda index: number_of(hashes[index], 0) > 0)
+        users_of = self._cached.get
+        cached = _count_leading(limit, lambda index: hashes[index] in self._cached)
+        shared = _count_leading(cached, lambda index: users_of(hashes[index], 0) > 0)
         return cached, cached - shared
 
-    def share(self, hashes: Sequence[int]) -> None:
+    def touch(self, hashes: Sequence[int]) -> None:
         """Use blocks that are cached, from the beginning of a chain on."""
         cached = self._cached
-        for one in hashes:
-            users = cached[one]
+        for hash_ in hashes:
+            users = cached[hash_]
             if users > 0:
-                cached[one] = users + 1
+                cached[hash_] = users + 1
             else:
-                cached[one] = 1
+                cached[hash_] = 1
                 self._idle -= 1
 
-    def publish(self, hashes: Sequence[int]) -> None:
+    def cache_full_blocks(self, hashes: Sequence[int]) -> None:
         """Put private blocks, full now and next in their chain, into the prefix cache."""
         if not self._cached.keys().isdisjoint(hashes):
-            copies = [one for one in hashes if one in self._cached]
-            hashes = [one for one in hashes if one not in self._cached]
-            self.share(copies)
+            copies = [hash_ for hash_ in hashes if hash_ in self._cached]
+            hashes = [hash_ for hash_ in hashes if hash_ not in self._cached]
+            self.touch(copies)
             self.empty += len(copies)
         self._cached.update(dict.fromkeys(hashes, 1))
-        self._note(hashes, stored=True)
+        self._record_change(hashes, stored=True)
 
     # ------------------------------------------------------------------ in and out of use
-    def take(self, blocks: int) -> None:
+    def allocate(self, blocks: int) -> None:
         """Make so many blocks private; there must be as many `available`."""
         evicted = blocks - self.empty
         if evicted <= 0:
@@ -111,64 +111,64 @@ class CountedBlocks:
         self.empty = 0
         self._evict(evicted)
 
-    def give_back(self, hashes: Sequence[int], private: int) -> None:
+    def free(self, hashes: Sequence[int], private: int) -> None:
         """End one run's use of a chain's shared blocks, and of its private ones."""
         self.empty += private
         if not hashes:
             return
         cached = self._cached
-        first_alone = _leading(len(hashes), lambda index: cached[hashes[index]] > 1)
-        for one in hashes[:first_alone]:
-            cached[one] -= 1
-        alone = list(hashes[first_alone:])
-        if alone:
-            self._returns += 1
-            cached.update(dict.fromkeys(alone, -self._returns))
-            self._returned.append((-self._returns, alone))
-            self._idle += len(alone)
-            self._queued += len(alone)
-            if self._queued > 2 * self.total:
-                self._forget_stale()
+        first_unshared = _count_leading(len(hashes), lambda index: cached[hashes[index]] > 1)
+        for hash_ in hashes[:first_unshared]:
+            cached[hash_] -= 1
+        unshared = list(hashes[first_unshared:])
+        if unshared:
+            self._return_count += 1
+            cached.update(dict.fromkeys(unshared, -self._return_count))
+            self._eviction_queue.append((-self._return_count, unshared))
+            self._idle += len(unshared)
+            self._returned_blocks += len(unshared)
+            if self._returned_blocks > 2 * self.total:
+                self._compact_eviction_queue()
 
     def _evict(self, blocks: int) -> None:
         cached, evicted = self._cached, []
         self._idle -= blocks
         while blocks:
-            number, returned = self._returned[0]
+            number, returned = self._eviction_queue[0]
             while blocks and returned:
                 one = returned.pop()
-                self._queued -= 1
+                self._returned_blocks -= 1
                 if cached.get(one) == number:
                     del cached[one]
                     evicted.append(one)
                     blocks -= 1
             if not returned:
-                self._returned.popleft()
-        self._note(evicted, stored=False)
+                self._eviction_queue.popleft()
+        self._record_change(evicted, stored=False)
 
-    def _forget_stale(self) -> None:
+    def _compact_eviction_queue(self) -> None:
         """Leave only what is idle in line: at most half of it is, so this is paid for."""
-        number_of = self._cached.get
-        alive = (
-            (number, [one for one in returned if number_of(one) == number])
-            for number, returned in self._returned
+        entry_of = self._cached.get
+        live_returns = (
+            (number, [value for value in returned if entry_of(value) == number])
+            for number, returned in self._eviction_queue
         )
-        self._returned = deque(one for one in alive if one[1])
-        self._queued = self._idle
+        self._eviction_queue = deque(returned for returned in live_returns if returned[1])
+        self._returned_blocks = self._idle
 
     # ------------------------------------------------------------------ what others are told
     @property
-    def has_news(self) -> bool:
-        """Whether `take_update` would have anything to say."""
-        return bool(self._news)
+    def has_update(self) -> bool:
+        """Whether `pop_update` would have anything to say."""
+        return bool(self._changes)
 
-    def take_update(self) -> CacheUpdate | None:
+    def pop_update(self) -> CacheUpdate | None:
         """What became of blocks since this was last called; None when nothing did."""
-        if not self._news:
+        if not self._changes:
             return None
-        removed = [one for one, stored in self._news.items() if not stored]
-        stored = [one for one, stored in self._news.items() if stored]
-        self._news = {}
+        removed = [value for value, stored in self._changes.items() if not stored]
+        stored = [value for value, stored in self._changes.items() if stored]
+        self._changes = {}
         self.sequence += 1
         changes = []
         if removed:
@@ -179,41 +179,41 @@ class CountedBlocks:
 
     def snapshot(self) -> CacheUpdate:
         """All that is cached, parents before children."""
-        held = pack_hashes(self._cached)
-        changes = (CacheChange(CacheChangeKind.STORED, held),) if held else ()
-        return CacheUpdate(self.sequence, changes, snapshot=True)
+        cached_hashes = pack_hashes(self._cached)
+        changes = (CacheChange(CacheChangeKind.STORED, cached_hashes),) if cached_hashes else ()
+        return CacheUpdate(self.sequence, changes, is_snapshot=True)
 
     def users(self) -> dict[int, int]:
         """How many runs use each shared block."""
-        return {one: users for one, users in self._cached.items() if users > 0}
+        return {value: users for value, users in self._cached.items() if users > 0}
 
-    def idle(self) -> list[int]:
+    def idle_blocks(self) -> list[int]:
         """Cached blocks that nobody uses, those to be evicted first in front."""
         return [
-            one
-            for number, returned in self._returned
-            for one in reversed(returned)
-            if self._cached.get(one) == number
+            value
+            for number, returned in self._eviction_queue
+            for value in reversed(returned)
+            if self._cached.get(value) == number
         ]
 
-    def _note(self, hashes: Sequence[int], *, stored: bool) -> None:
-        news = self._news
-        if news.keys().isdisjoint(hashes):
-            news.update(dict.fromkeys(hashes, stored))
+    def _record_change(self, hashes: Sequence[int], *, stored: bool) -> None:
+        changes = self._changes
+        if changes.keys().isdisjoint(hashes):
+            changes.update(dict.fromkeys(hashes, stored))
             return
-        for one in hashes:  # what came and went in between was never there, and the reverse
-            if one in news:
-                del news[one]
+        for hash_ in hashes:  # what came and went in between was never there, and the reverse
+            if hash_ in changes:
+                del changes[hash_]
             else:
-                news[one] = stored
+                changes[hash_] = stored
 
 
-def _leading(limit: int, holds: Callable[[int], bool]) -> int:
+def _count_leading(limit: int, predicate: Callable[[int], bool]) -> int:
     """The first index below `limit` for which it does not hold, by bisection."""
     low, high = 0, limit
     while low < high:
         middle = (low + high) // 2
-        if holds(middle):
+        if predicate(middle):
             low = middle + 1
         else:
             high = middle

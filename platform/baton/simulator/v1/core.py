@@ -19,15 +19,15 @@ from collections.abc import Iterable
 import baton
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
-from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegOutput
 from baton.domain.request import FinishReason
 from baton.simulator.engine.blocks import expect
-from baton.simulator.engine.commands import CancelFetch, FreeSource, Order, SimTicket
-from baton.simulator.engine.kv_handles import read_ticket, write_ticket
+from baton.simulator.engine.commands import CancelFetch, EngineCommand, FreeSource, SimKvHandle
+from baton.simulator.engine.kv_handles import decode_kv_handle, encode_kv_handle
 from baton.simulator.engine.meters import PullMeter
 from baton.simulator.v1.memory import V1Memory
 from baton.simulator.v1.pipeline import Pipeline
-from baton.simulator.v1.runs import Run, RunState
+from baton.simulator.v1.runs import LegRun, LegRunState
 from baton.simulator.v1.scheduler import Scheduler
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.v1.steps import Steps
@@ -37,23 +37,29 @@ class V1Core:
     """One counted engine: a `baton.simulator.engine.port.VirtualEngine`."""
 
     def __init__(
-        self, settings: V1Settings, *, engine_id: str, model: str, address: str, jumps: bool = True
+        self,
+        settings: V1Settings,
+        *,
+        engine_id: str,
+        model: str,
+        address: str,
+        multi_step: bool = True,
     ) -> None:
         self._settings = settings
         self._engine_id = engine_id
         self._model = model
         self._address = address
-        self._orders: list[Order] = []
+        self._commands: list[EngineCommand] = []
         self._memory = V1Memory(settings, model)
-        self._scheduler = Scheduler(settings, self._memory, self._orders)
+        self._scheduler = Scheduler(settings, self._memory, self._commands)
         self._steps = (
-            Steps(settings, self._scheduler, self._memory, jumps=jumps)
+            Steps(settings, self._scheduler, self._memory, multi_step=multi_step)
             if settings.pipeline_stages == 1
             else Pipeline(settings, self._scheduler)
         )
         self._pulls = PullMeter()
-        self._runs: dict[str, Run] = {}
-        self._longest = min(
+        self._runs: dict[str, LegRun] = {}
+        self._max_known_tokens = min(
             settings.max_len_tokens, settings.kv_blocks * settings.block_size_tokens + 1
         )
         """Tokens that a leg may know: the last one is never computed and needs no block."""
@@ -61,15 +67,19 @@ class V1Core:
     # ------------------------------------------------------------------ legs in and out
     def add(self, leg: Leg, *, now_s: float | None = None) -> LegFailure | None:
         """Queue a leg; None when accepted, else why not. Without `now_s` no times are told."""
-        ticket = None if leg.ticket is None else read_ticket(leg.ticket)
-        return self._add(Run(leg, ticket, longest=self._longest, queued_at_s=now_s))
+        kv_handle = None if leg.kv_handle is None else decode_kv_handle(leg.kv_handle)
+        return self._add(
+            LegRun(leg, kv_handle, max_known_tokens=self._max_known_tokens, queued_at_s=now_s)
+        )
 
     def add_with_kv(self, leg: Leg) -> LegFailure | None:
         """Queue a leg whose KV is here as soon as there are blocks for it, all but the last token.
 
         That is how an engine that only decodes is looked at alone.
         """
-        return self._add(Run(leg, None, longest=self._longest, arrived=True))
+        return self._add(
+            LegRun(leg, None, max_known_tokens=self._max_known_tokens, kv_preloaded=True)
+        )
 
     def abort(self, leg_ids: Iterable[str]) -> None:
         """End legs without a word and free what they hold, at the source too; others are ignored.
@@ -80,21 +90,21 @@ class V1Core:
             run = self._runs.pop(leg_id, None)
             if run is None:
                 continue
-            if run.state is RunState.TRANSFER:
-                self._orders.append(CancelFetch(leg_id=leg_id))
-            if run.ticket is not None:
-                self._orders.append(FreeSource(ticket=run.ticket))
-            self._steps.happened(run, None)
+            if run.state is LegRunState.PULLING:
+                self._commands.append(CancelFetch(leg_id=leg_id))
+            if run.kv_handle is not None:
+                self._commands.append(FreeSource(kv_handle=run.kv_handle))
+            self._steps.on_leg_changed(run, None)
 
     # ------------------------------------------------------------------ steps
-    def begin(self, now_s: float, *, patience_s: float) -> float | None:
+    def begin(self, now_s: float, *, horizon_s: float) -> float | None:
         """Choose what to compute next: seconds until `finish` is due, None when there is nothing.
 
         Several steps where nothing can change meanwhile: the last is the one under way when
-        `patience_s` is over. They produce nothing before `finish`, however many they are.
+        `horizon_s` is over. They produce nothing before `finish`, however many they are.
         """
         self._expire(now_s)
-        return self._steps.begin(now_s, patience_s)
+        return self._steps.begin(now_s, horizon_s)
 
     def interrupt(self, now_s: float) -> float | None:
         """Seconds until `finish` is due now that something has changed; None outside of steps."""
@@ -102,92 +112,96 @@ class V1Core:
 
     def finish(self, now_s: float) -> tuple[LegOutput, ...]:
         """Account for what `begin` began and return what it produced, in running order."""
-        done = self._steps.finish(now_s)
-        if done.only_decodes:
-            return self._decoded(done.work, done.steps)
-        return self._computed(done.work, now_s)
+        finished = self._steps.finish(now_s)
+        if finished.only_decodes:
+            return self._decode_outputs(finished.runs, finished.steps)
+        return self._step_outputs(finished.runs, now_s)
 
     # ------------------------------------------------------------------ transfers, this side
-    def pull_done(self, leg_id: str, *, blocks: int, took_s: float, kept: bool) -> LegOutput | None:
+    def pull_done(
+        self, leg_id: str, *, blocks: int, duration_s: float, source_kept: bool
+    ) -> LegOutput | None:
         """The blocks of a pull are here; ignored when the leg was aborted meanwhile.
 
-        Where the source had not `kept` them, the leg computes what it misses.
+        Where the source had not `source_kept` them, the leg computes what it misses.
         """
-        run = self._in_transfer(leg_id)
-        if run is None or run.ticket is None:
+        run = self._run_in_transfer(leg_id)
+        if run is None or run.kv_handle is None:
             return None
         moved_bytes = blocks * self._settings.kv_block_bytes
-        self._pulls.pulled(run.ticket.engine_id, moved_bytes=moved_bytes, took_s=took_s)
-        there = max(run.ticket.tokens, run.computed)
-        if not kept:
-            self._pulls.void()
-            there = run.computed
-        self._steps.happened(run, there)
+        self._pulls.record_pull(
+            run.kv_handle.engine_id, moved_bytes=moved_bytes, duration_s=duration_s
+        )
+        local_tokens = max(run.kv_handle.tokens, run.computed_tokens)
+        if not source_kept:
+            self._pulls.record_void_pull()
+            local_tokens = run.computed_tokens
+        self._steps.on_leg_changed(run, local_tokens)
         return None
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
         """A pull did not work: the leg computes what it misses, in the blocks it has."""
-        run = self._in_transfer(leg_id)
-        if run is not None and run.ticket is not None:
-            self._pulls.pull_failed(run.ticket.engine_id)
-            self._steps.happened(run, run.computed)
+        run = self._run_in_transfer(leg_id)
+        if run is not None and run.kv_handle is not None:
+            self._pulls.record_pull_failure(run.kv_handle.engine_id)
+            self._steps.on_leg_changed(run, run.computed_tokens)
         return None
 
     def load_done(self, leg_id: str) -> None:
         """Nothing: this engine keeps no blocks in the host's memory."""
 
     # ------------------------------------------------------------------ transfers, source side
-    def holds(self, leg_id: str, now_s: float) -> bool:
+    def is_leased(self, leg_id: str, now_s: float) -> bool:
         """Whether the blocks of this finished prefill leg are still kept."""
         self._expire(now_s)
         return self._memory.is_leased(leg_id)
 
     def renew(self, leg_id: str, now_s: float) -> None:
         """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
-        if self.holds(leg_id, now_s):
+        if self.is_leased(leg_id, now_s):
             self._memory.renew(leg_id, now_s)
 
-    def awaited(self) -> tuple[SimTicket, ...]:
+    def pending_kv_handles(self) -> tuple[SimKvHandle, ...]:
         """What legs wait for that is elsewhere: their leases are to be renewed."""
-        return tuple(run.ticket for run in self._runs.values() if run.ticket is not None)
+        return tuple(run.kv_handle for run in self._runs.values() if run.kv_handle is not None)
 
     def release(self, leg_id: str, now_s: float) -> bool:
         """Free a finished prefill leg's blocks; False when they were no longer kept."""
-        held = self.holds(leg_id, now_s)
-        if held:
+        was_leased = self.is_leased(leg_id, now_s)
+        if was_leased:
             self._steps.catch_up(now_s)
             self._memory.release(leg_id)
-            self._steps.freed()
-        return held
+            self._steps.on_blocks_freed()
+        return was_leased
 
     def next_expiry_s(self) -> float | None:
         """When the oldest lease ends; None without leases."""
         return self._memory.next_expiry_s()
 
     # ------------------------------------------------------------------ for the body
-    def take_orders(self) -> tuple[Order, ...]:
+    def pop_commands(self) -> tuple[EngineCommand, ...]:
         """What the body has to do outside, since this was last called."""
-        if not self._orders:
+        if not self._commands:
             return ()
-        orders = tuple(self._orders)
-        self._orders.clear()
-        return orders
+        commands = tuple(self._commands)
+        self._commands.clear()
+        return commands
 
-    def take_cache_update(self) -> CacheUpdate | None:
+    def pop_cache_update(self) -> CacheUpdate | None:
         """What changed in the prefix cache since this was last called; None when nothing did."""
-        return self._memory.blocks.take_update()
+        return self._memory.blocks.pop_update()
 
     def cache_snapshot(self) -> CacheUpdate:
-        """All that is cached. Call `take_cache_update` first."""
+        """All that is cached. Call `pop_cache_update` first."""
         return self._memory.blocks.snapshot()
 
-    def has_cache_news(self) -> bool:
-        """Whether `take_cache_update` would have anything to say."""
-        return self._memory.blocks.has_news
+    def has_cache_update(self) -> bool:
+        """Whether `pop_cache_update` would have anything to say."""
+        return self._memory.blocks.has_update
 
     def load(self, now_s: float) -> Load:
         """The load at this moment, counted."""
-        step_s, steps = self._steps.counted(now_s)
+        step_s, steps = self._steps.step_stats(now_s)
         counts = self._scheduler.counts()
         blocks = self._memory.blocks
         return Load(
@@ -222,139 +236,141 @@ class V1Core:
             max_len_tokens=settings.max_len_tokens,
             max_running_requests=settings.max_running_requests,
             max_batched_tokens=settings.max_batched_tokens,
-            decode_step_tokens=settings.decode_step_tokens,
+            max_batched_tokens_while_decoding=settings.decode_step_tokens,
             layout=settings.layout,
             side_channel=side_channel,
             cache_events=settings.prefix_caching,
-            prefix_fetch=True,
+            supports_prefix_fetch=True,
         )
 
     def check_integrity(self) -> None:
         """Assert that blocks and legs are each in exactly one place."""
         self._scheduler.check_integrity()
-        runs = tuple(self._scheduler.everyone())
+        runs = tuple(self._scheduler.all_runs())
         self._memory.check_integrity(runs)
-        unknown = {run.leg_id for run in runs} ^ self._runs.keys()
+        mismatched_ids = {run.leg_id for run in runs} ^ self._runs.keys()
         expect(
-            unknown <= self._steps.late(),
-            f"only the queues or only the core know of {sorted(unknown)}",
+            mismatched_ids <= self._steps.deferred_leg_ids(),
+            f"only the queues or only the core know of {sorted(mismatched_ids)}",
         )
 
     # ------------------------------------------------------------------ tokens and ends
-    def _decoded(self, work: list[Run], steps: int) -> tuple[LegOutput, ...]:
+    def _decode_outputs(self, runs: list[LegRun], steps: int) -> tuple[LegOutput, ...]:
         tokens = (0,) * steps
         outputs, ended = [], []
-        for run in work:
-            if run.state is not RunState.RUNNING:
+        for run in runs:
+            if run.state is not LegRunState.RUNNING:
                 continue
-            run.computed += steps
-            run.tokens += steps
-            if run.tokens >= run.limit:
-                times = run.watch.last_output()
-                outputs.append(LegOutput(run.leg_id, tokens, run.reason, times=times))
+            run.computed_tokens += steps
+            run.known_tokens += steps
+            if run.known_tokens >= run.end_tokens:
+                times = run.timer.on_last_output()
+                outputs.append(LegOutput(run.leg_id, tokens, run.finish_reason, times=times))
                 ended.append(run)
             else:
-                outputs.append(run.usual if steps == 1 else LegOutput(run.leg_id, tokens))
-        self._end(ended)
+                outputs.append(run.plain_output if steps == 1 else LegOutput(run.leg_id, tokens))
+        self._end_runs(ended)
         return tuple(outputs)
 
-    def _computed(self, work: list[Run], now_s: float) -> tuple[LegOutput, ...]:
+    def _step_outputs(self, runs: list[LegRun], now_s: float) -> tuple[LegOutput, ...]:
         outputs, ended = [], []
-        for run in work:
-            if run.state is not RunState.RUNNING:
+        for run in runs:
+            if run.state is not LegRunState.RUNNING:
                 continue
-            computed = run.computed = run.computed + run.scheduled
-            if computed < run.tokens:
+            computed = run.computed_tokens = run.computed_tokens + run.scheduled_tokens
+            if computed < run.known_tokens:
                 continue
-            run.scheduled = 1
-            tokens = run.tokens = run.tokens + 1
-            if tokens < run.limit and run.reported:
-                outputs.append(run.usual)
+            run.scheduled_tokens = 1
+            tokens = run.known_tokens = run.known_tokens + 1
+            if tokens < run.end_tokens and run.first_output_sent:
+                outputs.append(run.plain_output)
                 continue
-            if tokens >= run.limit:
+            if tokens >= run.end_tokens:
                 ended.append(run)
-            outputs.append(self._output(run, now_s))
-        self._end(ended)
+            outputs.append(self._next_output(run, now_s))
+        self._end_runs(ended)
         return tuple(outputs)
 
-    def _output(self, run: Run, now_s: float) -> LegOutput:
+    def _next_output(self, run: LegRun, now_s: float) -> LegOutput:
         """The next token of a leg, and what comes with the first and with the last."""
-        reason = run.reason if run.tokens >= run.limit else None
-        if run.reported:
-            return LegOutput(run.leg_id, _ONE, reason, times=run.watch.last_output())
-        run.reported = True
+        reason = run.finish_reason if run.known_tokens >= run.end_tokens else None
+        if run.first_output_sent:
+            return LegOutput(run.leg_id, _ONE_TOKEN, reason, times=run.timer.on_last_output())
+        run.first_output_sent = True
         # A prefill leg whose token was the request's last has nothing to hand on.
-        hands_on = run.is_prefill and reason is not FinishReason.STOP
-        cache = run.cache_use(run.held * self._settings.block_size_tokens)
-        ticket = self._grant_lease(run, now_s) if hands_on else None
-        times = run.watch.first_output(now_s)
+        needs_lease = run.is_prefill and reason is not FinishReason.STOP
+        cache = run.cache_use(run.shared_blocks * self._settings.block_size_tokens)
+        kv_handle = self._grant_lease(run, now_s) if needs_lease else None
+        times = run.timer.on_first_output(now_s)
         return LegOutput(
             run.leg_id,
-            _ONE,
+            _ONE_TOKEN,
             reason,
-            ticket=ticket,
+            kv_handle=kv_handle,
             cached_tokens=run.cached_tokens,
             times=times,
-            cache=cache,
+            cache_use=cache,
         )
 
-    def _grant_lease(self, run: Run, now_s: float) -> Ticket:
+    def _grant_lease(self, run: LegRun, now_s: float) -> KvHandle:
         tokens = len(run.prompt)
-        ticket = SimTicket(
+        kv_handle = SimKvHandle(
             engine_id=self._engine_id,
             leg_id=run.leg_id,
             address=self._address,
             layout=self._settings.layout,
             tokens=tokens,
             blocks=run.blocks,
-            prompt_digest=self._memory.last_hash(run, tokens),
+            prompt_digest=self._memory.prefix_digest(run, tokens),
         )
         self._memory.lease(run, now_s)
-        return Ticket(tokens=tokens, blocks=ticket.blocks, params=write_ticket(ticket))
+        return KvHandle(tokens=tokens, blocks=kv_handle.blocks, params=encode_kv_handle(kv_handle))
 
-    def _end(self, ended: list[Run]) -> None:
+    def _end_runs(self, ended: list[LegRun]) -> None:
         if ended:
             for run in ended:
                 del self._runs[run.leg_id]
-            self._scheduler.end(ended)
+            self._scheduler.remove_ended(ended)
 
     # ------------------------------------------------------------------ legs
-    def _add(self, run: Run) -> LegFailure | None:
-        prompt = len(run.prompt)
-        if not 0 < prompt < self._longest:
+    def _add(self, run: LegRun) -> LegFailure | None:
+        prompt_tokens = len(run.prompt)
+        if not 0 < prompt_tokens < self._max_known_tokens:
             return LegFailure.INVALID
         if run.leg_id in self._runs or self._memory.is_leased(run.leg_id):
-            return LegFailure.REFUSED
-        if run.ticket is not None and not self._fits(run, run.ticket):
+            return LegFailure.REJECTED
+        if run.kv_handle is not None and not self._is_compatible(run, run.kv_handle):
             return LegFailure.KV_LOAD_FAILED
-        if run.ticket is not None:
+        if run.kv_handle is not None:
             # A real engine would decode from another prompt's blocks. Tokens are not told apart
             # here, so that it is found all the same.
-            expect(self._memory.same_prompt(run, run.ticket), f"{run.leg_id}: another's blocks")
+            expect(
+                self._memory.is_same_prompt(run, run.kv_handle), f"{run.leg_id}: another's blocks"
+            )
         if len(self._scheduler.waiting) >= self._settings.max_waiting_requests:
             return LegFailure.OVERLOADED
         self._runs[run.leg_id] = run
         self._scheduler.add(run)
-        if run.state is RunState.WAITING:
-            self._steps.came()
+        if run.state is LegRunState.WAITING:
+            self._steps.on_leg_queued()
         return None
 
-    def _fits(self, run: Run, ticket: SimTicket) -> bool:
+    def _is_compatible(self, run: LegRun, kv_handle: SimKvHandle) -> bool:
         return (
-            ticket.layout == self._settings.layout
-            and 0 < ticket.tokens <= len(run.prompt)
-            and ticket.blocks == self._memory.blocks_for(ticket.tokens)
+            kv_handle.layout == self._settings.layout
+            and 0 < kv_handle.tokens <= len(run.prompt)
+            and kv_handle.blocks == self._memory.blocks_for(kv_handle.tokens)
         )
 
-    def _in_transfer(self, leg_id: str) -> Run | None:
+    def _run_in_transfer(self, leg_id: str) -> LegRun | None:
         run = self._runs.get(leg_id)
-        return run if run is not None and run.state is RunState.TRANSFER else None
+        return run if run is not None and run.state is LegRunState.PULLING else None
 
     def _expire(self, now_s: float) -> None:
         expiry_s = self._memory.next_expiry_s()
         if expiry_s is not None and expiry_s <= now_s:
             self._steps.catch_up(now_s)
-            self._pulls.expired(self._memory.expire(now_s))
+            self._pulls.record_expired_leases(self._memory.expire(now_s))
 
 
-_ONE = (0,)
+_ONE_TOKEN = (0,)

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from baton.control.request.leases import renewed_until_s
+from baton.control.request.leases import renewed_expiry_s
 from baton.control.state.deadlines import Deadlines
 from baton.domain.handoff import Leg
-from baton.domain.hashed_prompt import Outline, TokenIds
-from baton.policy.prefix_cache.block_hash import chain, chain_root
+from baton.domain.hashed_prompt import HashedPrompt, TokenIds
+from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.simulator.engine.blocks import expect
-from baton.simulator.engine.commands import SimTicket
-from baton.simulator.v1.blocks import CountedBlocks
-from baton.simulator.v1.runs import Run, RunState
+from baton.simulator.engine.commands import SimKvHandle
+from baton.simulator.v1.blocks import V1BlockPool
+from baton.simulator.v1.runs import LegRun, LegRunState
 from baton.simulator.v1.settings import V1Settings
 
 
@@ -31,102 +31,107 @@ class V1Memory:
     """
 
     def __init__(self, settings: V1Settings, model: str) -> None:
-        self.blocks = CountedBlocks(settings.kv_blocks)
-        self._size = settings.block_size_tokens
-        self._caching = settings.prefix_caching
+        self.blocks = V1BlockPool(settings.kv_blocks)
+        self._block_size_tokens = settings.block_size_tokens
+        self._prefix_caching = settings.prefix_caching
         self._lease_s = settings.lease_s
         self._model = model
-        self._roots: dict[tuple[str | None, str | None], int] = {}
+        self._chain_roots: dict[tuple[str | None, str | None], int] = {}
         self._leases: dict[str, _Lease] = {}
         self._expiries = Deadlines()
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks this many tokens need."""
-        return -(-tokens // self._size)
+        return -(-tokens // self._block_size_tokens)
 
-    def last_hash(self, run: Run, tokens: int) -> bytes:
+    def prefix_digest(self, run: LegRun, tokens: int) -> bytes:
         """What stands for the full blocks of a run's first tokens, its salt and its adapter.
 
         Empty where no prefixes are cached: hashing them would be all their cost.
         """
-        if not self._caching:
+        if not self._prefix_caching:
             return b""
-        self._hash(run, run.tokens // self._size)
-        full = tokens // self._size
-        return b"%d" % (run.hashes[full - 1] if full else self._root(run.leg))
+        self._extend_hashes(run, run.known_tokens // self._block_size_tokens)
+        full_blocks = tokens // self._block_size_tokens
+        return b"%d" % (run.hashes[full_blocks - 1] if full_blocks else self._chain_root(run.leg))
 
-    def same_prompt(self, run: Run, ticket: SimTicket) -> bool:
+    def is_same_prompt(self, run: LegRun, kv_handle: SimKvHandle) -> bool:
         """Whether a ticket is for the beginning of a run's prompt, as far as both sides can say."""
-        own = self.last_hash(run, ticket.tokens)
-        return not own or not ticket.prompt_digest or own == ticket.prompt_digest
+        own_digest = self.prefix_digest(run, kv_handle.tokens)
+        return (
+            not own_digest or not kv_handle.prompt_digest or own_digest == kv_handle.prompt_digest
+        )
 
     # ------------------------------------------------------------------ a run's blocks
-    def lookup(self, run: Run) -> tuple[int, int]:
+    def lookup(self, run: LegRun) -> tuple[int, int]:
         """How many leading blocks of a run are cached, and how many of those are idle.
 
         The last token is always computed: its logits are needed.
         """
-        if not self._caching:
+        if not self._prefix_caching:
             return 0, 0
-        usable = (run.tokens - 1) // self._size
-        self._hash(run, run.tokens // self._size)
-        return self.blocks.cached(run.hashes, usable)
+        max_hit_blocks = (run.known_tokens - 1) // self._block_size_tokens
+        self._extend_hashes(run, run.known_tokens // self._block_size_tokens)
+        return self.blocks.count_cached(run.hashes, max_hit_blocks)
 
-    def place(self, run: Run, cached: int, tokens: int) -> None:
+    def allocate(self, run: LegRun, cached: int, tokens: int) -> None:
         """Give a run its cached blocks and new ones for the rest of its first `tokens` tokens."""
         if cached:
-            self.blocks.share(run.hashes[:cached])
-        run.held = cached
-        run.computed = cached * self._size
+            self.blocks.touch(run.hashes[:cached])
+        run.shared_blocks = cached
+        run.computed_tokens = cached * self._block_size_tokens
         if run.cached_tokens < 0:  # not when it is placed again
-            run.own_tokens = run.computed
+            run.local_hit_tokens = run.computed_tokens
         self.extend(run, tokens)
 
-    def grow(self, run: Run, tokens: int) -> bool:
+    def try_extend(self, run: LegRun, tokens: int) -> bool:
         """Let a run have blocks for so many tokens; False, and nothing, without room."""
         if self.blocks_for(tokens) - run.blocks > self.blocks.available:
             return False
         self.extend(run, tokens)
         return True
 
-    def extend(self, run: Run, tokens: int) -> None:
+    def extend(self, run: LegRun, tokens: int) -> None:
         """Let a run have blocks for so many tokens; there is room."""
-        more = self.blocks_for(tokens) - run.held - run.private
-        if more > 0:
-            self.blocks.take(more)
-            run.private += more
+        new_blocks = self.blocks_for(tokens) - run.shared_blocks - run.private_blocks
+        if new_blocks > 0:
+            self.blocks.allocate(new_blocks)
+            run.private_blocks += new_blocks
 
-    def publish(self, run: Run, tokens: int) -> None:
+    def cache_full_blocks(self, run: LegRun, tokens: int) -> None:
         """Put a run's full blocks of its first `tokens` tokens into the prefix cache.
 
         Only as far as they are hashed: see the class.
         """
-        full = min(tokens // self._size, len(run.hashes))
-        if full > run.held:
-            self.blocks.publish(run.hashes[run.held : full])
-            run.private -= full - run.held
-            run.held = full
+        full_blocks = min(tokens // self._block_size_tokens, len(run.hashes))
+        if full_blocks > run.shared_blocks:
+            self.blocks.cache_full_blocks(run.hashes[run.shared_blocks : full_blocks])
+            run.private_blocks -= full_blocks - run.shared_blocks
+            run.shared_blocks = full_blocks
 
-    def drop(self, run: Run) -> None:
+    def free(self, run: LegRun) -> None:
         """Take a run's blocks back; the full ones stay cached until someone needs the room."""
-        if self._caching and run.computed >= (run.held + 1) * self._size:
-            self._hash(run, run.computed // self._size)
-            self.publish(run, run.computed)
-        self.blocks.give_back(run.hashes[: run.held], run.private)
-        run.held = run.private = run.computed = 0
+        if (
+            self._prefix_caching
+            and run.computed_tokens >= (run.shared_blocks + 1) * self._block_size_tokens
+        ):
+            self._extend_hashes(run, run.computed_tokens // self._block_size_tokens)
+            self.cache_full_blocks(run, run.computed_tokens)
+        self.blocks.free(run.hashes[: run.shared_blocks], run.private_blocks)
+        run.shared_blocks = run.private_blocks = run.computed_tokens = 0
 
     # ------------------------------------------------------------------ leases
-    def lease(self, run: Run, now_s: float) -> None:
+    def lease(self, run: LegRun, now_s: float) -> None:
         """Keep a run's blocks for whoever pulls them."""
-        kept = run.hashes[: run.held]
-        self._leases[run.leg_id] = _Lease(kept, run.private)
+        leased_hashes = run.hashes[: run.shared_blocks]
+        self._leases[run.leg_id] = _Lease(leased_hashes, run.private_blocks)
         self._expiries.arm(run.leg_id, now_s + self._lease_s)
-        run.held = run.private = run.computed = 0
+        run.shared_blocks = run.private_blocks = run.computed_tokens = 0
 
     def renew(self, leg_id: str, now_s: float) -> None:
         """Keep a leg's blocks for longer, where they are still kept."""
         if leg_id in self._leases:
-            self._expiries.postpone(leg_id, renewed_until_s(now_s, self._lease_s))
+            self._expiries.postpone(leg_id, renewed_expiry_s(now_s, self._lease_s))
 
     def is_leased(self, leg_id: str) -> bool:
         """Whether this finished prefill leg's blocks are still kept."""
@@ -136,11 +141,11 @@ class V1Memory:
         """End a lease."""
         self._expiries.disarm(leg_id)
         lease = self._leases.pop(leg_id)
-        self.blocks.give_back(lease.hashes, lease.private)
+        self.blocks.free(lease.hashes, lease.private)
 
     def expire(self, now_s: float) -> int:
         """End the leases whose time is up and count them."""
-        expired = tuple(self._expiries.take_due(now_s))
+        expired = tuple(self._expiries.pop_due(now_s))
         for leg_id in expired:
             self.release(leg_id)
         return len(expired)
@@ -149,54 +154,67 @@ class V1Memory:
         """When to look for a lease that ends: perhaps early, never late; None without leases."""
         return self._expiries.next_at_s()
 
-    def check_integrity(self, runs: Iterable[Run]) -> None:
+    def check_integrity(self, runs: Iterable[LegRun]) -> None:
         """Assert that every block is used by exactly those who think so."""
         runs = tuple(runs)
-        known = self._leases.keys() & {run.leg_id for run in runs}
-        expect(not known, f"legs both run and are leased: {sorted(known)}")
+        running_and_leased = self._leases.keys() & {run.leg_id for run in runs}
+        expect(
+            not running_and_leased, f"legs both run and are leased: {sorted(running_and_leased)}"
+        )
         expect(len(self._expiries) == len(self._leases), "a lease without an end, or the reverse")
-        chains = [run.hashes[: run.held] for run in runs]
+        chains = [run.hashes[: run.shared_blocks] for run in runs]
         chains += [lease.hashes for lease in self._leases.values()]
-        counted = Counter(one for hashes in chains for one in hashes)
-        users, idle = self.blocks.users(), self.blocks.idle()
-        expect(users == counted, f"users are {users}, counted {dict(counted)}")
+        expected_users = Counter(hash_ for hashes in chains for hash_ in hashes)
+        users, idle = self.blocks.users(), self.blocks.idle_blocks()
+        expect(users == expected_users, f"users are {users}, counted {dict(expected_users)}")
         expect(len(idle) + len(users) == self.blocks.cached_blocks, "a block is lost")
-        private = sum(run.private for run in runs)
+        private = sum(run.private_blocks for run in runs)
         private += sum(lease.private for lease in self._leases.values())
         empty, total = self.blocks.empty, self.blocks.total
-        found = (empty, private, len(users), self.blocks.available - empty)
-        expect(len(idle) == found[-1], f"{len(idle)} are idle, counted {found[-1]}")
-        expect(min(found) >= 0, f"less than no blocks: {found}")
-        expect(sum(found) == total, f"empty, private, shared, idle: {found}, not {total} blocks")
-        without = (RunState.HELD, RunState.WAITING, RunState.ENDED)
-        expect(not any(run.blocks for run in runs if run.state in without), "it should have none")
+        counts = (empty, private, len(users), self.blocks.available - empty)
+        expect(len(idle) == counts[-1], f"{len(idle)} are idle, counted {counts[-1]}")
+        expect(min(counts) >= 0, f"less than no blocks: {counts}")
+        expect(sum(counts) == total, f"empty, private, shared, idle: {counts}, not {total} blocks")
+        states_without_blocks = (LegRunState.PULL_QUEUED, LegRunState.WAITING, LegRunState.ENDED)
+        expect(
+            not any(run.blocks for run in runs if run.state in states_without_blocks),
+            "it should have none",
+        )
 
-    def _hash(self, run: Run, blocks: int) -> None:
+    def _extend_hashes(self, run: LegRun, blocks: int) -> None:
         """Hash a run's leading blocks: each over its tokens and the hash before it."""
         hashes = run.hashes
         if len(hashes) >= blocks:
             return
-        previous = hashes[-1] if hashes else self._root(run.leg)
-        hashes.extend(_chain(run, previous, self._size, first_block=len(hashes), stop=blocks))
+        previous = hashes[-1] if hashes else self._chain_root(run.leg)
+        hashes.extend(
+            _chain(run, previous, self._block_size_tokens, first_block=len(hashes), stop=blocks)
+        )
 
-    def _root(self, leg: Leg) -> int:
+    def _chain_root(self, leg: Leg) -> int:
         key = leg.adapter, leg.cache_salt
-        root = self._roots.get(key)
+        root = self._chain_roots.get(key)
         if root is None:
-            root = self._roots[key] = chain_root(
+            root = self._chain_roots[key] = chain_root(
                 model=self._model,
-                block_size_tokens=self._size,
+                block_size_tokens=self._block_size_tokens,
                 adapter=leg.adapter,
                 salt=leg.cache_salt,
             )
         return root
 
 
-def _chain(run: Run, previous: int, size: int, *, first_block: int, stop: int) -> list[int]:
+def _chain(
+    run: LegRun, previous: int, block_size_tokens: int, *, first_block: int, stop: int
+) -> list[int]:
     prompt: TokenIds = run.prompt
-    beyond = stop * size - len(prompt)
-    if isinstance(prompt, Outline):
-        known = prompt.extended(beyond) if beyond > 0 else prompt
-        return known.chain(previous, size, first_block=first_block)
-    tokens = (*prompt, *(0,) * max(0, beyond))  # all generated tokens are 0
-    return chain(previous, tokens[first_block * size : stop * size], size)
+    generated_tokens = stop * block_size_tokens - len(prompt)
+    if isinstance(prompt, HashedPrompt):
+        known_outline = prompt.extended(generated_tokens) if generated_tokens > 0 else prompt
+        return known_outline.chain_hashes(previous, block_size_tokens, first_block=first_block)
+    tokens = (*prompt, *(0,) * max(0, generated_tokens))  # all generated tokens are 0
+    return chain_hashes(
+        previous,
+        tokens[first_block * block_size_tokens : stop * block_size_tokens],
+        block_size_tokens,
+    )

@@ -16,16 +16,16 @@ from baton.domain.fleet import StepTotals
 from baton.simulator.engine.blocks import expect
 from baton.simulator.v1.batches import one_step
 from baton.simulator.v1.meters import StepMeter
-from baton.simulator.v1.runs import Run
+from baton.simulator.v1.runs import LegRun
 from baton.simulator.v1.scheduler import Scheduler
 from baton.simulator.v1.settings import V1Settings
-from baton.simulator.v1.step_run import Stretch
-from baton.simulator.v1.steps import Done
+from baton.simulator.v1.step_run import StepRun
+from baton.simulator.v1.steps import FinishedSteps
 
 
 class _Batch(NamedTuple):
-    work: list[Run]
-    step: Stretch
+    runs: list[LegRun]
+    step: StepRun
     """Its seconds are those that it keeps the engine busy alone: no second counts twice."""
     ends_at_s: float
 
@@ -38,65 +38,65 @@ class Pipeline:
         self._scheduler = scheduler
         self._meter = StepMeter()
         self._batches: deque[_Batch] = deque()
-        self._entry_at_s = 0.0
+        self._next_entry_at_s = 0.0
         """When the first stage is free."""
-        self._ends_at_s = 0.0
+        self._last_batch_ends_at_s = 0.0
         """When the batch that began last ends."""
-        self._begun = False
-        self._ending = False
+        self._is_stepping = False
+        self._next_is_batch_end = False
         """Whether the next thing to happen is that a batch ends, rather than that one may begin."""
-        self._idle = False
+        self._nothing_to_begin = False
         """Whether there was nothing for a batch that could have begun, and nothing came since."""
 
-    def begin(self, now_s: float, patience_s: float) -> float | None:
+    def begin(self, now_s: float, horizon_s: float) -> float | None:
         """Begin a batch if one may; seconds until the next may, or one ends; None without any."""
-        expect(not self._begun, "steps are under way: finish them first")
-        self._idle = False
-        if self._has_room() and now_s >= self._entry_at_s:
-            self._idle = not self._begin_batch(now_s)
-        self._begun = bool(self._batches)
-        return self._due_s(now_s) if self._begun else None
+        expect(not self._is_stepping, "steps are under way: finish them first")
+        self._nothing_to_begin = False
+        if self._has_room() and now_s >= self._next_entry_at_s:
+            self._nothing_to_begin = not self._begin_batch(now_s)
+        self._is_stepping = bool(self._batches)
+        return self._due_s(now_s) if self._is_stepping else None
 
     def interrupt(self, now_s: float) -> float | None:
         """Seconds until `finish` is due now that something has changed; None outside of steps."""
-        if not self._begun:
+        if not self._is_stepping:
             return None
-        self._idle = False
+        self._nothing_to_begin = False
         return self._due_s(now_s)
 
-    def finish(self, now_s: float) -> Done:
+    def finish(self, now_s: float) -> FinishedSteps:
         """End the batch that is due; there may be none. The caller gives the legs their tokens."""
-        expect(self._begun, "no step is under way: begin one first")
-        self._begun = False
-        if not self._ending:
-            self._entry_at_s = min(self._entry_at_s, now_s)  # it may be off by rounding
-            return Done([], 1, only_decodes=False)
+        expect(self._is_stepping, "no step is under way: begin one first")
+        self._is_stepping = False
+        if not self._next_is_batch_end:
+            self._next_entry_at_s = min(self._next_entry_at_s, now_s)  # it may be off by rounding
+            return FinishedSteps([], 1, only_decodes=False)
         batch = self._batches.popleft()
-        self._meter.stepped(batch.step, 1)
-        for run in batch.work:
+        self._meter.record_steps(batch.step, 1)
+        for run in batch.runs:
             run.in_batch = False
-        return Done(batch.work, 1, only_decodes=False)
+        return FinishedSteps(batch.runs, 1, only_decodes=False)
 
     # ------------------------------------------------------------------ what happens meanwhile
-    def happened(self, run: Run, there: int | None) -> None:
-        """A pull left `there` tokens here, or None: a leg was aborted."""
-        self._scheduler.settle(run, there)
+    def on_leg_changed(self, run: LegRun, local_tokens: int | None) -> None:
+        """A pull left `local_tokens` tokens here, or None: a leg was aborted."""
+        self._scheduler.apply_pull_or_abort(run, local_tokens)
 
-    def came(self) -> None:
+    def on_leg_queued(self) -> None:
         """A leg came to wait: `interrupt` will look."""
 
-    def freed(self) -> None:
+    def on_blocks_freed(self) -> None:
         """Blocks became free: likewise."""
 
     def catch_up(self, now_s: float) -> int:
         """No batch is more than one step, and each has its blocks."""
         return 0
 
-    def late(self) -> set[str]:
+    def deferred_leg_ids(self) -> set[str]:
         """Nothing waits for `interrupt`."""
         return set()
 
-    def counted(self, now_s: float) -> tuple[float, StepTotals]:
+    def step_stats(self, now_s: float) -> tuple[float, StepTotals]:
         """The average seconds of a step, and all steps so far."""
         return self._meter.step_s(), self._meter.totals()
 
@@ -104,22 +104,28 @@ class Pipeline:
         return len(self._batches) < self._settings.pipeline_stages
 
     def _due_s(self, now_s: float) -> float:
-        end_s = self._batches[0].ends_at_s
-        self._ending = self._idle or not self._has_room() or end_s <= self._entry_at_s
-        return max(0.0, (end_s if self._ending else self._entry_at_s) - now_s)
+        first_end_at_s = self._batches[0].ends_at_s
+        self._next_is_batch_end = (
+            self._nothing_to_begin
+            or not self._has_room()
+            or first_end_at_s <= self._next_entry_at_s
+        )
+        return max(
+            0.0, (first_end_at_s if self._next_is_batch_end else self._next_entry_at_s) - now_s
+        )
 
     def _begin_batch(self, now_s: float) -> bool:
         stages = self._settings.pipeline_stages
-        work = self._scheduler.choose(now_s, share=stages)
-        if not work:
+        runs = self._scheduler.schedule(now_s, batch_count=stages)
+        if not runs:
             return False
-        for run in work:
+        for run in runs:
             run.in_batch = True
-        step = one_step(work, self._settings.timing, now_s)
-        stage_s = step.first_s / stages
-        before_s = self._ends_at_s
-        self._entry_at_s = now_s + stage_s
-        self._ends_at_s = max(now_s + step.first_s, before_s + stage_s)
-        step.first_s = self._ends_at_s - max(now_s, before_s)
-        self._batches.append(_Batch(work, step, self._ends_at_s))
+        step = one_step(runs, self._settings.timing, now_s)
+        stage_s = step.first_step_s / stages
+        previous_end_at_s = self._last_batch_ends_at_s
+        self._next_entry_at_s = now_s + stage_s
+        self._last_batch_ends_at_s = max(now_s + step.first_step_s, previous_end_at_s + stage_s)
+        step.first_step_s = self._last_batch_ends_at_s - max(now_s, previous_end_at_s)
+        self._batches.append(_Batch(runs, step, self._last_batch_ends_at_s))
         return True

@@ -26,26 +26,26 @@ from itertools import chain as concatenate
 
 from baton.domain.value import Value
 from baton.simulator.engine.blocks import expect
-from baton.simulator.engine.commands import FreeSource, Order, SimTicket, StartPull
+from baton.simulator.engine.commands import EngineCommand, FreeSource, SimKvHandle, StartPull
 from baton.simulator.v1.memory import V1Memory
-from baton.simulator.v1.runs import Run, RunState
+from baton.simulator.v1.runs import LegRun, LegRunState
 from baton.simulator.v1.settings import Scheduling, V1Settings
 
 
-class Blocked(Enum):
+class BlockedReason(Enum):
     """Why the last step admitted no more legs."""
 
-    EMPTY = auto()
+    QUEUE_EMPTY = auto()
     """Nobody waits."""
     BUDGET = auto()
     """The step's tokens were used up."""
     PREEMPTED = auto()
     """The step had to take memory from somebody."""
-    SEATS = auto()
+    SLOTS = auto()
     MEMORY = auto()
 
 
-class Counts(Value, kw_only=False):
+class QueueCounts(Value, kw_only=False):
     """How many legs are where, and the tokens that they still have to compute."""
 
     queued: int
@@ -57,318 +57,344 @@ class Counts(Value, kw_only=False):
 class Scheduler:
     """The queues of one engine, and what its next step computes."""
 
-    def __init__(self, settings: V1Settings, memory: V1Memory, orders: list[Order]) -> None:
-        self.waiting: deque[Run] = deque()
-        self.ready: deque[Run] = deque()
-        self.running: list[Run] = []
-        self.held: deque[Run] = deque()
-        self.transfers: dict[str, Run] = {}
-        self.blocked = Blocked.EMPTY
+    def __init__(
+        self, settings: V1Settings, memory: V1Memory, commands: list[EngineCommand]
+    ) -> None:
+        self.waiting: deque[LegRun] = deque()
+        self.ready: deque[LegRun] = deque()
+        self.running: list[LegRun] = []
+        self.pull_queue: deque[LegRun] = deque()
+        self.pulling: dict[str, LegRun] = {}
+        self.blocked_reason = BlockedReason.QUEUE_EMPTY
         self.preemptions = 0
         self.only_decodes = False
         """Whether the last choice was the running legs, each a token further, and nobody else."""
-        self.decodes = 0
+        self.leading_decodes = 0
         """How many legs in front of the last choice are known to decode, each a token further."""
         self._settings = settings
         self._memory = memory
-        self._orders = orders
-        self._pulls = 0
-        self._budget = self._longest = settings.max_batched_tokens
-        self._chunked: set[Run] = set()
+        self._commands = commands
+        self._active_pulls = 0
+        self._token_budget = self._max_chunk_tokens = settings.max_batched_tokens
+        self._partial_prefills: set[LegRun] = set()
         """Running legs of whose known tokens some are left after the step under way."""
 
     # ------------------------------------------------------------------ in and out
-    def add(self, run: Run) -> None:
+    def add(self, run: LegRun) -> None:
         """A new leg waits."""
-        if not run.pulls:
+        if not run.needs_pull_slot:
             self.waiting.append(run)
             return
-        run.state = RunState.HELD
-        self.held.append(run)
-        self._let_pull()
+        run.state = LegRunState.PULL_QUEUED
+        self.pull_queue.append(run)
+        self._admit_pulls()
 
-    def _arrived(self, run: Run) -> None:
+    def _on_pull_done(self, run: LegRun) -> None:
         """A leg whose blocks were on the way waits no longer for them."""
-        del self.transfers[run.leg_id]
-        run.ticket = None
-        run.state = RunState.READY
+        del self.pulling[run.leg_id]
+        run.kv_handle = None
+        run.state = LegRunState.READY
         self.ready.append(run)
-        self.pull_over(run)
+        self.release_pull_slot(run)
 
-    def settle(self, run: Run, there: int | None) -> None:
-        """A pull left `there` tokens here, or None: the leg was aborted."""
-        if there is None:
-            self.leave(run)
-        elif run.state is RunState.TRANSFER:
-            self._memory.publish(run, there)
+    def apply_pull_or_abort(self, run: LegRun, local_tokens: int | None) -> None:
+        """A pull left `local_tokens` tokens here, or None: the leg was aborted."""
+        if local_tokens is None:
+            self.remove(run)
+        elif run.state is LegRunState.PULLING:
+            self._memory.cache_full_blocks(run, local_tokens)
             # The last token is always computed here: its logits pick the next one.
-            run.computed = min(there, run.tokens - 1)
-            self._arrived(run)
+            run.computed_tokens = min(local_tokens, run.known_tokens - 1)
+            self._on_pull_done(run)
 
-    def leave(self, run: Run) -> None:
+    def remove(self, run: LegRun) -> None:
         """A leg is over: take it out of where it is, and free what it holds."""
         match run.state:
-            case RunState.HELD:
-                self.held.remove(run)
-                run.pulls = False  # it never had a place among those that pull
-            case RunState.WAITING:
+            case LegRunState.PULL_QUEUED:
+                self.pull_queue.remove(run)
+                run.needs_pull_slot = False  # it never had a place among those that pull
+            case LegRunState.WAITING:
                 self.waiting.remove(run)
-            case RunState.TRANSFER:
-                del self.transfers[run.leg_id]
-            case RunState.READY:
+            case LegRunState.PULLING:
+                del self.pulling[run.leg_id]
+            case LegRunState.READY:
                 self.ready.remove(run)
-            case RunState.RUNNING:
+            case LegRunState.RUNNING:
                 self.running.remove(run)
-            case RunState.ENDED:
+            case LegRunState.ENDED:
                 raise AssertionError(f"leg {run.leg_id} ends twice")
-        self._chunked.discard(run)
-        run.state = RunState.ENDED
-        self.pull_over(run)
-        self._memory.drop(run)
+        self._partial_prefills.discard(run)
+        run.state = LegRunState.ENDED
+        self.release_pull_slot(run)
+        self._memory.free(run)
 
-    def end(self, runs: list[Run]) -> None:
+    def remove_ended(self, runs: list[LegRun]) -> None:
         """Running legs have ended, in this order."""
         for run in runs:
-            run.state = RunState.ENDED
-            self._memory.drop(run)
-        self.running = [run for run in self.running if run.state is RunState.RUNNING]
+            run.state = LegRunState.ENDED
+            self._memory.free(run)
+        self.running = [run for run in self.running if run.state is LegRunState.RUNNING]
 
-    def pull_over(self, run: Run) -> None:
+    def release_pull_slot(self, run: LegRun) -> None:
         """A leg's pull counts no more, if it had one: the next may pull."""
-        if run.pulls:
-            run.pulls = False
-            self._pulls -= 1
-            self._let_pull()
+        if run.needs_pull_slot:
+            run.needs_pull_slot = False
+            self._active_pulls -= 1
+            self._admit_pulls()
 
-    def everyone(self) -> Iterator[Run]:
+    def all_runs(self) -> Iterator[LegRun]:
         """All legs."""
-        for queue in (self.running, self.ready, self.waiting, self.held):
+        for queue in (self.running, self.ready, self.waiting, self.pull_queue):
             yield from queue
-        yield from self.transfers.values()
+        yield from self.pulling.values()
 
     # ------------------------------------------------------------------ a step
-    def choose(self, now_s: float, *, share: int = 1) -> list[Run]:
-        """Whom the step that begins now computes for, in order; how much is in `Run.scheduled`.
+    def schedule(self, now_s: float, *, batch_count: int = 1) -> list[LegRun]:
+        """The legs of the step that begins now, in order; how much: `LegRun.scheduled_tokens`.
 
-        With a `share` of n, running legs that are in no batch, and of all running ones an n-th.
+        With a `batch_count` of n, running legs that are in no batch, and of all running ones an
+        n-th.
         """
-        before = self.preemptions
-        work = self._choose(now_s, share)
-        if not work and self.preemptions > before:  # all fell back: there is room for others now
-            work = self._choose(now_s, share)
-        return work
+        preemptions_before = self.preemptions
+        scheduled = self._schedule_once(now_s, batch_count)
+        if (
+            not scheduled and self.preemptions > preemptions_before
+        ):  # all fell back: there is room for others now
+            scheduled = self._schedule_once(now_s, batch_count)
+        return scheduled
 
-    def _choose(self, now_s: float, share: int) -> list[Run]:
-        self._budget = self._settings.budget(self._anyone_streams)
-        self._longest = self._longest_chunk()
-        mine = self.running
-        if share > 1:
-            mine = [run for run in mine if not run.in_batch][: -(-len(mine) // share)]
+    def _schedule_once(self, now_s: float, batch_count: int) -> list[LegRun]:
+        self._token_budget = self._settings.token_budget(self._has_streaming_run)
+        self._max_chunk_tokens = self._get_max_chunk_tokens()
+        running = self.running
+        if batch_count > 1:
+            running = [run for run in running if not run.in_batch][
+                : -(-len(running) // batch_count)
+            ]
         if self._settings.scheduling is Scheduling.PREFILL_FIRST:
-            return self._prompts_first(mine, now_s)
-        if not self._chunked and (work := self._all_decode(mine)) is not None:
-            self.decodes = len(work)
+            return self._schedule_prefill_first(running, now_s)
+        if (
+            not self._partial_prefills
+            and (scheduled := self._schedule_decodes(running)) is not None
+        ):
+            self.leading_decodes = len(scheduled)
             if self.ready or self.waiting:
-                self._admit(work, self._budget - self.decodes, now_s)
+                self._admit(scheduled, self._token_budget - self.leading_decodes, now_s)
             else:
-                self.blocked = Blocked.EMPTY
-            self.only_decodes = len(work) == self.decodes
-            return work
+                self.blocked_reason = BlockedReason.QUEUE_EMPTY
+            self.only_decodes = len(scheduled) == self.leading_decodes
+            return scheduled
         self.only_decodes = False
-        preempted = self.preemptions
-        work, budget = self._continue_running(mine)
-        if self.preemptions > preempted:
-            self.blocked = Blocked.PREEMPTED
+        preemptions_before = self.preemptions
+        scheduled, budget = self._schedule_running(running)
+        if self.preemptions > preemptions_before:
+            self.blocked_reason = BlockedReason.PREEMPTED
         else:
-            self._admit(work, budget, now_s)
-        return work
+            self._admit(scheduled, budget, now_s)
+        return scheduled
 
-    def _anyone_streams(self) -> bool:
-        chunked = self._chunked
-        return any(run not in chunked and run.streams for run in self.running)
+    def _has_streaming_run(self) -> bool:
+        chunked = self._partial_prefills
+        return any(run not in chunked and run.is_streaming for run in self.running)
 
-    def _prompts_first(self, mine: list[Run], now_s: float) -> list[Run]:
+    def _schedule_prefill_first(self, running: list[LegRun], now_s: float) -> list[LegRun]:
         """Newcomers' whole prompts if any fit into the step, else the decodes."""
-        newcomers: list[Run] = []
-        self.decodes = 0
-        self._admit(newcomers, self._budget, now_s)
-        prompts = [run for run in newcomers if run.tokens - run.computed > 1]
+        newcomers: list[LegRun] = []
+        self.leading_decodes = 0
+        self._admit(newcomers, self._token_budget, now_s)
+        prompts = [run for run in newcomers if run.known_tokens - run.computed_tokens > 1]
         # With newcomers, the next step may take who was behind them. Those that are computed again
         # have been reported, too.
-        self.only_decodes = not newcomers and all(run.reported for run in mine)
+        self.only_decodes = not newcomers and all(run.first_output_sent for run in running)
         if prompts:
             return prompts
-        decodes = mine if newcomers and mine is self.running else mine + newcomers
-        if (work := self._all_decode(decodes)) is not None:
-            return work
+        decodes = running if newcomers and running is self.running else running + newcomers
+        if (scheduled := self._schedule_decodes(decodes)) is not None:
+            return scheduled
         self.only_decodes = False
-        self.blocked = Blocked.PREEMPTED
-        return self._continue_running(decodes)[0]
+        self.blocked_reason = BlockedReason.PREEMPTED
+        return self._schedule_running(decodes)[0]
 
-    def _all_decode(self, runs: list[Run]) -> list[Run] | None:
+    def _schedule_decodes(self, runs: list[LegRun]) -> list[LegRun] | None:
         """These legs, all a token further; None when there is not room for all."""
-        if len(runs) > self._budget:
+        if len(runs) > self._token_budget:
             return None
-        size = self._settings.block_size_tokens
-        full = [run for run in runs if run.computed == (run.held + run.private) * size]
-        if full:
-            if len(full) > self._memory.blocks.available:
+        block_size_tokens = self._settings.block_size_tokens
+        runs_with_full_blocks = [
+            run
+            for run in runs
+            if run.computed_tokens == (run.shared_blocks + run.private_blocks) * block_size_tokens
+        ]
+        if runs_with_full_blocks:
+            if len(runs_with_full_blocks) > self._memory.blocks.available:
                 return None
-            self._memory.blocks.take(len(full))
-            for run in full:
-                run.private += 1
+            self._memory.blocks.allocate(len(runs_with_full_blocks))
+            for run in runs_with_full_blocks:
+                run.private_blocks += 1
         return runs.copy()
 
-    def _continue_running(self, runs: list[Run]) -> tuple[list[Run], int]:
+    def _schedule_running(self, runs: list[LegRun]) -> tuple[list[LegRun], int]:
         # Prompts in chunks are mostly the last ones: those before them need no second look.
-        front = len(runs) - len(self._chunked)
-        known = front > 0 and self._chunked.issuperset(runs[front:])
-        work = (self._all_decode(runs[:front]) if known else None) or []
-        self.decodes = len(work)
-        budget = self._budget - self.decodes
-        for run in runs[self.decodes :]:
-            if run.state is not RunState.RUNNING or not budget:
+        decode_count = len(runs) - len(self._partial_prefills)
+        only_decodes_in_front = decode_count > 0 and self._partial_prefills.issuperset(
+            runs[decode_count:]
+        )
+        scheduled = (
+            self._schedule_decodes(runs[:decode_count]) if only_decodes_in_front else None
+        ) or []
+        self.leading_decodes = len(scheduled)
+        budget = self._token_budget - self.leading_decodes
+        for run in runs[self.leading_decodes :]:
+            if run.state is not LegRunState.RUNNING or not budget:
                 break
-            tokens = min(run.tokens - run.computed, self._longest, budget)
-            if not self._make_room(run, run.computed + tokens):
+            tokens = min(run.known_tokens - run.computed_tokens, self._max_chunk_tokens, budget)
+            if not self._allocate_or_preempt(run, run.computed_tokens + tokens):
                 break
-            self._compute(run, tokens)
-            work.append(run)
+            self._set_scheduled(run, tokens)
+            scheduled.append(run)
             budget -= tokens
-        return work, budget
+        return scheduled, budget
 
-    def _portion(self, missing: int, budget: int) -> int:
+    def _chunk_tokens(self, missing_tokens: int, budget: int) -> int:
         """How many of a leg's missing tokens the next step computes; 0 when it has to wait."""
         if self._settings.scheduling is Scheduling.PREFILL_FIRST:
-            fits = missing <= budget or budget == self._budget
-            return missing if fits else 0  # one longer than a step's tokens has a step of its own
-        return min(missing, budget, self._longest)
+            fits = missing_tokens <= budget or budget == self._token_budget
+            return (
+                missing_tokens if fits else 0
+            )  # one longer than a step's tokens has a step of its own
+        return min(missing_tokens, budget, self._max_chunk_tokens)
 
-    def _longest_chunk(self) -> int:
+    def _get_max_chunk_tokens(self) -> int:
         """Of one prompt, in tokens; without others there is nobody to keep waiting."""
-        longest = self._settings.long_prefill_tokens
-        if longest and len(self.running) + len(self.ready) + len(self.waiting) > 1:
-            return longest
-        return self._budget
+        max_chunk_tokens = self._settings.long_prefill_tokens
+        if max_chunk_tokens and len(self.running) + len(self.ready) + len(self.waiting) > 1:
+            return max_chunk_tokens
+        return self._token_budget
 
-    def _make_room(self, run: Run, tokens: int) -> bool:
+    def _allocate_or_preempt(self, run: LegRun, tokens: int) -> bool:
         """Let a running leg have blocks for so many tokens; False if it was preempted instead."""
-        while not self._memory.grow(run, tokens):
-            victim = next(one for one in reversed(self.running) if not one.in_batch)
+        while not self._memory.try_extend(run, tokens):
+            victim = next(other for other in reversed(self.running) if not other.in_batch)
             self.running.remove(victim)
             self._preempt(victim)
             if victim is run:
                 return False
         return True
 
-    def _preempt(self, run: Run) -> None:
+    def _preempt(self, run: LegRun) -> None:
         self.preemptions += 1
-        run.watch.preemptions += 1
-        self._chunked.discard(run)
-        self._memory.drop(run)
-        run.arrived = False  # what once came from elsewhere has to be computed here
-        run.state = RunState.WAITING
+        run.timer.preemptions += 1
+        self._partial_prefills.discard(run)
+        self._memory.free(run)
+        run.kv_preloaded = False  # what once came from elsewhere has to be computed here
+        run.state = LegRunState.WAITING
         self.waiting.appendleft(run)
 
-    def _compute(self, run: Run, tokens: int) -> None:
+    def _set_scheduled(self, run: LegRun, tokens: int) -> None:
         """Note that the next step computes `tokens` tokens of a run that has blocks for them."""
-        run.scheduled = tokens
-        computed = run.computed + tokens
-        self._memory.publish(run, computed)
-        if computed < run.tokens:
-            self._chunked.add(run)
+        run.scheduled_tokens = tokens
+        computed = run.computed_tokens + tokens
+        self._memory.cache_full_blocks(run, computed)
+        if computed < run.known_tokens:
+            self._partial_prefills.add(run)
         else:
-            self._chunked.discard(run)
+            self._partial_prefills.discard(run)
 
     # ------------------------------------------------------------------ newcomers
-    def _admit(self, work: list[Run], budget: int, now_s: float) -> None:
-        seats = self._settings.max_running_requests
+    def _admit(self, scheduled: list[LegRun], budget: int, now_s: float) -> None:
+        max_running = self._settings.max_running_requests
         while budget > 0:
             if not (self.ready or self.waiting):
-                self.blocked = Blocked.EMPTY
+                self.blocked_reason = BlockedReason.QUEUE_EMPTY
                 return
-            if len(self.running) >= seats:
-                self.blocked = Blocked.SEATS
+            if len(self.running) >= max_running:
+                self.blocked_reason = BlockedReason.SLOTS
                 return
             run = self._admit_ready(budget) if self.ready else self._admit_waiting(budget)
             if run is None:
-                self.blocked = Blocked.MEMORY
+                self.blocked_reason = BlockedReason.MEMORY
                 return
-            if run.state is RunState.TRANSFER:
+            if run.state is LegRunState.PULLING:
                 continue
             if run.cached_tokens < 0:
-                run.cached_tokens = run.computed
-                run.watch.scheduled(now_s)
-            run.state = RunState.RUNNING
+                run.cached_tokens = run.computed_tokens
+                run.timer.on_scheduled(now_s)
+            run.state = LegRunState.RUNNING
             self.running.append(run)
-            self._compute(run, run.scheduled)
-            work.append(run)
-            budget -= run.scheduled
-        self.blocked = Blocked.BUDGET
+            self._set_scheduled(run, run.scheduled_tokens)
+            scheduled.append(run)
+            budget -= run.scheduled_tokens
+        self.blocked_reason = BlockedReason.BUDGET
 
-    def _admit_ready(self, budget: int) -> Run | None:
+    def _admit_ready(self, budget: int) -> LegRun | None:
         run = self.ready[0]
-        run.scheduled = self._portion(run.tokens - run.computed, budget)
-        if not run.scheduled or not self._memory.grow(run, run.computed + run.scheduled):
+        run.scheduled_tokens = self._chunk_tokens(run.known_tokens - run.computed_tokens, budget)
+        if not run.scheduled_tokens or not self._memory.try_extend(
+            run, run.computed_tokens + run.scheduled_tokens
+        ):
             return None
         return self.ready.popleft()
 
-    def _admit_waiting(self, budget: int) -> Run | None:
+    def _admit_waiting(self, budget: int) -> LegRun | None:
         """Take the first waiting leg, with its blocks for this step or for its pull; or None."""
         run, memory = self.waiting[0], self._memory
-        cached, idle = memory.lookup(run)
-        needed = memory.blocks_for(run.tokens) - cached + idle
-        ticket = run.ticket
-        to_pull = ticket is not None and ticket.blocks > cached
-        if to_pull:
-            needed += self._promised_blocks()
-        computed = run.tokens - 1 if run.arrived else cached * self._settings.block_size_tokens
-        tokens = self._portion(run.tokens - computed, budget)
-        if needed > memory.blocks.available or not tokens:
+        cached_blocks, idle_blocks = memory.lookup(run)
+        needed_blocks = memory.blocks_for(run.known_tokens) - cached_blocks + idle_blocks
+        kv_handle = run.kv_handle
+        needs_pull = kv_handle is not None and kv_handle.blocks > cached_blocks
+        if needs_pull:
+            needed_blocks += self._reserved_blocks()
+        computed_tokens = (
+            run.known_tokens - 1
+            if run.kv_preloaded
+            else cached_blocks * self._settings.block_size_tokens
+        )
+        tokens = self._chunk_tokens(run.known_tokens - computed_tokens, budget)
+        if needed_blocks > memory.blocks.available or not tokens:
             return None
         self.waiting.popleft()
-        if ticket is not None and to_pull:
-            memory.place(run, cached, ticket.tokens)
-            self._start_pull(run, ticket, ticket.blocks - cached)
+        if kv_handle is not None and needs_pull:
+            memory.allocate(run, cached_blocks, kv_handle.tokens)
+            self._start_pull(run, kv_handle, kv_handle.blocks - cached_blocks)
             return run
-        if ticket is not None:
-            self._orders.append(FreeSource(ticket=ticket))
-            run.ticket = None
-            self.pull_over(run)
-        memory.place(run, cached, computed + tokens)
-        run.computed = computed
-        run.scheduled = tokens
+        if kv_handle is not None:
+            self._commands.append(FreeSource(kv_handle=kv_handle))
+            run.kv_handle = None
+            self.release_pull_slot(run)
+        memory.allocate(run, cached_blocks, computed_tokens + tokens)
+        run.computed_tokens = computed_tokens
+        run.scheduled_tokens = tokens
         return run
 
-    def _start_pull(self, run: Run, ticket: SimTicket, blocks: int) -> None:
-        run.state = RunState.TRANSFER
-        self.transfers[run.leg_id] = run
-        self._orders.append(StartPull(leg_id=run.leg_id, ticket=ticket, blocks=blocks))
+    def _start_pull(self, run: LegRun, kv_handle: SimKvHandle, blocks: int) -> None:
+        run.state = LegRunState.PULLING
+        self.pulling[run.leg_id] = run
+        self._commands.append(StartPull(leg_id=run.leg_id, kv_handle=kv_handle, blocks=blocks))
 
-    def _promised_blocks(self) -> int:
+    def _reserved_blocks(self) -> int:
         """What prompts that are being computed or pulled still need for all their tokens."""
         blocks_for = self._memory.blocks_for
-        unfinished = concatenate(self._chunked, self.ready, self.transfers.values())
-        return sum(max(0, blocks_for(run.tokens) - run.blocks) for run in unfinished)
+        unfinished = concatenate(self._partial_prefills, self.ready, self.pulling.values())
+        return sum(max(0, blocks_for(run.known_tokens) - run.blocks) for run in unfinished)
 
-    def _let_pull(self) -> None:
-        while self.held and self._pulls < self._settings.max_pulls:
-            run = self.held.popleft()
-            self._pulls += 1
-            run.state = RunState.WAITING
+    def _admit_pulls(self) -> None:
+        while self.pull_queue and self._active_pulls < self._settings.max_pulls:
+            run = self.pull_queue.popleft()
+            self._active_pulls += 1
+            run.state = LegRunState.WAITING
             self.waiting.append(run)
 
-    def counts(self) -> Counts:
+    def counts(self) -> QueueCounts:
         """Where the legs are at this moment."""
         tokens = 0
         if not self._only_decode_now:
-            missing = [run.tokens - run.computed for run in self.running]
-            tokens = sum([more for more in missing if more > 1])
-        queued = len(self.waiting) + len(self.ready) + len(self.held)
+            missing_tokens = [run.known_tokens - run.computed_tokens for run in self.running]
+            tokens = sum([more for more in missing_tokens if more > 1])
+        queued = len(self.waiting) + len(self.ready) + len(self.pull_queue)
         if queued:
-            for queue in (self.waiting, self.ready, self.held):
-                tokens += sum([run.to_compute for run in queue])
-        return Counts(queued, len(self.transfers), len(self.running), tokens)
+            for queue in (self.waiting, self.ready, self.pull_queue):
+                tokens += sum([run.tokens_to_compute for run in queue])
+        return QueueCounts(queued, len(self.pulling), len(self.running), tokens)
 
     @property
     def _only_decode_now(self) -> bool:
@@ -379,19 +405,26 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that each leg is in the one place that its state says."""
         for state, members in (
-            (RunState.HELD, self.held),
-            (RunState.WAITING, self.waiting),
-            (RunState.TRANSFER, self.transfers.values()),
-            (RunState.READY, self.ready),
-            (RunState.RUNNING, self.running),
+            (LegRunState.PULL_QUEUED, self.pull_queue),
+            (LegRunState.WAITING, self.waiting),
+            (LegRunState.PULLING, self.pulling.values()),
+            (LegRunState.READY, self.ready),
+            (LegRunState.RUNNING, self.running),
         ):
-            wrong = [run.leg_id for run in members if run.state is not state]
-            expect(not wrong, f"not {state.name}, though among those: {wrong}")
-        ids = [run.leg_id for run in self.everyone()]
+            misplaced_ids = [run.leg_id for run in members if run.state is not state]
+            expect(not misplaced_ids, f"not {state.name}, though among those: {misplaced_ids}")
+        ids = [run.leg_id for run in self.all_runs()]
         expect(len(ids) == len(set(ids)), f"a leg is in two places: {ids}")
-        pulls = sum(run.pulls for run in self.everyone() if run.state is not RunState.HELD)
-        expect(pulls == self._pulls <= self._settings.max_pulls, f"{self._pulls} pull, not {pulls}")
-        prompts = [run.leg_id for run in self.running if run.tokens - run.computed > 1]
+        pulls = sum(
+            run.needs_pull_slot
+            for run in self.all_runs()
+            if run.state is not LegRunState.PULL_QUEUED
+        )
+        expect(
+            pulls == self._active_pulls <= self._settings.max_pulls,
+            f"{self._active_pulls} pull, not {pulls}",
+        )
+        prompts = [run.leg_id for run in self.running if run.known_tokens - run.computed_tokens > 1]
         expect(not (prompts and self._only_decode_now), f"they do more than decode: {prompts}")
-        seats = self._settings.max_running_requests
-        expect(len(self.running) <= seats, f"{len(self.running)} run on {seats} seats")
+        max_running = self._settings.max_running_requests
+        expect(len(self.running) <= max_running, f"{len(self.running)} run on {max_running} seats")

@@ -54,30 +54,33 @@ class V1Settings:
     """From being asked for to serving: how long a new replica takes."""
 
     def __post_init__(self) -> None:
-        positive = (
+        positive_fields = (
             "kv_blocks kv_block_bytes block_size_tokens max_running_requests max_batched_tokens"
             " pipeline_stages lease_s transfer_bytes_per_s max_waiting_requests max_pulls"
         )
-        for name in positive.split():
+        for name in positive_fields.split():
             if getattr(self, name) <= 0:
                 raise ValueError(
                     f"simulated engine: {name} is {getattr(self, name)}, wanted more than 0"
                 )
         self._check_decode_step_tokens()
-        shortest = 2  # a prompt of one token and room for one more
-        if self.max_len_tokens < shortest:
+        min_len_tokens = 2  # a prompt of one token and room for one more
+        if self.max_len_tokens < min_len_tokens:
             raise ValueError(
                 f"simulated engine: max_len_tokens is {self.max_len_tokens}, wanted at least 2"
             )
 
     def _check_decode_step_tokens(self) -> None:
-        tokens, least = self.decode_step_tokens, self.max_running_requests
+        tokens, min_tokens = self.decode_step_tokens, self.max_running_requests
         if tokens is None:
             return
-        if not least <= tokens <= self.max_batched_tokens:  # with fewer, the last streams starve
+        if (
+            not min_tokens <= tokens <= self.max_batched_tokens
+        ):  # with fewer, the last streams starve
             raise ValueError(
                 f"simulated engine: decode_step_tokens is {tokens}, wanted from"
-                f" max_running_requests={least} to max_batched_tokens={self.max_batched_tokens}"
+                f" max_running_requests={min_tokens} to"
+                f" max_batched_tokens={self.max_batched_tokens}"
             )
         if self.scheduling is Scheduling.PREFILL_FIRST:  # whole prompts keep to no such budget
             raise ValueError(
@@ -85,8 +88,8 @@ class V1Settings:
                 f" '{self.scheduling}', which cuts no prompt: leave one of them out"
             )
 
-    def budget(self, anyone_streams: Callable[[], bool]) -> int:
+    def token_budget(self, has_streaming_run: Callable[[], bool]) -> int:
         """Tokens of the next step; whether a stream waits for it is asked only where it matters."""
-        if self.decode_step_tokens is not None and anyone_streams():
+        if self.decode_step_tokens is not None and has_streaming_run():
             return self.decode_step_tokens
         return self.max_batched_tokens

@@ -12,13 +12,13 @@ from math import sqrt
 
 
 @dataclass(slots=True, kw_only=True)
-class Stretch:
+class StepRun:
     """One step or several. `steps` may be cut down while they are under way."""
 
     started_at_s: float
     steps: int
-    first_s: float
-    slope_s: float = 0.0
+    first_step_s: float
+    growth_per_step_s: float = 0.0
     prefill_tokens: int = 0
     decode_requests: int = 0
     context_tokens: int = 0
@@ -26,31 +26,31 @@ class Stretch:
 
     def seconds(self, steps: int) -> float:
         """How long the first `steps` steps take."""
-        return steps * self.first_s + self.slope_s * (steps * (steps - 1) / 2)
+        return steps * self.first_step_s + self.growth_per_step_s * (steps * (steps - 1) / 2)
 
-    def context_of(self, steps: int) -> int:
+    def total_context_tokens(self, steps: int) -> int:
         """`context_tokens`, added up over the first `steps` steps."""
         growth = self.decode_requests * (steps * (steps - 1) // 2)
         return steps * self.context_tokens + growth
 
-    def done_by(self, now_s: float) -> int:
+    def steps_done_by(self, now_s: float) -> int:
         """How many steps have ended by then, the last one of the stretch not among them."""
-        last = self.steps - 1
-        if not last:
+        max_done = self.steps - 1
+        if not max_done:
             return 0
         passed_s = now_s - self.started_at_s
-        done = min(max(int(self._steps_in(passed_s)), 0), last)
+        done = min(max(int(self._solve_steps(passed_s)), 0), max_done)
         seconds = self.seconds
-        while done < last and seconds(done + 1) <= passed_s:
+        while done < max_done and seconds(done + 1) <= passed_s:
             done += 1
         while done and seconds(done) > passed_s:
             done -= 1
         return done
 
-    def _steps_in(self, passed_s: float) -> float:
+    def _solve_steps(self, passed_s: float) -> float:
         """The root of seconds(steps) = passed_s, but for rounding."""
-        linear = self.first_s - self.slope_s / 2
-        if not self.slope_s:
+        linear = self.first_step_s - self.growth_per_step_s / 2
+        if not self.growth_per_step_s:
             return passed_s / linear
-        under = linear * linear + 2 * self.slope_s * passed_s
-        return (sqrt(max(under, 0.0)) - linear) / self.slope_s
+        discriminant = linear * linear + 2 * self.growth_per_step_s * passed_s
+        return (sqrt(max(discriminant, 0.0)) - linear) / self.growth_per_step_s

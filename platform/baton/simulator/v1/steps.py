@@ -15,16 +15,16 @@ from baton.simulator.engine.blocks import expect
 from baton.simulator.v1.batches import decode_steps, one_step
 from baton.simulator.v1.memory import V1Memory
 from baton.simulator.v1.meters import StepMeter
-from baton.simulator.v1.runs import Run, RunState
-from baton.simulator.v1.scheduler import Blocked, Scheduler
+from baton.simulator.v1.runs import LegRun, LegRunState
+from baton.simulator.v1.scheduler import BlockedReason, Scheduler
 from baton.simulator.v1.settings import V1Settings
-from baton.simulator.v1.step_run import Stretch
+from baton.simulator.v1.step_run import StepRun
 
 
-class Done(Value, kw_only=False):
+class FinishedSteps(Value, kw_only=False):
     """Steps that have ended."""
 
-    work: list[Run]
+    runs: list[LegRun]
     steps: int
     only_decodes: bool
     """Whether each of them was a decode that is not its leg's first output."""
@@ -34,153 +34,174 @@ class Steps:
     """What is under way, for `baton.simulator.v1.core`."""
 
     def __init__(
-        self, settings: V1Settings, scheduler: Scheduler, memory: V1Memory, *, jumps: bool
+        self, settings: V1Settings, scheduler: Scheduler, memory: V1Memory, *, multi_step: bool
     ) -> None:
         self._settings = settings
         self._scheduler = scheduler
         self._memory = memory
-        self._jumps = jumps
+        self._multi_step = multi_step
         self._meter = StepMeter()
-        self._work: list[Run] = []
-        self._stretch: Stretch | None = None
-        self._grown = 0
+        self._runs: list[LegRun] = []
+        self._step_run: StepRun | None = None
+        self._allocated_steps = 0
         """Steps of the stretch under way that have their blocks."""
-        self._late: list[tuple[Run, int | None]] = []
-        self._disturbed = False
+        self._deferred_changes: list[tuple[LegRun, int | None]] = []
+        self._must_cut_short = False
         """Whether the stretch under way must end with the step under way."""
 
-    def begin(self, now_s: float, patience_s: float) -> float | None:
+    def begin(self, now_s: float, horizon_s: float) -> float | None:
         """Choose what to compute next: seconds until that is done, None when there is nothing."""
-        expect(self._stretch is None, "steps are under way: finish them first")
-        work = self._scheduler.choose(now_s)
-        if not work:
+        expect(self._step_run is None, "steps are under way: finish them first")
+        scheduled = self._scheduler.schedule(now_s)
+        if not scheduled:
             return None
-        self._work = work
-        self._grown = 1
-        self._disturbed = False
+        self._runs = scheduled
+        self._allocated_steps = 1
+        self._must_cut_short = False
         if self._scheduler.only_decodes:
-            stretch = self._decodes(work, now_s, patience_s)
+            step_run = self._begin_decodes(scheduled, now_s, horizon_s)
         else:
-            timing, decodes = self._settings.timing, self._scheduler.decodes
-            stretch = one_step(work, timing, now_s, decodes=decodes)
-        self._stretch = stretch
-        return stretch.seconds(stretch.steps)
+            timing, decodes = self._settings.timing, self._scheduler.leading_decodes
+            step_run = one_step(scheduled, timing, now_s, decodes=decodes)
+        self._step_run = step_run
+        return step_run.seconds(step_run.steps)
 
     def interrupt(self, now_s: float) -> float | None:
         """Seconds until `finish` is due now that something has changed; None outside of steps."""
-        stretch = self._stretch
-        if stretch is None:
+        step_run = self._step_run
+        if step_run is None:
             return None
-        if self._late or self._disturbed:
-            done = stretch.done_by(now_s)
-            self._catch_up(done + 1)
-            if self._disturbed:
-                stretch.steps = done + 1
-            self._settle_late(done)
-        return max(0.0, stretch.started_at_s + stretch.seconds(stretch.steps) - now_s)
+        if self._deferred_changes or self._must_cut_short:
+            done_steps = step_run.steps_done_by(now_s)
+            self._allocate_steps(done_steps + 1)
+            if self._must_cut_short:
+                step_run.steps = done_steps + 1
+            self._apply_deferred(done_steps)
+        return max(0.0, step_run.started_at_s + step_run.seconds(step_run.steps) - now_s)
 
-    def finish(self, now_s: float) -> Done:
+    def finish(self, now_s: float) -> FinishedSteps:
         """End what `begin` began; the caller gives the legs their tokens."""
-        stretch = self._stretch
-        if stretch is None:
+        step_run = self._step_run
+        if step_run is None:
             raise AssertionError("no step is under way: begin one first")
-        if self._late:
-            self._settle_late(stretch.steps - 1)
-        self._catch_up(stretch.steps)
-        self._meter.stepped(stretch, stretch.steps)
-        done = Done(self._work, stretch.steps, self._scheduler.only_decodes)
-        self._work, self._stretch = [], None
-        return done
+        if self._deferred_changes:
+            self._apply_deferred(step_run.steps - 1)
+        self._allocate_steps(step_run.steps)
+        self._meter.record_steps(step_run, step_run.steps)
+        finished = FinishedSteps(self._runs, step_run.steps, self._scheduler.only_decodes)
+        self._runs, self._step_run = [], None
+        return finished
 
     # ------------------------------------------------------------------ what happens meanwhile
-    def happened(self, run: Run, there: int | None) -> None:
-        """A pull left `there` tokens here, or None: a leg was aborted. Now, or at `interrupt`."""
-        if self._stretch is None or self._stretch.steps == 1:
-            self._scheduler.settle(run, there)
+    def on_leg_changed(self, run: LegRun, local_tokens: int | None) -> None:
+        """A pull left `local_tokens` tokens here, or None.
+
+        A leg was aborted. Now, or at `interrupt`.
+        """
+        if self._step_run is None or self._step_run.steps == 1:
+            self._scheduler.apply_pull_or_abort(run, local_tokens)
             return
-        self._late.append((run, there))
-        self._disturbed |= there is None or self._scheduler.blocked is not Blocked.SEATS
+        self._deferred_changes.append((run, local_tokens))
+        self._must_cut_short |= (
+            local_tokens is None or self._scheduler.blocked_reason is not BlockedReason.SLOTS
+        )
 
-    def came(self) -> None:
+    def on_leg_queued(self) -> None:
         """A leg came to wait; only where nobody else waits can that change anything."""
-        self._disturbed |= self._scheduler.blocked is Blocked.EMPTY
+        self._must_cut_short |= self._scheduler.blocked_reason is BlockedReason.QUEUE_EMPTY
 
-    def freed(self) -> None:
+    def on_blocks_freed(self) -> None:
         """Blocks became free that no leg of this engine has had in its steps."""
-        self._disturbed |= self._scheduler.blocked is Blocked.MEMORY
+        self._must_cut_short |= self._scheduler.blocked_reason is BlockedReason.MEMORY
 
     def catch_up(self, now_s: float) -> int:
         """How many steps of the stretch under way have ended; the next one has its blocks then."""
-        if self._stretch is None:
+        if self._step_run is None:
             return 0
-        done = self._stretch.done_by(now_s)
-        self._catch_up(done + 1)
-        return done
+        done_steps = self._step_run.steps_done_by(now_s)
+        self._allocate_steps(done_steps + 1)
+        return done_steps
 
-    def late(self) -> set[str]:
+    def deferred_leg_ids(self) -> set[str]:
         """The legs that something has happened to since the stretch began."""
-        return {run.leg_id for run, _ in self._late}
+        return {run.leg_id for run, _ in self._deferred_changes}
 
-    def counted(self, now_s: float) -> tuple[float, StepTotals]:
+    def step_stats(self, now_s: float) -> tuple[float, StepTotals]:
         """The average seconds of a step, and all steps so far."""
-        stretch, meter = self._stretch, self._meter
-        if stretch is None:
+        step_run, meter = self._step_run, self._meter
+        if step_run is None:
             return meter.step_s(), meter.totals()
-        done = self.catch_up(now_s)
-        return meter.step_s(stretch, done), meter.totals(stretch, done)
+        done_steps = self.catch_up(now_s)
+        return meter.step_s(step_run, done_steps), meter.totals(step_run, done_steps)
 
-    def _settle_late(self, done: int) -> None:
-        late, self._late = self._late, []
-        for run, there in late:
-            if run.state is RunState.RUNNING:
-                run.computed += done
-                run.tokens += done
-            self._scheduler.settle(run, there)
+    def _apply_deferred(self, done_steps: int) -> None:
+        deferred, self._deferred_changes = self._deferred_changes, []
+        for run, there in deferred:
+            if run.state is LegRunState.RUNNING:
+                run.computed_tokens += done_steps
+                run.known_tokens += done_steps
+            self._scheduler.apply_pull_or_abort(run, there)
 
     # ------------------------------------------------------------------ many steps at once
-    def _decodes(self, work: list[Run], now_s: float, patience_s: float) -> Stretch:
-        most = min([run.limit - run.tokens for run in work]) if self._jumps else 1
-        if most > 1:
-            most = self._steps_with_room(work, most)
+    def _begin_decodes(self, scheduled: list[LegRun], now_s: float, horizon_s: float) -> StepRun:
+        max_steps = (
+            min([run.end_tokens - run.known_tokens for run in scheduled]) if self._multi_step else 1
+        )
+        if max_steps > 1:
+            max_steps = self._steps_with_room(scheduled, max_steps)
             if (expiry_s := self._memory.next_expiry_s()) is not None:
-                patience_s = min(patience_s, expiry_s - now_s)
+                horizon_s = min(horizon_s, expiry_s - now_s)
         return decode_steps(
-            len(work),
-            sum([run.tokens for run in work]),
+            len(scheduled),
+            sum([run.known_tokens for run in scheduled]),
             self._settings.timing,
-            most=most,
-            patience_s=patience_s,
+            max_steps=max_steps,
+            horizon_s=horizon_s,
             now_s=now_s,
         )
 
-    def _steps_with_room(self, work: list[Run], most: int) -> int:
-        """How many steps there are blocks for, at most `most`; those for one are taken already."""
-        room, size = self._memory.blocks.available, self._settings.block_size_tokens
-        if len(work) * -(-most // size) <= room:
-            return most
-        enough, too_many = 1, most + 1
+    def _steps_with_room(self, runs: list[LegRun], max_steps: int) -> int:
+        """How many steps there are blocks for, at most `max_steps`.
+
+        Those for one are taken already.
+        """
+        available_blocks, block_size_tokens = (
+            self._memory.blocks.available,
+            self._settings.block_size_tokens,
+        )
+        if len(runs) * -(-max_steps // block_size_tokens) <= available_blocks:
+            return max_steps
+        enough, too_many = 1, max_steps + 1
         while too_many - enough > 1:
             steps = (enough + too_many) // 2
-            if sum([self._blocks_missing(run, steps) for run in work]) <= room:
+            if sum([self._blocks_missing(run, steps) for run in runs]) <= available_blocks:
                 enough = steps
             else:
                 too_many = steps
         return enough
 
-    def _blocks_missing(self, run: Run, steps: int) -> int:
+    def _blocks_missing(self, run: LegRun, steps: int) -> int:
         """Blocks that a decoding leg does not have for so many steps, from where it is."""
-        return self._memory.blocks_for(run.computed + steps) - run.held - run.private
+        return (
+            self._memory.blocks_for(run.computed_tokens + steps)
+            - run.shared_blocks
+            - run.private_blocks
+        )
 
-    def _catch_up(self, steps: int) -> None:
+    def _allocate_steps(self, steps: int) -> None:
         """Take the blocks for the first `steps` steps of the stretch under way."""
-        if steps <= self._grown:
+        if steps <= self._allocated_steps:
             return
-        self._grown = steps
-        size, taken = self._settings.block_size_tokens, 0
-        for run in self._work:
-            missing = -(-(run.computed + steps) // size) - run.held - run.private
+        self._allocated_steps = steps
+        block_size_tokens, allocated_blocks = self._settings.block_size_tokens, 0
+        for run in self._runs:
+            missing = (
+                -(-(run.computed_tokens + steps) // block_size_tokens)
+                - run.shared_blocks
+                - run.private_blocks
+            )
             if missing > 0:
-                run.private += missing
-                taken += missing
-        if taken:
-            self._memory.blocks.take(taken)
+                run.private_blocks += missing
+                allocated_blocks += missing
+        if allocated_blocks:
+            self._memory.blocks.allocate(allocated_blocks)

@@ -10,7 +10,7 @@ from itertools import accumulate, count, pairwise, takewhile
 
 def constant(rate_per_s: float) -> Iterator[float]:
     """Evenly spaced, the first at 0."""
-    gap_s = 1 / _positive(rate_per_s, "rate_per_s")
+    gap_s = 1 / _check_positive(rate_per_s, "rate_per_s")
     return (number * gap_s for number in count())
 
 
@@ -25,7 +25,9 @@ def gamma(rate_per_s: float, burstiness: float, rng: random.Random) -> Iterator[
     The gaps' coefficient of variation is 1 / sqrt(burstiness).
     Source: vLLM, `vllm bench serve --burstiness`: Gamma(shape=b, scale=1/(rate b)).
     """
-    scale_s = 1 / (_positive(rate_per_s, "rate_per_s") * _positive(burstiness, "burstiness"))
+    scale_s = 1 / (
+        _check_positive(rate_per_s, "rate_per_s") * _check_positive(burstiness, "burstiness")
+    )
     return accumulate(rng.gammavariate(burstiness, scale_s) for _ in count())
 
 
@@ -37,25 +39,27 @@ class RateStep:
     rate_per_s: float
 
 
-def varying(steps: Iterable[RateStep], until_s: float, rng: random.Random) -> Iterator[float]:
+def piecewise_poisson(
+    steps: Iterable[RateStep], until_s: float, rng: random.Random
+) -> Iterator[float]:
     """Poisson arrivals at a rate that changes in steps, up to `until_s`.
 
     Each step starts afresh, which Poisson arrivals do not notice: they have no memory.
     """
-    known = [*steps, RateStep(from_s=until_s, rate_per_s=0.0)]
-    for step, following in pairwise(known):
+    bounded_steps = [*steps, RateStep(from_s=until_s, rate_per_s=0.0)]
+    for step, following in pairwise(bounded_steps):
         end_s = min(following.from_s, until_s)
         if step.rate_per_s > 0 and step.from_s < end_s:
             times_s = (step.from_s + at_s for at_s in poisson(step.rate_per_s, rng))
-            yield from before(end_s, times_s)
+            yield from take_until(end_s, times_s)
 
 
-def before(end_s: float, times_s: Iterable[float]) -> Iterator[float]:
+def take_until(end_s: float, times_s: Iterable[float]) -> Iterator[float]:
     """The times before one."""
     return takewhile(lambda at_s: at_s < end_s, times_s)
 
 
-def _positive(value: float, what: str) -> float:
+def _check_positive(value: float, name: str) -> float:
     if not 0 < value < float("inf"):
-        raise ValueError(f"{what} is {value}, wanted a number above 0")
+        raise ValueError(f"{name} is {value}, wanted a number above 0")
     return value

@@ -7,16 +7,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from baton.domain.errors import BadTrace
+from baton.domain.errors import TraceInvalid
 from baton.simulator.workloads.lines import (
     NS_PER_S,
-    assembled,
-    finite,
-    nanoseconds,
-    numbered,
-    parsed,
-    since_first,
-    tokens,
+    build_trace,
+    numbered_lines,
+    parse_lines,
+    parse_number,
+    parse_tokens,
+    seconds_since_first,
+    to_nanoseconds,
 )
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
@@ -34,10 +34,10 @@ def date_ns(text: str) -> int:
     Raises:
         ValueError: it is no such date.
     """
-    found = _DATE.fullmatch(text.strip())
-    if found is None:
+    match = _DATE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"time is {text!r}, wanted a date such as 2023-11-16 18:17:03.9799600")
-    year, month, day, hour, minute, second = (int(found[i]) for i in range(1, 7))
+    year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
     # Both calls of `calendar` raise ValueError where there is no such month or year; a day too many
     # would be one of the next month.
     last_day = calendar.monthrange(year, month)[1]
@@ -45,10 +45,10 @@ def date_ns(text: str) -> int:
     if not day or any(got > most for got, most in limits):
         raise ValueError(f"time is {text!r}: there is no such day, hour, minute or second")
     seconds = calendar.timegm((year, month, day, hour, minute, second))
-    if found[8]:
-        ahead = int(found[9]) * 3600 + int(found[10]) * 60
-        seconds -= ahead if found[8] == "+" else -ahead
-    return seconds * NS_PER_S + int((found[7] or "").ljust(9, "0"))
+    if match[8]:
+        utc_offset_s = int(match[9]) * 3600 + int(match[10]) * 60
+        seconds -= utc_offset_s if match[8] == "+" else -utc_offset_s
+    return seconds * NS_PER_S + int((match[7] or "").ljust(9, "0"))
 
 
 def seconds_ns(text: str) -> int:
@@ -57,7 +57,7 @@ def seconds_ns(text: str) -> int:
     Raises:
         ValueError: it is no number.
     """
-    return nanoseconds(finite(text, "time"))
+    return to_nanoseconds(parse_number(text, "time"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Layout:
     time: str
     prompt: str
     output: str
-    clock: Callable[[str], int]
+    parse_time: Callable[[str], int]
 
 
 _LAYOUTS = (
@@ -80,65 +80,65 @@ _LAYOUTS = (
 )
 
 
-def recognises(header: str) -> bool:
+def matches_header(header: str) -> bool:
     """Whether a CSV file that begins with this line is one that `read` reads."""
-    return _layout_of(header) is not None
+    return _find_layout(header) is not None
 
 
-def read(lines: Iterable[str], name: str, *, skip_bad: bool = False) -> Trace:
+def read(lines: Iterable[str], name: str, *, ignore_invalid: bool = False) -> Trace:
     """A trace from CSV, its first line naming the columns; it begins with its first arrival.
 
     A request that generated nothing counts as one token: an engine samples at least one.
 
     Raises:
-        BadTrace: a line is bad, unless `skip_bad`; unknown columns; no requests.
+        TraceInvalid: a line is bad, unless `ignore_invalid`; unknown columns; no requests.
     """
     rows = header_and_rows(lines, name)
     header = next(rows)[1]
-    layout = _layout_of(header)
+    layout = _find_layout(header)
     if layout is None:
-        raise BadTrace(name, 1, f"unknown columns: {header.strip()[:100]}")
-    columns = columns_of(header)
+        raise TraceInvalid(name, 1, f"unknown columns: {header.strip()[:100]}")
+    columns = parse_columns(header)
 
     def parse(line: str) -> tuple[int, int, int]:
-        cells = cells_of(line, columns)
+        cells = parse_cells(line, columns)
         return (
-            layout.clock(cells[layout.time]),
-            tokens(cells[layout.prompt], layout.prompt, at_least=1),
-            max(tokens(cells[layout.output], layout.output), 1),
+            layout.parse_time(cells[layout.time]),
+            parse_tokens(cells[layout.prompt], layout.prompt, minimum=1),
+            max(parse_tokens(cells[layout.output], layout.output), 1),
         )
 
-    good, skipped = parsed(rows, name, parse, skip_bad=skip_bad)
-    times_s = since_first([at_ns for at_ns, _, _ in good])
+    rows_read, skipped_lines = parse_lines(rows, name, parse, ignore_invalid=ignore_invalid)
+    times_s = seconds_since_first([at_ns for at_ns, _, _ in rows_read])
     requests = [
         TraceRequest(at_s, prompt, output)
-        for at_s, (_, prompt, output) in zip(times_s, good, strict=True)
+        for at_s, (_, prompt, output) in zip(times_s, rows_read, strict=True)
     ]
-    return assembled(name, requests, skipped_lines=skipped)
+    return build_trace(name, requests, skipped_lines=skipped_lines)
 
 
 def header_and_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
     """The numbered lines of a CSV file, the first of them naming the columns.
 
     Raises:
-        BadTrace: there are no lines.
+        TraceInvalid: there are no lines.
     """
-    found = False
-    for number, line in numbered(lines):
-        if found or line.strip():
-            found = True
+    has_header = False
+    for number, line in numbered_lines(lines):
+        if has_header or line.strip():
+            has_header = True
             yield number, line
-    if not found:
-        raise BadTrace(name, 0, "is empty")
+    if not has_header:
+        raise TraceInvalid(name, 0, "is empty")
 
 
-def columns_of(header: str) -> dict[str, int]:
+def parse_columns(header: str) -> dict[str, int]:
     """Where each column is, by its name in lower case."""
     names = header.lstrip("\ufeff").strip().split(",")
-    return {one.strip().strip('"').lower(): place for place, one in enumerate(names)}
+    return {column.strip().strip('"').lower(): place for place, column in enumerate(names)}
 
 
-def cells_of(line: str, columns: Mapping[str, int]) -> dict[str, str]:
+def parse_cells(line: str, columns: Mapping[str, int]) -> dict[str, str]:
     """The cells of a row, by the name of their column.
 
     Raises:
@@ -150,7 +150,9 @@ def cells_of(line: str, columns: Mapping[str, int]) -> dict[str, str]:
     return {name: cells[place].strip().strip('"') for name, place in columns.items()}
 
 
-def _layout_of(header: str) -> _Layout | None:
-    names = set(columns_of(header))
-    fitting = (one for one in _LAYOUTS if {one.time, one.prompt, one.output} <= names)
-    return next(fitting, None)
+def _find_layout(header: str) -> _Layout | None:
+    names = set(parse_columns(header))
+    matching_layouts = (
+        layout for layout in _LAYOUTS if {layout.time, layout.prompt, layout.output} <= names
+    )
+    return next(matching_layouts, None)

@@ -17,7 +17,7 @@ BLOCK_TOKENS = 16
 """Of the blocks that made-up prompts are told apart by: what engines use most."""
 
 
-def independent(
+def independent_requests(
     name: str, times_s: Iterable[float], lengths: LengthModel, rng: random.Random
 ) -> Trace:
     """A request at each time, none of which shares anything with another."""
@@ -29,36 +29,45 @@ class ToolAgents:
     """Agents: each request is a long prompt that many share, something of its own, a short call.
 
     Which shared prompt it is follows a Zipf law: the k-th has a chance in proportion to
-    1 / k^`skew`. Source: the shape of Mooncake's tool-agent trace (FAST'25 §4).
+    1 / k^`zipf_exponent`. Source: the shape of Mooncake's tool-agent trace (FAST'25 §4).
     """
 
     shared_prompts: int = 50
-    skew: float = 1.0
-    shared: Lognormal
-    own: Lognormal
+    zipf_exponent: float = 1.0
+    shared_prompt: Lognormal
+    own_prompt: Lognormal
     output: Lognormal
 
     def generate(self, name: str, times_s: Iterable[float], rng: random.Random) -> Trace:
         """A request at each time."""
-        heights = list(accumulate(1 / k**self.skew for k in range(1, self.shared_prompts + 1)))
-        shared = [self.shared.draw(rng) for _ in heights]
-        firsts = list(accumulate((_blocks(one) for one in shared), initial=1))
-        fresh = firsts[-1]
+        cumulative_weights = list(
+            accumulate(1 / k**self.zipf_exponent for k in range(1, self.shared_prompts + 1))
+        )
+        shared_tokens = [self.shared_prompt.draw(rng) for _ in cumulative_weights]
+        first_block_ids = list(
+            accumulate((_blocks_for(shared_token) for shared_token in shared_tokens), initial=1)
+        )
+        next_block_id = first_block_ids[-1]
         requests = []
         for at_s in times_s:
-            which = bisect_right(heights, rng.random() * heights[-1])
-            prompt_tokens = shared[which] + self.own.draw(rng)
+            prompt_index = bisect_right(cumulative_weights, rng.random() * cumulative_weights[-1])
+            prompt_tokens = shared_tokens[prompt_index] + self.own_prompt.draw(rng)
             # A block that the shared prompt only begins has another id in each request.
-            full = shared[which] // BLOCK_TOKENS
-            own = _blocks(prompt_tokens) - full
-            ids = (*range(firsts[which], firsts[which] + full), *range(fresh, fresh + own))
-            fresh += own
+            shared_blocks = shared_tokens[prompt_index] // BLOCK_TOKENS
+            own_blocks = _blocks_for(prompt_tokens) - shared_blocks
+            ids = (
+                *range(
+                    first_block_ids[prompt_index], first_block_ids[prompt_index] + shared_blocks
+                ),
+                *range(next_block_id, next_block_id + own_blocks),
+            )
+            next_block_id += own_blocks
             requests.append(TraceRequest(at_s, prompt_tokens, self.output.draw(rng), ids))
         return Trace(name=name, requests=tuple(requests), block_tokens=BLOCK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class TrafficPhase:
     """For some time, requests of several kinds arrive, each with a share of the rate."""
 
     duration_s: float
@@ -67,20 +76,20 @@ class Phase:
     """The kind of a request, and how often it is that, in any unit."""
 
 
-def phased(
+def phased_traffic(
     name: str,
-    phases: Sequence[Phase],
+    phases: Sequence[TrafficPhase],
     kinds: dict[str, LengthModel],
     rng: random.Random,
 ) -> Trace:
     """Traffic whose rate and mix change with each phase; a request's kind is its `slo_class`."""
-    ends_s = list(accumulate(one.duration_s for one in phases))
+    ends_s = list(accumulate(other.duration_s for other in phases))
     steps = [
-        RateStep(from_s=end_s - one.duration_s, rate_per_s=one.rate_per_s)
-        for end_s, one in zip(ends_s, phases, strict=True)
+        RateStep(from_s=end_s - each_phase.duration_s, rate_per_s=each_phase.rate_per_s)
+        for end_s, each_phase in zip(ends_s, phases, strict=True)
     ]
     requests = []
-    for at_s in arrivals.varying(steps, ends_s[-1], rng):
+    for at_s in arrivals.piecewise_poisson(steps, ends_s[-1], rng):
         # The sums of durations may round differently from the steps' beginnings.
         phase = phases[min(bisect_right(ends_s, at_s), len(phases) - 1)]
         names, weights = zip(*phase.shares, strict=True)
@@ -89,5 +98,5 @@ def phased(
     return Trace(name=name, requests=tuple(requests))
 
 
-def _blocks(tokens: int) -> int:
+def _blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)

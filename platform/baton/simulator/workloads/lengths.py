@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from baton.domain.errors import BadTrace
-from baton.simulator.workloads.csv_traces import cells_of, columns_of, header_and_rows
-from baton.simulator.workloads.lines import parsed, tokens
+from baton.domain.errors import TraceInvalid
+from baton.simulator.workloads.csv_traces import header_and_rows, parse_cells, parse_columns
+from baton.simulator.workloads.lines import parse_lines, parse_tokens
 
 _PROMPT, _OUTPUT = "num_prefill_tokens", "num_decode_tokens"
 
@@ -27,25 +27,25 @@ LengthModel = Callable[[random.Random], Lengths]
 
 def fixed(prompt_tokens: int, output_tokens: int) -> LengthModel:
     """Always the same."""
-    same = Lengths(prompt_tokens, output_tokens)
-    return lambda _rng: same
+    lengths = Lengths(prompt_tokens, output_tokens)
+    return lambda _rng: lengths
 
 
 class Lognormal(NamedTuple):
-    """Lengths with a mean and a coefficient of variation, cut off at `most`.
+    """Lengths with a mean and a coefficient of variation, cut off at `max_tokens`.
 
     Source: lengths of prompts are near lognormal in Azure's traces of 2023 and in ShareGPT.
     """
 
     mean: float
     cv: float
-    most: int = 1 << 17
+    max_tokens: int = 1 << 17
 
     def draw(self, rng: random.Random) -> int:
         """One length, at least 1."""
-        spread = math.log1p(self.cv**2)
-        drawn = rng.lognormvariate(math.log(self.mean) - spread / 2, math.sqrt(spread))
-        return min(max(round(drawn), 1), self.most)
+        log_variance = math.log1p(self.cv**2)
+        sample = rng.lognormvariate(math.log(self.mean) - log_variance / 2, math.sqrt(log_variance))
+        return min(max(round(sample), 1), self.max_tokens)
 
 
 def lognormal(prompt: Lognormal, output: Lognormal) -> LengthModel:
@@ -53,40 +53,42 @@ def lognormal(prompt: Lognormal, output: Lognormal) -> LengthModel:
     return lambda rng: Lengths(prompt.draw(rng), output.draw(rng))
 
 
-def among(lengths: Sequence[Lengths]) -> LengthModel:
+def sampled_from(lengths: Sequence[Lengths]) -> LengthModel:
     """One of these, any with the same chance."""
     if not lengths:
         raise ValueError("no lengths to draw from, wanted at least one")
     return lambda rng: rng.choice(lengths)
 
 
-def recognises(header: str) -> bool:
+def matches_header(header: str) -> bool:
     """Whether a CSV file that begins with this line is one that `read` reads."""
-    return {_PROMPT, _OUTPUT} <= set(columns_of(header))
+    return {_PROMPT, _OUTPUT} <= set(parse_columns(header))
 
 
 def read(
-    lines: Iterable[str], name: str, *, skip_bad: bool = False
+    lines: Iterable[str], name: str, *, ignore_invalid: bool = False
 ) -> tuple[tuple[Lengths, ...], int]:
     """The lengths in a CSV file with `num_prefill_tokens` and `num_decode_tokens`; lines left out.
 
     Raises:
-        BadTrace: a line is bad, unless `skip_bad`; other columns; no rows.
+        TraceInvalid: a line is bad, unless `ignore_invalid`; other columns; no rows.
     """
     rows = header_and_rows(lines, name)
     header = next(rows)[1]
-    if not recognises(header):
-        raise BadTrace(name, 1, f"wanted columns {_PROMPT} and {_OUTPUT}, got {header.strip()!r}")
-    columns = columns_of(header)
+    if not matches_header(header):
+        raise TraceInvalid(
+            name, 1, f"wanted columns {_PROMPT} and {_OUTPUT}, got {header.strip()!r}"
+        )
+    columns = parse_columns(header)
 
     def parse(line: str) -> Lengths:
-        cells = cells_of(line, columns)
+        cells = parse_cells(line, columns)
         return Lengths(
-            tokens(cells[_PROMPT], _PROMPT, at_least=1),
-            max(tokens(cells[_OUTPUT], _OUTPUT), 1),
+            parse_tokens(cells[_PROMPT], _PROMPT, minimum=1),
+            max(parse_tokens(cells[_OUTPUT], _OUTPUT), 1),
         )
 
-    good, skipped = parsed(rows, name, parse, skip_bad=skip_bad)
-    if not good:
-        raise BadTrace(name, 0, "holds no requests")
-    return tuple(good), skipped
+    request_lengths, skipped = parse_lines(rows, name, parse, ignore_invalid=ignore_invalid)
+    if not request_lengths:
+        raise TraceInvalid(name, 0, "holds no requests")
+    return tuple(request_lengths), skipped

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
-from baton.domain.errors import BadTrace
+from baton.domain.errors import TraceInvalid
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
-_MOST_TOKENS = 100_000_000
+_MAX_TOKENS = 100_000_000
 """A count beyond this is a mistake: ten times the longest context that any model has today."""
 
 NS_PER_S = 1_000_000_000
@@ -19,35 +19,35 @@ NS_PER_S = 1_000_000_000
 T = TypeVar("T")
 
 
-def parsed(
+def parse_lines(
     lines: Iterable[tuple[int, str]],
     name: str,
     parse: Callable[[str], T],
     *,
-    skip_bad: bool = False,
+    ignore_invalid: bool = False,
 ) -> tuple[list[T], int]:
     """What `parse` makes of each line that is not blank, and how many bad ones were left out.
 
     `lines` come with their numbers. `parse` raises ValueError for a bad line.
 
     Raises:
-        BadTrace: a line is bad, unless `skip_bad`.
+        TraceInvalid: a line is bad, unless `ignore_invalid`.
     """
-    good: list[T] = []
-    skipped = 0
+    values: list[T] = []
+    skipped_lines = 0
     for number, line in lines:
         if not line.strip():
             continue
         try:
-            good.append(parse(line))
-        except ValueError as wrong:
-            if not skip_bad:
-                raise BadTrace(name, number, str(wrong)) from wrong
-            skipped += 1
-    return good, skipped
+            values.append(parse(line))
+        except ValueError as error:
+            if not ignore_invalid:
+                raise TraceInvalid(name, number, str(error)) from error
+            skipped_lines += 1
+    return values, skipped_lines
 
 
-def assembled(
+def build_trace(
     name: str,
     requests: Sequence[TraceRequest],
     *,
@@ -57,22 +57,24 @@ def assembled(
     """A trace of requests in any order: those that arrive at the same time keep theirs.
 
     Raises:
-        BadTrace: there are no requests.
+        TraceInvalid: there are no requests.
     """
     if not requests:
-        raise BadTrace(name, 0, f"holds no requests, and {skipped_lines} lines that were skipped")
-    times = [one.at_s for one in requests]
-    latest = accumulate(times, max)
+        raise TraceInvalid(
+            name, 0, f"holds no requests, and {skipped_lines} lines that were skipped"
+        )
+    times = [request.at_s for request in requests]
+    running_max = accumulate(times, max)
     return Trace(
         name=name,
-        requests=tuple(sorted(requests, key=lambda one: one.at_s)),
+        requests=tuple(sorted(requests, key=lambda request: request.at_s)),
         block_tokens=block_tokens,
         skipped_lines=skipped_lines,
-        reordered_lines=sum(at < so_far for at, so_far in zip(times, latest, strict=True)),
+        reordered_lines=sum(at < so_far for at, so_far in zip(times, running_max, strict=True)),
     )
 
 
-def since_first(times_ns: Sequence[int]) -> list[float]:
+def seconds_since_first(times_ns: Sequence[int]) -> list[float]:
     """Seconds since the earliest of some times in whole nanoseconds.
 
     Whole, because seconds since 1970 with seven decimals do not fit a float.
@@ -81,13 +83,13 @@ def since_first(times_ns: Sequence[int]) -> list[float]:
     return [(at - first) / NS_PER_S for at in times_ns]
 
 
-def nanoseconds(seconds: float) -> int:
+def to_nanoseconds(seconds: float) -> int:
     """Whole nanoseconds, rounded after the seconds, which multiplied would lose the last digits."""
-    whole = math.floor(seconds)
-    return whole * NS_PER_S + round((seconds - whole) * NS_PER_S)
+    whole_seconds = math.floor(seconds)
+    return whole_seconds * NS_PER_S + round((seconds - whole_seconds) * NS_PER_S)
 
 
-def mapping(line: str) -> dict[str, object]:
+def parse_object(line: str) -> dict[str, object]:
     """The JSON object on a line; the first of a file may begin with a mark of the byte order.
 
     Raises:
@@ -95,29 +97,29 @@ def mapping(line: str) -> dict[str, object]:
     """
     try:
         value = json.loads(line.removeprefix("\ufeff"))
-    except (ValueError, RecursionError) as wrong:
-        raise ValueError(f"not JSON: {wrong}") from wrong
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
     if isinstance(value, dict):
         return value
     raise ValueError(f"got {type(value).__name__}, wanted a JSON object")
 
 
-def tokens(value: object, what: str, *, at_least: int = 0) -> int:
-    """A number of tokens, from text or a JSON value; `what` names it in the error.
+def parse_tokens(value: object, field: str, *, minimum: int = 0) -> int:
+    """A number of tokens, from text or a JSON value; `field` names it in the error.
 
     Raises:
         ValueError: it is no whole number, or one that cannot be right.
     """
-    number = finite(value, what)
-    if number != int(number) or not at_least <= number <= _MOST_TOKENS:
+    number = parse_number(value, field)
+    if number != int(number) or not minimum <= number <= _MAX_TOKENS:
         raise ValueError(
-            f"{what} is {value!r}, wanted a whole number from {at_least} to {_MOST_TOKENS}"
+            f"{field} is {value!r}, wanted a whole number from {minimum} to {_MAX_TOKENS}"
         )
     return int(number)
 
 
-def finite(value: object, what: str) -> float:
-    """A number, from text or a JSON value; `what` names it in the error.
+def parse_number(value: object, field: str) -> float:
+    """A number, from text or a JSON value; `field` names it in the error.
 
     Raises:
         ValueError: it is none, or not a finite one.
@@ -129,15 +131,17 @@ def finite(value: object, what: str) -> float:
             number = math.nan
         if math.isfinite(number):
             return number
-    missing = value is None
-    raise ValueError(f"{what} is missing" if missing else f"{what} is {value!r}, wanted a number")
+    is_missing = value is None
+    raise ValueError(
+        f"{field} is missing" if is_missing else f"{field} is {value!r}, wanted a number"
+    )
 
 
-def out_of_order(times: Sequence[float]) -> bool:
+def is_out_of_order(times: Sequence[float]) -> bool:
     """Whether any of some times is before the one in front of it."""
     return any(later < earlier for earlier, later in pairwise(times))
 
 
-def numbered(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
+def numbered_lines(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
     """Lines with their numbers in the file, the first being 1."""
     return enumerate(lines, start=1)

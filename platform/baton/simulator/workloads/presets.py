@@ -7,9 +7,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from baton.simulator.workloads import arrivals
-from baton.simulator.workloads.generators import Phase, ToolAgents, independent, phased
+from baton.simulator.workloads.generators import (
+    ToolAgents,
+    TrafficPhase,
+    independent_requests,
+    phased_traffic,
+)
 from baton.simulator.workloads.lengths import LengthModel, Lognormal, fixed, lognormal
-from baton.simulator.workloads.sessions import Conversations, starts_for
+from baton.simulator.workloads.sessions import Conversations, session_rate_per_s
 from baton.simulator.workloads.trace import Trace
 
 _AZURE_CONV = lognormal(Lognormal(1155, 0.96, 14050), Lognormal(211, 0.77, 1000))
@@ -40,8 +45,8 @@ _CHAT = Conversations(
 """Assumed: ShareGPT's turns and lengths in round numbers, half a minute to read and type."""
 
 _AGENTS = ToolAgents(
-    shared=Lognormal(6000, 0.5, 32768),
-    own=Lognormal(1500, 1.0, 32768),
+    shared_prompt=Lognormal(6000, 0.5, 32768),
+    own_prompt=Lognormal(1500, 1.0, 32768),
     output=Lognormal(150, 1.0, 2048),
 )
 """Assumed: near Mooncake's tool-agent trace, whose prompts have 8,600 tokens and outputs 182."""
@@ -50,7 +55,7 @@ _AZURE_CONV_BURSTINESS = 1 / 1.09**2
 _AZURE_CODE_BURSTINESS = 1 / 13.2**2
 """Source: the coefficients of variation of the gaps in the recorded traces."""
 
-_Maker = Callable[[str, float, float, random.Random], Trace]
+_TraceFactory = Callable[[str, float, float, random.Random], Trace]
 
 
 def synthetic(name: str, *, rate_per_s: float, duration_s: float, seed: int = 0) -> Trace:
@@ -59,55 +64,55 @@ def synthetic(name: str, *, rate_per_s: float, duration_s: float, seed: int = 0)
     Raises:
         ValueError: there is no such workload, or the rate or the duration is not above 0.
     """
-    maker = WORKLOADS.get(name)
-    if maker is None:
+    factory = WORKLOADS.get(name)
+    if factory is None:
         raise ValueError(f"workload {name!r} is not known, wanted one of {', '.join(WORKLOADS)}")
     if not 0 < duration_s < float("inf"):
         raise ValueError(f"duration_s is {duration_s}, wanted a number above 0")
     rng = random.Random(f"{name} {seed}")  # noqa: S311 - seeded, not secret
-    return maker(name, rate_per_s, duration_s, rng)
+    return factory(name, rate_per_s, duration_s, rng)
 
 
-def _bursts(lengths: LengthModel, burstiness: float) -> _Maker:
+def _gamma_arrivals(lengths: LengthModel, burstiness: float) -> _TraceFactory:
     def make(name: str, rate: float, end_s: float, rng: random.Random) -> Trace:
-        times_s = arrivals.before(end_s, arrivals.gamma(rate, burstiness, rng))
-        return independent(name, times_s, lengths, rng)
+        times_s = arrivals.take_until(end_s, arrivals.gamma(rate, burstiness, rng))
+        return independent_requests(name, times_s, lengths, rng)
 
     return make
 
 
 def _chat(name: str, rate: float, end_s: float, rng: random.Random) -> Trace:
-    starts_s = arrivals.before(end_s, arrivals.poisson(starts_for(rate, _CHAT), rng))
+    starts_s = arrivals.take_until(end_s, arrivals.poisson(session_rate_per_s(rate, _CHAT), rng))
     return _CHAT.generate(name, starts_s, rng, until_s=end_s)
 
 
 def _agents(name: str, rate: float, end_s: float, rng: random.Random) -> Trace:
-    return _AGENTS.generate(name, arrivals.before(end_s, arrivals.poisson(rate, rng)), rng)
+    return _AGENTS.generate(name, arrivals.take_until(end_s, arrivals.poisson(rate, rng)), rng)
 
 
 def _shifting(name: str, rate: float, end_s: float, rng: random.Random) -> Trace:
     kinds = {"code": _AZURE_CODE, "conv": _AZURE_CONV, "reasoning": _REASONING}
-    mixes = ((8.0, 2.0, 0.0), (2.0, 8.0, 0.0), (1.0, 5.0, 4.0))
+    phase_weights = ((8.0, 2.0, 0.0), (2.0, 8.0, 0.0), (1.0, 5.0, 4.0))
     phases = [
-        Phase(
-            duration_s=end_s / len(mixes),
+        TrafficPhase(
+            duration_s=end_s / len(phase_weights),
             rate_per_s=rate,
             shares=tuple(zip(kinds, mix, strict=True)),
         )
-        for mix in mixes
+        for mix in phase_weights
     ]
-    return phased(name, phases, kinds, rng)
+    return phased_traffic(name, phases, kinds, rng)
 
 
-WORKLOADS: Mapping[str, _Maker] = MappingProxyType(
+WORKLOADS: Mapping[str, _TraceFactory] = MappingProxyType(
     {
-        "conv": _bursts(_AZURE_CONV, _AZURE_CONV_BURSTINESS),
-        "code": _bursts(_AZURE_CODE, 1.0),
-        "code-bursty": _bursts(_AZURE_CODE, _AZURE_CODE_BURSTINESS),
-        "long-context": _bursts(_LONG_CONTEXT, 1.0),
-        "sharegpt": _bursts(_SHAREGPT, 1.0),
-        "summaries": _bursts(_SUMMARIES, 1.0),
-        "reasoning": _bursts(_REASONING, 1.0),
+        "conv": _gamma_arrivals(_AZURE_CONV, _AZURE_CONV_BURSTINESS),
+        "code": _gamma_arrivals(_AZURE_CODE, 1.0),
+        "code-bursty": _gamma_arrivals(_AZURE_CODE, _AZURE_CODE_BURSTINESS),
+        "long-context": _gamma_arrivals(_LONG_CONTEXT, 1.0),
+        "sharegpt": _gamma_arrivals(_SHAREGPT, 1.0),
+        "summaries": _gamma_arrivals(_SUMMARIES, 1.0),
+        "reasoning": _gamma_arrivals(_REASONING, 1.0),
         "chat": _chat,
         "agents": _agents,
         "shifting": _shifting,

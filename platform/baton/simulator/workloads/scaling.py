@@ -1,7 +1,7 @@
 """Makes traces rarer, denser or shorter without changing what they are like.
 
 To change the rate, requests are left out or copies of the trace are laid over each other. Squeezing
-time would keep the bursts' shape but change how long they last in steps of an engine; `compressed`
+time would keep the bursts' shape but change how long they last in steps of an engine; `compress`
 does it for those who want to see just that. Source: ServeGen's and DistServe's way to scale traces.
 """
 
@@ -24,14 +24,14 @@ def superpose(trace: Trace, copies: float, rng: random.Random) -> Trace:
     """
     if not 0 < copies < math.inf:
         raise ValueError(f"copies is {copies}, wanted a number above 0")
-    whole = math.ceil(copies)
+    whole_copies = math.ceil(copies)
     requests: list[TraceRequest] = []
-    for number in range(whole):
-        share = 1.0 if number < whole - 1 else copies - number
+    for number in range(whole_copies):
+        share = 1.0 if number < whole_copies - 1 else copies - number
         shift_s = rng.random() * _period_s(trace) if number else 0.0
-        requests += _copy(trace, number, shift_s, share, rng)
-    requests.sort(key=lambda one: one.at_s)
-    return _with(trace, requests)
+        requests += _shifted_copy(trace, number, shift_s, share, rng)
+    requests.sort(key=lambda request: request.at_s)
+    return _with_requests(trace, requests)
 
 
 def at_rate(trace: Trace, rate_per_s: float, rng: random.Random) -> Trace:
@@ -45,31 +45,33 @@ def at_rate(trace: Trace, rate_per_s: float, rng: random.Random) -> Trace:
     return superpose(trace, rate_per_s / trace.rate_per_s, rng)
 
 
-def compressed(trace: Trace, factor: float) -> Trace:
+def compress(trace: Trace, factor: float) -> Trace:
     """All arrivals `factor` times as fast. This changes what bursts do: see the module."""
     if not 0 < factor < math.inf:
         raise ValueError(f"factor is {factor}, wanted a number above 0")
-    return _with(trace, (one._replace(at_s=one.at_s / factor) for one in trace.requests))
+    return _with_requests(
+        trace, (request._replace(at_s=request.at_s / factor) for request in trace.requests)
+    )
 
 
 def cut(trace: Trace, from_s: float = 0.0, until_s: float = math.inf) -> Trace:
     """What arrives from one time until before another, counted from the former."""
-    return _with(
+    return _with_requests(
         trace,
         (
-            one._replace(at_s=one.at_s - from_s)
-            for one in trace.requests
-            if from_s <= one.at_s < until_s
+            request._replace(at_s=request.at_s - from_s)
+            for request in trace.requests
+            if from_s <= request.at_s < until_s
         ),
     )
 
 
 def first(trace: Trace, requests: int) -> Trace:
     """Its first requests."""
-    return _with(trace, trace.requests[:requests])
+    return _with_requests(trace, trace.requests[:requests])
 
 
-def _with(trace: Trace, requests: Iterable[TraceRequest]) -> Trace:
+def _with_requests(trace: Trace, requests: Iterable[TraceRequest]) -> Trace:
     return Trace(
         name=trace.name,
         requests=tuple(requests),
@@ -79,38 +81,42 @@ def _with(trace: Trace, requests: Iterable[TraceRequest]) -> Trace:
     )
 
 
-def _kept(
-    requests: Iterable[TraceRequest], keep: float, rng: random.Random
+def _thinned(
+    requests: Iterable[TraceRequest], keep_fraction: float, rng: random.Random
 ) -> Iterator[TraceRequest]:
-    sessions: dict[str, float] = {}
-    for one in requests:
-        luck = rng.random()
-        if one.session_id is not None:
-            luck = sessions.setdefault(one.session_id, luck)
-        if luck < keep:
-            yield one
+    draw_by_session: dict[str, float] = {}
+    for request in requests:
+        draw = rng.random()
+        if request.session_id is not None:
+            draw = draw_by_session.setdefault(request.session_id, draw)
+        if draw < keep_fraction:
+            yield request
 
 
-def _copy(
+def _shifted_copy(
     trace: Trace, number: int, shift_s: float, share: float, rng: random.Random
 ) -> Iterator[TraceRequest]:
     if not number:
-        yield from _kept(trace.requests, share, rng)
+        yield from _thinned(trace.requests, share, rng)
         return
     first_s = trace.requests[0].at_s if trace.requests else 0.0
     ids_offset, period_s = number * _ids_span(trace), _period_s(trace)
-    for one in _kept(trace.requests, share, rng):
-        session = one.session_id
-        yield one._replace(
-            at_s=first_s + (one.at_s - first_s + shift_s) % period_s,
-            block_ids=tuple(block + ids_offset for block in one.block_ids),
+    for request in _thinned(trace.requests, share, rng):
+        session = request.session_id
+        yield request._replace(
+            at_s=first_s + (request.at_s - first_s + shift_s) % period_s,
+            block_ids=tuple(block + ids_offset for block in request.block_ids),
             session_id=session if session is None else f"{session}~{number}",
         )
 
 
 def _ids_span(trace: Trace) -> int:
-    lowest = min((min(one.block_ids) for one in trace.requests if one.block_ids), default=0)
-    highest = max((max(one.block_ids) for one in trace.requests if one.block_ids), default=0)
+    lowest = min(
+        (min(request.block_ids) for request in trace.requests if request.block_ids), default=0
+    )
+    highest = max(
+        (max(request.block_ids) for request in trace.requests if request.block_ids), default=0
+    )
     return highest - lowest + 1
 
 

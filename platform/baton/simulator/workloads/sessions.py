@@ -35,7 +35,7 @@ class Conversations:
     """Think times are lognormal."""
     answer_s_per_token: float = 0.03
     """How fast answers are assumed to come, beside the think time: 33 tokens/s, as one reads."""
-    most_context_tokens: int = 1 << 15
+    max_context_tokens: int = 1 << 15
     """A session ends before its prompt and output are longer than this."""
 
     def generate(
@@ -46,42 +46,44 @@ class Conversations:
         The number of sessions is that of starts; that of requests is about `turns` times as many.
         """
         requests: list[TraceRequest] = []
-        fresh = self.system_tokens // BLOCK_TOKENS + 1
+        next_block_id = self.system_tokens // BLOCK_TOKENS + 1
         for number, start_s in enumerate(starts_s):
             turns = list(self._turns(start_s, random.Random(rng.getrandbits(64))))  # noqa: S311
-            ids = self._ids(turns, fresh)
-            fresh += len(ids)
+            ids = self._block_ids(turns, next_block_id)
+            next_block_id += len(ids)
             requests += [
-                TraceRequest(at_s, *one, ids[: -(-sum(one) // BLOCK_TOKENS)], f"s{number}")
-                for at_s, one in turns
+                TraceRequest(at_s, *lengths, ids[: -(-sum(lengths) // BLOCK_TOKENS)], f"s{number}")
+                for at_s, lengths in turns
                 if at_s < until_s
             ]
-        requests.sort(key=lambda one: one.at_s)
+        requests.sort(key=lambda request: request.at_s)
         return Trace(name=name, requests=tuple(requests), block_tokens=BLOCK_TOKENS)
 
     def _turns(self, start_s: float, rng: random.Random) -> Iterator[tuple[float, Lengths]]:
-        at_s, said = start_s, self.system_tokens
+        at_s, context_tokens = start_s, self.system_tokens
         while True:
-            one = Lengths(said + self.message.draw(rng), self.output.draw(rng))
-            if sum(one) > self.most_context_tokens and said > self.system_tokens:
+            lengths = Lengths(context_tokens + self.message.draw(rng), self.output.draw(rng))
+            if sum(lengths) > self.max_context_tokens and context_tokens > self.system_tokens:
                 return
-            yield at_s, one
+            yield at_s, lengths
             if rng.random() * self.turns < 1:
                 return
-            said = sum(one)
-            at_s += one.output_tokens * self.answer_s_per_token + self._think_s(rng)
+            context_tokens = sum(lengths)
+            at_s += lengths.output_tokens * self.answer_s_per_token + self._think_s(rng)
 
     def _think_s(self, rng: random.Random) -> float:
-        spread = math.log1p(self.think_s_cv**2)
-        return rng.lognormvariate(math.log(self.think_s_mean) - spread / 2, math.sqrt(spread))
+        log_variance = math.log1p(self.think_s_cv**2)
+        return rng.lognormvariate(
+            math.log(self.think_s_mean) - log_variance / 2, math.sqrt(log_variance)
+        )
 
-    def _ids(self, turns: list[tuple[float, Lengths]], fresh: int) -> tuple[int, ...]:
-        """Of the blocks of all that is said in a session, its own counted up from `fresh`."""
+    def _block_ids(self, turns: list[tuple[float, Lengths]], next_block_id: int) -> tuple[int, ...]:
+        """Ids of the blocks of a session's text, its own counted up from `next_block_id`."""
         shared = self.system_tokens // BLOCK_TOKENS
         blocks = -(-sum(turns[-1][1]) // BLOCK_TOKENS)
-        return (*range(shared), *range(fresh, fresh + blocks - shared))
+        return (*range(shared), *range(next_block_id, next_block_id + blocks - shared))
 
 
-def starts_for(rate_per_s: float, conversations: Conversations) -> float:
+def session_rate_per_s(rate_per_s: float, conversations: Conversations) -> float:
     """Sessions per second that make about so many requests per second, context limits aside."""
     return rate_per_s / conversations.turns

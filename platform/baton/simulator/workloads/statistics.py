@@ -15,14 +15,14 @@ PEAK_WINDOW_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Distribution:
     """How some numbers are distributed."""
 
     mean: float
     p50: float
     p90: float
     p99: float
-    most: float
+    maximum: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class TraceStatistics:
     """Coefficient of variation of the time between arrivals: 1 is Poisson, above it bursts."""
     peak_to_mean: float
     """Requests in the busiest 10 s, counted from the first arrival, over those in the mean 10 s."""
-    prompt_tokens: Spread
-    output_tokens: Spread
-    reused_share: float
+    prompt_tokens: Distribution
+    output_tokens: Distribution
+    reused_tokens_fraction: float
     """Of all prompt tokens, those in front that an endless cache would have held already."""
-    reused_mean: float
+    mean_reused_fraction: float
     """The mean over requests of that share of each."""
 
 
@@ -52,26 +52,26 @@ def describe(trace: Trace) -> TraceStatistics:
     """
     if not trace.requests:
         raise ValueError(f"trace {trace.name!r} has no requests to describe")
-    arrivals_s = [one.at_s for one in trace.requests]
+    arrivals_s = [request.at_s for request in trace.requests]
     reused = reused_tokens(trace)
-    prompts = [one.prompt_tokens for one in trace.requests]
+    prompts = [request.prompt_tokens for request in trace.requests]
     return TraceStatistics(
         requests=len(trace),
         span_s=trace.span_s,
         rate_per_s=trace.rate_per_s,
         gap_cv=_gap_cv(arrivals_s),
         peak_to_mean=_peak_to_mean(arrivals_s),
-        prompt_tokens=spread(prompts),
-        output_tokens=spread([one.output_tokens for one in trace.requests]),
-        reused_share=sum(reused) / sum(prompts),
-        reused_mean=fmean(some / of for some, of in zip(reused, prompts, strict=True)),
+        prompt_tokens=distribution(prompts),
+        output_tokens=distribution([request.output_tokens for request in trace.requests]),
+        reused_tokens_fraction=sum(reused) / sum(prompts),
+        mean_reused_fraction=fmean(some / of for some, of in zip(reused, prompts, strict=True)),
     )
 
 
-def spread(values: Sequence[float]) -> Spread:
+def distribution(values: Sequence[float]) -> Distribution:
     """How some numbers, at least one, are distributed."""
     p50, p90, p99 = (quantile(values, q) for q in (0.5, 0.9, 0.99))
-    return Spread(mean=fmean(values), p50=p50, p90=p90, p99=p99, most=max(values))
+    return Distribution(mean=fmean(values), p50=p50, p90=p90, p99=p99, maximum=max(values))
 
 
 def reused_tokens(trace: Trace) -> list[int]:
@@ -79,18 +79,20 @@ def reused_tokens(trace: Trace) -> list[int]:
 
     A partly filled last block counts as far as it is filled.
     """
-    seen: set[int] = set()
-    return [_reused(one, trace.block_tokens, seen) for one in trace.requests]
+    cached_chains: set[int] = set()
+    return [
+        _reused_tokens(request, trace.block_tokens, cached_chains) for request in trace.requests
+    ]
 
 
-def _reused(one: TraceRequest, block_tokens: int, seen: set[int]) -> int:
-    """Also adds the request's blocks, those of its output too, to what was `seen`."""
+def _reused_tokens(request: TraceRequest, block_tokens: int, cached_chains: set[int]) -> int:
+    """Also adds the request's blocks, those of its output too, to what was `cached_chains`."""
     chain, hits = 0, 0
-    for block in one.block_ids:
+    for block in request.block_ids:
         chain = hash((chain, block))
-        hits += chain in seen
-        seen.add(chain)
-    return min(hits * block_tokens, one.prompt_tokens)
+        hits += chain in cached_chains
+        cached_chains.add(chain)
+    return min(hits * block_tokens, request.prompt_tokens)
 
 
 def _gap_cv(arrivals_s: Sequence[float]) -> float:

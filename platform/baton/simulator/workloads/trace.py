@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from baton.domain.hashed_prompt import Outline
+from baton.domain.hashed_prompt import HashedPrompt
 from baton.domain.request import Request
 from baton.domain.tenant import DEFAULT_TENANT
 
@@ -24,7 +24,7 @@ class TraceRequest(NamedTuple):
     them; equal ids mean equal text. Without any, the prompt shares nothing with any other."""
     session_id: str | None = None
     slo_class: str | None = None
-    """What it is, and the class it asks for where that is one; see `as_request`."""
+    """What it is, and the class it asks for where that is one; see `to_request`."""
     tenant: str = DEFAULT_TENANT
 
 
@@ -42,7 +42,7 @@ class Trace:
     """That stood in the file behind one that arrived later; they were sorted in, stably."""
 
     def __post_init__(self) -> None:
-        arrivals = [one.at_s for one in self.requests]
+        arrivals = [request.at_s for request in self.requests]
         if any(later < earlier for earlier, later in pairwise(arrivals)):
             raise ValueError(f"trace {self.name!r}: requests are not in order of arrival")
 
@@ -59,17 +59,17 @@ class Trace:
         """Requests per second over the span; 0 when there is no span."""
         return (len(self.requests) - 1) / self.span_s if self.span_s else 0.0
 
-    def asked(
+    def to_requests(
         self,
         *,
         declared_tokens: int = 1024,
         start_s: float = 0.0,
         classes: Container[str] = (),
     ) -> Iterator[Request]:
-        """The requests as clients send them, one at a time; see `as_request`."""
-        for number, one in enumerate(self.requests):
-            yield as_request(
-                one,
+        """The requests as clients send them, one at a time; see `to_request`."""
+        for number, request in enumerate(self.requests):
+            yield to_request(
+                request,
                 number,
                 block_tokens=self.block_tokens,
                 declared_tokens=declared_tokens,
@@ -78,9 +78,9 @@ class Trace:
             )
 
 
-def as_request(
-    one: TraceRequest,
-    number: int,
+def to_request(
+    trace_request: TraceRequest,
+    index: int,
     *,
     block_tokens: int,
     declared_tokens: int = 1024,
@@ -95,24 +95,27 @@ def as_request(
     else knows before it has ended. `max_tokens` is `declared_tokens`, or what is needed if more.
     """
     return Request(
-        request_id=f"r{number}",
-        prompt_token_ids=Outline(
-            one.block_ids, one.prompt_tokens, block_tokens=block_tokens, own=number + 1
+        request_id=f"r{index}",
+        prompt_token_ids=HashedPrompt(
+            trace_request.block_ids,
+            trace_request.prompt_tokens,
+            block_tokens=block_tokens,
+            tail_id=index + 1,
         ),
-        max_tokens=max(one.output_tokens, declared_tokens),
-        arrived_at_s=start_s + one.at_s,
-        session_id=one.session_id,
-        tenant=one.tenant,
-        slo_class=one.slo_class if one.slo_class in classes else None,
-        payload=output_payload(one.output_tokens),
+        max_tokens=max(trace_request.output_tokens, declared_tokens),
+        arrived_at_s=start_s + trace_request.at_s,
+        session_id=trace_request.session_id,
+        tenant=trace_request.tenant,
+        slo_class=trace_request.slo_class if trace_request.slo_class in classes else None,
+        payload=encode_output_tokens(trace_request.output_tokens),
     )
 
 
-def output_payload(output_tokens: int) -> bytes:
+def encode_output_tokens(output_tokens: int) -> bytes:
     """How a request tells a counted engine how many tokens it will generate in all."""
     return b"%d" % output_tokens
 
 
-def output_of(payload: bytes) -> int | None:
-    """What `output_payload` was given; None for a payload that does not say."""
+def decode_output_tokens(payload: bytes) -> int | None:
+    """What `encode_output_tokens` was given; None for a payload that does not say."""
     return int(payload) if payload.isdigit() else None

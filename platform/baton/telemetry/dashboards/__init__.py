@@ -9,7 +9,7 @@ from typing import Final
 _HERE: Final = Path(__file__).parent
 _SHIPPED: Final = _HERE / "files"
 """In an installed package; in a checkout they are in the folder `dashboards`."""
-_OURS: Final = ("*.json", "prometheus.yml", "provisioning/*/*.yaml")
+_FILE_PATTERNS: Final = ("*.json", "prometheus.yml", "provisioning/*/*.yaml")
 
 
 def folder() -> Path:
@@ -23,5 +23,5 @@ def files() -> Mapping[str, bytes]:
     Alert rules are not among them: see `baton.telemetry.rules`.
     """
     root = folder()
-    paths = sorted(path for pattern in _OURS for path in root.glob(pattern))
+    paths = sorted(path for pattern in _FILE_PATTERNS for path in root.glob(pattern))
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}

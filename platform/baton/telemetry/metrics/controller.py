@@ -15,12 +15,12 @@ from prometheus_client.metrics_core import Metric as Family
 from baton.control.accounting.class_counts import ClassCounts
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
-from baton.policy.scaling.actions import Tick
+from baton.policy.scaling.actions import AutoscalerTick
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.telemetry import catalogue as c
 from baton.telemetry.catalogue import Objective, TokenKind
 from baton.telemetry.families import Families
-from baton.telemetry.label_values import ASKED, PoolBound, PoolCount, ScalingAct, Window
+from baton.telemetry.label_values import DESIRED, PoolBound, PoolCount, ScalingAction, Window
 from baton.telemetry.metrics.scaling_counters import ScalingCounters
 from baton.telemetry.metrics.usage_meter import UsageMeter
 
@@ -32,7 +32,7 @@ class PoolSize:
     name: str
     min: int
     max: int
-    want: int | None = None
+    desired: int | None = None
     """None, as are the others: not known yet."""
     running: int | None = None
     starting: int | None = None
@@ -42,20 +42,20 @@ class PoolSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassFare:
+class ClassStatus:
     """How one class fares."""
 
     slo: Slo
-    lately: ClassCounts = field(default_factory=ClassCounts)
+    recent: ClassCounts = field(default_factory=ClassCounts)
     over_window: ClassCounts = field(default_factory=ClassCounts)
     """Over the time for which its target counts."""
 
     @property
-    def budget(self) -> float | None:
+    def error_budget_fraction(self) -> float | None:
         """What is left of the misses that the target allows; None where it allows none."""
         counts = self.over_window
-        misses = counts.judged - counts.good
-        allowed = (1 - self.slo.attainment_target) * counts.judged
+        misses = counts.evaluated - counts.good
+        allowed = (1 - self.slo.attainment_target) * counts.evaluated
         if misses <= 0:
             return 1.0
         return 1 - misses / allowed if allowed > 0 else None
@@ -68,101 +68,103 @@ class ControllerState:
     version: str
     model: str
     generation: int
-    refused_configs: int = 0
+    rejected_configs: int = 0
     pools: tuple[PoolSize, ...] = ()
-    seen: Observation | None = None
+    observation: Observation | None = None
     """By the last turn of the scaling loop."""
-    tick: Tick | None = None
+    tick: AutoscalerTick | None = None
     """The last one."""
     counters: ScalingCounters = field(default_factory=ScalingCounters)
     overridden_pools: int = 0
     report_age_s: float | None = None
-    silent_ingresses: int = 0
-    classes: tuple[ClassFare, ...] = ()
+    unresponsive_ingresses: int = 0
+    classes: tuple[ClassStatus, ...] = ()
 
 
 def controller_families(state: ControllerState, usage: UsageMeter) -> Iterator[Family]:
     """Every metric of a controller."""
-    found = Families()
-    _add_pools(found, state)
-    _add_demand(found, state.seen)
-    _add_scaling(found, state)
-    _add_promises(found, state.classes)
-    usage.add_to(found)
-    found.add(c.CONFIG_GENERATION, state.generation)
-    found.add(c.CONFIG_REFUSED, state.refused_configs)
-    found.add(c.BUILD_INFO, 1, state.version, state.model)
-    return found.collect()
+    families = Families()
+    _add_pools(families, state)
+    _add_demand(families, state.observation)
+    _add_scaling(families, state)
+    _add_slos(families, state.classes)
+    usage.add_to(families)
+    families.add(c.CONFIG_GENERATION, state.generation)
+    families.add(c.CONFIG_REJECTED, state.rejected_configs)
+    families.add(c.BUILD_INFO, 1, state.version, state.model)
+    return families.collect()
 
 
-def _add_pools(found: Families, state: ControllerState) -> None:
-    seen: Mapping[str, PoolObservation] = {} if state.seen is None else state.seen.pools
+def _add_pools(families: Families, state: ControllerState) -> None:
+    observed_pools: Mapping[str, PoolObservation] = (
+        {} if state.observation is None else state.observation.pools
+    )
     for size in state.pools:
-        pool = seen.get(size.name)
+        pool = observed_pools.get(size.name)
         for count, replicas in _pool_counts(size, pool).items():
-            found.add(c.POOL_REPLICAS, replicas, size.name, count)
-        found.add(c.POOL_BOUNDS, size.min, size.name, PoolBound.MIN)
-        found.add(c.POOL_BOUNDS, size.max, size.name, PoolBound.MAX)
-        found.add(c.POOL_PRICE, size.price_per_hour, size.name)
+            families.add(c.POOL_REPLICAS, replicas, size.name, count)
+        families.add(c.POOL_BOUNDS, size.min, size.name, PoolBound.MIN)
+        families.add(c.POOL_BOUNDS, size.max, size.name, PoolBound.MAX)
+        families.add(c.POOL_PRICE, size.price_per_hour, size.name)
         if pool is not None:
-            _add_pool(found, pool)
+            _add_pool(families, pool)
 
 
 def _pool_counts(size: PoolSize, pool: PoolObservation | None) -> dict[PoolCount, int | None]:
     """How many replicas there are: as ingresses see them, or where they do not, as deployed."""
     return {
-        PoolCount.WANT: size.want,
-        PoolCount.READY: size.running if pool is None else pool.ready,
+        PoolCount.DESIRED: size.desired,
+        PoolCount.READY: size.running if pool is None else pool.ready_replicas,
         PoolCount.STARTING: size.starting if pool is None else pool.starting,
         PoolCount.DRAINING: size.stopping if pool is None else pool.draining,
     }
 
 
-def _add_pool(found: Families, pool: PoolObservation) -> None:
+def _add_pool(families: Families, pool: PoolObservation) -> None:
     roles = {Role.PREFILL: pool.prefill, Role.DECODE: pool.decode, Role.MIXED: pool.mixed}
     for role, replicas in roles.items():
-        found.add(c.POOL_ROLES, replicas, pool.name, role)
-    found.add(c.POOL_BUSY, pool.busy_fraction, pool.name)
-    found.add(c.POOL_COLD_START, pool.cold_start_s, pool.name)
-    found.add(c.POOL_CAPACITY, pool.prefill_tokens_per_s, pool.name, TokenKind.PROMPT)
-    found.add(c.POOL_CAPACITY, pool.decode_tokens_per_s, pool.name, TokenKind.OUTPUT)
+        families.add(c.POOL_ROLES, replicas, pool.name, role)
+    families.add(c.POOL_BUSY, pool.utilization_fraction, pool.name)
+    families.add(c.POOL_COLD_START, pool.cold_start_s, pool.name)
+    families.add(c.POOL_CAPACITY, pool.prefill_tokens_per_s, pool.name, TokenKind.PROMPT)
+    families.add(c.POOL_CAPACITY, pool.decode_tokens_per_s, pool.name, TokenKind.OUTPUT)
 
 
-def _add_demand(found: Families, seen: Observation | None) -> None:
-    if seen is None:
+def _add_demand(families: Families, observation: Observation | None) -> None:
+    if observation is None:
         return
-    demand = seen.demand
-    found.add(c.DEMAND_REQUESTS, demand.requests_per_s)
-    found.add(c.DEMAND_TOKENS, demand.prompt_tokens_per_s, TokenKind.PROMPT)
-    found.add(c.DEMAND_TOKENS, demand.output_tokens_per_s, TokenKind.OUTPUT)
+    demand = observation.demand
+    families.add(c.DEMAND_REQUESTS, demand.requests_per_s)
+    families.add(c.DEMAND_TOKENS, demand.prompt_tokens_per_s, TokenKind.PROMPT)
+    families.add(c.DEMAND_TOKENS, demand.output_tokens_per_s, TokenKind.OUTPUT)
 
 
-def _add_scaling(found: Families, state: ControllerState) -> None:
+def _add_scaling(families: Families, state: ControllerState) -> None:
     tick, counters = state.tick, state.counters
-    found.add(c.SCALING_HELD, bool(tick is None or tick.held))
+    families.add(c.AUTOSCALER_PAUSED, bool(tick is None or tick.paused_reason))
     for decision in () if tick is None else tick.decisions:
-        for name, value in {**decision.inputs, ASKED: decision.asked}.items():
-            found.add(c.SCALING_INPUT, value, decision.pool, name)
+        for name, value in {**decision.inputs, DESIRED: decision.desired_replicas}.items():
+            families.add(c.SCALING_INPUT, value, decision.pool, name)
     for (pool, reason), ticks in counters.decisions.items():
-        found.add(c.SCALING_DECISIONS, ticks, pool, reason)
+        families.add(c.SCALING_DECISIONS, ticks, pool, reason)
     # From 0 on: an increase is seen only after a first value.
-    none = {(size.name, act): 0 for size in state.pools for act in ScalingAct}
-    for (pool, act), replicas in (none | counters.actions).items():
-        found.add(c.SCALING_ACTIONS, replicas, pool, act)
-    for outcome, turns in counters.by_outcome().items():
-        found.add(c.SCALING_TURNS, turns, outcome)
-    found.add(c.OVERRIDES, state.overridden_pools)
-    found.add(c.REPORT_AGE, state.report_age_s)
-    found.add(c.SILENT_INGRESSES, state.silent_ingresses)
+    zeros = {(size.name, action): 0 for size in state.pools for action in ScalingAction}
+    for (pool, action), replicas in (zeros | counters.actions).items():
+        families.add(c.SCALING_ACTIONS, replicas, pool, action)
+    for outcome, ticks_ended in counters.by_outcome().items():
+        families.add(c.AUTOSCALER_TICKS, ticks_ended, outcome)
+    families.add(c.POOL_OVERRIDES, state.overridden_pools)
+    families.add(c.REPORT_AGE, state.report_age_s)
+    families.add(c.UNRESPONSIVE_INGRESSES, state.unresponsive_ingresses)
 
 
-def _add_promises(found: Families, classes: Iterable[ClassFare]) -> None:
-    for fare in classes:
-        slo, name = fare.slo, fare.slo.name
-        found.add(c.SLO_TARGET, slo.attainment_target, name)
-        found.add(c.SLO_OBJECTIVE, slo.ttft_s, name, Objective.TTFT)
-        found.add(c.SLO_OBJECTIVE, slo.tpot_s, name, Objective.TPOT)
-        found.add(c.SLO_OBJECTIVE, slo.itl_p99_s, name, Objective.ITL)
-        found.add(c.SLO_ATTAINMENT, fare.lately.attainment, name, Window.LATELY)
-        found.add(c.SLO_ATTAINMENT, fare.over_window.attainment, name, Window.TARGET)
-        found.add(c.SLO_BUDGET, fare.budget, name)
+def _add_slos(families: Families, classes: Iterable[ClassStatus]) -> None:
+    for status in classes:
+        slo, name = status.slo, status.slo.name
+        families.add(c.SLO_TARGET, slo.attainment_target, name)
+        families.add(c.SLO_OBJECTIVE, slo.ttft_s, name, Objective.TTFT)
+        families.add(c.SLO_OBJECTIVE, slo.tpot_s, name, Objective.TPOT)
+        families.add(c.SLO_OBJECTIVE, slo.itl_p99_s, name, Objective.ITL)
+        families.add(c.SLO_ATTAINMENT, status.recent.attainment, name, Window.RECENT)
+        families.add(c.SLO_ATTAINMENT, status.over_window.attainment, name, Window.TARGET)
+        families.add(c.SLO_BUDGET, status.error_budget_fraction, name)

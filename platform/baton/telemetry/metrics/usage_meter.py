@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from baton.control.accounting.cluster_totals import Held
-from baton.control.accounting.usage import NOBODY, device_seconds
-from baton.domain.demand import Spent
+from baton.control.accounting.cluster_totals import PoolCapacity
+from baton.control.accounting.usage import NON_TENANTS, device_seconds
+from baton.domain.demand import GpuUsage
 from baton.telemetry.catalogue import COST, GPU_SECONDS, PAID_GPU_SECONDS
 from baton.telemetry.families import Families
 
@@ -31,32 +31,32 @@ class UsageMeter:
         self._paid_s: dict[str, float] = {}
         self._cost: dict[str, float] = {}
 
-    def take(
+    def ingest(
         self,
-        spent: Iterable[Spent],
-        pools: Mapping[str, Held],
+        usage: Iterable[GpuUsage],
+        pools: Mapping[str, PoolCapacity],
         price_per_hour: Mapping[str, float],
     ) -> None:
         """Take in what was used since the beginning; `price_per_hour` is of a device, by pool.
 
         To be called before prices change, too.
         """
-        for (user, pool), device_s in device_seconds(spent, pools).items():
+        for (user, pool), device_s in device_seconds(usage, pools).items():
             before_s = self._used_s.get((user, pool), 0.0)
             now_s = self._used_s[user, pool] = max(before_s, device_s)
             if (price := price_per_hour.get(pool)) is not None:
-                more = (now_s - before_s) / _HOUR_S * price
-                self._cost[user] = self._cost.get(user, 0.0) + more
-        for pool, held in pools.items():
-            self._paid_s[pool] = max(self._paid_s.get(pool, 0.0), held.device_s)
+                added_cost = (now_s - before_s) / _HOUR_S * price
+                self._cost[user] = self._cost.get(user, 0.0) + added_cost
+        for pool, capacity in pools.items():
+            self._paid_s[pool] = max(self._paid_s.get(pool, 0.0), capacity.device_s)
 
-    def add_to(self, found: Families) -> None:
+    def add_to(self, families: Families) -> None:
         """Say it."""
         for (user, pool), device_s in self._used_s.items():
-            if user not in NOBODY:
-                found.add(GPU_SECONDS, device_s, user, pool)
+            if user not in NON_TENANTS:
+                families.add(GPU_SECONDS, device_s, user, pool)
         for pool, device_s in self._paid_s.items():
-            found.add(PAID_GPU_SECONDS, device_s, pool)
+            families.add(PAID_GPU_SECONDS, device_s, pool)
         # First what nobody used: however many tenants there are, it is not one of the others.
-        for user in sorted(self._cost, key=lambda user: user not in NOBODY):
-            found.add(COST, self._cost[user], user)
+        for user in sorted(self._cost, key=lambda user: user not in NON_TENANTS):
+            families.add(COST, self._cost[user], user)

@@ -5,59 +5,64 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton.domain.commands import RequestRecord
-from baton.policy.admission.slo_evaluation import SLOW_GAPS_ALLOWED, excused, tpot_s, ttft_s
+from baton.policy.admission.slo_evaluation import (
+    MAX_ITL_VIOLATION_FRACTION,
+    excluded,
+    tpot_s,
+    ttft_s,
+)
 from baton.telemetry.requests.waterfall import Part, waterfall
 
 Values = Mapping[str, object]
 
 
 def verdict(record: RequestRecord) -> str:
-    """In a word: `good` or `missed`; or it is not judged at all.
+    """In a word: `is_good` or `missed_objectives`; or it is not judged at all.
 
-    It is `excused` when its client left and was owed nothing, and `barred` when it was refused for
-    what its tenant or client did.
+    It is `excluded` when its client left and was owed nothing, and `is_client_error` when it was
+    refused for what its tenant or client did.
     """
-    if record.barred:
+    if record.is_client_error:
         return "barred"
-    if excused(record, record.judgement):
+    if excluded(record, record.slo_result):
         return "excused"
-    return "good" if record.judgement.good else "missed"
+    return "good" if record.slo_result.is_good else "missed"
 
 
-def missed(record: RequestRecord) -> tuple[str, ...]:
-    """The objectives that were broken, by name; `served` when it was refused or failed.
+def missed_objectives(record: RequestRecord) -> tuple[str, ...]:
+    """The objectives that were broken, by name; `was_served` when it was refused or failed.
 
     None of one that is barred: it is not judged.
     """
-    if record.barred:
+    if record.is_client_error:
         return ()
-    judgement = record.judgement
+    result = record.slo_result
     met = {
-        "served": judgement.served,
-        "ttft": judgement.ttft_met,
-        "tpot": judgement.tpot_met,
-        "itl": judgement.itl_met,
+        "served": result.was_served,
+        "ttft": result.ttft_met,
+        "tpot": result.tpot_met,
+        "itl": result.itl_met,
     }
     return tuple(name for name, ok in met.items() if not ok)
 
 
-def objectives(record: RequestRecord) -> list[Values]:
+def objective_rows(record: RequestRecord) -> list[Values]:
     """One row for each objective of its class: what was promised, what came, whether it was met."""
-    slo, judgement = record.slo, record.judgement
-    allowed = int(SLOW_GAPS_ALLOWED * max(0, record.output_tokens - 1))
-    gaps: dict[str, object] = {"slow_gaps": record.slow_gaps, "allowed_gaps": allowed}
+    slo, result = record.slo, record.slo_result
+    allowed_gaps = int(MAX_ITL_VIOLATION_FRACTION * max(0, record.output_tokens - 1))
+    gaps: dict[str, object] = {"slow_gaps": record.itl_violations, "allowed_gaps": allowed_gaps}
     rows = [
-        _objective("ttft", slo.ttft_s, ttft_s(record), met=judgement.ttft_met),
-        _objective("tpot", slo.tpot_s, tpot_s(record), met=judgement.tpot_met),
-        _objective("itl", slo.itl_p99_s, record.worst_gap_s, met=judgement.itl_met) | gaps,
+        _objective_row("ttft", slo.ttft_s, ttft_s(record), met=result.ttft_met),
+        _objective_row("tpot", slo.tpot_s, tpot_s(record), met=result.tpot_met),
+        _objective_row("itl", slo.itl_p99_s, record.max_itl_s, met=result.itl_met) | gaps,
     ]
     return [row for row in rows if row["promised_s"] is not None]
 
 
-def _objective(
-    name: str, promised_s: float | None, got_s: float | None, *, met: bool
+def _objective_row(
+    name: str, bound_s: float | None, actual_s: float | None, *, met: bool
 ) -> dict[str, object]:
-    return {"objective": name, "promised_s": promised_s, "got_s": _rounded(got_s), "met": met}
+    return {"objective": name, "promised_s": bound_s, "got_s": _rounded(actual_s), "met": met}
 
 
 def ttft_parts(record: RequestRecord) -> Mapping[str, float] | None:

@@ -26,7 +26,7 @@ EXPORT_S = 5.0
 _PATH = "/v1/traces"
 _NS = 1_000_000_000
 _SCOPE = InstrumentationScope("baton", baton.__version__)
-_ENGINES_KEPT = 4096
+_MAX_ENGINES = 4096
 
 
 class OtlpExporter:
@@ -39,12 +39,12 @@ class OtlpExporter:
         endpoint = url if url.endswith(_PATH) else url.rstrip("/") + _PATH
         self._url = endpoint
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=deadline_s)
-        self._own = _resource("baton", instance_id)
-        self._engines: dict[str, Resource] = {}
+        self._ingress_resource = _resource("baton", instance_id)
+        self._engine_resources: dict[str, Resource] = {}
 
     def export(self, traces: list[TraceSpans]) -> str | None:
         """Send spans; why not, or None when the collector took them."""
-        spans = [span for trace in traces for span in self._readable(trace)]
+        spans = [span for trace in traces for span in self._to_otel_spans(trace)]
         if self._exporter.export(spans) is SpanExportResult.SUCCESS:
             return None
         return f"{self._url} did not take {len(spans)} spans in time"
@@ -53,7 +53,7 @@ class OtlpExporter:
         """Break off what is under way."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]  # of the SDK
 
-    def _readable(self, trace: TraceSpans) -> Iterator[ReadableSpan]:
+    def _to_otel_spans(self, trace: TraceSpans) -> Iterator[ReadableSpan]:
         trace_id = int(trace.context.trace_id, 16)
         state = TraceState.from_header([trace.context.state]) if trace.context.state else None
 
@@ -74,10 +74,10 @@ class OtlpExporter:
                 resource=self._resource_of(span),
                 attributes=dict(span.attributes),
                 events=[
-                    Event(one.name, dict(one.attributes), nanoseconds(one.at_s))
-                    for one in span.events
+                    Event(event.name, dict(event.attributes), nanoseconds(event.at_s))
+                    for event in span.events
                 ],
-                kind=SpanKind.SERVER if span.serves else SpanKind.INTERNAL,
+                kind=SpanKind.SERVER if span.is_server else SpanKind.INTERNAL,
                 status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
                 start_time=nanoseconds(span.start_s),
                 end_time=nanoseconds(span.end_s),
@@ -86,13 +86,15 @@ class OtlpExporter:
 
     def _resource_of(self, span: Span) -> Resource:
         if not span.replica_id:
-            return self._own
-        found = self._engines.get(span.replica_id)
-        if found is None:
-            if len(self._engines) >= _ENGINES_KEPT:
-                self._engines.clear()
-            found = self._engines[span.replica_id] = _resource("baton-engine", span.replica_id)
-        return found
+            return self._ingress_resource
+        resource = self._engine_resources.get(span.replica_id)
+        if resource is None:
+            if len(self._engine_resources) >= _MAX_ENGINES:
+                self._engine_resources.clear()
+            resource = self._engine_resources[span.replica_id] = _resource(
+                "baton-engine", span.replica_id
+            )
+        return resource
 
 
 def _resource(service: str, instance_id: str) -> Resource:

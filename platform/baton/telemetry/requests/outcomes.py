@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from baton.control.autoscaling.rollout import NOTHING, Tally
+from baton.control.autoscaling.rollout import NO_COUNTS, RolloutCounts
 from baton.domain.commands import RequestRecord
-from baton.domain.leg_record import LegEnd
+from baton.domain.leg_record import LegOutcome
 from baton.telemetry.requests.error_budget import verdict
 
-_JUDGED = frozenset({"good", "missed"})
-_COUNTED = frozenset({LegEnd.DONE, LegEnd.BROKEN, LegEnd.GIVEN_UP})
+_SLO_VERDICTS = frozenset({"good", "missed"})
+_COUNTED_OUTCOMES = frozenset({LegOutcome.COMPLETED, LegOutcome.FAILED, LegOutcome.TIMED_OUT})
 """Ends of legs that say something of their replica: not those moved, cancelled or refused."""
 
 
@@ -24,29 +24,32 @@ class ReplicaOutcomes:
 
     def __init__(self, capacity: int = 4096) -> None:
         self._capacity = capacity
-        self._tallies: OrderedDict[str, Tally] = OrderedDict()
+        self._tallies: OrderedDict[str, RolloutCounts] = OrderedDict()
 
     def record(self, record: RequestRecord) -> None:
         """Add what became of a request to every replica that had a leg of it."""
-        said = verdict(record)
-        judged, good = int(said in _JUDGED), int(said == "good")
-        took_part: set[str] = set()
+        slo_verdict = verdict(record)
+        judged, good = int(slo_verdict in _SLO_VERDICTS), int(slo_verdict == "good")
+        counted_replicas: set[str] = set()
         for leg in record.legs:
-            if leg.end not in _COUNTED:
+            if leg.outcome not in _COUNTED_OUTCOMES:
                 continue
-            broken = int(leg.end is not LegEnd.DONE)
-            first = leg.replica_id not in took_part
-            took_part.add(leg.replica_id)
+            failed = int(leg.outcome is not LegOutcome.COMPLETED)
+            is_first_leg = leg.replica_id not in counted_replicas
+            counted_replicas.add(leg.replica_id)
             self._add(
-                leg.replica_id, Tally(1, broken, judged if first else 0, good if first else 0)
+                leg.replica_id,
+                RolloutCounts(
+                    1, failed, judged if is_first_leg else 0, good if is_first_leg else 0
+                ),
             )
 
-    def tallies(self) -> Mapping[str, Tally]:
+    def tallies(self) -> Mapping[str, RolloutCounts]:
         """By replica."""
         return dict(self._tallies)
 
-    def _add(self, replica_id: str, more: Tally) -> None:
-        self._tallies[replica_id] = self._tallies.get(replica_id, NOTHING).plus(more)
+    def _add(self, replica_id: str, tally: RolloutCounts) -> None:
+        self._tallies[replica_id] = self._tallies.get(replica_id, NO_COUNTS).add(tally)
         self._tallies.move_to_end(replica_id)
         if len(self._tallies) > self._capacity:
             self._tallies.popitem(last=False)

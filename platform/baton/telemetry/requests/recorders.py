@@ -18,7 +18,7 @@ class Recorders:
         self._recorders: Sequence[Recorder] = recorders
         self.failures = 0
         """How often one of them could not take a record."""
-        self._said: set[Recorder] = set()
+        self._logged: set[Recorder] = set()
 
     def record(self, record: RequestRecord) -> None:
         """Have everyone keep it; whoever cannot is passed over, and the first time it is logged."""
@@ -27,7 +27,7 @@ class Recorders:
                 recorder.record(record)
             except Exception:
                 self.failures += 1
-                if recorder not in self._said:
-                    self._said.add(recorder)
+                if recorder not in self._logged:
+                    self._logged.add(recorder)
                     name = type(recorder).__name__
                     _LOGGER.exception("%s cannot keep request %s", name, record.request_id)

@@ -10,21 +10,26 @@ from heapq import nlargest
 from itertools import islice
 from typing import assert_never
 
-from baton.domain.commands import RecordOrder, RequestRecord
-from baton.domain.handoff import Decision, Option, Route
-from baton.domain.leg_record import LegStory
+from baton.domain.commands import RecordSelection, RequestRecord
+from baton.domain.handoff import PlacementDecision, Route, RouteOption
+from baton.domain.leg_record import LegRecord
 from baton.domain.request import Phase
 from baton.policy.admission.slo_evaluation import tpot_s, ttft_s
 from baton.telemetry.logs import log_event
-from baton.telemetry.requests.error_budget import missed, objectives, ttft_parts, verdict
+from baton.telemetry.requests.error_budget import (
+    missed_objectives,
+    objective_rows,
+    ttft_parts,
+    verdict,
+)
 from baton.telemetry.requests.waterfall import Bar, waterfall
 
 _LOGGER = logging.getLogger(__name__)
-_TROUBLED = frozenset({Phase.FAILED, Phase.EVICTED, Phase.SHED})
-Story = dict[str, object]
+_WARNING_PHASES = frozenset({Phase.FAILED, Phase.EVICTED, Phase.SHED})
+RequestReport = dict[str, object]
 
 
-class RecordBook:
+class RequestLog:
     """Keeps the latest `capacity` records. Satisfies `ports.Recorder`."""
 
     def __init__(self, capacity: int = 4096) -> None:
@@ -40,7 +45,7 @@ class RecordBook:
             self._records.popitem(last=False)
         self._by_outcome[record.outcome] = self._by_outcome.get(record.outcome, 0) + 1
         self._resumes += record.resumes
-        level = logging.WARNING if record.outcome in _TROUBLED else logging.INFO
+        level = logging.WARNING if record.outcome in _WARNING_PHASES else logging.INFO
         if _LOGGER.isEnabledFor(level):
             log_event(_LOGGER, level, "request_ended", headline(record))
         if _LOGGER.isEnabledFor(logging.DEBUG):
@@ -51,22 +56,26 @@ class RecordBook:
 
         It may be named as the client did (X-Request-Id), as the response does, or as the logs do.
         """
-        names = _names(request_id)
+        names = _id_pattern(request_id)
         return [record for key, record in self._records.items() if names.fullmatch(key)]
 
     def latest(self, count: int) -> list[RequestRecord]:
         """The last records, oldest first."""
         return list(deque(self._records.values(), maxlen=count))
 
-    def pick(self, count: int, order: RecordOrder) -> list[RequestRecord]:
+    def select(self, count: int, order: RecordSelection) -> list[RequestRecord]:
         """At most so many of those that are kept, the first in that order first."""
         newest_first = reversed(self._records.values())
         match order:
-            case RecordOrder.LATEST:
+            case RecordSelection.LATEST:
                 return list(islice(newest_first, count))
-            case RecordOrder.MISSED:
-                return list(islice((one for one in newest_first if missed(one)), count))
-            case RecordOrder.SLOWEST:
+            case RecordSelection.MISSED:
+                return list(
+                    islice(
+                        (request for request in newest_first if missed_objectives(request)), count
+                    )
+                )
+            case RecordSelection.SLOWEST:
                 return nlargest(count, newest_first, key=slowness)
             case _:
                 assert_never(order)
@@ -82,18 +91,18 @@ def _log_decisions(record: RequestRecord) -> None:
     """One event for each placement of an ended request, and for each resume why."""
     for number, decision in enumerate(record.decisions):
         option = decision.chosen
-        told = _route(decision.route) | {
+        fields = _route(decision.route) | {
             "request_id": record.request_id,
             "placement": number,
             "policy": decision.policy,
             "decided_s": _since(record.arrived_at_s, decision.at_s),
-            "considered": decision.considered,
-            "predicted_ttft_s": None if option is None else _plain(option.ttft_s),
+            "considered": decision.options_considered,
+            "predicted_ttft_s": None if option is None else _rounded(option.ttft_s),
         }
-        log_event(_LOGGER, logging.DEBUG, "route", told)
+        log_event(_LOGGER, logging.DEBUG, "route", fields)
     for number, reason in enumerate(record.resume_reasons):
-        told = {"request_id": record.request_id, "placement": number, "reason": reason}
-        log_event(_LOGGER, logging.DEBUG, "resume", told)
+        fields = {"request_id": record.request_id, "placement": number, "reason": reason}
+        log_event(_LOGGER, logging.DEBUG, "resume", fields)
 
 
 def slowness(record: RequestRecord) -> float:
@@ -107,7 +116,7 @@ def slowness(record: RequestRecord) -> float:
     return took_s / (record.slo.ttft_s or 1.0)
 
 
-def headline(record: RequestRecord) -> Story:
+def headline(record: RequestRecord) -> RequestReport:
     """A record as flat plain values, for a line in the log.
 
     Times become durations since arrival, for clocks differ.
@@ -134,24 +143,27 @@ def headline(record: RequestRecord) -> Story:
         "tenant": record.tenant,
         "slo_class": record.slo.name,
         "verdict": verdict(record),
-        "missed": ",".join(missed(record)),
-        "tpot_s": _maybe(tpot_s(record)),
-        "worst_gap_s": _plain(record.worst_gap_s),
-        "held_s": _plain(record.held_s),
-        "gpu_s": _plain(record.gpu_s),
+        "missed": ",".join(missed_objectives(record)),
+        "tpot_s": _rounded_or_none(tpot_s(record)),
+        "worst_gap_s": _rounded(record.max_itl_s),
+        "held_s": _rounded(record.queue_wait_s),
+        "gpu_s": _rounded(record.gpu_s),
         "trace_id": None if record.trace is None else record.trace.trace_id,
-    } | _foresight(_decision_of_first_token(record), record)
+    } | _prediction_fields(_decision_of_first_token(record), record)
 
 
-def story(record: RequestRecord) -> Story:
+def request_report(record: RequestRecord) -> RequestReport:
     """The headline, what was promised, where the time went, and how each placement was decided."""
-    first = _decision_of_first_token(record)
-    decisions: list[Story] = []
-    for decision, became in zip(record.decisions, record.routes, strict=False):
-        told = _decision(decision, became, record)
-        decisions.append(told | _foresight(decision, record if decision is first else None))
+    first_token_decision = _decision_of_first_token(record)
+    decisions: list[RequestReport] = []
+    for decision, final_route in zip(record.decisions, record.routes, strict=False):
+        report = _decision(decision, final_route, record)
+        decisions.append(
+            report
+            | _prediction_fields(decision, record if decision is first_token_decision else None)
+        )
     return headline(record) | {
-        "objectives": objectives(record),
+        "objectives": objective_rows(record),
         "ttft_parts": ttft_parts(record),
         "slowness": round(slowness(record), 6),
         "waterfall": [_bar(bar) for bar in waterfall(record)],
@@ -165,41 +177,43 @@ def story(record: RequestRecord) -> Story:
 # ------------------------------------------------------------------------------------- decisions
 
 
-def _decision(decision: Decision, became: Route, record: RequestRecord) -> Story:
+def _decision(
+    decision: PlacementDecision, final_route: Route, record: RequestRecord
+) -> RequestReport:
     chosen = decision.chosen
     return {
         "policy": decision.policy,
         "reason": str(decision.route.reason),
         "decided_s": _since(record.arrived_at_s, decision.at_s),
-        "considered": decision.considered,
+        "considered": decision.options_considered,
         "route": _route(decision.route),
-        "became": _route(became),
+        "became": _route(final_route),
         "options": [_option(option) | {"chosen": option is chosen} for option in decision.options],
     }
 
 
-def _option(option: Option) -> Story:
+def _option(option: RouteOption) -> RequestReport:
     return {
         "mode": str(option.mode),
         "prefill_replica": option.prefill_replica_id or option.decode_replica_id,
         "decode_replica": option.decode_replica_id,
         "hit_tokens": option.hit_tokens,
         "hit_source": str(option.hit_source),
-        "hit_age_s": _plain(option.hit_age_s),
-        "queue_s": _plain(option.queue_s),
-        "load_s": _plain(option.load_s),
-        "prefill_s": _plain(option.prefill_s),
-        "transfer_s": _plain(option.transfer_s),
-        "decode_s": _plain(option.decode_s),
-        "harm_s": _plain(option.harm_s),
-        "cost_s": _plain(option.cost_s),
-        "missed": _plain(option.missed),
-        "ttft_s": _plain(option.ttft_s),
-        "early": option.early,
+        "hit_age_s": _rounded(option.hit_age_s),
+        "queue_s": _rounded(option.queue_s),
+        "load_s": _rounded(option.adapter_load_s),
+        "prefill_s": _rounded(option.prefill_s),
+        "transfer_s": _rounded(option.transfer_s),
+        "decode_s": _rounded(option.decode_s),
+        "harm_s": _rounded(option.interference_s),
+        "cost_s": _rounded(option.cost_s),
+        "missed": _rounded(option.expected_misses),
+        "ttft_s": _rounded(option.ttft_s),
+        "early": option.is_early_token,
     }
 
 
-def _route(route: Route) -> Story:
+def _route(route: Route) -> RequestReport:
     return {
         "mode": str(route.mode),
         "prefill_replica": _prefill_replica(route),
@@ -214,7 +228,7 @@ def _prefill_replica(route: Route) -> str:
     return route.prefill_replica_id or route.decode_replica_id
 
 
-def _decision_of_first_token(record: RequestRecord) -> Decision | None:
+def _decision_of_first_token(record: RequestRecord) -> PlacementDecision | None:
     """The one that was followed when the first token came: the last before it."""
     if record.first_token_at_s is None:
         return None
@@ -222,14 +236,16 @@ def _decision_of_first_token(record: RequestRecord) -> Decision | None:
     return before[-1] if before else None
 
 
-def _foresight(decision: Decision | None, outcome: RequestRecord | None) -> Story:
+def _prediction_fields(
+    decision: PlacementDecision | None, outcome: RequestRecord | None
+) -> RequestReport:
     """Predicted against actual TTFT, both from the decision on, and the error.
 
     The error is a fraction of the actual value; above 0, the prediction was too long. Only the
     decision that was followed when the first token came has an actual value.
     """
     option = None if decision is None else decision.chosen
-    predicted_s = None if option is None else _plain(option.ttft_s)
+    predicted_s = None if option is None else _rounded(option.ttft_s)
     actual_s = None
     if decision is not None and outcome is not None:
         actual_s = _since(decision.at_s, outcome.first_token_at_s)
@@ -246,34 +262,34 @@ def _foresight(decision: Decision | None, outcome: RequestRecord | None) -> Stor
 # --------------------------------------------------------------------------------- plain values
 
 
-def _bar(bar: Bar) -> Story:
+def _bar(bar: Bar) -> RequestReport:
     return {
         "part": str(bar.part),
         "replica": bar.replica_id or None,
         "from_s": round(bar.from_s, 6),
         "to_s": round(bar.to_s, 6),
-        "predicted_s": _maybe(bar.predicted_s),
-        "guessed": bar.guessed,
+        "predicted_s": _rounded_or_none(bar.predicted_s),
+        "guessed": bar.is_estimated,
     }
 
 
-def _leg(leg: LegStory, record: RequestRecord) -> Story:
-    arrived_at_s, times = record.arrived_at_s, leg.times
+def _leg(leg: LegRecord, record: RequestRecord) -> RequestReport:
+    arrived_at_s, times = record.arrived_at_s, leg.engine_times
     return {
         "leg": leg.leg_id,
         "kind": str(leg.kind),
         "replica": leg.replica_id,
-        "placement": leg.placement,
-        "end": str(leg.end),
-        "began_s": _since(arrived_at_s, leg.began_at_s),
+        "placement": leg.route_index,
+        "end": str(leg.outcome),
+        "began_s": _since(arrived_at_s, leg.started_at_s),
         "first_output_s": _since(arrived_at_s, leg.first_output_at_s),
         "ended_s": _since(arrived_at_s, leg.ended_at_s),
         "prompt_tokens": leg.prompt_tokens,
         "fetched_tokens": leg.fetched_tokens,
         "cached_tokens": leg.cached_tokens,
         "output_tokens": leg.output_tokens,
-        "engine_queue_s": None if times is None else _plain(times.queue_s),
-        "engine_compute_s": None if times is None else _plain(times.compute_s),
+        "engine_queue_s": None if times is None else _rounded(times.queue_s),
+        "engine_compute_s": None if times is None else _rounded(times.compute_s),
         "preemptions": None if times is None else times.preemptions,
     }
 
@@ -282,16 +298,16 @@ def _since(from_s: float, at_s: float | None) -> float | None:
     return None if at_s is None else round(at_s - from_s, 6)
 
 
-def _plain(value: float) -> float | None:
+def _rounded(value: float) -> float | None:
     """Rounded; None for what JSON cannot say."""
     return round(value, 6) if math.isfinite(value) else None
 
 
-def _maybe(value: float | None) -> float | None:
-    return None if value is None else _plain(value)
+def _rounded_or_none(value: float | None) -> float | None:
+    return None if value is None else _rounded(value)
 
 
-def _names(request_id: str) -> re.Pattern[str]:
+def _id_pattern(request_id: str) -> re.Pattern[str]:
     r"""What a request that somebody calls `request_id` may be called here.
 
     The API layer puts a kind in front (`chatcmpl-`), the number of one of several answers before
@@ -302,5 +318,7 @@ def _names(request_id: str) -> re.Pattern[str]:
     Source: vLLM 0.32, `InputProcessor.assign_request_id`, `ParentRequest.get_child_info`, and the
     `create_*` methods of its OpenAI serving classes.
     """
-    named = re.escape(request_id)
-    return re.compile(rf"(?:\d+_)?(?:[a-z]+-)?{named}(?:~[^~]*~[^~]*|[-_]\d+)?(?:-[0-9a-f]{{8}})?")
+    escaped_id = re.escape(request_id)
+    return re.compile(
+        rf"(?:\d+_)?(?:[a-z]+-)?{escaped_id}(?:~[^~]*~[^~]*|[-_]\d+)?(?:-[0-9a-f]{{8}})?"
+    )

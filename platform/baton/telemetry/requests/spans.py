@@ -23,18 +23,20 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import Decision, Option
-from baton.domain.leg_record import LegEnd, LegStory
+from baton.domain.handoff import PlacementDecision, RouteOption
+from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.names.trace_context import TraceContext, span_id
 from baton.domain.request import Phase
 from baton.policy.admission.slo_evaluation import tpot_s, ttft_s
-from baton.telemetry.requests.error_budget import missed, verdict
+from baton.telemetry.requests.error_budget import missed_objectives, verdict
 from baton.telemetry.requests.waterfall import Bar, Part, waterfall
 
 MAX_TEXT_CHARS = 256
 """Reasons may quote an engine's errors at any length."""
-_WENT_WELL = frozenset({Phase.FINISHED, Phase.CANCELLED})
-_ENDED_WELL = frozenset({LegEnd.DONE, LegEnd.CANCELLED, LegEnd.MOVED, LegEnd.REFUSED})
+_OK_PHASES = frozenset({Phase.FINISHED, Phase.CANCELLED})
+_OK_LEG_OUTCOMES = frozenset(
+    {LegOutcome.COMPLETED, LegOutcome.CANCELLED, LegOutcome.MIGRATED, LegOutcome.REJECTED}
+)
 Attribute = str | int | float | bool | tuple[str, ...]
 
 
@@ -59,7 +61,7 @@ class Span(NamedTuple):
     events: tuple[SpanEvent, ...] = ()
     replica_id: str = ""
     """Whose engine it is of; empty for the coordinator's own."""
-    serves: bool = False
+    is_server: bool = False
     """Whether it is how somebody else's call was served."""
     error: str = ""
     """What went wrong; empty when nothing did."""
@@ -67,17 +69,17 @@ class Span(NamedTuple):
 
 def request_spans(record: RequestRecord, context: TraceContext, *, model: str) -> tuple[Span, ...]:
     """All spans of an ended request, each after its parent."""
-    trace = _Trace(record, context)
+    builder = _SpanBuilder(record, context)
     return (
-        trace.root(model),
-        trace.admission(),
-        *trace.routes(),
-        *trace.legs(),
-        *trace.resumes(),
+        builder.root(model),
+        builder.admission(),
+        *builder.routes(),
+        *builder.legs(),
+        *builder.resumes(),
     )
 
 
-class _Trace:
+class _SpanBuilder:
     def __init__(self, record: RequestRecord, context: TraceContext) -> None:
         self._record = record
         self._context = context
@@ -94,9 +96,9 @@ class _Trace:
             parent_id=self._context.parent_id,
             start_s=record.arrived_at_s,
             end_s=record.ended_at_s,
-            attributes=_gen_ai(record, operation, model) | _of_request(record),
-            serves=True,
-            error="" if record.outcome in _WENT_WELL else record.reason[:MAX_TEXT_CHARS],
+            attributes=_gen_ai_attributes(record, operation, model) | _request_attributes(record),
+            is_server=True,
+            error="" if record.outcome in _OK_PHASES else record.reason[:MAX_TEXT_CHARS],
         )
 
     def _child(
@@ -108,18 +110,18 @@ class _Trace:
             parent_id=self._root_id,
             start_s=start_s,
             end_s=end_s,
-            attributes=_ours(attributes),
+            attributes=_baton_attributes(attributes),
         )
 
     def admission(self) -> Span:
         record = self._record
-        placed_at_s = record.legs[0].began_at_s if record.legs else record.ended_at_s
+        placed_at_s = record.legs[0].started_at_s if record.legs else record.ended_at_s
         return self._child(
             "admission",
             "admission",
             record.arrived_at_s,
             placed_at_s,
-            held_s=record.held_s,
+            held_s=record.queue_wait_s,
             admitted=bool(record.legs),
             reason="" if record.legs else record.reason[:MAX_TEXT_CHARS],
         )
@@ -136,16 +138,18 @@ class _Trace:
                 reason=str(route.reason),
                 mode=str(route.mode),
                 prefill_replica=route.prefill_replica_id or route.decode_replica_id,
-                decode_replica=self._decoded_on(number, decision),
-                considered=decision.considered,
+                decode_replica=self._decode_replica(number, decision),
+                considered=decision.options_considered,
             )
-            yield span._replace(events=tuple(_candidate(one, at_s) for one in decision.options))
+            yield span._replace(
+                events=tuple(_candidate_event(option, at_s) for option in decision.options)
+            )
 
-    def _decoded_on(self, number: int, decision: Decision) -> str:
+    def _decode_replica(self, number: int, decision: PlacementDecision) -> str:
         """Where it was decoded in the end: that is chosen again at the handoff."""
         routes = self._record.routes
-        became = routes[number] if number < len(routes) else decision.route
-        return became.decode_replica_id
+        final_route = routes[number] if number < len(routes) else decision.route
+        return final_route.decode_replica_id
 
     def legs(self) -> Iterator[Span]:
         bars = waterfall(self._record)
@@ -154,16 +158,16 @@ class _Trace:
             yield span
             yield from self._engine_spans(leg, span, bars)
 
-    def _leg(self, leg: LegStory) -> Span:
-        times = leg.times
+    def _leg(self, leg: LegRecord) -> Span:
+        times = leg.engine_times
         span = self._child(
             f"leg {leg.kind}",
             leg.leg_id,
-            leg.began_at_s,
+            leg.started_at_s,
             leg.ended_at_s,
             leg=leg.leg_id,
             replica=leg.replica_id,
-            end=str(leg.end),
+            end=str(leg.outcome),
             prompt_tokens=leg.prompt_tokens,
             fetched_tokens=leg.fetched_tokens,
             cached_tokens=leg.cached_tokens,
@@ -172,31 +176,34 @@ class _Trace:
             engine_compute_s=None if times is None else times.compute_s,
             preemptions=None if times is None else times.preemptions,
         )
-        error = "" if leg.end in _ENDED_WELL else str(leg.end)
+        error = "" if leg.outcome in _OK_LEG_OUTCOMES else str(leg.outcome)
         return span._replace(span_id=self._id(leg.leg_id), error=error)
 
-    def _engine_spans(self, leg: LegStory, span: Span, bars: tuple[Bar, ...]) -> Iterator[Span]:
-        zero_s = self._record.arrived_at_s
+    def _engine_spans(self, leg: LegRecord, span: Span, bars: tuple[Bar, ...]) -> Iterator[Span]:
+        arrived_at_s = self._record.arrived_at_s
         for number, bar in enumerate(bars):
-            inside = leg.began_at_s - zero_s <= bar.from_s and bar.to_s <= leg.ended_at_s - zero_s
-            if bar.part is Part.HELD or not inside:
+            is_inside = (
+                leg.started_at_s - arrived_at_s <= bar.from_s
+                and bar.to_s <= leg.ended_at_s - arrived_at_s
+            )
+            if bar.part is Part.INGRESS_WAIT or not is_inside:
                 continue
-            told = {"guessed": bar.guessed, "predicted_s": bar.predicted_s}
+            attributes = {"guessed": bar.is_estimated, "predicted_s": bar.predicted_s}
             yield Span(
                 name=str(bar.part),
                 span_id=self._id(f"{leg.leg_id}/{number}"),
                 parent_id=span.span_id,
-                start_s=zero_s + bar.from_s,
-                end_s=zero_s + bar.to_s,
-                attributes=_ours(told),
+                start_s=arrived_at_s + bar.from_s,
+                end_s=arrived_at_s + bar.to_s,
+                attributes=_baton_attributes(attributes),
                 replica_id=leg.replica_id,
             )
 
     def resumes(self) -> Iterator[Span]:
         record = self._record
         for number, why in enumerate(record.resume_reasons):
-            before = [leg.ended_at_s for leg in record.legs if leg.placement == number]
-            after = [leg.began_at_s for leg in record.legs if leg.placement == number + 1]
+            before = [leg.ended_at_s for leg in record.legs if leg.route_index == number]
+            after = [leg.started_at_s for leg in record.legs if leg.route_index == number + 1]
             yield self._child(
                 "resume",
                 f"resume/{number}",
@@ -207,12 +214,12 @@ class _Trace:
             )
 
 
-def _gen_ai(record: RequestRecord, operation: str, model: str) -> dict[str, Attribute]:
+def _gen_ai_attributes(record: RequestRecord, operation: str, model: str) -> dict[str, Attribute]:
     """What OpenTelemetry has names for.
 
     Source: OpenTelemetry semantic conventions for generative AI (names of version 1.37 on).
     """
-    told: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         "gen_ai.provider.name": "baton",
         "gen_ai.request.model": model,
         "gen_ai.response.id": record.request_id,
@@ -220,31 +227,31 @@ def _gen_ai(record: RequestRecord, operation: str, model: str) -> dict[str, Attr
         "gen_ai.usage.output_tokens": record.output_tokens,
     }
     if operation:
-        told["gen_ai.operation.name"] = operation
+        attributes["gen_ai.operation.name"] = operation
     if record.cached_tokens is not None:
-        told["gen_ai.usage.cache_read.input_tokens"] = record.cached_tokens
+        attributes["gen_ai.usage.cache_read.input_tokens"] = record.cached_tokens
     if (first_s := ttft_s(record)) is not None:
-        told["gen_ai.response.time_to_first_chunk"] = first_s
+        attributes["gen_ai.response.time_to_first_chunk"] = first_s
     if record.outcome is Phase.FINISHED:
-        told["gen_ai.response.finish_reasons"] = (record.reason,)
+        attributes["gen_ai.response.finish_reasons"] = (record.reason,)
     elif record.outcome is not Phase.CANCELLED:
-        told["error.type"] = str(record.outcome)
-    return told
+        attributes["error.type"] = str(record.outcome)
+    return attributes
 
 
-def _of_request(record: RequestRecord) -> dict[str, Attribute]:
-    return _ours(
+def _request_attributes(record: RequestRecord) -> dict[str, Attribute]:
+    return _baton_attributes(
         {
             "request_id": record.request_id,
             "outcome": str(record.outcome),
             "tenant": record.tenant,
             "slo_class": record.slo.name,
             "verdict": verdict(record),
-            "missed": missed(record),
+            "missed": missed_objectives(record),
             "ttft_s": ttft_s(record),
             "tpot_s": tpot_s(record),
-            "worst_gap_s": record.worst_gap_s,
-            "held_s": record.held_s,
+            "worst_gap_s": record.max_itl_s,
+            "held_s": record.queue_wait_s,
             "resumes": record.resumes,
             "handed_off_blocks": record.handed_off_blocks,
             "gpu_s": record.gpu_s,
@@ -252,25 +259,25 @@ def _of_request(record: RequestRecord) -> dict[str, Attribute]:
     )
 
 
-def _candidate(option: Option, at_s: float) -> SpanEvent:
-    told: dict[str, Attribute | None] = {
+def _candidate_event(option: RouteOption, at_s: float) -> SpanEvent:
+    attributes: dict[str, Attribute | None] = {
         "mode": str(option.mode),
         "prefill_replica": option.prefill_replica_id or option.decode_replica_id,
         "decode_replica": option.decode_replica_id,
         "hit_tokens": option.hit_tokens,
         "queue_s": option.queue_s,
-        "load_s": option.load_s,
+        "load_s": option.adapter_load_s,
         "prefill_s": option.prefill_s,
         "transfer_s": option.transfer_s,
         "decode_s": option.decode_s,
-        "harm_s": option.harm_s,
+        "harm_s": option.interference_s,
         "cost_s": option.cost_s,
         "ttft_s": option.ttft_s,
-        "early": option.early,
+        "early": option.is_early_token,
     }
-    return SpanEvent("candidate", at_s, _ours(told))
+    return SpanEvent("candidate", at_s, _baton_attributes(attributes))
 
 
-def _ours(told: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
+def _baton_attributes(attributes: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
     """What is known of it, under names of ours."""
-    return {f"baton.{name}": value for name, value in told.items() if value is not None}
+    return {f"baton.{name}": value for name, value in attributes.items() if value is not None}

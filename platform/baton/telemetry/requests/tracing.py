@@ -18,9 +18,9 @@ from queue import Empty, Full, Queue
 from typing import NamedTuple, Protocol
 
 from baton.domain.commands import RequestRecord
-from baton.domain.names.trace_context import TraceContext, in_share
+from baton.domain.names.trace_context import TraceContext, is_in_sample
 from baton.telemetry.logs import log_event
-from baton.telemetry.requests.error_budget import missed
+from baton.telemetry.requests.error_budget import missed_objectives
 from baton.telemetry.requests.spans import Span, request_spans
 
 _LOGGER = logging.getLogger(__name__)
@@ -53,10 +53,10 @@ class Exporter(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRules:
+class SamplingRules:
     """Which requests' traces are kept."""
 
-    sample: float = 0.01
+    sample_fraction: float = 0.01
     """The share of all, besides those that their callers keep."""
     keep_slo_misses: bool = True
 
@@ -71,7 +71,7 @@ class TraceCounts:
     failed: int = 0
     """Which the collector did not take."""
 
-    def told(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, int]:
         """As plain values."""
         return {"sent": self.sent, "dropped": self.dropped, "failed": self.failed}
 
@@ -81,7 +81,7 @@ class Tracer:
 
     def __init__(
         self,
-        rules: TraceRules,
+        rules: SamplingRules,
         *,
         model: str,
         wall_offset_s: Callable[[], float],
@@ -105,7 +105,7 @@ class Tracer:
         self._queue: Queue[tuple[RequestRecord, float] | None] = Queue(queue_traces)
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
-        self._away = False
+        self._is_collector_down = False
         self._exporter: Exporter | None = None
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class Tracer:
 
     def record(self, record: RequestRecord) -> None:
         """Keep a request's trace, if it is to be kept and there is room; never waits."""
-        if record.trace is None or not self.keeps(record, record.trace):
+        if record.trace is None or not self.should_keep(record, record.trace):
             return
         try:
             self._queue.put_nowait((record, self._wall_offset_s()))
@@ -125,11 +125,11 @@ class Tracer:
                 why = f"{self._queue.maxsize} wait to be sent; counted from now on"
                 log_event(_LOGGER, logging.WARNING, "traces_dropped", {"why": why})
 
-    def keeps(self, record: RequestRecord, context: TraceContext) -> bool:
+    def should_keep(self, record: RequestRecord, context: TraceContext) -> bool:
         """Whether the trace of an ended request is kept."""
-        if context.sampled or in_share(context.trace_id, self._rules.sample):
+        if context.sampled or is_in_sample(context.trace_id, self._rules.sample_fraction):
             return True
-        return self._rules.keep_slo_misses and bool(missed(record))
+        return self._rules.keep_slo_misses and bool(missed_objectives(record))
 
     def close(self, deadline_s: float = _CLOSE_S) -> None:
         """Send what waits, for so long, and stop. Blocks; idempotent."""
@@ -159,15 +159,15 @@ class Tracer:
         batch: list[tuple[RequestRecord, float]] = []
         while len(batch) < _BATCH_TRACES:
             try:
-                waits_s = _LINGER_S if batch else None
-                kept = self._queue.get(block=not self._closed.is_set(), timeout=waits_s)
+                timeout_s = _LINGER_S if batch else None
+                item = self._queue.get(block=not self._closed.is_set(), timeout=timeout_s)
             except Empty:
                 break
-            if kept is None:
+            if item is None:
                 if self._queue.empty():
                     break
                 continue
-            batch.append(kept)
+            batch.append(item)
         return batch
 
     def _send(self, exporter: Exporter, batch: list[tuple[RequestRecord, float]]) -> None:
@@ -176,10 +176,10 @@ class Tracer:
             self.counts.sent += len(batch)
         else:
             self.counts.failed += len(batch)
-        if (why is not None) != self._away:
-            self._away = why is not None
-            event = "trace_collector_away" if self._away else "trace_collector_back"
-            level = logging.WARNING if self._away else logging.INFO
+        if (why is not None) != self._is_collector_down:
+            self._is_collector_down = why is not None
+            event = "trace_collector_away" if self._is_collector_down else "trace_collector_back"
+            level = logging.WARNING if self._is_collector_down else logging.INFO
             log_event(_LOGGER, level, event, {"why": why or "", "failed": self.counts.failed})
 
     def _trace(self, record: RequestRecord, offset_s: float) -> TraceSpans:

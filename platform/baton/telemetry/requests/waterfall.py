@@ -3,7 +3,7 @@
 When a leg began, first spoke and was over is known, by the coordinator's clock. How long its engine
 then computed is what the engine said, counted back from the first output, so that the rest, the way
 there and back among it, is time that the leg waited. Where an engine says nothing, what was
-predicted for computing is taken to have been right, and the bars say so (`guessed`).
+predicted for computing is taken to have been right, and the bars say so (`is_estimated`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import LegKind, Option
-from baton.domain.leg_record import LegEnd, LegStory
+from baton.domain.handoff import LegKind, RouteOption
+from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import Phase
 
 
 class Part(StrEnum):
     """What a request was doing (a metric label, hence an enum)."""
 
-    HELD = "held"
+    INGRESS_WAIT = "held"
     """It waited at the ingress for its turn."""
     LOST = "lost"
     """A leg of it ran that came to nothing, or said nothing any more."""
@@ -44,95 +44,110 @@ class Bar(NamedTuple):
     to_s: float
     predicted_s: float | None = None
     """How long it was predicted to take; None where nothing was."""
-    guessed: bool = False
+    is_estimated: bool = False
     """Whether nobody said where it parts from its neighbour: predictions part them."""
 
 
-_BROKEN_OFF = frozenset({LegEnd.BROKEN, LegEnd.GIVEN_UP, LegEnd.MOVED})
-_CAME_TO_SOMETHING = frozenset({Phase.FINISHED, Phase.CANCELLED})
+_INTERRUPTED = frozenset({LegOutcome.FAILED, LegOutcome.TIMED_OUT, LegOutcome.MIGRATED})
+_USEFUL_PHASES = frozenset({Phase.FINISHED, Phase.CANCELLED})
 
 
 def waterfall(record: RequestRecord) -> tuple[Bar, ...]:
     """A record's time in order, each bar beginning where the one before it ends."""
-    line = _Line(record)
-    lost = _lost_placements(record)
+    timeline = _Timeline(record)
+    lost_placements = _lost_placements(record)
     for leg in record.legs:
-        line.until(Part.HELD, "", leg.began_at_s)
-        if leg.placement in lost:
-            line.until(Part.LOST, leg.replica_id, leg.ended_at_s)
+        timeline.add_until(Part.INGRESS_WAIT, "", leg.started_at_s)
+        if leg.route_index in lost_placements:
+            timeline.add_until(Part.LOST, leg.replica_id, leg.ended_at_s)
         else:
-            _add_leg(line, leg, _prediction(record, leg.placement))
-    line.until(Part.HELD, "", record.ended_at_s)
-    return tuple(line.bars)
+            _add_leg(timeline, leg, _prediction(record, leg.route_index))
+    timeline.add_until(Part.INGRESS_WAIT, "", record.ended_at_s)
+    return tuple(timeline.bars)
 
 
-def _prediction(record: RequestRecord, placement: int) -> Option | None:
+def _prediction(record: RequestRecord, placement: int) -> RouteOption | None:
     """What was predicted for a placement; None where nothing was."""
     if placement < len(record.decisions):
         return record.decisions[placement].chosen
     return None
 
 
-class _Line:
+class _Timeline:
     """Bars in order; times before the last one's end add nothing, so that none overlap."""
 
     def __init__(self, record: RequestRecord) -> None:
         self.bars: list[Bar] = []
-        self._zero_s = record.arrived_at_s
-        self._at_s = 0.0
+        self._arrived_at_s = record.arrived_at_s
+        self._last_end_s = 0.0
         self._end_s = max(0.0, record.ended_at_s - record.arrived_at_s)
 
-    def until(
+    def add_until(
         self,
         part: Part,
         replica_id: str,
         at_s: float,
         *,
         predicted_s: float | None = None,
-        guessed: bool = False,
+        is_estimated: bool = False,
     ) -> None:
         """Add a bar to a moment of the coordinator's clock, if that is later than the last one."""
-        to_s = min(at_s - self._zero_s, self._end_s)
-        if to_s > self._at_s:
-            self.bars.append(Bar(part, replica_id, self._at_s, to_s, predicted_s, guessed))
-            self._at_s = to_s
+        to_s = min(at_s - self._arrived_at_s, self._end_s)
+        if to_s > self._last_end_s:
+            self.bars.append(
+                Bar(part, replica_id, self._last_end_s, to_s, predicted_s, is_estimated)
+            )
+            self._last_end_s = to_s
 
 
 def _lost_placements(record: RequestRecord) -> Collection[int]:
     """Those that gave no token to the client and after which it was placed anew, or failed."""
-    if not record.resumes and record.outcome in _CAME_TO_SOMETHING:
+    if not record.resumes and record.outcome in _USEFUL_PHASES:
         return ()
-    fruitful = {leg.placement for leg in record.legs if leg.output_tokens}
-    if record.outcome in _CAME_TO_SOMETHING:
-        fruitful.add(len(record.routes) - 1)
-    return {leg.placement for leg in record.legs} - fruitful
+    productive = {leg.route_index for leg in record.legs if leg.output_tokens}
+    if record.outcome in _USEFUL_PHASES:
+        productive.add(len(record.routes) - 1)
+    return {leg.route_index for leg in record.legs} - productive
 
 
-def _add_leg(line: _Line, leg: LegStory, option: Option | None) -> None:
-    waits, computes = _parts_of(leg)
-    where, first_at_s = leg.replica_id, leg.first_output_at_s
+def _add_leg(timeline: _Timeline, leg: LegRecord, option: RouteOption | None) -> None:
+    wait_part, compute_part = _leg_parts(leg)
+    replica_id, first_at_s = leg.replica_id, leg.first_output_at_s
     if first_at_s is None:
         # Its request ended, or it was given up, while it waited, or computed: nobody said which.
-        lost = leg.end in _BROKEN_OFF
-        line.until(Part.LOST if lost else waits, where, leg.ended_at_s, guessed=not lost)
+        is_lost = leg.outcome in _INTERRUPTED
+        timeline.add_until(
+            Part.LOST if is_lost else wait_part,
+            replica_id,
+            leg.ended_at_s,
+            is_estimated=not is_lost,
+        )
         return
-    waited_s = first_at_s - leg.began_at_s
-    predicted = _predicted(option, waits), _predicted(option, computes)
-    if leg.times is not None:
-        compute_s = min(leg.times.compute_s, waited_s)
+    waited_s = first_at_s - leg.started_at_s
+    predicted = _predicted_s(option, wait_part), _predicted_s(option, compute_part)
+    if leg.engine_times is not None:
+        compute_s = min(leg.engine_times.compute_s, waited_s)
     else:
         compute_s = waited_s if predicted[1] is None else min(predicted[1], waited_s)
-    guessed = leg.times is None
-    line.until(waits, where, first_at_s - compute_s, predicted_s=predicted[0], guessed=guessed)
-    line.until(computes, where, first_at_s, predicted_s=predicted[1], guessed=guessed)
-    if leg.end in _BROKEN_OFF and leg.last_output_at_s is not None:
-        line.until(Part.DECODE, where, leg.last_output_at_s)
-        line.until(Part.LOST, where, leg.ended_at_s)
+    is_estimated = leg.engine_times is None
+    timeline.add_until(
+        wait_part,
+        replica_id,
+        first_at_s - compute_s,
+        predicted_s=predicted[0],
+        is_estimated=is_estimated,
+    )
+    timeline.add_until(
+        compute_part, replica_id, first_at_s, predicted_s=predicted[1], is_estimated=is_estimated
+    )
+    if leg.outcome in _INTERRUPTED and leg.last_output_at_s is not None:
+        timeline.add_until(Part.DECODE, replica_id, leg.last_output_at_s)
+        timeline.add_until(Part.LOST, replica_id, leg.ended_at_s)
     else:
-        line.until(Part.DECODE, where, leg.ended_at_s)
+        timeline.add_until(Part.DECODE, replica_id, leg.ended_at_s)
 
 
-def _parts_of(leg: LegStory) -> tuple[Part, Part]:
+def _leg_parts(leg: LegRecord) -> tuple[Part, Part]:
     """What a leg does until it computes, and what it then does until its first output."""
     if leg.kind is not LegKind.DECODE:
         return Part.QUEUE, Part.PREFILL
@@ -142,17 +157,17 @@ def _parts_of(leg: LegStory) -> tuple[Part, Part]:
     return Part.TRANSFER, Part.DECODE if fetches_all else Part.PREFILL
 
 
-def _predicted(option: Option | None, part: Part) -> float | None:
+def _predicted_s(option: RouteOption | None, part: Part) -> float | None:
     if option is None:
         return None
     match part:
         case Part.QUEUE:
-            return option.queue_s + option.load_s
+            return option.queue_s + option.adapter_load_s
         case Part.PREFILL:
             return option.prefill_s
         case Part.TRANSFER:
             return option.transfer_s
         case Part.DECODE:
             return option.decode_s
-        case Part.HELD | Part.LOST:
+        case Part.INGRESS_WAIT | Part.LOST:
             return None

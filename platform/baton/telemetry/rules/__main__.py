@@ -17,10 +17,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--runbook-base", default=RUNBOOKS, metavar="URL", help="where alerts' runbooks are read"
     )
-    given = parser.parse_args(arguments)
-    folder: Path = given.write
+    args = parser.parse_args(arguments)
+    folder: Path = args.write
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files(runbook_base=given.runbook_base).items():
+    for name, content in files(runbook_base=args.runbook_base).items():
         (folder / name).write_bytes(content)
         sys.stdout.write(f"{folder / name}\n")
     return 0

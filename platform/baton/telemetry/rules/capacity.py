@@ -16,18 +16,18 @@ from baton.domain.fleet import Role
 from baton.telemetry.catalogue import (
     CONFIG_GENERATION,
     DEMAND_REQUESTS,
-    HELD_REQUESTS,
     POOL_BOUNDS,
     POOL_COLD_START,
     POOL_REPLICAS,
     POOL_ROLES,
+    QUEUED_REQUESTS,
     SCALING_ACTIONS,
     SCALING_INPUT,
     Component,
     Label,
 )
-from baton.telemetry.label_values import ASKED, UNMET, PoolBound, PoolCount, ScalingAct
-from baton.telemetry.rules.promql import grouped, indented, lines, on, series, up
+from baton.telemetry.label_values import DESIRED, UNMET, PoolBound, PoolCount, ScalingAction
+from baton.telemetry.rules.promql import aggregate, is_up, join_lines, on, parenthesize, series
 from baton.telemetry.rules.rule import Alert, Group, Record, Rule, Severity
 
 _INTERVAL_S: Final = 5
@@ -36,8 +36,8 @@ _PREFILLING: Final = "baton:prefilling_replicas:sum"
 _EMPTY: Final = "baton:empty_pools:count"
 _MISSING: Final = "baton:missing_replicas:sum"
 _POOL: Final = on(Label.POOL)
-_ONE: Final = on()
-_MOST_TURNS: Final = 4
+_ON_NOTHING: Final = on()
+_MAX_ACTIONS_PER_HOUR: Final = 4
 """Starts, and stops, of a pool in an hour that are not yet too many."""
 
 
@@ -47,7 +47,7 @@ def capacity_groups() -> tuple[Group, ...]:
         Group(
             name="baton-capacity",
             interval=f"{_INTERVAL_S}s",
-            rules=(*_records(), *_nobody()),
+            rules=(*_records(), *_absence()),
         ),
         Group(name="baton-pools", interval="30s", rules=tuple(_pools())),
     )
@@ -58,25 +58,28 @@ def _records() -> Iterator[Rule]:
         (_DECODING, (Role.DECODE, Role.MIXED)),
         (_PREFILLING, (Role.PREFILL, Role.MIXED)),
     ):
-        counted = grouped("sum", series(POOL_ROLES, role=roles))
+        replicas = aggregate("sum", series(POOL_ROLES, role=roles))
         yield Record(
-            name=name, expr=f"{counted} or 0 * {grouped('max', series(CONFIG_GENERATION))}"
+            name=name, expr=f"{replicas} or 0 * {aggregate('max', series(CONFIG_GENERATION))}"
         )
     # Pools that may shrink to nothing are empty because nobody asks.
-    least = series(POOL_BOUNDS, bound=PoolBound.MIN)
-    empty = f"{_replicas(PoolCount.READY)} == 0 and {_POOL} {grouped('max', least, Label.POOL)} > 0"
-    yield Record(name=_EMPTY, expr=grouped("count", empty))
-    short = f"{_replicas(PoolCount.WANT)} - {_POOL} {_replicas(PoolCount.READY)}"
-    yield Record(name=_MISSING, expr=f"clamp_min({short}, 0)")
+    min_replicas = series(POOL_BOUNDS, bound=PoolBound.MIN)
+    empty = (
+        f"{_replicas(PoolCount.READY)} == 0 and {_POOL}"
+        f" {aggregate('max', min_replicas, Label.POOL)} > 0"
+    )
+    yield Record(name=_EMPTY, expr=aggregate("count", empty))
+    missing = f"{_replicas(PoolCount.DESIRED)} - {_POOL} {_replicas(PoolCount.READY)}"
+    yield Record(name=_MISSING, expr=f"clamp_min({missing}, 0)")
 
 
 def _replicas(state: PoolCount) -> str:
-    return grouped("max", series(POOL_REPLICAS, state=state), Label.POOL)
+    return aggregate("max", series(POOL_REPLICAS, state=state), Label.POOL)
 
 
-def _nobody() -> Iterator[Rule]:
-    ingresses = grouped("sum", up(Component.INGRESS))
-    controllers = grouped("sum", up(Component.CONTROLLER))
+def _absence() -> Iterator[Rule]:
+    ingresses = aggregate("sum", is_up(Component.INGRESS))
+    controllers = aggregate("sum", is_up(Component.CONTROLLER))
     yield Alert(
         name="BatonNoIngress",
         severity=Severity.PAGE,
@@ -87,17 +90,17 @@ def _nobody() -> Iterator[Rule]:
         " Prometheus. The goodput alerts do not see it, because requests that never arrive are"
         " not counted.",
     )
-    asked = f"{grouped('sum', series(DEMAND_REQUESTS))} > 0"
-    held = f"{grouped('sum', series(HELD_REQUESTS))} > 0"
+    has_demand = f"{aggregate('sum', series(DEMAND_REQUESTS))} > 0"
+    has_queued = f"{aggregate('sum', series(QUEUED_REQUESTS))} > 0"
     yield Alert(
         name="BatonNoDecode",
         severity=Severity.PAGE,
-        expr=lines(
+        expr=join_lines(
             f"{_DECODING} == 0",
-            f"and {_ONE}",
+            f"and {_ON_NOTHING}",
             # A first start has nobody yet, and nobody waits for it.
-            indented(f"{asked} or {held} or max_over_time({_DECODING}[1d]) > 0"),
-            f"and {_ONE}",
+            parenthesize(f"{has_demand} or {has_queued} or max_over_time({_DECODING}[1d]) > 0"),
+            f"and {_ON_NOTHING}",
             f"{_EMPTY} > 0",
         ),
         for_="15s",
@@ -109,10 +112,10 @@ def _nobody() -> Iterator[Rule]:
     yield Alert(
         name="BatonNoPrefill",
         severity=Severity.TICKET,
-        expr=lines(
+        expr=join_lines(
             f"{_PREFILLING} == 0",
-            f"and {_ONE} max_over_time({_PREFILLING}[1d]) > 0",
-            f"and {_ONE} {_EMPTY} > 0",
+            f"and {_ON_NOTHING} max_over_time({_PREFILLING}[1d]) > 0",
+            f"and {_ON_NOTHING} {_EMPTY} > 0",
         ),
         for_="2m",
         summary="no replica of {{ $labels.job }} is there to prefill",
@@ -123,17 +126,17 @@ def _nobody() -> Iterator[Rule]:
 
 
 def _pools() -> Iterator[Rule]:
-    asked, unmet = (
-        grouped("max", series(SCALING_INPUT, input=name), Label.POOL) for name in (ASKED, UNMET)
+    desired, unmet = (
+        aggregate("max", series(SCALING_INPUT, input=name), Label.POOL) for name in (DESIRED, UNMET)
     )
-    most = grouped("max", series(POOL_BOUNDS, bound=PoolBound.MAX), Label.POOL)
+    max_replicas = aggregate("max", series(POOL_BOUNDS, bound=PoolBound.MAX), Label.POOL)
     yield Alert(
         name="BatonPoolAtMax",
         severity=Severity.TICKET,
-        expr=lines(
-            f"{asked} - {_POOL} {most} > 0",
+        expr=join_lines(
+            f"{desired} - {_POOL} {max_replicas} > 0",
             # baton's own policy asks for no more than there may be, and says what it lacks.
-            f"or {_POOL} ({unmet} > 0 and {_POOL} {asked} >= {_POOL} {most})",
+            f"or {_POOL} ({unmet} > 0 and {_POOL} {desired} >= {_POOL} {max_replicas})",
         ),
         for_="10m",
         summary="pool {{ $labels.pool }} of {{ $labels.job }} may not grow as far as it should",
@@ -150,19 +153,19 @@ def _pools() -> Iterator[Rule]:
         f" an hour; one usually takes {_cold_start()} to start.",
     )
     starts, stops = (
-        grouped("sum", f"increase({series(SCALING_ACTIONS, '1h', action=action)})", Label.POOL)
-        for action in (ScalingAct.START, ScalingAct.STOP)
+        aggregate("sum", f"increase({series(SCALING_ACTIONS, '1h', action=action)})", Label.POOL)
+        for action in (ScalingAction.START, ScalingAction.STOP)
     )
-    usual = f"avg_over_time({_READY}[1h])"
+    mean_replicas = f"avg_over_time({_READY}[1h])"
     yield Record(name=_READY, expr=_replicas(PoolCount.READY))
     yield Alert(
         name="BatonPoolFlaps",
         severity=Severity.TICKET,
-        expr=lines(
-            f"{starts} > {_MOST_TURNS}",
-            f"and {_POOL} {stops} > {_MOST_TURNS}",
-            f"and {_POOL} {starts} > {_POOL} {usual}",
-            f"and {_POOL} {stops} > {_POOL} {usual}",
+        expr=join_lines(
+            f"{starts} > {_MAX_ACTIONS_PER_HOUR}",
+            f"and {_POOL} {stops} > {_MAX_ACTIONS_PER_HOUR}",
+            f"and {_POOL} {starts} > {_POOL} {mean_replicas}",
+            f"and {_POOL} {stops} > {_POOL} {mean_replicas}",
         ),
         for_="10m",
         summary="pool {{ $labels.pool }} of {{ $labels.job }} grows and shrinks all the time",
@@ -176,9 +179,9 @@ _READY: Final = "baton:ready_replicas:max"
 
 
 def _cold_start() -> str:
-    where = 'job=\\"%s\\",pool=\\"%s\\"'
-    asked = f'printf "{POOL_COLD_START.name}{{{where}}}" $labels.job $labels.pool | query'
+    matchers = 'job=\\"%s\\",pool=\\"%s\\"'
+    query = f'printf "{POOL_COLD_START.name}{{{matchers}}}" $labels.job $labels.pool | query'
     return (
-        f"{{{{ with {asked} }}}}{{{{ . | first | value | humanizeDuration }}}}"
+        f"{{{{ with {query} }}}}{{{{ . | first | value | humanizeDuration }}}}"
         "{{ else }}an unknown time{{ end }}"
     )

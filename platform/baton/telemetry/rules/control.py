@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from baton.telemetry.catalogue import (
+    AUTOSCALER_PAUSED,
     CONFIG_GENERATION,
-    CONFIG_REFUSED,
+    CONFIG_REJECTED,
     INGRESS_GENERATION,
     REPORT_AGE,
-    SCALING_HELD,
-    SILENT_INGRESSES,
-    UNJOINED,
+    UNREACHABLE_REPLICAS,
+    UNRESPONSIVE_INGRESSES,
     Component,
 )
-from baton.telemetry.rules.promql import Scraped, grouped, lines, on, series, up
+from baton.telemetry.rules.promql import ScrapeLabel, aggregate, is_up, join_lines, on, series
 from baton.telemetry.rules.rule import Alert, Group, Rule, Severity
 
 _STALE_S: Final = 60
@@ -27,19 +27,19 @@ _STALE_S: Final = 60
 
 def control_groups() -> tuple[Group, ...]:
     """The alerts on baton itself."""
-    rules = (*_sight(), *_configuration(), *_targets())
+    rules = (*_reports(), *_configuration(), *_targets())
     return (Group(name="baton-control", interval="30s", rules=rules),)
 
 
-def _sight() -> Iterator[Rule]:
-    silent = f"{grouped('max', series(SILENT_INGRESSES))} > 0"
-    age = f"{grouped('max', series(REPORT_AGE))} > {_STALE_S}"
+def _reports() -> Iterator[Rule]:
+    unresponsive = f"{aggregate('max', series(UNRESPONSIVE_INGRESSES))} > 0"
+    age = f"{aggregate('max', series(REPORT_AGE))} > {_STALE_S}"
     yield Alert(
         name="BatonAutoscalerHeld",
         severity=Severity.TICKET,
-        expr=lines(
-            f"{grouped('max', series(SCALING_HELD))} > 0",
-            f"or {on()} ({age} unless {on()} {silent})",
+        expr=join_lines(
+            f"{aggregate('max', series(AUTOSCALER_PAUSED))} > 0",
+            f"or {on()} ({age} unless {on()} {unresponsive})",
         ),
         for_="5m",
         summary="the autoscaler of {{ $labels.job }} does nothing, because it does not see enough",
@@ -48,7 +48,7 @@ def _sight() -> Iterator[Rule]:
     yield Alert(
         name="BatonIngressSilent",
         severity=Severity.TICKET,
-        expr=silent,
+        expr=unresponsive,
         for_="2m",
         summary="ingresses of {{ $labels.job }} do not report: {{ $value }}",
         description="So many have not answered the controller for two minutes: they hang, start, or"
@@ -57,7 +57,7 @@ def _sight() -> Iterator[Rule]:
     yield Alert(
         name="BatonReplicasUnreachable",
         severity=Severity.TICKET,
-        expr=f"{grouped('max', series(UNJOINED))} > 0",
+        expr=f"{aggregate('max', series(UNREACHABLE_REPLICAS))} > 0",
         for_="5m",
         summary="replicas of {{ $labels.job }} are paid for and cannot be used: {{ $value }}",
         description="Ray says that they run, and an ingress has not reached so many of them for"
@@ -66,24 +66,24 @@ def _sight() -> Iterator[Rule]:
 
 
 def _configuration() -> Iterator[Rule]:
-    refused = series(CONFIG_REFUSED, "15m")
+    rejected = series(CONFIG_REJECTED, "15m")
     yield Alert(
         name="BatonConfigRefused",
         severity=Severity.TICKET,
-        expr=f"{grouped('sum', f'increase({refused})')} > 0",
+        expr=f"{aggregate('sum', f'increase({rejected})')} > 0",
         for_="0s",
         summary="a configuration of {{ $labels.job }} could not be taken",
         description="Within a quarter of an hour one was refused by a part of baton; what held"
         " before still holds.",
     )
-    held = grouped("max", series(CONFIG_GENERATION))
-    oldest, newest = (grouped(how, series(INGRESS_GENERATION)) for how in ("min", "max"))
+    current = aggregate("max", series(CONFIG_GENERATION))
+    oldest, newest = (aggregate(how, series(INGRESS_GENERATION)) for how in ("min", "max"))
     yield Alert(
         name="BatonGenerationsDiffer",
         severity=Severity.TICKET,
-        expr=lines(
-            f"{oldest} != {on()} {held}",
-            f"or {on()} {newest} != {on()} {held}",
+        expr=join_lines(
+            f"{oldest} != {on()} {current}",
+            f"or {on()} {newest} != {on()} {current}",
         ),
         for_="2m",
         summary="parts of {{ $labels.job }} go by different configurations",
@@ -93,13 +93,13 @@ def _configuration() -> Iterator[Rule]:
 
 
 def _targets() -> Iterator[Rule]:
-    none = f'absent(up{{{Scraped.COMPONENT}="{Component.CONTROLLER}"}})'
+    no_controller = f'absent(up{{{ScrapeLabel.COMPONENT}="{Component.CONTROLLER}"}})'
     yield Alert(
         name="BatonTargetDown",
         severity=Severity.TICKET,
-        expr=lines(
-            grouped("count", f"{up()} == 0", Scraped.COMPONENT),
-            f"or {none}",
+        expr=join_lines(
+            aggregate("count", f"{is_up()} == 0", ScrapeLabel.COMPONENT),
+            f"or {no_controller}",
         ),
         for_="5m",
         summary="Prometheus does not get the numbers of every {{ $labels.component }}",

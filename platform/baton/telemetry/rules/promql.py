@@ -8,7 +8,7 @@ from typing import Final
 from baton.telemetry.catalogue import Component, Kind, Label, Metric
 
 
-class Scraped(StrEnum):
+class ScrapeLabel(StrEnum):
     """Labels that a scrape adds to everything that it finds at a target."""
 
     JOB = "job"
@@ -18,11 +18,11 @@ class Scraped(StrEnum):
     REPLICA = "replica"
 
 
-_SCRAPED: Final = frozenset(str(label) for label in Scraped)
+_SCRAPE_LABELS: Final = frozenset(str(label) for label in ScrapeLabel)
 _COMPONENTS: Final = "|".join(Component)
 
 
-def series(metric: Metric, span: str = "", **where: str | tuple[str, ...]) -> str:
+def series(metric: Metric, span: str = "", **matchers: str | tuple[str, ...]) -> str:
     """A metric's series, in full or over a span (`5m`), that have these values of labels.
 
     Several values of one label are alternatives.
@@ -32,71 +32,73 @@ def series(metric: Metric, span: str = "", **where: str | tuple[str, ...]) -> st
     """
     if metric.kind is Kind.HISTOGRAM:
         raise ValueError(f"{metric.name}: a histogram has no series of its own, use `buckets`")
-    return _selector(metric, metric.name, span, where)
+    return _selector(metric, metric.name, span, matchers)
 
 
-def buckets(metric: Metric, span: str, **where: str | tuple[str, ...]) -> str:
+def buckets(metric: Metric, span: str, **matchers: str | tuple[str, ...]) -> str:
     """A histogram's buckets, as `series`.
 
     Raises:
         ValueError: the metric has no such label, or is no histogram.
     """
-    return _selector(metric, _of_histogram(metric, "bucket"), span, where)
+    return _selector(metric, _histogram_series(metric, "bucket"), span, matchers)
 
 
-def observations(metric: Metric, span: str, **where: str | tuple[str, ...]) -> str:
+def observations(metric: Metric, span: str, **matchers: str | tuple[str, ...]) -> str:
     """How often a histogram has observed, as `series`.
 
     Raises:
         ValueError: the metric has no such label, or is no histogram.
     """
-    return _selector(metric, _of_histogram(metric, "count"), span, where)
+    return _selector(metric, _histogram_series(metric, "count"), span, matchers)
 
 
-def up(component: Component | None = None) -> str:
+def is_up(component: Component | None = None) -> str:
     """Whether targets answer Prometheus; of all components, or of one."""
-    wanted = f'="{component}"' if component else f'=~"{_COMPONENTS}"'
-    return f"up{{{Scraped.COMPONENT}{wanted}}}"
+    matcher = f'="{component}"' if component else f'=~"{_COMPONENTS}"'
+    return f"up{{{ScrapeLabel.COMPONENT}{matcher}}}"
 
 
-def grouped(how: str, inner: str, *labels: Label | Scraped) -> str:
-    """`how` (`sum`, `max`, `count`) for each deployment, and in it for each of these labels."""
-    return f"{how} by ({_listed(*labels)}) ({inner})"
+def aggregate(function: str, inner: str, *labels: Label | ScrapeLabel) -> str:
+    """`function` (`sum`, `max`, `count`) for each deployment and each of these labels in it."""
+    return f"{function} by ({_label_list(*labels)}) ({inner})"
 
 
-def on(*labels: Label | Scraped) -> str:
+def on(*labels: Label | ScrapeLabel) -> str:
     """The matching of a binary operator: one to one, of one deployment."""
-    return f"on ({_listed(*labels)})"
+    return f"on ({_label_list(*labels)})"
 
 
-def lines(*parts: str) -> str:
+def join_lines(*parts: str) -> str:
     """An expression of several lines."""
     return "\n".join(parts)
 
 
-def indented(text: str) -> str:
+def parenthesize(text: str) -> str:
     """An expression within brackets of its own."""
     body = "\n".join(f"  {line}" for line in text.splitlines())
     return f"(\n{body}\n)"
 
 
-def _listed(*labels: Label | Scraped) -> str:
-    return ", ".join(str(label) for label in (Scraped.JOB, *labels))
+def _label_list(*labels: Label | ScrapeLabel) -> str:
+    return ", ".join(str(label) for label in (ScrapeLabel.JOB, *labels))
 
 
-def _of_histogram(metric: Metric, part: str) -> str:
+def _histogram_series(metric: Metric, part: str) -> str:
     if metric.kind is not Kind.HISTOGRAM:
         raise ValueError(f"{metric.name}: got a {metric.kind}, wanted a histogram")
     return f"{metric.name}_{part}"
 
 
-def _selector(metric: Metric, name: str, span: str, where: dict[str, str | tuple[str, ...]]) -> str:
-    known = {str(label) for label in metric.labels} | _SCRAPED
-    if unknown := sorted(where.keys() - known):
+def _selector(
+    metric: Metric, name: str, span: str, matchers: dict[str, str | tuple[str, ...]]
+) -> str:
+    known = {str(label) for label in metric.labels} | _SCRAPE_LABELS
+    if unknown := sorted(matchers.keys() - known):
         raise ValueError(f"{metric.name} has no label {unknown}, wanted {sorted(known)}")
-    matchers = ",".join(
+    matcher_list = ",".join(
         f'{label}="{value}"' if isinstance(value, str) else f'{label}=~"{"|".join(value)}"'
-        for label, value in where.items()
+        for label, value in matchers.items()
     )
-    braces = f"{{{matchers}}}" if matchers else ""
+    braces = f"{{{matcher_list}}}" if matcher_list else ""
     return f"{name}{braces}{f'[{span}]' if span else ''}"

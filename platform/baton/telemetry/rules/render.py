@@ -43,65 +43,67 @@ def records() -> tuple[Record, ...]:
 
 def files(*, runbook_base: str = RUNBOOKS) -> Mapping[str, bytes]:
     """The rule files by name; alerts link to pages below `runbook_base`, a path or a URL."""
-    return {name: _text(found, runbook_base) for name, found in groups().items()}
+    return {name: _file_text(file_groups, runbook_base) for name, file_groups in groups().items()}
 
 
 def _rules() -> tuple[Rule, ...]:
-    return tuple(rule for found in groups().values() for group in found for rule in group.rules)
+    return tuple(
+        rule for file_groups in groups().values() for group in file_groups for rule in group.rules
+    )
 
 
-def _text(found: tuple[Group, ...], runbook_base: str) -> bytes:
-    made = [_HEADER, "groups:"]
-    for group in found:
-        made += [f"  - name: {group.name}", f"    interval: {group.interval}", "    rules:"]
+def _file_text(file_groups: tuple[Group, ...], runbook_base: str) -> bytes:
+    file_lines = [_HEADER, "groups:"]
+    for group in file_groups:
+        file_lines += [f"  - name: {group.name}", f"    interval: {group.interval}", "    rules:"]
         for rule in group.rules:
-            made += [f"      {line}" for line in _rule(rule, runbook_base)]
-    return ("\n".join(made) + "\n").encode()
+            file_lines += [f"      {line}" for line in _rule_lines(rule, runbook_base)]
+    return ("\n".join(file_lines) + "\n").encode()
 
 
-def _rule(rule: Rule, runbook_base: str) -> Iterator[str]:
+def _rule_lines(rule: Rule, runbook_base: str) -> Iterator[str]:
     if isinstance(rule, Record):
         yield f"- record: {rule.name}"
-        yield from _expr(rule.expr)
-        yield from _labels(rule.labels)
+        yield from _expr_lines(rule.expr)
+        yield from _label_lines(rule.labels)
         return
     yield f"- alert: {rule.name}"
-    yield from _expr(rule.expr)
+    yield from _expr_lines(rule.expr)
     yield f"  for: {rule.for_}"
-    yield from _labels({"severity": str(rule.severity), **rule.labels})
+    yield from _label_lines({"severity": str(rule.severity), **rule.labels})
     yield "  annotations:"
-    yield from _folded("summary", rule.summary)
-    yield from _folded("description", rule.description)
+    yield from _folded_scalar("summary", rule.summary)
+    yield from _folded_scalar("description", rule.description)
     base = runbook_base.rstrip("/")
     yield f"    runbook_url: {json.dumps(f'{base}/{rule.name}.md')}"
 
 
-def _labels(labels: Mapping[str, str]) -> Iterator[str]:
+def _label_lines(labels: Mapping[str, str]) -> Iterator[str]:
     if labels:
         yield "  labels:"
     yield from (f"    {name}: {json.dumps(value)}" for name, value in labels.items())
 
 
-def _expr(text: str) -> Iterator[str]:
+def _expr_lines(text: str) -> Iterator[str]:
     """As it is, but for lines that are too long: where PromQL has one space it may have several."""
     yield "  expr: |"
     for line in text.splitlines():
-        deep = 4 + len(line) - len(line.lstrip())
-        yield from _wrapped(line.strip(), deep=deep, hanging=2)
+        indent = 4 + len(line) - len(line.lstrip())
+        yield from _wrap(line.strip(), indent=indent, hanging_indent=2)
 
 
-def _folded(name: str, text: str) -> Iterator[str]:
+def _folded_scalar(name: str, text: str) -> Iterator[str]:
     """A text whose line breaks are read as spaces."""
     yield f"    {name}: >-"
-    yield from _wrapped(text, deep=6)
+    yield from _wrap(text, indent=6)
 
 
-def _wrapped(text: str, *, deep: int, hanging: int = 0) -> list[str]:
+def _wrap(text: str, *, indent: int, hanging_indent: int = 0) -> list[str]:
     return textwrap.wrap(
         text,
         _WIDTH,
-        initial_indent=" " * deep,
-        subsequent_indent=" " * (deep + hanging),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + hanging_indent),
         break_long_words=False,
         break_on_hyphens=False,
     )

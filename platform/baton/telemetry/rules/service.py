@@ -12,13 +12,13 @@ from typing import Final
 from baton.domain.demand import AdmissionOutcome
 from baton.domain.handoff import HandoffMode
 from baton.telemetry.catalogue import (
-    AGENT_BROKEN,
+    AGENT_FAILED,
     EXPIRED_LEASES,
-    HELD_REQUESTS,
     LINK_QUARANTINED,
     PLACEMENTS,
     PULL_FAILURES,
     PULLS,
+    QUEUED_REQUESTS,
     REQUESTS,
     SLACK,
     TOKENS,
@@ -28,18 +28,18 @@ from baton.telemetry.catalogue import (
     TokenKind,
 )
 from baton.telemetry.rules.promql import (
-    Scraped,
+    ScrapeLabel,
+    aggregate,
     buckets,
-    grouped,
-    indented,
-    lines,
+    join_lines,
     observations,
     on,
+    parenthesize,
     series,
 )
 from baton.telemetry.rules.rule import Alert, Group, Record, Rule, Severity
 
-_HELD: Final = "baton:held_requests:sum"
+_QUEUED: Final = "baton:held_requests:sum"
 _HITS: Final = "baton:cached_prompt_tokens:ratio_rate1h"
 _PROMPTS: Final = "baton:prompt_tokens:increase1h"
 _POOL: Final = on(Label.POOL)
@@ -47,16 +47,16 @@ _POOL: Final = on(Label.POOL)
 
 def service_groups() -> tuple[Group, ...]:
     """How requests fare, and the alerts on it."""
-    rules = (*_waits(), *_predictions(), *_hits(), *_handoffs(), *_tenants())
+    rules = (*_queueing(), *_predictions(), *_hits(), *_handoffs(), *_tenants())
     return (Group(name="baton-service", interval="30s", rules=rules),)
 
 
-def _waits() -> Iterator[Rule]:
-    yield Record(name=_HELD, expr=grouped("sum", series(HELD_REQUESTS)))
+def _queueing() -> Iterator[Rule]:
+    yield Record(name=_QUEUED, expr=aggregate("sum", series(QUEUED_REQUESTS)))
     yield Alert(
         name="BatonRequestsLate",
         severity=Severity.TICKET,
-        expr=f"{grouped('min', series(SLACK))} < 0",
+        expr=f"{aggregate('min', series(SLACK))} < 0",
         for_="5m",
         summary="requests of {{ $labels.job }} wait longer than they were promised",
         description="For five minutes there has been a request that cannot have its first token in"
@@ -65,10 +65,10 @@ def _waits() -> Iterator[Rule]:
     yield Alert(
         name="BatonQueueGrows",
         severity=Severity.TICKET,
-        expr=lines(
-            f"{_HELD} > 20",
-            f"and {_HELD} > 1.2 * ({_HELD} offset 5m)",
-            f"and ({_HELD} offset 5m) > 1.2 * ({_HELD} offset 10m)",
+        expr=join_lines(
+            f"{_QUEUED} > 20",
+            f"and {_QUEUED} > 1.2 * ({_QUEUED} offset 5m)",
+            f"and ({_QUEUED} offset 5m) > 1.2 * ({_QUEUED} offset 10m)",
         ),
         for_="1m",
         summary="more and more requests wait at the ingresses of {{ $labels.job }}",
@@ -79,15 +79,17 @@ def _waits() -> Iterator[Rule]:
 
 def _predictions() -> Iterator[Rule]:
     ratios = buckets(TTFT_RATIO, "30m")
-    by = f"{Scraped.JOB}, {Label.MODEL}, {Label.MODE}, le"
+    by = f"{ScrapeLabel.JOB}, {Label.MODEL}, {Label.MODE}, le"
     median = f"histogram_quantile(0.5, sum by ({by}) (rate({ratios})))"
-    seen = grouped("sum", f"increase({observations(TTFT_RATIO, '30m')})", Label.MODEL, Label.MODE)
+    observed = aggregate(
+        "sum", f"increase({observations(TTFT_RATIO, '30m')})", Label.MODEL, Label.MODE
+    )
     yield Alert(
         name="BatonPredictionOff",
         severity=Severity.TICKET,
-        expr=lines(
-            indented(f"{median} > 2 or {median} < 0.5"),
-            f"and {on(Label.MODEL, Label.MODE)} {seen} > 100",
+        expr=join_lines(
+            parenthesize(f"{median} > 2 or {median} < 0.5"),
+            f"and {on(Label.MODEL, Label.MODE)} {observed} > 100",
         ),
         for_="30m",
         summary="baton predicts times to first token of {{ $labels.model }} badly"
@@ -99,18 +101,18 @@ def _predictions() -> Iterator[Rule]:
 
 def _hits() -> Iterator[Rule]:
     cached, prompt = (
-        grouped("sum", f"increase({series(TOKENS, '1h', tokens=kind)})", Label.MODEL)
+        aggregate("sum", f"increase({series(TOKENS, '1h', tokens=kind)})", Label.MODEL)
         for kind in (TokenKind.CACHED, TokenKind.PROMPT)
     )
     yield Record(name=_PROMPTS, expr=prompt)
     yield Record(name=_HITS, expr=f"{cached} / ({_PROMPTS} > 0)")
-    usual = f"avg_over_time({_HITS}[1d] offset 1h)"
+    mean_hit_ratio = f"avg_over_time({_HITS}[1d] offset 1h)"
     yield Alert(
         name="BatonHitsDropped",
         severity=Severity.TICKET,
-        expr=lines(
-            f"{_HITS} < 0.5 * {usual}",
-            f"and {usual} > 0.1",
+        expr=join_lines(
+            f"{_HITS} < 0.5 * {mean_hit_ratio}",
+            f"and {mean_hit_ratio} > 0.1",
             f"and {_PROMPTS} > 100000",
         ),
         for_="15m",
@@ -122,32 +124,32 @@ def _hits() -> Iterator[Rule]:
 
 
 def _handoffs() -> Iterator[Rule]:
-    pairs = grouped("max", series(LINK_QUARANTINED), Label.SOURCE, Label.TARGET)
+    pairs = aggregate("max", series(LINK_QUARANTINED), Label.SOURCE, Label.TARGET)
     yield Alert(
         name="BatonLinksQuarantined",
         severity=Severity.TICKET,
-        expr=grouped("count", f"{pairs} > 0"),
+        expr=aggregate("count", f"{pairs} > 0"),
         for_="5m",
         summary="pairs of replicas of {{ $labels.job }} cannot hand requests over: {{ $value }}",
         description="Probing or pulling over that many pairs fails, so they are not used: others"
         " are, or prompts are computed where they are decoded.",
     )
-    broken = grouped("max", series(AGENT_BROKEN), Label.TARGET)
+    failed_agents = aggregate("max", series(AGENT_FAILED), Label.TARGET)
     yield Alert(
         name="BatonAgentBroken",
         severity=Severity.TICKET,
-        expr=f"{broken} > 0",
+        expr=f"{failed_agents} > 0",
         for_="5m",
         summary="replica {{ $labels.target }} of {{ $labels.job }} cannot pull from any other",
         description="Its pulls fail from every source, though they answer it and serve others. It"
         " should have been replaced within a minute: see why it was not.",
     )
-    failed = grouped("sum", f"increase({series(PULL_FAILURES, '10m')})", Label.POOL)
-    pulled = grouped("sum", f"increase({series(PULLS, '10m')})", Label.POOL)
+    failed = aggregate("sum", f"increase({series(PULL_FAILURES, '10m')})", Label.POOL)
+    pulled = aggregate("sum", f"increase({series(PULLS, '10m')})", Label.POOL)
     yield Alert(
         name="BatonTransfersFail",
         severity=Severity.TICKET,
-        expr=lines(
+        expr=join_lines(
             f"{failed} / {_POOL} ({pulled} + {_POOL} {failed}) > 0.05",
             f"and {_POOL} {failed} > 5",
         ),
@@ -156,16 +158,16 @@ def _handoffs() -> Iterator[Rule]:
         description="{{ $value | humanizePercentage }} of them within ten minutes. Each costs its"
         " request the wait, and the prompt is computed a second time.",
     )
-    expired = grouped("sum", f"increase({series(EXPIRED_LEASES, '15m')})", Label.POOL)
+    expired = aggregate("sum", f"increase({series(EXPIRED_LEASES, '15m')})", Label.POOL)
     pulls = f"increase({series(PLACEMENTS, '15m', mode=HandoffMode.PULL)})"
     # Nobody has told of a handoff yet: of the job's own leases, so that one of them is enough.
-    handed = f"{grouped('sum', pulls)} or 0 * {grouped('max', series(EXPIRED_LEASES))}"
+    handoffs = f"{aggregate('sum', pulls)} or 0 * {aggregate('max', series(EXPIRED_LEASES))}"
     yield Alert(
         name="BatonLeasesExpire",
         severity=Severity.TICKET,
-        expr=lines(
+        expr=join_lines(
             f"{expired} > 10",
-            f"and {expired} > {on()} group_left() (0.01 * {handed})",
+            f"and {expired} > {on()} group_left() (0.01 * {handoffs})",
         ),
         for_="5m",
         summary="KV blocks that pool {{ $labels.pool }} of {{ $labels.job }} keeps are not fetched",
@@ -173,11 +175,11 @@ def _handoffs() -> Iterator[Rule]:
         " than one in a hundred handoffs, if any was counted: prefills that nobody used, and blocks"
         " kept for nothing.",
     )
-    void = grouped("sum", f"increase({series(VOID_PULLS, '15m')})", Label.POOL)
+    void_pulls = aggregate("sum", f"increase({series(VOID_PULLS, '15m')})", Label.POOL)
     yield Alert(
         name="BatonPullsVoid",
         severity=Severity.TICKET,
-        expr=f"{void} > 0",
+        expr=f"{void_pulls} > 0",
         for_="1m",
         summary="pool {{ $labels.pool }} of {{ $labels.job }} read KV blocks after their lease",
         description='{{ printf "%.0f" $value }} pulls within a quarter of an hour. The blocks were'
@@ -187,16 +189,16 @@ def _handoffs() -> Iterator[Rule]:
 
 def _tenants() -> Iterator[Rule]:
     barred, ended = (
-        grouped("sum", f"increase({picked})", Label.TENANT)
-        for picked in (
-            series(REQUESTS, "30m", outcome=AdmissionOutcome.BARRED),
+        aggregate("sum", f"increase({selected})", Label.TENANT)
+        for selected in (
+            series(REQUESTS, "30m", outcome=AdmissionOutcome.CLIENT_ERROR),
             series(REQUESTS, "30m"),
         )
     )
     yield Alert(
         name="BatonTenantLimited",
         severity=Severity.TICKET,
-        expr=lines(
+        expr=join_lines(
             f"{barred} / {on(Label.TENANT)} {ended} > 0.1",
             f"and {on(Label.TENANT)} {barred} > 50",
         ),

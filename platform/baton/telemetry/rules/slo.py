@@ -12,7 +12,7 @@ taken from the counters themselves. Longer ones add up what was recorded every `
 is cheap, and counts nothing for the time before Prometheus began.
 
 Three things keep alerts honest. Both a long and a short window must burn, so that an alert comes
-soon and ends soon. `_FEWEST_MISSES` misses must lie in the long one: of three requests at night one
+soon and ends soon. `_MIN_MISSES` misses must lie in the long one: of three requests at night one
 may fail. And no threshold lies more than half-way from the budget to everything: 14.4 times the
 budget of a target of 0.9 would be more misses than there are requests.
 Sources: The Site Reliability Workbook, chapter 5; the names are those that sloth 0.11 writes.
@@ -25,44 +25,57 @@ from dataclasses import dataclass
 from typing import Final
 
 from baton.telemetry.catalogue import SLO_GOOD, SLO_REQUESTS, SLO_TARGET, Label, Objective
-from baton.telemetry.rules.promql import Scraped, grouped, indented, lines, on, series
+from baton.telemetry.rules.promql import (
+    ScrapeLabel,
+    aggregate,
+    join_lines,
+    on,
+    parenthesize,
+    series,
+)
 from baton.telemetry.rules.rule import Alert, Group, Record, Rule, Severity
 
 _INTERVAL_S: Final = 30
 _PERIOD_DAYS: Final = 30
-_FEWEST_MISSES: Final = 10
-_REMEMBERED: Final = "1h"
+_MIN_MISSES: Final = 10
+_TARGET_LOOKBACK: Final = "1h"
 _BASE: Final = "5m"
-_COUNTED: Final = ("5m", "30m", "1h", "2h", "6h")
-_ADDED_UP: Final = ("1d", "3d", f"{_PERIOD_DAYS}d")
+_COUNTER_WINDOWS: Final = ("5m", "30m", "1h", "2h", "6h")
+_SUMMED_WINDOWS: Final = ("1d", "3d", f"{_PERIOD_DAYS}d")
 _HOURS: Final = {"5m": 1 / 12, "30m": 0.5, "1h": 1, "2h": 2, "6h": 6, "1d": 24, "3d": 72}
 _CLASS: Final = on(Label.SLO_CLASS)
 _TARGET: Final = "baton:slo_target:ratio"
 _INFO: Final = "sloth_slo_info"
-_NAMED: Final = f"* {_CLASS} group_left (sloth_id, sloth_service, sloth_slo) {_INFO}"
+_WITH_SLOTH_LABELS: Final = f"* {_CLASS} group_left (sloth_id, sloth_service, sloth_slo) {_INFO}"
 _BUDGET: Final = "slo:error_budget:ratio"
-_LEFT: Final = "slo:period_error_budget_remaining:ratio"
+_BUDGET_REMAINING: Final = "slo:period_error_budget_remaining:ratio"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Burn:
-    """So much of the period's error budget spent within `long`, and `short` says it still goes on.
+class BurnRate:
+    """So much of the error budget spent within `long_window`, and still so in `short_window`.
 
-    Windows are those of Prometheus; `share` is from 0 to 1.
+    Windows are those of Prometheus; `budget_fraction` is from 0 to 1.
     """
 
-    share: float
-    long: str
-    short: str
+    budget_fraction: float
+    long_window: str
+    short_window: str
 
     @property
     def factor(self) -> float:
         """How many times faster than the budget lasts for."""
-        return round(self.share * _PERIOD_DAYS * 24 / _HOURS[self.long], 3)
+        return round(self.budget_fraction * _PERIOD_DAYS * 24 / _HOURS[self.long_window], 3)
 
 
-FAST: Final = (Burn(share=0.02, long="1h", short="5m"), Burn(share=0.05, long="6h", short="30m"))
-SLOW: Final = (Burn(share=0.1, long="1d", short="2h"), Burn(share=0.1, long="3d", short="6h"))
+FAST_BURN: Final = (
+    BurnRate(budget_fraction=0.02, long_window="1h", short_window="5m"),
+    BurnRate(budget_fraction=0.05, long_window="6h", short_window="30m"),
+)
+SLOW_BURN: Final = (
+    BurnRate(budget_fraction=0.1, long_window="1d", short_window="2h"),
+    BurnRate(budget_fraction=0.1, long_window="3d", short_window="6h"),
+)
 
 
 def slo_groups() -> tuple[Group, ...]:
@@ -90,36 +103,38 @@ def _misses(window: str) -> str:
 
 def _targets() -> Iterator[Rule]:
     """What is promised. The first of them has the labels that all others get from it."""
-    target = grouped("max", f"last_over_time({series(SLO_TARGET, _REMEMBERED)})", Label.SLO_CLASS)
-    service = f'label_replace({_TARGET}, "sloth_service", "$1", "{Scraped.JOB}", "(.*)")'
+    target = aggregate(
+        "max", f"last_over_time({series(SLO_TARGET, _TARGET_LOOKBACK)})", Label.SLO_CLASS
+    )
+    service = f'label_replace({_TARGET}, "sloth_service", "$1", "{ScrapeLabel.JOB}", "(.*)")'
     name = f'label_replace({service}, "sloth_slo", "goodput-$1", "{Label.SLO_CLASS}", "(.*)")'
-    named = f'label_join({name}, "sloth_id", "-", "sloth_service", "sloth_slo")'
+    labelled = f'label_join({name}, "sloth_id", "-", "sloth_service", "sloth_slo")'
     yield Record(name=_TARGET, expr=target)
-    yield Record(name=_INFO, expr=f"0 * {named} + 1", labels={"sloth_mode": "baton"})
-    yield Record(name="slo:objective:ratio", expr=f"{_TARGET} {_NAMED}")
+    yield Record(name=_INFO, expr=f"0 * {labelled} + 1", labels={"sloth_mode": "baton"})
+    yield Record(name="slo:objective:ratio", expr=f"{_TARGET} {_WITH_SLOTH_LABELS}")
     yield Record(name=_BUDGET, expr="1 - slo:objective:ratio")
     yield Record(name="slo:time_period:days", expr=f"0 * slo:objective:ratio + {_PERIOD_DAYS}")
 
 
 def _windows() -> Iterator[Rule]:
     """Requests, misses, and the share of these, over every window."""
-    for window in _COUNTED:
-        requests = grouped("sum", f"increase({series(SLO_REQUESTS, window)})", Label.SLO_CLASS)
-        good_ones = series(SLO_GOOD, window, objective=Objective.GOODPUT)
-        good = grouped("sum", f"increase({good_ones})", Label.SLO_CLASS)
+    for window in _COUNTER_WINDOWS:
+        requests = aggregate("sum", f"increase({series(SLO_REQUESTS, window)})", Label.SLO_CLASS)
+        good_series = series(SLO_GOOD, window, objective=Objective.GOODPUT)
+        good = aggregate("sum", f"increase({good_series})", Label.SLO_CLASS)
         yield Record(name=_requests(window), expr=requests)
         # A class of which nothing was ever good has no series of good ones.
-        rest = f"{_requests(window)} - ({good} or 0 * {_requests(window)})"
-        yield Record(name=_misses(window), expr=f"clamp_min({rest}, 0)")
+        misses = f"{_requests(window)} - ({good} or 0 * {_requests(window)})"
+        yield Record(name=_misses(window), expr=f"clamp_min({misses}, 0)")
     per_record = f"{_INTERVAL_S} / {_HOURS[_BASE] * 3600:.0f}"
-    for window in _ADDED_UP:
+    for window in _SUMMED_WINDOWS:
         for name in (_requests, _misses):
-            added_up = f"sum_over_time({name(_BASE)}[{window}]) * {per_record}"
-            yield Record(name=name(window), expr=added_up)
-    for window in (*_COUNTED, *_ADDED_UP):
+            summed = f"sum_over_time({name(_BASE)}[{window}]) * {per_record}"
+            yield Record(name=name(window), expr=summed)
+    for window in (*_COUNTER_WINDOWS, *_SUMMED_WINDOWS):
         yield Record(
             name=error_ratio(window),
-            expr=f"{_misses(window)} / ({_requests(window)} > 0) {_NAMED}",
+            expr=f"{_misses(window)} / ({_requests(window)} > 0) {_WITH_SLOTH_LABELS}",
             labels={"sloth_window": window},
         )
 
@@ -130,59 +145,63 @@ def _budgets() -> Iterator[Rule]:
     for name, window in (("current", _BASE), ("period", f"{_PERIOD_DAYS}d")):
         share = f"sum without (sloth_window) ({error_ratio(window)})"
         yield Record(name=f"slo:{name}_burn_rate:ratio", expr=f"{share} / {budget}")
-    yield Record(name=_LEFT, expr="1 - slo:period_burn_rate:ratio")
+    yield Record(name=_BUDGET_REMAINING, expr="1 - slo:period_burn_rate:ratio")
 
 
 # ------------------------------------------------------------------------------------- alerts
 
 
 def _alerts() -> Iterator[Rule]:
-    told: Mapping[Severity, tuple[str, tuple[Burn, ...], str]] = {
-        Severity.PAGE: ("BatonGoodputBurnsFast", FAST, "fast"),
-        Severity.TICKET: ("BatonGoodputBurnsSlowly", SLOW, "steadily"),
+    alerts: Mapping[Severity, tuple[str, tuple[BurnRate, ...], str]] = {
+        Severity.PAGE: ("BatonGoodputBurnsFast", FAST_BURN, "fast"),
+        Severity.TICKET: ("BatonGoodputBurnsSlowly", SLOW_BURN, "steadily"),
     }
-    for severity, (name, burns, how) in told.items():
+    for severity, (name, burns, adverb) in alerts.items():
         yield Alert(
             name=name,
             severity=severity,
-            expr="\nor\n".join(indented(_burns(burn)) for burn in burns),
+            expr="\nor\n".join(parenthesize(_burn_expr(burn)) for burn in burns),
             for_="0s" if severity is Severity.PAGE else "5m",
             summary=f"class {{{{ $labels.slo_class }}}} of {{{{ $labels.job }}}} misses its"
-            f" objectives {how}",
+            f" objectives {adverb}",
             description=f"{{{{ $value | humanizePercentage }}}} of its requests of the last"
-            f" {burns[0].long} or {burns[1].long} missed an objective or were refused; the target"
-            f" allows {_asked(_BUDGET, 'humanizePercentage')}. Left of the error budget of"
-            f" {_PERIOD_DAYS} days: {_asked(_LEFT, 'humanizePercentage')}.",
+            f" {burns[0].long_window} or {burns[1].long_window} missed an objective or were"
+            " refused; the target"
+            f" allows {_queried_value(_BUDGET, 'humanizePercentage')}. Left of the error budget of"
+            f" {_PERIOD_DAYS} days: {_queried_value(_BUDGET_REMAINING, 'humanizePercentage')}.",
             labels={"sloth_severity": str(severity)},
         )
 
 
-def _burns(burn: Burn) -> str:
+def _burn_expr(burn: BurnRate) -> str:
     """The share of misses in the long window, where both windows burn, and not for three misses."""
-    long, short = error_ratio(burn.long), error_ratio(burn.short)
-    return lines(
+    long, short = error_ratio(burn.long_window), error_ratio(burn.short_window)
+    return join_lines(
         _above(long, burn.factor),
         f"and {_CLASS}",
         _above(short, burn.factor),
         f"and {_CLASS}",
-        f"{_misses(burn.long)} >= {_FEWEST_MISSES}",
+        f"{_misses(burn.long_window)} >= {_MIN_MISSES}",
     )
 
 
 def _above(ratio: str, factor: float) -> str:
     """A ratio, without its window, where it is above either threshold: the lower one decides."""
     share = f"sum without (sloth_window) ({ratio})"
-    far = f"> {_CLASS} group_left()"
-    return indented(
-        lines(
-            f"{share} {far} ({factor:g} * {_BUDGET})",
-            f"or {share} {far} (0.5 + 0.5 * {_BUDGET})",
+    comparison = f"> {_CLASS} group_left()"
+    return parenthesize(
+        join_lines(
+            f"{share} {comparison} ({factor:g} * {_BUDGET})",
+            f"or {share} {comparison} (0.5 + 0.5 * {_BUDGET})",
         )
     )
 
 
-def _asked(name: str, how: str) -> str:
+def _queried_value(name: str, formatter: str) -> str:
     """Another number about the same class, in the text of an alert."""
-    where = 'job=\\"%s\\",slo_class=\\"%s\\"'
-    asked = f'printf "{name}{{{where}}}" $labels.job $labels.slo_class | query'
-    return f"{{{{ with {asked} }}}}{{{{ . | first | value | {how} }}}}{{{{ else }}}}?{{{{ end }}}}"
+    matchers = 'job=\\"%s\\",slo_class=\\"%s\\"'
+    query = f'printf "{name}{{{matchers}}}" $labels.job $labels.slo_class | query'
+    return (
+        f"{{{{ with {query} }}}}{{{{ . | first | value | {formatter} }}}}{{{{ else }}}}?{{{{"
+        " end }}"
+    )

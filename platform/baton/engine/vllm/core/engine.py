@@ -45,12 +45,12 @@ from baton.domain.errors import (
     EngineStartFailed,
     LegInvalid,
     TransferFailed,
-    too_long,
+    prompt_too_long_message,
 )
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind, LegOutput
 from baton.domain.kv_events import KvEventBatch
-from baton.engine.gpus import turn_on_gpu
+from baton.engine.gpus import gpu_start_lock
 from baton.engine.vllm.core import process
 from baton.engine.vllm.core.core_outputs import CoreOutputs
 from baton.engine.vllm.core.facts import engine_config, replica_facts, start_failure
@@ -64,13 +64,13 @@ from baton.engine.vllm.core.settings import (
     engine_environment,
     replay_endpoint,
 )
-from baton.engine.vllm.patches.cache_report import ask_for_cache
-from baton.engine.vllm.patches.rank_reports import ask_ranks
+from baton.engine.vllm.patches.cache_report import request_cache_report
+from baton.engine.vllm.patches.rank_reports import query_ranks
 from baton.engine.vllm.patches.refusals import first_line
-from baton.engine.vllm.patches.resume_checks import asks_whether_it_takes_up
-from baton.engine.vllm.patches.step_budget import obstacle, refused
-from baton.engine.vllm.wire.codec import EngineWire, release_request
-from baton.engine.vllm.wire.kv_handles import UnusableTicket
+from baton.engine.vllm.patches.resume_checks import query_resume_support
+from baton.engine.vllm.patches.step_budget import limits_problem, scheduler_problem
+from baton.engine.vllm.wire.codec import EngineCodec, release_request
+from baton.engine.vllm.wire.kv_handles import UnusableKvHandle
 from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.process.log_events import log_event
 from baton.runtime.process.scratch import scratch_folder
@@ -94,7 +94,7 @@ class VllmEngine:
         self,
         settings: VllmEngineSettings,
         *,
-        check: SideChannelCheck | None = None,
+        side_channel_check: SideChannelCheck | None = None,
         transport: Callable[[str], str] = lambda _source_id: "",
         series: VllmSeries | None = None,
         adapters: KnownAdapters | None = None,
@@ -103,29 +103,30 @@ class VllmEngine:
 
         Args:
             settings: What to start it with.
-            check: Asks a side channel whether it is in order; without it none is ever asked.
+            side_channel_check: Asks a side channel whether it is in order; without it none is ever
+                asked.
             transport: Says by what means blocks come from a replica; empty where it is not known.
             series: Is fed what vLLM says of itself for Prometheus.
             adapters: Where adapters are kept; None: those of the settings, and no others.
         """
         self._settings = settings
-        self._check = check
+        self._side_channel_check = side_channel_check
         self._series = series
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-parent")
         self._client: AsyncMPClient | None = None
         self._outputs: CoreOutputs | None = None
-        self._wire = EngineWire()
+        self._codec = EngineCodec()
         self._facts: ReplicaFacts | None = None
-        known = KnownAdapters(settings.adapters) if adapters is None else adapters
-        self._adapters = EngineAdapters(known, slots=settings.adapter_slots.loaded)
+        known_adapters = KnownAdapters(settings.adapters) if adapters is None else adapters
+        self._adapters = EngineAdapters(known_adapters, slots=settings.adapter_slots.max_loaded)
         max_pulls = None if settings.nixl is None else settings.nixl.max_pulls
-        self._legs = LiveLegs(self._wire, transport, self._adapters, max_pulls=max_pulls)
+        self._legs = LiveLegs(self._codec, transport, self._adapters, max_pulls=max_pulls)
         self._release_ids = itertools.count()
-        self._others: set[int] | None = None
+        self._other_children: set[int] | None = None
         self._pids: set[int] = set()
         self._folder: Path | None = None
         self._events_endpoint: str | None = None
-        self._takes_up = False
+        self._supports_resume = False
         self._closed = False
         self._ended = asyncio.Event()
         """Set once no further output can come."""
@@ -145,8 +146,8 @@ class VllmEngine:
             async with asyncio.timeout(deadline_s):
                 await asyncio.shield(job)
                 self._outputs = CoreOutputs(self._core)
-                self._takes_up = await asks_whether_it_takes_up(self._core)
-                cache = await ask_for_cache(self._core)
+                self._supports_resume = await query_resume_support(self._core)
+                cache_report = await request_cache_report(self._core)
         except TimeoutError:
             await self.close()
             raise EngineStartFailed(
@@ -160,8 +161,8 @@ class VllmEngine:
             self._settings,
             self._core.vllm_config,
             self._events_endpoint,
-            cache=cache,
-            takes_up=self._takes_up,
+            cache_report=cache_report,
+            supports_resume=self._supports_resume,
         )
         return self._facts
 
@@ -173,9 +174,9 @@ class VllmEngine:
         self._events_endpoint = self._kv_events_endpoint()
         environment = engine_environment(settings, self._folder)
         try:
-            with process.environment(environment):
-                self._adapters.fetch()
-                with self._turn():
+            with process.patched_environment(environment):
+                self._adapters.download_all()
+                with self._start_lock():
                     if not self._closed:
                         self._launch()
         except Exception as error:
@@ -183,33 +184,35 @@ class VllmEngine:
         if self._client is not None and self._is_closed():
             self._client.shutdown(timeout=_STOP_GRACE_S)
         elif self._client is not None and self._series is not None:
-            self._series.begin(self._client.vllm_config)
+            self._series.start(self._client.vllm_config)
 
-    def _turn(self) -> AbstractContextManager[None]:
+    def _start_lock(self) -> AbstractContextManager[None]:
         """Of those that share a GPU one starts at a time."""
         if not self._settings.shares_gpu:
             return nullcontext()
-        return turn_on_gpu(os.environ, self._is_closed)
+        return gpu_start_lock(os.environ, self._is_closed)
 
     def _launch(self) -> None:
         # No other engine starts meanwhile, so children that appear are this one's.
-        self._others = process.children()
+        self._other_children = process.child_pids()
         config = engine_config(engine_arguments(self._settings, self._events_endpoint))
         self._check_budget(config)
         self._client = EngineCoreClient.make_async_mp_client(
             config, Executor.get_class(config), log_stats=True
         )
-        self._pids = process.children() - self._others
+        self._pids = process.child_pids() - self._other_children
 
     def _check_budget(self, config: VllmConfig) -> None:
         tokens = self._settings.decode_step_tokens
         if tokens is None:
             return
-        drafts = config.speculative_config
-        each = 1 + (drafts.num_speculative_tokens or 0 if drafts is not None else 0)
-        limits = config.scheduler_config
-        why = obstacle(tokens, limits, tokens_each=each)
-        why = why or refused(tokens, limits.get_scheduler_cls())
+        speculative = config.speculative_config
+        tokens_per_stream = 1 + (
+            speculative.num_speculative_tokens or 0 if speculative is not None else 0
+        )
+        scheduler_config = config.scheduler_config
+        why = limits_problem(tokens, scheduler_config, tokens_per_stream=tokens_per_stream)
+        why = why or scheduler_problem(tokens, scheduler_config.get_scheduler_cls())
         if why is not None:
             raise ValueError(why)
 
@@ -231,23 +234,25 @@ class VllmEngine:
             return LegFailure.ENGINE_ERROR
         try:
             self._check_leg(leg, facts)
-            request = self._wire.join_leg(leg, takes_up=self._takes_up)
+            request = self._codec.encode_leg(leg, supports_resume=self._supports_resume)
         except (ValueError, msgspec.MsgspecError) as error:
-            told = {"leg_id": leg.leg_id, "reason": str(error)}
-            log_event(logger, logging.WARNING, "leg_refused", told)
-            unusable = isinstance(error, UnusableTicket)
-            return LegFailure.KV_LOAD_FAILED if unusable else LegFailure.REFUSED
-        load = self._core.add_lora_async
-        request.lora_request = await self._adapters.ready(leg.leg_id, leg.adapter, load)
+            fields = {"leg_id": leg.leg_id, "reason": str(error)}
+            log_event(logger, logging.WARNING, "leg_refused", fields)
+            is_unusable = isinstance(error, UnusableKvHandle)
+            return LegFailure.KV_LOAD_FAILED if is_unusable else LegFailure.REJECTED
+        load_adapter = self._core.add_lora_async
+        request.lora_request = await self._adapters.ensure_loaded(
+            leg.leg_id, leg.adapter, load_adapter
+        )
         self._legs.add(leg)
         try:
             await self._core.add_request_async(request)
         except EngineDeadError:
-            self._legs.forget(leg.leg_id)
+            self._legs.remove(leg.leg_id)
             return LegFailure.ENGINE_ERROR
         except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
             # It could not be put into a message: nor could it for another engine.
-            self._legs.forget(leg.leg_id)
+            self._legs.remove(leg.leg_id)
             raise LegInvalid(leg.leg_id, first_line(error)) from error
         return None
 
@@ -255,16 +260,17 @@ class VllmEngine:
         if leg.leg_id in self._legs:
             raise ValueError(f"leg {leg.leg_id}: already running here")
         if len(leg.prompt_token_ids) >= facts.max_len_tokens:
-            why = too_long(len(leg.prompt_token_ids), facts.max_len_tokens)
+            why = prompt_too_long_message(len(leg.prompt_token_ids), facts.max_len_tokens)
             raise LegInvalid(leg.leg_id, why)
         if leg.kind is not LegKind.LOCAL and self._settings.nixl is None:
             raise ValueError(f"leg {leg.leg_id}: a {leg.kind} leg, but this engine has no NIXL")
-        ticket, tokens = leg.ticket, len(leg.prompt_token_ids)
-        if ticket is None or facts.prefix_fetch:
+        kv_handle, prompt_tokens = leg.kv_handle, len(leg.prompt_token_ids)
+        if kv_handle is None or facts.supports_prefix_fetch:
             return
-        if ticket.tokens < tokens or (leg.resumed_tokens and self._takes_up):
-            raise UnusableTicket(
-                f"leg {leg.leg_id}: its ticket is for {ticket.tokens} tokens of {tokens}, of which"
+        if kv_handle.tokens < prompt_tokens or (leg.resumed_tokens and self._supports_resume):
+            raise UnusableKvHandle(
+                f"leg {leg.leg_id}: its ticket is for {kv_handle.tokens} tokens of"
+                f" {prompt_tokens}, of which"
                 f" {leg.resumed_tokens} were generated, but this engine's connector fetches whole"
                 " prompts only: leave kv_transfer_config to baton"
             )
@@ -275,11 +281,11 @@ class VllmEngine:
         Raises:
             EngineDied: the engine lives but did not answer within its deadline.
         """
-        known = [leg_id for leg_id in leg_ids if leg_id in self._legs]
-        if not known or self._ended.is_set():
+        live_ids = [leg_id for leg_id in leg_ids if leg_id in self._legs]
+        if not live_ids or self._ended.is_set():
             return
         # A dead engine never answers; it cannot produce outputs either.
-        fence = asyncio.ensure_future(self._fence(known))
+        fence = asyncio.ensure_future(self._fence(live_ids))
         end = asyncio.ensure_future(self._ended.wait())
         deadline_s = self._settings.reply_deadline_s
         try:
@@ -290,28 +296,28 @@ class VllmEngine:
             fence.cancel()
             end.cancel()
         if not done:
-            raise self._failed(f"no answer to an abort within {deadline_s:.0f} s")
+            raise self._engine_died(f"no answer to an abort within {deadline_s:.0f} s")
         if fence in done:
             fence.result()
-        for leg_id in known:
-            self._legs.forget(leg_id)
+        for leg_id in live_ids:
+            self._legs.remove(leg_id)
 
     async def _fence(self, leg_ids: list[str]) -> None:
         """Abort, and wait until `steps` has yielded all that was on its way before."""
         with suppress(EngineDeadError):
             await self._core.abort_requests_async(leg_ids)
             await self._core.is_sleeping_async()
-            await self._from_core.fence().wait()
+            await self._core_outputs.fence().wait()
 
-    async def release(self, ticket: Ticket) -> None:
-        """Tell the replica that issued `ticket` to free its blocks without pulling them.
+    async def release(self, kv_handle: KvHandle) -> None:
+        """Tell the replica that issued `kv_handle` to free its blocks without pulling them.
 
         Best effort: when it does not get there, the issuer's lease runs out.
         """
         if self._client is None or self._closed:
             return
         try:
-            request = release_request(ticket, f"release-{next(self._release_ids)}")
+            request = release_request(kv_handle, f"release-{next(self._release_ids)}")
             await self._core.add_request_async(request)
         except EngineDeadError:
             log_event(logger, logging.WARNING, "ticket_not_released", {"reason": "engine_dead"})
@@ -326,15 +332,15 @@ class VllmEngine:
         """
         while not self._closed:
             try:
-                step = await self._from_core.take()
+                step = await self._core_outputs.get()
             except Exception as error:
                 self._ended.set()
                 if self._is_closed():
                     return
-                raise self._failed(str(error)) from error
-            outputs = self._legs.take(step)
+                raise self._engine_died(str(error)) from error
+            outputs = self._legs.on_step(step)
             if self._series is not None:
-                self._series.stepped(step)
+                self._series.on_step(step)
             if outputs:
                 yield outputs
 
@@ -350,12 +356,12 @@ class VllmEngine:
         """
         if self._settings.nixl is None:
             raise TransferFailed(source_id, "this engine has no NIXL")
-        if self._check is not None:
-            await self._check(source_id, address, deadline_s)
+        if self._side_channel_check is not None:
+            await self._side_channel_check(source_id, address, deadline_s)
 
     async def rank_transports(self) -> tuple[RankTransports, ...]:
         """What each worker says of what carries its pulls; those that do not answer are missing."""
-        return () if self._client is None or self._closed else await ask_ranks(self._core)
+        return () if self._client is None or self._closed else await query_ranks(self._core)
 
     def load(self) -> Load:
         """The current load; cheap, never blocks."""
@@ -376,9 +382,9 @@ class VllmEngine:
             async for batch in batches:
                 yield batch
 
-    def processes(self) -> tuple[int, ...]:
+    def process_ids(self) -> tuple[int, ...]:
         """Ids of the engine's processes that live now: EngineCore and what it started."""
-        return tuple(member.pid for member in process.tree(self._pids))
+        return tuple(member.pid for member in process.process_tree(self._pids))
 
     async def close(self) -> None:
         """Stop the engine and leave no process, port or memory behind. Idempotent."""
@@ -388,46 +394,46 @@ class VllmEngine:
         self._ended.set()
         if self._outputs is not None:
             self._outputs.cancel()  # before its socket is closed
-        await asyncio.to_thread(self._end)
+        await asyncio.to_thread(self._stop_processes)
         if self._client is not None:
-            await _end_context(self._client)
+            await _close_context(self._client)
         self._thread.shutdown(wait=False)
         self._legs.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _end(self) -> None:
-        if self._client is None and self._others is not None:
+    def _stop_processes(self) -> None:
+        if self._client is None and self._other_children is not None:
             # Construction goes on or has failed: whatever it has started is of no use.
-            self._pids = process.children() - self._others
-        members = process.tree(self._pids)
+            self._pids = process.child_pids() - self._other_children
+        processes = process.process_tree(self._pids)
         if self._client is not None:
             self._client.shutdown(timeout=_STOP_GRACE_S)
-        killed = process.bury(members, grace_s=1.0)
+        killed = process.kill_tree(processes, grace_s=1.0)
         if killed:
             log_event(logger, logging.WARNING, "engine_processes_killed", {"pids": killed})
 
     @property
     def _core(self) -> AsyncMPClient:
         if self._client is None:
-            raise self._failed("not started")
+            raise self._engine_died("not started")
         return self._client
 
     @property
-    def _from_core(self) -> CoreOutputs:
+    def _core_outputs(self) -> CoreOutputs:
         if self._outputs is None:
-            raise self._failed("not started")
+            raise self._engine_died("not started")
         return self._outputs
 
     def _is_closed(self) -> bool:
         """A call, so that the type checker forgets what was true before an await."""
         return self._closed
 
-    def _failed(self, why: str) -> EngineDied:
+    def _engine_died(self, why: str) -> EngineDied:
         return EngineDied(self._settings.replica_id, why)
 
 
-async def _end_context(client: AsyncMPClient) -> None:
+async def _close_context(client: AsyncMPClient) -> None:
     """Free the client's ZMQ context with its threads; vLLM leaves that to the garbage collector."""
     # The client closes its sockets in a callback of this loop; where its engine died, it may not.
     await asyncio.sleep(0)

@@ -45,17 +45,17 @@ def replica_facts(
     config: VllmConfig,
     kv_events_endpoint: str | None = None,
     *,
-    cache: CacheReport,
-    takes_up: bool = False,
+    cache_report: CacheReport,
+    supports_resume: bool = False,
 ) -> ReplicaFacts:
-    """The facts of an engine, from vLLM's config after the engine said ready, and its `cache`.
+    """An engine's facts, from vLLM's config after the engine said ready, and its `cache_report`.
 
     Raw arguments may have changed what `settings` asked for, hence the looks at the config.
     """
     scheduler, options = config.scheduler_config, config.cache_config
     events, transfer = config.kv_events_config, config.kv_transfer_config
-    block_bytes = cache.block_bytes or kv_block_bytes(config)
-    hands_off = transfer is not None and settings.nixl is not None
+    block_bytes = cache_report.block_bytes or kv_block_bytes(config)
+    has_side_channel = transfer is not None and settings.nixl is not None
     return ReplicaFacts(
         replica_id=settings.replica_id,
         pool=settings.pool,
@@ -69,22 +69,22 @@ def replica_facts(
         max_len_tokens=config.model_config.max_model_len,
         max_running_requests=scheduler.max_num_seqs,
         max_batched_tokens=scheduler.max_num_batched_tokens,
-        decode_step_tokens=settings.decode_step_tokens,
-        layout=layout(settings, config),
-        side_channel=side_channel(settings) if hands_off else "",
+        max_batched_tokens_while_decoding=settings.decode_step_tokens,
+        layout=kv_layout(settings, config),
+        side_channel=side_channel_address(settings) if has_side_channel else "",
         cache_events=bool(
             options.enable_prefix_caching
-            and cache.tells
+            and cache_report.events_understood
             and kv_events_endpoint is not None
             and events is not None
             and events.endpoint == kv_events_endpoint
         ),
-        prefix_fetch=hands_off and _is_ours(transfer),
-        takes_up=takes_up,
+        supports_prefix_fetch=has_side_channel and _uses_baton_connector(transfer),
+        supports_resume=supports_resume,
         host_blocks=(settings.host_memory_bytes or 0) // block_bytes,
         adapter_slots=_adapter_slots(config),
         adapters_per_batch=0 if config.lora_config is None else int(config.lora_config.max_loras),
-        cache_shape=cache.shape,
+        cache_shape=cache_report.shape,
     )
 
 
@@ -93,15 +93,17 @@ def _adapter_slots(config: VllmConfig) -> int:
     return 0 if config.lora_config is None else int(config.lora_config.max_cpu_loras)
 
 
-def side_channel(settings: VllmEngineSettings) -> str:
+def side_channel_address(settings: VllmEngineSettings) -> str:
     """Where other engines find this one; empty without NIXL."""
     return "" if settings.nixl is None else settings.nixl.address
 
 
-def _is_ours(transfer: KVTransferConfig) -> bool:
+def _uses_baton_connector(transfer: KVTransferConfig) -> bool:
     """Whether blocks are fetched by baton's connector, alone or beside others."""
-    beside = transfer.kv_connector_extra_config.get("connectors", ())
-    modules = [one.get("kv_connector_module_path") for one in beside]
+    nested_connectors = transfer.kv_connector_extra_config.get("connectors", ())
+    modules = [
+        nested_connector.get("kv_connector_module_path") for nested_connector in nested_connectors
+    ]
     return CONNECTOR_MODULE in (transfer.kv_connector_module_path, *modules)
 
 
@@ -123,7 +125,7 @@ def _kv_value_bytes(config: VllmConfig) -> int:
     return int(dtype.itemsize)
 
 
-def layout(settings: VllmEngineSettings, config: VllmConfig) -> str:
+def kv_layout(settings: VllmEngineSettings, config: VllmConfig) -> str:
     """All that two engines must share to hand KV blocks to each other.
 
     Tensor and pipeline parallelism are not in it: the connector bridges differences there. An
@@ -157,14 +159,14 @@ def start_failure(settings: VllmEngineSettings, error: Exception) -> EngineStart
     """One line and a remedy for whatever vLLM raised while an engine was constructed."""
     if isinstance(error, EngineStartFailed):
         return error
-    what = f"replica {settings.replica_id}: engine did not start"
+    subject = f"replica {settings.replica_id}: engine did not start"
     text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     if isinstance(error, TypeError) and "unexpected keyword argument" in text:
-        return EngineStartFailed(f"{what}: {text}", "correct the name under `engine.extra`")
+        return EngineStartFailed(f"{subject}: {text}", "correct the name under `engine.extra`")
     if text.startswith("Engine core initialization failed"):
         return EngineStartFailed(
-            f"{what}: its process ended while starting", "the cause is in the engine's log above"
+            f"{subject}: its process ended while starting", "the cause is in the engine's log above"
         )
     return EngineStartFailed(
-        f"{what}: {type(error).__name__}: {text}", "correct the model or the engine's options"
+        f"{subject}: {type(error).__name__}: {text}", "correct the model or the engine's options"
     )

@@ -32,7 +32,7 @@ from baton.domain.kv_events import (
     KvEvent,
     KvEventBatch,
 )
-from baton.engine.vllm.wire.salts import known_salt
+from baton.engine.vllm.wire.salts import salt_name
 from baton.runtime.process.log_events import log_event
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 _BATCH = msgspec.msgpack.Decoder(EngineBatch)
 _QUEUED_BATCHES = 10_000
 """Batches kept for a slow reader; more are dropped, and then asked for again."""
-_ASK_S = 0.5
-_ANSWER_S = 1.0
+_REPLAY_INTERVAL_S = 0.5
+_REPLAY_TIMEOUT_S = 1.0
 """How long to wait for a message of a replay: vLLM looks for questions at least every 0.1 s."""
 _END_OF_REPLAY = 2**64 - 1
 """Source: `ZmqEventPublisher.END_SEQ`."""
@@ -54,7 +54,7 @@ async def subscribe(
     endpoint: str, replay_endpoint: str, replica_id: str, *, ended: asyncio.Event
 ) -> AsyncGenerator[KvEventBatch, None]:
     """Yield the batches of an engine, from its first on, until `ended`."""
-    reader = _Reader(endpoint, replay_endpoint, ended)
+    reader = _EventReader(endpoint, replay_endpoint, ended)
     try:
         async with aclosing(reader.messages()) as messages:
             async for message in messages:
@@ -62,13 +62,13 @@ async def subscribe(
                     yield decode_batch(message, replica_id)
                 except (ValueError, msgspec.MsgspecError) as error:
                     # Left out, it is a gap like any other.
-                    told = {"replica_id": replica_id, "reason": str(error)}
-                    log_event(logger, logging.WARNING, "cache_events_not_understood", told)
+                    fields = {"replica_id": replica_id, "reason": str(error)}
+                    log_event(logger, logging.WARNING, "cache_events_not_understood", fields)
     finally:
         reader.close()
 
 
-class _Reader:
+class _EventReader:
     """Both sockets of one engine's publisher."""
 
     def __init__(self, endpoint: str, replay_endpoint: str, ended: asyncio.Event) -> None:
@@ -78,41 +78,41 @@ class _Reader:
         self._live.subscribe(b"")
         self._live.connect(endpoint)
         self._replay_endpoint = replay_endpoint
-        self._end = asyncio.ensure_future(ended.wait())
-        self._wanted = 0
+        self._ended = asyncio.ensure_future(ended.wait())
+        self._next_number = 0
         """The number of the next batch to hand out."""
 
     async def messages(self) -> AsyncGenerator[Message, None]:
         """Yield what was published, in order."""
         subscribed = False
         message: Message | None = None
-        while not self._end.done():
-            if message is None or _number(message) > self._wanted:
-                async with aclosing(self._past()) as past:
-                    async for missed in past:
-                        yield missed
-            if message is not None and _number(message) >= self._wanted:
-                self._wanted = _number(message) + 1
+        while not self._ended.done():
+            if message is None or _sequence_number(message) > self._next_number:
+                async with aclosing(self._replay_missing()) as missing:
+                    async for missing_message in missing:
+                        yield missing_message
+            if message is not None and _sequence_number(message) >= self._next_number:
+                self._next_number = _sequence_number(message) + 1
                 yield message
-            message = await self._received(self._live, None if subscribed else _ASK_S)
+            message = await self._receive(self._live, None if subscribed else _REPLAY_INTERVAL_S)
             subscribed = subscribed or message is not None
 
-    async def _past(self) -> AsyncGenerator[Message, None]:
+    async def _replay_missing(self) -> AsyncGenerator[Message, None]:
         """Yield what vLLM still keeps from the wanted number on.
 
         Where an answer outran its socket it has holes, and is asked for again from the first.
         """
-        holes = True
-        while holes and not self._end.done():
-            holes = began = False
-            async with aclosing(self._replay(self._wanted)) as answer:
-                async for message in answer:
-                    holes = began and _number(message) > self._wanted
-                    if holes:
+        has_gap = True
+        while has_gap and not self._ended.done():
+            has_gap = has_begun = False
+            async with aclosing(self._replay(self._next_number)) as replay:
+                async for message in replay:
+                    has_gap = has_begun and _sequence_number(message) > self._next_number
+                    if has_gap:
                         break
-                    if _number(message) >= self._wanted:
-                        began = True
-                        self._wanted = _number(message) + 1
+                    if _sequence_number(message) >= self._next_number:
+                        has_begun = True
+                        self._next_number = _sequence_number(message) + 1
                         yield message
 
     async def _replay(self, first: int) -> AsyncGenerator[Message, None]:
@@ -122,33 +122,31 @@ class _Reader:
             socket.set_hwm(0)
             socket.connect(self._replay_endpoint)
             await socket.send_multipart([b"", first.to_bytes(8, "big")])
-            while (frames := await self._received(socket, _ANSWER_S)) is not None:
-                if _number(frames[1:]) == _END_OF_REPLAY:
+            while (frames := await self._receive(socket, _REPLAY_TIMEOUT_S)) is not None:
+                if _sequence_number(frames[1:]) == _END_OF_REPLAY:
                     return
                 yield frames[1:]
         finally:
             socket.close(linger=0)
 
-    async def _received(
-        self, socket: zmq.asyncio.Socket, timeout_s: float | None
-    ) -> Message | None:
+    async def _receive(self, socket: zmq.asyncio.Socket, timeout_s: float | None) -> Message | None:
         """The next message; None when none came in time, or no more will be read."""
         received: asyncio.Future[Message] = asyncio.ensure_future(socket.recv_multipart())
         try:
-            either: set[asyncio.Future[Any]] = {received, self._end}
-            await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            awaited: set[asyncio.Future[Any]] = {received, self._ended}
+            await asyncio.wait(awaited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             return received.result() if received.done() else None
         finally:
             received.cancel()
 
     def close(self) -> None:
         """Free the sockets."""
-        self._end.cancel()
+        self._ended.cancel()
         self._live.close(linger=0)
         self._context.term()
 
 
-def _number(message: Message) -> int:
+def _sequence_number(message: Message) -> int:
     """A message's number; -1 for one that is none of vLLM's."""
     return int.from_bytes(message[1], "big") if len(message) == 3 else -1  # noqa: PLR2004
 
@@ -163,36 +161,38 @@ def decode_batch(message: Message, replica_id: str) -> KvEventBatch:
     if len(message) != 3:  # noqa: PLR2004 - the shape of the message
         raise ValueError(f"replica {replica_id}: got {len(message)} frames, wanted 3")
     batch = _BATCH.decode(message[2])
-    events = tuple(event for theirs in batch.events for event in _events(theirs))
-    return KvEventBatch(replica_id=replica_id, sequence=_number(message), events=events)
+    events = tuple(event for engine_event in batch.events for event in _to_kv_events(engine_event))
+    return KvEventBatch(replica_id=replica_id, sequence=_sequence_number(message), events=events)
 
 
-def _events(theirs: BlockStored | BlockRemoved | AllBlocksCleared) -> tuple[KvEvent, ...]:
+def _to_kv_events(
+    engine_event: BlockStored | BlockRemoved | AllBlocksCleared,
+) -> tuple[KvEvent, ...]:
     """Our values for vLLM's event."""
-    if isinstance(theirs, AllBlocksCleared):
+    if isinstance(engine_event, AllBlocksCleared):
         return (BlocksCleared(),)
-    if isinstance(theirs, BlockStored):
-        return _stored(theirs)
-    hashes = tuple(_hash(one) for one in theirs.block_hashes)
-    group = theirs.group_idx or 0
-    return (BlocksRemoved(block_hashes=hashes, tier=_tier(theirs), group=group),)
+    if isinstance(engine_event, BlockStored):
+        return _to_blocks_stored(engine_event)
+    hashes = tuple(_hash(block_hash) for block_hash in engine_event.block_hashes)
+    group = engine_event.group_idx or 0
+    return (BlocksRemoved(block_hashes=hashes, tier=_tier(engine_event), group=group),)
 
 
-def _stored(theirs: BlockStored) -> tuple[BlocksStored, ...]:
+def _to_blocks_stored(engine_event: BlockStored) -> tuple[BlocksStored, ...]:
     """The blocks that token ids alone name, and apart from them those from the first that has more.
 
     Blocks that vLLM leaves without tokens keep only their names, which is enough where the same
     blocks were told of in another tier or group. So do those of a run with holes, which sliding
     windows and states have: vLLM gives the tokens of the holes, too, but not where they are.
     """
-    hashes = [_hash(one) for one in theirs.block_hashes]
-    tokens, block_tokens = theirs.token_ids, theirs.block_size
+    hashes = [_hash(block_hash) for block_hash in engine_event.block_hashes]
+    tokens, block_tokens = engine_event.token_ids, engine_event.block_size
     if len(tokens) != len(hashes) * block_tokens:
         tokens, block_tokens = [], 0
-    keys = [_beyond_tokens(theirs, index) for index in range(len(hashes))]
-    plain = next((n for n, key in enumerate(keys) if not _is_plain(key)), len(hashes))
+    keys = [_extra_keys(engine_event, index) for index in range(len(hashes))]
+    plain_count = next((n for n, key in enumerate(keys) if not _is_plain(key)), len(hashes))
     salt = next((key for key in keys[0] if isinstance(key, str)), None) if keys else None
-    parent = theirs.parent_block_hash
+    parent = engine_event.parent_block_hash
     chain = [None if parent is None else _hash(parent), *hashes]
     return tuple(
         BlocksStored(
@@ -200,36 +200,38 @@ def _stored(theirs: BlockStored) -> tuple[BlocksStored, ...]:
             parent_hash=chain[start],
             token_ids=tuple(tokens[start * block_tokens : stop * block_tokens]),
             block_size_tokens=block_tokens,
-            tier=_tier(theirs),
-            adapter=theirs.lora_name,
-            cache_salt=known_salt(salt),
-            opaque=start == plain,
-            group=theirs.group_idx or 0,
+            tier=_tier(engine_event),
+            adapter=engine_event.lora_name,
+            cache_salt=salt_name(salt),
+            has_hidden_content=start == plain_count,
+            group=engine_event.group_idx or 0,
         )
-        for start, stop in ((0, plain), (plain, len(hashes)))
+        for start, stop in ((0, plain_count), (plain_count, len(hashes)))
         if start < stop
     )
 
 
-def _beyond_tokens(theirs: BlockStored, index: int) -> tuple[object, ...]:
+def _extra_keys(engine_event: BlockStored, index: int) -> tuple[object, ...]:
     """What made a block's hash besides tokens and adapter.
 
     That is the cache salt (text, only in a prompt's first block), images and the like (lists), and
     digests of prompt embeddings (bytes). Source: `to_event_extra_keys` in vLLM's kv_cache_utils.
     """
-    keys = theirs.extra_keys[index] if theirs.extra_keys else None
-    named = 1 if theirs.lora_name is not None else 0
-    return tuple(keys or ())[named:]
+    keys = engine_event.extra_keys[index] if engine_event.extra_keys else None
+    adapter_keys = 1 if engine_event.lora_name is not None else 0
+    return tuple(keys or ())[adapter_keys:]
 
 
 def _is_plain(keys: tuple[object, ...]) -> bool:
     return all(isinstance(key, str) for key in keys)
 
 
-def _tier(theirs: BlockStored | BlockRemoved) -> str | None:
-    return None if theirs.medium is None else theirs.medium.lower()
+def _tier(engine_event: BlockStored | BlockRemoved) -> str | None:
+    return None if engine_event.medium is None else engine_event.medium.lower()
 
 
-def _hash(theirs: bytes | int) -> BlockHash:
+def _hash(engine_hash: bytes | int) -> BlockHash:
     """Blocks are named by 64-bit numbers or whole digests, as vLLM is configured."""
-    return theirs if isinstance(theirs, bytes) else (theirs % 2**64).to_bytes(8, "big")
+    return (
+        engine_hash if isinstance(engine_hash, bytes) else (engine_hash % 2**64).to_bytes(8, "big")
+    )

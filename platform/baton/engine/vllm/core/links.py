@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from baton.domain.fleet import LinkTotals
 from baton.domain.handoff import Leg
-from baton.engine.vllm.wire.kv_handles import source_engine
+from baton.engine.vllm.wire.kv_handles import source_engine_id
 from baton.engine.vllm.wire.transfer_keys import (
     CONNECTOR,
     DURATIONS_KEY,
@@ -17,14 +17,14 @@ from baton.engine.vllm.wire.transfer_keys import (
 )
 
 FAILURE_KEYS = ("num_failed_transfers", "num_failed_notifications", "num_failed_handshakes")
-_KEPT_SOURCES = 1024
+_MAX_SOURCES = 1024
 """Replicas that are remembered; of more, those that were longest not pulled from are forgotten."""
 
 
 _V = TypeVar("_V")
 
 
-class LinkMeter:
+class PullMeter:
     """Adds up, by source, what steps report of transfers.
 
     Exact with baton's connector, which names the source engine of every entry; which replica that
@@ -37,76 +37,78 @@ class LinkMeter:
         """Take what says by which transport blocks come from a replica; empty: not known."""
         self._transport = transport
         self._replicas: dict[str, str] = {}
-        self._waiting: dict[str, str | None] = {}
+        self._awaited_sources: dict[str, str | None] = {}
         self._totals: dict[str, LinkTotals] = {}
 
-    def expect(self, leg: Leg) -> None:
+    def on_leg_submitted(self, leg: Leg) -> None:
         """A leg was handed to the engine; it may have to fetch its blocks."""
-        if leg.ticket is None:
+        if leg.kv_handle is None:
             return
         if leg.source_id is not None:
-            _keep_newest(self._replicas, source_engine(leg.ticket), leg.source_id)
-        self._waiting[leg.leg_id] = leg.source_id
+            _put_newest(self._replicas, source_engine_id(leg.kv_handle), leg.source_id)
+        self._awaited_sources[leg.leg_id] = leg.source_id
 
-    def arrived(self, leg_id: str) -> None:
+    def on_fetch_ended(self, leg_id: str) -> None:
         """A leg waits no more: it produced something, or ended."""
-        self._waiting.pop(leg_id, None)
+        self._awaited_sources.pop(leg_id, None)
 
-    def stepped(self, statistics: Mapping[str, Any]) -> None:
+    def on_step(self, statistics: Mapping[str, Any]) -> None:
         """Take in one step's statistics of the NIXL connector."""
-        moved = _entries(statistics, TRANSFERS_KEY)
-        took_s = _entries(statistics, DURATIONS_KEY)
-        sources = self._named(statistics, SOURCES_KEY, expected=len(moved))
-        for source_id, moved_bytes, busy_s in zip(sources, moved, took_s, strict=False):
+        transferred = _entries(statistics, TRANSFERS_KEY)
+        durations_s = _entries(statistics, DURATIONS_KEY)
+        sources = self._replicas_of_entries(statistics, SOURCES_KEY, expected=len(transferred))
+        for source_id, moved_bytes, busy_s in zip(sources, transferred, durations_s, strict=False):
             self._add(source_id, LinkTotals("", 1, int(moved_bytes), busy_s))
         failures = sum(len(_entries(statistics, key)) for key in FAILURE_KEYS)
-        for source_id in self._named(statistics, FAILED_SOURCES_KEY, expected=failures):
+        for source_id in self._replicas_of_entries(
+            statistics, FAILED_SOURCES_KEY, expected=failures
+        ):
             self._add(source_id, LinkTotals("", failures=1))
 
-    def _named(
+    def _replicas_of_entries(
         self, statistics: Mapping[str, Any], key: str, *, expected: int
     ) -> Sequence[str | None]:
         """The replica of each entry; None where it cannot be told."""
         engine_ids: Sequence[str] | None = statistics.get(key)
         if engine_ids is not None and (key == FAILED_SOURCES_KEY or len(engine_ids) == expected):
             return [self._replicas.get(engine_id) for engine_id in engine_ids]
-        waited_for = set(self._waiting.values())
-        return [waited_for.pop() if len(waited_for) == 1 else None] * expected
+        awaited = set(self._awaited_sources.values())
+        return [awaited.pop() if len(awaited) == 1 else None] * expected
 
-    def _add(self, source_id: str | None, more: LinkTotals) -> None:
+    def _add(self, source_id: str | None, increment: LinkTotals) -> None:
         if source_id is None:
             return
-        known = self._totals.get(source_id, LinkTotals(source_id))
+        total = self._totals.get(source_id, LinkTotals(source_id))
         summed = LinkTotals(
             source_id,
-            known.pulls + more.pulls,
-            known.moved_bytes + more.moved_bytes,
-            known.busy_s + more.busy_s,
-            known.failures + more.failures,
+            total.pulls + increment.pulls,
+            total.moved_bytes + increment.moved_bytes,
+            total.busy_s + increment.busy_s,
+            total.failures + increment.failures,
         )
-        _keep_newest(self._totals, source_id, summed)
+        _put_newest(self._totals, source_id, summed)
 
     def totals(self) -> tuple[LinkTotals, ...]:
         """What was pulled so far, by source."""
         return tuple(
-            known._replace(transport=self._transport(source_id))
-            for source_id, known in self._totals.items()
+            total._replace(transport=self._transport(source_id))
+            for source_id, total in self._totals.items()
         )
 
 
 def nixl_statistics(statistics: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the NIXL connector says, where it may be one of several."""
-    found: Mapping[str, Any] = statistics.get(CONNECTOR, statistics)
-    return found
+    nixl: Mapping[str, Any] = statistics.get(CONNECTOR, statistics)
+    return nixl
 
 
 def _entries(statistics: Mapping[str, Any], key: str) -> Sequence[float]:
-    found: Sequence[float] = statistics.get(key) or ()
-    return found
+    entries: Sequence[float] = statistics.get(key) or ()
+    return entries
 
 
-def _keep_newest(known: dict[str, _V], key: str, value: _V) -> None:
-    known.pop(key, None)
-    known[key] = value
-    while len(known) > _KEPT_SOURCES:
-        del known[next(iter(known))]
+def _put_newest(table: dict[str, _V], key: str, value: _V) -> None:
+    table.pop(key, None)
+    table[key] = value
+    while len(table) > _MAX_SOURCES:
+        del table[next(iter(table))]

@@ -9,7 +9,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from baton.domain.fleet import Load, StepTotals, TransferTotals
 from baton.engine.vllm.core.links import FAILURE_KEYS, nixl_statistics
-from baton.engine.vllm.wire.transfer_keys import VOID_SOURCES_KEY
+from baton.engine.vllm.wire.transfer_keys import INVALIDATED_SOURCES_KEY
 
 _SMOOTHING = 0.1
 """Weight of the newest step in the moving average: the last 20 steps or so count."""
@@ -41,15 +41,15 @@ class LoadMeter:
         self._transfers = TransferTotals()
         self._steps = StepTotals()
 
-    def waiting(self, prompt_tokens: int) -> None:
+    def on_leg_submitted(self, prompt_tokens: int) -> None:
         """A leg was handed to the engine."""
         self._queued_tokens += prompt_tokens
 
-    def started(self, prompt_tokens: int) -> None:
+    def on_leg_started(self, prompt_tokens: int) -> None:
         """A leg produced its first output, or ended without any."""
         self._queued_tokens -= prompt_tokens
 
-    def stepped(self, stats: SchedulerStats, *, context_tokens: int = 0) -> None:
+    def on_step(self, stats: SchedulerStats, *, context_tokens: int = 0) -> None:
         """Take in one step; `context_tokens` is what those it decoded for attended to."""
         self._running_requests = stats.num_running_reqs
         self._pulling_requests = stats.num_skipped_waiting_reqs
@@ -59,8 +59,8 @@ class LoadMeter:
         details = stats.iteration_details
         if details is not None and not details.is_dummy:
             step_s = details.elapsed_ms / 1000
-            known = self._step_s > 0
-            self._step_s += (step_s - self._step_s) * (_SMOOTHING if known else 1)
+            has_average = self._step_s > 0
+            self._step_s += (step_s - self._step_s) * (_SMOOTHING if has_average else 1)
             self._steps = StepTotals(
                 steps=self._steps.steps + 1,
                 busy_s=self._steps.busy_s + step_s,
@@ -90,12 +90,12 @@ class LoadMeter:
         )
 
 
-def add_transfers(totals: TransferTotals, data: Mapping[str, Any]) -> TransferTotals:
+def add_transfers(totals: TransferTotals, statistics: Mapping[str, Any]) -> TransferTotals:
     """`totals` with one step's NIXL connector statistics added: lists, one entry an occurrence."""
 
     def entries(name: str) -> Sequence[float]:
-        found: Sequence[float] = data.get(name) or ()
-        return found
+        values: Sequence[float] = statistics.get(name) or ()
+        return values
 
     return TransferTotals(
         pulls=totals.pulls + len(entries("bytes_transferred")),
@@ -103,5 +103,5 @@ def add_transfers(totals: TransferTotals, data: Mapping[str, Any]) -> TransferTo
         busy_s=totals.busy_s + sum(entries("transfer_duration")),
         failures=totals.failures + sum(len(entries(name)) for name in FAILURE_KEYS),
         expired_leases=totals.expired_leases + len(entries("num_kv_expired_reqs")),
-        void_pulls=totals.void_pulls + len(entries(VOID_SOURCES_KEY)),
+        invalidated_pulls=totals.invalidated_pulls + len(entries(INVALIDATED_SOURCES_KEY)),
     )

@@ -19,13 +19,13 @@ from vllm.lora.utils import get_adapter_absolute_path
 
 from baton.control.fleet.loaded_adapters import LoadedAdapters
 from baton.domain.errors import AdapterFailed
-from baton.domain.fleet import AdapterLoad
+from baton.domain.fleet import AdapterStatus
 from baton.runtime.known_adapters import KnownAdapters
 
 _MAX_WHY_CHARS = 300
 
 
-def local_path(source: str) -> str:
+def resolve_local_path(source: str) -> str:
     """Where an adapter is on this machine, brought from the hub if need be; blocks.
 
     The source itself where it cannot be had: an engine says so when it is asked for.
@@ -38,52 +38,55 @@ def local_path(source: str) -> str:
 class EngineAdapters:
     """What an engine serves besides its model."""
 
-    def __init__(self, known: KnownAdapters, *, slots: int) -> None:
-        self._known = known
+    def __init__(self, known_adapters: KnownAdapters, *, slots: int) -> None:
+        self._known_adapters = known_adapters
         self._requests: dict[str, LoRARequest] = {}
         """Of every adapter that was ever asked for: vLLM knows them by their ids."""
-        for name, source in known.fixed.items():
+        for name, source in known_adapters.fixed.items():
             self._add(name, source)
-        self._book = LoadedAdapters(slots)
+        self._loaded_adapters = LoadedAdapters(slots)
         self._by_leg: dict[str, str] = {}
-        self._loading = asyncio.Lock()
+        self._load_lock = asyncio.Lock()
 
-    def fetch(self) -> None:
+    def download_all(self) -> None:
         """Bring adapters from a hub to this machine; blocks.
 
         Left to the engine, the first request for one would hold up all that runs there. One that
         cannot be had is told of when it is asked for.
         """
         for request in self._requests.values():
-            request.lora_path = local_path(request.lora_path)
+            request.lora_path = resolve_local_path(request.lora_path)
 
-    async def ready(
-        self, leg_id: str, name: str | None, load: Callable[[LoRARequest], Awaitable[object]]
+    async def ensure_loaded(
+        self,
+        leg_id: str,
+        name: str | None,
+        load_adapter: Callable[[LoRARequest], Awaitable[object]],
     ) -> LoRARequest | None:
         """See to it that a leg's adapter is there; None for a leg without one.
 
-        `load` has the engine load an adapter, and raises what it raises.
+        `load_adapter` has the engine load an adapter, and raises what it raises.
 
         Raises:
             AdapterFailed: there is no such adapter, or it cannot be loaded.
         """
         if name is None:
             return None
-        source = await self._known.source(name)
+        source = await self._known_adapters.source(name)
         request = self._requests.get(name)
         is_new = request is None
         if request is None:
             request = self._add(name, source)
-        self._book.leg_came(name)
+        self._loaded_adapters.on_leg_started(name)
         self._by_leg[leg_id] = name
         try:
-            async with self._loading:
-                if not self._book.use(name):
+            async with self._load_lock:
+                if not self._loaded_adapters.touch(name):
                     if is_new:
-                        request.lora_path = await asyncio.to_thread(local_path, source)
-                    await self._load(request, load)
+                        request.lora_path = await asyncio.to_thread(resolve_local_path, source)
+                    await self._load(request, load_adapter)
         except BaseException:
-            self.leg_over(leg_id)
+            self.on_leg_ended(leg_id)
             raise
         return request
 
@@ -94,22 +97,22 @@ class EngineAdapters:
         return request
 
     async def _load(
-        self, request: LoRARequest, load: Callable[[LoRARequest], Awaitable[object]]
+        self, request: LoRARequest, load_adapter: Callable[[LoRARequest], Awaitable[object]]
     ) -> None:
-        began_s = asyncio.get_running_loop().time()
+        started_s = asyncio.get_running_loop().time()
         try:
-            await load(request)
+            await load_adapter(request)
         except Exception as error:
-            said = [line.strip() for line in str(error).splitlines() if line.strip()]
-            why = (said[-1] if said else type(error).__name__)[-_MAX_WHY_CHARS:]
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            why = (lines[-1] if lines else type(error).__name__)[-_MAX_WHY_CHARS:]
             raise AdapterFailed(request.lora_name, f"{request.lora_path}: {why}") from error
-        took_s = asyncio.get_running_loop().time() - began_s
-        self._book.loaded(request.lora_name, took_s)
+        elapsed_s = asyncio.get_running_loop().time() - started_s
+        self._loaded_adapters.on_loaded(request.lora_name, elapsed_s)
 
-    def leg_over(self, leg_id: str) -> None:
+    def on_leg_ended(self, leg_id: str) -> None:
         """A leg is over; one without an adapter is ignored."""
-        self._book.leg_over(self._by_leg.pop(leg_id, None))
+        self._loaded_adapters.on_leg_ended(self._by_leg.pop(leg_id, None))
 
-    def told(self) -> AdapterLoad:
+    def adapter_load(self) -> AdapterStatus:
         """What others are told of them."""
-        return self._book.told()
+        return self._loaded_adapters.report()

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 
 from baton.domain.errors import EngineStartFailed
-from baton.domain.names.addresses import address_text
+from baton.domain.names.addresses import format_address
 from baton.domain.names.model_sources import is_path
 from baton.engine.vllm.core.settings import VllmEngineSettings
-from baton.runtime.process.sockets import bound_socket
+from baton.runtime.process.sockets import create_bound_socket
 
 KILL_WAIT_S = 5.0
 """How long the kernel may take to bury a killed process."""
@@ -28,43 +28,43 @@ _ENVIRONMENT_LOCK = threading.Lock()
 
 
 @contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
+def patched_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for processes started inside, then put back what was there.
 
     vLLM has no argument for some of what an engine needs (side-channel port, start method): it
     reads the environment while the engine is constructed, and its processes inherit it.
     """
     with _ENVIRONMENT_LOCK:
-        before = {name: os.environ.get(name) for name in variables}
+        previous = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         try:
             yield
         finally:
-            for name, value in before.items():
+            for name, value in previous.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
 
 
-def children() -> set[int]:
+def child_pids() -> set[int]:
     """Ids of the processes that this one started through multiprocessing."""
     return {child.pid for child in multiprocessing.active_children() if child.pid is not None}
 
 
-def tree(pids: set[int]) -> list[psutil.Process]:
+def process_tree(pids: set[int]) -> list[psutil.Process]:
     """The processes `pids` and all they started, as far as they still live."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for pid in pids:
         try:
             parent = psutil.Process(pid)
-            found += [parent, *parent.children(recursive=True)]
+            processes += [parent, *parent.children(recursive=True)]
         except psutil.NoSuchProcess:
             continue
-    return found
+    return processes
 
 
-def bury(processes: list[psutil.Process], *, grace_s: float) -> list[int]:
+def kill_tree(processes: list[psutil.Process], *, grace_s: float) -> list[int]:
     """Wait for processes to end, kill those that do not; blocks. Returns who had to be killed."""
     _, alive = psutil.wait_procs(processes, timeout=grace_s)
     for process in alive:
@@ -108,30 +108,34 @@ def _check_model(source: str) -> None:
 def _check_port(host: str, port: int) -> None:
     try:
         # As ZMQ does: a port whose last connections only linger is free.
-        with bound_socket(host, port):
+        with create_bound_socket(host, port):
             pass
     except OSError as error:
         raise EngineStartFailed(
-            f"NIXL side channel cannot listen on {address_text(host, port)}: {error.strerror}",
+            f"NIXL side channel cannot listen on {format_address(host, port)}: {error.strerror}",
             "end the process that holds the port, or choose another host or port_base",
         ) from error
 
 
 def _check_block_size(settings: VllmEngineSettings) -> None:
-    wanted = settings.block_size_tokens
-    if wanted is not None and wanted % CPU_BLOCK_TOKENS:
+    block_size_tokens = settings.block_size_tokens
+    if block_size_tokens is not None and block_size_tokens % CPU_BLOCK_TOKENS:
         raise EngineStartFailed(
-            f"block size of {wanted} tokens: vLLM's attention on a CPU takes multiples of"
+            f"block size of {block_size_tokens} tokens: vLLM's attention on a CPU takes"
+            " multiples of"
             f" {CPU_BLOCK_TOKENS}",
             f"choose block_size {CPU_BLOCK_TOKENS}, 64 or 128",
         )
 
 
 def _check_memory(settings: VllmEngineSettings) -> None:
-    wanted = (settings.kv_cache_bytes or 0) * settings.tensor_parallel * settings.pipeline_parallel
-    available = psutil.virtual_memory().available
-    if wanted > available:
+    required_bytes = (
+        (settings.kv_cache_bytes or 0) * settings.tensor_parallel * settings.pipeline_parallel
+    )
+    available_bytes = psutil.virtual_memory().available
+    if required_bytes > available_bytes:
         raise EngineStartFailed(
-            f"not enough memory for the KV cache: {wanted:,} bytes wanted, {available:,} available",
+            f"not enough memory for the KV cache: {required_bytes:,} bytes wanted,"
+            f" {available_bytes:,} available",
             "lower kv_cache or end other processes",
         )

@@ -30,68 +30,70 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 logger = logging.getLogger(__name__)
-_ONE_REGISTRY = threading.Lock()
+_REGISTRY_LOCK = threading.Lock()
 
 
 class VllmSeries(Collector):
-    """Feeds vLLM's logger, and collects what it says; nothing before `begin`."""
+    """Feeds vLLM's logger, and collects what it says; nothing before `start`."""
 
     def __init__(self) -> None:
-        self._own = CollectorRegistry()
+        self._registry = CollectorRegistry()
         self._logger: PrometheusStatLogger | None = None
-        self._untold = threading.Lock()
+        self._pending_lock = threading.Lock()
         """Held for the next two, which whoever collects in another thread tells as well."""
-        self._latest: SchedulerStats | None = None
+        self._pending_stats: SchedulerStats | None = None
         """Of the last plain step that was not told yet."""
-        self._plain_tokens: Counter[int] = Counter()
+        self._pending_token_counts: Counter[int] = Counter()
         """How many plain steps with outputs had so many tokens and were not told yet."""
 
-    def begin(self, config: VllmConfig) -> None:
+    def start(self, config: VllmConfig) -> None:
         """An engine of this configuration has started; without its series it runs as well."""
         try:
-            with _ONE_REGISTRY:
-                self._logger = _apart(config, self._own)
+            with _REGISTRY_LOCK:
+                self._logger = _make_isolated_logger(config, self._registry)
         except Exception:  # telemetry is no reason not to serve
             logger.exception("vLLM's own series are not told")
 
-    def stepped(self, step: EngineCoreOutputs) -> None:
+    def on_step(self, step: EngineCoreOutputs) -> None:
         """Take in one step of the engine."""
-        self._telling(lambda told: self._take(step, told))
+        self._with_logger(lambda told: self._record_step(step, told))
 
     def collect(self) -> Iterator[Family]:
         """What vLLM says, but for histograms in which there is nothing."""
-        self._telling(self._tell_plain)
-        return (family for family in self._own.collect() if not _is_empty(family))
+        self._with_logger(self._flush_pending)
+        return (family for family in self._registry.collect() if not _is_empty(family))
 
-    def _take(self, step: EngineCoreOutputs, told: PrometheusStatLogger) -> None:
+    def _record_step(self, step: EngineCoreOutputs, stat_logger: PrometheusStatLogger) -> None:
         if _is_plain(step):
-            self._latest = step.scheduler_stats
+            self._pending_stats = step.scheduler_stats
             if step.outputs:
-                self._plain_tokens[sum(len(one.new_token_ids) for one in step.outputs)] += 1
+                self._pending_token_counts[
+                    sum(len(output.new_token_ids) for output in step.outputs)
+                ] += 1
             return
-        self._tell_plain(told)
-        told.record(step.scheduler_stats, _iteration(step.outputs))
+        self._flush_pending(stat_logger)
+        stat_logger.record(step.scheduler_stats, _iteration_stats(step.outputs))
         for output in step.outputs:
             if output.finish_reason is not None:
-                told.counter_request_success[output.finish_reason][0].inc()
+                stat_logger.counter_request_success[output.finish_reason][0].inc()
 
-    def _tell_plain(self, told: PrometheusStatLogger) -> None:
-        latest, self._latest = self._latest, None
+    def _flush_pending(self, stat_logger: PrometheusStatLogger) -> None:
+        latest, self._pending_stats = self._pending_stats, None
         if latest is None:
             return
-        told.record(latest, None)
-        steps, self._plain_tokens = self._plain_tokens, Counter()
-        for tokens, times in steps.items():
-            told.counter_generation_tokens[0].inc(tokens * times)
-            for _ in range(times):
-                told.histogram_iteration_tokens[0].observe(tokens)
+        stat_logger.record(latest, None)
+        steps, self._pending_token_counts = self._pending_token_counts, Counter()
+        for tokens, step_count in steps.items():
+            stat_logger.counter_generation_tokens[0].inc(tokens * step_count)
+            for _ in range(step_count):
+                stat_logger.histogram_iteration_tokens[0].observe(tokens)
 
-    def _telling(self, tell: Callable[[PrometheusStatLogger], None]) -> None:
+    def _with_logger(self, action: Callable[[PrometheusStatLogger], None]) -> None:
         if self._logger is None:
             return
         try:
-            with self._untold:
-                tell(self._logger)
+            with self._pending_lock:
+                action(self._logger)
         except Exception:  # nor to stop serving
             self._logger = None
             logger.exception("vLLM's own series are told no more")
@@ -102,9 +104,11 @@ def _is_plain(step: EngineCoreOutputs) -> bool:
     stats = step.scheduler_stats
     if stats is None or stats.prefix_cache_stats.queries or stats.kv_cache_eviction_events:
         return False
-    fetched = stats.connector_prefix_cache_stats  # there in every step of an engine with NIXL
+    connector_stats = (
+        stats.connector_prefix_cache_stats
+    )  # there in every step of an engine with NIXL
     if (
-        (fetched is not None and fetched.queries)
+        (connector_stats is not None and connector_stats.queries)
         or stats.spec_decoding_stats is not None
         or stats.kv_connector_stats is not None
         or stats.ec_connector_stats is not None
@@ -114,29 +118,29 @@ def _is_plain(step: EngineCoreOutputs) -> bool:
     ):
         return False
     return all(
-        one.finish_reason is None and one.prefill_stats is None and not one.events
-        for one in step.outputs
+        output.finish_reason is None and output.prefill_stats is None and not output.events
+        for output in step.outputs
     )
 
 
-def _apart(config: VllmConfig, registry: CollectorRegistry) -> PrometheusStatLogger:
+def _make_isolated_logger(config: VllmConfig, registry: CollectorRegistry) -> PrometheusStatLogger:
     """A logger whose series are in a registry of their own."""
-    known = _registered()
-    made = PrometheusStatLogger(config)
+    collectors_before = _registered_collectors()
+    stat_logger = PrometheusStatLogger(config)
     try:
-        made.log_engine_initialized()
+        stat_logger.log_engine_initialized()
     finally:
-        for collector in _registered() - known:
+        for collector in _registered_collectors() - collectors_before:
             REGISTRY.unregister(collector)
             registry.register(collector)
-    return made
+    return stat_logger
 
 
-def _registered() -> set[Collector]:
+def _registered_collectors() -> set[Collector]:
     return set(REGISTRY._collector_to_names)  # noqa: SLF001 - nothing else tells them
 
 
-def _iteration(outputs: list[EngineCoreOutput]) -> IterationStats | None:
+def _iteration_stats(outputs: list[EngineCoreOutput]) -> IterationStats | None:
     """What a step's outputs say; None for a step without any."""
     if not outputs:
         return None
@@ -156,4 +160,4 @@ def _is_empty(family: Family) -> bool:
     """Whether it is a histogram that nothing was observed in."""
     if family.type != "histogram":
         return False
-    return not any(one.value for one in family.samples if one.name.endswith("_count"))
+    return not any(sample.value for sample in family.samples if sample.name.endswith("_count"))

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from baton.domain.fleet import Role
-from baton.domain.names.addresses import address_text
-from baton.domain.names.process_names import ASKER_VARIABLE, process_name
+from baton.domain.names.addresses import format_address
+from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
 from baton.domain.names.proxies import PROXY_VARIABLES
 from baton.engine.vllm.patches.step_budget import DECODE_STEP_TOKENS_VARIABLE
 from baton.engine.vllm.wire.transfer_keys import (
@@ -38,7 +38,7 @@ class OnLoadFailure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nixl:
+class NixlSettings:
     """An engine's part in KV transfers; without it an engine serves LOCAL legs only."""
 
     host: str
@@ -62,18 +62,18 @@ class Nixl:
     @property
     def address(self) -> str:
         """The side channel as `host:port`; an IPv6 host in brackets."""
-        return address_text(self.host, self.port)
+        return format_address(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSlots:
     """How much room an engine has for LoRA adapters."""
 
-    batched: int = 4
+    max_per_batch: int = 4
     """Different ones in one step; requests with others wait."""
-    loaded: int = 16
+    max_loaded: int = 16
     """In the host's memory; the longest unused goes for a new one."""
-    rank: int = 16
+    max_rank: int = 16
     """The highest rank of any."""
 
 
@@ -107,7 +107,7 @@ class VllmEngineSettings:
     gpu_memory_utilization: float | None = None
     shares_gpu: bool = False
     """Whether other engines are on its GPU: then it starts while none of them does."""
-    nixl: Nixl | None = None
+    nixl: NixlSettings | None = None
     host_memory_bytes: int | None = None
     """Of the host, for KV blocks that the GPU has no room for; all workers together. GPUs only."""
     adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -182,9 +182,9 @@ def engine_arguments(
         slots = settings.adapter_slots
         arguments |= {
             "enable_lora": True,
-            "max_loras": slots.batched,
-            "max_cpu_loras": slots.loaded,
-            "max_lora_rank": slots.rank,
+            "max_loras": slots.max_per_batch,
+            "max_cpu_loras": slots.max_loaded,
+            "max_lora_rank": slots.max_rank,
         }
     arguments = {name: value for name, value in arguments.items() if value is not None}
     return arguments | dict(settings.extra)
@@ -201,7 +201,7 @@ def engine_environment(settings: VllmEngineSettings, folder: Path) -> dict[str, 
     Its sockets are in `folder`: vLLM leaves them behind when it is killed.
     """
     environment = {
-        ASKER_VARIABLE: process_name(),
+        OWNER_ENV_VAR: process_name(),
         # Forking a process with threads (Ray, gRPC) is unsafe; also, a forked child would believe
         # that its plugins are loaded and outlive its parent.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -246,7 +246,7 @@ def _kv_transfer(settings: VllmEngineSettings) -> dict[str, Any] | None:
     }
 
 
-def _nixl_transfer(nixl: Nixl, role: Role) -> dict[str, Any]:
+def _nixl_transfer(nixl: NixlSettings, role: Role) -> dict[str, Any]:
     return {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,

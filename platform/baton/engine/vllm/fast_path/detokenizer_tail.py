@@ -15,39 +15,39 @@ from typing import Any, TypeAlias
 import tokenizers
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
-Theirs: TypeAlias = Any
+VllmObject: TypeAlias = Any
 """What vLLM makes, which is not followed."""
 _TAIL_TOKENS = 64
-_LEAST_TOKENS = 4 * _TAIL_TOKENS
+_MIN_PROMPT_TOKENS = 4 * _TAIL_TOKENS
 """Shorter prompts are not worth it."""
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Stands for bytes that are no character, or none yet."""
 
 
-def decode_tails_only(processor: Theirs) -> None:
+def install_tail_decoding(processor: VllmObject) -> None:
     """Have an output processor of vLLM's decode of long prompts only what their texts need."""
     # vLLM has no public place for this; a test on its real processor finds out when these move.
-    plain = processor.add_request
+    original = processor.add_request
 
-    def add_request(request: Theirs, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def add_request(request: VllmObject, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         is_new = request.request_id not in processor.request_states
-        plain(request, *args, **kwargs)
+        original(request, *args, **kwargs)
         state = processor.request_states.get(request.request_id)
         if is_new and state is not None and request.prompt_token_ids is not None:
-            begin_at_tail(state.detokenizer, request.prompt_token_ids)
+            start_at_tail(state.detokenizer, request.prompt_token_ids)
 
     processor.add_request = add_request
 
 
-def begin_at_tail(detokenizer: Theirs, prompt_token_ids: Sequence[int]) -> None:
+def start_at_tail(detokenizer: VllmObject, prompt_token_ids: Sequence[int]) -> None:
     """Give a detokenizer that has decoded nothing yet a stream that knows the prompt's end only."""
-    if len(prompt_token_ids) < _LEAST_TOKENS:
+    if len(prompt_token_ids) < _MIN_PROMPT_TOKENS:
         return
     if not isinstance(detokenizer, FastIncrementalDetokenizer):
         return  # the slow one looks at the end only, and some requests want no text
-    tail, skips = list(prompt_token_ids[-_TAIL_TOKENS:]), detokenizer.skip_special_tokens
-    text = detokenizer.tokenizer.decode(tail, skip_special_tokens=skips)
+    tail, skips_special = list(prompt_token_ids[-_TAIL_TOKENS:]), detokenizer.skip_special_tokens
+    text = detokenizer.tokenizer.decode(tail, skip_special_tokens=skips_special)
     # Without text, what comes next would be the beginning of one.
-    if text and not text.endswith(_BROKEN):
-        stream = tokenizers.decoders.DecodeStream(ids=tail, skip_special_tokens=skips)
+    if text and not text.endswith(_REPLACEMENT):
+        stream = tokenizers.decoders.DecodeStream(ids=tail, skip_special_tokens=skips_special)
         detokenizer.stream = stream

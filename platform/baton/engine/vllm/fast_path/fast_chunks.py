@@ -24,66 +24,68 @@ from vllm.entrypoints.serve.utils import tool_calls_utils
 _ONLY_CONTENT = {"content"}
 
 
-class QuickChunk(msgspec.Struct):
+class FastChunk(msgspec.Struct):
     """A chunk, or a part of one; what was not said of it is `UNSET`."""
 
-    vllms: ClassVar[type[BaseModel]]
+    vllm_model: ClassVar[type[BaseModel]]
     """What vLLM makes in its place."""
 
     def model_dump_json(self, *, exclude_unset: bool = False, exclude_none: bool = False) -> str:
         """As that of vLLM's model."""
         if exclude_unset and not exclude_none:
             return _ENCODE(self).decode()
-        return self.checked().model_dump_json(
+        return self.to_vllm_model().model_dump_json(
             exclude_unset=exclude_unset, exclude_none=exclude_none
         )
 
-    def checked(self) -> BaseModel:
+    def to_vllm_model(self) -> BaseModel:
         """The same as vLLM's model."""
-        said = {
+        set_fields = {
             name: value
             for name in self.__struct_fields__
             if (value := getattr(self, name)) is not UNSET
         }
-        return self.vllms(**{name: _checked(value) for name, value in said.items()})
+        return self.vllm_model(
+            **{name: _to_vllm_value(value) for name, value in set_fields.items()}
+        )
 
 
-def quick(model: type[BaseModel]) -> type[QuickChunk]:
+def make_fast_class(model: type[BaseModel]) -> type[FastChunk]:
     """A class that stands for a model of vLLM's: it is made with the same arguments."""
     fields = [(name, Any, UNSET) for name in model.model_fields]
-    made = msgspec.defstruct(model.__name__, fields, bases=(QuickChunk,), kw_only=True)
-    made.vllms = model  # type: ignore[attr-defined]  # of the class, not of what it makes
-    return made  # type: ignore[return-value]  # by its base
+    fast_class = msgspec.defstruct(model.__name__, fields, bases=(FastChunk,), kw_only=True)
+    fast_class.vllm_model = model  # type: ignore[attr-defined]  # of the class, not of what it makes
+    return fast_class  # type: ignore[return-value]  # by its base
 
 
-def write_chunks_quickly() -> None:
+def install_fast_chunks() -> None:
     """Have vLLM's handlers make quick chunks from now on, in this process. Idempotent."""
     for module, response, choice in (
         (completions, "CompletionStreamResponse", "CompletionResponseStreamChoice"),
         (chat, "ChatCompletionStreamResponse", "ChatCompletionResponseStreamChoice"),
     ):
         for name in (response, choice):
-            _stand_in(module, name)
+            _replace_class(module, name)
     # It asks of what it is given whether it is a choice, and finds the delta in that.
-    theirs = tool_calls_utils.ChatCompletionResponseStreamChoice
-    if not isinstance(theirs, tuple):
-        ours = chat.ChatCompletionResponseStreamChoice
-        tool_calls_utils.ChatCompletionResponseStreamChoice = (theirs, ours)
+    vllm_class = tool_calls_utils.ChatCompletionResponseStreamChoice
+    if not isinstance(vllm_class, tuple):
+        fast_class = chat.ChatCompletionResponseStreamChoice
+        tool_calls_utils.ChatCompletionResponseStreamChoice = (vllm_class, fast_class)
 
 
-def _stand_in(module: ModuleType, name: str) -> None:
-    theirs = getattr(module, name)
-    if not issubclass(theirs, QuickChunk):
-        setattr(module, name, quick(theirs))
+def _replace_class(module: ModuleType, name: str) -> None:
+    vllm_class = getattr(module, name)
+    if not issubclass(vllm_class, FastChunk):
+        setattr(module, name, make_fast_class(vllm_class))
 
 
-def _checked(value: object) -> object:
-    if isinstance(value, QuickChunk):
-        return value.checked()
-    return [_checked(one) for one in value] if isinstance(value, list) else value
+def _to_vllm_value(value: object) -> object:
+    if isinstance(value, FastChunk):
+        return value.to_vllm_model()
+    return [_to_vllm_value(item) for item in value] if isinstance(value, list) else value
 
 
-def _as_theirs(value: Any) -> object:  # noqa: ANN401 - whatever a chunk is made with
+def _encode_value(value: Any) -> object:  # noqa: ANN401 - whatever a chunk is made with
     """What is no struct: pydantic writes it."""
     if type(value) is DeltaMessage and value.model_fields_set == _ONLY_CONTENT:
         return {"content": value.content}  # nearly all of them
@@ -92,4 +94,4 @@ def _as_theirs(value: Any) -> object:  # noqa: ANN401 - whatever a chunk is made
     raise TypeError(f"a chunk holds a {type(value).__name__}, wanted what JSON has")
 
 
-_ENCODE = msgspec.json.Encoder(enc_hook=_as_theirs).encode
+_ENCODE = msgspec.json.Encoder(enc_hook=_encode_value).encode

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from vllm.utils.async_utils import make_async
 
-Theirs: TypeAlias = Any
+VllmObject: TypeAlias = Any
 """What vLLM and transformers make, which is not followed."""
 SAMPLES = (
     "hello world",
@@ -40,88 +40,92 @@ SAMPLES = (
 SHORT_CHARS = 4096
 """Prose of so many keeps the event loop for about a millisecond; what is in no vocabulary, for some
 more."""
-_TRIED_WORDS = 16
-_VLLMS_CLASSES = "vllm.tokenizers."
+_MAX_SAMPLE_WORDS = 16
+_VLLM_MODULE_PREFIX = "vllm.tokenizers."
 """They hold copies of a tokenizer, or remember its vocabulary; what it does stays as it was."""
 
 
-class QuickEncoder:
+class FastEncoder:
     """Token ids of texts, as a tokenizer of transformers gives them. Thread-safe."""
 
-    def __init__(self, tokenizer: Theirs) -> None:
+    def __init__(self, tokenizer: VllmObject) -> None:
         """Take a copy of a tokenizer's program, which nobody else sets anything of."""
-        program = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        program.no_truncation()
-        program.no_padding()
-        program.encode_special_tokens = bool(tokenizer.split_special_tokens)
-        self._encode = program.encode_batch_fast
+        rust_tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        rust_tokenizer.no_truncation()
+        rust_tokenizer.no_padding()
+        rust_tokenizer.encode_special_tokens = bool(tokenizer.split_special_tokens)
+        self._encode = rust_tokenizer.encode_batch_fast
 
     def __call__(self, texts: list[str], *, add_special_tokens: bool = False) -> list[list[int]]:
         """The ids of each of some texts."""
         encoded = self._encode(texts, add_special_tokens=add_special_tokens)
-        return [one.ids for one in encoded]
+        return [encoding.ids for encoding in encoded]
 
 
-def quick_encoder(tokenizer: Theirs) -> QuickEncoder | None:
+def make_fast_encoder(tokenizer: VllmObject) -> FastEncoder | None:
     """One that gives the ids that this tokenizer gives; None: that is not sure."""
     if not isinstance(tokenizer, TokenizersBackend) or not _is_plain(type(tokenizer)):
         return None
     try:
-        encode = QuickEncoder(tokenizer)
+        encode = FastEncoder(tokenizer)
     except Exception:  # noqa: BLE001 - with parts in Python it has no text, says tokenizers' Rust
         return None
     words = sorted(token.content for token in tokenizer.added_tokens_decoder.values())
-    tried = [*SAMPLES, *(f"a{word}b {word}" for word in words[:_TRIED_WORDS])]
-    tried.append("".join(tried))
-    for added in (False, True):
-        theirs: Iterable[Sequence[int]] = tokenizer(tried, add_special_tokens=added)["input_ids"]
-        if encode(tried, add_special_tokens=added) != [list(ids) for ids in theirs]:
+    samples = [*SAMPLES, *(f"a{word}b {word}" for word in words[:_MAX_SAMPLE_WORDS])]
+    samples.append("".join(samples))
+    for add_special in (False, True):
+        expected: Iterable[Sequence[int]] = tokenizer(samples, add_special_tokens=add_special)[
+            "input_ids"
+        ]
+        if encode(samples, add_special_tokens=add_special) != [list(ids) for ids in expected]:
             return None
     return encode
 
 
-def _is_plain(kind: type) -> bool:
+def _is_plain(tokenizer_class: type) -> bool:
     """Whether texts reach the program as they are: by no method but transformers' own."""
-    kinds = [one for one in kind.__mro__ if not one.__module__.startswith(_VLLMS_CLASSES)]
+    classes = [
+        cls for cls in tokenizer_class.__mro__ if not cls.__module__.startswith(_VLLM_MODULE_PREFIX)
+    ]
 
-    def whose(method: str) -> type | None:
-        return next((one for one in kinds if method in vars(one)), None)
+    def defining_class(method: str) -> type | None:
+        return next((class_ for class_ in classes if method in vars(class_)), None)
 
-    called, encoded = whose("__call__"), whose("_encode_plus")
-    return called is PreTrainedTokenizerBase and encoded is TokenizersBackend
+    call_owner, encode_owner = defining_class("__call__"), defining_class("_encode_plus")
+    return call_owner is PreTrainedTokenizerBase and encode_owner is TokenizersBackend
 
 
-def tokenize_quickly(renderer: Theirs) -> QuickEncoder | None:
+def install_fast_tokenizer(renderer: VllmObject) -> FastEncoder | None:
     """Have a renderer of vLLM's do so; None: its tokenizer is not one for it."""
-    encode = quick_encoder(renderer.tokenizer)
+    encode = make_fast_encoder(renderer.tokenizer)
     if encode is None:
         return None
     # vLLM has no public place for this; a test on its real app finds out when these move.
-    plain, executor = renderer._tokenize_prompt, renderer._executor  # noqa: SLF001
+    original, executor = renderer._tokenize_prompt, renderer._executor  # noqa: SLF001
 
-    def tokenize(prompt: Theirs, params: Theirs) -> Theirs:
-        wanted = params.get_encode_kwargs()
+    def tokenize(prompt: VllmObject, params: VllmObject) -> VllmObject:
+        options = params.get_encode_kwargs()
         if params.return_token_offsets:
-            return plain(prompt, params)
-        (ids,) = encode([prompt["prompt"]], add_special_tokens=wanted["add_special_tokens"])
-        if wanted["truncation"] and len(ids) > wanted["max_length"]:
-            return plain(prompt, params)
+            return original(prompt, params)
+        (ids,) = encode([prompt["prompt"]], add_special_tokens=options["add_special_tokens"])
+        if options["truncation"] and len(ids) > options["max_length"]:
+            return original(prompt, params)
         return {**prompt, "prompt_token_ids": ids}
 
     renderer._tokenize_prompt = tokenize  # noqa: SLF001
-    renderer._tokenize_prompt_async = short_here(tokenize, executor)  # noqa: SLF001
+    renderer._tokenize_prompt_async = inline_if_short(tokenize, executor)  # noqa: SLF001
     return encode
 
 
-def short_here(
-    tokenize: Callable[..., Theirs], executor: Executor
-) -> Callable[..., Awaitable[Theirs]]:
+def inline_if_short(
+    tokenize: Callable[..., VllmObject], executor: Executor
+) -> Callable[..., Awaitable[VllmObject]]:
     """Call a function of a prompt and more in the executor, or at once where its text is short."""
     in_thread = make_async(tokenize, executor)
 
-    async def tokenize_async(prompt: Theirs, *more: Theirs) -> Theirs:
+    async def tokenize_async(prompt: VllmObject, *args: VllmObject) -> VllmObject:
         if len(prompt["prompt"]) <= SHORT_CHARS:
-            return tokenize(prompt, *more)
-        return await in_thread(prompt, *more)
+            return tokenize(prompt, *args)
+        return await in_thread(prompt, *args)
 
     return tokenize_async

@@ -22,22 +22,28 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
-from baton.engine.vllm.fast_path.stream_bypass import ShortCut, is_plain
+from baton.engine.vllm.fast_path.stream_bypass import StreamBypass, is_bypassable
 from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
 _JSON = b"application/json"
 
 
-def go_straight(app: Any) -> tuple[str, ...]:  # noqa: ANN401 - vllm is not followed
+def install_request_bypass(app: Any) -> tuple[str, ...]:  # noqa: ANN401 - vllm is not followed
     """Have the app serve those routes so; returns which of them it does."""
     routes = app.router.routes
-    found = [one for one in routes if isinstance(one, APIRoute) and one.path in PATHS]
-    straight = [] if app.dependency_overrides else [one for one in found if _is_plain(one)]
-    for route in straight:
-        route.app = StraightRoute(route, route.app)
-    routes[:] = [*straight, *(one for one in routes if one not in straight)]
-    return tuple(route.path for route in straight)
+    token_routes = [
+        route for route in routes if isinstance(route, APIRoute) and route.path in PATHS
+    ]
+    bypassed = (
+        []
+        if app.dependency_overrides
+        else [token_route for token_route in token_routes if _is_plain(token_route)]
+    )
+    for route in bypassed:
+        route.app = BypassRoute(route, route.app)
+    routes[:] = [*bypassed, *(route for route in routes if route not in bypassed)]
+    return tuple(route.path for route in bypassed)
 
 
 def _is_plain(route: APIRoute) -> bool:
@@ -51,8 +57,8 @@ def _is_plain(route: APIRoute) -> bool:
     )
     return (
         not any(params)
-        and [one.call for one in dependant.dependencies] == [validate_json_request]
-        and [one.name for one in dependant.body_params] == ["request"]
+        and [dependency.call for dependency in dependant.dependencies] == [validate_json_request]
+        and [body_param.name for body_param in dependant.body_params] == ["request"]
         and dependant.request_param_name == "raw_request"
         and dependant.background_tasks_param_name is None
         and dependant.response_param_name is None
@@ -61,7 +67,7 @@ def _is_plain(route: APIRoute) -> bool:
     )
 
 
-class StraightRoute:
+class BypassRoute:
     """What serves a route: its handler, or FastAPI."""
 
     def __init__(self, route: APIRoute, fastapi: ASGIApp) -> None:
@@ -72,27 +78,27 @@ class StraightRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if not _says_json(scope):
+        if not _is_json(scope):
             await self._fastapi(scope, receive, send)
             return
-        body = Body(receive)
+        body = ReplayableBody(receive)
         await body.read()
-        request = self._understood(body)
+        request = self._parse(body)
         if request is None:
-            await self._fastapi(scope, body.again, send)
+            await self._fastapi(scope, body.replay, send)
             return
         # From the body's first byte on, should a handler want to read it for itself.
-        raw_request = Request(scope, body.again, send)
+        raw_request = Request(scope, body.replay, send)
         exchange = CURRENT_EXCHANGE.get()
-        if exchange is None or not is_plain(request, raw_request.app.state):
+        if exchange is None or not is_bypassable(request, raw_request.app.state):
             await self._serve(request, raw_request, receive, send)
             return
-        exchange.short_cut = short_cut = ShortCut(exchange)
+        exchange.bypass = bypass = StreamBypass(exchange)
         try:
             await self._serve(request, raw_request, receive, send)
         finally:
-            exchange.short_cut = None
-            short_cut.close()
+            exchange.bypass = None
+            bypass.close()
 
     async def _serve(
         self, request: object, raw_request: Request, receive: Receive, send: Send
@@ -103,12 +109,12 @@ class StraightRoute:
         assert isinstance(response, Response), "vLLM's handlers say how they answer"
         await response(raw_request.scope, receive, send)
 
-    def _understood(self, body: Body) -> object:
+    def _parse(self, body: ReplayableBody) -> object:
         """The handler's request; None where FastAPI shall say what is wrong."""
-        if not body.complete:
+        if not body.is_complete:
             return None
         try:
-            value = json.loads(body.whole)
+            value = json.loads(body.content)
         except (ValueError, RecursionError):
             return None
         assert self._field is not None, "only such a route is served so"
@@ -119,12 +125,12 @@ class StraightRoute:
         return request  # None where there are errors
 
 
-class Body:
+class ReplayableBody:
     """A request's body, which can be read again as it came."""
 
     def __init__(self, receive: Receive) -> None:
-        self.complete = False
-        self.whole = b""
+        self.is_complete = False
+        self.content = b""
         self._receive = receive
         self._messages: list[Message] = []
         self._failure: Exception | None = None
@@ -132,7 +138,7 @@ class Body:
     async def read(self) -> None:
         """Read all of it, or up to what ended it."""
         parts = []
-        while not self.complete:
+        while not self.is_complete:
             try:
                 message = await self._receive()
             except Exception as error:  # noqa: BLE001 - raised for whoever reads it again
@@ -142,10 +148,10 @@ class Body:
             if message["type"] != "http.request":
                 return
             parts.append(message.get("body", b""))
-            self.complete = not message.get("more_body", False)
-        self.whole = b"".join(parts)
+            self.is_complete = not message.get("more_body", False)
+        self.content = b"".join(parts)
 
-    async def again(self) -> Message:
+    async def replay(self) -> Message:
         """The next message, from the first one on; then what comes after the body."""
         if self._messages:
             return self._messages.pop(0)
@@ -154,6 +160,6 @@ class Body:
         return await self._receive()
 
 
-def _says_json(scope: Scope) -> bool:
-    said = [value for name, value in scope["headers"] if name == b"content-type"]
-    return len(said) == 1 and said[0].split(b";", 1)[0].lower() == _JSON
+def _is_json(scope: Scope) -> bool:
+    content_types = [value for name, value in scope["headers"] if name == b"content-type"]
+    return len(content_types) == 1 and content_types[0].split(b";", 1)[0].lower() == _JSON

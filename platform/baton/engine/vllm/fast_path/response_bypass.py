@@ -18,36 +18,36 @@ from vllm.entrypoints.openai.chat_completion import api_router as chat
 from vllm.entrypoints.openai.completion import api_router as completions
 from vllm.entrypoints.openai.responses import api_router as responses
 
-from baton.engine.vllm.fast_path.stream_bypass import ShortCut
+from baton.engine.vllm.fast_path.stream_bypass import StreamBypass
 from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE
 
 _ROUTERS = (chat, completions, messages, responses)
 
 
-def stream_straight(app: Any, *, middleware: bool) -> None:  # noqa: ANN401 - vllm is not followed
+def install_response_bypass(app: Any, *, middleware: bool) -> None:  # noqa: ANN401 - vllm is not followed
     """Have vLLM's app send chunks straight to the gate, unless it has `middleware` of others."""
     app.state.streams_straight = not middleware and not envs.VLLM_DEBUG_LOG_API_SERVER_RESPONSE
     for router in _ROUTERS:
-        router.StreamingResponse = StraightStream
+        router.StreamingResponse = BypassStreamingResponse
 
 
-class StraightStream(StreamingResponse):
+class BypassStreamingResponse(StreamingResponse):
     """A stream of which only start and end pass through every layer."""
 
-    _straight: Send | None = None
-    _short_cut: ShortCut | None = None
+    _direct_send: Send | None = None
+    _bypass: StreamBypass | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         exchange = CURRENT_EXCHANGE.get()
         if exchange is not None and getattr(scope["app"].state, "streams_straight", False):
-            self._straight = exchange.send
-            self._short_cut = exchange.short_cut
+            self._direct_send = exchange.send
+            self._bypass = exchange.bypass
         await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
         """Send start, chunks and end."""
-        straight, short_cut = self._straight or send, self._short_cut
+        direct_send, bypass = self._direct_send or send, self._bypass
         await send(
             {
                 "type": "http.response.start",
@@ -58,11 +58,11 @@ class StraightStream(StreamingResponse):
         try:
             async for chunk in self.body_iterator:
                 body = chunk.encode(self.charset) if isinstance(chunk, str) else chunk
-                if short_cut is not None:
-                    if short_cut.unsent is not None:
-                        await short_cut.unsent
-                    short_cut.saw(bytes(body))
-                await straight({"type": "http.response.body", "body": body, "more_body": True})
+                if bypass is not None:
+                    if bypass.unsent is not None:
+                        await bypass.unsent
+                    bypass.on_chunk(bytes(body))
+                await direct_send({"type": "http.response.body", "body": body, "more_body": True})
         finally:
             # What is cut off while it sends would go on until its generators are garbage.
             if (close := getattr(self.body_iterator, "aclose", None)) is not None:

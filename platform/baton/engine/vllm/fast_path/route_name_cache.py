@@ -11,29 +11,29 @@ from typing import Any
 
 from prometheus_fastapi_instrumentator import routing
 
-_MOST = 1024
-_KEY = ("app", "type", "method", "path", "root_path")
+_MAX_ENTRIES = 1024
+_KEY_FIELDS = ("app", "type", "method", "path", "root_path")
 
 
-def remember_route_names() -> None:
+def install_route_name_cache() -> None:
     """Have the layer remember them from now on, in this process. Idempotent."""
-    if not isinstance(routing.get_route_name, _Remembered):
-        routing.get_route_name = _Remembered(routing.get_route_name)
+    if not isinstance(routing.get_route_name, _RouteNameCache):
+        routing.get_route_name = _RouteNameCache(routing.get_route_name)
 
 
-class _Remembered:
+class _RouteNameCache:
     """A function's answers by what they depend on, the oldest of too many forgotten."""
 
     def __init__(self, look_up: Any) -> None:  # noqa: ANN401 - its package is not followed
         self._look_up = look_up
-        self._known: dict[tuple[object, ...], str | None] = {}
+        self._names: dict[tuple[object, ...], str | None] = {}
 
     def __call__(self, request: Any, should_include_root_path: bool) -> str | None:  # noqa: ANN401, FBT001 - as it is called
-        key = (should_include_root_path, *map(request.scope.get, _KEY))
-        if key in self._known:
-            return self._known[key]
+        key = (should_include_root_path, *map(request.scope.get, _KEY_FIELDS))
+        if key in self._names:
+            return self._names[key]
         name: str | None = self._look_up(request, should_include_root_path)
-        if len(self._known) >= _MOST:
-            del self._known[next(iter(self._known))]
-        self._known[key] = name
+        if len(self._names) >= _MAX_ENTRIES:
+            del self._names[next(iter(self._names))]
+        self._names[key] = name
         return name

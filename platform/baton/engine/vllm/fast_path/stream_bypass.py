@@ -29,45 +29,45 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 
 from baton.engine.vllm.gate.gate import Exchange, Message
 
-Theirs: TypeAlias = Any
+VllmObject: TypeAlias = Any
 """What vLLM makes, which is not followed."""
-_MOST_LOOKED_AT = 8
+_MAX_SAMPLED_OUTPUTS = 8
 """Outputs, until it is taken that there is no form."""
 _UNKNOWN = object()
 
 
-class Form(NamedTuple):
+class ChunkTemplate(NamedTuple):
     """What is around the text of a chunk, whichever text it is."""
 
-    before: bytes
-    after: bytes
+    prefix: bytes
+    suffix: bytes
 
-    def of(self, text: str) -> bytes:
+    def render(self, text: str) -> bytes:
         """The chunk with this text."""
-        return self.before + msgspec.json.encode(text) + self.after
+        return self.prefix + msgspec.json.encode(text) + self.suffix
 
 
-class Said(NamedTuple):
+class Chunk(NamedTuple):
     """A text, and the chunk that was made of it."""
 
     text: str
-    chunk: bytes
+    body: bytes
 
 
-def form_of(one: Said, other: Said) -> Form | None:
+def find_template(first: Chunk, second: Chunk) -> ChunkTemplate | None:
     """The form of two chunks; None where more than the text differs, or nothing does."""
-    if one.text == other.text:
+    if first.text == second.text:
         return None
-    written, found, at = msgspec.json.encode(one.text), [], 0
-    while (at := one.chunk.find(written, at)) >= 0:
-        form = Form(one.chunk[:at], one.chunk[at + len(written) :])
-        if form.of(other.text) == other.chunk:
-            found.append(form)
-        at += 1
-    return found[0] if len(found) == 1 else None
+    encoded_text, templates, offset = msgspec.json.encode(first.text), [], 0
+    while (offset := first.body.find(encoded_text, offset)) >= 0:
+        template = ChunkTemplate(first.body[:offset], first.body[offset + len(encoded_text) :])
+        if template.render(second.text) == second.body:
+            templates.append(template)
+        offset += 1
+    return templates[0] if len(templates) == 1 else None
 
 
-def is_plain(request: Theirs, app: Theirs) -> bool:
+def is_bypassable(request: VllmObject, app: VllmObject) -> bool:
     """Whether a request wants a stream of one answer's text, of which nobody keeps account.
 
     `app` is the state of vLLM's app: its handlers may have more to do with each text than to pass
@@ -76,17 +76,17 @@ def is_plain(request: Theirs, app: Theirs) -> bool:
     if not request.stream or request.n not in (None, 1) or request.use_beam_search:
         return False
     options = request.stream_options
-    usage_all_along = options is not None and options.continuous_usage_stats
-    if usage_all_along or request.return_token_ids or request.echo:
+    wants_continuous_usage = options is not None and options.continuous_usage_stats
+    if wants_continuous_usage or request.return_token_ids or request.echo:
         return False
     if getattr(getattr(app, "args", None), "sse_keep_alive_interval", 0) > 0:
         return False
     if isinstance(request, CompletionRequest):
         handler = getattr(app, "openai_serving_completion", None)
-        one_text = request.logprobs is None and _is_one_prompt(request.prompt)
-        return one_text and not getattr(handler, "enable_force_include_usage", True)
+        has_one_text = request.logprobs is None and _is_one_prompt(request.prompt)
+        return has_one_text and not getattr(handler, "enable_force_include_usage", True)
     if isinstance(request, ChatCompletionRequest):
-        return not request.logprobs and _passes_on(getattr(app, "openai_serving_chat", None))
+        return not request.logprobs and _is_passthrough(getattr(app, "openai_serving_chat", None))
     return False
 
 
@@ -96,32 +96,32 @@ def _is_one_prompt(prompt: object) -> bool:
     return isinstance(prompt, str)
 
 
-def _passes_on(handler: Theirs) -> bool:
+def _is_passthrough(handler: VllmObject) -> bool:
     """Whether a handler of chats does nothing with a text but to pass it on."""
     parser = getattr(handler, "parser_cls", _UNKNOWN)
-    accounts = ("enable_log_outputs", "enable_force_include_usage")
-    return parser is None and not any(getattr(handler, name, True) for name in accounts)
+    option_names = ("enable_log_outputs", "enable_force_include_usage")
+    return parser is None and not any(getattr(handler, name, True) for name in option_names)
 
 
-class ShortCut:
+class StreamBypass:
     """That of one request. Whoever made it closes it."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.unsent: asyncio.Task[None] | None = None
         """What its client was too slow to take; to be waited for before anything else is sent."""
         self._exchange = exchange
-        self._state: Theirs = None
-        self._open = False
+        self._state: VllmObject = None
+        self._is_active = False
         """The stream has a form, has sent all, and waits for an output."""
-        self._form: Form | None = None
-        self._looked_at = 0
-        self._before: Said | None = None
+        self._template: ChunkTemplate | None = None
+        self._sampled_outputs = 0
+        self._previous: Chunk | None = None
         self._text = ""
         self._chunks: list[bytes] = []
-        self._owed: list[int] = []
+        self._uncounted: list[int] = []
         """Tokens that were sent and that vLLM's handler has not counted yet."""
 
-    def attach(self, state: Theirs) -> None:
+    def attach(self, state: VllmObject) -> None:
         """Stand between vLLM's output processor and the state that it keeps of the request."""
         if self._state is not None:  # it asks for more than one answer after all
             self._detach()
@@ -138,26 +138,26 @@ class ShortCut:
             and logprobs.num_prompt_logprobs is None
         ):
             self._state = state
-            state.make_request_output = self._make
+            state.make_request_output = self._make_request_output
 
-    def passes(self, output: Theirs) -> None:
+    def on_output(self, output: VllmObject) -> None:
         """An output goes vLLM's way."""
-        self._open = False
-        if self._form is None:
+        self._is_active = False
+        if self._template is None:
             self._text = output.outputs[0].text
             self._chunks.clear()
 
-    def saw(self, chunk: bytes) -> None:
+    def on_chunk(self, chunk: bytes) -> None:
         """A chunk is sent that vLLM's handler has made."""
-        if self._form is None and self._looked_at < _MOST_LOOKED_AT:
+        if self._template is None and self._sampled_outputs < _MAX_SAMPLED_OUTPUTS:
             self._chunks.append(chunk)
 
-    def rests(self) -> None:
+    def on_idle(self) -> None:
         """All chunks of the last output were sent, and the next output is waited for."""
-        if self._form is None and self._looked_at < _MOST_LOOKED_AT:
-            self._look()
-        sent = self.unsent is None or self.unsent.done()
-        self._open = self._form is not None and self._state is not None and sent
+        if self._template is None and self._sampled_outputs < _MAX_SAMPLED_OUTPUTS:
+            self._sample()
+        all_sent = self.unsent is None or self.unsent.done()
+        self._is_active = self._template is not None and self._state is not None and all_sent
 
     def close(self) -> None:
         """Nothing is sent here any more. Idempotent."""
@@ -166,43 +166,45 @@ class ShortCut:
             self.unsent.cancel()
 
     def _detach(self) -> None:
-        self._open, self._looked_at = False, _MOST_LOOKED_AT
+        self._is_active, self._sampled_outputs = False, _MAX_SAMPLED_OUTPUTS
         if self._state is not None:
             del self._state.make_request_output  # its class has it
             self._state = None
 
-    def _look(self) -> None:
-        self._looked_at += 1
+    def _sample(self) -> None:
+        self._sampled_outputs += 1
         if not self._chunks:
             return
-        said = Said(self._text, self._chunks[-1])  # a stream may begin with a chunk of its own
-        if self._before is not None:
-            self._form = form_of(self._before, said) if len(self._chunks) == 1 else None
-        self._before = said
+        chunk = Chunk(self._text, self._chunks[-1])  # a stream may begin with a chunk of its own
+        if self._previous is not None:
+            self._template = (
+                find_template(self._previous, chunk) if len(self._chunks) == 1 else None
+            )
+        self._previous = chunk
 
-    def _make(  # noqa: PLR0913, PLR0917 - as vLLM has it
+    def _make_request_output(  # noqa: PLR0913, PLR0917 - as vLLM has it
         self,
         new_token_ids: Sequence[int],
-        pooling_output: Theirs,
-        finish_reason: Theirs,
-        stop_reason: Theirs,
-        kv_transfer_params: Theirs = None,
-        ec_transfer_params: Theirs = None,
-        error: Theirs = None,
-    ) -> Theirs:
+        pooling_output: VllmObject,
+        finish_reason: VllmObject,
+        stop_reason: VllmObject,
+        kv_transfer_params: VllmObject = None,
+        ec_transfer_params: VllmObject = None,
+        error: VllmObject = None,
+    ) -> VllmObject:
         """In place of the state's own: an output, or None when all that it would say is sent."""
         state = self._state
         if (
-            self._open
+            self._is_active
             and finish_reason is None
             and new_token_ids
             and pooling_output is None
             and error is None
             and state.queue.output is None
             and not state.sampling_mask_chunks
-            and self._exchange.passes
+            and self._exchange.is_passthrough
         ):
-            self._owed += new_token_ids
+            self._uncounted += new_token_ids
             self._send(state.detokenizer.get_next_output_text(False, True))  # noqa: FBT003 - vLLM's
             return None
         output = type(state).make_request_output(
@@ -215,10 +217,10 @@ class ShortCut:
             ec_transfer_params,
             error=error,
         )
-        if self._owed and output is not None:
+        if self._uncounted and output is not None:
             first = output.outputs[0]
-            first.token_ids = [*self._owed, *first.token_ids]
-            self._owed.clear()
+            first.token_ids = [*self._uncounted, *first.token_ids]
+            self._uncounted.clear()
         return output
 
     def _send(self, text: str) -> None:
@@ -227,45 +229,51 @@ class ShortCut:
         Nothing may be raised here: it would end vLLM's output processor, and all streams with it.
         """
         try:
-            steps = self._exchange.send(self._message(text)).__await__()
-            waited_for = next(steps)
+            generator = self._exchange.send(self._message(text)).__await__()
+            awaited = next(generator)
         except StopIteration:
             return
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - its own task raises it
-            self._open = False
+            self._is_active = False
             self._state.queue.put(EngineGenerateError(f"not sent: {type(error).__name__}"))
             return
-        self._open = False
-        self.unsent = asyncio.get_running_loop().create_task(_finish(_Begun(steps, waited_for)))
+        self._is_active = False
+        self.unsent = asyncio.get_running_loop().create_task(
+            _finish(_StartedAwaitable(generator, awaited))
+        )
 
     def _message(self, text: str) -> Message:
-        assert self._form is not None, "a short cut is open once it has a form"
-        return {"type": "http.response.body", "body": self._form.of(text), "more_body": True}
+        assert self._template is not None, "a short cut is open once it has a form"
+        return {
+            "type": "http.response.body",
+            "body": self._template.render(text),
+            "more_body": True,
+        }
 
 
-class _Begun(Generator[Any, Any, None]):
+class _StartedAwaitable(Generator[Any, Any, None]):
     """The rest of an awaitable that was begun outside of a task, and waits for something."""
 
-    def __init__(self, steps: Generator[Any, Any, None], waited_for: object) -> None:
-        self._steps = steps
-        self._waited_for: object = waited_for
-        self._told = False
+    def __init__(self, generator: Generator[Any, Any, None], awaited: object) -> None:
+        self._generator = generator
+        self._awaited: object = awaited
+        self._has_yielded = False
 
     def __await__(self) -> Generator[Any, Any, None]:
         return self
 
     def send(self, value: object) -> object:
         """Say what it waits for, and go on when that is there."""
-        if self._told:
-            return self._steps.send(value)
-        self._told = True
-        return self._waited_for
+        if self._has_yielded:
+            return self._generator.send(value)
+        self._has_yielded = True
+        return self._awaited
 
     def throw(self, *error: Any) -> object:  # noqa: ANN401 - as a generator has it
         """Tell it that what it waits for has failed, or that it is not to go on."""
-        self._told = True
-        return self._steps.throw(*error)
+        self._has_yielded = True
+        return self._generator.throw(*error)
 
 
-async def _finish(begun: _Begun) -> None:
-    await begun
+async def _finish(started: _StartedAwaitable) -> None:
+    await started

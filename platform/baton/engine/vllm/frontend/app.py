@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from baton.control.fleet.adapter_registry import RuntimeAdapter
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
-from baton.engine.gpus import compute_on_cpus
-from baton.engine.log_handlers import kept_handlers
+from baton.engine.gpus import use_cpu_without_gpus
+from baton.engine.log_handlers import preserve_log_handlers
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
 from baton.engine.vllm.gate.access import Access
 from baton.engine.vllm.gate.adapters import Administer
@@ -30,7 +30,7 @@ from baton.runtime.ports import Clock
 from baton.runtime.process.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    from baton.engine.vllm.frontend.engine_server import Seam
+    from baton.engine.vllm.frontend.engine_server import FleetEngineServer
     from baton.engine.vllm.frontend.llm import ApiApp, FleetLLM
 
 
@@ -45,7 +45,7 @@ class VllmFrontend:
         self._hooks = hooks
         self._clock = clock
         self._folder: str | None = None
-        self._seam: Seam | None = None
+        self._engine_server: FleetEngineServer | None = None
         self._llm: FleetLLM | None = None
         self._api: ApiApp | None = None
         self._gate: Gate | None = None
@@ -59,7 +59,10 @@ class VllmFrontend:
         """
         # Its default mode keeps the sockets ours; a long folder would not fit a socket's address.
         self._folder = str(scratch_folder("baton-", short=True))
-        addresses = {f"{way}_address": f"ipc://{self._folder}/{way}" for way in ("input", "output")}
+        addresses = {
+            f"{direction}_address": f"ipc://{self._folder}/{direction}"
+            for direction in ("input", "output")
+        }
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 return await self._start(addresses)
@@ -75,14 +78,14 @@ class VllmFrontend:
 
     async def close(self) -> None:
         """Stop and leave no task, socket or file behind. Idempotent."""
-        seam, self._seam = self._seam, None
+        engine_server, self._engine_server = self._engine_server, None
         llm, self._llm = self._llm, None
         self._api = self._gate = None
         folder, self._folder = self._folder, None
         if llm is not None:
             await llm.aclose()
-        if seam is not None:
-            await seam.close()
+        if engine_server is not None:
+            await engine_server.close()
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -92,11 +95,11 @@ class VllmFrontend:
         assert self._api is not None, "it is asked for once it has started"
         return self._api.asgi
 
-    def stand_before(self, app: AsgiApp, *, healthy: Callable[[], bool]) -> AsgiApp:
+    def gate_app(self, app: AsgiApp, *, healthy: Callable[[], bool]) -> AsgiApp:
         """This frontend's gate, with its limits and keys, before an app of several models."""
         assert self._gate is not None, "it is asked for once it has started"
-        self._gate.stand_before(app, healthy=healthy)
-        return _for_browsers(self._gate, self._settings)
+        self._gate.replace_app(app, healthy=healthy)
+        return _with_cors(self._gate, self._settings)
 
     def set_adapters(self, adapters: Sequence[RuntimeAdapter]) -> None:
         """Serve these adapters besides those that it was started with, from now on."""
@@ -104,7 +107,7 @@ class VllmFrontend:
         if self._api is not None:
             self._api.set_adapters(self._adapters)
 
-    def administer_by(self, administer: Administer) -> None:
+    def set_administer(self, administer: Administer) -> None:
         """Have adapters loaded and unloaded by this."""
         assert self._gate is not None, "it is asked for once it has started"
         self._gate.administer = administer
@@ -122,46 +125,50 @@ class VllmFrontend:
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Stream tokens to clients; one call per engine step."""
-        self._started().deliver(deliveries)
+        self._require_started().deliver(deliveries)
 
     def fail(self, request_id: str, error: BatonError) -> None:
         """End a request with an error the client can read."""
-        self._started().fail(request_id, error)
+        self._require_started().fail(request_id, error)
 
     @property
     def open_requests(self) -> int:
         """Requests that clients wait for."""
-        return 0 if self._seam is None else self._seam.open_requests
+        return 0 if self._engine_server is None else self._engine_server.open_requests
 
     def healthy(self) -> bool:
         """Whether a request that comes now would be read and could be served."""
-        if self._seam is None or self._llm is None or self.broken:
+        if self._engine_server is None or self._llm is None or self.has_failed:
             return False
         return self._hooks.healthy()
 
     @property
-    def broken(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether it was started and will never serve again, whatever becomes of the fleet."""
-        seam, llm = self._seam, self._llm
-        return seam is not None and llm is not None and (not seam.alive or llm.errored)
+        engine_server, llm = self._engine_server, self._llm
+        return (
+            engine_server is not None
+            and llm is not None
+            and (not engine_server.is_running or llm.errored)
+        )
 
-    def _started(self) -> Seam:
-        if self._seam is None:
+    def _require_started(self) -> FleetEngineServer:
+        if self._engine_server is None:
             raise LinkFailed("frontend", "the frontend is not running")
-        return self._seam
+        return self._engine_server
 
     async def _start(self, addresses: dict[str, str]) -> AsgiApp:
         args = await asyncio.to_thread(_server_args, self._settings, self._facts)
         # Imported by now, in the thread.
-        from baton.engine.vllm.frontend.engine_server import Seam
+        from baton.engine.vllm.frontend.engine_server import FleetEngineServer
         from baton.engine.vllm.frontend.llm import (
             FleetLLM,
-            api_app,
+            build_api_app,
             engine_config,
         )
 
         def construct() -> FleetLLM:
-            with kept_handlers():
+            with preserve_log_handlers():
                 return FleetLLM(
                     engine_config(args),
                     addresses=addresses,
@@ -170,11 +177,11 @@ class VllmFrontend:
                     limits=self._settings.limits,
                 )
 
-        self._seam = Seam(self._facts, self._hooks, self._clock)
-        await self._seam.start(addresses["input_address"], addresses["output_address"])
+        self._engine_server = FleetEngineServer(self._facts, self._hooks, self._clock)
+        await self._engine_server.start(addresses["input_address"], addresses["output_address"])
         self._llm = await asyncio.to_thread(construct)
-        self._seam.meet(self._llm.engine_core)
-        self._api = await api_app(self._llm, args)
+        self._engine_server.attach_inprocess(self._llm.engine_core)
+        self._api = await build_api_app(self._llm, args)
         self._gate = Gate(
             self._api.asgi,
             routes=self._settings.routes,
@@ -182,7 +189,7 @@ class VllmFrontend:
             admit=self._hooks.admit,
         )
         self._apply()
-        return _for_browsers(self._gate, self._settings)
+        return _with_cors(self._gate, self._settings)
 
     def _apply(self) -> None:
         """Pass on what the settings say now; before the start there is nobody to pass it to."""
@@ -192,21 +199,21 @@ class VllmFrontend:
         if self._llm is not None:
             self._llm.limits = limits
         if self._api is not None:
-            self._api.set_default_max_tokens(limits.tokens_unless_said)
+            self._api.set_default_max_tokens(limits.default_output_tokens)
             self._api.set_adapters(self._adapters)
 
 
-def _for_browsers(gate: Gate, settings: FrontendSettings) -> AsgiApp:
+def _with_cors(gate: Gate, settings: FrontendSettings) -> AsgiApp:
     """The gate, behind a layer that tells browsers which origins may use it, if any may."""
-    if not settings.cross_origin:
+    if not settings.cors_options:
         return gate
     from starlette.middleware.cors import CORSMiddleware
 
-    layer: AsgiApp = CORSMiddleware(gate, **settings.cross_origin)  # type: ignore[arg-type]  # by name
+    layer: AsgiApp = CORSMiddleware(gate, **settings.cors_options)  # type: ignore[arg-type]  # by name
     return layer
 
 
-def import_python_frontend() -> None:
+def preload_python_frontend() -> None:
     """Import everything heavy: seconds, in which other threads hardly run.
 
     To be called before anybody waits for a word of this process; to start a frontend does it, too.
@@ -217,15 +224,15 @@ def import_python_frontend() -> None:
     os.environ.pop("VLLM_API_KEY", None)
     # Read with each fetch: a host that media may come from could name another that they may not.
     os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
-    compute_on_cpus(os.environ)
-    with kept_handlers():
+    use_cpu_without_gpus(os.environ)
+    with preserve_log_handlers():
         from baton.engine.vllm.frontend import engine_server as seam  # noqa: F401 - to have it imported
         from baton.engine.vllm.frontend import llm as frontend_llm  # noqa: F401 - to have it imported
 
 
 def _server_args(settings: FrontendSettings, facts: FleetFacts) -> Namespace:
     """The server's arguments, parsed."""
-    import_python_frontend()
+    preload_python_frontend()
     from baton.engine.vllm.frontend import llm as frontend_llm
 
-    return frontend_llm.server_args(settings.argv(max_len_tokens=facts.max_len_tokens))
+    return frontend_llm.parse_server_args(settings.argv(max_len_tokens=facts.max_len_tokens))

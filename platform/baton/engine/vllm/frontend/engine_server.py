@@ -50,14 +50,14 @@ from baton.domain.errors import (
 from baton.domain.request import Request
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks
 from baton.engine.vllm.gate.errors import Problem
-from baton.engine.vllm.patches.resume_checks import misfit
+from baton.engine.vllm.patches.resume_checks import find_incompatibility
 from baton.engine.vllm.wire.codec import (
-    FrontendWire,
-    Introduce,
+    FrontendCodec,
+    Identify,
     UnsupportedRequest,
-    introduced_by_gate,
+    identify_by_gate,
 )
-from baton.runtime.link.channel import Channel, Sent, try_send
+from baton.runtime.link.channel import Channel, SendResult, try_send
 from baton.runtime.link.options import LinkCounters
 from baton.runtime.ports import Clock
 from baton.runtime.process.log_events import log_event
@@ -72,7 +72,7 @@ _MAX_UNSENT_MESSAGES = 4096
 _RETRY_S = 0.01
 _PREPARE_S = 30.0
 _PREPARING_THREADS = 2
-_MOST_PREPARING = 256
+_MAX_PREPARING = 256
 """Requests whose grammars wait to be looked at: no admission has counted them yet."""
 _BATCH_MESSAGES = 64
 """Requests that are read before the event loop gets its turn."""
@@ -95,13 +95,13 @@ Prepare: TypeAlias = Callable[[EngineCoreRequest], None]
 """Raises `UnsupportedRequest` for what no engine could do."""
 
 
-def constrained(request: EngineCoreRequest) -> bool:
+def is_constrained(request: EngineCoreRequest) -> bool:
     """Whether a request's answer is to keep to a grammar, which may have to be prepared."""
     params = request.sampling_params
     return params is not None and params.structured_outputs is not None
 
 
-class Seam:
+class FleetEngineServer:
     """One engine, as far as vLLM's API server can see. Satisfies `ports.Frontend`."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Seam:
         hooks: FrontendHooks,
         clock: Clock,
         *,
-        introduce: Introduce = introduced_by_gate,
+        identify: Identify = identify_by_gate,
         prepare: Prepare | None = None,
     ) -> None:
         """Take what depends on the frontend at the other end.
@@ -119,16 +119,16 @@ class Seam:
             facts: Of the fleet.
             hooks: Who hears of requests.
             clock: Of this process.
-            introduce: Says who asks.
+            identify: Says who asks.
             prepare: Does what the frontend has not done for a request that asks for it; blocks.
         """
         self._facts = facts
         self._hooks = hooks
         self._clock = clock
         # Engines of a fleet are of this version; one that is not refuses what it cannot take up.
-        why = misfit()
-        self._wire = FrontendWire(
-            max_len_tokens=facts.max_len_tokens, takes_up=why is None, introduce=introduce
+        why = find_incompatibility()
+        self._codec = FrontendCodec(
+            max_len_tokens=facts.max_len_tokens, supports_resume=why is None, identify=identify
         )
         if why is not None:
             log_event(logger, logging.WARNING, "sampling_state_not_resumed", {"why": why})
@@ -140,22 +140,22 @@ class Seam:
         self._outbox = self._context.socket(zmq.PUSH)
         self._unsent: deque[Sequence[bytes]] = deque()
         """Messages for which ZMQ has no room, as long as the other side lags."""
-        self._lost = False
+        self._client_stalled = False
         """The other side has lagged for too long."""
-        self._gathered: dict[str, EngineCoreOutput] = {}
+        self._batched_outputs: dict[str, EngineCoreOutput] = {}
         """Outputs of this turn of the event loop, by request."""
         self._loop = asyncio.get_running_loop()
         self._prepare = prepare
-        self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "baton-prepare")
+        self._prepare_executor = ThreadPoolExecutor(_PREPARING_THREADS, "baton-prepare")
         self._preparing: dict[str, asyncio.Task[None]] = {}
         """Requests that were read and are not handed on yet."""
-        self._met: asyncio.Queue[Any] | None = None
+        self._inprocess_queue: asyncio.Queue[Any] | None = None
         """Where a client of this event loop reads its outputs."""
-        self._nobodys = copy_context()
+        self._detached_context = copy_context()
         """For what a client's call leads to: what it keeps in its context is its own affair."""
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         """Whether requests that the API server accepts are still read."""
         return self._inbox is not None
 
@@ -177,17 +177,17 @@ class Seam:
         self._inbox = Channel(
             inbox, self._on_message, batch_frames=_BATCH_MESSAGES, counters=LinkCounters()
         )
-        self._inbox.send([msgspec.msgpack.encode(_ready(self._facts))])
+        self._inbox.send([msgspec.msgpack.encode(_ready_response(self._facts))])
 
-    def meet(self, client: Any) -> None:  # noqa: ANN401 - vllm is not followed
+    def attach_inprocess(self, client: Any) -> None:  # noqa: ANN401 - vllm is not followed
         """Stand in for the sockets of a client that lives in this event loop.
 
         Args:
             client: An `AsyncMPClient` that has been greeted and has sent no request yet.
         """
-        client.add_request_async = self._add_met
-        client.abort_requests_async = self._abort_met
-        self._met = client.outputs_queue
+        client.add_request_async = self._add_inprocess
+        client.abort_requests_async = self._abort_inprocess
+        self._inprocess_queue = client.outputs_queue
 
     async def close(self) -> None:
         """Stop reading and free the sockets. Idempotent."""
@@ -195,7 +195,7 @@ class Seam:
         preparing, self._preparing = self._preparing, {}
         for task in preparing.values():
             task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._prepare_executor.shutdown(wait=False, cancel_futures=True)
         self._context.destroy(linger=0)
 
     def _stop_reading(self) -> None:
@@ -210,45 +210,45 @@ class Seam:
         Raises:
             LinkFailed: vLLM's client has stopped reading; this frontend is beyond repair.
         """
-        self._check_read()
-        gathered, open_requests = self._gathered, self._prompt_tokens
-        output_of, unreadable = self._wire.from_delivery, []
+        self._check_client_reads()
+        batch, open_requests = self._batched_outputs, self._prompt_tokens
+        encode_delivery, unreadable = self._codec.encode_delivery, []
         for delivery in deliveries:
             request_id = delivery.request_id
             prompt_tokens = open_requests.get(request_id)
             if prompt_tokens is None:
                 continue  # its client has gone
             try:
-                output = output_of(delivery, prompt_tokens=prompt_tokens)
+                output = encode_delivery(delivery, prompt_tokens=prompt_tokens)
             except (ValueError, msgspec.MsgspecError) as error:
                 unreadable.append((request_id, error))
                 continue
-            if request_id in gathered:
+            if request_id in batch:
                 self._flush()
-                gathered = self._gathered
-            if not gathered:
+                batch = self._batched_outputs
+            if not batch:
                 self._loop.call_soon(self._flush)
-            gathered[request_id] = output
+            batch[request_id] = output
             if delivery.finish is not None:
                 del open_requests[request_id]
         for request_id, why in unreadable:
-            self._give_up(request_id, why)
+            self._fail_unreadable(request_id, why)
 
-    def _give_up(self, request_id: str, why: Exception) -> None:
+    def _fail_unreadable(self, request_id: str, why: Exception) -> None:
         """End one request, for an engine has said of it what cannot be read: one of another vLLM.
 
         The others of its step have theirs.
         """
-        told = {"request_id": request_id}
-        log_event(logger, logging.ERROR, "output_unreadable", told, error=why)
+        fields = {"request_id": request_id}
+        log_event(logger, logging.ERROR, "output_unreadable", fields, error=why)
         error = EngineFailed(request_id, f"what its engine said cannot be read: {why}")
         self.fail(request_id, error)
         self._hooks.on_abort((request_id,))
 
     def _flush(self) -> None:
-        gathered, self._gathered = self._gathered, {}
-        if gathered and not self._context.closed and not self._lost:
-            self._send_now(EngineCoreOutputs(outputs=list(gathered.values())))
+        batch, self._batched_outputs = self._batched_outputs, {}
+        if batch and not self._context.closed and not self._client_stalled:
+            self._send_now(EngineCoreOutputs(outputs=list(batch.values())))
 
     def fail(self, request_id: str, error: BatonError) -> None:
         """End a request with an error; what the client is told rides on the last output.
@@ -264,38 +264,40 @@ class Seam:
             request_id,
             [],
             finish_reason=FinishReason.ERROR,
-            stop_reason=Problem.of(error).pack(),
+            stop_reason=Problem.from_error(error).pack(),
         )
         self._send(EngineCoreOutputs(outputs=[output]))
 
     def _send(self, outputs: EngineCoreOutputs) -> None:
         """Send after whatever was gathered."""
-        self._check_read()
+        self._check_client_reads()
         self._flush()
         self._send_now(outputs)
 
-    def _check_read(self) -> None:
-        unread = len(self._unsent) if self._met is None else self._met.qsize()
-        if unread >= _MAX_UNSENT_MESSAGES:
-            self._lose()
-        if self._lost:
+    def _check_client_reads(self) -> None:
+        unread_messages = (
+            len(self._unsent) if self._inprocess_queue is None else self._inprocess_queue.qsize()
+        )
+        if unread_messages >= _MAX_UNSENT_MESSAGES:
+            self._drop_client()
+        if self._client_stalled:
             why = f"the API server left {_MAX_UNSENT_MESSAGES} messages unread; restart"
             raise LinkFailed("frontend", why)
 
-    def _lose(self) -> None:
+    def _drop_client(self) -> None:
         """Tell the API server nothing more: after what it missed, its streams would have a hole."""
-        self._lost = True
+        self._client_stalled = True
         self._stop_reading()
-        self._gathered.clear()
+        self._batched_outputs.clear()
         self._outbox.close(linger=0)
-        self.abandon()
+        self.abort_all()
 
     def _send_now(self, outputs: EngineCoreOutputs) -> None:
-        if self._met is not None and outputs.utility_output is None:
-            self._met.put_nowait(outputs)
+        if self._inprocess_queue is not None and outputs.utility_output is None:
+            self._inprocess_queue.put_nowait(outputs)
             return
         frames = self._encoder.encode(outputs)
-        if self._unsent or try_send(self._outbox, frames) is not Sent.QUEUED:
+        if self._unsent or try_send(self._outbox, frames) is not SendResult.QUEUED:
             if not self._unsent:
                 self._loop.call_later(_RETRY_S, self._send_unsent)
             self._unsent.append(frames)
@@ -303,7 +305,7 @@ class Seam:
     def _send_unsent(self) -> None:
         """Send what had to wait, in order, as far as there is room now."""
         while self._unsent and not self._context.closed:
-            if try_send(self._outbox, self._unsent[0]) is not Sent.QUEUED:
+            if try_send(self._outbox, self._unsent[0]) is not SendResult.QUEUED:
                 self._loop.call_later(_RETRY_S, self._send_unsent)
                 return
             self._unsent.popleft()
@@ -323,41 +325,41 @@ class Seam:
                 self._abort(self._decoder.decode(frames))
             case EngineCoreRequestType.UTILITY:
                 _client, call_id, method, _args = self._decoder.decode(frames)
-                self._answer(call_id, method)
+                self._answer_utility(call_id, method)
             case other:
                 log_event(logger, logging.WARNING, "seam_message_unknown", {"kind": other.name})
 
     def _add(self, frames: Sequence[bytes]) -> None:
         try:
-            engine_request = self._wire.read(frames)
+            engine_request = self._codec.decode_engine_request(frames)
         except (ValueError, msgspec.MsgspecError) as error:
             request_id = _request_id(frames)
             self._send_failure(request_id, EngineFailed(request_id, f"cannot be read: {error}"))
             return
-        if self._prepare is None or not constrained(engine_request):
-            self._split(engine_request)
-        elif len(self._preparing) >= _MOST_PREPARING:
-            why = f"{_MOST_PREPARING} requests wait for their grammars to be looked at"
+        if self._prepare is None or not is_constrained(engine_request):
+            self._decode_and_open(engine_request)
+        elif len(self._preparing) >= _MAX_PREPARING:
+            why = f"{_MAX_PREPARING} requests wait for their grammars to be looked at"
             request_id = engine_request.request_id
             self._send_failure(request_id, QueueFull(request_id, 1.0, why))
         else:
-            task = self._loop.create_task(self._split_prepared(engine_request, self._prepare))
+            task = self._loop.create_task(self._prepare_and_open(engine_request, self._prepare))
             self._preparing[engine_request.request_id] = task
 
-    async def _split_prepared(self, engine_request: EngineCoreRequest, prepare: Prepare) -> None:
+    async def _prepare_and_open(self, engine_request: EngineCoreRequest, prepare: Prepare) -> None:
         """Hand a request on once it is prepared; who has left meanwhile is forgotten."""
         request_id = engine_request.request_id
         try:
             async with asyncio.timeout(_PREPARE_S):
-                await self._loop.run_in_executor(self._threads, prepare, engine_request)
+                await self._loop.run_in_executor(self._prepare_executor, prepare, engine_request)
         except UnsupportedRequest as error:
-            failure: BatonError | None = self._invalid(error)
+            failure: BatonError | None = self._to_request_invalid(error)
         except TimeoutError:
             why = f"its grammar was not looked through within {_PREPARE_S:g} s; ask for less"
             failure = RequestInvalid(request_id, why)
         except Exception as error:  # noqa: BLE001 - of one request, which is answered
-            told = {"request_id": request_id}
-            log_event(logger, logging.ERROR, "request_not_prepared", told, error=error)
+            fields = {"request_id": request_id}
+            log_event(logger, logging.ERROR, "request_not_prepared", fields, error=error)
             failure = EngineFailed(request_id, "could not be prepared")
         else:
             failure = None
@@ -366,54 +368,54 @@ class Seam:
         if failure is not None:
             self._send_failure(request_id, failure)
         else:
-            self._split(engine_request)
+            self._decode_and_open(engine_request)
 
-    def _split(self, engine_request: EngineCoreRequest) -> None:
+    def _decode_and_open(self, engine_request: EngineCoreRequest) -> None:
         try:
-            request = self._wire.split(engine_request, now_s=self._clock.now_s())
+            request = self._codec.decode_request(engine_request, now_s=self._clock.now_s())
         except UnsupportedRequest as error:
-            self._send_failure(error.request_id, self._invalid(error))
+            self._send_failure(error.request_id, self._to_request_invalid(error))
         except (ValueError, msgspec.MsgspecError) as error:
             request_id = engine_request.request_id
             self._send_failure(request_id, EngineFailed(request_id, f"cannot be read: {error}"))
         else:
-            self._open(request)
+            self._open_request(request)
 
-    def _invalid(self, error: UnsupportedRequest) -> RequestInvalid:
+    def _to_request_invalid(self, error: UnsupportedRequest) -> RequestInvalid:
         """What a client is told; the Rust frontend keeps it to itself, so that it is logged."""
         field = error.why.partition(":")[0]  # what comes after it may quote the request
-        told = {"request_id": error.request_id, "what": field}
-        log_event(logger, logging.INFO, "request_refused", told)
+        fields = {"request_id": error.request_id, "what": field}
+        log_event(logger, logging.INFO, "request_refused", fields)
         return RequestInvalid(error.request_id, error.why)
 
-    async def _add_met(self, engine_request: EngineCoreRequest) -> None:
-        if not self.alive:
+    async def _add_inprocess(self, engine_request: EngineCoreRequest) -> None:
+        if not self.is_running:
             raise EngineDeadError  # or it would wait for tokens that nobody can bring it
-        own = copy(engine_request)
-        own.sampling_params = copy(own.sampling_params)
+        request_copy = copy(engine_request)
+        request_copy.sampling_params = copy(request_copy.sampling_params)
         try:
-            request = self._wire.split(own, now_s=self._clock.now_s())
+            request = self._codec.decode_request(request_copy, now_s=self._clock.now_s())
         except UnsupportedRequest as error:
-            self._send_failure(error.request_id, self._invalid(error))
+            self._send_failure(error.request_id, self._to_request_invalid(error))
             return
         # In a turn of its own, as if it had come from a socket: the client is not done with it yet.
-        self._loop.call_soon(self._open, request, context=self._nobodys)
+        self._loop.call_soon(self._open_request, request, context=self._detached_context)
 
-    async def _abort_met(self, request_ids: Sequence[str]) -> None:
-        self._loop.call_soon(self._abort, tuple(request_ids), context=self._nobodys)
+    async def _abort_inprocess(self, request_ids: Sequence[str]) -> None:
+        self._loop.call_soon(self._abort, tuple(request_ids), context=self._detached_context)
 
-    def _open(self, request: Request) -> None:
+    def _open_request(self, request: Request) -> None:
         self._prompt_tokens[request.request_id] = len(request.prompt_token_ids)
         try:
             self._hooks.on_request(request)
         except Exception as error:  # noqa: BLE001 - of one request, which is answered
-            told = {"request_id": request.request_id}
-            log_event(logger, logging.ERROR, "request_not_handed_on", told, error=error)
+            fields = {"request_id": request.request_id}
+            log_event(logger, logging.ERROR, "request_not_handed_on", fields, error=error)
             self.fail(
                 request.request_id, EngineFailed(request.request_id, "could not be handed on")
             )
 
-    def abandon(self) -> None:
+    def abort_all(self) -> None:
         """Abort all that is open: the other end is gone, and nobody will read an answer."""
         self._abort((*self._preparing, *self._prompt_tokens))
 
@@ -421,11 +423,11 @@ class Seam:
         for request_id in request_ids:
             if (task := self._preparing.pop(request_id, None)) is not None:
                 task.cancel()
-        known = tuple(i for i in request_ids if self._prompt_tokens.pop(i, None) is not None)
-        if known:
-            self._hooks.on_abort(known)
+        open_ids = tuple(i for i in request_ids if self._prompt_tokens.pop(i, None) is not None)
+        if open_ids:
+            self._hooks.on_abort(open_ids)
 
-    def _answer(self, call_id: int, method: str) -> None:
+    def _answer_utility(self, call_id: int, method: str) -> None:
         if method in _UTILITIES:
             output = UtilityOutput(call_id, None, UtilityResult(_UTILITIES[method]))
         else:
@@ -433,7 +435,7 @@ class Seam:
         self._send(EngineCoreOutputs(utility_output=output))
 
 
-def _ready(facts: FleetFacts) -> EngineCoreReadyResponse:
+def _ready_response(facts: FleetFacts) -> EngineCoreReadyResponse:
     return EngineCoreReadyResponse(
         max_model_len=facts.max_len_tokens,
         num_gpu_blocks=facts.kv_blocks,

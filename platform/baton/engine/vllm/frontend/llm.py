@@ -37,28 +37,32 @@ from vllm.v1.executor import Executor
 from baton.control.fleet.adapter_registry import RuntimeAdapter
 from baton.domain.errors import BatonError, EngineStartFailed
 from baton.engine.vllm.cli_args import make_arg_parser, validate_parsed_serve_args
-from baton.engine.vllm.fast_path.detokenizer_tail import decode_tails_only
-from baton.engine.vllm.fast_path.fast_chunks import write_chunks_quickly
-from baton.engine.vllm.fast_path.fast_tokenizer import tokenize_quickly
-from baton.engine.vllm.fast_path.request_bypass import go_straight
-from baton.engine.vllm.fast_path.response_bypass import stream_straight
-from baton.engine.vllm.fast_path.route_name_cache import remember_route_names
-from baton.engine.vllm.fast_path.tokenization_cache import remember_tokens
-from baton.engine.vllm.gate.error_texts import of_fields, without_classes
-from baton.engine.vllm.gate.errors import Problem, told_by_vllm
+from baton.engine.vllm.fast_path.detokenizer_tail import install_tail_decoding
+from baton.engine.vllm.fast_path.fast_chunks import install_fast_chunks
+from baton.engine.vllm.fast_path.fast_tokenizer import install_fast_tokenizer
+from baton.engine.vllm.fast_path.request_bypass import install_request_bypass
+from baton.engine.vllm.fast_path.response_bypass import install_response_bypass
+from baton.engine.vllm.fast_path.route_name_cache import install_route_name_cache
+from baton.engine.vllm.fast_path.tokenization_cache import install_tokenization_cache
+from baton.engine.vllm.gate.error_texts import describe_field_errors, strip_class_names
+from baton.engine.vllm.gate.errors import Problem, problem_from_vllm
 from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE, AsgiApp
-from baton.engine.vllm.gate.limits import FrontendLimits, bad_name, too_many_words
-from baton.engine.vllm.wire.adapter_ids import frontend_request, is_runtime
-from baton.engine.vllm.wire.identity import ANYBODY, Caller, session_of, with_caller
+from baton.engine.vllm.gate.limits import FrontendLimits, bad_request_id, too_many_bad_words
+from baton.engine.vllm.wire.adapter_ids import is_runtime_adapter, to_lora_request
+from baton.engine.vllm.wire.identity import ANONYMOUS, Caller, tenant_session_id, with_caller
 
 _TASKS = ("generate",)
 # Those whose requests may leave open how many tokens they want: the handlers of the other routes
 # make that part of a request, or have a default that their API prescribes.
-_HANDLERS = ("openai_serving_chat", "openai_serving_responses")
-_STREAMING = (*_HANDLERS, "openai_serving_completion", "anthropic_serving_messages")
-_RAW = "chat_completion_stream_generator_raw"
-_SEARCHING = ("openai_serving_chat", "openai_serving_completion")
-_LOUD_LOGGERS = (
+_DEFAULT_TOKENS_HANDLERS = ("openai_serving_chat", "openai_serving_responses")
+_STREAMING_HANDLERS = (
+    *_DEFAULT_TOKENS_HANDLERS,
+    "openai_serving_completion",
+    "anthropic_serving_messages",
+)
+_RAW_STREAM_METHOD = "chat_completion_stream_generator_raw"
+_BEAM_SEARCH_HANDLERS = ("openai_serving_chat", "openai_serving_completion")
+_FILTERED_LOGGERS = (
     "vllm.entrypoints.anthropic.api_router",
     "vllm.entrypoints.anthropic.serving",
     "vllm.entrypoints.openai.chat_completion.serving",
@@ -66,12 +70,14 @@ _LOUD_LOGGERS = (
     "vllm.entrypoints.openai.responses.serving",
 )
 # Logged with whatever a client sent as the name of a model, however long.
-_WRONG_MODEL = "Error with model %s"
+_WRONG_MODEL_MESSAGE = "Error with model %s"
 # What vLLM answers with 400.
-_CLIENTS_FAULT = (VLLMClientError, ValueError, TypeError, OverflowError)
+_CLIENT_ERRORS = (VLLMClientError, ValueError, TypeError, OverflowError)
 _CLOSE_TIMEOUT_S = 1.0
-_GONE = Problem(status=503, message="this frontend is going away; try again", retry_after_s=1.0)
-_TOO_GREAT = Problem(status=400, message="a number in the request takes more than 64 bits")
+_SHUTTING_DOWN = Problem(
+    status=503, message="this frontend is going away; try again", retry_after_s=1.0
+)
+_NUMBER_TOO_LARGE = Problem(status=400, message="a number in the request takes more than 64 bits")
 
 
 class FleetError(GracefulHTTPError, GenerationError):  # type: ignore[misc]  # vllm is not followed
@@ -111,8 +117,10 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             log_requests=False,
             client_addresses=dict(addresses),
         )
-        remember_tokens(self.renderer, _among_whom, tokenize_quickly(self.renderer))
-        decode_tails_only(self.output_processor)
+        install_tokenization_cache(
+            self.renderer, _cache_scope, install_fast_tokenizer(self.renderer)
+        )
+        install_tail_decoding(self.output_processor)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Ask the fleet, besides vLLM's own limits; called before a response starts.
@@ -126,9 +134,9 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         if (problem := self.limits.too_many_answers(n)) is not None:
             raise FleetError(problem)
         super().check_admission(n, request_id)
-        error = self._admit(n, ANYBODY if exchange is None else exchange.caller)
+        error = self._admit(n, ANONYMOUS if exchange is None else exchange.caller)
         if error is not None:
-            raise FleetError(Problem.of(error))
+            raise FleetError(Problem.from_error(error))
 
     async def generate(
         self,
@@ -145,60 +153,60 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         exchange = CURRENT_EXCHANGE.get()
         if exchange is not None:
             # Not before: `/v1/responses` asks to be let in, and looks at what it was sent then.
-            exchange.asked = True
+            exchange.submitted = True
         problem = (
             self.limits.too_many_tokens(sampling_params.max_tokens)
-            or bad_name(request_id)
-            or too_many_words(sampling_params.bad_words)
+            or bad_request_id(request_id)
+            or too_many_bad_words(sampling_params.bad_words)
             or self.limits.no_logprobs(sampling_params.logprobs, sampling_params.prompt_logprobs)
         )
         if problem is not None:
             raise FleetError(problem)
-        caller, trace = (ANYBODY, None) if exchange is None else (exchange.caller, exchange.trace)
+        caller, trace = (ANONYMOUS, None) if exchange is None else (exchange.caller, exchange.trace)
         sampling_params.extra_args = with_caller(sampling_params.extra_args, caller, trace)
         # Whose turn it is goes by classes and tenants; which engine runs it, by placement.
         kwargs |= {"priority": 0, "data_parallel_rank": None}
-        hint = None if exchange is None else exchange.session
-        kwargs["session_id"] = session_of(caller, kwargs.get("session_id"), hint)
-        short_cut = None if exchange is None else exchange.short_cut
+        session_hint = None if exchange is None else exchange.session
+        kwargs["session_id"] = tenant_session_id(caller, kwargs.get("session_id"), session_hint)
+        bypass = None if exchange is None else exchange.bypass
         generation = super().generate(prompt, sampling_params, request_id, **kwargs)
         async with aclosing(generation) as outputs:
             try:
                 async for output in outputs:
                     _raise_if_failed(output)
                     if exchange is not None:
-                        exchange.flowing = True
-                    if short_cut is not None:
-                        short_cut.passes(output)
+                        exchange.has_output = True
+                    if bypass is not None:
+                        bypass.on_output(output)
                     yield output
-                    if short_cut is not None:
-                        short_cut.rests()
+                    if bypass is not None:
+                        bypass.on_idle()
             except EngineDeadError as error:
-                raise FleetError(_GONE) from error
+                raise FleetError(_SHUTTING_DOWN) from error
             except EngineGenerateError as error:
                 if isinstance(error.__cause__, OverflowError):
-                    raise FleetError(_TOO_GREAT) from error
+                    raise FleetError(_NUMBER_TOO_LARGE) from error
                 raise
 
     async def _add_request(
         self,
         request: EngineCoreRequest,
-        *more: Any,  # noqa: ANN401
-        **named: Any,  # noqa: ANN401
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """As vLLM does, and keep nothing of a request that could not be handed to the fleet.
 
         vLLM has it in its books by then, and takes it out of them for those only who wait for it.
         """
         try:
-            await super()._add_request(request, *more, **named)
+            await super()._add_request(request, *args, **kwargs)
         except BaseException:
             self.output_processor.abort_requests([request.request_id], internal=True)
             raise
         exchange = CURRENT_EXCHANGE.get()
         state = self.output_processor.request_states.get(request.request_id)
-        if exchange is not None and exchange.short_cut is not None and state is not None:
-            exchange.short_cut.attach(state)
+        if exchange is not None and exchange.bypass is not None and state is not None:
+            exchange.bypass.attach(state)
 
     async def aclose(self) -> None:
         """End open requests with an error and stop; unlike vLLM's shutdown, wait for its tasks."""
@@ -219,15 +227,18 @@ def _raise_if_failed(output: RequestOutput) -> None:
             raise FleetError(Problem.unpack(completion.stop_reason))
 
 
-def _among_whom() -> str | bool | None:
-    """For `remember_tokens`: who may find what a request brings, or False if it names a salt."""
+def _cache_scope() -> str | bool | None:
+    """For `install_tokenization_cache`.
+
+    Who may find what a request brings, or False if it names a salt.
+    """
     exchange = CURRENT_EXCHANGE.get()
     if exchange is None:
         return None
-    return False if exchange.salted else exchange.caller.cache_scope
+    return False if exchange.has_cache_salt else exchange.caller.cache_scope
 
 
-def server_args(argv: list[str]) -> Namespace:
+def parse_server_args(argv: list[str]) -> Namespace:
     """Parse vLLM's server arguments, and load the parsers that they name, as `vllm serve` does.
 
     Raises:
@@ -235,11 +246,11 @@ def server_args(argv: list[str]) -> Namespace:
     """
     try:
         args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args(argv)
-    except SystemExit as refusal:
+    except SystemExit as error:
         raise EngineStartFailed(
             f"vllm does not take the server arguments {json.dumps(argv)}",
             "see its message above and correct `models.*.api`",
-        ) from refusal
+        ) from error
     try:
         validate_parsed_serve_args(args)
         if args.tool_parser_plugin:
@@ -247,7 +258,7 @@ def server_args(argv: list[str]) -> Namespace:
         if args.reasoning_parser_plugin:
             ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
         _check_parsers(args)
-    except (OSError, ImportError, KeyError, *_CLIENTS_FAULT) as error:
+    except (OSError, ImportError, KeyError, *_CLIENT_ERRORS) as error:
         raise EngineStartFailed(
             f"vllm does not take the server arguments: {str(error).strip() or repr(error)}",
             "correct `models.*.api`",
@@ -261,12 +272,14 @@ def _check_parsers(args: Namespace) -> None:
     Raises:
         KeyError: one is not.
     """
-    tools, reasoning = ToolParserManager.list_registered(), args.reasoning_parser
-    if args.enable_auto_tool_choice and args.tool_call_parser not in tools:
-        raise KeyError(f"no tool_call_parser {args.tool_call_parser!r}, there are {sorted(tools)}")
-    known = ReasoningParserManager.list_registered()
-    if reasoning and reasoning not in known:
-        raise KeyError(f"no reasoning_parser {reasoning!r}, there are {sorted(known)}")
+    tool_parsers, reasoning = ToolParserManager.list_registered(), args.reasoning_parser
+    if args.enable_auto_tool_choice and args.tool_call_parser not in tool_parsers:
+        raise KeyError(
+            f"no tool_call_parser {args.tool_call_parser!r}, there are {sorted(tool_parsers)}"
+        )
+    reasoning_parsers = ReasoningParserManager.list_registered()
+    if reasoning and reasoning not in reasoning_parsers:
+        raise KeyError(f"no reasoning_parser {reasoning!r}, there are {sorted(reasoning_parsers)}")
 
 
 def engine_config(args: Namespace) -> Any:  # noqa: ANN401 - vllm is not followed
@@ -285,7 +298,7 @@ def engine_config(args: Namespace) -> Any:  # noqa: ANN401 - vllm is not followe
         ) from error
 
 
-class NoPrompts(logging.Filter):
+class PromptRedactionFilter(logging.Filter):
     """Takes out of a log what a client sent, and refusals, which are no events for an operator.
 
     vLLM's handlers log errors that they answer with a stack and with the error's text, and texts of
@@ -295,33 +308,37 @@ class NoPrompts(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written; what it says is replaced."""
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, FleetError) or record.msg == _WRONG_MODEL:
+        if isinstance(error, FleetError) or record.msg == _WRONG_MODEL_MESSAGE:
             return False
         if error is None:
             return True
         record.msg, record.args = "a handler of vLLM answered with %s", (type(error).__name__,)
-        if not isinstance(error, _CLIENTS_FAULT):
+        if not isinstance(error, _CLIENT_ERRORS):
             record.msg += ":\n%s"
             record.args += ("".join(traceback.format_tb(error.__traceback__)),)
         record.exc_info = record.exc_text = None
         return True
 
 
-def bound_beam_search(state: Any, limits: Callable[[], FrontendLimits]) -> None:  # noqa: ANN401
+def limit_beam_search(state: Any, limits: Callable[[], FrontendLimits]) -> None:  # noqa: ANN401
     """Hold vLLM's handlers to the limits where they make many short requests of one.
 
     Each of those asks for one token, so that nobody would notice how many the search is for.
     """
-    for name in _SEARCHING:
+    for name in _BEAM_SEARCH_HANDLERS:
         handler = getattr(state, name, None)
         if handler is not None:
-            handler.beam_search = _within(limits, handler.beam_search)
+            handler.beam_search = _limited(limits, handler.beam_search)
 
 
-def _within(limits: Callable[[], FrontendLimits], search: Callable[..., Any]) -> Callable[..., Any]:
+def _limited(
+    limits: Callable[[], FrontendLimits], search: Callable[..., Any]
+) -> Callable[..., Any]:
     def bounded(*args: Any, params: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        now = limits()
-        problem = now.too_many_tokens(params.max_tokens) or now.too_many_answers(params.beam_width)
+        current = limits()
+        problem = current.too_many_tokens(params.max_tokens) or current.too_many_answers(
+            params.beam_width
+        )
         if problem is not None:
             raise FleetError(problem)
         return search(*args, params=params, **kwargs)
@@ -329,68 +346,74 @@ def _within(limits: Callable[[], FrontendLimits], search: Callable[..., Any]) ->
     return bounded
 
 
-def note_stream_errors(state: Any) -> None:  # noqa: ANN401 - vllm is not followed
+def capture_stream_errors(state: Any) -> None:  # noqa: ANN401 - vllm is not followed
     """Have the exchange know why a stream breaks off that one of vLLM's handlers breaks off.
 
     A handler would put the error into the stream, after a status of 200, and go on to its end.
     """
-    for name in _STREAMING:
+    for name in _STREAMING_HANDLERS:
         handler = getattr(state, name, None)
         if handler is None:
             continue
-        handler.create_streaming_error_response = _noting(handler.create_streaming_error_response)
+        handler.create_streaming_error_response = _capturing_errors(
+            handler.create_streaming_error_response
+        )
         if hasattr(
-            handler, _RAW
+            handler, _RAW_STREAM_METHOD
         ):  # vLLM 0.33: chunks, and errors among them, are made into text later
-            setattr(handler, _RAW, _marking(getattr(handler, _RAW)))
-            handler.create_error_response = _noting_raw(handler.create_error_response)
+            setattr(
+                handler, _RAW_STREAM_METHOD, _marking_streams(getattr(handler, _RAW_STREAM_METHOD))
+            )
+            handler.create_error_response = _capturing_raw_errors(handler.create_error_response)
 
 
-def _noting(tell: Callable[..., str]) -> Callable[..., str]:
-    def noting(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
-        told = tell(*args, **kwargs)
-        _note(told)
-        return told
+def _capturing_errors(make_error: Callable[..., str]) -> Callable[..., str]:
+    def capturing(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+        error_json = make_error(*args, **kwargs)
+        _record_problem(error_json)
+        return error_json
 
-    return noting
+    return capturing
 
 
-def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
+def _marking_streams(generate: Callable[..., Any]) -> Callable[..., Any]:
     def marking(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if (exchange := CURRENT_EXCHANGE.get()) is not None:
-            exchange.streams = True
+            exchange.has_begun_stream = True
         return generate(*args, **kwargs)
 
     return marking
 
 
-def _noting_raw(tell: Callable[..., Any]) -> Callable[..., Any]:
-    def noting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        told = tell(*args, **kwargs)
+def _capturing_raw_errors(make_error: Callable[..., Any]) -> Callable[..., Any]:
+    def capturing(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        error_response = make_error(*args, **kwargs)
         exchange = CURRENT_EXCHANGE.get()
-        if exchange is not None and exchange.streams:
-            _note(told.model_dump_json())
-        return told
+        if exchange is not None and exchange.has_begun_stream:
+            _record_problem(error_response.model_dump_json())
+        return error_response
 
-    return noting
+    return capturing
 
 
-def _note(told: str) -> None:
+def _record_problem(error_json: str) -> None:
     """Keep an error of vLLM's for whoever ends the exchange, unless it has one."""
     exchange = CURRENT_EXCHANGE.get()
     if exchange is not None and exchange.problem is None:
-        exchange.problem = told_by_vllm(json.loads(told)["error"]["code"], told.encode())
+        exchange.problem = problem_from_vllm(
+            json.loads(error_json)["error"]["code"], error_json.encode()
+        )
 
 
-async def _unreadable(request: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     """What vLLM answers where a body does not fit its route, in words for clients."""
     assert isinstance(error, RequestValidationError), "it is registered for these"
-    theirs = await validation_exception_handler(request, error)
-    document = json.loads(theirs.body)
-    document["error"]["message"] = of_fields(error.errors())
+    response = await validation_exception_handler(request, error)
+    document = json.loads(response.body)
+    document["error"]["message"] = describe_field_errors(error.errors())
     if (param := document["error"]["param"]) is not None:
-        document["error"]["param"] = without_classes(param)
-    return JSONResponse(document, status_code=theirs.status_code)
+        document["error"]["param"] = strip_class_names(param)
+    return JSONResponse(document, status_code=response.status_code)
 
 
 class ApiApp:
@@ -401,45 +424,53 @@ class ApiApp:
         self._models = app.state.openai_serving_models
         self._defaults = [
             (defaults, defaults.get("max_tokens"))
-            for name in _HANDLERS
+            for name in _DEFAULT_TOKENS_HANDLERS
             if (handler := getattr(app.state, name, None)) is not None
             for defaults in [handler.default_sampling_params]
         ]
 
     def set_adapters(self, adapters: Iterable[RuntimeAdapter]) -> None:
         """Serve these adapters besides those that it was started with."""
-        known = self._models.lora_requests
-        kept = {name: one for name, one in known.items() if not is_runtime(one)}
-        added = {one.name: frontend_request(one) for one in adapters if one.name not in kept}
+        current = self._models.lora_requests
+        configured = {
+            name: value for name, value in current.items() if not is_runtime_adapter(value)
+        }
+        added = {
+            adapter.name: to_lora_request(adapter)
+            for adapter in adapters
+            if adapter.name not in configured
+        }
         # Whoever walks through it sees all of it or nothing; requests have what they were given.
-        self._models.lora_requests = kept | added
+        self._models.lora_requests = configured | added
 
     def set_default_max_tokens(self, max_tokens: int | None) -> None:
         """How many output tokens a request gets that does not say; None: as the model has it."""
-        for defaults, models_own in self._defaults:
-            wanted = models_own if max_tokens is None else max_tokens
-            if wanted is None:
+        for defaults, model_default in self._defaults:
+            default = model_default if max_tokens is None else max_tokens
+            if default is None:
                 defaults.pop("max_tokens", None)
             else:
-                defaults["max_tokens"] = wanted
+                defaults["max_tokens"] = default
 
 
-async def api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
+async def build_api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
     """Build vLLM's complete API app over `llm`."""
     # By its name: the app's handlers are fixed once it is built.
-    register.validation_exception_handler = _unreadable
+    register.validation_exception_handler = _on_validation_error
     app = build_app(args, _TASKS, llm.model_config)
     await init_app_state(llm, app.state, args, _TASKS)
-    note_stream_errors(app.state)
-    bound_beam_search(app.state, lambda: llm.limits)
-    stream_straight(app, middleware=bool(args.middleware))
-    go_straight(app)
-    write_chunks_quickly()
-    remember_route_names()
-    for name in _LOUD_LOGGERS:
-        loud = logging.getLogger(name)
-        if not any(isinstance(one, NoPrompts) for one in loud.filters):
-            loud.addFilter(NoPrompts())
+    capture_stream_errors(app.state)
+    limit_beam_search(app.state, lambda: llm.limits)
+    install_response_bypass(app, middleware=bool(args.middleware))
+    install_request_bypass(app)
+    install_fast_chunks()
+    install_route_name_cache()
+    for name in _FILTERED_LOGGERS:
+        filtered_logger = logging.getLogger(name)
+        if not any(
+            isinstance(filter_, PromptRedactionFilter) for filter_ in filtered_logger.filters
+        ):
+            filtered_logger.addFilter(PromptRedactionFilter())
     # vLLM's error handlers ask this server to exit when the engine is dead; ours is not theirs to
     # stop: it turns unhealthy instead.
     app.state.server = SimpleNamespace(should_exit=False)

@@ -15,9 +15,9 @@ from collections.abc import Collection
 from baton.domain.errors import EngineStartFailed
 from baton.engine.vllm.frontend.settings import FrontendSettings
 
-SERVED = frozenset({"chat", "completions", "models", "tokenize", "health", "metrics"})
+SUPPORTED_ROUTES = frozenset({"chat", "completions", "models", "tokenize", "health", "metrics"})
 """Groups of routes that it has; it answers 501 or 404 on the others."""
-KNOWN = frozenset(
+SUPPORTED_ARGUMENTS = frozenset(
     {
         "chat_template",
         "chat_template_content_format",
@@ -45,7 +45,7 @@ KNOWN = frozenset(
 """Raw arguments that it heeds and that are nobody else's to say."""
 
 
-def not_served(
+def unsupported_settings(
     *,
     routes: Collection[str] = (),
     max_messages: int | None = None,
@@ -55,8 +55,10 @@ def not_served(
 ) -> dict[str, str]:
     """What of that the Rust frontend cannot do, by the key that asks for it; usually nothing."""
     problems = {}
-    if closed := sorted(set(routes) - SERVED):
-        problems["server.routes"] = f"the Rust frontend has no {', '.join(closed)}, list others"
+    if unsupported_routes := sorted(set(routes) - SUPPORTED_ROUTES):
+        problems["server.routes"] = (
+            f"the Rust frontend has no {', '.join(unsupported_routes)}, list others"
+        )
     if max_messages is not None:
         problems["admission.max_messages"] = "nobody counts them before the Rust frontend"
     if media_domains:
@@ -65,19 +67,21 @@ def not_served(
         )
     if prompt_embeds:
         problems["server.allow.prompt_embeds"] = "the Rust frontend takes none"
-    if unknown := sorted(name for name in map(_word, extra) if name not in KNOWN):
+    if unknown := sorted(
+        name for name in map(_underscored, extra) if name not in SUPPORTED_ARGUMENTS
+    ):
         problems["models.*.api"] = f"the Rust frontend would pass over {', '.join(unknown)}"
     return problems
 
 
-def rust_arguments(settings: FrontendSettings, *, max_len_tokens: int) -> str:
+def build_rust_arguments(settings: FrontendSettings, *, max_len_tokens: int) -> str:
     """The JSON object for this frontend.
 
     Raises:
         EngineStartFailed: the settings want what it cannot do.
     """
-    limits, allow = settings.limits, settings.allow
-    problems = not_served(
+    limits, allow = settings.limits, settings.capabilities
+    problems = unsupported_settings(
         routes=settings.routes,
         max_messages=limits.max_messages,
         media_domains=allow.media_domains,
@@ -85,22 +89,24 @@ def rust_arguments(settings: FrontendSettings, *, max_len_tokens: int) -> str:
         extra=settings.extra,
     )
     if problems:
-        told = "; ".join(f"{key}: {what}" for key, what in problems.items())
+        details = "; ".join(f"{key}: {problem}" for key, problem in problems.items())
         raise EngineStartFailed(
-            f"vLLM's Rust frontend cannot do what is configured: {told}",
+            f"vLLM's Rust frontend cannot do what is configured: {details}",
             "remove these, or use server.frontend 'python'",
         )
-    document: dict[str, object] = {_word(name): value for name, value in settings.extra.items()}
+    document: dict[str, object] = {
+        _underscored(name): value for name, value in settings.extra.items()
+    }
     document |= {
         "model": settings.model,
         "model_tag": settings.model,
-        "served_model_name": [settings.served_name],
+        "served_model_name": [settings.served_model_name],
         "max_model_len": max_len_tokens,
         "disable_log_stats": not settings.log_stats,
         "engine_ready_timeout_secs": math.ceil(settings.start_timeout_s),
         # It would fetch media from any host, in the name of this one.
         "language_model_only": True,
-        "trust_request_chat_template": settings.allow.chat_templates,
+        "trust_request_chat_template": settings.capabilities.chat_templates,
     }
     if settings.adapters:
         modules = [{"name": name, "path": path} for name, path in settings.adapters.items()]
@@ -108,5 +114,5 @@ def rust_arguments(settings: FrontendSettings, *, max_len_tokens: int) -> str:
     return json.dumps(document)
 
 
-def _word(name: str) -> str:
+def _underscored(name: str) -> str:
     return name.replace("-", "_")

@@ -20,11 +20,11 @@ from baton.domain.errors import EngineStartFailed
 
 PATH_VARIABLE = "VLLM_RUST_FRONTEND_PATH"
 PROGRAM = "vllm-rs"
-TRIED = ("0.33.",)
+TESTED_VERSIONS = ("0.33.",)
 """Versions whose wire was tried against the installed engines'; others may speak another."""
-_ASK_S = 10.0
-_AUTO = frozenset({"", "auto", "1", "true"})
-_GET_IT = (
+_VERSION_TIMEOUT_S = 10.0
+_AUTO_VALUES = frozenset({"", "auto", "1", "true"})
+_INSTALL_HINT = (
     "install a wheel of vllm 0.33 that holds it (the one for GPUs does), or set"
     f" {PATH_VARIABLE} to the program; or use 'python'"
 )
@@ -40,23 +40,25 @@ def find_rust_frontend(environ: Mapping[str, str], *, package: Path | None = Non
     Raises:
         EngineStartFailed: it is nowhere, or not where the variable says.
     """
-    said = environ.get(PATH_VARIABLE, "").strip()
-    if said.lower() not in _AUTO:
-        if _runs(Path(said)):
-            return Path(said)
+    configured = environ.get(PATH_VARIABLE, "").strip()
+    if configured.lower() not in _AUTO_VALUES:
+        if _is_executable(Path(configured)):
+            return Path(configured)
         raise EngineStartFailed(
-            f"vLLM's Rust frontend: {PATH_VARIABLE} is {said!r}, wanted the path of an executable"
+            f"vLLM's Rust frontend: {PATH_VARIABLE} is {configured!r}, wanted the path of an"
+            " executable"
             f" {PROGRAM}",
             "correct the variable, or unset it to have the program looked for",
         )
     folder = package or _package_folder()
-    if folder is not None and _runs(folder / PROGRAM):
+    if folder is not None and _is_executable(folder / PROGRAM):
         return folder / PROGRAM
-    if found := shutil.which(PROGRAM, path=environ.get("PATH")):
-        return Path(found)
-    where = "no package vllm is installed" if folder is None else f"there is none in {folder}"
+    if on_path := shutil.which(PROGRAM, path=environ.get("PATH")):
+        return Path(on_path)
+    searched = "no package vllm is installed" if folder is None else f"there is none in {folder}"
     raise EngineStartFailed(
-        f"vLLM's Rust frontend: wanted an executable {PROGRAM}, {where} nor on the PATH", _GET_IT
+        f"vLLM's Rust frontend: wanted an executable {PROGRAM}, {searched} nor on the PATH",
+        _INSTALL_HINT,
     )
 
 
@@ -67,25 +69,29 @@ def check_version(program: Path) -> str:
         EngineStartFailed: it does not run here, or nobody has tried it.
     """
     try:
-        asked = subprocess.run(  # noqa: S603 - the program that is about to be started
-            [program, "--version"], check=True, capture_output=True, text=True, timeout=_ASK_S
+        completed = subprocess.run(  # noqa: S603 - the program that is about to be started
+            [program, "--version"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise EngineStartFailed(f"{program} does not run: {error}", _GET_IT) from error
-    words = asked.stdout.split()
-    if words[:1] == [PROGRAM] and len(words) > 1 and words[1].startswith(TRIED):
+        raise EngineStartFailed(f"{program} does not run: {error}", _INSTALL_HINT) from error
+    words = completed.stdout.split()
+    if words[:1] == [PROGRAM] and len(words) > 1 and words[1].startswith(TESTED_VERSIONS):
         return words[1]
     raise EngineStartFailed(
-        f"{program}: got {asked.stdout.strip()[:80]!r}, wanted {PROGRAM} of a version"
-        f" {' or '.join(TRIED)}*",
+        f"{program}: got {completed.stdout.strip()[:80]!r}, wanted {PROGRAM} of a version"
+        f" {' or '.join(TESTED_VERSIONS)}*",
         "use a version that was tried: another may speak to engines in other words",
     )
 
 
 def _package_folder() -> Path | None:
-    found = importlib.util.find_spec("vllm")
-    return None if found is None or found.origin is None else Path(found.origin).parent
+    spec = importlib.util.find_spec("vllm")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def _runs(path: Path) -> bool:
+def _is_executable(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)

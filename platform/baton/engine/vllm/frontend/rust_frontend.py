@@ -25,9 +25,9 @@ import httpx
 
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
-from baton.engine.gpus import compute_on_cpus
-from baton.engine.log_handlers import kept_handlers
-from baton.engine.vllm.frontend.rust_arguments import rust_arguments
+from baton.engine.gpus import use_cpu_without_gpus
+from baton.engine.log_handlers import preserve_log_handlers
+from baton.engine.vllm.frontend.rust_arguments import build_rust_arguments
 from baton.engine.vllm.frontend.rust_binary import check_version, find_rust_frontend
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
 from baton.engine.vllm.gate.access import Access
@@ -38,14 +38,14 @@ from baton.runtime.process.owned_process import OwnedProcess, Program
 from baton.runtime.process.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    from baton.engine.vllm.frontend.engine_server import Seam
+    from baton.engine.vllm.frontend.engine_server import FleetEngineServer
     from baton.engine.vllm.frontend.rust_identity import RustCallers
 
 _BACKLOG = 4096
 _POLL_S = 0.05
 _STOP_GRACE_S = 2.0
 _MAX_BODY_VARIABLE = "VLLM_HTTP_MAX_REQUEST_BODY_SIZE"
-_LOG = "vllm-rs.log"
+_LOG_FILE = "vllm-rs.log"
 
 
 class RustFrontend:
@@ -59,7 +59,7 @@ class RustFrontend:
         self._hooks = hooks
         self._clock = clock
         self._folder: Path | None = None
-        self._seam: Seam | None = None
+        self._engine_server: FleetEngineServer | None = None
         self._callers: RustCallers | None = None
         self._process: OwnedProcess | None = None
 
@@ -71,18 +71,19 @@ class RustFrontend:
         Raises:
             EngineStartFailed: with one clear line and what to do about it.
         """
-        arguments = rust_arguments(self._settings, max_len_tokens=self._facts.max_len_tokens)
+        arguments = build_rust_arguments(self._settings, max_len_tokens=self._facts.max_len_tokens)
         try:
-            program = await asyncio.to_thread(import_rust_frontend)
+            program = await asyncio.to_thread(preload_rust_frontend)
             self._folder = scratch_folder("baton-", short=True)
             async with asyncio.timeout(self._settings.start_timeout_s):
                 await self._start(program, arguments, self._folder)
-                await self._until_it_answers(self._folder / "http")
+                await self._wait_until_healthy(self._folder / "http")
         except TimeoutError as error:
-            said = self._last_words()
+            log_tail = self._log_tail()
             await self.close()
             raise EngineStartFailed(
-                f"the frontend was not ready within {self._settings.start_timeout_s:.0f} s: {said}",
+                f"the frontend was not ready within {self._settings.start_timeout_s:.0f} s:"
+                f" {log_tail}",
                 "look for a slow disk under the model, or raise the start timeout",
             ) from error
         except BaseException:
@@ -93,12 +94,12 @@ class RustFrontend:
     async def close(self) -> None:
         """Stop and leave no process, socket or file behind. Idempotent."""
         process, self._process = self._process, None
-        seam, self._seam = self._seam, None
+        engine_server, self._engine_server = self._engine_server, None
         folder, self._folder = self._folder, None
         if process is not None:
             await process.stop(grace_s=_STOP_GRACE_S)
-        if seam is not None:
-            await seam.close()
+        if engine_server is not None:
+            await engine_server.close()
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -118,7 +119,7 @@ class RustFrontend:
             self._callers.limits = self._settings.limits
             self._callers.isolated = self._settings.access.isolated
 
-    def handle(self, tenant: str) -> str:
+    def tenant_handle(self, tenant: str) -> str:
         """The word by which the gate says that this tenant asks.
 
         Raises:
@@ -126,22 +127,24 @@ class RustFrontend:
         """
         if self._callers is None:
             raise LinkFailed("frontend", "the frontend is not running")
-        return self._callers.handle(tenant)
+        return self._callers.tenant_handle(tenant)
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Stream tokens to clients; one call per engine step."""
-        self._started().deliver(deliveries)
+        self._require_started().deliver(deliveries)
 
     def fail(self, request_id: str, error: BatonError) -> None:
         """End a request with an error; the program tells its client no more than that."""
-        self._started().fail(request_id, error)
+        self._require_started().fail(request_id, error)
 
     @property
     def models(self) -> Sequence[ModelRow]:
         """What is served: the model first, then adapters over it."""
         settings, adapters = self._settings, self._settings.adapters
-        most = self._facts.max_len_tokens
-        model = ModelRow(name=settings.served_name, root=settings.model, max_len_tokens=most)
+        max_len_tokens = self._facts.max_len_tokens
+        model = ModelRow(
+            name=settings.served_model_name, root=settings.model, max_len_tokens=max_len_tokens
+        )
         return (
             model,
             *(ModelRow(name=name, root=root, parent=model.name) for name, root in adapters.items()),
@@ -150,7 +153,7 @@ class RustFrontend:
     @property
     def open_requests(self) -> int:
         """Requests that clients wait for."""
-        return 0 if self._seam is None else self._seam.open_requests
+        return 0 if self._engine_server is None else self._engine_server.open_requests
 
     @property
     def pid(self) -> int | None:
@@ -159,21 +162,25 @@ class RustFrontend:
 
     def healthy(self) -> bool:
         """Whether a request that comes now would be read and could be served."""
-        return self._process is not None and not self.broken and self._hooks.healthy()
+        return self._process is not None and not self.has_failed and self._hooks.healthy()
 
     @property
-    def broken(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether it was started and will never serve again, whatever becomes of the fleet."""
-        seam, process = self._seam, self._process
-        return seam is not None and process is not None and not (seam.alive and process.alive)
+        engine_server, process = self._engine_server, self._process
+        return (
+            engine_server is not None
+            and process is not None
+            and not (engine_server.is_running and process.is_running)
+        )
 
-    def _started(self) -> Seam:
-        if self._seam is None:
+    def _require_started(self) -> FleetEngineServer:
+        if self._engine_server is None:
             raise LinkFailed("frontend", "the frontend is not running")
-        return self._seam
+        return self._engine_server
 
     async def _start(self, program: Path, arguments: str, folder: Path) -> None:
-        from baton.engine.vllm.frontend.engine_server import Seam
+        from baton.engine.vllm.frontend.engine_server import FleetEngineServer
         from baton.engine.vllm.frontend.rust_grammars import RustGrammars
         from baton.engine.vllm.frontend.rust_identity import RustCallers
 
@@ -184,20 +191,20 @@ class RustFrontend:
             isolated=settings.access.isolated,
         )
         self._callers = callers
-        self._seam = Seam(
+        self._engine_server = FleetEngineServer(
             self._facts,
             self._hooks,
             self._clock,
-            introduce=callers.introduce,
+            identify=callers.identify,
             prepare=RustGrammars(settings).prepare,
         )
         listeners = {name: _listen(folder / name) for name in ("http", "input", "output")}
         try:
             fds = {name: listener.fileno() for name, listener in listeners.items()}
-            what = Program(
+            spec = Program(
                 name="vllm-rs",
                 argv=_argv(program, arguments, fds),
-                log=folder / _LOG,
+                log=folder / _LOG_FILE,
                 pass_fds=tuple(fds.values()),
                 environment={
                     "NO_COLOR": "1",
@@ -207,39 +214,39 @@ class RustFrontend:
                     _MAX_BODY_VARIABLE: str(settings.limits.max_body_bytes),
                 },
             )
-            self._process = OwnedProcess(what, on_end=self._on_end)
+            self._process = OwnedProcess(spec, on_exit=self._on_exit)
             self._process.start()
         finally:
             for listener in listeners.values():
                 listener.close()
-        await self._seam.start(f"ipc://{folder / 'input'}", f"ipc://{folder / 'output'}")
+        await self._engine_server.start(f"ipc://{folder / 'input'}", f"ipc://{folder / 'output'}")
 
-    async def _until_it_answers(self, path: Path) -> None:
+    async def _wait_until_healthy(self, path: Path) -> None:
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", trust_env=False
         ) as client:
             while True:
-                if self._process is None or not self._process.alive:
+                if self._process is None or not self._process.is_running:
                     raise EngineStartFailed(
-                        f"vLLM's Rust frontend ended while it started: {self._last_words()}",
+                        f"vLLM's Rust frontend ended while it started: {self._log_tail()}",
                         "check the model's path and models.*.api",
                     )
                 try:
-                    answer = await client.get("/health", timeout=_POLL_S * 10)
+                    response = await client.get("/health", timeout=_POLL_S * 10)
                 except httpx.TransportError:
-                    answer = None
-                if answer is not None and answer.is_success:
+                    response = None
+                if response is not None and response.is_success:
                     return
                 await asyncio.sleep(_POLL_S)
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         lines = "" if self._process is None else self._process.tail()
         return " | ".join(line.strip() for line in lines.splitlines()[-4:]) or "it said nothing"
 
-    def _on_end(self, _code: int) -> None:
-        if self._seam is not None:
-            self._seam.abandon()
+    def _on_exit(self, _code: int) -> None:
+        if self._engine_server is not None:
+            self._engine_server.abort_all()
 
 
 def _argv(program: Path, arguments: str, fds: dict[str, int]) -> list[str]:
@@ -260,7 +267,7 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def import_rust_frontend() -> Path:
+def preload_rust_frontend() -> Path:
     """Find the program, and import everything heavy, as for the frontend in Python.
 
     Raises:
@@ -268,8 +275,8 @@ def import_rust_frontend() -> Path:
     """
     program = find_rust_frontend(os.environ)
     check_version(program)
-    compute_on_cpus(os.environ)
-    with kept_handlers():
+    use_cpu_without_gpus(os.environ)
+    with preserve_log_handlers():
         from baton.engine.vllm.frontend import engine_server as seam  # noqa: F401 - to have it imported
         from baton.engine.vllm.frontend import rust_grammars  # noqa: F401 - to have it imported
         from baton.engine.vllm.frontend import rust_identity as rust_callers  # noqa: F401 - to have it imported

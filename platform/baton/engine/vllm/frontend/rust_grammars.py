@@ -25,8 +25,8 @@ from baton.engine.vllm.frontend.settings import FrontendSettings
 from baton.engine.vllm.patches.refusals import first_line
 from baton.engine.vllm.wire.codec import UnsupportedRequest
 
-_CHECK = "_validate_structured_outputs"
-_TAKES = ("self", "model_config", "structured_outputs_config", "tokenizer")
+_CHECK_METHOD = "_validate_structured_outputs"
+_CHECK_PARAMETERS = ("self", "model_config", "structured_outputs_config", "tokenizer")
 _FIELD = "structured_outputs or response_format"
 _TEXT_MODEL = SimpleNamespace(is_diffusion=False)
 """All that the check looks at of a model."""
@@ -41,23 +41,24 @@ class RustGrammars:
         Raises:
             EngineStartFailed: the installed vLLM checks in another way.
         """
-        check = getattr(SamplingParams, _CHECK, None)
-        takes = () if check is None else tuple(inspect.signature(check).parameters)
-        if takes != _TAKES:
+        check = getattr(SamplingParams, _CHECK_METHOD, None)
+        parameters = () if check is None else tuple(inspect.signature(check).parameters)
+        if parameters != _CHECK_PARAMETERS:
             raise EngineStartFailed(
-                f"server.frontend 'rust': vLLM's check of structured outputs takes {takes}, wanted"
-                f" {_TAKES}",
+                "server.frontend 'rust': vLLM's check of structured outputs takes"
+                f" {parameters}, wanted"
+                f" {_CHECK_PARAMETERS}",
                 "install the vLLM that this release names, or use server.frontend 'python'",
             )
-        said = {name.replace("-", "_"): value for name, value in settings.extra.items()}
-        config = said.get("structured_outputs_config")
+        arguments = {name.replace("-", "_"): value for name, value in settings.extra.items()}
+        config = arguments.get("structured_outputs_config")
         self._config = StructuredOutputsConfig(**config if isinstance(config, Mapping) else {})
-        self._source = {
-            "tokenizer_name": said.get("tokenizer") or settings.model,
-            "tokenizer_mode": said.get("tokenizer_mode") or "auto",
-            "revision": said.get("tokenizer_revision") or said.get("revision"),
+        self._tokenizer_arguments = {
+            "tokenizer_name": arguments.get("tokenizer") or settings.model,
+            "tokenizer_mode": arguments.get("tokenizer_mode") or "auto",
+            "revision": arguments.get("tokenizer_revision") or arguments.get("revision"),
         }
-        self._reading = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
         self._tokenizer: Any = None
 
     def prepare(self, request: EngineCoreRequest) -> None:
@@ -71,13 +72,13 @@ class RustGrammars:
         # The frontend's choice, without a look at what is to be chosen for.
         params.structured_outputs._backend = None  # noqa: SLF001 - where vLLM has it
         try:
-            getattr(params, _CHECK)(_TEXT_MODEL, self._config, self._read_tokenizer())
+            getattr(params, _CHECK_METHOD)(_TEXT_MODEL, self._config, self._load_tokenizer())
         except (VLLMClientError, ValueError, TypeError) as error:
             why = f"{_FIELD}: {first_line(error)}"
             raise UnsupportedRequest(request.request_id, why) from error
 
-    def _read_tokenizer(self) -> Any:  # noqa: ANN401 - vllm is not followed
-        with self._reading:
+    def _load_tokenizer(self) -> Any:  # noqa: ANN401 - vllm is not followed
+        with self._tokenizer_lock:
             if self._tokenizer is None:
-                self._tokenizer = get_tokenizer(**self._source)
+                self._tokenizer = get_tokenizer(**self._tokenizer_arguments)
             return self._tokenizer

@@ -20,9 +20,9 @@ from collections.abc import Callable, Collection
 from vllm.v1.engine import EngineCoreRequest
 
 from baton.domain.names.trace_context import TraceContext
-from baton.engine.vllm.gate.limits import FrontendLimits, too_many_words
+from baton.engine.vllm.gate.limits import FrontendLimits, too_many_bad_words
 from baton.engine.vllm.wire.codec import UnsupportedRequest
-from baton.engine.vllm.wire.identity import Caller, session_of
+from baton.engine.vllm.wire.identity import Caller, tenant_session_id
 
 SEPARATOR = "~"
 """In no name that a client may give, and in no tenant's or class' name."""
@@ -51,30 +51,30 @@ class RustCallers:
         self._handles: dict[str, str] = {}
         self._tenants: dict[str, str] = {}
 
-    def handle(self, tenant: str) -> str:
+    def tenant_handle(self, tenant: str) -> str:
         """The word for a tenant, for as long as this process runs."""
         if tenant not in self._handles:
             handle = self._handles[tenant] = self._new_handle()
             self._tenants[handle] = tenant
         return self._handles[tenant]
 
-    def introduce(self, request: EngineCoreRequest) -> tuple[Caller, TraceContext | None]:
+    def identify(self, request: EngineCoreRequest) -> tuple[Caller, TraceContext | None]:
         """Who asks. Whatever the request says of that, or of its place in a queue, is taken off.
 
         Raises:
             UnsupportedRequest: it did not come through the gate, or asks for more than it may.
         """
-        _, *said = (request.external_req_id or "").rsplit(SEPARATOR, 2)
-        if len(said) != 2 or (tenant := self._tenants.get(said[0])) is None:  # noqa: PLR2004
+        _, *parts = (request.external_req_id or "").rsplit(SEPARATOR, 2)
+        if len(parts) != 2 or (tenant := self._tenants.get(parts[0])) is None:  # noqa: PLR2004
             raise UnsupportedRequest(request.request_id, "it did not come through the gate")
-        slo_class, _, session = said[1].partition(SESSION_MARK)
+        slo_class, _, session = parts[1].partition(SESSION_MARK)
         caller = Caller(tenant, slo_class or None, tenant if tenant in self.isolated else None)
         request.priority = 0
-        request.session_id = session_of(caller, request.session_id, session)
-        self._bound(request)
+        request.session_id = tenant_session_id(caller, request.session_id, session)
+        self._apply_limits(request)
         return caller, None
 
-    def _bound(self, request: EngineCoreRequest) -> None:
+    def _apply_limits(self, request: EngineCoreRequest) -> None:
         """Hold a request to the limits that can only be seen here.
 
         Too many tokens are cut to what is allowed rather than refused: the frontend has cut them
@@ -82,12 +82,16 @@ class RustCallers:
         request for all that is left is taken for one that did not say.
         """
         params = request.sampling_params
-        left = self._max_len_tokens - len(request.prompt_token_ids or ())
-        asked = left if params.max_tokens is None else params.max_tokens
-        most = self.limits.tokens_unless_said if asked >= left else self.limits.max_tokens
-        if most is not None:
-            params.max_tokens = min(asked, most)
+        remaining_tokens = self._max_len_tokens - len(request.prompt_token_ids or ())
+        requested_tokens = remaining_tokens if params.max_tokens is None else params.max_tokens
+        max_tokens = (
+            self.limits.default_output_tokens
+            if requested_tokens >= remaining_tokens
+            else self.limits.max_tokens
+        )
+        if max_tokens is not None:
+            params.max_tokens = min(requested_tokens, max_tokens)
             params.min_tokens = min(params.min_tokens, params.max_tokens)
-        words = params._bad_words_token_ids  # noqa: SLF001 - where the frontend puts them
-        if (problem := too_many_words(words)) is not None:
+        bad_words = params._bad_words_token_ids  # noqa: SLF001 - where the frontend puts them
+        if (problem := too_many_bad_words(bad_words)) is not None:
             raise UnsupportedRequest(request.request_id, problem.message)

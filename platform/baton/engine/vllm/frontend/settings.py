@@ -31,7 +31,7 @@ class FleetFacts:
     """That may run at the same time; 0: none is served."""
 
     @classmethod
-    def of(cls, replicas: Sequence[ReplicaFacts]) -> FleetFacts:
+    def from_replicas(cls, replicas: Sequence[ReplicaFacts]) -> FleetFacts:
         """The facts of a fleet: what every replica can do, and what all of them hold."""
         return cls(
             max_len_tokens=min(facts.max_len_tokens for facts in replicas),
@@ -58,7 +58,7 @@ class FrontendHooks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Brought:
+class RequestCapabilities:
     """What a request may bring along; vLLM alone would fetch media from anywhere."""
 
     chat_templates: bool = False
@@ -76,7 +76,7 @@ class Brought:
         return argv
 
 
-CROSS_ORIGIN: Mapping[str, str] = {
+CORS_ARGUMENTS: Mapping[str, str] = {
     "allowed_origins": "allow_origins",
     "allowed_methods": "allow_methods",
     "allowed_headers": "allow_headers",
@@ -93,7 +93,7 @@ class FrontendSettings:
     """Which model a frontend speaks for, and how."""
 
     model: str
-    served_name: str
+    served_model_name: str
     routes: tuple[str, ...] = tuple(ROUTES)
     limits: FrontendLimits = field(default_factory=FrontendLimits)
     """What it starts with; `VllmFrontend.reconfigure` replaces them."""
@@ -101,7 +101,7 @@ class FrontendSettings:
     """Likewise."""
     log_stats: bool = False
     """Serve vLLM's own frontend series on /metrics, at a cost for each token."""
-    allow: Brought = field(default_factory=Brought)
+    capabilities: RequestCapabilities = field(default_factory=RequestCapabilities)
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Names under which LoRA adapters over the model are asked for, and where they are kept."""
     runtime_adapters: bool = False
@@ -115,20 +115,24 @@ class FrontendSettings:
             raise ValueError(f"unknown routes {unknown}, wanted some of {list(ROUTES)}")
 
     @property
-    def cross_origin(self) -> dict[str, object]:
+    def cors_options(self) -> dict[str, object]:
         """What browsers of other origins may do; empty where none is let in."""
-        said = {ours: self.extra[name] for name, ours in CROSS_ORIGIN.items() if name in self.extra}
-        if not said.get("allow_origins"):
+        options = {
+            option: self.extra[name]
+            for name, option in CORS_ARGUMENTS.items()
+            if name in self.extra
+        }
+        if not options.get("allow_origins"):
             return {}
-        return {"allow_methods": ["*"], "allow_headers": ["*"]} | said
+        return {"allow_methods": ["*"], "allow_headers": ["*"]} | options
 
     def argv(self, *, max_len_tokens: int) -> list[str]:
         """Spell vLLM's command line for this frontend."""
-        argv = ["--model", self.model, "--served-model-name", self.served_name]
+        argv = ["--model", self.model, "--served-model-name", self.served_model_name]
         argv += ["--max-model-len", str(max_len_tokens), "--disable-fastapi-docs"]
         # It would leave out of a request what it has sent before, to another engine perhaps.
         argv += ["--mm-processor-cache-gb", "0"]
-        argv += self.allow.argv()
+        argv += self.capabilities.argv()
         if self.adapters or self.runtime_adapters:
             argv.append("--enable-lora")
         if self.adapters:
@@ -137,7 +141,7 @@ class FrontendSettings:
         if not self.log_stats:
             argv.append("--disable-log-stats")
         for name, value in self.extra.items():
-            if name not in CROSS_ORIGIN:
+            if name not in CORS_ARGUMENTS:
                 argv += _flag(name, value)
         return argv
 
@@ -152,7 +156,7 @@ def _flag(name: str, value: object) -> list[str]:
         case str() | int() | float():
             return [f"--{flag}", str(value)]
         case list() | tuple() if name == "middleware":  # one at a time
-            return [word for one in value for word in (f"--{flag}", str(one))]
+            return [word for item in value for word in (f"--{flag}", str(item))]
         case list() | tuple():
             return [f"--{flag}", *map(str, value)]
         case _:

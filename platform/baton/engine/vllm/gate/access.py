@@ -19,14 +19,14 @@ from baton.domain.tenant import DEFAULT_TENANT
 from baton.engine.vllm.gate.errors import Problem
 from baton.engine.vllm.gate.traces import TRACE_HEADERS
 from baton.engine.vllm.wire.identity import Caller
-from baton.runtime.keys.api_keys import PREFIX, Known, Unknown
+from baton.runtime.keys.api_keys import KEY_PREFIX, InvalidKey, ValidKey
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 MAX_CLASS_CHARS = 64
 SLO_CLASS_HEADER = b"x-slo-class"
 _CREDENTIALS = frozenset({b"authorization", b"proxy-authorization", b"x-api-key", b"cookie"})
-_OURS = frozenset(
+_BATON_HEADERS = frozenset(
     {
         SLO_CLASS_HEADER,
         # Ray Serve's own, between its proxy and a replica.
@@ -37,9 +37,9 @@ _OURS = frozenset(
         b"x-vllm-priority",
     }
 )
-TAKEN_OFF = _CREDENTIALS | _OURS | TRACE_HEADERS
+STRIPPED_HEADERS = _CREDENTIALS | _BATON_HEADERS | TRACE_HEADERS
 """Headers that go no further than a gate."""
-OUR_PREFIX = b"x-baton-"
+BATON_HEADER_PREFIX = b"x-baton-"
 """Likewise, of whatever begins so."""
 _REQUEST_ID = b"x-request-id"
 MAX_REQUEST_ID_CHARS = 128
@@ -52,16 +52,16 @@ _CLASS = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Access:
     """Who is let in, and as whom."""
 
-    look_up: Callable[[str], Known | Unknown] | None = None
+    look_up: Callable[[str], ValidKey | InvalidKey] | None = None
     """Whose key that is; None where there are no keys: what a caller sends is then ignored."""
     anonymous: bool = True
     """Whether callers without a key are served, as tenant `default`."""
     isolated: Collection[str] = frozenset()
     """Tenants whose cached prefixes are their own."""
-    begin_share: float | None = None
+    trace_sample_fraction: float | None = None
     """Of requests whose callers say no trace, which share is sampled; None: none begins one."""
 
-    def caller(self, headers: Headers) -> Caller | Problem:
+    def identify_caller(self, headers: Headers) -> Caller | Problem:
         """Who asks with these headers, or why that is refused."""
         headers = tuple(headers)
         tenant = self._tenant(headers)
@@ -72,7 +72,7 @@ class Access:
             return slo_class
         return Caller(tenant, slo_class, tenant if tenant in self.isolated else None)
 
-    def administrator(self, headers: Headers) -> Known | Problem:
+    def identify_administrator(self, headers: Headers) -> ValidKey | Problem:
         """The key by which a caller may change what is served, or why it may not."""
         if self.look_up is None:
             return NO_KEYS
@@ -81,77 +81,78 @@ class Access:
             return MISSING_KEY
         if len(tokens) > 1:
             return SEVERAL_KEYS
-        found = self.look_up(tokens.pop())
-        if not isinstance(found, Known):
-            return _refused(found)
-        return found if found.administers else NO_ADMINISTRATOR
+        key = self.look_up(tokens.pop())
+        if not isinstance(key, ValidKey):
+            return _key_problem(key)
+        return key if key.is_admin else NOT_AN_ADMIN
 
     def _tenant(self, headers: Headers) -> str | Problem:
         if self.look_up is None:
             return DEFAULT_TENANT if self.anonymous else MISSING_KEY
         tokens = _tokens(headers)
         if self.anonymous:
-            tokens = {token for token in tokens if token.startswith(PREFIX)}
+            tokens = {token for token in tokens if token.startswith(KEY_PREFIX)}
             if not tokens:
                 return DEFAULT_TENANT
         if not tokens:
             return MISSING_KEY
         if len(tokens) > 1:
             return SEVERAL_KEYS
-        return _known(self.look_up(tokens.pop()))
+        return _tenant_or_problem(self.look_up(tokens.pop()))
 
 
-def passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
+def forwarded_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
     """What vLLM may see of a request's headers: no credentials, and nothing that is ours to say.
 
     A client may name its request, so that it finds it again in logs and records. What would not be
     one short word there is no name, and the request gets one of vLLM's making.
     """
-    kept = [
+    forwarded = [
         (name, value)
         for name, value in headers
-        if (lower := name.lower()) not in TAKEN_OFF and not lower.startswith(OUR_PREFIX)
+        if (lower := name.lower()) not in STRIPPED_HEADERS
+        and not lower.startswith(BATON_HEADER_PREFIX)
     ]
-    request_ids = [value for name, value in kept if name.lower() == _REQUEST_ID]
+    request_ids = [value for name, value in forwarded if name.lower() == _REQUEST_ID]
     if not request_ids or (len(request_ids) == 1 and _is_request_id(request_ids[0])):
-        return kept
-    return [(name, value) for name, value in kept if name.lower() != _REQUEST_ID]
+        return forwarded
+    return [(name, value) for name, value in forwarded if name.lower() != _REQUEST_ID]
 
 
 def _is_request_id(value: bytes) -> bool:
     return len(value) <= MAX_REQUEST_ID_CHARS and _REQUEST_IDS.fullmatch(value) is not None
 
 
-def _known(found: Known | Unknown) -> str | Problem:
-    return found.tenant if isinstance(found, Known) else _refused(found)
+def _tenant_or_problem(key: ValidKey | InvalidKey) -> str | Problem:
+    return key.tenant if isinstance(key, ValidKey) else _key_problem(key)
 
 
-def _refused(found: Unknown) -> Problem:
-    return UNKNOWN_KEY if found.state is None else unauthorized(f"this API key is {found.state}")
+def _key_problem(key: InvalidKey) -> Problem:
+    return UNKNOWN_KEY if key.state is None else unauthorized(f"this API key is {key.state}")
 
 
 def _tokens(headers: Headers) -> set[str]:
-    found: set[str] = set()
+    tokens: set[str] = set()
     for name, value in headers:
         lower = name.lower()
         if lower == b"x-api-key":
-            found.add(value.decode("latin-1").strip())
+            tokens.add(value.decode("latin-1").strip())
         elif lower == b"authorization":
             scheme, _, token = value.decode("latin-1").strip().partition(" ")
             if scheme.lower() == "bearer":
-                found.add(token.strip())
-    return found - {""}
+                tokens.add(token.strip())
+    return tokens - {""}
 
 
 def _slo_class(headers: Headers) -> str | Problem | None:
-    asked = {value.strip() for name, value in headers if name.lower() == SLO_CLASS_HEADER}
-    if not asked - {b""}:
+    names = {value.strip() for name, value in headers if name.lower() == SLO_CLASS_HEADER}
+    if not names - {b""}:
         return None
-    if len(asked) > 1:
+    if len(names) > 1:
         return SEVERAL_CLASSES
-    (value,) = asked
+    (value,) = names
     if len(value) > MAX_CLASS_CHARS or not _CLASS.fullmatch(value):
-        return NO_CLASS
+        return INVALID_CLASS
     return value.decode("ascii")
 
 
@@ -169,7 +170,7 @@ MISSING_KEY = Problem(
 )
 SEVERAL_KEYS = unauthorized("several different API keys were sent, wanted one")
 UNKNOWN_KEY = unauthorized("this API key is not known")
-NO_ADMINISTRATOR = Problem(
+NOT_AN_ADMIN = Problem(
     status=403,
     message="this API key may not administer; 'baton keys create --administer' makes one that may",
 )
@@ -179,7 +180,7 @@ NO_KEYS = Problem(
     " with 'baton keys create --administer'",
 )
 SEVERAL_CLASSES = Problem(status=400, message="several x-slo-class headers differ, wanted one")
-NO_CLASS = Problem(
+INVALID_CLASS = Problem(
     status=400,
     message=f"x-slo-class is no name of a class, wanted at most {MAX_CLASS_CHARS} letters,"
     " digits, '.', '_' and '-'",

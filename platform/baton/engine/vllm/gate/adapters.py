@@ -18,7 +18,7 @@ ADAPTER_PATHS = (LOAD_PATH, UNLOAD_PATH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterOrder:
+class AdapterRequest:
     """What a client asks for; without a path, to unload."""
 
     name: str
@@ -29,26 +29,28 @@ class AdapterOrder:
     tenant: str
 
 
-Administer: TypeAlias = Callable[[AdapterOrder], Awaitable[Problem | None]]
+Administer: TypeAlias = Callable[[AdapterRequest], Awaitable[Problem | None]]
 """Carries an order out; says why it is not."""
 
 
-def order_of(path: str, body: bytes, tenant: str) -> AdapterOrder | Problem:
+def parse_adapter_request(path: str, body: bytes, tenant: str) -> AdapterRequest | Problem:
     """What the body of a request to one of these paths asks for, or what is wrong with it."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        return _bad(f"the body is no JSON: {error}")
+        return _bad_request(f"the body is no JSON: {error}")
     if not isinstance(document, dict):
-        return _bad("the body is no JSON object")
-    wanted = ("lora_name", "lora_path") if path == LOAD_PATH else ("lora_name",)
-    for key in wanted:
+        return _bad_request("the body is no JSON object")
+    required_fields = ("lora_name", "lora_path") if path == LOAD_PATH else ("lora_name",)
+    for key in required_fields:
         if not isinstance(document.get(key), str) or not document[key]:
-            return _bad(f"{_shown(key, document)}, wanted a text that is not empty")
-    problem = _wrong_options(document)
+            return _bad_request(
+                f"{_describe_field(key, document)}, wanted a text that is not empty"
+            )
+    problem = _option_problem(document)
     if problem is not None:
         return problem
-    return AdapterOrder(
+    return AdapterRequest(
         name=document["lora_name"],
         path=document["lora_path"] if path == LOAD_PATH else None,
         model=document.get("base_model_name"),
@@ -57,27 +59,29 @@ def order_of(path: str, body: bytes, tenant: str) -> AdapterOrder | Problem:
     )
 
 
-def success(order: AdapterOrder) -> bytes:
+def success_body(request: AdapterRequest) -> bytes:
     """The body of the answer to an order that was carried out, in vLLM's words."""
-    done = "removed" if order.path is None else "added"
-    return f"Success: LoRA adapter '{order.name}' {done} successfully.".encode()
+    verb = "removed" if request.path is None else "added"
+    return f"Success: LoRA adapter '{request.name}' {verb} successfully.".encode()
 
 
-def _wrong_options(document: Mapping[str, object]) -> Problem | None:
+def _option_problem(document: Mapping[str, object]) -> Problem | None:
     for key in ("load_inplace", "is_3d_lora_weight"):
         if not isinstance(document.get(key, False), bool):
-            return _bad(f"{_shown(key, document)}, wanted true or false")
+            return _bad_request(f"{_describe_field(key, document)}, wanted true or false")
     if document.get("is_3d_lora_weight"):
-        return _bad("'is_3d_lora_weight' is not taken here; leave it out")
+        return _bad_request("'is_3d_lora_weight' is not taken here; leave it out")
     model = document.get("base_model_name")
     if model is not None and not isinstance(model, str):
-        return _bad(f"{_shown('base_model_name', document)}, wanted the name of a model")
+        return _bad_request(
+            f"{_describe_field('base_model_name', document)}, wanted the name of a model"
+        )
     return None
 
 
-def _shown(key: str, document: Mapping[str, object]) -> str:
+def _describe_field(key: str, document: Mapping[str, object]) -> str:
     return f"{key!r} is {str(document.get(key))[:80]!r}" if key in document else f"no {key!r}"
 
 
-def _bad(message: str) -> Problem:
+def _bad_request(message: str) -> Problem:
     return Problem(status=400, message=message)

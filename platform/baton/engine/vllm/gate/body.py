@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from baton.engine.vllm.gate.gate import Exchange, Message, Receive
 
 _DRAIN_TIMEOUT_S = 5.0
-_SALT = b'"cache_salt"'
+_SALT_FIELD = b'"cache_salt"'
 
 
 class BoundedBody:
@@ -30,7 +30,7 @@ class BoundedBody:
         self._bytes = 0
         self._chunks: list[bytes] = []
         self._complete = False
-        self._due_at_s = asyncio.get_running_loop().time() + limits.max_body_s
+        self._deadline_at_s = asyncio.get_running_loop().time() + limits.max_body_s
 
     @property
     def too_large(self) -> Problem:
@@ -50,26 +50,26 @@ class BoundedBody:
         """The next message of it, as ASGI has it.
 
         Raises:
-            BodyRefused: it breaks a limit; the exchange has the problem.
+            BodyRejected: it breaks a limit; the exchange has the problem.
         """
         if self._complete:
             return await self._receive()
         try:
-            async with asyncio.timeout_at(self._due_at_s):
+            async with asyncio.timeout_at(self._deadline_at_s):
                 message = await self._receive()
         except TimeoutError as error:
-            raise self._refusal(self._too_slow) from error
+            raise self._reject(self._too_slow) from error
         if message["type"] == "http.request":
-            problem = self._take(message)
+            problem = self._on_body_message(message)
             if problem is not None:
-                raise self._refusal(problem)
+                raise self._reject(problem)
         return message
 
-    async def whole(self) -> bytes:
+    async def read_all(self) -> bytes:
         """All of it; what there is of it where its client left.
 
         Raises:
-            BodyRefused: it breaks a limit; the exchange has the problem.
+            BodyRejected: it breaks a limit; the exchange has the problem.
         """
         parts = []
         while not self._complete:
@@ -85,13 +85,13 @@ class BoundedBody:
         message = f"the request body was not complete within {limit_s:g} s"
         return Problem(status=408, message=message, close=True)
 
-    def _refusal(self, problem: Problem) -> BodyRefused:
+    def _reject(self, problem: Problem) -> BodyRejected:
         if self.exchange is not None:
             # The app may turn the exception into an answer of its own, which is then replaced.
             self.exchange.problem = problem
-        return BodyRefused()
+        return BodyRejected()
 
-    def _take(self, message: Message) -> Problem | None:
+    def _on_body_message(self, message: Message) -> Problem | None:
         chunk: bytes = message.get("body", b"")
         self._bytes += len(chunk)
         if self._bytes > self._max_bytes:
@@ -102,10 +102,10 @@ class BoundedBody:
         self._complete = True
         body, self._chunks = b"".join(self._chunks), []
         if self.exchange is not None:
-            self.exchange.salted = _SALT in body
+            self.exchange.has_cache_salt = _SALT_FIELD in body
             if self.exchange.generates and self.exchange.session is None:
                 self.exchange.session = session_in_body(body)
-        return self._limits.broken_by(self._path, body)
+        return self._limits.check_body(self._path, body)
 
     async def drain(self) -> None:
         """Read and forget at most as much again as the limit."""
@@ -121,5 +121,5 @@ class BoundedBody:
             return
 
 
-class BodyRefused(Exception):
+class BodyRejected(Exception):
     """Stops whoever reads the body."""

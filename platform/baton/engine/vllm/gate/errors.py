@@ -9,8 +9,8 @@ from enum import StrEnum
 from http import HTTPStatus
 
 from baton.domain.errors import BatonError, Rejected
-from baton.domain.names.retry_after import whole_seconds
-from baton.engine.vllm.gate.error_texts import plain
+from baton.domain.names.retry_after import retry_after_seconds
+from baton.engine.vllm.gate.error_texts import sanitize
 
 
 class Dialect(StrEnum):
@@ -40,7 +40,7 @@ _OPENAI_TYPES: Mapping[int, str] = {
     504: "GatewayTimeoutError",
     505: "BadRequestError",
 }
-_COME_BACK = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+_RETRYABLE = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 _ANTHROPIC_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -54,7 +54,7 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
     504: "timeout_error",
     505: "invalid_request_error",
 }
-_LEAST_CLIENT_ERROR, _LEAST_OURS = 400, 500
+_FIRST_CLIENT_ERROR, _FIRST_SERVER_ERROR = 400, 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Problem:
     """Nothing more is read from this client's connection."""
 
     @classmethod
-    def of(cls, error: BatonError) -> Problem:
+    def from_error(cls, error: BatonError) -> Problem:
         """What the client is told of `error`."""
         retry_after_s = error.retry_after_s if isinstance(error, Rejected) else None
         return cls(status=error.http_status, message=str(error), retry_after_s=retry_after_s)
@@ -104,8 +104,8 @@ class Problem:
             headers.append((b"allow", self.allow.encode()))
         if self.challenge is not None:
             headers.append((b"www-authenticate", self.challenge.encode()))
-        if self.retry_after_s is not None or self.status in _COME_BACK:
-            seconds = whole_seconds(self.retry_after_s or 0.0)
+        if self.retry_after_s is not None or self.status in _RETRYABLE:
+            seconds = retry_after_seconds(self.retry_after_s or 0.0)
             headers.append((b"retry-after", str(seconds).encode()))
         return headers
 
@@ -149,50 +149,50 @@ class Problem:
 
 def error_type(status: int, dialect: Dialect) -> str:
     """What an API calls errors of this status."""
-    by_client = _LEAST_CLIENT_ERROR <= status < _LEAST_OURS
+    by_client = _FIRST_CLIENT_ERROR <= status < _FIRST_SERVER_ERROR
     if dialect is Dialect.ANTHROPIC:
         return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if by_client else "api_error")
     return _OPENAI_TYPES.get(status, "BadRequestError" if by_client else "InternalServerError")
 
 
-def in_dialect(status: int, body: bytes, dialect: Dialect) -> bytes | None:
+def to_dialect(status: int, body: bytes, dialect: Dialect) -> bytes | None:
     """An error of vLLM's, or of the framework under it, in the shape of a route's API.
 
     None where it has that shape already.
     """
-    told = told_by_vllm(status, body)
+    problem = problem_from_vllm(status, body)
     is_anthropic = dialect is Dialect.ANTHROPIC
-    kinds = _ANTHROPIC_TYPES.values() if is_anthropic else (error_type(status, dialect),)
+    valid_types = _ANTHROPIC_TYPES.values() if is_anthropic else (error_type(status, dialect),)
     try:
         document = json.loads(body)
     except ValueError:
         document = None
     match document:
-        case {"error": {"message": told.message, "type": said}} if (
-            said in kinds and (document.get("type") == "error") == is_anthropic
+        case {"error": {"message": problem.message, "type": kind}} if (
+            kind in valid_types and (document.get("type") == "error") == is_anthropic
         ):
             return None
         case _:
-            return told.body(dialect)
+            return problem.body(dialect)
 
 
-def told_by_vllm(status: int, body: bytes) -> Problem:
+def problem_from_vllm(status: int, body: bytes) -> Problem:
     """What an error response of vLLM's says, without what only its developers understand."""
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         return INTERNAL  # whatever was raised there
-    message, param = _message(body)
-    return Problem(status=status, message=plain(message or _phrase(status)), param=param)
+    message, param = _parse_message(body)
+    return Problem(status=status, message=sanitize(message or _phrase(status)), param=param)
 
 
-def _message(body: bytes) -> tuple[str | None, str | None]:
+def _parse_message(body: bytes) -> tuple[str | None, str | None]:
     """The message and the field in the body of an error, in whichever shape that is."""
     try:
         document = json.loads(body)
     except ValueError:
         return None, None
     match document:
-        case {"error": {"message": str() as message, **more}}:
-            param = more.get("param")
+        case {"error": {"message": str() as message, **fields}}:
+            param = fields.get("param")
             return message, param if isinstance(param, str) else None
         case {"detail": str() as message}:
             return message, None

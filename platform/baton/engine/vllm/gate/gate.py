@@ -2,9 +2,9 @@
 
 Theory of operation: a request whose exact path is not listed is answered with 404 before anything
 of vLLM's sees it, so that routes which a new vLLM brings are closed until someone opens them.
-A head that can be read in two ways (`frontend_http`) ends there as well.
+A head that can be read in two ways (`http`) ends there as well.
 Then come who asks, how large the body is, and whether the fleet takes anything at all. A body is
-looked at once more when it is complete (`frontend_limits`), still before vLLM parses it; one that
+looked at once more when it is complete (`limits`), still before vLLM parses it; one that
 drips in for too long is given up.
 Each request gets an `Exchange`, reachable through a context variable from the engine client deep
 inside vLLM's handlers. Its response is held back until the first token
@@ -35,25 +35,25 @@ from pydantic import ValidationError
 
 from baton.domain.errors import BatonError
 from baton.domain.names.trace_context import TraceContext
-from baton.engine.vllm.gate.access import Access, passed_on
+from baton.engine.vllm.gate.access import Access, forwarded_headers
 from baton.engine.vllm.gate.adapters import (
     ADAPTER_PATHS,
     Administer,
-    order_of,
-    success,
+    parse_adapter_request,
+    success_body,
 )
-from baton.engine.vllm.gate.body import BodyRefused, BoundedBody
-from baton.engine.vllm.gate.error_texts import plain
-from baton.engine.vllm.gate.errors import INTERNAL, Dialect, Problem, in_dialect
-from baton.engine.vllm.gate.http import broken_head
+from baton.engine.vllm.gate.body import BodyRejected, BoundedBody
+from baton.engine.vllm.gate.error_texts import sanitize
+from baton.engine.vllm.gate.errors import INTERNAL, Dialect, Problem, to_dialect
+from baton.engine.vllm.gate.http import check_head
 from baton.engine.vllm.gate.limits import FrontendLimits
-from baton.engine.vllm.gate.model_list import LIST_PATH, ModelList, names_a_model
+from baton.engine.vllm.gate.model_list import LIST_PATH, ModelList, is_model_path
 from baton.engine.vllm.gate.traces import trace_context
-from baton.engine.vllm.wire.identity import ANYBODY, Caller
+from baton.engine.vllm.wire.identity import ANONYMOUS, Caller
 from baton.engine.vllm.wire.sessions import session_in_headers
 
 if TYPE_CHECKING:
-    from baton.engine.vllm.fast_path.stream_bypass import ShortCut
+    from baton.engine.vllm.fast_path.stream_bypass import StreamBypass
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -92,12 +92,12 @@ ANTHROPIC_HEADER = b"anthropic-version"
 MESSAGES_PATH = "/v1/messages"
 # A stream that opens with more events than this before its first token is let go: its errors then
 # come in-band.
-_MAX_HELD_MESSAGES = 8
+_MAX_BUFFERED_MESSAGES = 8
 # Lines of a stream that say nothing but that its connection is to be kept.
 _COMMENT = b":"
 # As vLLM's handler of messages begins what it says of an error of its own.
 _ERROR_EVENT = b"event: error"
-_NONSENSE = (
+_MALFORMED_BODY_ERRORS = (
     AssertionError,
     AttributeError,
     LookupError,
@@ -108,8 +108,8 @@ _NONSENSE = (
 _UNREADABLE = Problem(
     status=400, message="a field of the body is of a type, or has a value, that it cannot have"
 )
-_FIRST_ERROR, _OURS = 400, 500
-_NOT_YET = Problem(status=503, message="adapters cannot be loaded here yet; try again")
+_FIRST_ERROR, _FIRST_SERVER_ERROR = 400, 500
+_ADAPTERS_NOT_READY = Problem(status=503, message="adapters cannot be loaded here yet; try again")
 _PLAIN_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 _MAX_METHOD_CHARS = 20
 _CLIENT_ERROR = ("vllm.exceptions", "VLLMClientError")
@@ -122,21 +122,21 @@ class Exchange:
     """One request and its response, which is held back until it flows or is complete."""
 
     __slots__ = (
+        "_buffered",
         "_dialect",
         "_ended",
-        "_held",
         "_is_stream",
         "_send",
-        "_sent",
-        "asked",
+        "_sent_messages",
+        "bypass",
         "caller",
-        "flowing",
         "generates",
+        "has_begun_stream",
+        "has_cache_salt",
+        "has_output",
         "problem",
-        "salted",
         "session",
-        "short_cut",
-        "streams",
+        "submitted",
         "trace",
     )
 
@@ -146,7 +146,7 @@ class Exchange:
         send: Send,
         *,
         generates: bool,
-        caller: Caller = ANYBODY,
+        caller: Caller = ANONYMOUS,
         trace: TraceContext | None = None,
     ) -> None:
         self.caller = caller
@@ -155,76 +155,83 @@ class Exchange:
         """As part of which trace."""
         self.generates = generates
         """Whether it asks the fleet for tokens, rather than for what a frontend knows itself."""
-        self.asked = False
+        self.submitted = False
         """Its body was understood, and the fleet was asked for what it wants."""
-        self.salted = False
+        self.has_cache_salt = False
         """Its body names a salt of its own, so that nothing of it is to be found by others."""
         self.session: str | None = None
         """The session that it names where vLLM's handlers do not look for it."""
-        self.flowing = False
+        self.has_output = False
         """The first output of the engine has arrived."""
-        self.streams = False
+        self.has_begun_stream = False
         """Chunks of a stream are made of it by now, and vLLM's errors would be among them."""
-        self.short_cut: ShortCut | None = None
+        self.bypass: StreamBypass | None = None
         """By which its tokens go, where that may be."""
         self.problem: Problem | None = None
         """Why it ends early; whatever the app still says is then dropped."""
         self._dialect = dialect
         self._send = send
-        self._held: list[Message] | None = []
+        self._buffered: list[Message] | None = []
         self._is_stream = False
-        self._sent = 0
+        self._sent_messages = 0
         self._ended = False
 
     @property
-    def passes(self) -> bool:
+    def is_passthrough(self) -> bool:
         """Whether what the app sends goes to the client as it is."""
-        return self._held is None and self.problem is None and not self._ended
+        return self._buffered is None and self.problem is None and not self._ended
 
     def send(self, message: Message) -> Awaitable[None]:
         """Pass on, hold back or replace what the app sends."""
-        if self._held is not None or self.problem is not None or self._ended:
-            return self._hold_or_end(message)
-        if self._watched and message.get("body", b"").startswith(_ERROR_EVENT):
+        if self._buffered is not None or self.problem is not None or self._ended:
+            return self._buffer_or_end(message)
+        if self._may_carry_errors and message.get("body", b"").startswith(_ERROR_EVENT):
             self.problem = INTERNAL
             return self.end_with(INTERNAL)
         # No coroutine of ours around the server's, for there is one such message a token.
-        return self._pass_on(message)
+        return self._forward(message)
 
-    async def _hold_or_end(self, message: Message) -> None:
-        if self._held is not None and message["type"] == "http.response.start":
+    async def _buffer_or_end(self, message: Message) -> None:
+        if self._buffered is not None and message["type"] == "http.response.start":
             self._is_stream = _is_event_stream(message)
         body: bytes = message.get("body", b"")
-        if self._watched and self.problem is None and body.startswith(_ERROR_EVENT):
+        if self._may_carry_errors and self.problem is None and body.startswith(_ERROR_EVENT):
             self.problem = INTERNAL  # of the handler itself: a request's own was noted before
         if self.problem is not None:
             await self.end_with(self.problem)
-        elif self._held is not None:
-            self._held.append(message)
-            complete = _is_last(message) and not self._may_be_nonsense
-            waits = self._is_stream and body.startswith(_COMMENT)
-            if self.flowing or complete or waits or len(self._held) > _MAX_HELD_MESSAGES:
-                await self._release()
+        elif self._buffered is not None:
+            self._buffered.append(message)
+            is_complete = _is_last(message) and not self._awaits_exception
+            is_comment = self._is_stream and body.startswith(_COMMENT)
+            if (
+                self.has_output
+                or is_complete
+                or is_comment
+                or len(self._buffered) > _MAX_BUFFERED_MESSAGES
+            ):
+                await self._flush()
 
     @property
-    def _watched(self) -> bool:
+    def _may_carry_errors(self) -> bool:
         """Whether vLLM's handler may put errors into the stream that nobody has noted."""
         return self._is_stream and self._dialect is Dialect.ANTHROPIC
 
     @property
-    def _may_be_nonsense(self) -> bool:
+    def _awaits_exception(self) -> bool:
         """Whether the app is about to say why: frameworks answer 500 first, and raise then."""
-        return not self.asked and bool((self._held or [{}])[0].get("status", 0) >= _OURS)
+        return not self.submitted and bool(
+            (self._buffered or [{}])[0].get("status", 0) >= _FIRST_SERVER_ERROR
+        )
 
     async def end_with(self, problem: Problem) -> None:
         """End with an error in the form that is still open: a status, or an event. Idempotent."""
         if self._ended:
             return
-        if self._held is not None:
-            self._held, self._ended = None, True
-            await answer(self._send, problem, self._dialect)
+        if self._buffered is not None:
+            self._buffered, self._ended = None, True
+            await send_problem(self._send, problem, self._dialect)
         elif self._is_stream:
-            event = problem.event(self._dialect, sequence_number=self._sent)
+            event = problem.event(self._dialect, sequence_number=self._sent_messages)
             self._ended = True
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
@@ -232,18 +239,18 @@ class Exchange:
         """Say what is left to say after the app has returned."""
         if self.problem is not None:
             await self.end_with(self.problem)
-        elif self._held:
-            await self._release()
+        elif self._buffered:
+            await self._flush()
 
-    async def _release(self) -> None:
-        held, self._held = self._held or [], None
-        for message in _in_dialect(held, self._dialect):
+    async def _flush(self) -> None:
+        buffered, self._buffered = self._buffered or [], None
+        for message in _to_dialect(buffered, self._dialect):
             if not self._ended:
-                await self._pass_on(message)
+                await self._forward(message)
 
-    def _pass_on(self, message: Message) -> Awaitable[None]:
+    def _forward(self, message: Message) -> Awaitable[None]:
         if message["type"] != "http.response.start":
-            self._sent += 1
+            self._sent_messages += 1
             self._ended = _is_last(message)
         return self._send(message)
 
@@ -276,12 +283,12 @@ class Gate:
         self.administer: Administer | None = None
         """By whom adapters are loaded and unloaded; None: by nobody yet."""
 
-    def stand_before(self, app: AsgiApp, *, healthy: Callable[[], bool]) -> None:
+    def replace_app(self, app: AsgiApp, *, healthy: Callable[[], bool]) -> None:
         """Let requests through to another app, of which several models are part.
 
         Which of them a request is for is in its body: only they can say that they are full.
         """
-        self._app, self._healthy, self._admit = app, healthy, _take_any
+        self._app, self._healthy, self._admit = app, healthy, _admit_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI has it."""
@@ -297,25 +304,25 @@ class Gate:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         dialect = _dialect(path, scope["headers"])
-        if (broken := broken_head(scope)) is not None:
-            await answer(send, broken, dialect)
+        if (problem := check_head(scope)) is not None:
+            await send_problem(send, problem, dialect)
         elif not self._is_listed(scope):
-            await answer(send, Problem(status=404, message="not found"), dialect)
+            await send_problem(send, Problem(status=404, message="not found"), dialect)
         elif path == HEALTH_PATH:
-            await self._tell_health(scope, send, dialect)
+            await self._serve_health(scope, send, dialect)
         else:
             await self._serve_listed(scope, receive, send, dialect)
 
-    async def _tell_health(self, scope: Scope, send: Send, dialect: Dialect) -> None:
+    async def _serve_health(self, scope: Scope, send: Send, dialect: Dialect) -> None:
         methods = METHODS[HEALTH_PATH]
         if scope["method"] not in methods:
-            await answer(send, wrong_method(scope["method"], methods), dialect)
+            await send_problem(send, method_not_allowed(scope["method"], methods), dialect)
         else:
             await _respond(send, 200 if self._healthy() else 503)
 
     def _is_listed(self, scope: Scope) -> bool:
         path: str = scope["path"]
-        if names_a_model(path):
+        if is_model_path(path):
             return LIST_PATH in self._paths
         # The raw path tells `/v1/%63hat` from `/v1/chat`; servers may leave it out.
         return path in self._paths and scope.get("raw_path") in {None, path.encode()}
@@ -324,64 +331,64 @@ class Gate:
         self, scope: Scope, receive: Receive, send: Send, dialect: Dialect
     ) -> None:
         path: str = scope["path"]
-        caller = self.access.caller(scope["headers"])
+        caller = self.access.identify_caller(scope["headers"])
         if isinstance(caller, Problem):
-            await answer(send, caller, dialect)
+            await send_problem(send, caller, dialect)
             return
-        if scope["method"] not in (methods := methods_of(path)):
-            await answer(send, wrong_method(scope["method"], methods), dialect)
+        if scope["method"] not in (methods := allowed_methods(path)):
+            await send_problem(send, method_not_allowed(scope["method"], methods), dialect)
             return
         body = BoundedBody(receive, path, self.limits)
         if body.is_declared_too_large(scope["headers"]):
             if not _has_header(scope["headers"], b"expect"):
                 # A client that is cut off while it still writes never reads the answer.
                 await body.drain()
-            await answer(send, body.too_large, dialect)
+            await send_problem(send, body.too_large, dialect)
             return
         if path in ADAPTER_PATHS:
             await self._serve_adapters(scope, body, send)
             return
         generates = scope["method"] == "POST" and path in GENERATION_PATHS
-        if generates and (refusal := self._admit(1, caller)) is not None:
-            await answer(send, Problem.of(refusal), dialect)
+        if generates and (rejection := self._admit(1, caller)) is not None:
+            await send_problem(send, Problem.from_error(rejection), dialect)
             return
         trace = None
         if generates:
-            share = self.access.begin_share
-            trace = trace_context(scope["headers"], path, begin_share=share)
+            sample_fraction = self.access.trace_sample_fraction
+            trace = trace_context(scope["headers"], path, sample_fraction=sample_fraction)
         exchange = Exchange(dialect, send, generates=generates, caller=caller, trace=trace)
         if generates:
             exchange.session = session_in_headers(scope["headers"])
         body.exchange = exchange
         # From 2.4 on Starlette notices a disconnect only when it next sends, so that a client that
         # leaves while it waits would keep its place; before, it listens for it.
-        asgi = {**scope.get("asgi", {}), "spec_version": "2.3"}
-        scope = {**scope, "asgi": asgi, "headers": passed_on(scope["headers"])}
-        is_models = path == LIST_PATH or names_a_model(path)
+        asgi_info = {**scope.get("asgi", {}), "spec_version": "2.3"}
+        scope = {**scope, "asgi": asgi_info, "headers": forwarded_headers(scope["headers"])}
+        is_models = path == LIST_PATH or is_model_path(path)
         app: AsgiApp = ModelList(self._app, dialect) if is_models else self._app
         await _run(app, exchange, scope, body.receive)
 
     async def _serve_adapters(self, scope: Scope, body: BoundedBody, send: Send) -> None:
         """Have an adapter loaded or unloaded; only for keys that may administer."""
         path, administer = scope["path"], self.administer
-        asking = self.access.administrator(scope["headers"])
-        if isinstance(asking, Problem):
-            await answer(send, asking, Dialect.OPENAI)
+        administrator = self.access.identify_administrator(scope["headers"])
+        if isinstance(administrator, Problem):
+            await send_problem(send, administrator, Dialect.OPENAI)
             return
         exchange = body.exchange = Exchange(Dialect.OPENAI, send, generates=False)
         try:
-            order = order_of(path, await body.whole(), asking.tenant)
-        except BodyRefused:
+            request = parse_adapter_request(path, await body.read_all(), administrator.tenant)
+        except BodyRejected:
             await exchange.finish()
             return
-        if isinstance(order, Problem):
-            await answer(send, order, Dialect.OPENAI)
+        if isinstance(request, Problem):
+            await send_problem(send, request, Dialect.OPENAI)
             return
-        problem = _NOT_YET if administer is None else await administer(order)
+        problem = _ADAPTERS_NOT_READY if administer is None else await administer(request)
         if problem is not None:
-            await answer(send, problem, Dialect.OPENAI)
+            await send_problem(send, problem, Dialect.OPENAI)
             return
-        await _respond(send, 200, body=success(order), headers=_PLAIN_TEXT)
+        await _respond(send, 200, body=success_body(request), headers=_PLAIN_TEXT)
 
 
 async def _run(app: AsgiApp, exchange: Exchange, scope: Scope, receive: Receive) -> None:
@@ -389,9 +396,9 @@ async def _run(app: AsgiApp, exchange: Exchange, scope: Scope, receive: Receive)
     try:
         await app(scope, receive, exchange.send)
     except Exception as error:
-        told = _own_doing(error, asked=exchange.asked)
-        if exchange.problem is None and told is not None:
-            await exchange.end_with(told)
+        problem = _request_problem(error, submitted=exchange.submitted)
+        if exchange.problem is None and problem is not None:
+            await exchange.end_with(problem)
             return
         if exchange.problem is None:
             # The server closes the connection then: who is in front of it must know.
@@ -406,7 +413,7 @@ async def _run(app: AsgiApp, exchange: Exchange, scope: Scope, receive: Receive)
         CURRENT_EXCHANGE.reset(token)
 
 
-def _own_doing(error: BaseException, *, asked: bool) -> Problem | None:
+def _request_problem(error: BaseException, *, submitted: bool) -> Problem | None:
     """What is wrong with a request by which the app was stopped; None: that was not the reason.
 
     vLLM's checks stumble over fields of types that they did not think of. Once the fleet was asked
@@ -416,23 +423,23 @@ def _own_doing(error: BaseException, *, asked: bool) -> Problem | None:
     cause: BaseException | None = error
     while cause is not None:
         if _CLIENT_ERROR in {(base.__module__, base.__name__) for base in type(cause).__mro__}:
-            return Problem(status=_FIRST_ERROR, message=plain(str(cause)))
-        if isinstance(cause, ValidationError if asked else _NONSENSE):
+            return Problem(status=_FIRST_ERROR, message=sanitize(str(cause)))
+        if isinstance(cause, ValidationError if submitted else _MALFORMED_BODY_ERRORS):
             return _UNREADABLE
         cause = cause.__cause__
     return None
 
 
-def _take_any(_requests: int, _caller: Caller) -> None:
+def _admit_all(_requests: int, _caller: Caller) -> None:
     """Refuse nobody."""
 
 
-async def refuse(scope: Scope, send: Send, problem: Problem) -> None:
+async def reject_request(scope: Scope, send: Send, problem: Problem) -> None:
     """Answer a request with an error in the shape of its API."""
-    await answer(send, problem, _dialect(scope["path"], scope["headers"]))
+    await send_problem(send, problem, _dialect(scope["path"], scope["headers"]))
 
 
-async def answer(send: Send, problem: Problem, dialect: Dialect) -> None:
+async def send_problem(send: Send, problem: Problem, dialect: Dialect) -> None:
     """Send a complete error response."""
     headers = [(b"content-type", b"application/json"), *problem.headers()]
     await _respond(send, problem.status, body=problem.body(dialect), headers=headers)
@@ -446,17 +453,17 @@ async def _respond(
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def methods_of(path: str) -> tuple[str, ...]:
+def allowed_methods(path: str) -> tuple[str, ...]:
     """The methods that a listed path has."""
-    return METHODS.get(LIST_PATH if names_a_model(path) else path, ("POST",))
+    return METHODS.get(LIST_PATH if is_model_path(path) else path, ("POST",))
 
 
-def wrong_method(method: str, methods: Sequence[str]) -> Problem:
+def method_not_allowed(method: str, methods: Sequence[str]) -> Problem:
     """What a client is told that uses another method than a path has."""
-    wanted = " or ".join(methods)
+    expected = " or ".join(methods)
     return Problem(
         status=405,
-        message=f"got the method {method[:_MAX_METHOD_CHARS]}, expected {wanted}",
+        message=f"got the method {method[:_MAX_METHOD_CHARS]}, expected {expected}",
         allow=", ".join(methods),
     )
 
@@ -474,20 +481,20 @@ def _is_last(message: Message) -> bool:
     return message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
-def _in_dialect(messages: list[Message], dialect: Dialect) -> list[Message]:
+def _to_dialect(messages: list[Message], dialect: Dialect) -> list[Message]:
     """A response; when it is a complete error, in the shape of its route's API."""
     start = messages[0]
     if start.get("status", 0) < _FIRST_ERROR or not _is_last(messages[-1]):
         return messages
     body = b"".join(message.get("body", b"") for message in messages[1:])
-    shaped = in_dialect(start["status"], body, dialect)
-    if shaped is None:
+    converted = to_dialect(start["status"], body, dialect)
+    if converted is None:
         return messages
-    ours = {b"content-length", b"content-type"}
-    headers = [(name, value) for name, value in start["headers"] if name not in ours]
+    replaced_headers = {b"content-length", b"content-type"}
+    headers = [(name, value) for name, value in start["headers"] if name not in replaced_headers]
     headers.append((b"content-type", b"application/json"))
-    headers.append((b"content-length", str(len(shaped)).encode()))
-    end = {"type": "http.response.body", "body": shaped, "more_body": False}
+    headers.append((b"content-length", str(len(converted)).encode()))
+    end = {"type": "http.response.body", "body": converted, "more_body": False}
     return [{**start, "headers": headers}, end]
 
 
@@ -498,5 +505,5 @@ def _is_event_stream(start: Message) -> bool:
     )
 
 
-def _has_header(headers: Collection[tuple[bytes, bytes]], wanted: bytes) -> bool:
-    return any(name == wanted for name, _ in headers)
+def _has_header(headers: Collection[tuple[bytes, bytes]], header: bytes) -> bool:
+    return any(name == header for name, _ in headers)

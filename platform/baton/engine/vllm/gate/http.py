@@ -29,28 +29,28 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 
 
-def broken_head(scope: Mapping[str, Any]) -> Problem | None:
+def check_head(scope: Mapping[str, Any]) -> Problem | None:
     """Why a request is refused for its head alone; None where nothing is wrong with that."""
     headers: Collection[tuple[bytes, bytes]] = scope["headers"]
     if scope.get("http_version", "1.1") not in _VERSIONS:
-        return _refused(
+        return _reject(
             "this version of HTTP is not spoken here, wanted 1.1",
             status=HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
         )
     if len(headers) > MAX_HEADERS:
-        return _refused(
+        return _reject(
             f"{len(headers)} header fields, at most {MAX_HEADERS} are taken",
             status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
         )
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
-        return _refused(
+        return _reject(
             f"the header fields are larger than {MAX_HEAD_BYTES} bytes",
             status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
         )
     why = _bad_host(scope, headers) or _bad_length(headers)
     if why is None and any(_CONTROL.search(value) for _, value in headers):
         why = "a header field has a control character in it"
-    return None if why is None else _refused(why)
+    return None if why is None else _reject(why)
 
 
 def _bad_host(scope: Mapping[str, Any], headers: Collection[tuple[bytes, bytes]]) -> str | None:
@@ -78,9 +78,9 @@ def _bad_length(headers: Collection[tuple[bytes, bytes]]) -> str | None:
     return None
 
 
-def _values(headers: Collection[tuple[bytes, bytes]], wanted: bytes) -> list[bytes]:
-    return [value.strip() for name, value in headers if name.lower() == wanted]
+def _values(headers: Collection[tuple[bytes, bytes]], header: bytes) -> list[bytes]:
+    return [value.strip() for name, value in headers if name.lower() == header]
 
 
-def _refused(message: str, *, status: int = HTTPStatus.BAD_REQUEST) -> Problem:
+def _reject(message: str, *, status: int = HTTPStatus.BAD_REQUEST) -> Problem:
     return Problem(status=status, message=message, close=True)

@@ -18,14 +18,14 @@ import msgspec
 
 from baton.engine.vllm.gate.errors import Problem
 
-MOST_MESSAGES = 10_000
+DEFAULT_MAX_MESSAGES = 10_000
 """Where no limit is set. vLLM takes 0.6 s for so many on one of its routes, growing faster than
 linear (6.3 s for 100,000); conversations have tens."""
 
 MAX_NAME_CHARS = 256
 """Of a request: logs, records and every frame of its tokens carry it."""
 
-MOST_BAD_WORDS = 128
+MAX_BAD_WORDS = 128
 """As many as vLLM's own second runner takes."""
 
 # `{},` is the shortest message.
@@ -37,11 +37,11 @@ _MESSAGE_KEYS: Mapping[str, str] = {
     "/v1/responses": "input",
     "/tokenize": "messages",
 }
-_BATCHES = "/v1/completions"
+_BATCH_PATH = "/v1/completions"
 # Whole pairs are escaped so, too, but a pattern that tells them apart takes longer than to read all
 # of the body.
-_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
-_HALF_RAW = re.compile(rb"\xed[\xa0-\xbf]")
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 _BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -60,7 +60,7 @@ class FrontendLimits:
     """Output tokens of a request that does not say; None: `max_tokens`, or to the end of the
     context."""
     max_messages: int | None = None
-    """None: `MOST_MESSAGES`."""
+    """None: `DEFAULT_MAX_MESSAGES`."""
     logprobs: bool = True
     """Whether engines tell log probabilities. Simulated ones have none, and vLLM's handlers break
     where they are missing."""
@@ -72,7 +72,7 @@ class FrontendLimits:
                 raise ValueError(f"frontend limits: {name} is {value}, wanted at least 1")
 
     @property
-    def tokens_unless_said(self) -> int | None:
+    def default_output_tokens(self) -> int | None:
         """How many output tokens a request gets that does not say; None: what the model has."""
         bounds = [n for n in (self.default_max_tokens, self.max_tokens) if n is not None]
         return min(bounds, default=None)
@@ -81,78 +81,82 @@ class FrontendLimits:
         """Why so many answers are refused."""
         if self.max_n is None or n <= self.max_n:
             return None
-        return _bad(f"asked for {n} answers, at most {self.max_n} per request are given")
+        return _bad_request(f"asked for {n} answers, at most {self.max_n} per request are given")
 
     def too_many_tokens(self, max_tokens: int | None) -> Problem | None:
         """Why so many output tokens are refused."""
         if self.max_tokens is None or max_tokens is None or max_tokens <= self.max_tokens:
             return None
-        return _bad(f"asked for {max_tokens} output tokens, at most {self.max_tokens} are given")
+        return _bad_request(
+            f"asked for {max_tokens} output tokens, at most {self.max_tokens} are given"
+        )
 
-    def no_logprobs(self, *asked: object) -> Problem | None:
-        """Why log probabilities are refused; `asked` is None where a request wants none."""
-        if self.logprobs or all(one is None for one in asked):
+    def no_logprobs(self, *requested: object) -> Problem | None:
+        """Why log probabilities are refused; `requested` is None where a request wants none."""
+        if self.logprobs or all(value is None for value in requested):
             return None
-        return _bad("log probabilities were asked for, and the engines here are simulated: none")
+        return _bad_request(
+            "log probabilities were asked for, and the engines here are simulated: none"
+        )
 
-    def broken_by(self, path: str, body: bytes) -> Problem | None:
+    def check_body(self, path: str, body: bytes) -> Problem | None:
         """Why a request's complete body is refused; None leaves it to vLLM."""
         try:
             return (
                 self._too_many_messages(path, body)
                 or self._too_many_prompts(path, body)
-                or _broken_text(body)
+                or _text_problem(body)
             )
         except RecursionError:
-            return _bad("the body is nested too deeply")
+            return _bad_request("the body is nested too deeply")
 
     def _too_many_messages(self, path: str, body: bytes) -> Problem | None:
-        limit = MOST_MESSAGES if self.max_messages is None else self.max_messages
+        limit = DEFAULT_MAX_MESSAGES if self.max_messages is None else self.max_messages
         key = _MESSAGE_KEYS.get(path)
         if key is None or len(body) < _MIN_MESSAGE_BYTES * limit:
             return None
         count = len(_items(body, key))
         if count <= limit:
             return None
-        return _bad(f"{count} {key}, at most {limit} are taken")
+        return _bad_request(f"{count} {key}, at most {limit} are taken")
 
     def _too_many_prompts(self, path: str, body: bytes) -> Problem | None:
         """Each prompt of a batch gets an answer at least; vLLM asks only for those to one."""
-        if self.max_n is None or path != _BATCHES:
+        if self.max_n is None or path != _BATCH_PATH:
             return None
         prompts = _items(body, "prompt")
         return self.too_many_answers(len(prompts)) if _is_batch(prompts) else None
 
 
-def bad_name(request_id: str) -> Problem | None:
+def bad_request_id(request_id: str) -> Problem | None:
     """Why a request cannot be called that; a client may say so in its body, too."""
     if len(request_id) > MAX_NAME_CHARS:
-        return _bad(f"the request id is longer than {MAX_NAME_CHARS} characters")
-    return None if request_id.isprintable() else _bad("the request id is not printable")
+        return _bad_request(f"the request id is longer than {MAX_NAME_CHARS} characters")
+    return None if request_id.isprintable() else _bad_request("the request id is not printable")
 
 
-def too_many_words(bad_words: Sequence[str] | None) -> Problem | None:
+def too_many_bad_words(bad_words: Sequence[str] | None) -> Problem | None:
     """Why so many words cannot be kept out of an answer: an engine looks for each at each step."""
-    if bad_words is None or len(bad_words) <= MOST_BAD_WORDS:
+    if bad_words is None or len(bad_words) <= MAX_BAD_WORDS:
         return None
-    return _bad(f"{len(bad_words)} bad words, at most {MOST_BAD_WORDS} are kept out")
+    return _bad_request(f"{len(bad_words)} bad words, at most {MAX_BAD_WORDS} are kept out")
 
 
-class _Peek(msgspec.Struct):
+class _BodyFields(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw(b"null")
     input: msgspec.Raw = msgspec.Raw(b"null")
     prompt: msgspec.Raw = msgspec.Raw(b"null")
 
 
-_PEEK = msgspec.json.Decoder(_Peek)
-_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+_FIELDS_DECODER = msgspec.json.Decoder(_BodyFields)
+_ITEMS_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _items(body: bytes, key: str) -> Sequence[object]:
     """The list at `key`, of JSON texts or of what they say; empty where there is none."""
     try:
-        found: msgspec.Raw = getattr(_PEEK.decode(body), key)
-        return _ITEMS.decode(found)
+        raw: msgspec.Raw = getattr(_FIELDS_DECODER.decode(body), key)
+        return _ITEMS_DECODER.decode(raw)
     except msgspec.ValidationError:
         return ()
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -173,23 +177,25 @@ def _is_batch(prompts: Sequence[object]) -> bool:
             return False
 
 
-def _broken_text(body: bytes) -> Problem | None:
+def _text_problem(body: bytes) -> Problem | None:
     """Why a string is no text: it has half of a surrogate pair, which cannot be sent on."""
-    if not _may_be_broken(body):
+    if not _may_have_lone_surrogate(body):
         return None
     try:
         json.dumps(_loads(body), ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return _bad("a string in the body is not valid Unicode: it has half of a surrogate pair")
+        return _bad_request(
+            "a string in the body is not valid Unicode: it has half of a surrogate pair"
+        )
     return None
 
 
-def _may_be_broken(body: bytes) -> bool:
+def _may_have_lone_surrogate(body: bytes) -> bool:
     if b"\0" in body[:4] or body.startswith(_BYTE_ORDER_MARKS):
         return True  # not UTF-8: the patterns say nothing
     # A search for one byte is many times faster than for a pattern.
-    escaped = b"\\" in body and _ESCAPED.search(body) is not None
-    return escaped or (b"\xed" in body and _HALF_RAW.search(body) is not None)
+    escaped = b"\\" in body and _ESCAPED_SURROGATE.search(body) is not None
+    return escaped or (b"\xed" in body and _RAW_SURROGATE.search(body) is not None)
 
 
 def _loads(body: bytes) -> object:
@@ -201,5 +207,5 @@ def _loads(body: bytes) -> object:
     return document
 
 
-def _bad(message: str) -> Problem:
+def _bad_request(message: str) -> Problem:
     return Problem(status=400, message=message)

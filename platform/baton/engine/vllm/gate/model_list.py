@@ -22,7 +22,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 
 LIST_PATH = "/v1/models"
-ONE_PREFIX = f"{LIST_PATH}/"
+MODEL_PREFIX = f"{LIST_PATH}/"
 """What is behind it is a model's name."""
 _MAX_NAME_CHARS = 200
 """Of a name that nobody has, in the answer that says so."""
@@ -40,9 +40,9 @@ class ModelRow:
     max_len_tokens: int | None = None
 
 
-def names_a_model(path: str) -> bool:
+def is_model_path(path: str) -> bool:
     """Whether a path is that of one model."""
-    return path.startswith(ONE_PREFIX) and len(path) > len(ONE_PREFIX)
+    return path.startswith(MODEL_PREFIX) and len(path) > len(MODEL_PREFIX)
 
 
 class ModelList:
@@ -55,20 +55,25 @@ class ModelList:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request for the list, or for one model."""
-        name = scope["path"].removeprefix(ONE_PREFIX) if names_a_model(scope["path"]) else None
+        name = scope["path"].removeprefix(MODEL_PREFIX) if is_model_path(scope["path"]) else None
         if name is None and self._dialect is not Dialect.ANTHROPIC:
             await self._app(scope, receive, send)
             return
-        inner = {**scope, "path": LIST_PATH, "raw_path": LIST_PATH.encode(), "query_string": b""}
-        said: list[Message] = []
+        list_scope = {
+            **scope,
+            "path": LIST_PATH,
+            "raw_path": LIST_PATH.encode(),
+            "query_string": b"",
+        }
+        messages: list[Message] = []
 
-        async def keep(message: Message) -> None:
-            said.append(message)
+        async def collect(message: Message) -> None:
+            messages.append(message)
 
-        await self._app(inner, receive, keep)
-        body = b"".join(message.get("body", b"") for message in said[1:])
-        status = int(said[0]["status"])
-        headers = [one for one in said[0]["headers"] if one[0] != b"content-length"]
+        await self._app(list_scope, receive, collect)
+        body = b"".join(message.get("body", b"") for message in messages[1:])
+        status = int(messages[0]["status"])
+        headers = [other for other in messages[0]["headers"] if other[0] != b"content-length"]
         if status == HTTPStatus.OK:
             status, body = self._answer(json.loads(body)["data"], name)
         headers.append((b"content-length", str(len(body)).encode()))
@@ -77,13 +82,13 @@ class ModelList:
 
     def _answer(self, rows: Sequence[Mapping[str, Any]], name: str | None) -> tuple[int, bytes]:
         if name is None:
-            return HTTPStatus.OK, json.dumps(_as_anthropics(rows)).encode()
-        found = next((row for row in rows if row["id"] == name), None)
-        if found is None:
+            return HTTPStatus.OK, json.dumps(_anthropic_list(rows)).encode()
+        model_row = next((row for row in rows if row["id"] == name), None)
+        if model_row is None:
             problem = no_such_model(name)
             return problem.status, problem.body(self._dialect)
-        shaped = _as_anthropic(found) if self._dialect is Dialect.ANTHROPIC else found
-        return HTTPStatus.OK, json.dumps(shaped).encode()
+        document = _anthropic_model(model_row) if self._dialect is Dialect.ANTHROPIC else model_row
+        return HTTPStatus.OK, json.dumps(document).encode()
 
 
 def no_such_model(name: str) -> Problem:
@@ -96,14 +101,14 @@ def no_such_model(name: str) -> Problem:
     )
 
 
-def _as_anthropics(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+def _anthropic_list(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """All of them in one page."""
-    data = [_as_anthropic(row) for row in rows]
+    data = [_anthropic_model(row) for row in rows]
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {"data": data, "has_more": False, "first_id": first, "last_id": last}
 
 
-def _as_anthropic(row: Mapping[str, Any]) -> dict[str, object]:
+def _anthropic_model(row: Mapping[str, Any]) -> dict[str, object]:
     created = datetime.fromtimestamp(row.get("created", 0), UTC)
     return {
         "type": "model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 
-from baton.domain.names.trace_context import TraceContext, in_share, parse_traceparent
+from baton.domain.names.trace_context import TraceContext, is_in_sample, parse_traceparent
 
 TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
 OPERATIONS: Mapping[str, str] = {
@@ -18,7 +18,7 @@ OPERATIONS: Mapping[str, str] = {
 
 
 def trace_context(
-    headers: Iterable[tuple[bytes, bytes]], path: str, *, begin_share: float | None
+    headers: Iterable[tuple[bytes, bytes]], path: str, *, sample_fraction: float | None
 ) -> TraceContext | None:
     """The caller's context if it said one; a new one where traces begin here; else None.
 
@@ -26,16 +26,20 @@ def trace_context(
     says two parents says none, and what cannot be read was not said.
     Source: W3C Trace Context 2, §4.2.
     """
-    found: dict[bytes, list[str]] = {name: [] for name in TRACE_HEADERS}
+    values_by_header: dict[bytes, list[str]] = {name: [] for name in TRACE_HEADERS}
     for name, value in headers:
         if (lower := name.lower()) in TRACE_HEADERS:
-            found[lower].append(value.decode("latin-1").strip())
+            values_by_header[lower].append(value.decode("latin-1").strip())
     operation = OPERATIONS.get(path, "")
-    if len(found[b"traceparent"]) == 1:
-        context = parse_traceparent(found[b"traceparent"][0], ",".join(found[b"tracestate"]))
+    if len(values_by_header[b"traceparent"]) == 1:
+        context = parse_traceparent(
+            values_by_header[b"traceparent"][0], ",".join(values_by_header[b"tracestate"])
+        )
         if context is not None:
             return context._replace(operation=operation)
-    if begin_share is None:
+    if sample_fraction is None:
         return None
     trace_id = secrets.token_hex(16)
-    return TraceContext(trace_id, sampled=in_share(trace_id, begin_share), operation=operation)
+    return TraceContext(
+        trace_id, sampled=is_in_sample(trace_id, sample_fraction), operation=operation
+    )

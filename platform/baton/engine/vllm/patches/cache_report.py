@@ -4,9 +4,9 @@
 a block takes is known to the engine alone, once it has started: it follows from model, options,
 attention backends and memory. Neither events nor the message that it is ready say it. So `install`
 gives EngineCore a control call (`CACHE_CALL`) that reads it off the engine's own cache manager and
-workers, and `ask_for_cache` makes that call and understands the answer. Where anything is not as it
-must be, the answer says why. Then nobody listens to the engine's events, for it is not known what
-they mean, and the size of a block is that of the model's shape.
+workers, and `request_cache_report` makes that call and understands the answer. Where anything is
+not as it must be, the answer says why. Then nobody listens to the engine's events, for it is not
+known what they mean, and the size of a block is that of the model's shape.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from baton.domain.cache import CacheGroup, CacheShape, GroupNeeds
+from baton.domain.cache import CacheGroup, CacheShape, PrefixRequirement
 from baton.runtime.process.log_events import log_event
 
 logger = logging.getLogger(__name__)
@@ -29,12 +29,12 @@ CACHE_CALL = "baton_cache"
 
 _ENGINE_CORE = "vllm.v1.engine.core"
 _NEEDS = {
-    "FullAttentionManager": GroupNeeds.ALL,
-    "SinkFullAttentionManager": GroupNeeds.ALL,
-    "SlidingWindowManager": GroupNeeds.LAST,
-    "MambaManager": GroupNeeds.LAST,
-    "ChunkedLocalAttentionManager": GroupNeeds.CHUNK,
-    "CircularBufferManager": GroupNeeds.NOTHING,
+    "FullAttentionManager": PrefixRequirement.ALL,
+    "SinkFullAttentionManager": PrefixRequirement.ALL,
+    "SlidingWindowManager": PrefixRequirement.TRAILING_BLOCKS,
+    "MambaManager": PrefixRequirement.TRAILING_BLOCKS,
+    "ChunkedLocalAttentionManager": PrefixRequirement.CHUNK,
+    "CircularBufferManager": PrefixRequirement.NONE,
 }
 """By vLLM's managers of one group. Source: single_type_kv_cache_manager.py in 0.32 and 0.33."""
 
@@ -42,7 +42,7 @@ _NEEDS = {
 class CacheReport(NamedTuple):
     """An engine's answer."""
 
-    tells: bool
+    events_understood: bool
     """Whether it is known what its events mean."""
     shape: CacheShape | None = None
     """None: plain full attention."""
@@ -50,7 +50,7 @@ class CacheReport(NamedTuple):
     """Of one block, over all layers and ranks; None: not known."""
 
 
-class ControlCalls(Protocol):
+class UtilityClient(Protocol):
     """What of vLLM's client this needs."""
 
     async def call_utility_async(self, method: str, *args: object) -> object:
@@ -62,10 +62,10 @@ def install() -> None:
     """Have this process answer, where it is the one that has the scheduler. May be called again."""
     core = sys.modules.get(_ENGINE_CORE)
     if core is not None:
-        setattr(core.EngineCore, CACHE_CALL, told)
+        setattr(core.EngineCore, CACHE_CALL, read_cache_report)
 
 
-def told(core: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's EngineCore, which is not followed
+def read_cache_report(core: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's EngineCore, which is not followed
     """What an engine says, in plain values."""
     answer: dict[str, Any] = {}
     try:
@@ -92,45 +92,45 @@ def shape_of(coordinator: Any) -> CacheShape | None:  # noqa: ANN401 - vLLM's, l
     """
     groups = coordinator.kv_cache_config.kv_cache_groups
     managers = coordinator.single_type_managers
-    found = [_group(manager) for manager in managers]
-    if [group.needs for group in found] == [GroupNeeds.ALL]:
+    cache_groups = [_to_cache_group(manager) for manager in managers]
+    if [group.requirement for group in cache_groups] == [PrefixRequirement.ALL]:
         return None
     if getattr(coordinator.block_pool, "num_hash_lookahead_tokens", 0):
         raise ValueError("names of blocks also stand for tokens behind them")
-    shared = [
-        (group.kv_cache_spec.block_size, one.block_size_tokens)
-        for group, one in zip(groups, found, strict=True)
-        if one.needs is not GroupNeeds.NOTHING
+    block_sizes = [
+        (group.kv_cache_spec.block_size, other.block_size_tokens)
+        for group, other in zip(groups, cache_groups, strict=True)
+        if other.requirement is not PrefixRequirement.NONE
     ]
-    size = min(own for own, _ in shared)
-    odd = [whole for _, whole in shared if whole % size]
-    if odd:
-        raise ValueError(f"blocks of {odd} tokens beside ones of {size}")
-    aligned = getattr(coordinator, "_cache_hit_alignment_tokens", managers[0].block_size)
-    return CacheShape(tuple(found), alignment_tokens=lcm(aligned, size))
+    size = min(own for own, _ in block_sizes)
+    mismatched = [whole for _, whole in block_sizes if whole % size]
+    if mismatched:
+        raise ValueError(f"blocks of {mismatched} tokens beside ones of {size}")
+    alignment = getattr(coordinator, "_cache_hit_alignment_tokens", managers[0].block_size)
+    return CacheShape(tuple(cache_groups), alignment_tokens=lcm(alignment, size))
 
 
-def _group(manager: Any) -> CacheGroup:  # noqa: ANN401
+def _to_cache_group(manager: Any) -> CacheGroup:  # noqa: ANN401
     spec, size = manager.kv_cache_spec, manager.block_size
     kind = type(manager).__name__
     needs = _NEEDS.get(kind)
     if not spec.prefix_cacheable:
-        needs = GroupNeeds.NOTHING
+        needs = PrefixRequirement.NONE
     match needs:
         case None:
             raise ValueError(f"a group of layers is kept by {kind}")
-        case GroupNeeds.LAST if kind == "SlidingWindowManager":
+        case PrefixRequirement.TRAILING_BLOCKS if kind == "SlidingWindowManager":
             # Source: SlidingWindowManager._contiguous_blocks_for_hit; at least one is looked for.
             span = max(1, -(-(manager.sliding_window - 1) // size))
-        case GroupNeeds.LAST:
+        case PrefixRequirement.TRAILING_BLOCKS:
             return CacheGroup(needs, size, span=1)  # drafts have no states, and peek at none
-        case GroupNeeds.CHUNK:
+        case PrefixRequirement.CHUNK:
             span = manager.attention_chunk_size
             if span % size:
                 raise ValueError(f"chunks of {span} tokens in blocks of {size}")
         case _:
             span = 0
-    return CacheGroup(needs, size, span, peeks=bool(manager.use_eagle))
+    return CacheGroup(needs, size, span, needs_next_block=bool(manager.use_eagle))
 
 
 def block_bytes(specs: Iterable[Mapping[str, Any]], block_size_tokens: int) -> int | None:
@@ -148,22 +148,22 @@ def block_bytes(specs: Iterable[Mapping[str, Any]], block_size_tokens: int) -> i
 
 
 # ------------------------------------------------------------------ in ours
-async def ask_for_cache(core: ControlCalls) -> CacheReport:
+async def request_cache_report(core: UtilityClient) -> CacheReport:
     """Ask a started engine.
 
     Raises:
         EngineDeadError: it has died.
     """
     try:
-        return understood(await core.call_utility_async(CACHE_CALL))
+        return parse_cache_report(await core.call_utility_async(CACHE_CALL))
     except EngineDeadError:
         raise
     except Exception as error:  # noqa: BLE001 - vLLM's client raises nothing narrower
         log_event(logger, logging.WARNING, "engine_does_not_tell_of_cache", {"why": str(error)})
-        return CacheReport(tells=False)
+        return CacheReport(events_understood=False)
 
 
-def understood(answer: Any) -> CacheReport:  # noqa: ANN401 - what comes from another process
+def parse_cache_report(answer: Any) -> CacheReport:  # noqa: ANN401 - what comes from another process
     """What an engine said, as a value.
 
     Raises:
@@ -177,9 +177,13 @@ def understood(answer: Any) -> CacheReport:  # noqa: ANN401 - what comes from an
             log_event(logger, logging.WARNING, event, {"why": answer[name]})
     shape = answer.get("shape")
     if shape is not None:
-        groups = tuple(CacheGroup(GroupNeeds(needs), *more) for needs, *more in shape["groups"])
+        groups = tuple(
+            CacheGroup(PrefixRequirement(needs), *fields) for needs, *fields in shape["groups"]
+        )
         shape = CacheShape(groups, alignment_tokens=shape["alignment_tokens"])
     size = answer.get("block_bytes")
     return CacheReport(
-        tells="why" not in answer, shape=shape, block_bytes=None if size is None else int(size)
+        events_understood="why" not in answer,
+        shape=shape,
+        block_bytes=None if size is None else int(size),
     )

@@ -49,17 +49,17 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from baton.control.request.leases import RENEWALS, renewed_until_s
+from baton.control.request.leases import RENEWALS_PER_LEASE, renewed_expiry_s
 from baton.control.request.pull_permits import PullPermits
-from baton.engine.vllm.patches.lease_checks import KeptLeases, LeaseQuestions, Read, listen
+from baton.engine.vllm.patches.lease_checks import CompletedRead, KeptLeases, LeaseQueries, listen
 from baton.engine.vllm.wire.transfer_keys import (
     FAILED_SOURCES_KEY,
+    INVALIDATED_SOURCES_KEY,
     MAX_PULLS_KEY,
     PREFIX_TOKENS_KEY,
     PULL_DEADLINE_KEY,
     SOURCES_KEY,
     TRANSFERS_KEY,
-    VOID_SOURCES_KEY,
 )
 
 # Where the settings say nothing; the lease is vLLM's own default.
@@ -81,7 +81,7 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not fol
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = LeasingScheduler(vllm_config, engine_id, kv_cache_config)
         else:
-            self.connector_worker = SourcedWorker(vllm_config, engine_id, kv_cache_config)
+            self.connector_worker = SourceTrackingWorker(vllm_config, engine_id, kv_cache_config)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -90,27 +90,27 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not fol
 
         None while the request has to wait for its turn to pull.
         """
-        found = self._tokens_to_fetch(request, num_computed_tokens)
-        pulls = bool(found[0]) and found[1]
-        return (None, False) if pulls and not self.connector_scheduler.may_pull() else found
+        matched = self._tokens_to_fetch(request, num_computed_tokens)
+        needs_pull = bool(matched[0]) and matched[1]
+        return (None, False) if needs_pull and not self.connector_scheduler.can_pull() else matched
 
     def _tokens_to_fetch(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         # Not only its prompt: of a leg that was taken up, what was generated elsewhere comes too.
-        wanted = prefix_to_fetch(request.kv_transfer_params, request.num_tokens)
-        if wanted is None:
-            found: tuple[int | None, bool] = super().get_num_new_matched_tokens(
+        prefix_tokens = prefix_tokens_to_fetch(request.kv_transfer_params, request.num_tokens)
+        if prefix_tokens is None:
+            matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(
                 request, num_computed_tokens
             )
-            return found
-        missing = wanted - num_computed_tokens
-        return (missing, True) if missing > 0 else (0, False)
+            return matched
+        missing_tokens = prefix_tokens - num_computed_tokens
+        return (missing_tokens, True) if missing_tokens > 0 else (0, False)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> NixlKVConnectorStats:
         """Statistics out of what a worker sent, or empty ones."""
-        return SourcedStats() if data is None else SourcedStats(data=data)
+        return SourceTrackingStats() if data is None else SourceTrackingStats(data=data)
 
 
 class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLLM is not followed
@@ -121,16 +121,16 @@ class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLL
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         settings = vllm_config.kv_transfer_config
-        self._heartbeat_interval = self._kv_lease_duration / RENEWALS
-        self._kept = KeptLeases()
+        self._heartbeat_interval = self._kv_lease_duration / RENEWALS_PER_LEASE
+        self._kept_leases = KeptLeases()
         self._permits = PullPermits(
             limit=settings.get_from_extra_config(MAX_PULLS_KEY, None),
-            pull_s=settings.get_from_extra_config(PULL_DEADLINE_KEY, _PULL_DEADLINE_S),
+            max_pull_s=settings.get_from_extra_config(PULL_DEADLINE_KEY, _PULL_DEADLINE_S),
         )
 
-    def may_pull(self) -> bool:
+    def can_pull(self) -> bool:
         """Whether one more request may begin to pull."""
-        return self._permits.may_begin(time.perf_counter())
+        return self._permits.can_begin(time.perf_counter())
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -144,15 +144,15 @@ class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLL
         self, request: Request, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Whether a request's blocks are kept for a puller, and what that one needs to know."""
-        kept, params = super().request_finished(request, block_ids)
-        if kept:
-            self._kept.keep(request.request_id)
-        return kept, params
+        is_kept, params = super().request_finished(request, block_ids)
+        if is_kept:
+            self._kept_leases.add(request.request_id)
+        return is_kept, params
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """What workers have sent and received; the scheduler frees the former after this."""
         super().update_connector_output(connector_output)
-        self._kept.free(connector_output.finished_sending or ())
+        self._kept_leases.remove(connector_output.finished_sending or ())
         for request_id in connector_output.finished_recving or ():
             self._permits.end(request_id)
 
@@ -168,13 +168,13 @@ class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLL
         listen(
             make_zmq_path("tcp", host, port),
             metadata=encoded_data,
-            leases=self._kept,
+            leases=self._kept_leases,
             ready=ready_event,
             stop=stop_event,
         )
 
 
-class SourcedStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM is not followed
+class SourceTrackingStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM is not followed
     """vLLM's lists, and who each entry was from."""
 
     def reset(self) -> None:
@@ -182,20 +182,20 @@ class SourcedStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM is not f
         super().reset()
         self.data[SOURCES_KEY] = []
         self.data[FAILED_SOURCES_KEY] = []
-        self.data[VOID_SOURCES_KEY] = []
+        self.data[INVALIDATED_SOURCES_KEY] = []
 
     def is_empty(self) -> bool:
         """Whether there is nothing to report."""
-        more = (FAILED_SOURCES_KEY, VOID_SOURCES_KEY)
+        more = (FAILED_SOURCES_KEY, INVALIDATED_SOURCES_KEY)
         return super().is_empty() and not any(self.data.get(key) for key in more)
 
 
-class QuietAgent:
+class DeferredNotifyAgent:
     """A NIXL agent that reads without telling the source, which vLLM has it do with each read."""
 
     def __init__(self, agent: Any) -> None:  # noqa: ANN401 - NIXL's, which is not followed
         self._agent = agent
-        self.untold: list[bytes] = []
+        self.deferred: list[bytes] = []
         """What would have been said to the sources of the reads since this was last emptied."""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
@@ -210,12 +210,12 @@ class QuietAgent:
     ) -> Any:  # noqa: ANN401
         """Prepare a transfer."""
         if operation == "READ" and notif_msg:
-            self.untold.append(notif_msg)
+            self.deferred.append(notif_msg)
             notif_msg = b""
         return self._agent.make_prepped_xfer(operation, *args, notif_msg=notif_msg, **kwargs)
 
 
-class SourcedWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM is not followed
+class SourceTrackingWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM is not followed
     """The worker's side: asks sources after reads, and names them where vLLM counts transfers."""
 
     nixl_wrapper: Any
@@ -224,22 +224,22 @@ class SourcedWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM is n
     def __init__(
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
     ) -> None:
-        choose_own_card(vllm_config)
+        set_worker_nic(vllm_config)
         super().__init__(vllm_config, engine_id, kv_cache_config)
         settings = vllm_config.kv_transfer_config
-        self.xfer_stats = SourcedStats()
-        self._agent = QuietAgent(self.nixl_wrapper)
+        self.xfer_stats = SourceTrackingStats()
+        self._agent = DeferredNotifyAgent(self.nixl_wrapper)
         self.nixl_wrapper = self._agent
         lease_s = settings.get_from_extra_config("kv_lease_duration", _LEASE_S)
-        self._lease_extension = renewed_until_s(0.0, lease_s)
-        self._questions = LeaseQuestions(
+        self._lease_extension = renewed_expiry_s(0.0, lease_s)
+        self._lease_queries = LeaseQueries(
             deadline_s=settings.get_from_extra_config(PULL_DEADLINE_KEY, _PULL_DEADLINE_S)
         )
 
     def shutdown(self) -> None:
         """Close what is open."""
-        if hasattr(self, "_questions"):  # not where vLLM's own part could not be made
-            self._questions.close()
+        if hasattr(self, "_lease_queries"):  # not where vLLM's own part could not be made
+            self._lease_queries.close()
         super().shutdown()
 
     def _read_blocks(
@@ -250,55 +250,55 @@ class SourcedWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM is n
         read_spec: Any,  # noqa: ANN401 - vLLM's own, passed on
         **kwargs: Any,  # noqa: ANN401
     ) -> bool:
-        self._agent.untold.clear()
+        self._agent.deferred.clear()
         posted: bool = super()._read_blocks(
             request_id=request_id, dst_engine_id=dst_engine_id, read_spec=read_spec, **kwargs
         )
         agent_name = self._remote_agents[dst_engine_id][(0, read_spec.remote_rank)]
-        for told in self._agent.untold:
+        for notification in self._agent.deferred:
             # vLLM sends these when it has found the request's reads to be done.
-            self._pending_recv_notifs.setdefault(request_id, []).append((agent_name, told))
+            self._pending_recv_notifs.setdefault(request_id, []).append((agent_name, notification))
         return posted
 
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
         done: set[str] = set()
         failed: set[str] = set()
-        asks = False
+        has_queries = False
         for request_id in tuple(transfers):
-            if request_id in self._questions:
+            if request_id in self._lease_queries:
                 continue
             source = self._source_of(request_id)
             handles = transfers.pop(request_id)
-            one = {request_id: handles}
-            counted = len(self.xfer_stats.data[TRANSFERS_KEY])
-            newly_done, newly_failed = super()._pop_done_transfers(one)
-            transfers.update(one)
-            more = len(self.xfer_stats.data[TRANSFERS_KEY]) - counted
-            self.xfer_stats.data[SOURCES_KEY] += [source] * more
+            single = {request_id: handles}
+            count_before = len(self.xfer_stats.data[TRANSFERS_KEY])
+            newly_done, newly_failed = super()._pop_done_transfers(single)
+            transfers.update(single)
+            new_transfers = len(self.xfer_stats.data[TRANSFERS_KEY]) - count_before
+            self.xfer_stats.data[SOURCES_KEY] += [source] * new_transfers
             failed |= newly_failed
-            if newly_done and handles and not newly_failed and self._ask_source(request_id):
+            if newly_done and handles and not newly_failed and self._query_source(request_id):
                 transfers[request_id] = []  # vLLM is told when the source has answered
-                asks = True
+                has_queries = True
             else:
                 done |= newly_done
-        for request_id, kept in self._questions.take_answers(
-            wait_s=_ANSWER_WAIT_S if asks else 0.0
+        for request_id, was_kept in self._lease_queries.poll_replies(
+            wait_s=_ANSWER_WAIT_S if has_queries else 0.0
         ).items():
             transfers.pop(request_id, None)
             done.add(request_id)
-            if not kept:
-                self.xfer_stats.data[VOID_SOURCES_KEY].append(self._source_of(request_id))
+            if not was_kept:
+                self.xfer_stats.data[INVALIDATED_SOURCES_KEY].append(self._source_of(request_id))
                 failed.add(request_id)
         return done, failed
 
-    def _ask_source(self, request_id: str) -> bool:
+    def _query_source(self, request_id: str) -> bool:
         """Ask whether a read's blocks are still kept; False where the read has failed anyway."""
         meta = self._recving_metadata.get(request_id)
         if request_id in self._recv_failures or meta is None or meta.remote is None:
             return False
         remote = meta.remote
         address = make_zmq_path("tcp", remote.host, remote.port)
-        self._questions.ask(address, Read(request_id, remote.request_id))
+        self._lease_queries.query(address, CompletedRead(request_id, remote.request_id))
         return True
 
     def _handle_failed_transfer(
@@ -317,7 +317,7 @@ class SourcedWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM is n
         return "" if meta is None or meta.remote is None else str(meta.remote.engine_id)
 
 
-def choose_own_card(config: VllmConfig) -> None:
+def set_worker_nic(config: VllmConfig) -> None:
     """Have this worker's agent use the card that `VLLM_GPU_NIC_PCIE_MAPPING` has for its GPU.
 
     vLLM does that in workers that it starts as processes, and not in those that Ray starts, which
@@ -331,12 +331,12 @@ def choose_own_card(config: VllmConfig) -> None:
         set_worker_net_device(get_world_group().local_rank, config)
 
 
-def prefix_to_fetch(params: Mapping[str, Any] | None, tokens: int) -> int | None:
+def prefix_tokens_to_fetch(params: Mapping[str, Any] | None, tokens: int) -> int | None:
     """Leading ones of a request's tokens to fetch or find here; None where a ticket says nothing.
 
     The other engine's own count wins: for some models it stops short of what it was asked for.
     """
     if not params or not params.get("do_remote_prefill") or PREFIX_TOKENS_KEY not in params:
         return None
-    held = int(params.get("remote_num_tokens") or params[PREFIX_TOKENS_KEY])
-    return min(held, tokens)
+    source_tokens = int(params.get("remote_num_tokens") or params[PREFIX_TOKENS_KEY])
+    return min(source_tokens, tokens)

@@ -4,7 +4,7 @@ Theory of operation: NIXL reads memory. The source takes no part in it, so a rea
 expired succeeds, and brings whatever prompt has the blocks by then. Only the source knows, and only
 a question that is asked after the read proves anything: blocks that it keeps at that moment were
 kept all the while. So each reader asks each source after a read and before it uses or frees the
-blocks: a `LeaseQuestions` in the reader's worker, a `KeptLeases` in the source's scheduler, which
+blocks: a `LeaseQueries` in the reader's worker, a `KeptLeases` in the source's scheduler, which
 is what frees blocks. No clock is part of it.
 
 The question goes to the source's side channel, beside vLLM's request for metadata, and looks like
@@ -31,30 +31,30 @@ import zmq
 logger = logging.getLogger(__name__)
 
 _METADATA_VERB = b"get_meta_msg"
-_QUESTION_VERB = b"baton_leases:"
+_LEASE_QUERY_VERB = b"baton_leases:"
 _RANK = 0
 """Both ranks of a question, so that it can be taken for a request for metadata."""
 _MAX_MESSAGE_BYTES = 1 << 20
 """A question has some 50 bytes for each read."""
 _POLL_MS = 1000
 """How often a listener looks whether it is to end."""
-_KEPT_CONNECTIONS = 512
+_MAX_CONNECTIONS = 512
 """Sources that a reader stays connected to: those it asked last."""
 
 
-class _Question(msgspec.Struct, array_like=True, frozen=True):
+class _LeaseQuery(msgspec.Struct, array_like=True, frozen=True):
     number: int
     leg_ids: list[str]
 
 
-class _Answer(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class _LeaseReply(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     number: int
     kept: list[bool]
 
 
 _request_decoder = msgspec.msgpack.Decoder(tuple[bytes, int, int])
-_question_decoder = msgspec.msgpack.Decoder(_Question)
-_answer_decoder = msgspec.msgpack.Decoder(_Answer)
+_query_decoder = msgspec.msgpack.Decoder(_LeaseQuery)
+_reply_decoder = msgspec.msgpack.Decoder(_LeaseReply)
 
 
 class KeptLeases:
@@ -64,12 +64,12 @@ class KeptLeases:
         self._leg_ids: set[str] = set()
         self._lock = threading.Lock()
 
-    def keep(self, leg_id: str) -> None:
+    def add(self, leg_id: str) -> None:
         """The blocks of this leg are kept from now on."""
         with self._lock:
             self._leg_ids.add(leg_id)
 
-    def free(self, leg_ids: Iterable[str]) -> None:
+    def remove(self, leg_ids: Iterable[str]) -> None:
         """The blocks of these legs are about to be freed, whatever for."""
         with self._lock:
             self._leg_ids.difference_update(leg_ids)
@@ -80,16 +80,16 @@ class KeptLeases:
             return [leg_id in self._leg_ids for leg_id in leg_ids]
 
 
-def answer(
+def reply_to(
     message: bytes, *, metadata: Mapping[tuple[int, int], bytes], leases: KeptLeases
 ) -> bytes | None:
     """The answer to one message at a side channel; None to one that cannot be read."""
     try:
         verb, pipeline_rank, tensor_rank = _request_decoder.decode(message)
-        if verb.startswith(_QUESTION_VERB):
-            question = _question_decoder.decode(verb.removeprefix(_QUESTION_VERB))
-            kept = leases.are_kept(question.leg_ids)
-            return msgspec.msgpack.encode(_Answer(question.number, kept))
+        if verb.startswith(_LEASE_QUERY_VERB):
+            query = _query_decoder.decode(verb.removeprefix(_LEASE_QUERY_VERB))
+            kept = leases.are_kept(query.leg_ids)
+            return msgspec.msgpack.encode(_LeaseReply(query.number, kept))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return metadata.get((pipeline_rank, tensor_rank)) if verb == _METADATA_VERB else None
@@ -114,7 +114,7 @@ def listen(
     context = zmq.Context()
     try:
         socket = context.socket(zmq.ROUTER)
-        _prepare(socket, address)
+        _configure_socket(socket, address)
         socket.bind(address)
         ready.set()
         while not stop.is_set():
@@ -122,18 +122,18 @@ def listen(
                 continue
             parts = socket.recv_multipart()
             message = parts[2] if len(parts) == 3 and not parts[1] else b""  # noqa: PLR2004
-            told = answer(message, metadata=metadata, leases=leases)
-            if told is None:
+            reply = reply_to(message, metadata=metadata, leases=leases)
+            if reply is None:
                 logger.warning("side channel %s: ignored a message that is no request", address)
                 continue
             # vLLM reads the clock to know how far apart two engines' are.
-            told_at = msgspec.msgpack.encode(clock())
-            socket.send_multipart((parts[0], b"", told, told_at), flags=zmq.DONTWAIT)
+            clock_frame = msgspec.msgpack.encode(clock())
+            socket.send_multipart((parts[0], b"", reply, clock_frame), flags=zmq.DONTWAIT)
     finally:
         context.destroy(linger=0)
 
 
-class Read(NamedTuple):
+class CompletedRead(NamedTuple):
     """A read that has ended, and what it was of."""
 
     request_id: str
@@ -142,12 +142,12 @@ class Read(NamedTuple):
     """The source's."""
 
 
-class _Asked(NamedTuple):
-    reads: tuple[Read, ...]
-    due_at_s: float
+class _PendingQuery(NamedTuple):
+    reads: tuple[CompletedRead, ...]
+    deadline_at_s: float
 
 
-class LeaseQuestions:
+class LeaseQueries:
     """The reader's side. For one thread; sends and receives without waiting."""
 
     def __init__(
@@ -159,31 +159,31 @@ class LeaseQuestions:
         self._poller = zmq.Poller()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._numbers = itertools.count(1)
-        self._asked: dict[int, _Asked] = {}
-        self._unsent: defaultdict[str, list[Read]] = defaultdict(list)
-        self._open: set[str] = set()
+        self._pending: dict[int, _PendingQuery] = {}
+        self._unsent: defaultdict[str, list[CompletedRead]] = defaultdict(list)
+        self._open_request_ids: set[str] = set()
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._open
+        return request_id in self._open_request_ids
 
-    def ask(self, address: str, read: Read) -> None:
-        """Ask the source at `address` (of ZMQ) about a read; sent with the next `take_answers`."""
+    def query(self, address: str, read: CompletedRead) -> None:
+        """Ask the source at `address` (of ZMQ) about a read; sent with the next `poll_replies`."""
         self._unsent[address].append(read)
-        self._open.add(read.request_id)
+        self._open_request_ids.add(read.request_id)
 
-    def take_answers(self, *, wait_s: float) -> dict[str, bool]:
+    def poll_replies(self, *, wait_s: float) -> dict[str, bool]:
         """Whether the blocks were kept, by the reader's request, of those that are known now.
 
         Waits for open questions for `wait_s`, and no longer than for the first that is answered.
         """
         self._send()
-        found: dict[str, bool] = {}
-        if self._asked:
+        results: dict[str, bool] = {}
+        if self._pending:
             for socket, _ in self._poller.poll(round(1000 * wait_s)):
-                self._receive(socket, found)
-            self._give_up(found)
-        self._open.difference_update(found)
-        return found
+                self._receive(socket, results)
+            self._expire_queries(results)
+        self._open_request_ids.difference_update(results)
+        return results
 
     def close(self) -> None:
         """Close all connections; open questions stay without an answer."""
@@ -192,56 +192,56 @@ class LeaseQuestions:
     def _send(self) -> None:
         for address, reads in self._unsent.items():
             number = next(self._numbers)
-            question = _Question(number, [read.leg_id for read in reads])
-            verb = _QUESTION_VERB + msgspec.msgpack.encode(question)
+            query = _LeaseQuery(number, [read.leg_id for read in reads])
+            verb = _LEASE_QUERY_VERB + msgspec.msgpack.encode(query)
             message = msgspec.msgpack.encode((verb, _RANK, _RANK))
-            self._asked[number] = _Asked(tuple(reads), self._clock() + self._deadline_s)
+            self._pending[number] = _PendingQuery(tuple(reads), self._clock() + self._deadline_s)
             try:
-                self._connected(address).send_multipart((b"", message), flags=zmq.DONTWAIT)
+                self._connect(address).send_multipart((b"", message), flags=zmq.DONTWAIT)
             except zmq.ZMQError as error:  # it stays without an answer
                 logger.warning("side channel %s: cannot ask it: %s", address, error)
         self._unsent.clear()
 
-    def _connected(self, address: str) -> zmq.Socket[bytes]:
+    def _connect(self, address: str) -> zmq.Socket[bytes]:
         if (socket := self._sockets.pop(address, None)) is None:
             socket = self._context.socket(zmq.DEALER)
-            _prepare(socket, address)
+            _configure_socket(socket, address)
             socket.connect(address)
             self._poller.register(socket, zmq.POLLIN)
         self._sockets[address] = socket  # those asked last come last
-        if len(self._sockets) > _KEPT_CONNECTIONS:
+        if len(self._sockets) > _MAX_CONNECTIONS:
             oldest = self._sockets.pop(next(iter(self._sockets)))
             self._poller.unregister(oldest)
             oldest.close()
         return socket
 
-    def _receive(self, socket: zmq.Socket[bytes], found: dict[str, bool]) -> None:
+    def _receive(self, socket: zmq.Socket[bytes], results: dict[str, bool]) -> None:
         while socket.poll(0):
             parts = socket.recv_multipart()
             try:
-                told = _answer_decoder.decode(parts[1])
+                reply = _reply_decoder.decode(parts[1])
             except (IndexError, msgspec.MsgspecError, RecursionError):
                 logger.warning("a side channel does not know of leases: not of this baton")
                 continue
-            asked = self._asked.pop(told.number, None)
-            if asked is None:
+            pending = self._pending.pop(reply.number, None)
+            if pending is None:
                 continue
-            if len(told.kept) != len(asked.reads):
-                found.update((read.request_id, False) for read in asked.reads)
+            if len(reply.kept) != len(pending.reads):
+                results.update((read.request_id, False) for read in pending.reads)
                 continue
-            for read, kept in zip(asked.reads, told.kept, strict=True):
-                found[read.request_id] = kept
+            for read, was_kept in zip(pending.reads, reply.kept, strict=True):
+                results[read.request_id] = was_kept
 
-    def _give_up(self, found: dict[str, bool]) -> None:
+    def _expire_queries(self, results: dict[str, bool]) -> None:
         now_s = self._clock()
-        for number, asked in tuple(self._asked.items()):
-            if asked.due_at_s > now_s:
+        for number, pending in tuple(self._pending.items()):
+            if pending.deadline_at_s > now_s:
                 return
-            del self._asked[number]
-            found.update((read.request_id, False) for read in asked.reads)
+            del self._pending[number]
+            results.update((read.request_id, False) for read in pending.reads)
 
 
-def _prepare(socket: zmq.Socket[bytes], address: str) -> None:
+def _configure_socket(socket: zmq.Socket[bytes], address: str) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.IPV6, int("[" in address))

@@ -27,7 +27,7 @@ import multiprocessing
 import os
 import signal
 
-from baton.domain.names.process_names import ASKER_VARIABLE, process_name
+from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
 from baton.engine.vllm.patches import rank_reports, step_budget
 from baton.engine.vllm.patches.step_budget import DECODE_STEP_TOKENS_VARIABLE
 
@@ -39,21 +39,21 @@ _PR_SET_PDEATHSIG = 1
 
 def install() -> None:
     """Make this process an engine's of ours; nothing at all outside baton's engines."""
-    if os.environ.get(ASKER_VARIABLE) in {None, process_name()}:
+    if os.environ.get(OWNER_ENV_VAR) in {None, process_name()}:
         return
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid:
         die_with_parent(parent.pid)
     rank_reports.install()
-    take_up_resumed_legs()
-    say_why_requests_are_refused()
-    tell_of_cache()
+    install_resume()
+    install_refusals()
+    install_cache_report()
     decode_step_tokens = os.environ.get(DECODE_STEP_TOKENS_VARIABLE)
     if decode_step_tokens is not None:
         step_budget.install(int(decode_step_tokens))
 
 
-def take_up_resumed_legs() -> None:
+def install_resume() -> None:
     """Have this process take up resumed legs; where it cannot, it serves all else as ever."""
     try:
         # Only here: whoever reads this module's names need not load vLLM.
@@ -67,7 +67,7 @@ def take_up_resumed_legs() -> None:
         logger.warning("resumed legs are not taken up: %s", why)
 
 
-def say_why_requests_are_refused() -> None:
+def install_refusals() -> None:
     """Have this process tell what is wrong with a request from its own failures, if it can."""
     try:
         from baton.engine.vllm.patches import refusals
@@ -80,7 +80,7 @@ def say_why_requests_are_refused() -> None:
         logger.warning("requests that are wrong count as failed: %s", why)
 
 
-def tell_of_cache() -> None:
+def install_cache_report() -> None:
     """Have this process tell how its KV cache works, if it can."""
     try:
         from baton.engine.vllm.patches import cache_report

@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from baton.runtime.process.log_events import log_event
-from baton.runtime.rank_transports import RankTransports, Reach, own_transports
+from baton.runtime.rank_transports import Locality, RankTransports, read_own_transports
 
 if TYPE_CHECKING:  # workers and whoever reads the plugin's names need not load vLLM for it
-    from baton.engine.vllm.patches.resume_checks import ControlCalls
+    from baton.engine.vllm.patches.resume_checks import UtilityClient
 
 logger = logging.getLogger(__name__)
 
 TRANSPORTS_CALL = "baton_rank_transports"
 _ENGINE_CORE = "vllm.v1.engine.core"
 
-Said = tuple[int, str, dict[str, list[str]] | None]
+EncodedRankReport = tuple[int, str, dict[str, list[str]] | None]
 """Rank, node, and transports by reach, in what vLLM carries between processes."""
 
 
@@ -34,32 +34,32 @@ def install() -> None:
     """Have this process' workers and scheduler answer. It may be called again."""
     from vllm.v1.worker.worker_base import WorkerBase
 
-    setattr(WorkerBase, TRANSPORTS_CALL, lambda worker: said_of(worker.rank))
+    setattr(WorkerBase, TRANSPORTS_CALL, lambda worker: read_rank_report(worker.rank))
     core = sys.modules.get(_ENGINE_CORE)
     if core is not None:  # the process that holds the scheduler
-        setattr(core.EngineCore, TRANSPORTS_CALL, lambda one: one.collective_rpc(TRANSPORTS_CALL))
+        setattr(core.EngineCore, TRANSPORTS_CALL, lambda core: core.collective_rpc(TRANSPORTS_CALL))
 
 
-def said_of(rank: int) -> Said:
+def read_rank_report(rank: int) -> EncodedRankReport:
     """What this worker process says of itself."""
-    found = own_transports(os.environ, os.getpid())
-    if found is None:
+    by_locality = read_own_transports(os.environ, os.getpid())
+    if by_locality is None:
         return rank, socket.gethostname(), None
-    plain = {str(reach): sorted(transports) for reach, transports in found.items()}
-    return rank, socket.gethostname(), plain
+    encoded = {str(reach): sorted(transports) for reach, transports in by_locality.items()}
+    return rank, socket.gethostname(), encoded
 
 
-async def ask_ranks(core: ControlCalls) -> tuple[RankTransports, ...]:
+async def query_ranks(core: UtilityClient) -> tuple[RankTransports, ...]:
     """Ask every worker of a started engine; empty where it does not answer, or is dying."""
     try:
-        said: Any = await core.call_utility_async(TRANSPORTS_CALL)
-        return heard(said)
+        reports: Any = await core.call_utility_async(TRANSPORTS_CALL)
+        return parse_rank_reports(reports)
     except Exception as error:  # noqa: BLE001 - vLLM's client raises nothing narrower
         log_event(logger, logging.WARNING, "ranks_say_nothing", {"why": str(error)})
         return ()
 
 
-def heard(said: Sequence[Any]) -> tuple[RankTransports, ...]:
+def parse_rank_reports(reports: Sequence[Any]) -> tuple[RankTransports, ...]:
     """The answers of workers as they come from vLLM.
 
     Raises:
@@ -70,9 +70,11 @@ def heard(said: Sequence[Any]) -> tuple[RankTransports, ...]:
         RankTransports(
             rank=int(rank),
             node=str(node),
-            found=None
-            if found is None
-            else {Reach(reach): frozenset(transports) for reach, transports in found.items()},
+            transports=None
+            if by_locality is None
+            else {
+                Locality(reach): frozenset(transports) for reach, transports in by_locality.items()
+            },
         )
-        for rank, node, found in said
+        for rank, node, by_locality in reports
     )

@@ -8,9 +8,9 @@ exception in hand, the last output says what it was, in its stop reason, which h
 - `EngineCoreProc._handle_request_preproc_error` is called while the exception is handled;
 - `Scheduler.update_from_output` ends those whose grammars did not compile, which it has by id.
 
-What the exception is says whose fault it was (`reason_of`). vLLM promises none of this; `misfit`
-looks before anything is replaced. Without it such requests are tried again elsewhere, within the
-bounds that hold for failures.
+What the exception is says whose fault it was (`reason_of`). vLLM promises none of this;
+`find_incompatibility` looks before anything is replaced. Without it such requests are tried again
+elsewhere, within the bounds that hold for failures.
 """
 
 from __future__ import annotations
@@ -23,18 +23,15 @@ from typing import Any, TypeAlias
 from vllm.exceptions import VLLMClientError
 
 from baton.domain.request import FinishReason
-from baton.engine.vllm.patches.step_budget import first_misfit
+from baton.engine.vllm.patches.step_budget import first_incompatibility
+from baton.engine.vllm.wire.stop_reasons import STOP_REASON_MARKS
 
-_MARKS = {
-    FinishReason.INVALID: "baton-invalid: ",
-    FinishReason.REFUSED: "baton-refused: ",
-}
-_PASSING = (MemoryError, OSError)
+_TRANSIENT_ERRORS = (MemoryError, OSError)
 """Of the machine, at that moment: another engine may do better."""
-_REQUESTS_FAULT = (VLLMClientError, ValueError, OverflowError, TimeoutError)
+_REQUEST_ERRORS = (VLLMClientError, ValueError, OverflowError, TimeoutError)
 """What is raised for what somebody asked for; to compile a grammar may take too long."""
 _MAX_WHY_CHARS = 300
-_DONE = "_baton_says_why"
+_INSTALLED_MARK = "_baton_says_why"
 
 Method: TypeAlias = Callable[..., Any]
 
@@ -44,26 +41,17 @@ def reason_of(error: BaseException, *, compiling: bool = False) -> str | None:
 
     While a grammar is compiled, compilers raise whatever they like for what is wrong with it.
     """
-    if isinstance(error, _PASSING) and not isinstance(error, TimeoutError):
+    if isinstance(error, _TRANSIENT_ERRORS) and not isinstance(error, TimeoutError):
         return None
-    own = compiling or isinstance(error, _REQUESTS_FAULT)
-    mark = _MARKS[FinishReason.INVALID if own else FinishReason.REFUSED]
+    is_request_error = compiling or isinstance(error, _REQUEST_ERRORS)
+    mark = STOP_REASON_MARKS[FinishReason.INVALID if is_request_error else FinishReason.REJECTED]
     return mark + first_line(error)
 
 
 def first_line(error: BaseException) -> str:
     """What an exception says, in one line that fits into an answer."""
-    said = str(error).strip().partition("\n")[0] or type(error).__name__
-    return said[:_MAX_WHY_CHARS]
-
-
-def refusal(stop_reason: object) -> tuple[FinishReason, str] | None:
-    """Which end a stop reason tells of, and why; None for any other."""
-    if isinstance(stop_reason, str):
-        for finish, mark in _MARKS.items():
-            if stop_reason.startswith(mark):
-                return finish, stop_reason.removeprefix(mark)
-    return None
+    line = str(error).strip().partition("\n")[0] or type(error).__name__
+    return line[:_MAX_WHY_CHARS]
 
 
 def install() -> str | None:
@@ -73,56 +61,61 @@ def install() -> str | None:
     from vllm.v1.engine import FinishReason as EngineFinishReason
     from vllm.v1.engine.core import EngineCoreProc
 
-    why = misfit(EngineCoreProc, Scheduler)
-    if why is not None or hasattr(Scheduler.update_from_output, _DONE):
+    why = find_incompatibility(EngineCoreProc, Scheduler)
+    if why is not None or hasattr(Scheduler.update_from_output, _INSTALLED_MARK):
         return why
 
-    def ended(request_id: str, reason: str) -> Any:  # noqa: ANN401 - vllm is not followed
+    def make_error_outputs(request_id: str, reason: str) -> Any:  # noqa: ANN401 - vllm is not followed
         output = EngineCoreOutput(
             request_id, [], finish_reason=EngineFinishReason.ERROR, stop_reason=reason
         )
         return EngineCoreOutputs(finished_requests={request_id}, outputs=[output])
 
-    EngineCoreProc._handle_request_preproc_error = telling_preparation(  # noqa: SLF001 - see above
+    EngineCoreProc._handle_request_preproc_error = wrap_preprocess_error(  # noqa: SLF001 - see above
         EngineCoreProc._handle_request_preproc_error,  # noqa: SLF001 - see above
-        ended,
+        make_error_outputs,
     )
-    Scheduler.update_from_output = telling_grammars(Scheduler.update_from_output)
+    Scheduler.update_from_output = wrap_grammar_errors(Scheduler.update_from_output)
     return None
 
 
-def misfit(core: type, scheduler: type) -> str | None:
+def find_incompatibility(core: type, scheduler: type) -> str | None:
     """Why vLLM's methods are not as they were when this was written; None where they are."""
-    return first_misfit(
+    return first_incompatibility(
         (core, "_handle_request_preproc_error", ("_send_error_outputs_to_client",)),
         (scheduler, "update_from_output", ("grammar_compile_error_reqs", "finish_requests")),
     )
 
 
-def telling_preparation(method: Method, ended: Callable[[str, str], Any]) -> Method:
-    """`EngineCoreProc._handle_request_preproc_error` that says why; `ended` makes the message."""
+def wrap_preprocess_error(method: Method, make_error_outputs: Callable[[str, str], Any]) -> Method:
+    """`EngineCoreProc._handle_request_preproc_error` that says why.
+
+    `make_error_outputs` makes the message.
+    """
 
     @functools.wraps(method)
-    def told(core: Any, request: Any) -> None:  # noqa: ANN401 - vllm is not followed
+    def wrapped(core: Any, request: Any) -> None:  # noqa: ANN401 - vllm is not followed
         error = sys.exc_info()[1]
         reason = None if error is None else reason_of(error)
         if reason is None:
             method(core, request)
             return
-        core.output_queue.put_nowait((request.client_index, ended(request.request_id, reason)))
+        core.output_queue.put_nowait(
+            (request.client_index, make_error_outputs(request.request_id, reason))
+        )
 
-    return told
+    return wrapped
 
 
-def telling_grammars(method: Method) -> Method:
+def wrap_grammar_errors(method: Method) -> Method:
     """`Scheduler.update_from_output` that says why grammars did not compile."""
 
     @functools.wraps(method)
-    def told(scheduler: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vllm is not followed
+    def wrapped(scheduler: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vllm is not followed
         wrong = scheduler.grammar_compile_error_reqs
         if not wrong:
             return method(scheduler, *args, **options)
-        reasons = {request_id: _of_grammar(scheduler, request_id) for request_id in wrong}
+        reasons = {request_id: _grammar_reason(scheduler, request_id) for request_id in wrong}
         by_client = method(scheduler, *args, **options)
         for outputs in by_client.values():
             for output in outputs.outputs:
@@ -130,11 +123,11 @@ def telling_grammars(method: Method) -> Method:
                     output.stop_reason = reason
         return by_client
 
-    setattr(told, _DONE, True)
-    return told
+    setattr(wrapped, _INSTALLED_MARK, True)
+    return wrapped
 
 
-def _of_grammar(scheduler: Any, request_id: str) -> str | None:  # noqa: ANN401 - vllm is not followed
-    asked = getattr(scheduler.requests.get(request_id), "structured_output_request", None)
-    error = getattr(asked, "grammar", None)
+def _grammar_reason(scheduler: Any, request_id: str) -> str | None:  # noqa: ANN401 - vllm is not followed
+    grammar_request = getattr(scheduler.requests.get(request_id), "structured_output_request", None)
+    error = getattr(grammar_request, "grammar", None)
     return reason_of(error, compiling=True) if isinstance(error, Exception) else None

@@ -5,19 +5,20 @@ says how many tokens that are (`RESUMED_TOKENS_ARG`). vLLM has no request that a
 but it has one that goes on with output: one that it put back to wait. So `install`, which runs in
 each process of an engine before its first request (see `plugin`), makes the one into the other:
 
-- the scheduler's request gets those ids as its output (`take_up`): length bounds, stop tokens,
+- the scheduler's request gets those ids as its output (`restore`): length bounds, stop tokens,
   repetition detection and the KV cache then go by them as ever;
-- its grammar reads them when it is compiled (`advance`);
+- its grammar reads them when it is compiled (`advance_grammar`);
 - the model runner's state gets them as its output: penalties, bad words and `min_tokens` go by
   that. vLLM's newer runner does this by itself, and derives a seed's draws from positions;
 - a seed's generator draws once for each of them, by the sampler's own code, before it draws for the
-  first new token (`Seeded`).
+  first new token (`ReplayableGenerator`).
 
-vLLM promises none of what this hangs on. `misfit` tries it out on vLLM's own objects first; where
-something does not fit, nothing is replaced and the engine says when asked (`TAKES_UP_CALL`) that it
-does not take up. Nothing here touches a request that is not resumed, but for one thing: a prompt
-that is computed in parts has vLLM undo a draw after each, which generators on a CPU cannot, and the
-engine dies of it. Resumes make such prompts likely, many at a time; so here these can.
+vLLM promises none of what this hangs on. `find_incompatibility` tries it out on vLLM's own objects
+first; where something does not fit, nothing is replaced and the engine says when asked
+(`TAKES_UP_CALL`) that it does not take up. Nothing here touches a request that is not resumed, but
+for one thing: a prompt that is computed in parts has vLLM undo a draw after each, which generators
+on a CPU cannot, and the engine dies of it. Resumes make such prompts likely, many at a time; so
+here these can.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from vllm.v1.worker.worker_base import WorkerBase
 
-from baton.engine.vllm.wire.resume_keys import RESUMED_IDS_ARG, RESUMED_TOKENS_ARG, TAKES_UP_CALL
+from baton.engine.vllm.wire.resume_keys import (
+    RESUME_SUPPORT_CALL,
+    RESUMED_IDS_ARG,
+    RESUMED_TOKENS_ARG,
+)
 
 _ENGINE_CORE = "vllm.v1.engine.core"
 _MARK = "_baton_takes_up"
@@ -60,46 +65,46 @@ Draw: TypeAlias = Callable[..., Any]
 """A sampler's `forward`: logits, generators by row, top k, top p."""
 
 
-class Seeded(torch.Generator):  # type: ignore[misc]  # torch is not followed
+class ReplayableGenerator(torch.Generator):  # type: ignore[misc]  # torch is not followed
     """A seed's generator that may owe draws, and whose last draw can be undone on a CPU, too."""
 
-    owed = 0
+    pending_draws = 0
     """One for each token that was generated elsewhere."""
-    _before: torch.Tensor | None = None
+    _previous_state: torch.Tensor | None = None
     """Its state before its last draw; on a CPU only."""
 
     @classmethod
-    def like(cls, generator: torch.Generator, *, owed: int) -> Seeded:
+    def copy_of(cls, generator: torch.Generator, *, pending_draws: int) -> ReplayableGenerator:
         """One in the state of another."""
-        made = cls(device=generator.device)
-        made.set_state(generator.get_state())
-        made.owed = owed
-        return made
+        copy = cls(device=generator.device)
+        copy.set_state(generator.get_state())
+        copy.pending_draws = pending_draws
+        return copy
 
     @property
-    def counts(self) -> bool:
+    def is_counter_based(self) -> bool:
         """Whether it is a counter, as on a GPU, that each draw for one row advances by the same."""
         return bool(self.device.type != "cpu")
 
-    def draws_next(self) -> None:
+    def save_before_draw(self) -> None:
         """A draw comes that may have to be undone."""
-        if not self.counts:
-            self._before = self.get_state()
+        if not self.is_counter_based:
+            self._previous_state = self.get_state()
 
     def get_offset(self) -> int:
         """Where it is; on a CPU always 0, so that what is below that undoes a draw."""
-        return int(super().get_offset()) if self.counts else 0
+        return int(super().get_offset()) if self.is_counter_based else 0
 
     def set_offset(self, offset: int) -> None:
         """Be there; on a CPU, undo the last draw."""
-        if self.counts:
+        if self.is_counter_based:
             super().set_offset(offset)
-        elif self._before is not None:
-            self.set_state(self._before)
+        elif self._previous_state is not None:
+            self.set_state(self._previous_state)
 
 
 # ------------------------------------------------------------------ scheduler
-def take_up(request: Request) -> None:
+def restore(request: Request) -> None:
     """Make the last tokens of a resumed leg's prompt its output; others stay as they are."""
     extra = request.sampling_params and request.sampling_params.extra_args
     count = extra.pop(RESUMED_TOKENS_ARG, 0) if extra else 0
@@ -114,7 +119,7 @@ def take_up(request: Request) -> None:
     extra[RESUMED_IDS_ARG] = output
 
 
-def advance(
+def advance_grammar(
     manager: StructuredOutputManager, request: Request, grammar: StructuredOutputGrammar
 ) -> None:
     """Have a grammar read what was generated elsewhere, from where it began to hold.
@@ -127,13 +132,13 @@ def advance(
     tokens = resumed_ids(request.sampling_params)
     if not tokens:
         return
-    begins, _ = manager._get_constraint_bounds(  # noqa: SLF001 - as the manager itself does
+    constraint_start, _ = manager._get_constraint_bounds(  # noqa: SLF001 - as the manager itself does
         request, tokens, spec_tokens_committed=True
     )
-    if begins > len(tokens):
+    if constraint_start > len(tokens):
         return  # the model still reasons
     request.structured_output_request.reasoning_ended = True
-    if not grammar.accept_tokens(request.request_id, tokens[begins:]):
+    if not grammar.accept_tokens(request.request_id, tokens[constraint_start:]):
         raise ValueError(
             f"request {request.request_id}: its grammar does not accept the {len(tokens)} tokens"
             " that were generated before it was resumed"
@@ -148,74 +153,74 @@ def resumed_ids(params: SamplingParams | None) -> list[int]:
 
 
 # ------------------------------------------------------------------ worker
-def take_up_state(state: CachedRequestState) -> None:
+def restore_state(state: CachedRequestState) -> None:
     """Give a worker's new state the output that its request came with."""
     tokens = [] if state.output_token_ids else resumed_ids(state.sampling_params)
     state.output_token_ids.extend(tokens)
     generator = state.generator
     if generator is not None and (tokens or generator.device.type == "cpu"):
-        state.generator = Seeded.like(generator, owed=len(tokens))
+        state.generator = ReplayableGenerator.copy_of(generator, pending_draws=len(tokens))
 
 
-def after_owed(draw: Draw) -> Draw:
+def replay_pending_first(draw: Draw) -> Draw:
     """A sampler's `forward` that makes up first for what its generators owe."""
 
     @functools.wraps(draw)
-    def draw_after_owed(
+    def replay_and_draw(
         logits: torch.Tensor,
         generators: Mapping[int, torch.Generator],
         k: torch.Tensor | None,
         p: torch.Tensor | None,
     ) -> Any:  # noqa: ANN401 - vLLM's own, passed on
         for row, generator in generators.items():
-            if not isinstance(generator, Seeded):
+            if not isinstance(generator, ReplayableGenerator):
                 continue
-            if generator.owed:
-                _make_up(draw, logits[row : row + 1], generator)
-            generator.draws_next()
+            if generator.pending_draws:
+                _replay_pending(draw, logits[row : row + 1], generator)
+            generator.save_before_draw()
         return draw(logits, generators, k, p)
 
-    return draw_after_owed
+    return replay_and_draw
 
 
-def _make_up(draw: Draw, logits: torch.Tensor, generator: Seeded) -> None:
+def _replay_pending(draw: Draw, logits: torch.Tensor, generator: ReplayableGenerator) -> None:
     """Draw what is owed, and throw it away."""
 
-    def once() -> None:
+    def draw_once() -> None:
         draw(logits.clone(), {0: generator}, None, None)
 
-    owed, generator.owed = generator.owed, 0
-    if not generator.counts:
-        for _ in range(owed):
-            once()
+    pending_draws, generator.pending_draws = generator.pending_draws, 0
+    if not generator.is_counter_based:
+        for _ in range(pending_draws):
+            draw_once()
         return
-    before = generator.get_offset()
-    once()
-    step = generator.get_offset() - before
-    generator.set_offset(before + owed * step)
+    offset_before = generator.get_offset()
+    draw_once()
+    step = generator.get_offset() - offset_before
+    generator.set_offset(offset_before + pending_draws * step)
 
 
 # ------------------------------------------------------------------ installing
-def misfit() -> str | None:
+def find_incompatibility() -> str | None:
     """What in this vLLM is not as it must be; None where everything fits."""
     try:
-        for owner, name, wanted in _SHAPES:
-            found = tuple(inspect.signature(getattr(owner, name)).parameters)
-            if found != wanted:
-                return f"{owner.__name__}.{name} takes {found}, wanted {wanted}"
+        for owner, name, expected in _SHAPES:
+            parameters = tuple(inspect.signature(getattr(owner, name)).parameters)
+            if parameters != expected:
+                return f"{owner.__name__}.{name} takes {parameters}, wanted {expected}"
         if "prefill_token_ids" not in NewRequestData.__dataclass_fields__:
             return "NewRequestData has no prefill_token_ids"
-        return _tried()
+        return _try_restore()
     except (AttributeError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
 
 
-def _tried() -> str | None:
+def _try_restore() -> str | None:
     params = SamplingParams(seed=1, max_tokens=9, extra_args={RESUMED_TOKENS_ARG: 2})
     request = Request.from_engine_core_request(
         EngineCoreRequest("", [5, 6, 7, 8, 9], None, params, None, 0.0, None, None, None), None
     )
-    take_up(request)
+    restore(request)
     counts = (request.num_prompt_tokens, request.num_output_tokens, request.num_tokens)
     if counts != (3, 2, 5) or list(request.output_token_ids) != [8, 9]:
         return f"a request with 2 of 5 tokens as output counts {counts}"
@@ -229,7 +234,7 @@ def _tried() -> str | None:
         num_computed_tokens=0,
         output_token_ids=[],
     )
-    take_up_state(state)
+    restore_state(state)
     if (state.num_tokens, state.get_token_id(4)) != (5, 9):
         return f"a worker's state with 2 of 5 tokens as output counts {state.num_tokens}"
     return None
@@ -240,15 +245,19 @@ def install() -> str | None:
 
     It may be called again.
     """
-    if (why := misfit()) is not None:
+    if (why := find_incompatibility()) is not None:
         return why
     if not hasattr(WorkerBase, _MARK):
         _replace()
         setattr(WorkerBase, _MARK, True)
-        setattr(WorkerBase, TAKES_UP_CALL, lambda _worker: True)
+        setattr(WorkerBase, RESUME_SUPPORT_CALL, lambda _worker: True)
     core = sys.modules.get(_ENGINE_CORE)
     if core is not None:  # the process that holds the scheduler
-        setattr(core.EngineCore, TAKES_UP_CALL, lambda one: all(one.collective_rpc(TAKES_UP_CALL)))
+        setattr(
+            core.EngineCore,
+            RESUME_SUPPORT_CALL,
+            lambda core: all(core.collective_rpc(RESUME_SUPPORT_CALL)),
+        )
     return None
 
 
@@ -259,9 +268,9 @@ def _replace() -> None:
     begin_sampler = TopKTopPSampler.__init__
 
     @functools.wraps(make)
-    def make_taken_up(*args: Any, **kwargs: Any) -> Request:  # noqa: ANN401
+    def make_restored(*args: Any, **kwargs: Any) -> Request:  # noqa: ANN401
         request = make(*args, **kwargs)
-        take_up(request)
+        restore(request)
         return request
 
     @functools.wraps(compile_grammar)
@@ -269,20 +278,20 @@ def _replace() -> None:
         manager: StructuredOutputManager, request: Request
     ) -> StructuredOutputGrammar:
         grammar = compile_grammar(manager, request)
-        advance(manager, request, grammar)
+        advance_grammar(manager, request, grammar)
         return grammar
 
     @functools.wraps(begin_state)
-    def begin_taken_up(state: CachedRequestState) -> None:
+    def begin_restored(state: CachedRequestState) -> None:
         begin_state(state)
-        take_up_state(state)
+        restore_state(state)
 
     @functools.wraps(begin_sampler)
-    def begin_with_debts(sampler: TopKTopPSampler, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def begin_with_replay(sampler: TopKTopPSampler, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         begin_sampler(sampler, *args, **kwargs)
-        sampler.forward = after_owed(sampler.forward)
+        sampler.forward = replay_pending_first(sampler.forward)
 
-    Request.from_engine_core_request = classmethod(make_taken_up)
+    Request.from_engine_core_request = classmethod(make_restored)
     StructuredOutputManager._create_grammar = compile_advanced  # noqa: SLF001
-    CachedRequestState.__post_init__ = begin_taken_up
-    TopKTopPSampler.__init__ = begin_with_debts
+    CachedRequestState.__post_init__ = begin_restored
+    TopKTopPSampler.__init__ = begin_with_replay

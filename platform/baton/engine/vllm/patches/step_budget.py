@@ -8,8 +8,8 @@ all of vLLM's otherwise. Nothing has to be told when roles change, and what deco
 flip keeps its pace.
 
 vLLM's scheduler reads its budget, an attribute, as it begins to choose a step, so it is lowered
-around that (`budgeted`). vLLM promises neither; `misfit` looks before anything is replaced, and an
-engine that should have had two budgets does not start with one.
+around that (`with_decode_budget`). vLLM promises neither; `find_incompatibility` looks before
+anything is replaced, and an engine that should have had two budgets does not start with one.
 """
 
 from __future__ import annotations
@@ -55,42 +55,42 @@ def install(decode_step_tokens: int) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
-    why = misfit(Scheduler, Request)
-    if why is not None:
-        raise RuntimeError(_cannot(decode_step_tokens, why))
+    problem = find_incompatibility(Scheduler, Request)
+    if problem is not None:
+        raise RuntimeError(_unsupported_message(decode_step_tokens, problem))
     if not hasattr(Scheduler.schedule, _MARK):
-        Scheduler.schedule = budgeted(Scheduler.schedule, decode_step_tokens)
+        Scheduler.schedule = with_decode_budget(Scheduler.schedule, decode_step_tokens)
 
 
-def misfit(scheduler: type, request: type) -> str | None:
+def find_incompatibility(scheduler: type, request: type) -> str | None:
     """Why that scheduler's budget cannot be lowered for a step; None where it can."""
-    return first_misfit(
+    return first_incompatibility(
         (scheduler, "__init__", ("running", _BUDGET)),
         (scheduler, "schedule", ("running", _BUDGET)),
         (request, "__init__", ("max_tokens", "is_prefill_chunk")),
     )
 
 
-def first_misfit(*wanted: tuple[type, str, tuple[str, ...]]) -> str | None:
+def first_incompatibility(*requirements: tuple[type, str, tuple[str, ...]]) -> str | None:
     """The first of these methods that vLLM no longer has, or that no longer uses these names."""
-    for owner, method, names in wanted:
+    for owner, method, names in requirements:
         function = getattr(owner, method, None)
         if function is None:
             return f"{owner.__name__} has no {method}"
-        used = getattr(function, "__wrapped__", function).__code__.co_names
-        missing = [name for name in names if name not in used]
+        used_names = getattr(function, "__wrapped__", function).__code__.co_names
+        missing = [name for name in names if name not in used_names]
         if missing:
             return f"{owner.__name__}.{method} does not use {', '.join(missing)}"
     return None
 
 
-def budgeted(schedule: Schedule, decode_step_tokens: int) -> Schedule:
+def with_decode_budget(schedule: Schedule, decode_step_tokens: int) -> Schedule:
     """`Scheduler.schedule` with a smaller budget while a stream waits for the step."""
 
     @functools.wraps(schedule)
-    def chosen(scheduler: SchedulerLike, *args: object, **options: object) -> object:
+    def schedule_step(scheduler: SchedulerLike, *args: object, **options: object) -> object:
         whole = scheduler.max_num_scheduled_tokens
-        if decode_step_tokens >= whole or not any(map(streams, scheduler.running)):
+        if decode_step_tokens >= whole or not any(map(is_streaming, scheduler.running)):
             return schedule(scheduler, *args, **options)
         scheduler.max_num_scheduled_tokens = decode_step_tokens
         try:
@@ -98,11 +98,11 @@ def budgeted(schedule: Schedule, decode_step_tokens: int) -> Schedule:
         finally:
             scheduler.max_num_scheduled_tokens = whole
 
-    setattr(chosen, _MARK, decode_step_tokens)
-    return chosen
+    setattr(schedule_step, _MARK, decode_step_tokens)
+    return schedule_step
 
 
-def streams(request: RequestLike) -> bool:
+def is_streaming(request: RequestLike) -> bool:
     """Whether somebody waits for a running request's next token.
 
     Not one that still computes its prompt; nor one that ends with its first token, as those do
@@ -120,41 +120,50 @@ class LimitsLike(Protocol):
     long_prefill_token_threshold: int
 
 
-def obstacle(decode_step_tokens: int, limits: LimitsLike, *, tokens_each: int = 1) -> str | None:
+def limits_problem(
+    decode_step_tokens: int, limits: LimitsLike, *, tokens_per_stream: int = 1
+) -> str | None:
     """Why an engine with such limits cannot keep to it; None where it can.
 
-    Streams need `tokens_each` of a step. A prompt that may not be cut would wait for the last of
-    them; one whose pieces are bounded lets streams be admitted behind it, which get what it leaves.
+    Streams need `tokens_per_stream` of a step. A prompt that may not be cut would wait for the
+    last of them; one whose pieces are bounded lets streams be admitted behind it, which get what
+    it leaves.
     """
-    got, least = f"decode_step_tokens is {decode_step_tokens}", limits.max_num_seqs * tokens_each
-    if decode_step_tokens < least:
+    subject, min_tokens = (
+        f"decode_step_tokens is {decode_step_tokens}",
+        limits.max_num_seqs * tokens_per_stream,
+    )
+    if decode_step_tokens < min_tokens:
         return (
-            f"{got}, wanted at least {least}, {tokens_each} for each of"
+            f"{subject}, wanted at least {min_tokens}, {tokens_per_stream} for each of"
             f" max_num_seqs={limits.max_num_seqs} streams: raise it or lower max_num_seqs"
         )
     if decode_step_tokens > limits.max_num_batched_tokens:
-        most = limits.max_num_batched_tokens
-        return f"{got}, wanted at most max_num_batched_tokens, {most}: lower it or raise that"
+        max_tokens = limits.max_num_batched_tokens
+        return (
+            f"{subject}, wanted at most max_num_batched_tokens, {max_tokens}: lower it or"
+            " raise that"
+        )
     if not limits.enable_chunked_prefill:
-        return f"{got}, and enable_chunked_prefill is false: remove one of them from the engine"
+        return f"{subject}, and enable_chunked_prefill is false: remove one of them from the engine"
     if limits.long_prefill_token_threshold > 0:
         threshold = limits.long_prefill_token_threshold
-        return f"{got}, and long_prefill_token_threshold {threshold}: remove one of them"
+        return f"{subject}, and long_prefill_token_threshold {threshold}: remove one of them"
     return None
 
 
-def refused(decode_step_tokens: int, scheduler: type) -> str | None:
+def scheduler_problem(decode_step_tokens: int, scheduler: type) -> str | None:
     """Why an engine with that class of scheduler would not keep to it; None where it would."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
-    why = misfit(Scheduler, Request)
+    why = find_incompatibility(Scheduler, Request)
     if getattr(scheduler, "schedule", None) is not Scheduler.schedule:
         why = f"{scheduler.__name__} chooses steps in its own way"
-    return None if why is None else _cannot(decode_step_tokens, why)
+    return None if why is None else _unsupported_message(decode_step_tokens, why)
 
 
-def _cannot(decode_step_tokens: int, why: str) -> str:
+def _unsupported_message(decode_step_tokens: int, why: str) -> str:
     return (
         f"decode_step_tokens={decode_step_tokens} cannot be kept with this vLLM: {why};"
         " remove it from the engine, or install the vLLM that this release names"

@@ -15,19 +15,21 @@ _FIRST_ID = 1 << 20
 """Ids of adapters in the file count from 1."""
 
 
-def frontend_request(adapter: RuntimeAdapter) -> LoRARequest:
+def to_lora_request(adapter: RuntimeAdapter) -> LoRARequest:
     """What vLLM's handlers know of an adapter."""
     return LoRARequest(
         lora_name=adapter.name, lora_int_id=_FIRST_ID + adapter.number, lora_path=adapter.source
     )
 
 
-def is_runtime(request: LoRARequest) -> bool:
+def is_runtime_adapter(request: LoRARequest) -> bool:
     """Whether an adapter was added while the frontend serves."""
     return bool(request.lora_int_id >= _FIRST_ID)
 
 
-def fleet_name(request: LoRARequest) -> str:
+def fleet_adapter_name(request: LoRARequest) -> str:
     """What the fleet calls the adapter of a request."""
     name = str(request.lora_name)
-    return adapter_key(name, request.lora_int_id - _FIRST_ID) if is_runtime(request) else name
+    return (
+        adapter_key(name, request.lora_int_id - _FIRST_ID) if is_runtime_adapter(request) else name
+    )

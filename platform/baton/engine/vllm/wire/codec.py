@@ -1,18 +1,18 @@
 """vLLM's EngineCore messages to and from our own values.
 
 Theory of operation: a client's request is tokenized by vLLM's API server and arrives as an
-`EngineCoreRequest`. `FrontendWire.split` takes from it what the brain must know and seals
-the rest in `Request.payload`. Whoever runs a leg of it opens the payload with `EngineWire.join_leg`
-and gets a request for that engine; what the engine answers becomes a `LegOutput`
-(`EngineWire.to_output`) and, at the frontend again, an `EngineCoreOutput`
-(`FrontendWire.from_delivery`).
+`EngineCoreRequest`. `FrontendCodec.decode_request` takes from it what the brain must know and seals
+the rest in `Request.payload`. Whoever runs a leg of it opens the payload with
+`EngineCodec.encode_leg` and gets a request for that engine; what the engine answers becomes a
+`LegOutput` (`EngineCodec.decode_output`) and, at the frontend again, an `EngineCoreOutput`
+(`FrontendCodec.encode_delivery`).
 
 Both ends hold codecs that stash buffers while they work: one instance per thread.
 
 Two keys of a client's request are never passed on, because they name hosts to fetch memory from
 or steer caches: `kv_transfer_params` / `ec_transfer_params` and `kv_hints`. Who asks comes with the
-sampling parameters (`callers`) and goes no further; the cache salt becomes that of the caller here,
-so that an engine and an index mean the same by it.
+sampling parameters (`identity`) and goes no further; the cache salt becomes that of the caller
+here, so that an engine and an index mean the same by it.
 
 Of an adapter only its name travels, beside the payload: where it is kept is for each engine to say.
 """
@@ -30,21 +30,21 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from baton.domain.commands import Delivery
-from baton.domain.handoff import CacheUse, Leg, LegKind, LegOutput, LegTimes, Ticket
+from baton.domain.handoff import CacheUse, KvHandle, Leg, LegKind, LegOutput, LegTimes
 from baton.domain.names.trace_context import TraceContext, span_id, trace_headers
-from baton.domain.request import FinishReason, LocalOnly, Request
-from baton.engine.vllm.patches.refusals import refusal
-from baton.engine.vllm.wire.adapter_ids import fleet_name
-from baton.engine.vllm.wire.identity import OUR_ARGS, Caller, caller_of, trace_of
-from baton.engine.vllm.wire.kv_handles import issue_ticket, pull_params, release_params
+from baton.domain.request import FinishReason, LocalOnlyReason, Request
+from baton.engine.vllm.wire.adapter_ids import fleet_adapter_name
+from baton.engine.vllm.wire.identity import IDENTITY_ARGS, Caller, caller_of, trace_of
+from baton.engine.vllm.wire.kv_handles import make_kv_handle, pull_params, release_params
 from baton.engine.vllm.wire.resume_keys import RESUME_ARGS
-from baton.engine.vllm.wire.salts import known_salt, scoped_salt
+from baton.engine.vllm.wire.salts import salt_name, scoped_salt
 from baton.engine.vllm.wire.sampling import (
     can_be_resumed,
-    first_token_of,
+    first_token_leg,
     prefill_params,
-    set_lengths,
+    set_length_limits,
 )
+from baton.engine.vllm.wire.stop_reasons import parse_stop_reason
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 
@@ -59,7 +59,7 @@ PREFILL_KV_PARAMS: Mapping[str, object] = {
 }
 """Asks an engine to keep the blocks of a finished prompt for another engine to fetch."""
 
-_UNTRUSTED_ARGS = OUR_ARGS | RESUME_ARGS | {KV_PARAMS_KEY, "ec_transfer_params"}
+_UNTRUSTED_ARGS = IDENTITY_ARGS | RESUME_ARGS | {KV_PARAMS_KEY, "ec_transfer_params"}
 _PLAIN_OUTPUT_FIELDS = frozenset(
     {
         "request_id",
@@ -93,42 +93,42 @@ class UnsupportedRequest(ValueError):
         return f"request {self.request_id}: {self.why}"
 
 
-Introduce: TypeAlias = Callable[[EngineCoreRequest], tuple[Caller, TraceContext | None]]
+Identify: TypeAlias = Callable[[EngineCoreRequest], tuple[Caller, TraceContext | None]]
 """Says who asks, and in which trace; may take from a request what its client may not say. Raises
 `UnsupportedRequest` for one that nobody asked in a way that counts."""
 
 
-def introduced_by_gate(request: EngineCoreRequest) -> tuple[Caller, TraceContext | None]:
+def identify_by_gate(request: EngineCoreRequest) -> tuple[Caller, TraceContext | None]:
     """As the gate before vLLM's Python frontend wrote it into the sampling parameters."""
     extra_args = request.sampling_params.extra_args
     return caller_of(extra_args), trace_of(extra_args)
 
 
-class FrontendWire:
+class FrontendCodec:
     """The end at the frontend: requests out of frames, outputs out of deliveries."""
 
     def __init__(
         self,
         *,
         max_len_tokens: int,
-        takes_up: bool = True,
-        introduce: Introduce = introduced_by_gate,
+        supports_resume: bool = True,
+        identify: Identify = identify_by_gate,
     ) -> None:
         """Take what holds for every engine.
 
         Args:
             max_len_tokens: The context of the model.
-            takes_up: Whether engines take up resumed legs with all state of their sampling.
-            introduce: Who asks, by the frontend that is at this end.
+            supports_resume: Whether engines take up resumed legs with all state of their sampling.
+            identify: Who asks, by the frontend that is at this end.
         """
         self._max_len_tokens = max_len_tokens
-        self._takes_up = takes_up
-        self._introduce = introduce
-        self._decode_request = MsgpackDecoder(EngineCoreRequest)
-        self._decode_output = MsgpackDecoder(EngineCoreOutput)
+        self._supports_resume = supports_resume
+        self._identify = identify
+        self._request_decoder = MsgpackDecoder(EngineCoreRequest)
+        self._output_decoder = MsgpackDecoder(EngineCoreOutput)
         self._encoder = MsgpackEncoder()
 
-    def read(self, frames: Sequence[Frame]) -> EngineCoreRequest:
+    def decode_engine_request(self, frames: Sequence[Frame]) -> EngineCoreRequest:
         """VLLM's request in an ADD message (its frames without the type frame).
 
         Raises:
@@ -136,10 +136,10 @@ class FrontendWire:
         """
         head, *tensors = frames
         # Writable, because torch warns about tensors over read-only memory.
-        request: EngineCoreRequest = self._decode_request.decode([head, *map(bytearray, tensors)])
+        request: EngineCoreRequest = self._request_decoder.decode([head, *map(bytearray, tensors)])
         return request
 
-    def split(self, engine_request: EngineCoreRequest, *, now_s: float) -> Request:
+    def decode_request(self, engine_request: EngineCoreRequest, *, now_s: float) -> Request:
         """Our request out of vLLM's, which is taken apart: it and its parameters are ours now.
 
         Raises:
@@ -152,22 +152,22 @@ class FrontendWire:
             raise UnsupportedRequest(request_id, "got pooling parameters, wanted a generation")
         if engine_request.resumable:
             raise UnsupportedRequest(request_id, "its prompt is streamed in parts; send it whole")
-        caller, trace = self._introduce(engine_request)
+        caller, trace = self._identify(engine_request)
         prompt_token_ids = tuple(engine_request.prompt_token_ids or ())
         max_tokens = params.max_tokens
         if max_tokens is None:
             max_tokens = max(1, self._max_len_tokens - len(prompt_token_ids))
         local_only = _local_only(engine_request, params)
         resumable = (
-            can_be_resumed(params, takes_up=self._takes_up)
-            and local_only is not LocalOnly.PROMPT_EMBEDS
+            can_be_resumed(params, supports_resume=self._supports_resume)
+            and local_only is not LocalOnlyReason.PROMPT_EMBEDS
         )
         engine_request.cache_salt = scoped_salt(caller.cache_scope, engine_request.cache_salt)
-        _make_safe(engine_request, params)
+        _strip_untrusted(engine_request, params)
         if trace is not None and trace.sampled:
             # Engines repeat them with every output, so only where somebody will look at them.
-            own = span_id(trace.trace_id, request_id)
-            engine_request.trace_headers = trace_headers(trace, own)
+            own_span_id = span_id(trace.trace_id, request_id)
+            engine_request.trace_headers = trace_headers(trace, own_span_id)
         engine_request.prompt_token_ids = None
         adapter, engine_request.lora_request = engine_request.lora_request, None
         return Request(
@@ -180,11 +180,11 @@ class FrontendWire:
             session_id=engine_request.session_id,
             tenant=caller.tenant,
             slo_class=caller.slo_class,
-            cache_salt=known_salt(engine_request.cache_salt),
-            adapter=None if adapter is None else fleet_name(adapter),
+            cache_salt=salt_name(engine_request.cache_salt),
+            adapter=None if adapter is None else fleet_adapter_name(adapter),
             # Engines look for no prefix of a prompt whose log probabilities are asked for.
-            parent_id=None
-            if local_only is LocalOnly.PROMPT_LOGPROBS
+            fan_out_id=None
+            if local_only is LocalOnlyReason.PROMPT_LOGPROBS
             else _parent_id(engine_request),
             local_only=local_only,
             resumable=resumable,
@@ -192,18 +192,18 @@ class FrontendWire:
             payload=pack_frames(self._encoder.encode(engine_request)),
         )
 
-    def from_delivery(
+    def encode_delivery(
         self, delivery: Delivery, *, prompt_tokens: int | None = None
     ) -> EngineCoreOutput:
         """The output to send to the frontend; `prompt_tokens` only feeds its prompt statistics."""
         request_id, token_ids, finish = delivery.request_id, delivery.token_ids, delivery.finish
-        cached_tokens, detail = delivery.cached_tokens, delivery.detail
+        cached_tokens, detail = delivery.cached_tokens, delivery.engine_payload
         if finish is None and cached_tokens is None and detail is None:
             return EngineCoreOutput(request_id, list(token_ids))  # nearly all of them
         finish_reason = None if finish is None else _TO_ENGINE[finish]
         stats = None
         if cached_tokens is not None:
-            stats = _prefill_stats(cached_tokens, delivery.cache or CacheUse(), prompt_tokens)
+            stats = _prefill_stats(cached_tokens, delivery.cache_use or CacheUse(), prompt_tokens)
         if detail is None:
             return EngineCoreOutput(
                 request_id,
@@ -212,7 +212,7 @@ class FrontendWire:
                 stop_reason=delivery.stop_reason,
                 prefill_stats=stats,
             )
-        output: EngineCoreOutput = self._decode_output.decode(unpack_frames(detail))
+        output: EngineCoreOutput = self._output_decoder.decode(unpack_frames(detail))
         output.request_id = request_id
         output.new_token_ids = list(token_ids)
         output.finish_reason = finish_reason
@@ -221,15 +221,15 @@ class FrontendWire:
         return output
 
 
-class EngineWire:
+class EngineCodec:
     """The end at the engine: engine requests out of legs, outputs out of what it answers."""
 
     def __init__(self) -> None:
-        self._decode_request = MsgpackDecoder(EngineCoreRequest)
+        self._request_decoder = MsgpackDecoder(EngineCoreRequest)
         self._encoder = MsgpackEncoder()
 
-    def join_leg(self, leg: Leg, *, takes_up: bool = True) -> EngineCoreRequest:
-        """The request for `leg` to an engine, which takes up resumed legs or does not (`resume`).
+    def encode_leg(self, leg: Leg, *, supports_resume: bool = True) -> EngineCoreRequest:
+        """The request for `leg` to an engine that may resume legs (`patches.resume_patch`).
 
         A leg without a payload gets the likeliest tokens; one whose ticket covers the front of its
         prompt only fetches that and computes the rest.
@@ -242,12 +242,12 @@ class EngineWire:
             raise ValueError(
                 f"leg {leg.leg_id}: min_tokens {leg.min_tokens} over max_tokens {leg.max_tokens}"
             )
-        request = self._open(leg) if leg.payload else _plain_request(leg)
+        request = self._decode_payload(leg) if leg.payload else _plain_request(leg)
         params = request.sampling_params
         if params is None:
             raise ValueError(f"leg {leg.leg_id}: its payload has no sampling parameters")
-        salt = known_salt(leg.cache_salt)
-        if salt not in (None, known_salt(request.cache_salt)):
+        salt = salt_name(leg.cache_salt)
+        if salt not in (None, salt_name(request.cache_salt)):
             # Placement believed in prefixes under one salt, the engine would look under another.
             raise ValueError(f"leg {leg.leg_id}: its cache salt is not that of its payload")
         request.request_id = request.external_req_id = leg.leg_id
@@ -257,25 +257,25 @@ class EngineWire:
         request.client_index = request.current_wave = 0
         match leg.kind:
             case LegKind.PREFILL:
-                if leg.gives_token:
-                    set_lengths(params, first_token_of(leg), takes_up=takes_up)
+                if leg.emits_first_token:
+                    set_length_limits(params, first_token_leg(leg), supports_resume=supports_resume)
                 else:
                     request.sampling_params = params = prefill_params(params)
                     # Output constraints are the decode leg's affair.
                     request.reasoning_ended = request.reasoning_parser_kwargs = None
                 _set_kv_params(params, PREFILL_KV_PARAMS)
             case LegKind.DECODE:
-                _set_kv_params(params, pull_params(leg, takes_up=takes_up))
-                set_lengths(params, leg, takes_up=takes_up)
+                _set_kv_params(params, pull_params(leg, supports_resume=supports_resume))
+                set_length_limits(params, leg, supports_resume=supports_resume)
             case LegKind.LOCAL:
-                set_lengths(params, leg, takes_up=takes_up)
+                set_length_limits(params, leg, supports_resume=supports_resume)
         return request
 
-    def _open(self, leg: Leg) -> EngineCoreRequest:
-        request: EngineCoreRequest = self._decode_request.decode(unpack_frames(leg.payload))
+    def _decode_payload(self, leg: Leg) -> EngineCoreRequest:
+        request: EngineCoreRequest = self._request_decoder.decode(unpack_frames(leg.payload))
         return request
 
-    def to_output(
+    def decode_output(
         self, output: EngineCoreOutput, *, prompt_tokens: int, times: LegTimes | None = None
     ) -> LegOutput:
         """What `output` says, in our words; what we have no word for goes into `detail`.
@@ -283,18 +283,21 @@ class EngineWire:
         `prompt_tokens` is the length of the leg's prompt: what a ticket is for. The `times` of a
         leg are told over several outputs, so whoever has seen them all gives them.
         """
-        ended = output.finish_reason
+        finish_reason = output.finish_reason
         stats = output.prefill_stats
-        finish = None if ended is None else _FROM_ENGINE[ended]
+        finish = None if finish_reason is None else _FROM_ENGINE[finish_reason]
         stop_reason = output.stop_reason
-        if finish is FinishReason.ERROR and (told := refusal(stop_reason)) is not None:
-            finish, stop_reason = told
+        if (
+            finish is FinishReason.ERROR
+            and (rejection := parse_stop_reason(stop_reason)) is not None
+        ):
+            finish, stop_reason = rejection
         return LegOutput(
             output.request_id,
             tuple(output.new_token_ids),
             finish,
             stop_reason,
-            issue_ticket(output.kv_transfer_params, prompt_tokens),
+            make_kv_handle(output.kv_transfer_params, prompt_tokens),
             None if stats is None else stats.num_cached_tokens,
             self._detail(output),
             times,
@@ -326,7 +329,7 @@ def unpack_frames(packed: bytes) -> list[bytearray]:
     return msgspec.msgpack.decode(packed, type=list[bytearray])
 
 
-def release_request(ticket: Ticket, request_id: str) -> EngineCoreRequest:
+def release_request(kv_handle: KvHandle, request_id: str) -> EngineCoreRequest:
     """A request that never runs but whose end tells the ticket's issuer to free its blocks.
 
     The engine adds and aborts it in one go; its connector then notifies the issuer.
@@ -336,7 +339,7 @@ def release_request(ticket: Ticket, request_id: str) -> EngineCoreRequest:
         msgspec.MsgspecError: it is none of vLLM's.
     """
     params = SamplingParams(max_tokens=1, detokenize=False)
-    _set_kv_params(params, release_params(ticket))
+    _set_kv_params(params, release_params(kv_handle))
     request = _bare_request(params)
     request.request_id = request_id
     request.prompt_token_ids = [0]
@@ -365,15 +368,15 @@ def _bare_request(params: SamplingParams) -> EngineCoreRequest:
     )
 
 
-def _local_only(request: EngineCoreRequest, params: SamplingParams) -> LocalOnly | None:
+def _local_only(request: EngineCoreRequest, params: SamplingParams) -> LocalOnlyReason | None:
     if request.prompt_embeds is not None or not request.prompt_token_ids:
-        return LocalOnly.PROMPT_EMBEDS
+        return LocalOnlyReason.PROMPT_EMBEDS
     if request.mm_features:
-        return LocalOnly.MULTIMODAL
+        return LocalOnlyReason.MULTIMODAL
     if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
-        return LocalOnly.PROMPT_LOGPROBS
+        return LocalOnlyReason.PROMPT_LOGPROBS
     if params.n > 1 or _parent_id(request) is not None:
-        return LocalOnly.FAN_OUT
+        return LocalOnlyReason.FAN_OUT
     return None
 
 
@@ -391,14 +394,14 @@ def _parent_id(request: EngineCoreRequest) -> str | None:
     return parent if is_child else None
 
 
-def _make_safe(request: EngineCoreRequest, params: SamplingParams) -> None:
+def _strip_untrusted(request: EngineCoreRequest, params: SamplingParams) -> None:
     """Drop what only an orchestrator may say; here that is us, not the client."""
     request.kv_hints = None
     request.data_parallel_rank = None
     request.abort_immediately = False
     if params.extra_args:
-        kept = {k: v for k, v in params.extra_args.items() if k not in _UNTRUSTED_ARGS}
-        params.extra_args = kept or None
+        trusted = {k: v for k, v in params.extra_args.items() if k not in _UNTRUSTED_ARGS}
+        params.extra_args = trusted or None
 
 
 def _set_kv_params(params: SamplingParams, kv_params: Mapping[str, Any]) -> None:

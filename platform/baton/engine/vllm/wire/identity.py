@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from baton.domain.names.trace_context import TraceContext
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.engine.vllm.wire.sessions import is_session
+from baton.engine.vllm.wire.sessions import is_valid_session
 
 CALLER_ARG = "baton_caller"
 TRACE_ARG = "baton_trace"
-OUR_ARGS = frozenset({CALLER_ARG, TRACE_ARG})
+IDENTITY_ARGS = frozenset({CALLER_ARG, TRACE_ARG})
 MAX_SESSION_CHARS = 128
 
 
@@ -31,16 +31,16 @@ class Caller(NamedTuple):
     """Among whose prefixes its prompts may be found; None: among those of all who share."""
 
 
-ANYBODY = Caller()
+ANONYMOUS = Caller()
 
 
-def session_of(caller: Caller, *session_ids: str | None) -> str | None:
+def tenant_session_id(caller: Caller, *session_ids: str | None) -> str | None:
     """A client's session as it is known to all others: its own, whatever another tenant calls its.
 
     The first that is a name counts. Placement remembers sessions by the ten thousand, so a long
     name is kept as its digest.
     """
-    session_id = next(filter(is_session, session_ids), None)
+    session_id = next(filter(is_valid_session, session_ids), None)
     if session_id is None:
         return None
     if len(session_id) > MAX_SESSION_CHARS:
@@ -53,12 +53,14 @@ def with_caller(
     extra_args: Mapping[str, object] | None, caller: Caller, trace: TraceContext | None = None
 ) -> dict[str, object] | None:
     """Extra arguments that say who asks, whatever they said of it before; None for nothing."""
-    rest = {name: value for name, value in (extra_args or {}).items() if name not in OUR_ARGS}
-    if caller != ANYBODY:
-        rest[CALLER_ARG] = list(caller)
+    arguments = {
+        name: value for name, value in (extra_args or {}).items() if name not in IDENTITY_ARGS
+    }
+    if caller != ANONYMOUS:
+        arguments[CALLER_ARG] = list(caller)
     if trace is not None:
-        rest[TRACE_ARG] = list(trace)
-    return rest or None
+        arguments[TRACE_ARG] = list(trace)
+    return arguments or None
 
 
 def caller_of(extra_args: Mapping[str, object] | None) -> Caller:
@@ -67,7 +69,7 @@ def caller_of(extra_args: Mapping[str, object] | None) -> Caller:
         case [str() as tenant, str() | None as slo_class, str() | None as cache_scope]:
             return Caller(tenant, slo_class, cache_scope)
         case _:
-            return ANYBODY
+            return ANONYMOUS
 
 
 def trace_of(extra_args: Mapping[str, object] | None) -> TraceContext | None:

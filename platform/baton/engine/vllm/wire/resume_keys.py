@@ -1,4 +1,4 @@
-"""The names by which a resumed leg is told to an engine; see `resume`."""
+"""The names by which a resumed leg is told to an engine; see `resume_patch`."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ RESUMED_TOKENS_ARG = "baton_resumed_tokens"
 RESUMED_IDS_ARG = "baton_resumed_ids"
 """In those of a request that was taken up, for its grammar and its worker: which tokens."""
 RESUME_ARGS = frozenset({RESUMED_TOKENS_ARG, RESUMED_IDS_ARG})
-TAKES_UP_CALL = "baton_takes_up"
+RESUME_SUPPORT_CALL = "baton_takes_up"
 """The control call that says whether an engine, with all its workers, takes up."""

@@ -11,7 +11,7 @@ from hashlib import sha256
 
 MAX_SALT_CHARS = 256
 """Clients may choose salts of any length; the fleet link and the books carry short ones."""
-_OURS = "baton:"
+_RESERVED_PREFIX = "baton:"
 
 
 def scoped_salt(cache_scope: str | None, cache_salt: str | None) -> str | None:
@@ -20,15 +20,15 @@ def scoped_salt(cache_scope: str | None, cache_salt: str | None) -> str | None:
     `cache_scope` is a tenant's name, which has no colon, or None for all who share.
     """
     if cache_scope is None:
-        if cache_salt is None or not cache_salt.startswith(_OURS):
+        if cache_salt is None or not cache_salt.startswith(_RESERVED_PREFIX):
             return cache_salt
-        return f"{_OURS}shared:{cache_salt}"
+        return f"{_RESERVED_PREFIX}shared:{cache_salt}"
     if cache_salt is None:
-        return f"{_OURS}tenant:{cache_scope}"
-    return f"{_OURS}tenant:{cache_scope}:{cache_salt}"
+        return f"{_RESERVED_PREFIX}tenant:{cache_scope}"
+    return f"{_RESERVED_PREFIX}tenant:{cache_scope}:{cache_salt}"
 
 
-def known_salt(cache_salt: str | None) -> str | None:
+def salt_name(cache_salt: str | None) -> str | None:
     """The name of a salt: itself, or a digest of one that is longer than `MAX_SALT_CHARS`.
 
     The engine hashes the salt as the client sent it, so two salts of one name, should anybody make

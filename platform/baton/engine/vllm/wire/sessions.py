@@ -28,27 +28,29 @@ SESSION_FIELD = "prompt_cache_key"
 _FIELD = f'"{SESSION_FIELD}"'.encode()
 
 
-class _Peek(msgspec.Struct):
+class _BodyFields(msgspec.Struct):
     prompt_cache_key: str | None = None
 
 
-_PEEK = msgspec.json.Decoder(_Peek)
+_FIELDS_DECODER = msgspec.json.Decoder(_BodyFields)
 
 
-def is_session(name: str | None) -> bool:
+def is_valid_session(name: str | None) -> bool:
     """Whether that is a name at all."""
     return name is not None and name != "" and name.isprintable()
 
 
 def session_in_headers(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The session that a head names; None where it names none."""
-    said: dict[bytes, str] = {}
+    session_by_header: dict[bytes, str] = {}
     for name, value in headers:
         if (lower := name.lower()) in SESSION_HEADERS:
             session = value.decode("latin-1").strip()
-            if is_session(session):
-                said.setdefault(lower, session)
-    return next((said[name] for name in SESSION_HEADERS if name in said), None)
+            if is_valid_session(session):
+                session_by_header.setdefault(lower, session)
+    return next(
+        (session_by_header[name] for name in SESSION_HEADERS if name in session_by_header), None
+    )
 
 
 def session_in_body(body: bytes) -> str | None:
@@ -56,7 +58,7 @@ def session_in_body(body: bytes) -> str | None:
     if _FIELD not in body:
         return None
     try:
-        session = _PEEK.decode(body).prompt_cache_key
+        session = _FIELDS_DECODER.decode(body).prompt_cache_key
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return session if is_session(session) else None
+    return session if is_valid_session(session) else None

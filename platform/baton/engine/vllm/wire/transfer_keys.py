@@ -18,7 +18,7 @@ SOURCES_KEY = "baton_sources"
 """Engine ids, one for each entry of `TRANSFERS_KEY`."""
 FAILED_SOURCES_KEY = "baton_failed_sources"
 """Engine ids, one for each failure to pull for a request."""
-VOID_SOURCES_KEY = "baton_void_sources"
+INVALIDATED_SOURCES_KEY = "baton_void_sources"
 """Engine ids, one for each request whose blocks were read and no longer kept by their source."""
 
 # The connector's own settings, in `kv_connector_extra_config`.

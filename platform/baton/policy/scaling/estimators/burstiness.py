@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-_PAIRS = 40
-_FEWEST_PAIRS = 20
+_MAX_WINDOW_PAIRS = 40
+_MIN_WINDOW_PAIRS = 20
 """A step of the load and its way back spoil four or five pairs; the median is to be of others."""
 _NORMAL_MEDIAN = 0.455
 """The median of the square of a standard normal deviate."""
-_MOST = 3.0
+_MAX_SQUARED_VARIATION = 3.0
 """What requests by themselves can explain: prompts as varied as published ones (Azure's code and
 conversation: 0.9) that come in clumps of two. What varies more over half a minute is the rate,
 which stays high for longer than a promised wait: no surplus averages that out, as the formula of
 the queue has it, and replicas held ready against it stand idle until the next burst, and are too
 few then. That is for the forecast and the backlog to answer. Believed up to 16, it cost a seventh
 more GPU-hours on Azure's code completions, for two requests in a hundred more in time."""
-_AT_RANDOM = 2.0
+_POISSON_SQUARED_VARIATION = 2.0
 """Poisson arrivals (1) of prompts as varied as an exponential distribution's (1)."""
 
 
-class ArrivalMeter:
+class BurstinessEstimator:
     """Estimates ca^2 + cs^2: of arrivals and of prompts' lengths.
 
     The work W that arrives in a window has Var(W) / (E[W] E[n]) = ca^2 + cs^2 when the window holds
@@ -33,22 +33,25 @@ class ArrivalMeter:
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
-        self._ratios: deque[float] = deque(maxlen=_PAIRS)
+        self._ratios: deque[float] = deque(maxlen=_MAX_WINDOW_PAIRS)
 
-    def observe(self, at_s: float, *, window_s: float, rate: float, size: float) -> None:
+    def observe(self, at_s: float, *, window_s: float, rate: float, mean_tokens: float) -> None:
         """Take in tokens a second over the window that ends now, and a request's mean tokens."""
         if self._last is not None and 0 <= at_s - self._last[0] < window_s:
             return  # overlaps with the one before
-        before, self._last = self._last, (at_s, rate)
-        if before is None or not 0 <= at_s - before[0] <= 2 * window_s:
+        previous, self._last = self._last, (at_s, rate)
+        if previous is None or not 0 <= at_s - previous[0] <= 2 * window_s:
             return
-        mean = (rate + before[1]) / 2 * window_s
-        if mean > 0 and size > 0:
-            difference = (rate - before[1]) * window_s
-            self._ratios.append(difference * difference / (2 * mean * size))
+        mean = (rate + previous[1]) / 2 * window_s
+        if mean > 0 and mean_tokens > 0:
+            difference = (rate - previous[1]) * window_s
+            self._ratios.append(difference * difference / (2 * mean * mean_tokens))
 
     def squared_variation(self) -> float:
         """ca^2 + cs^2, not less than of arrivals at random and not more than can be believed."""
-        if len(self._ratios) < _FEWEST_PAIRS:
-            return _AT_RANDOM
-        return min(max(median(self._ratios) / _NORMAL_MEDIAN, _AT_RANDOM), _MOST)
+        if len(self._ratios) < _MIN_WINDOW_PAIRS:
+            return _POISSON_SQUARED_VARIATION
+        return min(
+            max(median(self._ratios) / _NORMAL_MEDIAN, _POISSON_SQUARED_VARIATION),
+            _MAX_SQUARED_VARIATION,
+        )

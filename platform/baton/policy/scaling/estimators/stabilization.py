@@ -7,17 +7,17 @@ import math
 from baton.policy.scaling.estimators.windows import SlidingMax
 
 _ROUNDING = 1e-6
-_MOST_HEADROOM = 0.5
+_MAX_HEADROOM_REPLICAS = 0.5
 """Replicas: enough that a need which wavers about a whole number does not stop and start one."""
 
 
-class Track:
+class NeedStabilizer:
     """Follows one need, in replicas.
 
     Theory of operation. What is had goes up to the need at once. It goes down to the greatest need
     of the last `window_s`, and a little headroom: what is stopped must not be wanted back. And
     while the last change was upwards, only when enough has been to spare since all of it was last
-    needed: the spare share of the pool, added up over time, has to come to `patience_s` and one
+    needed: the spare share of the pool, added up over time, has to come to `min_surplus_s` and one
     cold start, which is paid for again by who stops too soon. So a quarter too many is kept four
     times as long as all too many, a need that goes up and down quickly is followed up only, and one
     that falls for good is followed down without more pauses.
@@ -27,40 +27,42 @@ class Track:
     more than twice what knowing the future would.
     """
 
-    def __init__(self, window_s: float, *, headroom_fraction: float, patience_s: float) -> None:
+    def __init__(self, window_s: float, *, headroom_fraction: float, min_surplus_s: float) -> None:
         self._headroom = headroom_fraction
-        self._patience_s = patience_s
+        self._min_surplus_s = min_surplus_s
         self._window_s = window_s
         self._needs = SlidingMax(window_s)
-        self._have: int | None = None
+        self._current: int | None = None
         self._at_s: float | None = None
-        self._falling = False
-        self._spare_s = 0.0
+        self._is_falling = False
+        self._surplus_s = 0.0
 
-    def target(self, at_s: float, *, have: int, need: float, cold_start_s: float = 0.0) -> int:
+    def target(self, at_s: float, *, current: int, need: float, cold_start_s: float = 0.0) -> int:
         """How many to have now."""
-        passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
-        passed_s = min(passed_s, self._window_s)  # what was not seen was not to spare
+        elapsed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
+        elapsed_s = min(elapsed_s, self._window_s)  # what was not seen was not to spare
         self._at_s = at_s
-        self._note(have)
-        raised = need + min(self._headroom * need, _MOST_HEADROOM)
-        kept = max(whole(need), whole(self._needs.push(at_s, raised)))
-        if whole(need) > have:
-            return whole(need)
-        if kept >= have:
-            self._spare_s = 0.0  # all of it was needed again
-            return have
-        self._spare_s += passed_s * (have - kept) / have
-        waited = self._spare_s >= self._patience_s + cold_start_s
-        return kept if self._falling or waited else have
+        self._record_change(current)
+        need_with_headroom = need + min(self._headroom * need, _MAX_HEADROOM_REPLICAS)
+        stabilized = max(
+            whole_replicas(need), whole_replicas(self._needs.push(at_s, need_with_headroom))
+        )
+        if whole_replicas(need) > current:
+            return whole_replicas(need)
+        if stabilized >= current:
+            self._surplus_s = 0.0  # all of it was needed again
+            return current
+        self._surplus_s += elapsed_s * (current - stabilized) / current
+        is_surplus_lasting = self._surplus_s >= self._min_surplus_s + cold_start_s
+        return stabilized if self._is_falling or is_surplus_lasting else current
 
-    def _note(self, have: int) -> None:
+    def _record_change(self, current: int) -> None:
         """See which way the last change went, whoever made it."""
-        if self._have is not None and have != self._have:
-            self._falling, self._spare_s = have < self._have, 0.0
-        self._have = have
+        if self._current is not None and current != self._current:
+            self._is_falling, self._surplus_s = current < self._current, 0.0
+        self._current = current
 
 
-def whole(need: float) -> int:
+def whole_replicas(need: float) -> int:
     """A need in whole replicas."""
     return math.ceil(need - _ROUNDING)

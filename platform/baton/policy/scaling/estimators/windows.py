@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import linear_regression
 
-_LEAST_POINTS = 3
+_MIN_POINTS = 3
 """Two alone would say that any wavering is a trend."""
 
 
@@ -34,7 +34,7 @@ class SlidingMax:
             values.popleft()
         return values[0][1]
 
-    def over(self, window_s: float) -> float:
+    def max_over(self, window_s: float) -> float:
         """The maximum of the last part of the window, before the last value; 0 before the first."""
         if not self._values:
             return 0.0
@@ -42,7 +42,7 @@ class SlidingMax:
         return next(value for at_s, value in self._values if at_s >= since_s)
 
 
-class Slope:
+class SlidingSlope:
     """How fast a value rises or falls: the line of least squares through a sliding window of time.
 
     Until values span the window nothing is said, for two that are close say little. Of values that
@@ -63,6 +63,6 @@ class Slope:
         oldest_s = at_s - self._window_s
         while len(values) > 1 and values[1][0] <= oldest_s:
             values.popleft()
-        if len(values) < _LEAST_POINTS or values[0][0] > oldest_s:
+        if len(values) < _MIN_POINTS or values[0][0] > oldest_s:
             return 0.0
         return linear_regression(*zip(*values, strict=True)).slope

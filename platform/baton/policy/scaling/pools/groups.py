@@ -7,100 +7,106 @@ from dataclasses import dataclass
 
 from baton.domain.fleet import Role
 from baton.policy.scaling.needs import (
-    Promise,
+    Objective,
     decode_replicas,
     prefill_replicas,
     streams_per_replica,
 )
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import PoolBounds
-from baton.policy.scaling.pools.pool_assignment import Roster, Seat, seats
+from baton.policy.scaling.pools.pool_assignment import PlannedPool, PoolAssignment, plan_pools
 
 SPLIT_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class TokenRates:
     """Tokens a second: prompts to be computed, and tokens to be generated."""
 
-    prompts: float
-    outputs: float
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
+class PoolGroups:
     """Pools that prefill, pools that decode, and pools that do both."""
 
-    roster: Roster | None
+    assignment: PoolAssignment | None
     """None unless there are both of the former; the pools of one role alone do both."""
-    mixed: tuple[Seat, ...]
+    mixed: tuple[PlannedPool, ...]
 
     def pools(self, role: Role) -> list[PoolObservation]:
         """A group's, the best first."""
-        if role is Role.MIXED or self.roster is None:
+        if role is Role.MIXED or self.assignment is None:
             return [seat.pool for seat in self.mixed]
-        return [seat.pool for seat in self.roster.seats[role]]
+        return [seat.pool for seat in self.assignment.planned[role]]
 
-    def firsts(self) -> dict[Role, PoolObservation]:
+    def reference_pools(self) -> dict[Role, PoolObservation]:
         """Each group's best pool, in whose replicas its need is counted."""
-        split = () if self.roster is None else SPLIT_ROLES
+        split = () if self.assignment is None else SPLIT_ROLES
         roles = (*split, Role.MIXED) if self.mixed else split
         return {role: self.pools(role)[0] for role in roles}
 
-    def players(self, role: Role) -> int:
+    def replicas(self, role: Role) -> int:
         """Who plays a role, or will when started."""
-        if role is Role.MIXED or self.roster is None:
-            return sum(seat.size for seat in self.mixed)
-        return self.roster.players(role)
+        if role is Role.MIXED or self.assignment is None:
+            return sum(seat.replicas for seat in self.mixed)
+        return self.assignment.whole_replicas(role)
 
 
-def groups_of(seen: Observation, bounds: Mapping[str, PoolBounds]) -> Groups:
+def pool_groups(observation: Observation, bounds: Mapping[str, PoolBounds]) -> PoolGroups:
     """The groups that there are."""
-    pools = [seen.pools[name] for name in sorted(seen.pools)]
+    pools = [observation.pools[name] for name in sorted(observation.pools)]
     split = [pool for pool in pools if pool.role is not Role.MIXED]
     if {pool.role for pool in split} != set(SPLIT_ROLES):
-        return Groups(roster=None, mixed=seats(pools, bounds))
-    both = [pool for pool in pools if pool.role is Role.MIXED]
-    return Groups(roster=Roster(split, bounds), mixed=seats(both, bounds))
+        return PoolGroups(assignment=None, mixed=plan_pools(pools, bounds))
+    mixed = [pool for pool in pools if pool.role is Role.MIXED]
+    return PoolGroups(assignment=PoolAssignment(split, bounds), mixed=plan_pools(mixed, bounds))
 
 
 def group_needs(
-    groups: Groups, promise: Promise, rates: Rates, *, mean_tokens: float
+    groups: PoolGroups, objective: Objective, rates: TokenRates, *, mean_tokens: float
 ) -> dict[Role, float | None]:
     """Replicas of each group's best pool; None where its capacity is not known.
 
     Pools that do both get what those that do one thing may not grow large enough for.
     """
-    firsts, roster = groups.firsts(), groups.roster
+    reference_pools, assignment = groups.reference_pools(), groups.assignment
     needs: dict[Role, float | None] = {}
-    prompts, outputs = rates.prompts, rates.outputs
-    if roster is not None:
-        prefill, decode = firsts[Role.PREFILL], firsts[Role.DECODE]
-        needs[Role.PREFILL] = one = prefill_replicas(
-            prefill, promise, tokens_per_s=prompts, mean_tokens=mean_tokens
+    prompts, outputs = rates.prompt_tokens_per_s, rates.output_tokens_per_s
+    if assignment is not None:
+        prefill, decode = reference_pools[Role.PREFILL], reference_pools[Role.DECODE]
+        needs[Role.PREFILL] = prefill_need = prefill_replicas(
+            prefill, objective, tokens_per_s=prompts, mean_tokens=mean_tokens
         )
-        needs[Role.DECODE] = two = decode_replicas(decode, promise, tokens_per_s=outputs)
-        prompts *= _left_over(one, roster.most(Role.PREFILL))
-        outputs *= _left_over(two, roster.most(Role.DECODE))
-    if Role.MIXED in firsts:
-        first = firsts[Role.MIXED]
-        one = prefill_replicas(first, promise, tokens_per_s=prompts, mean_tokens=mean_tokens)
-        two = decode_replicas(first, promise, tokens_per_s=outputs)
-        needs[Role.MIXED] = None if one is None or two is None else one + two
+        needs[Role.DECODE] = decode_need = decode_replicas(decode, objective, tokens_per_s=outputs)
+        prompts *= _unmet_fraction(prefill_need, assignment.max_effective_replicas(Role.PREFILL))
+        outputs *= _unmet_fraction(decode_need, assignment.max_effective_replicas(Role.DECODE))
+    if Role.MIXED in reference_pools:
+        mixed_pool = reference_pools[Role.MIXED]
+        prefill_need = prefill_replicas(
+            mixed_pool, objective, tokens_per_s=prompts, mean_tokens=mean_tokens
+        )
+        decode_need = decode_replicas(mixed_pool, objective, tokens_per_s=outputs)
+        needs[Role.MIXED] = (
+            None if prefill_need is None or decode_need is None else prefill_need + decode_need
+        )
     return needs
 
 
-def busy_replicas(pools: list[PoolObservation], promise: Promise, *, held: int) -> float:
+def occupied_replicas(
+    pools: list[PoolObservation], objective: Objective, *, queued_requests: int
+) -> float:
     """What the streams under way occupy, and those held will, in replicas of the first pool.
 
     Admission lets no more streams run than keep their pace: a role that is short of replicas shows
     it by who waits.
     """
-    running = held + sum(pool.running_requests * pool.ready for pool in pools)
+    running = queued_requests + sum(pool.running_requests * pool.ready_replicas for pool in pools)
     if pools[0].decode_tokens_per_s is None:
         return 0.0
-    return running / streams_per_replica(pools[0], promise.tpot_s)
+    return running / streams_per_replica(pools[0], objective.tpot_s)
 
 
-def _left_over(need: float | None, most: float) -> float:
-    return 0.0 if need is None or need <= most else 1.0 - most / need
+def _unmet_fraction(need: float | None, max_replicas: float) -> float:
+    return 0.0 if need is None or need <= max_replicas else 1.0 - max_replicas / need

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from baton.policy.scaling.desired import ScalingPolicy, Want
+from baton.policy.scaling.desired import DesiredReplicas, ScalingPolicy
 from baton.policy.scaling.observation import Observation
 
 
-class PerModel:
+class PerModelPolicy:
     """Asks a policy of its own for each model; where there is one model, that one for all."""
 
     def __init__(self, make: Callable[[], ScalingPolicy]) -> None:
-        self._make = make
-        self._of: dict[str, ScalingPolicy] = {}
+        self._factory = make
+        self._policies: dict[str, ScalingPolicy] = {}
         self.name = make().name
 
-    def wants(self, seen: Observation) -> Mapping[str, Want]:
-        """What every pool in `seen` should have."""
-        found: dict[str, Want] = {}
-        for model, part in (seen.models or {"": seen}).items():
-            if model not in self._of:
-                self._of[model] = self._make()
-            found |= self._of[model].wants(part)
-        return found
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
+        """What every pool in `observation` should have."""
+        desired_by_pool: dict[str, DesiredReplicas] = {}
+        for model, model_observation in (observation.models or {"": observation}).items():
+            if model not in self._policies:
+                self._policies[model] = self._factory()
+            desired_by_pool |= self._policies[model].desired(model_observation)
+        return desired_by_pool

@@ -1,9 +1,9 @@
 """Who is in which pool and plays which role, while it is being rearranged on paper.
 
 Replicas of a pool that prefills may play at decoding and the other way round; how many do is what a
-`Seat` calls *away*. A role's *players* are its own pools' replicas, but for those away, and the
-other role's that are away. Pools of one role may be of different strength: players are counted in
-replicas of the role's first pool, the one that does most for each GPU.
+`PlannedPool` calls *away*. A role's *players* are its own pools' replicas, but for those away, and
+the other role's that are away. Pools of one role may be of different strength: players are counted
+in replicas of the role's first pool, the one that does most for each GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.domain.fleet import Role
 from baton.policy.scaling.observation import PoolObservation
 from baton.policy.scaling.options import PoolBounds
 
-_SAME = 1.1
+_EQUAL_CAPACITY_RATIO = 1.1
 """Strengths that differ by less are the same: what is measured wavers, and the order must not."""
 
 
@@ -25,169 +25,192 @@ _ROUNDING = 1e-6
 
 
 @dataclass(slots=True)
-class Seat:
+class PlannedPool:
     """One pool, as it is and as it shall be."""
 
     pool: PoolObservation
     bounds: PoolBounds
-    size: int
+    replicas: int
     """Replicas that take work or start."""
-    away: int
+    flipped: int
     """Of those that take work: how many play the other role."""
-    away_before: int
+    flipped_before: int
 
     @property
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """How many more it may have."""
-        return max(0, self.bounds.max - self.size)
+        return max(0, self.bounds.max - self.replicas)
 
 
-class Roster:
+class PoolAssignment:
     """Pools that prefill, and pools that decode."""
 
     def __init__(self, pools: Iterable[PoolObservation], bounds: Mapping[str, PoolBounds]) -> None:
-        self.seats: dict[Role, list[Seat]] = {Role.PREFILL: [], Role.DECODE: []}
+        self.planned: dict[Role, list[PlannedPool]] = {Role.PREFILL: [], Role.DECODE: []}
         for pool in pools:
-            self.seats[pool.role].append(_seat(pool, bounds))
-        for role, seats in self.seats.items():
-            seats.sort(key=lambda seat: _order(seat.pool, role))
+            self.planned[pool.role].append(_plan_pool(pool, bounds))
+        for role, planned_pools in self.planned.items():
+            planned_pools.sort(key=lambda seat: _capacity_order(seat.pool, role))
 
-    def all_seats(self) -> tuple[Seat, ...]:
+    def all_planned(self) -> tuple[PlannedPool, ...]:
         """Of both roles."""
-        return (*self.seats[Role.PREFILL], *self.seats[Role.DECODE])
+        return (*self.planned[Role.PREFILL], *self.planned[Role.DECODE])
 
-    def players(self, role: Role) -> int:
+    def whole_replicas(self, role: Role) -> int:
         """Who plays the role, or will when started; in whole replicas of the first pool."""
-        return math.floor(self.strength(role) + _ROUNDING)
+        return math.floor(self.effective_replicas(role) + _ROUNDING)
 
-    def strength(self, role: Role) -> float:
+    def effective_replicas(self, role: Role) -> float:
         """The same, with what is left of a replica."""
-        own = sum((seat.size - seat.away) * self._weight(seat, role) for seat in self.seats[role])
-        guests = sum(seat.away * self._weight(seat, role) for seat in self.seats[other(role)])
-        return own + guests
+        own_replicas = sum(
+            (seat.replicas - seat.flipped) * self._relative_capacity(seat, role)
+            for seat in self.planned[role]
+        )
+        borrowed = sum(
+            seat.flipped * self._relative_capacity(seat, role)
+            for seat in self.planned[other_role(role)]
+        )
+        return own_replicas + borrowed
 
-    def flipped(self, to: Role, replicas: int) -> Roster:
+    def with_flip(self, target_role: Role, replicas: int) -> PoolAssignment:
         """What it would be after a flip; this one stays as it is."""
-        there = Roster((), {})
-        there.seats = {role: [copy(seat) for seat in seats] for role, seats in self.seats.items()}
-        there.flip(to, replicas)
-        return there
+        flipped = PoolAssignment((), {})
+        flipped.planned = {
+            role: [copy(seat) for seat in seats] for role, seats in self.planned.items()
+        }
+        flipped.flip(target_role, replicas)
+        return flipped
 
-    def most(self, role: Role) -> float:
+    def max_effective_replicas(self, role: Role) -> float:
         """How many players the role's own pools may have."""
         return sum(
-            max(seat.bounds.max, seat.size) * self._weight(seat, role) for seat in self.seats[role]
+            max(seat.bounds.max, seat.replicas) * self._relative_capacity(seat, role)
+            for seat in self.planned[role]
         )
 
-    def flip(self, to: Role, replicas: int) -> int:
-        """Have players of the other role play `to`; how many could."""
-        left = min(replicas, max(0, self._ready_players(other(to)) - 1))
-        wanted = left
-        for seat in self.seats[to]:  # who is away comes home first
-            home = min(left, seat.away)
-            seat.away -= home
-            left -= home
-        for seat in self.seats[other(to)]:
-            if self._may_play(seat, to):
-                sent = min(left, seat.pool.ready - seat.away)
-                seat.away += sent
-                left -= sent
-        return wanted - left
+    def flip(self, target_role: Role, replicas: int) -> int:
+        """Have players of the other role play `target_role`; how many could."""
+        remaining = min(replicas, max(0, self._ready_replicas(other_role(target_role)) - 1))
+        requested = remaining
+        for seat in self.planned[target_role]:  # who is away comes home first
+            returned = min(remaining, seat.flipped)
+            seat.flipped -= returned
+            remaining -= returned
+        for seat in self.planned[other_role(target_role)]:
+            if self._can_serve(seat, target_role):
+                newly_flipped = min(remaining, seat.pool.ready_replicas - seat.flipped)
+                seat.flipped += newly_flipped
+                remaining -= newly_flipped
+        return requested - remaining
 
-    def grow(self, role: Role, players: float) -> float:
+    def grow(self, role: Role, replicas: float) -> float:
         """Start replicas for the role; what is left when its pools, and then all, are full.
 
         A replica that is started in the other role's pool can play this role once it is ready.
         """
-        left = _fill(self.seats[role], players, lambda seat: self._weight(seat, role))
-        able = [seat for seat in self.seats[other(role)] if self._may_play(seat, role)]
-        return _fill(able, left, lambda seat: self._weight(seat, role))
+        remaining = _start_replicas(
+            self.planned[role], replicas, lambda seat: self._relative_capacity(seat, role)
+        )
+        flippable = [seat for seat in self.planned[other_role(role)] if self._can_serve(seat, role)]
+        return _start_replicas(
+            flippable, remaining, lambda seat: self._relative_capacity(seat, role)
+        )
 
-    def shrink(self, role: Role, players: int) -> None:
+    def shrink(self, role: Role, replicas: int) -> None:
         """Stop so many players at most; own ones first, of the weakest pool."""
-        left = float(players)
-        for seat in reversed(self.seats[role]):
-            weight = self._weight(seat, role)
-            spare = min(seat.size - seat.bounds.min, seat.size - seat.away)
-            stopped = max(0, min(spare, math.floor(left / weight + _ROUNDING)))
-            seat.size -= stopped
-            left -= stopped * weight
-        for seat in reversed(self.seats[other(role)]):
-            spare = min(seat.size - seat.bounds.min, seat.away)
-            stopped = max(0, min(spare, math.floor(left + _ROUNDING)))
-            seat.size -= stopped
-            seat.away -= stopped
-            left -= stopped
+        remaining = float(replicas)
+        for seat in reversed(self.planned[role]):
+            weight = self._relative_capacity(seat, role)
+            stoppable = min(seat.replicas - seat.bounds.min, seat.replicas - seat.flipped)
+            stopped = max(0, min(stoppable, math.floor(remaining / weight + _ROUNDING)))
+            seat.replicas -= stopped
+            remaining -= stopped * weight
+        for seat in reversed(self.planned[other_role(role)]):
+            stoppable = min(seat.replicas - seat.bounds.min, seat.flipped)
+            stopped = max(0, min(stoppable, math.floor(remaining + _ROUNDING)))
+            seat.replicas -= stopped
+            seat.flipped -= stopped
+            remaining -= stopped
 
-    def _ready_players(self, role: Role) -> int:
-        own = sum(seat.pool.ready - seat.away for seat in self.seats[role])
-        return own + sum(seat.away for seat in self.seats[other(role)])
+    def _ready_replicas(self, role: Role) -> int:
+        own_replicas = sum(seat.pool.ready_replicas - seat.flipped for seat in self.planned[role])
+        return own_replicas + sum(seat.flipped for seat in self.planned[other_role(role)])
 
-    def _may_play(self, seat: Seat, role: Role) -> bool:
+    def _can_serve(self, planned_pool: PlannedPool, role: Role) -> bool:
         """Whether it is known, or to be expected, what a pool's replicas do in a role.
 
         A pool that has never played it is taken to do as much as one of the role's own on as many
         GPUs; once it plays, it is seen.
         """
-        if _capacity(seat.pool, role) is not None:
+        if _capacity(planned_pool.pool, role) is not None:
             return True
-        first = self.seats[role][0].pool
-        alike = first.gpus_per_replica == seat.pool.gpus_per_replica
-        return alike and _capacity(first, role) is not None
+        first = self.planned[role][0].pool
+        has_same_gpus = first.gpus_per_replica == planned_pool.pool.gpus_per_replica
+        return has_same_gpus and _capacity(first, role) is not None
 
-    def _weight(self, seat: Seat, role: Role) -> float:
-        one = _capacity(seat.pool, role)
-        first = _capacity(self.seats[role][0].pool, role) if self.seats[role] else None
-        if one is None or first is None or 1 / _SAME < one / first < _SAME:
+    def _relative_capacity(self, planned_pool: PlannedPool, role: Role) -> float:
+        capacity = _capacity(planned_pool.pool, role)
+        first_capacity = _capacity(self.planned[role][0].pool, role) if self.planned[role] else None
+        if (
+            capacity is None
+            or first_capacity is None
+            or 1 / _EQUAL_CAPACITY_RATIO < capacity / first_capacity < _EQUAL_CAPACITY_RATIO
+        ):
             return 1.0
-        return one / first
+        return capacity / first_capacity
 
 
-def seats(pools: Sequence[PoolObservation], bounds: Mapping[str, PoolBounds]) -> tuple[Seat, ...]:
+def plan_pools(
+    pools: Sequence[PoolObservation], bounds: Mapping[str, PoolBounds]
+) -> tuple[PlannedPool, ...]:
     """Pools whose replicas all do the same, the best first."""
-    ordered = sorted(pools, key=lambda pool: _order(pool, Role.MIXED))
-    return tuple(_seat(pool, bounds) for pool in ordered)
+    ordered = sorted(pools, key=lambda pool: _capacity_order(pool, Role.MIXED))
+    return tuple(_plan_pool(pool, bounds) for pool in ordered)
 
 
-def resize(seated: Sequence[Seat], replicas: int) -> None:
+def resize(planned_pools: Sequence[PlannedPool], replicas: int) -> None:
     """Have so many replicas in pools that all do the same, as far as bounds let them."""
-    have = sum(seat.size for seat in seated)
-    _fill(seated, max(0, replicas - have), lambda _: 1.0)
-    left = max(0, have - replicas)
-    for seat in reversed(seated):
-        stopped = max(0, min(left, seat.size - seat.bounds.min))
-        seat.size -= stopped
-        left -= stopped
+    current = sum(seat.replicas for seat in planned_pools)
+    _start_replicas(planned_pools, max(0, replicas - current), lambda _: 1.0)
+    surplus = max(0, current - replicas)
+    for seat in reversed(planned_pools):
+        stopped = max(0, min(surplus, seat.replicas - seat.bounds.min))
+        seat.replicas -= stopped
+        surplus -= stopped
 
 
-def other(role: Role) -> Role:
+def other_role(role: Role) -> Role:
     """The role that is not this one, of the two."""
     return Role.DECODE if role is Role.PREFILL else Role.PREFILL
 
 
-def _seat(pool: PoolObservation, bounds: Mapping[str, PoolBounds]) -> Seat:
-    size = pool.ready + pool.starting
-    known = bounds.get(pool.name, PoolBounds(min=size, start=size, max=size))
-    away = {Role.PREFILL: pool.decode, Role.DECODE: pool.prefill, Role.MIXED: 0}[pool.role]
-    return Seat(pool=pool, bounds=known, size=size, away=away, away_before=away)
+def _plan_pool(pool: PoolObservation, bounds: Mapping[str, PoolBounds]) -> PlannedPool:
+    size = pool.ready_replicas + pool.starting
+    pool_bounds = bounds.get(pool.name, PoolBounds(min=size, start=size, max=size))
+    flipped = {Role.PREFILL: pool.decode, Role.DECODE: pool.prefill, Role.MIXED: 0}[pool.role]
+    return PlannedPool(
+        pool=pool, bounds=pool_bounds, replicas=size, flipped=flipped, flipped_before=flipped
+    )
 
 
-def _fill(into: Sequence[Seat], players: float, weight: Callable[[Seat], float]) -> float:
-    left = players
-    for seat in into:
-        if left <= _ROUNDING:
+def _start_replicas(
+    planned_pools: Sequence[PlannedPool], replicas: float, weight: Callable[[PlannedPool], float]
+) -> float:
+    remaining = replicas
+    for seat in planned_pools:
+        if remaining <= _ROUNDING:
             break
-        started = min(seat.room, math.ceil(left / weight(seat) - _ROUNDING))
-        seat.size += started
-        left -= started * weight(seat)
-    return max(0.0, left)
+        started = min(seat.free_slots, math.ceil(remaining / weight(seat) - _ROUNDING))
+        seat.replicas += started
+        remaining -= started * weight(seat)
+    return max(0.0, remaining)
 
 
 def _capacity(pool: PoolObservation, role: Role) -> float | None:
     return pool.decode_tokens_per_s if role is Role.DECODE else pool.prefill_tokens_per_s
 
 
-def _order(pool: PoolObservation, role: Role) -> tuple[int, str]:
+def _capacity_order(pool: PoolObservation, role: Role) -> tuple[int, str]:
     """By what a GPU of it does, in coarse steps; then by name."""
-    strength = (_capacity(pool, role) or 1.0) / pool.gpus_per_replica
-    return (-round(math.log2(strength)), pool.name)
+    capacity_per_gpu = (_capacity(pool, role) or 1.0) / pool.gpus_per_replica
+    return (-round(math.log2(capacity_per_gpu)), pool.name)

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.estimators.stabilization import whole
+from baton.policy.scaling.estimators.stabilization import whole_replicas
 from baton.policy.scaling.estimators.windows import SlidingMax
 from baton.policy.scaling.observation import Observation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.pools.pool_assignment import Roster, other
+from baton.policy.scaling.pools.pool_assignment import PoolAssignment, other_role
 
 _ROLES = (Role.PREFILL, Role.DECODE)
-_GAIN = 1.1
+_MIN_GAIN_RATIO = 1.1
 """By how much the worse served role must be better served when both are short: a flip is not free,
 and a tenth is more than capacities waver."""
-_DEFLECTED = 0.5
+_PREFILL_ON_DECODE_FRACTION = 0.5
 """Of a prefill replica's prompts, what a decode replica computes between the steps of streams, in
 small chunks. Not the other way round: large chunks hold up a stream for longer than its objective.
 Source: three of each under code completions, which need 5.2 and 0.2, serve 0.84 of them (S,
@@ -24,17 +24,17 @@ Source: three of each under code completions, which need 5.2 and 0.2, serve 0.84
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flips:
+class FlipResult:
     """What comes of a tick."""
 
-    to: Role
-    made: int = 0
-    awaited: int = 0
+    role: Role
+    flipped: int = 0
+    pending: int = 0
     """More that will be, if what is to spare now still is when the window is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitNeeds:
+class RoleNeeds:
     """Of both roles, in replicas."""
 
     greatest: Mapping[Role, float | None]
@@ -44,7 +44,7 @@ class SplitNeeds:
     for starts."""
 
 
-class Rebalance:
+class RoleRebalancer:
     """Decides on flips.
 
     Theory of operation. Of two roles that are short, the worse served one is helped. A replica
@@ -65,40 +65,49 @@ class Rebalance:
         self._options = options
         self._greatest = {role: SlidingMax(slo.flip_window_s) for role in _ROLES}
         self._present = {role: SlidingMax(slo.flip_urgent_s) for role in _ROLES}
-        self._since_s: float | None = None
-        self._last: tuple[float, Role] | None = None
+        self._observed_since_s: float | None = None
+        self._last_flip: tuple[float, Role] | None = None
 
     def flip(
-        self, seen: Observation, roster: Roster, needs: SplitNeeds, lacking: Mapping[Role, int]
-    ) -> Flips:
+        self,
+        observation: Observation,
+        assignment: PoolAssignment,
+        needs: RoleNeeds,
+        lacking: Mapping[Role, int],
+    ) -> FlipResult:
         """Flip what should be, in the roster.
 
         Args:
-            seen: Of the tick.
-            roster: As it is now.
+            observation: Of the tick.
+            assignment: As it is now.
             needs: As they are now.
             lacking: How many players each role is short of.
         """
-        lately = self._lately(seen.at_s, needs)
-        short = _worse_served(roster, needs.present, lacking)
-        unknown = None in needs.greatest.values()
-        if unknown or not self._options.slo.flips or lacking[short] <= 0:
-            return Flips(to=short)
-        if not self._may(seen.at_s, short):
-            return Flips(to=short)
-        count = self._count(seen, roster, short, lacking[short], lately)
-        made = roster.flip(short, count) if count > 0 else 0
-        if made:
-            self._last = (seen.at_s, short)
-        now = max(1, whole(needs.greatest[other(short)] or 0.0))
-        soon = min(lacking[short] - made, roster.players(other(short)) - now)
-        return Flips(to=short, made=made, awaited=max(0, soon))
+        recent_peaks = self._recent_peaks(observation.at_s, needs)
+        short_role = _worse_served(assignment, needs.present, lacking)
+        is_need_unknown = None in needs.greatest.values()
+        if is_need_unknown or not self._options.slo.flips or lacking[short_role] <= 0:
+            return FlipResult(role=short_role)
+        if not self._is_dwell_over(observation.at_s, short_role):
+            return FlipResult(role=short_role)
+        count = self._flip_count(
+            observation, assignment, short_role, lacking[short_role], recent_peaks
+        )
+        flipped = assignment.flip(short_role, count) if count > 0 else 0
+        if flipped:
+            self._last_flip = (observation.at_s, short_role)
+        other_role_need = max(1, whole_replicas(needs.greatest[other_role(short_role)] or 0.0))
+        pending = min(
+            lacking[short_role] - flipped,
+            assignment.whole_replicas(other_role(short_role)) - other_role_need,
+        )
+        return FlipResult(role=short_role, flipped=flipped, pending=max(0, pending))
 
-    def _lately(self, at_s: float, needs: SplitNeeds) -> SplitNeeds:
+    def _recent_peaks(self, at_s: float, needs: RoleNeeds) -> RoleNeeds:
         """The most of each in its window."""
-        if self._since_s is None or self._since_s > at_s:
-            self._since_s = at_s
-        return SplitNeeds(
+        if self._observed_since_s is None or self._observed_since_s > at_s:
+            self._observed_since_s = at_s
+        return RoleNeeds(
             greatest={
                 role: self._greatest[role].push(at_s, needs.greatest[role] or 0.0)
                 for role in _ROLES
@@ -106,63 +115,79 @@ class Rebalance:
             present={role: self._present[role].push(at_s, needs.present[role]) for role in _ROLES},
         )
 
-    def _may(self, at_s: float, to: Role) -> bool:
+    def _is_dwell_over(self, at_s: float, target_role: Role) -> bool:
         """Whether the last flip the other way is long enough ago."""
-        if self._last is None or self._last[1] is to:
+        if self._last_flip is None or self._last_flip[1] is target_role:
             return True
-        return not 0 <= at_s - self._last[0] < self._options.slo.flip_dwell_s
+        return not 0 <= at_s - self._last_flip[0] < self._options.slo.flip_dwell_s
 
-    def _count(
+    def _flip_count(
         self,
-        seen: Observation,
-        roster: Roster,
+        observation: Observation,
+        assignment: PoolAssignment,
         role: Role,
         lacking: int,
-        lately: SplitNeeds,
+        recent_peaks: RoleNeeds,
     ) -> int:
-        options, giver = self._options.slo, other(role)
-        watched_s = 0.0 if self._since_s is None else seen.at_s - self._since_s
-        spare = roster.players(giver) - max(1, whole(lately.greatest[giver] or 0.0))
-        if spare > 0 and watched_s >= options.flip_window_s:
-            return min(spare, lacking)
-        if watched_s < options.flip_urgent_s or self._can_start(seen, roster, role):
-            return 0
-        return _shared(roster, role, lately.present, at_most=lacking)
-
-    def _can_start(self, seen: Observation, roster: Roster, role: Role) -> bool:
-        seats = [seat for seat in roster.seats[role] if seat.room > 0]
-        budget = self._options.gpu_budget
-        if budget is None or not seats:
-            return bool(seats)
-        used = sum(
-            (pool.ready + pool.starting + pool.draining) * pool.gpus_per_replica
-            for pool in seen.pools.values()
+        options, source_role = self._options.slo, other_role(role)
+        observed_s = (
+            0.0 if self._observed_since_s is None else observation.at_s - self._observed_since_s
         )
-        return any(seat.pool.gpus_per_replica <= budget - used + 1e-9 for seat in seats)
+        surplus = assignment.whole_replicas(source_role) - max(
+            1, whole_replicas(recent_peaks.greatest[source_role] or 0.0)
+        )
+        if surplus > 0 and observed_s >= options.flip_window_s:
+            return min(surplus, lacking)
+        if observed_s < options.flip_urgent_s or self._can_start(observation, assignment, role):
+            return 0
+        return _best_flip_count(assignment, role, recent_peaks.present, max_flips=lacking)
+
+    def _can_start(self, observation: Observation, assignment: PoolAssignment, role: Role) -> bool:
+        growable = [seat for seat in assignment.planned[role] if seat.free_slots > 0]
+        budget = self._options.gpu_budget
+        if budget is None or not growable:
+            return bool(growable)
+        used = sum(
+            (pool.ready_replicas + pool.starting + pool.draining) * pool.gpus_per_replica
+            for pool in observation.pools.values()
+        )
+        return any(seat.pool.gpus_per_replica <= budget - used + 1e-9 for seat in growable)
 
 
-def _worse_served(roster: Roster, needs: Mapping[Role, float], lacking: Mapping[Role, int]) -> Role:
+def _worse_served(
+    assignment: PoolAssignment, needs: Mapping[Role, float], lacking: Mapping[Role, int]
+) -> Role:
     """Whom to help: targets alone do not tell, for they go down late."""
 
     def shortage(role: Role) -> tuple[bool, float]:
-        return lacking[role] > 0, needs[role] / max(roster.strength(role), 1e-9)
+        return lacking[role] > 0, needs[role] / max(assignment.effective_replicas(role), 1e-9)
 
     return max(lacking, key=shortage)
 
 
-def _shared(roster: Roster, role: Role, needs: Mapping[Role, float], *, at_most: int) -> int:
+def _best_flip_count(
+    assignment: PoolAssignment, role: Role, needs: Mapping[Role, float], *, max_flips: int
+) -> int:
     """How many flips make the worse served of two roles, both short, served best."""
-    served = [
-        _served(roster.flipped(role, flips), needs)
-        for flips in range(max(1, min(at_most + 1, roster.players(other(role)))))
+    served_fractions = [
+        _served_fraction(assignment.with_flip(role, flips), needs)
+        for flips in range(max(1, min(max_flips + 1, assignment.whole_replicas(other_role(role)))))
     ]
-    best = max(range(len(served)), key=lambda flips: (served[flips], -flips))
-    return best if served[best] > _GAIN * max(served[0], 1e-9) else 0
+    best_count = max(
+        range(len(served_fractions)), key=lambda flips: (served_fractions[flips], -flips)
+    )
+    return (
+        best_count
+        if served_fractions[best_count] > _MIN_GAIN_RATIO * max(served_fractions[0], 1e-9)
+        else 0
+    )
 
 
-def _served(roster: Roster, needs: Mapping[Role, float]) -> float:
+def _served_fraction(assignment: PoolAssignment, needs: Mapping[Role, float]) -> float:
     """How much of its need the worse served role has, prompts on spare decoders counted."""
     prefill, decode = needs[Role.PREFILL], needs[Role.DECODE]
-    decoding = roster.strength(Role.DECODE)
-    prefilling = roster.strength(Role.PREFILL) + _DEFLECTED * max(0.0, decoding - decode)
-    return min(prefilling / max(prefill, 1e-9), decoding / max(decode, 1e-9))
+    decode_replicas = assignment.effective_replicas(Role.DECODE)
+    prefill_replicas = assignment.effective_replicas(
+        Role.PREFILL
+    ) + _PREFILL_ON_DECODE_FRACTION * max(0.0, decode_replicas - decode)
+    return min(prefill_replicas / max(prefill, 1e-9), decode_replicas / max(decode, 1e-9))

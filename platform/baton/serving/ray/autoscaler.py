@@ -14,13 +14,13 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import psutil
 
 from baton.domain.errors import ClusterFailed
-from baton.serving.preflight.autoscaling_capacity import Growth, NodeKind, Resources
 from baton.serving.ray.context import logs_folder
 from baton.serving.shared.names import APP
 
@@ -28,15 +28,38 @@ if TYPE_CHECKING:
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
 
 _LOGGER = logging.getLogger(__name__)
-_ASK_S = 10.0
-_HEAD_ANSWER_S = 60.0
+_STATUS_TIMEOUT_S = 10.0
+_HEAD_TIMEOUT_S = 60.0
 """The head may have to start a worker process first."""
-_MONITOR = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")
-_CONFIG = "--autoscaling-config="
-Types = Mapping[str, Mapping[str, object]]
+_MONITOR_SCRIPTS = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")
+_CONFIG_OPTION = "--autoscaling-config="
+Resources = Mapping[str, float]
+NodeTypeConfigs = Mapping[str, Mapping[str, object]]
 
 
-def growth() -> Growth | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeType:
+    """A node that is there, or a type of which the autoscaler may start some."""
+
+    name: str
+    """Of a node, the type that it is of."""
+    resources: Resources
+    labels: Mapping[str, str] = field(default_factory=dict)
+    max_nodes: float = math.inf
+    """Nodes of a type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscalingCapacity:
+    """A cluster on which an autoscaler starts nodes for whatever waits for room."""
+
+    nodes: tuple[NodeType, ...]
+    """Those that are there."""
+    node_types: tuple[NodeType, ...] = ()
+    """Those that may come; empty where the autoscaler does not say, as in a pod beside the head."""
+
+
+def read_autoscaling_capacity() -> AutoscalingCapacity | None:
     """What the cluster that this process is connected to may grow to; None: it does not grow.
 
     Raises:
@@ -45,7 +68,7 @@ def growth() -> Growth | None:
     from ray import exceptions
 
     try:
-        return _growth()
+        return _read_capacity()
     except (ImportError, AttributeError) as error:
         _LOGGER.warning("Ray does not say whether an autoscaler runs: %s", error)
         return None
@@ -57,13 +80,13 @@ def growth() -> Growth | None:
         ) from error
 
 
-def _growth() -> Growth | None:
+def _read_capacity() -> AutoscalingCapacity | None:
     from ray._private.state import state
     from ray.core.generated.autoscaler_pb2 import NodeStatus
 
-    status = _status()
+    status = _cluster_status()
     nodes = tuple(
-        NodeKind(
+        NodeType(
             name=node.ray_node_type_name,
             resources=dict(node.total_resources),
             labels=dict(node.labels),
@@ -71,74 +94,85 @@ def _growth() -> Growth | None:
         for node in status.cluster_resource_state.node_states
         if node.status != NodeStatus.DEAD
     )
-    told = state.get_cluster_config()
-    if told is not None and told.node_group_configs:
+    cluster_config = state.get_cluster_config()
+    if cluster_config is not None and cluster_config.node_group_configs:
         types = tuple(
-            NodeKind(
+            NodeType(
                 name=group.name,
                 resources=dict(group.resources),
-                most=math.inf if group.max_count < 0 else group.max_count,
+                max_nodes=math.inf if group.max_count < 0 else group.max_count,
             )
-            for group in told.node_group_configs
+            for group in cluster_config.node_group_configs
         )
-        return Growth(nodes=nodes, types=types)
-    monitors = _ask_head()
+        return AutoscalingCapacity(nodes=nodes, node_types=types)
+    monitors = _monitors_on_head()
     if not monitors:
-        reports = status.autoscaling_state.autoscaler_state_version > 0 or _legacy_reports()
-        return Growth(nodes=nodes) if reports else None
-    (types_found, *_) = monitors
-    return None if types_found is None else Growth(nodes=nodes, types=node_types(types_found))
+        has_reported = (
+            status.autoscaling_state.autoscaler_state_version > 0 or _legacy_autoscaler_reports()
+        )
+        return AutoscalingCapacity(nodes=nodes) if has_reported else None
+    (configured_types, *_) = monitors
+    return (
+        None
+        if configured_types is None
+        else AutoscalingCapacity(nodes=nodes, node_types=node_types(configured_types))
+    )
 
 
-def waiting_replicas() -> Mapping[str, int]:
+def pending_replicas() -> Mapping[str, int]:
     """How many replicas of each deployment of baton's have no node yet."""
     from ray._private.state import state
 
-    found = Counter[str]()
+    counts = Counter[str]()
     for actor in state.actor_table(None, None, "PENDING_CREATION").values():
         # `SERVE_REPLICA::baton#decode#1a2b3c`; with no address, no worker was found for it.
         kind, _, name = str(actor["Name"]).partition("::")
-        app, _, rest = name.partition("#")
+        app, _, replica_name = name.partition("#")
         if kind == "SERVE_REPLICA" and app == APP and not actor["Address"]["IPAddress"]:
-            found[rest.partition("#")[0]] += 1
-    demand = _status().cluster_resource_state if found else None
+            counts[replica_name.partition("#")[0]] += 1
+    demand = _cluster_status().cluster_resource_state if counts else None
     if demand is None or not (
         demand.pending_resource_requests or demand.pending_gang_resource_requests
     ):
         return {}  # they have room, and wait for a process only
-    return found
+    return counts
 
 
-def beyond_autoscaler() -> tuple[Resources, ...]:
+def infeasible_requests() -> tuple[Resources, ...]:
     """What the autoscaler says that it has no nodes for, now or ever, of whoever asks for it."""
-    state = _status().autoscaling_state
-    gangs = [one for gang in state.infeasible_gang_resource_requests for one in gang.requests]
-    found = [dict(one.resources_bundle) for one in (*state.infeasible_resource_requests, *gangs)]
-    return tuple(one for at, one in enumerate(found) if one not in found[:at])
+    state = _cluster_status().autoscaling_state
+    gangs = [
+        request for gang in state.infeasible_gang_resource_requests for request in gang.requests
+    ]
+    bundles = [
+        dict(infeasible_resource_request.resources_bundle)
+        for infeasible_resource_request in (*state.infeasible_resource_requests, *gangs)
+    ]
+    return tuple(entry for at, entry in enumerate(bundles) if entry not in bundles[:at])
 
 
-def node_types(types: Types) -> tuple[NodeKind, ...]:
+def node_types(types: NodeTypeConfigs) -> tuple[NodeType, ...]:
     """The types of an autoscaler's configuration, as `ray up` has it on the head."""
     return tuple(
-        NodeKind(
+        NodeType(
             name=name,
-            resources=cast("Resources", kind.get("resources") or {}),
-            labels=cast("Mapping[str, str]", kind.get("labels") or {}),
-            most=float(cast("float", kind.get("max_workers", math.inf))),
+            resources=cast("Resources", node_type.get("resources") or {}),
+            labels=cast("Mapping[str, str]", node_type.get("labels") or {}),
+            max_nodes=float(cast("float", node_type.get("max_workers", math.inf))),
         )
-        for name, kind in types.items()
+        for name, node_type in types.items()
     )
 
 
-def _status() -> GetClusterStatusReply:
+def _cluster_status() -> GetClusterStatusReply:
     from ray._private import worker
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
 
-    told = worker.global_worker.gcs_client.get_cluster_status(timeout_s=_ASK_S)
-    return GetClusterStatusReply.FromString(told)
+    reply = worker.global_worker.gcs_client.get_cluster_status(timeout_s=_STATUS_TIMEOUT_S)
+    return GetClusterStatusReply.FromString(reply)
 
 
-def _legacy_reports() -> bool:
+def _legacy_autoscaler_reports() -> bool:
     """Whether an autoscaler of the first kind has reported."""
     from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
     from ray.experimental.internal_kv import _internal_kv_get
@@ -146,7 +180,7 @@ def _legacy_reports() -> bool:
     return _internal_kv_get(DEBUG_AUTOSCALING_STATUS) is not None
 
 
-def _ask_head() -> list[Types | None]:
+def _monitors_on_head() -> list[NodeTypeConfigs | None]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -155,39 +189,43 @@ def _ask_head() -> list[Types | None]:
         for node in ray.nodes()
         if node["Alive"] and "node:__internal_head__" in node["Resources"]
     )
-    ask = ray.remote(num_cpus=0, max_retries=0)(monitors_here)
-    there = NodeAffinitySchedulingStrategy(head, soft=False)
-    asked = ask.options(scheduling_strategy=there).remote()
-    found: list[Types | None] = ray.get(asked, timeout=_HEAD_ANSWER_S)
-    return found
+    remote_call = ray.remote(num_cpus=0, max_retries=0)(local_monitors)
+    on_head = NodeAffinitySchedulingStrategy(head, soft=False)
+    ref = remote_call.options(scheduling_strategy=on_head).remote()
+    monitors: list[NodeTypeConfigs | None] = ray.get(ref, timeout=_HEAD_TIMEOUT_S)
+    return monitors
 
 
-def monitors_here(logs: Path | None = None) -> list[Types | None]:
+def local_monitors(logs: Path | None = None) -> list[NodeTypeConfigs | None]:
     """For each monitor of the session on this node, its node types; None where it has none.
 
     Nothing else of an autoscaler's configuration leaves the node: providers have secrets there.
     """
     folder = logs_folder() if logs is None else logs
-    found: list[Types | None] = []
+    monitors: list[NodeTypeConfigs | None] = []
     for process in psutil.process_iter():
         try:
-            words = process.cmdline()
+            arguments = process.cmdline()
         except psutil.Error:
             continue
-        if f"--logs-dir={folder}" in words and any(word.endswith(_MONITOR) for word in words):
-            found.append(_types_in(words))
-    return found
+        if f"--logs-dir={folder}" in arguments and any(
+            word.endswith(_MONITOR_SCRIPTS) for word in arguments
+        ):
+            monitors.append(_configured_types(arguments))
+    return monitors
 
 
-def _types_in(words: list[str]) -> Types | None:
+def _configured_types(arguments: list[str]) -> NodeTypeConfigs | None:
     from ruamel.yaml import YAML
 
-    for word in words:
-        if word.startswith(_CONFIG):
-            text = Path(word.removeprefix(_CONFIG)).expanduser().read_text(encoding="utf-8")
-            read = YAML(typ="safe").load(text)
-            limit = read.get("max_workers", 0)
-            head = read.get("head_node_type")
+    for argument in arguments:
+        if argument.startswith(_CONFIG_OPTION):
+            text = (
+                Path(argument.removeprefix(_CONFIG_OPTION)).expanduser().read_text(encoding="utf-8")
+            )
+            document = YAML(typ="safe").load(text)
+            limit = document.get("max_workers", 0)
+            head = document.get("head_node_type")
             return {
                 name: {
                     "resources": kind.get("resources", {}),
@@ -195,6 +233,6 @@ def _types_in(words: list[str]) -> Types | None:
                     # Without a bound of its own, a type has that of all together.
                     "max_workers": kind.get("max_workers", 0 if name == head else limit),
                 }
-                for name, kind in read.get("available_node_types", {}).items()
+                for name, kind in document.get("available_node_types", {}).items()
             }
     return None
