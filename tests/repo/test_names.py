@@ -1,0 +1,103 @@
+"""Names are the field's: the glossary names code that is there, and retired names are gone."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.recorded.names import OLD_NAMES
+from tests.repo.project import ROOT, documents
+
+FOLDERS = ("platform", "tests", "benchmarks")
+MAX_TERMS = 60
+OF_OTHERS = {"Option"}
+"""Names of libraries: `typer.Option`."""
+HOLDS_OLD_NAMES = ROOT / "tests/recorded"
+_ROW = re.compile(r"^\| (?!-)([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+@functools.cache
+def python_files() -> list[Path]:
+    files = (file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+    return sorted(file for file in files if HOLDS_OLD_NAMES not in file.parents)
+
+
+def glossary() -> list[tuple[str, str, str, str]]:
+    """Term, meaning, source and where it is in code."""
+    _, *rows = _ROW.findall(documents()["docs/glossary.md"])
+    return rows
+
+
+def names_in(file: Path) -> set[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(file.read_text()).readline)
+    return {token.string for token in tokens if token.type == tokenize.NAME}
+
+
+@functools.cache
+def words_of_the_platform() -> set[str]:
+    """Every word of the platform and of its configurations."""
+    files = (*(ROOT / "platform").rglob("*.py"), *(ROOT / "configs").rglob("*.yaml"))
+    return {word for file in files for word in re.findall(r"[\w-]+", file.read_text())}
+
+
+@functools.cache
+def retired() -> set[str]:
+    """Former names of classes, but for those that another class has now."""
+    old = {old for new, old in OLD_NAMES.items() if "." not in new}
+    defined = {
+        node.name
+        for file in python_files()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    return old - defined - OF_OTHERS
+
+
+def loop_variables(tree: ast.AST) -> Iterator[str]:
+    targets = (
+        node.target
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension)
+    )
+    for target in targets:
+        yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+
+
+def test_the_glossary_is_short_and_each_term_has_a_source() -> None:
+    assert 20 < len(glossary()) <= MAX_TERMS
+    assert [term for term, _, source, _ in glossary() if not source.strip()] == []
+
+
+@pytest.mark.parametrize("row", glossary(), ids=lambda row: str(row[0]).strip())
+def test_a_term_of_the_glossary_is_in_code(row: tuple[str, str, str, str]) -> None:
+    *_, where = row
+    code = re.findall(r"`([^`]+)`", where)
+    assert code, "no name of code is given"
+    for name in code:
+        path = ROOT / "platform/baton" / name
+        last = name.rpartition(".")[2]
+        assert path.exists() if "/" in name else last in words_of_the_platform(), name
+
+
+def test_no_retired_name_is_left_in_code() -> None:
+    assert len(retired()) > 40
+    gone = retired()
+    left = {str(file.relative_to(ROOT)): names_in(file) & gone for file in python_files()}
+    assert {file: names for file, names in left.items() if names} == {}
+
+
+def test_a_loop_names_what_it_holds() -> None:
+    vague = {
+        str(file.relative_to(ROOT))
+        for file in python_files()
+        if "one" in set(loop_variables(ast.parse(file.read_text())))
+    }
+    assert vague == set()
+    assert list(loop_variables(ast.parse("[one for one in ()]"))) == ["one"]
