@@ -323,10 +323,10 @@ class Answers:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (None, "answers NoneType, wanted a Want for each pool"),
-        ([("prefill", 3)], "answers list, wanted a Want for each pool"),
-        ({"prefill": None}, "answers NoneType for 'prefill', wanted a Want"),
-        ({"prefill": 3}, "answers int for 'prefill', wanted a Want"),
+        (None, "answers NoneType, wanted DesiredReplicas for each pool"),
+        ([("prefill", 3)], "answers list, wanted DesiredReplicas for each pool"),
+        ({"prefill": None}, "answers NoneType for 'prefill', wanted DesiredReplicas"),
+        ({"prefill": 3}, "answers int for 'prefill', wanted DesiredReplicas"),
     ],
 )
 def test_a_policy_that_answers_no_wants_makes_it_hold_and_say_so(answer: object, why: str) -> None:

@@ -8,6 +8,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ FOLDERS = ("platform", "tests", "benchmarks")
 MAX_TERMS = 60
 OF_OTHERS = {"Option"}
 """Names of libraries: `typer.Option`."""
+TELL_OF_OLD_NAMES = {
+    "CHANGELOG.md",
+    "docs/decisions/0054-terms-of-the-field-and-ordered-rooms.md",
+}
 HOLDS_OLD_NAMES = ROOT / "tests/recorded"
 _ROW = re.compile(r"^\| (?!-)([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 
@@ -38,6 +43,13 @@ def glossary() -> list[tuple[str, str, str, str]]:
 def names_in(file: Path) -> set[str]:
     tokens = tokenize.generate_tokens(io.StringIO(file.read_text()).readline)
     return {token.string for token in tokens if token.type == tokenize.NAME}
+
+
+def strings_in(file: Path) -> str:
+    """Its strings and comments."""
+    kinds = {tokenize.STRING, tokenize.COMMENT}
+    tokens = tokenize.generate_tokens(io.StringIO(file.read_text()).readline)
+    return "\n".join(token.string for token in tokens if token.type in kinds)
 
 
 @functools.cache
@@ -90,6 +102,17 @@ def test_no_retired_name_is_left_in_code() -> None:
     assert len(retired()) > 40
     gone = retired()
     left = {str(file.relative_to(ROOT)): names_in(file) & gone for file in python_files()}
+    assert {file: names for file, names in left.items() if names} == {}
+
+
+def test_no_document_and_no_message_names_what_is_gone() -> None:
+    gone = retired()
+    texts = {file: text for file, text in documents().items() if file not in TELL_OF_OLD_NAMES}
+    texts |= {str(file.relative_to(ROOT)): strings_in(file) for file in python_files()}
+    left = {
+        file: set(chain.from_iterable(re.findall(r"`(\w+)[`.(]|wanted (?:a )?(\w+)", text))) & gone
+        for file, text in texts.items()
+    }
     assert {file: names for file, names in left.items() if names} == {}
 
 

@@ -189,7 +189,9 @@ class Autoscaler:
             answer: object = self._policy.desired(observation)
             if not isinstance(answer, Mapping):
                 answer_type = type(answer).__name__
-                return {}, [f"policy {name!r} answers {answer_type}, wanted a Want for each pool"]
+                return {}, [
+                    f"policy {name!r} answers {answer_type}, wanted DesiredReplicas for each pool"
+                ]
             desired = {
                 pool: answer[pool] for pool in sorted(observation.pools.keys() & answer.keys())
             }
@@ -317,7 +319,7 @@ class Autoscaler:
 def _invalid_answer(pool: str, want: object) -> str:
     """What is wrong with a policy's answer for a pool; empty when nothing is."""
     if not isinstance(want, DesiredReplicas):
-        return f"answers {type(want).__name__} for {pool!r}, wanted a Want"
+        return f"answers {type(want).__name__} for {pool!r}, wanted DesiredReplicas"
     if type(want.replicas) is not int or want.replicas < 0:
         return f"wants {want.replicas!r} replicas of {pool!r}"
     return ""

@@ -1,7 +1,7 @@
 """Which replicas are counted on: their circuits, and whether they are heard of.
 
 *Theory of operation.* Told of whatever replicas say and of what becomes of legs, it keeps the
-`Standing` of every replica in the fleet table up to date, by which placement goes:
+`Health` of every replica in the fleet table up to date, by which placement goes:
 
 - SILENT: it is suspect (`policy.resilience.liveness`);
 - QUARANTINED: its circuit lets nobody in now (`policy.resilience.circuit_breakers`);

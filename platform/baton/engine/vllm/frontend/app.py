@@ -226,8 +226,10 @@ def preload_python_frontend() -> None:
     os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
     use_cpu_without_gpus(os.environ)
     with preserve_log_handlers():
-        from baton.engine.vllm.frontend import engine_server as seam  # noqa: F401 - to have it imported
-        from baton.engine.vllm.frontend import llm as frontend_llm  # noqa: F401 - to have it imported
+        from baton.engine.vllm.frontend import (
+            engine_server,  # noqa: F401 - to have it imported
+            llm,  # noqa: F401 - to have it imported
+        )
 
 
 def _server_args(settings: FrontendSettings, facts: FleetFacts) -> Namespace:

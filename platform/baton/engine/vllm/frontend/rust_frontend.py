@@ -277,7 +277,9 @@ def preload_rust_frontend() -> Path:
     check_version(program)
     use_cpu_without_gpus(os.environ)
     with preserve_log_handlers():
-        from baton.engine.vllm.frontend import engine_server as seam  # noqa: F401 - to have it imported
-        from baton.engine.vllm.frontend import rust_grammars  # noqa: F401 - to have it imported
+        from baton.engine.vllm.frontend import (
+            engine_server,  # noqa: F401 - to have it imported
+            rust_grammars,  # noqa: F401 - to have it imported
+        )
         from baton.engine.vllm.frontend import rust_identity as rust_callers  # noqa: F401 - to have it imported
     return program
