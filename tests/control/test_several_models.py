@@ -11,7 +11,7 @@ from baton.domain.demand import CoordinatorReport, DemandTotals, PoolReport
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import StartReplicas, StopReplicas
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
-from baton.policy.scaling.pools.per_model import PerModelPolicy
+from baton.policy.scaling.pools.groups import PerModelPolicy
 from benchmarks.policies.hpa import Hpa
 
 TOKENS_PER_S = 1_000.0

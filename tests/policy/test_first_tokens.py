@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.slo import Slo
-from baton.policy.placement.first_tokens import FirstTokenPlan, plan_first_token
+from baton.policy.placement.candidates import FirstTokenPlan, plan_first_token
 
 HANDOFF_S = 0.1
 PACE_S = 0.01

@@ -6,9 +6,13 @@ import pytest
 
 from baton.domain.fleet import ReplicaView, Role
 from baton.domain.handoff import HandoffMode, PlacementDecision, RouteReason
-from baton.policy.placement.compatible_pairs import can_receive, can_send
 from baton.policy.placement.port import Disaggregate, PlacementContext, PlacementQuery
-from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.placement.predicted import (
+    PredictedOptions,
+    PredictedPlacer,
+    can_receive,
+    can_send,
+)
 from tests.fakes.timings import FixedLinks, placement_context, replica_view
 
 ALWAYS = PredictedOptions(disaggregate=Disaggregate.ALWAYS)

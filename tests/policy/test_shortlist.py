@@ -4,7 +4,7 @@ import pytest
 
 from baton.domain.fleet import FleetView, Load, ReplicaView
 from baton.policy.placement.port import PlacementQuery
-from baton.policy.placement.shortlist import Shortlist
+from baton.policy.placement.predicted import Shortlist
 from tests.fakes.timings import replica_view
 
 MANY = 40

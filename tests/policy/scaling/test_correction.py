@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.correction import CapacityCorrection, is_miss_unexplained
 from baton.policy.scaling.observation import ServiceLevel
+from baton.policy.scaling.slo import CapacityCorrection, is_miss_unexplained
 from tests.policy.scaling.simulated_pools import decode_pool, demand, observe, prefill_pool
 
 

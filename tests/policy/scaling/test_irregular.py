@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from baton.policy.scaling.estimators.burstiness import BurstinessEstimator
+from baton.policy.scaling.slo import BurstinessEstimator
 
 WINDOW_S, SIZE = 30.0, 100.0
 

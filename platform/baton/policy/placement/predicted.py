@@ -21,23 +21,23 @@ In a large fleet only a shortlist is looked at: those that hold most of the prom
 ones of a few pairs drawn by chance, which are close to the idlest of all (Source: Mitzenmacher, The
 Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001). The draw, and how ties
 break, differ between coordinators, so that several that see the same stale loads do not all choose
-the same replica. Where nobody on it can hand a prompt over to another, see `compatible_pairs`.
+the same replica. Where nobody on it can hand a prompt over to another, see `can_receive`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, islice, takewhile
 from operator import attrgetter
 from zlib import crc32
 
-from baton.domain.fleet import ReplicaView, Role
+from baton.domain.fleet import FleetView, ReplicaView, Role
 from baton.domain.handoff import PlacementDecision, Route, RouteReason
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
 from baton.policy.placement.candidates import PlacementOption, PlacementOptions
-from baton.policy.placement.compatible_pairs import can_receive, can_send
 from baton.policy.placement.port import (
     Disaggregate,
     NoRoute,
@@ -46,7 +46,6 @@ from baton.policy.placement.port import (
     no_route,
 )
 from baton.policy.placement.replica_cost import ReplicaCost
-from baton.policy.placement.shortlist import Shortlist
 from baton.policy.placement.slo_impact import SloImpact
 from baton.policy.prefix_cache.hits import NO_HITS
 
@@ -61,6 +60,10 @@ prefilled. Found by trying: with less, streams stayed while nobody prefilled the
 when somebody did."""
 _SESSION_TOLERANCE_FRACTION = 0.1
 """A session's own replica is preferred when it costs at most this fraction more than the best."""
+_SMALL_POOL_REPLICAS = 8
+"""A pool of so many is looked at as a whole."""
+_MAX_PAIR_CHECKS = 5_000
+"""At pairs in vain, about 2 ms: where a whole large pool is cut off, each request pays that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,3 +409,131 @@ def _mixed_prefillers(query: PlacementQuery, decoders: Sequence[ReplicaCost]) ->
     if not mixed or len(mixed) == len(decoders):
         return []
     return [cost for cost in mixed if cost.view.replica_id not in query.avoid]
+
+
+class Shortlist:
+    """Holders of the prefix, and the idler ones of pairs drawn by chance; keeps a generator."""
+
+    def __init__(self, limit: int, *, seed: int) -> None:
+        self._limit = limit
+        self._random = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
+
+    def select(
+        self, query: PlacementQuery, fleet: FleetView, replica_ids: Sequence[str]
+    ) -> Iterable[str]:
+        """Who of one pool's `replica_ids` is looked at.
+
+        Replicas on which the request has failed are looked at only when there are no others.
+        """
+        avoid, replica_ids = query.avoid, self.prefer_untried(query, replica_ids)
+        if not self.needs_sampling(replica_ids):
+            return replica_ids
+        chosen = dict.fromkeys(self._sample_idle(fleet, replica_ids))
+        preferred = [*query.hits.holders(self._limit), query.session_replica_id]
+        is_prefill = fleet.replicas[replica_ids[0]].facts.role is Role.PREFILL
+        for replica_id in preferred:
+            view = (
+                None
+                if replica_id is None or replica_id in avoid
+                else fleet.replicas.get(replica_id)
+            )
+            # Cheaper than to look for it in a thousand ids; the source of a handoff is ruled out
+            # by its role, or later, because it cannot pull from itself.
+            if view and view.is_eligible and (view.facts.role is Role.PREFILL) == is_prefill:
+                chosen[view.replica_id] = None
+        if query.adapter is not None:
+            chosen |= dict.fromkeys(self._with_adapter(query.adapter, fleet, replica_ids))
+        return chosen
+
+    def prefer_untried(self, query: PlacementQuery, ids: Sequence[str]) -> Sequence[str]:
+        """Those it is drawn from: on whom the request has not failed, or else all."""
+        avoid = query.avoid
+        return ([id_ for id_ in ids if id_ not in avoid] or ids) if avoid else ids
+
+    def needs_sampling(self, ids: Sequence[str]) -> bool:
+        """Whether these are too many to look at each."""
+        return len(ids) > max(_SMALL_POOL_REPLICAS, 2 * self._limit)
+
+    def _with_adapter(self, name: str, fleet: FleetView, ids: Sequence[str]) -> Iterable[str]:
+        """The first replicas that have an adapter, from a random one on."""
+        start, replicas = self._random.randrange(len(ids)), fleet.replicas
+        holders = (
+            id_ for id_ in chain(ids[start:], ids[:start]) if replicas[id_].has_adapter(name)
+        )
+        return islice(holders, self._limit)
+
+    def _sample_idle(self, fleet: FleetView, ids: Sequence[str]) -> Iterable[str]:
+        """The idler one of each of some pairs, at even distances from a random one on."""
+        count, pairs = len(ids), self._limit
+        start, step = self._random.randrange(count), count // (2 * pairs)
+        replicas, half, idler = fleet.replicas, pairs * step, []
+        for position in range(start, start + half, step):
+            first, second = (
+                replicas[ids[position % count]],
+                replicas[ids[(position + half) % count]],
+            )
+            idler.append((first if _is_less_loaded(first, second) else second).facts.replica_id)
+        return idler
+
+
+def _is_less_loaded(first: ReplicaView, second: ReplicaView) -> bool:
+    """Whether one has less work than another, or as much: tokens to compute, then requests."""
+    first_load, second_load = first.load, second.load
+    first_tokens = first_load.queued_tokens + first.unreported_tokens
+    second_tokens = second_load.queued_tokens + second.unreported_tokens
+    if first_tokens != second_tokens:
+        return first_tokens < second_tokens
+    legs = first_load.running_requests + first_load.queued_requests + first.unreported_legs
+    return (
+        legs <= second_load.running_requests + second_load.queued_requests + second.unreported_legs
+    )
+
+
+def can_receive(
+    sources: Iterable[ReplicaView], targets: Iterable[str], context: PlacementContext
+) -> list[str]:
+    """Those of the targets that could pull from at least one of a few sources.
+
+    A shortlist is drawn without regard to layouts and links: these are alike nearly everywhere, and
+    to ask for each of a thousand replicas costs more than the rest of a placement. Where none of
+    those who were drawn can do it (half of a pool has another layout while it is rolled out, say),
+    it is drawn once more, from those who can.
+    """
+    sources, replicas = tuple(sources), context.fleet.replicas
+    return [
+        target
+        for target in targets
+        if any(_can_pull(source, replicas[target], context) for source in sources)
+    ]
+
+
+def can_send(
+    sources: Iterable[str], targets: Sequence[str], context: PlacementContext
+) -> list[str]:
+    """Those of the sources from which at least one of the targets could pull."""
+    replicas = context.fleet.replicas
+    by_layout: dict[str, list[ReplicaView]] = {}
+    for target in targets:
+        view = replicas[target]
+        by_layout.setdefault(view.facts.layout, []).append(view)
+    senders, checks = [], 0
+    for other in sources:
+        source = replicas[other]
+        same_layout = by_layout.get(source.facts.layout, ())
+        if any(_can_pull(source, target, context) for target in same_layout):
+            senders.append(other)
+            continue
+        checks += len(same_layout)
+        if checks > _MAX_PAIR_CHECKS:
+            break
+    return senders
+
+
+def _can_pull(source: ReplicaView, target: ReplicaView, context: PlacementContext) -> bool:
+    source_facts, target_facts = source.facts, target.facts
+    if (
+        source_facts.layout != target_facts.layout
+        or source_facts.replica_id == target_facts.replica_id
+    ):
+        return False
+    return context.links.transfer_s(source_facts.replica_id, target_facts.replica_id, 0) is not None

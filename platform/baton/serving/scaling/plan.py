@@ -14,7 +14,7 @@ from baton.policy.scaling.catalogue import make_scaling_policy
 from baton.policy.scaling.desired import ScalingPolicy
 from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
-from baton.policy.scaling.pools.per_model import PerModelPolicy
+from baton.policy.scaling.pools.groups import PerModelPolicy
 from baton.serving.ray.serve_control import DeploymentState
 
 

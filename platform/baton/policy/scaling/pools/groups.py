@@ -1,11 +1,12 @@
-"""Pools by what they are needed for, and what demand needs of each group."""
+"""Pools by model and by what they are needed for, and what demand needs of each group."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from baton.domain.fleet import Role
+from baton.policy.scaling.desired import DesiredReplicas, ScalingPolicy
 from baton.policy.scaling.needs import (
     Objective,
     decode_replicas,
@@ -110,3 +111,25 @@ def occupied_replicas(
 
 def _unmet_fraction(need: float | None, max_replicas: float) -> float:
     return 0.0 if need is None or need <= max_replicas else 1.0 - max_replicas / need
+
+
+class PerModelPolicy:
+    """Asks a policy of its own for each model; where there is one model, that one for all.
+
+    What one model is asked for says nothing about the pools of another. What they do share is GPUs:
+    the autoscaler grants what all of them want together, within one budget.
+    """
+
+    def __init__(self, make: Callable[[], ScalingPolicy]) -> None:
+        self._factory = make
+        self._policies: dict[str, ScalingPolicy] = {}
+        self.name = make().name
+
+    def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
+        """What every pool in `observation` should have."""
+        desired_by_pool: dict[str, DesiredReplicas] = {}
+        for model, model_observation in (observation.models or {"": observation}).items():
+            if model not in self._policies:
+                self._policies[model] = self._factory()
+            desired_by_pool |= self._policies[model].desired(model_observation)
+        return desired_by_pool
