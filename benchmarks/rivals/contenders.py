@@ -80,7 +80,7 @@ def _baton(
 
 def _rust_frontend() -> Path:
     from baton.domain.errors import BatonError
-    from baton.engine.vllm.frontend.rust_binary import find_rust_frontend
+    from baton.engine.vllm.frontend.rust_frontend import find_rust_frontend
 
     try:
         return find_rust_frontend(os.environ)

@@ -8,8 +8,7 @@ from baton.config import load_config
 from baton.domain.value import evolve
 from baton.engine.vllm.gate.access import MAX_REQUEST_ID_CHARS
 from baton.engine.vllm.gate.limits import MAX_NAME_CHARS, bad_request_id
-from baton.engine.vllm.wire.identity import Caller, tenant_session_id
-from baton.engine.vllm.wire.salts import salt_name, scoped_salt
+from baton.engine.vllm.wire.identity import Caller, salt_name, scoped_salt, tenant_session_id
 from baton.runtime.link import codec, frames
 from baton.serving.ingress.auth import frontend_limits
 from tests.fakes.scripted_engine import make_leg

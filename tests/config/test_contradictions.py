@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.config.checks.contradictions import contradictions
-from baton.config.derive.options import coordinator_limits, scales_from_zero
-from baton.config.derive.per_model import split_by_model
+from baton.config.derive.options import coordinator_limits, scales_from_zero, split_by_model
 from tests.config.conftest import Load
 
 ZERO = """

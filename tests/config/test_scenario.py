@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, coordinator_limits, load_config
-from baton.config.simulation.model_shapes import load_shape
-from baton.config.simulation.sim_step_timing import SimStepTiming
-from baton.config.simulation.to_scenario import to_scenario
+from baton.config.simulation.to_scenario import SimStepTiming, load_shape, to_scenario
 from baton.domain.errors import ConfigInvalid, UnknownModel
 from baton.domain.fleet import Role
 from baton.perf.hardware.accelerators import Dtype

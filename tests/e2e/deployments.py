@@ -21,7 +21,7 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.domain.names.addresses import connectable_host, format_endpoint
-from baton.engine.vllm.frontend.rust_binary import find_rust_frontend
+from baton.engine.vllm.frontend.rust_frontend import find_rust_frontend
 from baton.serving.front.data_path import DataPath, choose_data_path
 from tests.fakes.free_ports import free_port
 from tests.fakes.scaled_deadline import ScaledDeadline

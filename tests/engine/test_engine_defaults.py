@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from baton.perf.hardware.data_sheets import CATALOGUE
+from baton.perf.hardware.catalogue import CATALOGUE
 from baton.perf.model.engine_defaults import (
     BLOCK_SIZE_TOKENS,
     GPU_MEMORY_UTILIZATION,

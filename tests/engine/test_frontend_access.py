@@ -17,10 +17,10 @@ from baton.engine.vllm.wire.identity import (
     CALLER_ARG,
     Caller,
     caller_of,
+    scoped_salt,
     tenant_session_id,
     with_caller,
 )
-from baton.engine.vllm.wire.salts import scoped_salt
 from baton.runtime.keys.api_keys import InvalidKey, KeyRing, ValidKey, mint
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.frontend.rust_binary import (
+from baton.engine.vllm.frontend.rust_frontend import (
     PATH_VARIABLE,
     PROGRAM,
     check_version,

@@ -16,8 +16,7 @@ from baton.domain.errors import EngineStartFailed
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.request import Request
-from baton.engine.vllm.frontend.rust_binary import find_rust_frontend
-from baton.engine.vllm.frontend.rust_frontend import RustFrontend
+from baton.engine.vllm.frontend.rust_frontend import RustFrontend, find_rust_frontend
 from tests.contracts.engine_contract import EngineListener, running_engine
 from tests.engine.test_rust_frontend import Fleet, ask, client, frontend, settings
 from tests.engine.vllm_engines import VllmEngine, engine_settings

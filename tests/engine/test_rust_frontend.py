@@ -21,8 +21,7 @@ from baton.domain.errors import EngineFailed, EngineStartFailed, LinkFailed
 from baton.domain.handoff import CacheUse
 from baton.domain.request import FinishReason, Request
 from baton.engine.vllm.frontend.rust_arguments import SUPPORTED_ROUTES
-from baton.engine.vllm.frontend.rust_binary import PATH_VARIABLE, find_rust_frontend
-from baton.engine.vllm.frontend.rust_frontend import RustFrontend
+from baton.engine.vllm.frontend.rust_frontend import PATH_VARIABLE, RustFrontend, find_rust_frontend
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks, FrontendSettings
 from baton.engine.vllm.gate.limits import FrontendLimits
 from tests.fakes import rust_program

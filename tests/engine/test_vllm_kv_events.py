@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm.core import kv_events
     from baton.engine.vllm.core.kv_events import decode_batch, subscribe
-    from baton.engine.vllm.wire.salts import salt_name
+    from baton.engine.vllm.wire.identity import salt_name
 
 DEADLINE_S = 10.0
 END = ZmqEventPublisher.END_SEQ

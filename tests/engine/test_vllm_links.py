@@ -26,9 +26,8 @@ with warnings.catch_warnings():
     from vllm.v1.engine import FinishReason as EngineFinishReason
     from vllm.v1.metrics.stats import SchedulerIterationDetails, SchedulerStats
 
-    from baton.engine.vllm.core import links
-    from baton.engine.vllm.core.legs import LiveLegs
-    from baton.engine.vllm.core.links import PullMeter
+    from baton.engine.vllm.core import legs
+    from baton.engine.vllm.core.legs import LiveLegs, PullMeter
     from baton.engine.vllm.core.lora import EngineAdapters
     from baton.engine.vllm.patches.connector import (
         DeferredNotifyAgent,
@@ -130,7 +129,7 @@ def test_the_transport_is_asked_for_when_it_is_told() -> None:
 
 
 def test_only_the_sources_last_pulled_from_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_MAX_SOURCES", 2)
+    monkeypatch.setattr(legs, "_MAX_SOURCES", 2)
     meter = PullMeter()
     for name in ("0", "1", "0", "2"):
         meter.on_leg_submitted(decode_leg(name, f"p{name}", f"engine-{name}"))

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm.core.engine import VllmEngine
     from baton.engine.vllm.core.facts import replica_facts, start_failure, typed_arguments
-    from baton.engine.vllm.core.load import LoadMeter
+    from baton.engine.vllm.core.legs import LoadMeter
     from baton.engine.vllm.patches.cache_report import CacheReport
 
 SETTINGS = VllmEngineSettings(

@@ -51,8 +51,7 @@ with warnings.catch_warnings():
         UnsupportedRequest,
         release_request,
     )
-    from baton.engine.vllm.wire.identity import TRACE_ARG, Caller, with_caller
-    from baton.engine.vllm.wire.salts import MAX_SALT_CHARS
+    from baton.engine.vllm.wire.identity import MAX_SALT_CHARS, TRACE_ARG, Caller, with_caller
 
 MAX_LEN_TOKENS = 4096
 PROMPT = tuple(range(5, 45))

@@ -6,8 +6,7 @@ import pytest
 
 from baton.domain.errors import UnknownAccelerator
 from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
-from baton.perf.hardware.catalogue import find_accelerator
-from baton.perf.hardware.data_sheets import CATALOGUE
+from baton.perf.hardware.catalogue import CATALOGUE, find_accelerator
 
 ALL = pytest.mark.parametrize("one", CATALOGUE.values(), ids=list(CATALOGUE))
 

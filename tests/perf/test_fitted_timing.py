@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, Role, StepTotals
-from baton.perf.fitting.engine_timings import EngineTimings
-from baton.perf.fitting.output_lengths import OutputLengths
+from baton.perf.fitting.engine_timings import EngineTimings, OutputLengths
 from baton.perf.steps.step_costs import PRIOR_COSTS, FittedTiming, StepCosts
 from baton.policy.placement.port import TimingEstimates
 from tests.fakes.facts import replica_facts

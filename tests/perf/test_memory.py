@@ -15,10 +15,16 @@ from baton.domain.errors import InsufficientMemory
 from baton.perf.hardware.accelerators import Dtype
 from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.model.known_models import find_shape
-from baton.perf.model.memory import MemoryFit, MemoryModel, fit, smallest_sizing
+from baton.perf.model.memory import (
+    STORED_BYTES,
+    MemoryFit,
+    MemoryModel,
+    ModelSplit,
+    fit,
+    smallest_sizing,
+)
 from baton.perf.model.published_shapes import KNOWN_MODELS
 from baton.perf.model.shape import ModelShape
-from baton.perf.model.sharding import STORED_BYTES, ModelSplit
 
 LLAMA_70B = find_shape("meta-llama/Llama-3.1-70B")
 GIB = 2**30

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, StepTotals
-from baton.perf.fitting.engine_timings import EngineTimings
-from baton.perf.fitting.prefill_share import HORIZON_S, PrefillShare
+from baton.perf.fitting.engine_timings import HORIZON_S, EngineTimings, PrefillShare
 from tests.fakes.timings import LinearTiming, replica_view
 
 TIMING = LinearTiming(per_token_s=0.0001)

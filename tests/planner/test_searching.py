@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.planner.rates.rate_search import highest_rate
+from baton.planner.rates.measure import highest_rate
 
 
 @given(st.floats(0.01, 1e4), st.floats(0.01, 100).map(lambda far: far), st.floats(0.005, 0.2))

@@ -23,8 +23,7 @@ from baton.control.queue.recent_estimates import SheddingClass
 from baton.domain.commands import Delivery
 from baton.domain.errors import EngineStartFailed, RateLimited, Rejected
 from baton.domain.request import FinishReason, Request
-from baton.engine.vllm.frontend.rust_binary import find_rust_frontend
-from baton.engine.vllm.frontend.rust_frontend import RustFrontend
+from baton.engine.vllm.frontend.rust_frontend import RustFrontend, find_rust_frontend
 from baton.engine.vllm.frontend.settings import FrontendHooks, FrontendSettings
 from baton.runtime.keys.api_keys import mint
 from baton.runtime.keys.key_files import edit_key_file

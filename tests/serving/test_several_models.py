@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.config.derive.per_model import split_by_model
+from baton.config.derive.options import split_by_model
 from baton.config.simulation.to_scenario import CannotModel, to_scenario
 from baton.serving.application.app import pool_options
 from baton.serving.ingress.multi_model import merge_statuses

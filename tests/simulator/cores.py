@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.domain.handoff import KvHandle, Leg, LegKind, LegOutput
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings, expected_tokens
-from baton.engine.sim.kv_handles import decode_kv_handle, encode_kv_handle
+from baton.engine.sim.engine import decode_kv_handle, encode_kv_handle
 from baton.simulator.engine.commands import SimKvHandle, StartPull
 from baton.simulator.engine.core import SimCore
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from baton.domain.kv_events import BlocksRemoved, BlocksStored
-from baton.simulator.engine.host_tier import HostTier
+from baton.simulator.engine.memory import HostTier
 
 
 def stored(*names: bytes, after: bytes | None = None) -> BlocksStored:

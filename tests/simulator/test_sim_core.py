@@ -11,7 +11,7 @@ from baton.domain.handoff import KvHandle, LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
 from baton.engine.sim import OnTransferFailure, expected_tokens
-from baton.engine.sim.kv_handles import UnreadableKvHandleError, decode_kv_handle
+from baton.engine.sim.engine import UnreadableKvHandleError, decode_kv_handle
 from baton.simulator.engine.commands import CancelFetch, FreeSource, StartPull
 from tests.simulator.cores import (
     PROMPT,

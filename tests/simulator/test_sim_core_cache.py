@@ -10,7 +10,7 @@ from baton.domain.handoff import CacheUse, LegKind
 from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.domain.value import evolve
 from baton.engine.sim import OnTransferFailure, expected_tokens
-from baton.engine.sim.kv_handles import decode_kv_handle
+from baton.engine.sim.engine import decode_kv_handle
 from baton.simulator.engine.commands import CancelFetch, FreeSource, LoadBlocks, StartPull
 from baton.simulator.engine.core import SimCore
 from tests.simulator.cores import (

@@ -10,7 +10,7 @@ from baton.domain.handoff import KvHandle, Leg, LegFailure, LegKind, LegOutput
 from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored
 from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimSettings, expected_tokens
-from baton.engine.sim.kv_handles import decode_kv_handle, encode_kv_handle
+from baton.engine.sim.engine import decode_kv_handle, encode_kv_handle
 from baton.simulator.engine.commands import CancelFetch, FreeSource, LoadBlocks, StartPull
 from baton.simulator.engine.core import SimCore
 

@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from baton.domain.handoff import Leg, LegKind
-from baton.engine.sim.kv_handles import encode_kv_handle
+from baton.engine.sim.engine import encode_kv_handle
 from baton.perf.step_timing import StepBatch
 from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 from baton.simulator.engine.core import SimCore

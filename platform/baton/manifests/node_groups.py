@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from baton.config.derive.gpu_fractions import shares_gpu
+from baton.config.derive.options import shares_gpu
 from baton.config.derive.start_deadlines import weights_bytes
 from baton.config.schema.deployment import DeploymentConfig, EngineKind, PoolConfig
 from baton.domain.names.model_sources import is_on_hub

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.control.fleet.cache_feed import FeedCounters
 from baton.domain.errors import AdapterFailed, BatonError, EngineDied, LegInvalid, RoleUnsupported
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
-from baton.domain.handoff import KvHandle, Leg, LegFailure
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegOutput
 from baton.runtime.cache_reporter import CacheReporter
-from baton.runtime.engine_inbox import EngineInbox
-from baton.runtime.host_counters import HostCounters
-from baton.runtime.lease_table import OutstandingLeases
 from baton.runtime.link.frames import CloseReason
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.server import LinkServer
@@ -37,8 +35,21 @@ from baton.runtime.side_channel_checks import WORKERS, SideChannelCheckQueue
 
 _LOG = logging.getLogger(__name__)
 _LOAD_LAG_BEATS = 2
-
 _Job = Callable[[], Coroutine[None, None, None]]
+
+
+@dataclass(slots=True, kw_only=True)
+class _HostCounters:
+    """What a replica host has seen; only ever grows."""
+
+    submitted: int = 0
+    failed: int = 0
+    aborted: int = 0
+    released: int = 0
+    dropped_releases: int = 0
+    steps: int = 0
+    outputs: int = 0
+    role_changes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +84,7 @@ class ReplicaHost:
         options: HostOptions | None = None,
         link: LinkOptions | None = None,
     ) -> None:
-        self.counters = HostCounters()
+        self.counters = _HostCounters()
         self.drained = asyncio.Event()
         """Set once `drain` was called and nothing lives here any more, or its deadline passed."""
         self._loop = asyncio.get_running_loop()
@@ -91,10 +102,10 @@ class ReplicaHost:
         self._runner: asyncio.Task[None] | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
         self._draining = False
-        self._inbox = EngineInbox(max_releases=self._options.max_releases)
+        self._inbox = _EngineInbox(max_releases=self._options.max_releases)
         self._cache: CacheReporter | None = None
         self._checks: SideChannelCheckQueue | None = None
-        self._leases = OutstandingLeases(
+        self._leases = _OutstandingLeases(
             lease_s=self._options.lease_s,
             load_lag_s=_LOAD_LAG_BEATS * self._link_options.heartbeat_interval_s,
         )
@@ -387,3 +398,110 @@ class ReplicaHost:
         # Leases are renewed by those who wait for their blocks, and this side is not told.
         if self._engine.load().kv_used_fraction == 0:
             self.drained.set()
+
+
+class _OutstandingLeases:
+    """Tickets whose blocks may still be kept, as far as this side can know.
+
+    The pulling side, not this one, is told when blocks have moved. But an engine of which no block
+    is in use keeps none for anybody, once its load has caught up with the last ticket:
+    `load_lag_s`.
+    """
+
+    def __init__(self, *, lease_s: float, load_lag_s: float) -> None:
+        self._lease_s = lease_s
+        self._load_lag_s = load_lag_s
+        self._expires_at_s: dict[bytes, float] = {}
+        self._last_lease_at_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._expires_at_s)
+
+    def record(self, outputs: Iterable[LegOutput], now_s: float) -> None:
+        """Take in the tickets of one engine step."""
+        for output in outputs:
+            if output.kv_handle is not None:
+                self._last_lease_at_s = now_s
+                self.remove(output.kv_handle)  # so that the oldest stay in front
+                self._expires_at_s[output.kv_handle.params] = now_s + self._lease_s
+
+    def remove(self, kv_handle: KvHandle) -> None:
+        """A ticket was released."""
+        self._expires_at_s.pop(kv_handle.params, None)
+
+    def expire(self, now_s: float, *, engine_is_empty: bool) -> None:
+        """Forget those whose time is up, or all when the engine can hold no blocks for them."""
+        for params, expires_at_s in tuple(self._expires_at_s.items()):
+            if expires_at_s > now_s:
+                break
+            del self._expires_at_s[params]
+        if engine_is_empty and now_s - self._last_lease_at_s > self._load_lag_s:
+            self._expires_at_s.clear()
+
+
+class _EngineInbox:
+    """The queues between the fleet link and an engine; their bounds are the host's.
+
+    Theory of operation: legs and aborts wait in one queue, so that an abort can never overtake its
+    leg. Nothing else holds a leg back here: from the moment an engine has a decode leg it renews
+    the lease of the blocks that the leg will fetch, so waiting for a turn to fetch is the engine's
+    business.
+    """
+
+    def __init__(self, *, max_releases: int) -> None:
+        self.releases: asyncio.Queue[KvHandle] = asyncio.Queue(max_releases)
+        self.orphans: set[str] = set()
+        """Legs that nobody owns and that may still run."""
+        self._queue: deque[Leg | tuple[str, ...]] = deque()
+        """Bounded by the host: legs by `max_live_legs`, aborts by the legs that live."""
+        self._abort_requested: set[str] = set()
+        self._due_aborts: dict[str, None] = {}
+        self._not_empty = asyncio.Event()
+        self._aborts_due = asyncio.Event()
+
+    # ------------------------------------------------------------------ legs
+
+    def put(self, leg: Leg) -> None:
+        """Queue a leg for the engine."""
+        self._queue.append(leg)
+        self._not_empty.set()
+
+    async def get(self) -> Leg | tuple[str, ...]:
+        """Wait for the next leg that may go to the engine, or the next abort."""
+        while not self._queue:
+            self._not_empty.clear()
+            await self._not_empty.wait()
+        return self._queue.popleft()
+
+    def count_queued(self) -> tuple[int, int]:
+        """How many legs wait here, and how many of their prompt tokens will have to be computed."""
+        legs = [item for item in self._queue if isinstance(item, Leg)]
+        return len(legs), sum(leg.uncached_prompt_tokens for leg in legs)
+
+    # ------------------------------------------------------------------ aborts
+
+    def abort(self, leg_ids: tuple[str, ...]) -> None:
+        """Queue an abort for those legs that none is queued for yet."""
+        new_ids = tuple(leg_id for leg_id in leg_ids if leg_id not in self._abort_requested)
+        if new_ids:
+            self._abort_requested.update(new_ids)
+            self._queue.append(new_ids)
+            self._not_empty.set()
+
+    def schedule_abort(self, leg_ids: tuple[str, ...]) -> None:
+        """The legs that were queued before this abort are with the engine: it may go."""
+        self._due_aborts.update(dict.fromkeys(leg_ids))
+        self._aborts_due.set()
+
+    async def get_due_aborts(self) -> tuple[str, ...]:
+        """Wait for aborts that may go; returns all of them."""
+        await self._aborts_due.wait()
+        self._aborts_due.clear()
+        leg_ids = tuple(self._due_aborts)
+        self._due_aborts.clear()
+        return leg_ids
+
+    def on_aborted(self, leg_ids: tuple[str, ...]) -> None:
+        """These legs no longer run."""
+        self._abort_requested.difference_update(leg_ids)
+        self.orphans.difference_update(leg_ids)

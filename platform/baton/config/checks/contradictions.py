@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.config.derive.options import scales_from_zero
-from baton.config.derive.per_model import split_by_model
+from baton.config.derive.options import scales_from_zero, split_by_model
 from baton.config.schema.deployment import DeploymentConfig
 from baton.policy.scaling.options import ScalingRule
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from baton.config.checks.check_context import CheckContext
 from baton.config.derive.options import devices_per_replica
+from baton.config.language.addresses import describe_invalid_host, is_host
 from baton.config.language.scalars import did_you_mean
 from baton.config.language.tree import Finding, Path
+from baton.config.schema.deployment import SIDE_CHANNEL_PORTS, ServerConfig, SideChannel
+from baton.config.schema.observability import ObservabilityConfig
 from baton.config.schema.scaling import AutoscalerConfig
+from baton.config.schema.security import TlsConfig
 from baton.config.schema.service import SloConfig, TenantConfig
+from baton.domain.names.addresses import is_any_address, is_loopback, same_host
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.policy.admission.slo_classes import DEFAULT_CLASS
+
+_TLS = ("security", "tls")
+_FORBIDDEN_CHARACTERS = frozenset("\"'\\$#")
+"""Characters that mean something else in HAProxy's configuration."""
+_METRICS = ("observability", "metrics")
 
 
 def check_service(context: CheckContext) -> Iterator[Finding]:
@@ -75,3 +86,91 @@ def check_scaling(context: CheckContext) -> Iterator[Finding]:
             yield context.finding(
                 ("autoscaler", "gpu_budget"), f"{message} do the pools start with"
             )
+
+
+def check_security(context: CheckContext) -> Iterator[Finding]:
+    """A certificate needs its key, and a path must be one that HAProxy can be told."""
+    tls = context.get(TlsConfig, *_TLS)
+    if tls is None:
+        return
+    if (tls.cert_file is None) is not (tls.key_file is None):
+        given_key, missing_key = ("key_file", "cert_file") if tls.cert_file is None else (
+            "cert_file",
+            "key_file",
+        )  # fmt: skip
+        yield context.finding(
+            (*_TLS, given_key), f"given without {missing_key}, wanted both or neither"
+        )
+    if tls.client_ca_file is not None and tls.cert_file is None:
+        message = "has no effect without cert_file: only over TLS do clients show certificates"
+        yield context.finding((*_TLS, "client_ca_file"), message)
+    for key in ("cert_file", "key_file", "client_ca_file"):
+        path = getattr(tls, key)
+        if path is not None and _FORBIDDEN_CHARACTERS & set(path):
+            message = "has a quote, a backslash, '$' or '#' in it, wanted a path without"
+            yield context.finding((*_TLS, key), message)
+
+
+def check_observability(context: CheckContext) -> Iterator[Finding]:
+    """The endpoint of metrics and console: its address, and who may ask there; the collector."""
+    observability = context.get(ObservabilityConfig, "observability")
+    if observability is None:
+        return
+    yield from _check_collector(context, observability.tracing.otlp)
+    if not (observability.metrics.enabled or observability.console.enabled):
+        return
+    host = observability.metrics.host
+    if not is_host(host):
+        message = describe_invalid_host(host, "a host name or an IP address")
+        yield context.finding((*_METRICS, "host"), message)
+    elif not is_loopback(host) and observability.token_file is None:
+        message = (
+            f"got {host!r}, which others reach, without a token: set observability.token_file to a"
+            " file with one, or host to 127.0.0.1"
+        )
+        yield context.finding((*_METRICS, "host"), message)
+    yield from _check_port(context, host, observability.metrics.port)
+
+
+def _check_collector(context: CheckContext, url: str | None) -> Iterator[Finding]:
+    """Where traces go: a URL that can be asked, and that everybody may see."""
+    if url is None:
+        return
+    path = ("observability", "tracing", "otlp")
+    try:
+        parts = urlsplit(url)
+        host, _port_part = parts.hostname or "", parts.port
+    except ValueError:
+        host = ""
+    if not host or parts.scheme not in {"http", "https"}:
+        yield context.finding(path, "wanted a URL as http://collector:4318")
+    elif parts.username is not None or parts.password is not None:
+        message = "a name or a password in it would be shown, wanted it without: let a collector on"
+        yield context.finding(path, f"{message} the node hand traces on")
+
+
+def _check_port(context: CheckContext, host: str, port: int) -> Iterator[Finding]:
+    path = (*_METRICS, "port")
+    server = context.get(ServerConfig, "server")
+    if server is not None and port == server.port and _hosts_overlap(host, server.host):
+        yield context.finding(
+            path, f"got {port}, which is server.port, wanted another, or 0 for any"
+        )
+    side_channel = context.get(SideChannel, "transfer", "side_channel")
+    if side_channel is None:
+        return
+    base = side_channel.port_base
+    engines = sum(pool.replicas.max * pool.parallel.workers for pool in context.pools().values())
+    last_port = base + max(engines, SIDE_CHANNEL_PORTS) - 1
+    if base <= port <= last_port:
+        message = (
+            f"got {port}, which is one of the side channel's ({base} to {last_port}),"
+            " wanted another"
+        )
+        yield context.finding(path, message)
+
+
+def _hosts_overlap(host: str, other_host: str) -> bool:
+    """Whether one port cannot be had on both."""
+    same = same_host(host, other_host) or (is_loopback(host) and is_loopback(other_host))
+    return same or is_any_address(host) or is_any_address(other_host)

@@ -8,35 +8,47 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from baton.config.checks.adapters import check_adapters
-from baton.config.checks.api import check_api
 from baton.config.checks.check_context import CheckContext
-from baton.config.checks.frontend import check_frontend
 from baton.config.checks.kv_compatibility import check_kv_compatibility
-from baton.config.checks.observability import check_observability
-from baton.config.checks.security import check_security
-from baton.config.checks.service import check_scaling, check_service
-from baton.config.checks.sim import check_sim
-from baton.config.derive.api_arguments import MODEL_KEYS
-from baton.config.derive.gpu_fractions import shares_gpu
+from baton.config.checks.service import (
+    check_observability,
+    check_scaling,
+    check_security,
+    check_service,
+)
+from baton.config.derive.api_arguments import (
+    CORS_ARGUMENTS,
+    MODEL_KEYS,
+    MODEL_LOADING_ARGUMENTS,
+    missing_companions,
+    problem_with,
+)
+from baton.config.derive.options import shares_gpu, sim_settings
 from baton.config.language.addresses import describe_invalid_host, ip_network, is_host, needs_zone
 from baton.config.language.build import Builder
+from baton.config.language.fields import fields_of
 from baton.config.language.scalars import did_you_mean
 from baton.config.language.tree import Finding, Path, Section
+from baton.config.schema.adapters import AdapterSlots
 from baton.config.schema.allow import AllowConfig
 from baton.config.schema.cluster import ClusterConfig, ModelCache
 from baton.config.schema.deployment import (
     SIDE_CHANNEL_PORTS,
+    ApiServerKind,
     EngineConfig,
     EngineKind,
     IngressCounts,
+    ListenerKind,
     Parallel,
     PoolConfig,
     ReplicaCounts,
+    Route,
     ServerConfig,
     SideChannel,
+    SimTimings,
     TransferConfig,
 )
+from baton.config.schema.observability import TracingConfig
 from baton.config.schema.routing import Policy, RouterConfig
 from baton.config.schema.service import AdmissionConfig, Timeouts
 from baton.domain.fleet import Role
@@ -49,6 +61,7 @@ from baton.domain.names.addresses import (
 )
 from baton.domain.names.model_sources import source_error
 from baton.policy.placement.port import Disaggregate
+from baton.simulator.engine.settings import SettingInvalid
 
 _CONFIG_KEYS: Mapping[str, str] = {
     **MODEL_KEYS,
@@ -71,16 +84,28 @@ _CONFIG_KEYS: Mapping[str, str] = {
     "max_lora_rank": "engine.adapters.max_rank",
 }
 """vLLM engine arguments that have a key of their own, and which."""
-
 AUTO_ADDRESS = "auto"
 """Ray's word for the cluster that this machine is a node of."""
-
 RESERVED_POOL_NAMES = frozenset({"ingress", "controller"})
 """What baton's own deployments and their nodes are called."""
-
 _LAST_PORT = 65535
 _OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """Source: Kubernetes' documentation, "Object Names and IDs", of DNS subdomains."""
+_ALLOWED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM makes room for. Source: vLLM 0.32, config/lora.py, `MaxLoRARanks`."""
+_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/")
+_API_SERVER_KEY = ("server", "frontend")
+_LISTENER_KEY = ("server", "front")
+_SETTING_KEYS: Mapping[str, Path] = {
+    "block_size_tokens": ("block_size",),
+    "max_running_requests": ("max_num_seqs",),
+    "max_batched_tokens": ("max_num_batched_tokens",),
+    "decode_step_tokens": ("decode_step_tokens",),
+    **{field.attribute: ("sim", key) for key, field in fields_of(SimTimings).items()},
+}
+"""Keys under `engine` of an engine's settings."""
+_SETTING_NAME = re.compile(r"\w+(?==)")
+"""A setting in what was wanted, as in `max_running_requests=256`."""
 
 
 def check_config(root: Section, builder: Builder) -> Iterator[Finding]:
@@ -95,9 +120,9 @@ def check_config(root: Section, builder: Builder) -> Iterator[Finding]:
     for name, model in context.models().items():
         if (message := source_error(model.source)) is not None:
             yield context.finding(("models", name, "source"), message)
-    yield from check_adapters(context)
-    yield from check_api(context)
-    yield from check_frontend(context)
+    yield from _check_adapters(context)
+    yield from _check_api(context)
+    yield from _check_frontend(context)
     for owner in [("pools", name) for name in context.pool_names]:
         yield from _check_engine(context, owner)
     yield from _check_router(context)
@@ -198,7 +223,7 @@ def _check_decode_step_tokens(
 ) -> Iterator[Finding]:
     """Tokens of a step that streams wait for: one for each of them, no more than of any step.
 
-    Simulated engines have bounds where none are set, too: see `check_sim`.
+    Simulated engines have bounds where none are set, too: see `_check_sim`.
     """
     tokens = engine.decode_step_tokens
     if tokens is None or engine.kind is EngineKind.SIM:
@@ -265,7 +290,7 @@ def _check_engine(context: CheckContext, owner: Path) -> Iterator[Finding]:
         if value:
             message = "has no effect on a simulated engine, remove it"
             yield context.finding((*path, key), message)
-    yield from check_sim(context, owner, engine)
+    yield from _check_sim(context, owner, engine)
 
 
 def _check_decode_pools(context: CheckContext) -> Iterator[Finding]:
@@ -410,3 +435,166 @@ def _check_timeouts(context: CheckContext) -> Iterator[Finding]:
             yield context.finding(
                 ("admission", "max_prompt_tokens"), f"{message}, {model.max_len_tokens}"
             )
+
+
+def _check_runtime_adapters(context: CheckContext) -> Iterator[Finding]:
+    for model_name, model in context.models().items():
+        adapters, path = model.runtime_adapters, ("models", model_name, "runtime_adapters")
+        if adapters.max and not adapters.paths:
+            message = "got none, wanted the folders in which adapters lie; '/' stands for any"
+            yield context.finding((*path, "paths"), message)
+        for index, adapter_path in enumerate(adapters.paths or ()):
+            if not adapter_path.startswith("/") and not _OWNER.fullmatch(adapter_path):
+                message = (
+                    f"got {adapter_path!r}, wanted an absolute path, or an owner on the"
+                    " hub as 'acme/'"
+                )
+                yield context.finding((*path, "paths", str(index)), message)
+        max_per_tenant = adapters.max_per_tenant
+        if max_per_tenant is not None and max_per_tenant > adapters.max:
+            message = f"got {max_per_tenant}, wanted at most max, {adapters.max}"
+            yield context.finding((*path, "max_per_tenant"), message)
+
+
+def _check_adapters(context: CheckContext) -> Iterator[Finding]:
+    """Everything that is wrong between keys of adapters."""
+    owner_of_name = {name: f"model {name!r}" for name in context.model_names}
+    for model_name, model in context.models().items():
+        for name in model.adapters:
+            if name in owner_of_name:
+                message = (
+                    f"the name is taken by {owner_of_name[name]}, wanted another: requests go by it"
+                )
+                yield context.finding(("models", model_name, "adapters", name), message)
+            owner_of_name.setdefault(name, f"an adapter of model {model_name!r}")
+    yield from _check_runtime_adapters(context)
+    owners = [("models", name) for name in context.model_names]
+    owners += [("pools", name) for name in context.pool_names]
+    for owner in owners:
+        path = (*owner, "engine", "adapters")
+        slots = context.get(AdapterSlots, *path)
+        if slots is None:
+            continue
+        if slots.max_loaded < slots.max_batched:
+            message = f"got {slots.max_loaded}, wanted at least max_batched, {slots.max_batched}"
+            yield context.finding((*path, "max_loaded"), message)
+        if slots.max_rank not in _ALLOWED_RANKS:
+            allowed_ranks = ", ".join(map(str, _ALLOWED_RANKS))
+            yield context.finding(
+                (*path, "max_rank"), f"got {slots.max_rank}, wanted one of {allowed_ranks}"
+            )
+
+
+def _check_api(context: CheckContext) -> Iterator[Finding]:
+    """Everything that is wrong with them."""
+    models = context.models()
+    for name, model in models.items():
+        for argument, value in model.api.items():
+            if (message := problem_with(argument, value)) is not None:
+                yield context.finding(("models", name, "api", argument), message)
+        for argument in MODEL_LOADING_ARGUMENTS:
+            extra = model.engine.extra
+            if argument in extra and extra[argument] != model.api.get(argument, extra[argument]):
+                message = f"differs from engine.extra.{argument}; say it once, both are told"
+                yield context.finding(("models", name, "api", argument), message)
+        for argument, message in missing_companions(model.api).items():
+            yield context.finding(("models", name, "api", argument), message)
+    for argument in CORS_ARGUMENTS:
+        values = [model.api.get(argument) for model in models.values()]
+        if any(value != values[0] for value in values[1:]):
+            name = next(name for name, model in models.items() if argument in model.api)
+            message = "is answered by one front for all models; give each of them the same"
+            yield context.finding(("models", name, "api", argument), message)
+
+
+def _check_frontend(context: CheckContext) -> Iterator[Finding]:
+    """What is asked of vLLM's Rust frontend that it cannot do, or of a gate that is not there."""
+    server = context.get(ServerConfig, "server")
+    if server is None:
+        return
+    if server.frontend is not ApiServerKind.RUST:
+        if server.front is ListenerKind.INGRESS:
+            message = "there is a gate before the Rust frontend only; wanted server.frontend 'rust'"
+            yield context.finding(_LISTENER_KEY, f"got 'gate', {message}, or server.front 'serve'")
+        return
+    if len(context.model_names) > 1:
+        # Which model a request is for is in its body, which nobody reads before it.
+        yield context.finding(
+            _API_SERVER_KEY, "serves one model, remove the others or use 'python'"
+        )
+    for name, model in context.models().items():
+        if model.runtime_adapters.max:
+            message = "the Rust frontend takes no adapters while it serves, wanted 0"
+            adapters_path = ("models", name, "runtime_adapters", "max")
+            yield context.finding(adapters_path, f"{message}; or use server.frontend 'python'")
+    for key, message in _unsupported_by_rust(context, server).items():
+        path = tuple(key.split("."))
+        yield context.finding(path, f"{message}; or use server.frontend 'python'")
+    tracing = context.get(TracingConfig, "observability", "tracing")
+    if tracing is not None and tracing.otlp is not None:
+        message = "traces do not come through the Rust frontend; or use server.frontend 'python'"
+        yield context.finding(("observability", "tracing", "otlp"), message)
+
+
+def _unsupported_by_rust(context: CheckContext, server: ServerConfig) -> dict[str, str]:
+    # Imported only where it is asked for: what is configured is looked at by every command.
+    from baton.engine.vllm.frontend.rust_arguments import unsupported_settings
+
+    admission = context.get(AdmissionConfig, "admission") or AdmissionConfig()
+    # All of them, which is what holds unless it is said, are all that the frontend has.
+    is_restricted = set(server.routes) != set(Route)
+    return unsupported_settings(
+        routes=[str(route) for route in server.routes] if is_restricted else (),
+        max_messages=admission.max_messages,
+        media_domains=server.allow.media_domains,
+        prompt_embeds=server.allow.prompt_embeds,
+        extra={name for model in context.models().values() for name in model.api},
+    )
+
+
+def _check_sim(context: CheckContext, owner: Path, engine: EngineConfig) -> Iterator[Finding]:
+    """What is wrong with the simulated engines of a model or a pool: the first thing only."""
+    pool = context.get(PoolConfig, *owner)
+    name = owner[-1] if pool is None else pool.model
+    model, transfer = context.models().get(name), context.get(TransferConfig, "transfer")
+    if model is None or transfer is None:
+        return
+    if model.max_len_tokens is None:
+        message = "missing, wanted a number: a simulated engine cannot ask the model"
+        yield context.finding(("models", name, "max_len"), message)
+        return
+    try:
+        sim_settings(engine, model, transfer)
+    except SettingInvalid as error:
+        yield _setting_finding(context, owner, ("models", name), error)
+
+
+def _setting_finding(
+    context: CheckContext, owner: Path, model: Path, error: SettingInvalid
+) -> Finding:
+    """At the setting's key; where nobody wrote that, at the key of a bound that somebody wrote."""
+
+    def path(setting: str) -> Path:
+        if setting == "max_len_tokens":
+            return (*model, "max_len")
+        return (*owner, "engine", *_SETTING_KEYS.get(setting, ("sim", setting)))
+
+    setting_path, bound_paths = (
+        path(error.name),
+        [path(bound) for bound in _SETTING_NAME.findall(error.expected)],
+    )
+    expected = _SETTING_NAME.sub(lambda bound: path(bound[0])[-1], error.expected)
+    reported_path = next(
+        (
+            bound_path
+            for bound_path in (setting_path, *bound_paths)
+            if context.is_explicit(*bound_path)
+        ),
+        setting_path,
+    )
+    got = (
+        f"got {error.got}"
+        if reported_path == setting_path
+        else f"{setting_path[-1]} is {error.got} unless set"
+    )
+    return context.finding(reported_path, f"{got}, wanted {expected}")

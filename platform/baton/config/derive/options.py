@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from baton.config.derive.api_arguments import MODEL_LOADING_ARGUMENTS
@@ -37,6 +38,9 @@ from baton.policy.resilience.retry_budget import RetryOptions
 from baton.policy.scaling.ingresses import IngressBounds
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
+
+_USABLE_FRACTION = 0.9
+"""Of a replica's part; the rest is for what vLLM does not count: contexts, graphs, fragments."""
 
 
 def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
@@ -386,3 +390,38 @@ def _resolve_secret(secret: SecretRef, environ: Mapping[str, str]) -> str:
     if name not in environ:
         raise LookupError(f"no environment variable {name}")
     return environ[name]
+
+
+def shares_gpu(pool: PoolConfig) -> bool:
+    """Whether a replica shares its GPU with others."""
+    return 0 < pool.resources.gpus < 1
+
+
+def gpu_memory_fraction(pool: PoolConfig) -> float | None:
+    """The part of a GPU's memory that an engine takes; None leaves it to vLLM.
+
+    As configured, else what the part of a GPU allows, so that replicas on one GPU fit beside each
+    other.
+    """
+    configured = pool.engine.gpu_memory_utilization
+    if configured is not None or not shares_gpu(pool):
+        return configured
+    return round(pool.resources.gpus * _USABLE_FRACTION, 4)
+
+
+def _for_model(config: DeploymentConfig, name: str) -> DeploymentConfig:
+    """As if only this model were served; what all models share stays as it is.
+
+    Raises:
+        KeyError: there is no such model.
+    """
+    return replace(
+        config,
+        models={name: config.models[name]},
+        pools={pool_name: pool for pool_name, pool in config.pools.items() if pool.model == name},
+    )
+
+
+def split_by_model(config: DeploymentConfig) -> dict[str, DeploymentConfig]:
+    """The part of each model, by its name."""
+    return {name: _for_model(config, name) for name in config.models}

@@ -7,11 +7,12 @@ ones by their accelerator's data sheet and their model's shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import assert_never
+from typing import assert_never, cast
 
 from baton.config.derive.effective_options import batch_limits
 from baton.config.derive.options import (
@@ -33,8 +34,6 @@ from baton.config.schema.deployment import (
     TransferConfig,
 )
 from baton.config.schema.deployment import Dtype as ModelDtype
-from baton.config.simulation.model_shapes import SourceShape, load_shape
-from baton.config.simulation.sim_step_timing import SimStepTiming
 from baton.config.simulation.simulated_keys import unsimulated_notes
 from baton.control.autoscaling.autoscaler import Autoscaler
 from baton.domain.errors import ConfigInvalid, InsufficientMemory, UnknownAccelerator, UnknownModel
@@ -45,11 +44,15 @@ from baton.perf.model.engine_defaults import (
     GPU_MEMORY_UTILIZATION,
     gpu_batch_defaults,
 )
+from baton.perf.model.known_models import dtype_hint, find_shape
 from baton.perf.model.memory import MemoryFit, fit
+from baton.perf.model.shape import ModelShape, from_config, weights_dtype
+from baton.perf.step_timing import StepBatch
 from baton.perf.steps.roofline import Roofline
 from baton.policy.placement.port import Placer
 from baton.policy.scaling.catalogue import make_scaling_policy
 from baton.policy.scaling.options import AutoscalerOptions
+from baton.simulator.engine.settings import SimSettings
 from baton.simulator.faults import ScheduledEvent
 from baton.simulator.scenario import PoolPlan, Scenario
 from baton.simulator.v1.settings import V1Settings
@@ -66,6 +69,31 @@ _SCALED_KV_DTYPES = {
 """vLLM's types of KV blocks with a scale for each head of a token, or for a few numbers of it. FP8
 with a scale for each head takes what INT8 with one takes."""
 _QUANTIZED_DTYPES = frozenset({Dtype.FP8, Dtype.INT8, Dtype.FP4, Dtype.INT4})
+
+
+@dataclass(frozen=True, slots=True)
+class SimStepTiming:
+    """A `StepTiming`: linear in tokens and requests, square in prompt tokens, as configured."""
+
+    settings: SimSettings
+
+    def step_s(self, batch: StepBatch) -> float:
+        """From the batch being chosen to its tokens being there."""
+        settings = self.settings
+        capacity_tokens = settings.kv_blocks * settings.block_size_tokens
+        return settings.step_s(
+            prefill_tokens=batch.prefill_tokens,
+            decode_requests=batch.decode_requests,
+            kv_used_fraction=min(1.0, batch.decode_context_tokens / capacity_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SourceShape:
+    """A model's shape, and how its weights are stored as far as its source tells."""
+
+    shape: ModelShape
+    weights: Dtype | None = None
 
 
 class CannotModel(ConfigInvalid):
@@ -197,7 +225,7 @@ def _engine_models(config: DeploymentConfig, model_config: Path | None) -> dict[
 
 def _model_shape(
     config: DeploymentConfig, model_config: Path | None, findings: list[str]
-) -> SourceShape | None:
+) -> _SourceShape | None:
     if all(pool.engine.kind is EngineKind.SIM for pool in config.pools.values()):
         return None
     try:
@@ -232,7 +260,7 @@ def _sim_engine(engine: EngineConfig, model: ModelConfig, transfer: TransferConf
 
 # ---------------------------------------------------------------------- vLLM's engines
 def _vllm_engine(
-    config: DeploymentConfig, name: str, source_shape: SourceShape | None, findings: list[str]
+    config: DeploymentConfig, name: str, source_shape: _SourceShape | None, findings: list[str]
 ) -> _EngineModel | None:
     """The engine of a pool; None when something is missing, which is then among the findings."""
     pool = config.pools[name]
@@ -281,7 +309,7 @@ def _step_budget_error(engine: EngineConfig, device: Accelerator) -> str | None:
 
 def _model_engine(
     device: Accelerator,
-    source_shape: SourceShape,
+    source_shape: _SourceShape,
     model_config: ModelConfig,
     pool: PoolConfig,
     transfer: TransferConfig,
@@ -387,3 +415,37 @@ def _notes(config: DeploymentConfig) -> Iterable[str]:
     if EngineKind.SIM in kinds:
         yield "Engines are as fast as the configuration says, which is no statement about hardware."
     yield from unsimulated_notes(config)
+
+
+def load_shape(source: str, config_file: Path | None = None) -> _SourceShape:
+    """The shape of a model by its source (a hub id or a folder), or by a file that says it.
+
+    Raises:
+        UnknownModel: the name is not known, or the file is none or says too little.
+    """
+    if config_file is None and (file := Path(source) / "config.json").is_file():
+        config_file = file
+    if config_file is None:
+        return _SourceShape(shape=find_shape(source), weights=dtype_hint(source))
+    if config_file.is_dir():
+        config_file /= "config.json"
+    config = _read(config_file)
+    return _SourceShape(shape=from_config(config, name=source), weights=weights_dtype(config))
+
+
+def _read(file: Path) -> Mapping[str, object]:
+    try:
+        content: object = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise _unreadable(file, reason) from error
+    if not isinstance(content, dict):
+        raise _unreadable(file, f"got {type(content).__name__}, wanted an object")
+    return cast("Mapping[str, object]", content)
+
+
+def _unreadable(file: Path, reason: str) -> UnknownModel:
+    return UnknownModel(
+        f"{file}: cannot be read as a model's config.json: {reason}",
+        "give the config.json that lies beside the model's weights",
+    )

@@ -11,9 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from typing import Final
+
+import msgspec
 
 from baton.control.request.leases import RENEWALS_PER_LEASE
 from baton.domain.errors import (
@@ -27,8 +30,6 @@ from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import KvHandle, Leg, LegFailure
 from baton.domain.kv_events import KvEventBatch
 from baton.domain.names.addresses import format_address
-from baton.engine.sim.inbound_link import InboundLink
-from baton.engine.sim.kv_handles import UnreadableKvHandleError, decode_kv_handle, encode_kv_handle
 from baton.engine.sim.outbox import KvEventFeed, Outbox, Outputs
 from baton.engine.sim.side_channel import (
     EngineDescription,
@@ -50,11 +51,10 @@ from baton.simulator.engine.commands import (
     StartPull,
 )
 from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.facts import replica_facts
-from baton.simulator.engine.settings import SimSettings
+from baton.simulator.engine.settings import SimSettings, replica_facts
+from baton.simulator.network.network import Network
 
 _log = logging.getLogger(__name__)
-
 _OUTBOX_STEPS: Final = 256
 _FEED_BATCHES: Final = 4096
 _FLUSH_DEADLINE_S: Final = 2.0
@@ -62,6 +62,13 @@ _FLUSH_DEADLINE_S: Final = 2.0
 _CATCH_UP_S: Final = 0.02
 """Steps that start this late still end on time, so that timer error does not add up; a longer
 delay (a busy machine, a freeze) is not made up for."""
+_TARGET = "into"
+_SOURCE = "out of the source"
+_KIND = "baton-sim-ticket-1"
+
+
+class UnreadableKvHandleError(ValueError):
+    """A ticket that no simulated engine wrote."""
 
 
 class SimEngine:
@@ -435,3 +442,77 @@ class SimEngine:
         )
         self._sequence += 1
         self._feed.put(batch)
+
+
+class InboundLink:
+    """One engine's interface, inwards.
+
+    What a source sends to others is not known here, so only the pulls of this engine share.
+    """
+
+    def __init__(self, settings: SimSettings) -> None:
+        self._setup_s = settings.transfer_setup_s / settings.speed
+        self._network = Network(share=settings.share_bandwidth)
+        for name in (_TARGET, _SOURCE):
+            self._network.connect(name, settings.wire_bytes_per_s)
+        self._arrivals: dict[str, asyncio.Event] = {}
+        self._keys = count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def transfer(self, moved_bytes: int, *, slowdown: float) -> AsyncIterator[asyncio.Event]:
+        """Begin to move bytes; the event is set when they are here."""
+        loop = asyncio.get_running_loop()
+        key, arrived = str(next(self._keys)), asyncio.Event()
+        setup = loop.call_later(
+            self._setup_s * slowdown, self._begin_transfer, key, moved_bytes * slowdown, arrived
+        )
+        try:
+            yield arrived
+        finally:
+            setup.cancel()
+            if self._arrivals.pop(key, None) is not None:
+                self._network.end(key, loop.time())
+                self._set_timer()
+
+    def _begin_transfer(self, key: str, moved_bytes: float, arrived: asyncio.Event) -> None:
+        self._arrivals[key] = arrived
+        now_s = asyncio.get_running_loop().time()
+        self._network.begin(
+            key, source_id=_SOURCE, target_id=_TARGET, moved_bytes=moved_bytes, now_s=now_s
+        )
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        at_s = self._network.next_done_at_s()
+        loop = asyncio.get_running_loop()
+        self._timer = None if at_s is None else loop.call_at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        for key in self._network.pop_done(asyncio.get_running_loop().time()):
+            self._arrivals.pop(key).set()
+        self._set_timer()
+
+
+def encode_kv_handle(kv_handle: SimKvHandle) -> bytes:
+    """A ticket's `params`."""
+    return msgspec.msgpack.encode((_KIND, kv_handle))
+
+
+def decode_kv_handle(kv_handle: KvHandle) -> SimKvHandle:
+    """What `encode_kv_handle` was given.
+
+    Raises:
+        UnreadableKvHandleError: the bytes are something else, such as a real engine's ticket.
+    """
+    try:
+        kind, decoded = msgspec.msgpack.decode(kv_handle.params, type=tuple[str, SimKvHandle])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableKvHandleError(
+            f"ticket of {len(kv_handle.params)} bytes: {error}"
+        ) from error
+    if kind != _KIND:
+        raise UnreadableKvHandleError(f"ticket of kind {kind!r}, wanted {_KIND!r}")
+    return decoded

@@ -27,7 +27,7 @@ from baton.domain.errors import OutOfRange
 from baton.domain.fleet import StepTotals
 from baton.domain.value import evolve
 from baton.perf.capacity.closed_loop import StepPartsTiming
-from baton.perf.fitting.bounded_least_squares import Unknown, solve
+from baton.perf.fitting.least_squares import CoefficientPrior, solve_bounded
 from baton.perf.hardware.efficiency import Efficiency
 from baton.perf.step_timing import StepBatch, attention_pairs
 from baton.perf.steps.roofline import StepParts
@@ -280,7 +280,7 @@ def fit_factors(
     weights = shares
     solution = [unknown.prior for unknown in unknowns]
     for _ in range(_REWEIGHTINGS):
-        solution = solve(relative_rows, targets, weights, unknowns)
+        solution = solve_bounded(relative_rows, targets, weights, unknowns)
         errors = [
             abs(sum(x * s for x, s in zip(row, solution, strict=True)) - target)
             for row, target in zip(relative_rows, targets, strict=True)
@@ -308,17 +308,17 @@ def _columns(row: Measurement, engines: Sequence[str]) -> list[float]:
     return columns
 
 
-def _unknowns(applied_factors: Mapping[str, Factors]) -> list[Unknown]:
+def _unknowns(applied_factors: Mapping[str, Factors]) -> list[CoefficientPrior]:
     """In the order of `_columns`."""
     bounded = {
         engine: [
-            Unknown(1.0 / done, 1.0 / (bound * done), bound / done)
+            CoefficientPrior(1.0 / done, 1.0 / (bound * done), bound / done)
             for bound, done in zip(_FACTOR_BOUNDS, factors, strict=True)
         ]
         for engine, factors in applied_factors.items()
     }
     shared = next(iter(bounded.values()))[_ENGINE_FACTORS:]
-    overhead = Unknown(0.0, 0.0, 1.0)
+    overhead = CoefficientPrior(0.0, 0.0, 1.0)
     return [
         *shared,
         *(value for each in bounded.values() for value in (*each[:_ENGINE_FACTORS], overhead)),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import exp
 from operator import sub
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, StepTotals
@@ -22,10 +23,8 @@ from baton.perf.fitting.corrected_timing import (
     predicted_busy_s,
 )
 from baton.perf.fitting.least_squares import CoefficientPrior, LeastSquares
-from baton.perf.fitting.output_lengths import OutputLengths
-from baton.perf.fitting.prefill_share import PrefillShare
 from baton.perf.steps.step_costs import HOST_BYTES_PER_S, PRIOR_COSTS, FittedTiming, StepCosts
-from baton.perf.timing import EngineTiming
+from baton.perf.timing import EngineTiming, decode_delay_s
 
 _MIN_ROWS = 8
 _STEP_BOUNDS_S = (1e-6, 10.0)
@@ -35,6 +34,19 @@ _CONTEXT_TOKEN_BOUNDS_S = (1e-12, 1e-4)
 """From faster than any hardware to a large model on a slow CPU."""
 _TTFT_MEMORY = 100
 _MIN_TTFT_S = 1e-3
+_PRIOR_FRACTION = 0.5
+"""Of `max_tokens`, before anything was seen: clients allow for more than they expect."""
+_PRIOR_MAX_TOKENS = 512.0
+"""... but a limit of a hundred thousand says nothing. Source: means of 200 to 500 output tokens in
+published chat traces (BurstGPT, Azure LLM inference 2023)."""
+_PRIOR_REQUESTS = 4
+_MIN_SEEN_REQUESTS = 20
+"""By then five in six of what counts was seen."""
+_MEMORY_REQUESTS = 200
+HORIZON_S = 3.0
+"""About the life of a stream: 200 tokens of 15 ms each."""
+_MAX_SHARE = 0.95
+"""Who computes nothing but prompts decodes at a twentieth of its pace, rather than never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,3 +324,76 @@ class _FittedPool:
         # An engine that decodes and never says of how much context has it in the other terms.
         omits_context = self._decode_rows > 0 and not self._context_reported
         return replace(costs, context_token_s=0.0) if omits_context else costs
+
+
+class OutputLengths:
+    """A moving average for each class of `max_tokens`; a class is a power of two.
+
+    The prior counts as four requests, and after two hundred the oldest fade.
+    """
+
+    def __init__(self) -> None:
+        self._mean_and_count: dict[int, tuple[float, int]] = {}
+
+    def observe(self, tokens: int, max_tokens: int) -> None:
+        """A request that was allowed `max_tokens` ended by itself after `tokens`."""
+        if tokens < 0 or max_tokens < 1:
+            return
+        mean, count = self._statistics(max_tokens)
+        weight = 1.0 / min(count + 1, _MEMORY_REQUESTS)
+        new_mean = mean + (min(tokens, max_tokens) - mean) * weight
+        self._mean_and_count[max_tokens.bit_length()] = (new_mean, count + 1)
+
+    def expected(self, max_tokens: int) -> float:
+        """The mean to expect: at least one token, at most `max_tokens`."""
+        mean, _ = self._statistics(max_tokens)
+        return max(1.0, min(mean, max_tokens))
+
+    def is_known(self, max_tokens: int) -> bool:
+        """Whether what to expect was seen, rather than assumed."""
+        return self._statistics(max_tokens)[1] >= _PRIOR_REQUESTS + _MIN_SEEN_REQUESTS
+
+    def _statistics(self, max_tokens: int) -> tuple[float, int]:
+        entry = self._mean_and_count.get(max_tokens.bit_length())
+        if entry is not None:
+            return entry
+        return min(max_tokens * _PRIOR_FRACTION, _PRIOR_MAX_TOKENS), _PRIOR_REQUESTS
+
+
+class PrefillShare:
+    """One replica's, from what it reports.
+
+    Theory of operation. Reports carry totals since a replica started; the difference of two says
+    how many steps computed prompts, and how many tokens. Both are kept as sums that fade with
+    `HORIZON_S`, so divided by it they are rates: of a replica that computed prompts in one step of
+    every ten milliseconds, for long enough, 100 steps a second are kept. How long a step is held up
+    by its part of a prompt is the timing's to say, and asked only when somebody wants to know the
+    share.
+    """
+
+    __slots__ = ("_at_s", "_steps", "_tokens")
+
+    def __init__(self) -> None:
+        self._steps = 0.0
+        self._tokens = 0.0
+        self._at_s = 0.0
+
+    def observe(self, step_delta: StepTotals, now_s: float) -> None:
+        """Take in what was computed between two reports."""
+        if min(step_delta) < 0:  # the engine has started again
+            return
+        decay = self._decay(now_s)
+        self._steps = self._steps * decay + step_delta.prefill_steps
+        self._tokens = self._tokens * decay + step_delta.prefill_tokens
+        self._at_s = max(now_s, self._at_s)
+
+    def share(self, timing: EngineTiming, now_s: float) -> float:
+        """Between 0 and 0.95: of each second, what prompts take from those who decode."""
+        if not self._steps or not self._tokens:
+            return 0.0
+        chunk = max(1, round(self._tokens / self._steps))
+        steps_per_s = self._steps * self._decay(now_s) / HORIZON_S
+        return min(_MAX_SHARE, steps_per_s * decode_delay_s(timing, chunk))
+
+    def _decay(self, now_s: float) -> float:
+        return exp(-max(0.0, now_s - self._at_s) / HORIZON_S)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from baton.planner.problem import SearchEffort, SloClass
 from baton.planner.rates.arrivals import TrafficSampler
-from baton.planner.rates.rate_search import highest_rate
 from baton.planner.rates.trials import RUN_LENGTH_FACTOR, DutyRequirement, Trial, evaluate_trial
 from baton.planner.shapes.space import Duty, EngineShape
 from baton.simulator.single_engine import ServedPhases, simulate_engine
@@ -23,12 +22,14 @@ _PRECISION_FACTOR = 2
 """Than what is asked of a fleet: these rates only choose which fleets are simulated."""
 _HOPELESS_MARGIN = -0.15
 """Below the target by this much."""
-
 _SIMULATED_PHASES = {
     Duty.PREFILL: ServedPhases.PREFILL,
     Duty.DECODE: ServedPhases.DECODE,
     Duty.BOTH: ServedPhases.BOTH,
 }
+_STEP_FACTORS = 1.2, 1.2, 1.4, 2.0
+"""How far the next try goes while everything holds, or nothing does."""
+_MAX_STEPS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,3 +139,38 @@ def empty_trial(
 def requests_per_run(in_flight: float, effort: SearchEffort) -> int:
     """How many requests a run needs when so many are under way at once."""
     return round(min(max(effort.min_requests, RUN_LENGTH_FACTOR * in_flight), effort.max_requests))
+
+
+def highest_rate(
+    holds: Callable[[float], bool], guess: float, *, precision: float
+) -> tuple[float, float]:
+    """Two rates within `precision` of each other: it holds at the first, not at the second.
+
+    (0, r) when it holds nowhere near: not at r, far below the guess; (r, infinity) when it holds
+    everywhere that was tried, far above it.
+
+    Raises:
+        ValueError: the guess is not above 0.
+    """
+    if not guess > 0:
+        raise ValueError(f"the guessed rate is {guess}, wanted more than 0")
+    low, high = _bracket(holds, guess)
+    while low > 0 and high < float("inf") and high > low * (1 + precision):
+        middle = (low * high) ** 0.5
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low, high
+
+
+def _bracket(holds: Callable[[float], bool], guess: float) -> tuple[float, float]:
+    holds_at_guess = holds(guess)
+    rate = guess
+    for step in range(_MAX_STEPS):
+        factor = _STEP_FACTORS[min(step, len(_STEP_FACTORS) - 1)]
+        next_rate = rate * factor if holds_at_guess else rate / factor
+        if holds(next_rate) != holds_at_guess:
+            return (rate, next_rate) if holds_at_guess else (next_rate, rate)
+        rate = next_rate
+    return (rate, float("inf")) if holds_at_guess else (0.0, rate)

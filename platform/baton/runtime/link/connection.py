@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -42,14 +43,12 @@ from baton.domain.handoff import KvHandle, Leg, LegFailure
 from baton.runtime.link import codec, frames
 from baton.runtime.link.channel import Channel, ConnectionMonitor, SendResult, configure
 from baton.runtime.link.codec import BadFrame
-from baton.runtime.link.frames import CloseReason
+from baton.runtime.link.frames import MAX_ID_CHARS, CloseReason
 from baton.runtime.link.liveness import HeartbeatMonitor
 from baton.runtime.link.options import LinkCounters, LinkOptions
-from baton.runtime.link.sanity import is_sane
 from baton.runtime.process.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
-
 _CLOSE_LINGER_S = 0.1
 _BEAT = codec.encode(frames.CoordinatorBeat())
 _HANDSHAKE_REFUSED = "it hangs up on us: its link keys are other ones, or it is no replica"
@@ -391,7 +390,7 @@ class ReplicaConnection:
                 assert_never(frame)
 
     def _emit_if_valid(self, values: tuple[object, ...], event: Event) -> None:
-        if is_sane(values):
+        if _is_sane(values):
             self._link_context.on_event(event)
         else:
             self._link_context.counters.bad_frames += 1
@@ -442,3 +441,20 @@ class ReplicaConnection:
             fields = {"replica_id": self.replica_id, "reason": close_frame.why}
             log_event(_LOG, logging.WARNING, "session_ended", fields)
         self._end_session(frames.LOSS_REASONS[close_frame.reason])
+
+
+def _is_sane(values: tuple[object, ...]) -> bool:
+    """Whether all numbers are finite and none negative, and no text too long, however nested."""
+    for value in values:
+        match value:
+            case tuple():
+                is_valid = _is_sane(value)
+            case str():
+                is_valid = len(value) <= MAX_ID_CHARS
+            case int() | float():
+                is_valid = math.isfinite(value) and value >= 0
+            case _:
+                is_valid = False
+        if not is_valid:
+            return False
+    return True

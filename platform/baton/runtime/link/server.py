@@ -2,7 +2,7 @@
 
 Theory of operation: a session begins with `Open` and ends when its coordinator says goodbye, goes
 silent, disconnects, opens a newer session, sends a bad frame, or lets its send queue fill up.
-However it ends, its legs are handed to `LinkHandler.orphan` to be aborted: whoever waited for them
+However it ends, its legs are handed to `_LinkHandler.orphan` to be aborted: whoever waited for them
 has gone, or has been told to start over. A frame from a peer without a session is answered with
 `Close(NO_SESSION)`, so a coordinator that missed the end of its session learns of it with its
 next beat. Nothing here waits, and one coordinator's full queue costs no other anything. What may
@@ -15,18 +15,17 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import zmq
 
-from baton.domain.fleet import ReplicaFacts, Role
-from baton.domain.handoff import Leg, LegFailure, LegOutput
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
+from baton.domain.handoff import KvHandle, Leg, LegFailure, LegOutput
 from baton.runtime.link import codec, frames
 from baton.runtime.link.authenticator import ZapAuthenticator
 from baton.runtime.link.channel import Channel, SendResult, configure
 from baton.runtime.link.codec import BadFrame, ProtocolMismatch
 from baton.runtime.link.frames import CloseReason
-from baton.runtime.link.handler import LinkHandler
 from baton.runtime.link.liveness import HeartbeatMonitor
 from baton.runtime.link.options import LinkCounters, LinkOptions, next_tick_at_s
 from baton.runtime.link.reports import Reports
@@ -38,11 +37,60 @@ _CLOSE_DEADLINE_S = 5.0
 _CLOSE_LINGER_S = 0.1
 
 
+class _LinkHandler(Protocol):
+    """Who runs the legs. Called synchronously on the event loop; must not wait."""
+
+    def submit(self, leg: Leg) -> None:
+        """A coordinator wants a leg run. It is owned from now until it ends."""
+        ...
+
+    def abort(self, leg_ids: tuple[str, ...]) -> None:
+        """A coordinator wants these owned legs stopped: call `LinkServer.send_legs_aborted`."""
+        ...
+
+    def orphan(self, leg_ids: tuple[str, ...]) -> None:
+        """Nobody owns these legs any more: stop them; nobody needs to hear of it."""
+        ...
+
+    def release(self, kv_handle: KvHandle) -> None:
+        """A coordinator says that nobody will pull this ticket's blocks."""
+        ...
+
+    def load_status(self) -> tuple[Load, bool]:
+        """Return the load and whether the replica drains; called once every `beat_s`.
+
+        The load knows of every leg that was handed to `submit`.
+        """
+        ...
+
+    def links(self) -> Iterable[LinkTotals]:
+        """What was pulled so far, by source; called once every `beat_s`."""
+        ...
+
+    def sync_cache(self, *, immediately: bool) -> None:
+        """Sessions want a snapshot of the prefix cache through `LinkServer.reports`.
+
+        At once, or as soon as one is due: whoever asks often gets no more than it can read.
+        """
+        ...
+
+    def check_side_channel(self, source_id: str, address: str) -> bool:
+        """Find out whether blocks can be pulled from `source_id`, and tell `LinkServer.reports`.
+
+        False when that will not be done: too much is asked already.
+        """
+        ...
+
+    def report_broken_agent(self, why: str) -> None:
+        """A coordinator says that the engine pulls from nobody, though its sources serve others."""
+        ...
+
+
 class LinkServer:
     """Serves coordinators on one address. To be made, used and closed on one running event loop."""
 
     def __init__(
-        self, facts: ReplicaFacts, handler: LinkHandler, *, options: LinkOptions | None = None
+        self, facts: ReplicaFacts, handler: _LinkHandler, *, options: LinkOptions | None = None
     ) -> None:
         self.counters = LinkCounters()
         self._facts = facts

@@ -11,8 +11,13 @@ from functools import partial
 
 from prometheus_client.metrics_core import Metric as Family
 
-from baton.config.derive.options import ingress_bounds, scales_from_zero, slo_classes, tenants
-from baton.config.derive.per_model import split_by_model
+from baton.config.derive.options import (
+    ingress_bounds,
+    scales_from_zero,
+    slo_classes,
+    split_by_model,
+    tenants,
+)
 from baton.config.schema.deployment import DeploymentConfig
 from baton.control.accounting.usage import usage_rows
 from baton.control.autoscaling.observer import Observer

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from baton.config.derive.options import adapter_rules, adapter_sources
-from baton.config.derive.per_model import split_by_model
+from baton.config.derive.options import adapter_rules, adapter_sources, split_by_model
 from baton.config.schema.deployment import DeploymentConfig
 from baton.control.fleet.adapter_registry import AdapterRegistry, requestable_adapters
 from baton.domain.commands import RecordSelection

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, cast
 import psutil
 from prometheus_client import CollectorRegistry
 
-from baton.config.derive.gpu_fractions import gpu_memory_fraction, shares_gpu
 from baton.config.derive.options import (
     adapter_sources,
     emits_cache_events,
     engine_env,
+    gpu_memory_fraction,
     model_loading_arguments,
+    shares_gpu,
     sim_settings,
 )
 from baton.config.derive.start_deadlines import start_deadline_s

@@ -1,6 +1,6 @@
 """The simulated engine without its clock: a scheduler with continuous batching over paged KV.
 
-Theory of operation: a body calls `begin_step`, lets `Step.duration_s` pass, and calls
+Theory of operation: a body calls `begin_step`, lets `_Step.duration_s` pass, and calls
 `finish_step`; between the two it may add, abort, and report pulls. Legs go
 WAITING -> RUNNING -> ENDED, those with blocks to pull or to load
 WAITING -> TRANSFER -> READY -> RUNNING -> ENDED; out of blocks, the youngest running leg falls back
@@ -19,6 +19,7 @@ see `pull_failed`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from baton.control.fleet.loaded_adapters import LoadedAdapters
 from baton.control.request.pull_permits import PullPermits
@@ -41,8 +42,25 @@ from baton.simulator.engine.memory import KvMemory
 from baton.simulator.engine.meters import EngineMeters
 from baton.simulator.engine.runs import LegRun, LegRunState
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
-from baton.simulator.engine.step import Step
 from baton.simulator.engine.tokens import TokenStream, digest, model_key, pack_tokens
+
+
+class _Step(NamedTuple):
+    """What one step computes."""
+
+    duration_s: float
+    started_at_s: float
+    prefill_tokens: int
+    decode_requests: int
+    context_tokens: int
+    """What those decoding requests attend to."""
+    loading_s: float = 0.0
+    """Of its duration, what it took to load adapters."""
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that the step computes."""
+        return self.prefill_tokens + self.decode_requests
 
 
 class SimCore:
@@ -65,7 +83,7 @@ class SimCore:
         self._layout = settings.layout(model)
         self._memory = KvMemory(settings, self._layout)
         self._queues = LegQueues()
-        self._step: Step | None = None
+        self._step: _Step | None = None
         self._scheduled: list[tuple[LegRun, int]] = []
         self._commands: list[EngineCommand] = []
         self._meters = EngineMeters()
@@ -133,7 +151,7 @@ class SimCore:
             self._end_run(run)
 
     # ------------------------------------------------------------------ steps
-    def begin_step(self, now_s: float) -> Step | None:
+    def begin_step(self, now_s: float) -> _Step | None:
         """Choose what to compute next; None when there is nothing that could be."""
         expect(self._step is None, "a step is under way: finish it first")
         self.expire_leases(now_s)
@@ -339,7 +357,7 @@ class SimCore:
 
     def _build_step(
         self, scheduled: Sequence[tuple[LegRun, int]], now_s: float, loading_s: float
-    ) -> Step:
+    ) -> _Step:
         prefill_tokens = decode_requests = context_tokens = 0
         for run, tokens in scheduled:
             # One missing token is the last of a prompt or of an output: a decode either way.
@@ -353,7 +371,7 @@ class SimCore:
             decode_requests=decode_requests,
             kv_used_fraction=self._memory.used_fraction,
         )
-        return Step(
+        return _Step(
             duration_s + loading_s,
             now_s,
             prefill_tokens,

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from baton.control.request.leases import renewed_expiry_s
 from baton.control.state.deadlines import Deadlines
 from baton.domain.handoff import Leg
 from baton.domain.kv_events import BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.simulator.engine.blocks import BlockPool, expect
-from baton.simulator.engine.host_tier import GPU, HostTier
 from baton.simulator.engine.runs import LegRun
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.engine.tokens import digest, pack_tokens
+
+_GPU = "gpu"
+_HOST = "cpu"
+
+
+class _BlockContent(NamedTuple):
+    """What is known of one full block."""
+
+    block_hash: BlockHash
+    parent_hash: BlockHash | None
+    token_ids: tuple[int, ...]
+    adapter: str | None
+    cache_salt: str | None
 
 
 class KvMemory:
@@ -155,7 +169,7 @@ class KvMemory:
         """Turn the evictions so far into events; before anything newer is stored."""
         if evicted := self._pool.pop_evicted():
             self._events.extend(self._host.store_evicted(evicted))
-            self._events.append(BlocksRemoved(block_hashes=evicted, tier=GPU))
+            self._events.append(BlocksRemoved(block_hashes=evicted, tier=_GPU))
 
     def reset_cache(self) -> bool:
         """Forget all that is cached, in both tiers; False, and nothing, while blocks are in use."""
@@ -198,7 +212,7 @@ class KvMemory:
             parent_hash=run.hashes[first - 1] if first else None,
             token_ids=tuple(run.tokens[first * size : end * size]),
             block_size_tokens=size,
-            tier=GPU,
+            tier=_GPU,
             adapter=run.leg.adapter,
             cache_salt=run.leg.cache_salt,
         )
@@ -209,3 +223,92 @@ class KvMemory:
 def salt_bytes(cache_salt: str | None) -> bytes:
     """A salt as bytes; no salt and an empty one differ."""
     return b"" if cache_salt is None else b"\0" + cache_salt.encode("utf-8", "surrogatepass")
+
+
+class HostTier:
+    """Evicted blocks, the least recently used first; holds nothing when it has no room at all.
+
+    Theory of operation: a block that the KV cache evicts comes here; when there is no room, the one
+    that was kept or used longest ago goes for good. A block that is loaded back stays here too,
+    until it goes. Prompts are kept and used tail first, so a prompt's tail always goes before its
+    head.
+    """
+
+    def __init__(self, total_blocks: int) -> None:
+        self._total_blocks = total_blocks
+        self._gpu_blocks: dict[BlockHash, _BlockContent] = {}
+        self._host_blocks: OrderedDict[BlockHash, _BlockContent] = OrderedDict()
+
+    def record_gpu_blocks(self, stored: BlocksStored) -> None:
+        """Note what blocks hold that have come into the KV cache."""
+        if not self._total_blocks:
+            return
+        size, parent_hash = stored.block_size_tokens, stored.parent_hash
+        for index, block_hash in enumerate(stored.block_hashes):
+            tokens = stored.token_ids[index * size : (index + 1) * size]
+            content = _BlockContent(
+                block_hash, parent_hash, tokens, stored.adapter, stored.cache_salt
+            )
+            self._gpu_blocks[block_hash] = content
+            parent_hash = block_hash
+
+    def store_evicted(self, evicted: Sequence[BlockHash]) -> Iterator[KvEvent]:
+        """Keep what the KV cache has evicted, tails first; yields what has changed here."""
+        if not self._total_blocks:
+            return
+        contents = [self._gpu_blocks.pop(block_hash) for block_hash in evicted]
+        new_contents = [
+            content for content in contents if content.block_hash not in self._host_blocks
+        ]
+        for content in contents:
+            self._host_blocks[content.block_hash] = content
+            self._host_blocks.move_to_end(content.block_hash)
+        yield from _stored_events(new_contents[::-1])
+        excess_blocks = max(0, len(self._host_blocks) - self._total_blocks)
+        if dropped := tuple(self._host_blocks.popitem(last=False)[0] for _ in range(excess_blocks)):
+            yield BlocksRemoved(block_hashes=dropped, tier=_HOST)
+
+    def match(self, hashes: Sequence[BlockHash]) -> int:
+        """How many leading ones of these blocks are here."""
+        for index, block_hash in enumerate(hashes):
+            if block_hash not in self._host_blocks:
+                return index
+        return len(hashes)
+
+    def touch(self, hashes: Sequence[BlockHash]) -> None:
+        """Note that these blocks, in prompt order, are loaded."""
+        for block_hash in reversed(hashes):
+            self._host_blocks.move_to_end(block_hash)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._gpu_blocks.clear()
+        self._host_blocks.clear()
+
+    def block_hashes(self) -> frozenset[BlockHash]:
+        """Everything that is here."""
+        return frozenset(self._host_blocks)
+
+
+def _stored_events(contents: Iterable[_BlockContent]) -> Iterator[BlocksStored]:
+    """One event for each run of blocks that follow each other."""
+    chain: list[_BlockContent] = []
+    for content in contents:
+        if chain and content.parent_hash != chain[-1].block_hash:
+            yield _stored_event(chain)
+            chain = []
+        chain.append(content)
+    if chain:
+        yield _stored_event(chain)
+
+
+def _stored_event(chain: Sequence[_BlockContent]) -> BlocksStored:
+    return BlocksStored(
+        block_hashes=tuple(content.block_hash for content in chain),
+        parent_hash=chain[0].parent_hash,
+        token_ids=tuple(token for content in chain for token in content.token_ids),
+        block_size_tokens=len(chain[0].token_ids),
+        tier=_HOST,
+        adapter=chain[0].adapter,
+        cache_salt=chain[0].cache_salt,
+    )

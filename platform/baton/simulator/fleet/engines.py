@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
+from baton.control.fleet.cache_feed import CacheFeed
+from baton.domain.cache import CacheUpdate
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
+from baton.domain.handoff import Leg, LegFailure, LegOutput
+from baton.domain.kv_events import KvEventBatch
+from baton.simulator.engine.commands import (
+    EngineCommand,
+    SimKvHandle,
+    decode_kv_handle,
+    encode_kv_handle,
+)
+from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.port import VirtualEngine
-from baton.simulator.engine.settings import SimSettings
-from baton.simulator.fleet.exact_engine import ExactEngine
+from baton.simulator.engine.settings import SimSettings, replica_facts
 from baton.simulator.v1.core import V1Core
 from baton.simulator.v1.settings import V1Settings
 
@@ -56,8 +68,146 @@ def create_engine(
     """A new engine; `address` is where others pull from it."""
     match settings:
         case SimSettings():
-            return ExactEngine(settings, engine_id=engine_id, model=model, address=address)
+            return _ExactEngine(settings, engine_id=engine_id, model=model, address=address)
         case V1Settings():
             return V1Core(settings, engine_id=engine_id, model=model, address=address)
         case _:
             assert_never(settings)
+
+
+class _ExactEngine:
+    """A `VirtualEngine` whose every token and block is there."""
+
+    def __init__(self, settings: SimSettings, *, engine_id: str, model: str, address: str) -> None:
+        self._settings = settings
+        self._engine_id = engine_id
+        self._core = SimCore(
+            settings,
+            engine_id=engine_id,
+            model=model,
+            address=address,
+            encode_kv_handle=encode_kv_handle,
+        )
+        self._model = model
+        self._feed = CacheFeed(
+            model=model,
+            block_size_tokens=settings.block_size_tokens,
+            capacity_blocks=settings.kv_blocks,
+            host_blocks=settings.host_blocks,
+        )
+        self._kv_batches = 0
+        self._has_update = False
+        self._ends_at_s: float | None = None
+
+    # ------------------------------------------------------------------ legs and steps
+    def add(self, leg: Leg, *, now_s: float | None = None) -> LegFailure | None:
+        """Queue a leg; None when accepted, else why not."""
+        kv_handle = None if leg.kv_handle is None else decode_kv_handle(leg.kv_handle)
+        return self._core.add(leg, kv_handle, now_s=now_s)
+
+    def abort(self, leg_ids: Iterable[str]) -> None:
+        """End legs without a word and free what they hold; unknown ones are ignored."""
+        self._core.abort(leg_ids)
+
+    def begin(self, now_s: float, *, horizon_s: float) -> float | None:
+        """Seconds that the next step takes; None when there is nothing to compute."""
+        step = self._core.begin_step(now_s)
+        if step is None:
+            return None
+        self._ends_at_s = now_s + step.duration_s
+        return step.duration_s
+
+    def interrupt(self, now_s: float) -> float | None:
+        """Seconds until the step under way ends, which nothing can shorten; None without one."""
+        return None if self._ends_at_s is None else self._ends_at_s - now_s
+
+    def finish(self, now_s: float) -> tuple[LegOutput, ...]:
+        """What the step under way produced."""
+        self._ends_at_s = None
+        return self._core.finish_step(now_s)
+
+    # ------------------------------------------------------------------ transfers
+    def pull_done(
+        self, leg_id: str, *, blocks: int, duration_s: float, source_kept: bool
+    ) -> LegOutput | None:
+        """The blocks of a pull are here, and whether their source kept them to the end."""
+        return self._core.pull_done(
+            leg_id, blocks=blocks, duration_s=duration_s, source_kept=source_kept
+        )
+
+    def pull_failed(self, leg_id: str) -> LegOutput | None:
+        """A pull did not work; the leg recomputes, or ends with the returned error."""
+        return self._core.pull_failed(leg_id)
+
+    def load_done(self, leg_id: str) -> None:
+        """Blocks have come from the host's memory."""
+        self._core.load_done(leg_id)
+
+    def is_leased(self, leg_id: str, now_s: float) -> bool:
+        """Whether the blocks of this finished prefill leg are still kept."""
+        return self._core.is_leased(leg_id, now_s)
+
+    def renew(self, leg_id: str, now_s: float) -> None:
+        """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
+        self._core.renew(leg_id, now_s)
+
+    def pending_kv_handles(self) -> tuple[SimKvHandle, ...]:
+        """What legs wait for that is elsewhere: their leases are to be renewed."""
+        return self._core.pending_kv_handles()
+
+    def release(self, leg_id: str, now_s: float) -> bool:
+        """Free a finished prefill leg's blocks; False when they were no longer kept."""
+        return self._core.release(leg_id, now_s)
+
+    def next_expiry_s(self) -> float | None:
+        """When to look again though nothing happens; None: never."""
+        return self._core.next_expiry_s
+
+    def pop_commands(self) -> tuple[EngineCommand, ...]:
+        """What the body has to do outside, since this was last called."""
+        return self._core.pop_commands()
+
+    # ------------------------------------------------------------------ what it says of itself
+    def has_cache_update(self) -> bool:
+        """Whether anything was stored or removed since the last update was taken."""
+        events = self._core.pop_events()
+        if events:
+            self._feed.apply(
+                KvEventBatch(replica_id=self._engine_id, sequence=self._kv_batches, events=events)
+            )
+            self._kv_batches += 1
+            self._has_update = True
+        return self._has_update
+
+    def pop_cache_update(self) -> CacheUpdate | None:
+        """What changed in the prefix cache since this was last called; None when nothing did."""
+        self.has_cache_update()
+        self._has_update = False
+        return self._feed.pop_update()
+
+    def cache_snapshot(self) -> CacheUpdate:
+        """All that is cached."""
+        return self._feed.snapshot()
+
+    def load(self, now_s: float) -> Load:
+        """The load at this moment."""
+        return self._core.load()._replace(cache_sequence=self._feed.sequence)
+
+    def links(self) -> tuple[LinkTotals, ...]:
+        """What was pulled from whom."""
+        return self._core.links()
+
+    def facts(self, *, replica_id: str, side_channel: str) -> ReplicaFacts:
+        """What a replica with this engine says of itself; role and pool are its body's to say."""
+        return replica_facts(
+            self._settings,
+            replica_id=replica_id,
+            pool="",
+            role=Role.MIXED,
+            model=self._model,
+            side_channel=side_channel,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that blocks and legs are each in exactly one place."""
+        self._core.check_integrity()

@@ -17,11 +17,10 @@ from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.fleet import LossReason, Role
 from baton.domain.request import Request
 from baton.simulator.engine.blocks import expect
-from baton.simulator.fleet.context import FleetContext
+from baton.simulator.fleet.context import FleetContext, ReportingOptions
 from baton.simulator.fleet.engines import EngineSettings, create_engine, link_settings
 from baton.simulator.fleet.ingress import VirtualIngress
 from baton.simulator.fleet.replica import VirtualReplica
-from baton.simulator.fleet.reporting import ReportingOptions
 from baton.simulator.network.timeline import Timeline
 from baton.simulator.network.transfers import Transfers
 

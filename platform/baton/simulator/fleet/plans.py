@@ -15,8 +15,8 @@ from baton.policy.prefix_cache.index import IndexOptions
 from baton.policy.resilience.hedging import HedgeOptions
 from baton.policy.resilience.retry_budget import RetryOptions
 from baton.simulator.faults import ScheduledEvent, SetBandwidth, Start, Stop
+from baton.simulator.fleet.context import ReportingOptions
 from baton.simulator.fleet.engines import EngineSettings
-from baton.simulator.fleet.reporting import ReportingOptions
 from baton.simulator.fleet.scaling_log import Scaler
 from baton.simulator.v1.settings import V1Settings
 

@@ -22,8 +22,14 @@ from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import KvHandle, Leg, LegFailure, LegOutput
 from baton.domain.request import FinishReason
 from baton.simulator.engine.blocks import expect
-from baton.simulator.engine.commands import CancelFetch, EngineCommand, FreeSource, SimKvHandle
-from baton.simulator.engine.kv_handles import decode_kv_handle, encode_kv_handle
+from baton.simulator.engine.commands import (
+    CancelFetch,
+    EngineCommand,
+    FreeSource,
+    SimKvHandle,
+    decode_kv_handle,
+    encode_kv_handle,
+)
 from baton.simulator.engine.meters import PullMeter
 from baton.simulator.v1.memory import V1Memory
 from baton.simulator.v1.pipeline import Pipeline

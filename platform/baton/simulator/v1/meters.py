@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.domain.fleet import StepTotals
 from baton.simulator.engine.meters import STEP_AVERAGE_WEIGHT
-from baton.simulator.v1.step_run import StepRun
+from baton.simulator.v1.batches import StepRun
 
 _DECAY = 1 - STEP_AVERAGE_WEIGHT
 _Totals = tuple[int, float, int, int, int, int, int]

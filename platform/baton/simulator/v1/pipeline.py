@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 from baton.domain.fleet import StepTotals
 from baton.simulator.engine.blocks import expect
-from baton.simulator.v1.batches import one_step
+from baton.simulator.v1.batches import StepRun, one_step
 from baton.simulator.v1.meters import StepMeter
 from baton.simulator.v1.runs import LegRun
 from baton.simulator.v1.scheduler import Scheduler
 from baton.simulator.v1.settings import V1Settings
-from baton.simulator.v1.step_run import StepRun
 from baton.simulator.v1.steps import FinishedSteps
 
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 from baton.domain.fleet import StepTotals
 from baton.domain.value import Value
 from baton.simulator.engine.blocks import expect
-from baton.simulator.v1.batches import decode_steps, one_step
+from baton.simulator.v1.batches import StepRun, decode_steps, one_step
 from baton.simulator.v1.memory import V1Memory
 from baton.simulator.v1.meters import StepMeter
 from baton.simulator.v1.runs import LegRun, LegRunState
 from baton.simulator.v1.scheduler import BlockedReason, Scheduler
 from baton.simulator.v1.settings import V1Settings
-from baton.simulator.v1.step_run import StepRun
 
 
 class FinishedSteps(Value, kw_only=False):

@@ -32,7 +32,7 @@ from baton.domain.kv_events import (
     KvEvent,
     KvEventBatch,
 )
-from baton.engine.vllm.wire.salts import salt_name
+from baton.engine.vllm.wire.identity import salt_name
 from baton.runtime.process.log_events import log_event
 
 logger = logging.getLogger(__name__)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from vllm.v1.engine import (
     EngineCoreEvent,
@@ -11,13 +12,28 @@ from vllm.v1.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
 )
+from vllm.v1.metrics.stats import SchedulerStats
 
-from baton.domain.fleet import LinkTotals, Load
+from baton.domain.fleet import LinkTotals, Load, StepTotals, TransferTotals
 from baton.domain.handoff import Leg, LegOutput, LegTimes
-from baton.engine.vllm.core.links import PullMeter, nixl_statistics
-from baton.engine.vllm.core.load import LoadMeter
 from baton.engine.vllm.core.lora import EngineAdapters
 from baton.engine.vllm.wire.codec import EngineCodec
+from baton.engine.vllm.wire.kv_handles import source_engine_id
+from baton.engine.vllm.wire.transfer_keys import (
+    CONNECTOR,
+    DURATIONS_KEY,
+    FAILED_SOURCES_KEY,
+    INVALIDATED_SOURCES_KEY,
+    SOURCES_KEY,
+    TRANSFERS_KEY,
+)
+
+_SMOOTHING = 0.1
+"""Weight of the newest step in the moving average: the last 20 steps or so count."""
+_FAILURE_KEYS = ("num_failed_transfers", "num_failed_notifications", "num_failed_handshakes")
+_MAX_SOURCES = 1024
+"""Replicas that are remembered; of more, those that were longest not pulled from are forgotten."""
+_V = TypeVar("_V")
 
 
 @dataclass(slots=True)
@@ -103,7 +119,7 @@ class LiveLegs:
         stats = step.scheduler_stats
         if stats is not None and stats.kv_connector_stats:
             # First: an output may end the wait that says where a transfer was from.
-            self._links.on_step(nixl_statistics(stats.kv_connector_stats))
+            self._links.on_step(_nixl_statistics(stats.kv_connector_stats))
         outputs = []
         context_tokens = 0
         for output in step.outputs:
@@ -147,3 +163,185 @@ class LiveLegs:
     def links(self) -> tuple[LinkTotals, ...]:
         """What was pulled so far, by source."""
         return self._links.totals()
+
+
+class LoadMeter:
+    """Adds up what steps report.
+
+    Pulling is what the scheduler defers, which for our requests means: waits for its KV blocks, or
+    for its turn to fetch them where there are more than may fetch at a time. The latter are queued.
+    Queued is every other live leg that the scheduler does not run, wherever it waits: on its way or
+    in the scheduler's queue. `queued_tokens` are prompt tokens that legs which have produced
+    nothing yet must compute: those that they pull, or that are expected to be cached, are not among
+    them. vLLM does not say how much of a prompt a chunked prefill has done, so the rest counts in
+    full until the first token.
+
+    Every step that computed something is in the step totals, whether it produced outputs or not. A
+    step's time is how long vLLM waited for its result; where vLLM prepares the next step meanwhile
+    (asynchronous scheduling), the times of a busy engine's steps leave out what that hid.
+    """
+
+    def __init__(self, *, max_pulls: int | None = None) -> None:
+        self._max_pulls = max_pulls
+        self._queued_tokens = 0
+        self._running_requests = 0
+        self._pulling_requests = 0
+        self._kv_used_fraction = 0.0
+        self._step_s = 0.0
+        self._transfers = TransferTotals()
+        self._steps = StepTotals()
+
+    def on_leg_submitted(self, prompt_tokens: int) -> None:
+        """A leg was handed to the engine."""
+        self._queued_tokens += prompt_tokens
+
+    def on_leg_started(self, prompt_tokens: int) -> None:
+        """A leg produced its first output, or ended without any."""
+        self._queued_tokens -= prompt_tokens
+
+    def on_step(self, stats: SchedulerStats, *, context_tokens: int = 0) -> None:
+        """Take in one step; `context_tokens` is what those it decoded for attended to."""
+        self._running_requests = stats.num_running_reqs
+        self._pulling_requests = stats.num_skipped_waiting_reqs
+        if self._max_pulls is not None:
+            self._pulling_requests = min(self._pulling_requests, self._max_pulls)
+        self._kv_used_fraction = stats.kv_cache_usage
+        details = stats.iteration_details
+        if details is not None and not details.is_dummy:
+            step_s = details.elapsed_ms / 1000
+            has_average = self._step_s > 0
+            self._step_s += (step_s - self._step_s) * (_SMOOTHING if has_average else 1)
+            self._steps = StepTotals(
+                steps=self._steps.steps + 1,
+                busy_s=self._steps.busy_s + step_s,
+                prefill_tokens=self._steps.prefill_tokens + details.num_ctx_tokens,
+                decode_tokens=self._steps.decode_tokens + details.num_generation_requests,
+                context_tokens=self._steps.context_tokens + context_tokens,
+                prefill_steps=self._steps.prefill_steps + (details.num_ctx_tokens > 0),
+                decode_steps=self._steps.decode_steps + (details.num_generation_requests > 0),
+            )
+        if stats.kv_connector_stats:
+            nixl = _nixl_statistics(stats.kv_connector_stats)
+            self._transfers = _add_transfers(self._transfers, nixl)
+
+    def load(self, *, live_legs: int) -> Load:
+        """The load now. `live_legs` bounds counts that were true at the last step only."""
+        running = min(self._running_requests, live_legs)
+        pulling = min(self._pulling_requests, live_legs - running)
+        return Load(
+            queued_requests=live_legs - running - pulling,
+            pulling_requests=pulling,
+            running_requests=running,
+            queued_tokens=self._queued_tokens,
+            kv_used_fraction=self._kv_used_fraction,
+            step_s=self._step_s,
+            transfers=self._transfers,
+            steps=self._steps,
+        )
+
+
+def _add_transfers(totals: TransferTotals, statistics: Mapping[str, Any]) -> TransferTotals:
+    """`totals` with one step's NIXL connector statistics added: lists, one entry an occurrence."""
+
+    def entries(name: str) -> Sequence[float]:
+        values: Sequence[float] = statistics.get(name) or ()
+        return values
+
+    return TransferTotals(
+        pulls=totals.pulls + len(entries("bytes_transferred")),
+        moved_bytes=totals.moved_bytes + int(sum(entries("bytes_transferred"))),
+        busy_s=totals.busy_s + sum(entries("transfer_duration")),
+        failures=totals.failures + sum(len(entries(name)) for name in _FAILURE_KEYS),
+        expired_leases=totals.expired_leases + len(entries("num_kv_expired_reqs")),
+        invalidated_pulls=totals.invalidated_pulls + len(entries(INVALIDATED_SOURCES_KEY)),
+    )
+
+
+class PullMeter:
+    """Adds up, by source, what steps report of transfers.
+
+    Exact with baton's connector, which names the source engine of every entry; which replica that
+    engine belongs to is in the legs that bring its tickets. Under another connector an entry counts
+    where all legs that wait for their blocks wait for one source. What cannot be told is in no
+    link; the replica's `TransferTotals` have it all the same.
+    """
+
+    def __init__(self, transport: Callable[[str], str] = lambda _source_id: "") -> None:
+        """Take what says by which transport blocks come from a replica; empty: not known."""
+        self._transport = transport
+        self._replicas: dict[str, str] = {}
+        self._awaited_sources: dict[str, str | None] = {}
+        self._totals: dict[str, LinkTotals] = {}
+
+    def on_leg_submitted(self, leg: Leg) -> None:
+        """A leg was handed to the engine; it may have to fetch its blocks."""
+        if leg.kv_handle is None:
+            return
+        if leg.source_id is not None:
+            _put_newest(self._replicas, source_engine_id(leg.kv_handle), leg.source_id)
+        self._awaited_sources[leg.leg_id] = leg.source_id
+
+    def on_fetch_ended(self, leg_id: str) -> None:
+        """A leg waits no more: it produced something, or ended."""
+        self._awaited_sources.pop(leg_id, None)
+
+    def on_step(self, statistics: Mapping[str, Any]) -> None:
+        """Take in one step's statistics of the NIXL connector."""
+        transferred = _entries(statistics, TRANSFERS_KEY)
+        durations_s = _entries(statistics, DURATIONS_KEY)
+        sources = self._replicas_of_entries(statistics, SOURCES_KEY, expected=len(transferred))
+        for source_id, moved_bytes, busy_s in zip(sources, transferred, durations_s, strict=False):
+            self._add(source_id, LinkTotals("", 1, int(moved_bytes), busy_s))
+        failures = sum(len(_entries(statistics, key)) for key in _FAILURE_KEYS)
+        for source_id in self._replicas_of_entries(
+            statistics, FAILED_SOURCES_KEY, expected=failures
+        ):
+            self._add(source_id, LinkTotals("", failures=1))
+
+    def _replicas_of_entries(
+        self, statistics: Mapping[str, Any], key: str, *, expected: int
+    ) -> Sequence[str | None]:
+        """The replica of each entry; None where it cannot be told."""
+        engine_ids: Sequence[str] | None = statistics.get(key)
+        if engine_ids is not None and (key == FAILED_SOURCES_KEY or len(engine_ids) == expected):
+            return [self._replicas.get(engine_id) for engine_id in engine_ids]
+        awaited = set(self._awaited_sources.values())
+        return [awaited.pop() if len(awaited) == 1 else None] * expected
+
+    def _add(self, source_id: str | None, increment: LinkTotals) -> None:
+        if source_id is None:
+            return
+        total = self._totals.get(source_id, LinkTotals(source_id))
+        summed = LinkTotals(
+            source_id,
+            total.pulls + increment.pulls,
+            total.moved_bytes + increment.moved_bytes,
+            total.busy_s + increment.busy_s,
+            total.failures + increment.failures,
+        )
+        _put_newest(self._totals, source_id, summed)
+
+    def totals(self) -> tuple[LinkTotals, ...]:
+        """What was pulled so far, by source."""
+        return tuple(
+            total._replace(transport=self._transport(source_id))
+            for source_id, total in self._totals.items()
+        )
+
+
+def _nixl_statistics(statistics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the NIXL connector says, where it may be one of several."""
+    nixl: Mapping[str, Any] = statistics.get(CONNECTOR, statistics)
+    return nixl
+
+
+def _entries(statistics: Mapping[str, Any], key: str) -> Sequence[float]:
+    entries: Sequence[float] = statistics.get(key) or ()
+    return entries
+
+
+def _put_newest(table: dict[str, _V], key: str, value: _V) -> None:
+    table.pop(key, None)
+    table[key] = value
+    while len(table) > _MAX_SOURCES:
+        del table[next(iter(table))]

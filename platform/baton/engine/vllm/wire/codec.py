@@ -33,21 +33,21 @@ from baton.domain.commands import Delivery
 from baton.domain.handoff import CacheUse, KvHandle, Leg, LegKind, LegOutput, LegTimes
 from baton.domain.names.trace_context import TraceContext, span_id, trace_headers
 from baton.domain.request import FinishReason, LocalOnlyReason, Request
+from baton.domain.value import evolve
 from baton.engine.vllm.wire.adapter_ids import fleet_adapter_name
-from baton.engine.vllm.wire.identity import IDENTITY_ARGS, Caller, caller_of, trace_of
-from baton.engine.vllm.wire.kv_handles import make_kv_handle, pull_params, release_params
-from baton.engine.vllm.wire.resume_keys import RESUME_ARGS
-from baton.engine.vllm.wire.salts import salt_name, scoped_salt
-from baton.engine.vllm.wire.sampling import (
-    can_be_resumed,
-    first_token_leg,
-    prefill_params,
-    set_length_limits,
+from baton.engine.vllm.wire.identity import (
+    IDENTITY_ARGS,
+    Caller,
+    caller_of,
+    salt_name,
+    scoped_salt,
+    trace_of,
 )
+from baton.engine.vllm.wire.kv_handles import make_kv_handle, pull_params, release_params
+from baton.engine.vllm.wire.resume_keys import RESUME_ARGS, RESUMED_TOKENS_ARG
 from baton.engine.vllm.wire.stop_reasons import parse_stop_reason
 
 Frame: TypeAlias = bytes | bytearray | memoryview
-
 KV_PARAMS_KEY = "kv_transfer_params"
 PREFILL_KV_PARAMS: Mapping[str, object] = {
     "do_remote_decode": True,
@@ -58,7 +58,6 @@ PREFILL_KV_PARAMS: Mapping[str, object] = {
     "remote_port": None,
 }
 """Asks an engine to keep the blocks of a finished prompt for another engine to fetch."""
-
 _UNTRUSTED_ARGS = IDENTITY_ARGS | RESUME_ARGS | {KV_PARAMS_KEY, "ec_transfer_params"}
 _PLAIN_OUTPUT_FIELDS = frozenset(
     {
@@ -159,7 +158,7 @@ class FrontendCodec:
             max_tokens = max(1, self._max_len_tokens - len(prompt_token_ids))
         local_only = _local_only(engine_request, params)
         resumable = (
-            can_be_resumed(params, supports_resume=self._supports_resume)
+            _can_be_resumed(params, supports_resume=self._supports_resume)
             and local_only is not LocalOnlyReason.PROMPT_EMBEDS
         )
         engine_request.cache_salt = scoped_salt(caller.cache_scope, engine_request.cache_salt)
@@ -258,17 +257,19 @@ class EngineCodec:
         match leg.kind:
             case LegKind.PREFILL:
                 if leg.emits_first_token:
-                    set_length_limits(params, first_token_leg(leg), supports_resume=supports_resume)
+                    _set_length_limits(
+                        params, _first_token_leg(leg), supports_resume=supports_resume
+                    )
                 else:
-                    request.sampling_params = params = prefill_params(params)
+                    request.sampling_params = params = _prefill_params(params)
                     # Output constraints are the decode leg's affair.
                     request.reasoning_ended = request.reasoning_parser_kwargs = None
                 _set_kv_params(params, PREFILL_KV_PARAMS)
             case LegKind.DECODE:
                 _set_kv_params(params, pull_params(leg, supports_resume=supports_resume))
-                set_length_limits(params, leg, supports_resume=supports_resume)
+                _set_length_limits(params, leg, supports_resume=supports_resume)
             case LegKind.LOCAL:
-                set_length_limits(params, leg, supports_resume=supports_resume)
+                _set_length_limits(params, leg, supports_resume=supports_resume)
         return request
 
     def _decode_payload(self, leg: Leg) -> EngineCoreRequest:
@@ -422,3 +423,89 @@ def _prefill_stats(cached_tokens: int, cache: CacheUse, prompt_tokens: int | Non
     )
     stats.num_cache_creation_tokens = created_tokens
     return stats
+
+
+def _can_be_resumed(params: SamplingParams, *, supports_resume: bool) -> bool:
+    """Whether generation may go on elsewhere without changing what comes next.
+
+    A seed alone does not count: an engine that does not take up starts its generator anew, which
+    changes the sample but not what it is drawn from.
+
+    Args:
+        params: What the client asks for.
+        supports_resume: Whether engines have state over the output from a resumed leg's ids.
+    """
+    if params.thinking_token_budget is not None or params.trace_decode_token_ids:
+        # vLLM follows both from step to step; from the ids alone it would begin in the wrong place.
+        return False
+    return supports_resume or not _has_output_state(params)
+
+
+def _has_output_state(params: SamplingParams) -> bool:
+    """Whether what comes next depends on which of the tokens before it were generated.
+
+    Such state is what vLLM keeps of a request besides its KV blocks: penalties count generated
+    tokens, a grammar has read them, a seed's generator has drawn once for each. An engine with the
+    resume patch rebuilds it from the ids of a resumed leg, as vLLM does after a preemption.
+    """
+    return bool(
+        params.structured_outputs is not None
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.bad_words
+        or params.repetition_detection is not None
+    )
+
+
+def _set_length_limits(params: SamplingParams, leg: Leg, *, supports_resume: bool) -> None:
+    """Say how much a leg may generate, and which end of its prompt was generated before it.
+
+    An engine that takes up counts what was generated before as output, so its bounds do, too: after
+    4 of 10 tokens they are still 10, where another is asked for 6.
+
+    Raises:
+        ValueError: the leg needs an engine that takes up, or contradicts itself.
+    """
+    resumed_tokens = leg.resumed_tokens
+    if resumed_tokens >= len(leg.prompt_token_ids) > 0:
+        raise ValueError(
+            f"leg {leg.leg_id}: {resumed_tokens} of its {len(leg.prompt_token_ids)} tokens were"
+            " generated,"
+            " wanted at least one that was not"
+        )
+    if resumed_tokens and not _can_be_resumed(params, supports_resume=supports_resume):
+        raise ValueError(
+            f"leg {leg.leg_id}: resumed after {resumed_tokens} tokens, but this engine cannot"
+            " take up the"
+            " state that its sampling parameters keep over them"
+        )
+    counted_tokens = resumed_tokens if supports_resume else 0
+    params.max_tokens = leg.max_tokens + counted_tokens
+    params.min_tokens = leg.min_tokens + counted_tokens if leg.min_tokens else 0
+    if counted_tokens:
+        params.extra_args = dict(params.extra_args or {}, **{RESUMED_TOKENS_ARG: counted_tokens})
+    if resumed_tokens:
+        _drop_prompt_logprobs(params)
+
+
+def _drop_prompt_logprobs(params: SamplingParams) -> None:
+    """They were given, with the first token."""
+    if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
+        params.prompt_logprobs = params.prompt_logprob_token_ids = None
+        params.prompt_logprob_start = params.skip_reading_prefix_cache = None
+
+
+def _first_token_leg(leg: Leg) -> Leg:
+    """A leg, but for that it ends with its first token."""
+    return evolve(leg, max_tokens=1, min_tokens=min(leg.min_tokens, 1))
+
+
+def _prefill_params(params: SamplingParams) -> SamplingParams:
+    """Sampling for a leg whose one token is thrown away: the cheapest, without constraints."""
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        detokenize=False,
+        skip_reading_prefix_cache=params.skip_reading_prefix_cache,
+        watermarking=False,
+    )
