@@ -9,7 +9,7 @@ from random import Random
 import httpx
 import msgspec
 
-from baton.bench.client.sse import EventReader
+from baton.bench.client.client import EventReader
 from tests.abuse.fuzz import Target, mutate
 
 Body = Mapping[str, object]

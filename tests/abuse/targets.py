@@ -10,9 +10,7 @@ from random import Random
 import msgspec
 from hypothesis import Phase, given, settings
 
-from baton.bench.client.chunks import Chunk
-from baton.bench.client.client import DECODE_ERRORS
-from baton.bench.client.sse import EventReader, StreamInvalid
+from baton.bench.client.client import DECODE_ERRORS, Chunk, EventReader, StreamInvalid
 from baton.config.load import load_config, load_text
 from baton.config.write.render import render
 from baton.domain.errors import ConfigInvalid

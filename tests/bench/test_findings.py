@@ -22,8 +22,8 @@ from baton.bench.findings.document import (
 from baton.bench.findings.metrics import SloObjectives, calculate_metrics
 from baton.bench.knee import KneeOptions, KneeSearch
 from baton.bench.load import WarmUp
-from baton.bench.report.page import render_page
 from baton.bench.report.tables import tables_of
+from baton.bench.report.write import render_page
 from baton.simulator.outcome import Objectives
 from tests.bench.samples import failed_sample, plan, sample
 

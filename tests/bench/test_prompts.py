@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.prompts.token_prompts import TokenPromptFactory
+from baton.bench.load import TokenPromptFactory
 from baton.domain.hashed_prompt import HashedPrompt
 from baton.simulator.workloads.trace import TraceRequest, to_request
 

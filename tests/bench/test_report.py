@@ -23,8 +23,7 @@ from baton.bench.report import (
     study_to_dict,
     write_report,
 )
-from baton.bench.report.images import PlotsMissing
-from baton.bench.report.plots import panels_for
+from baton.bench.report.plots import PlotsMissing, panels_for
 from baton.bench.report.tables import format_objectives, tables_of
 from baton.bench.report.write import ReportUnwritable
 from baton.simulator.outcome import Objectives

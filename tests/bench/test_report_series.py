@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.report.series import bin_by_arrival, count_in_flight, cumulative_distribution
+from baton.bench.report.plots import bin_by_arrival, count_in_flight, cumulative_distribution
 from tests.bench.studies import NEVER, OBJECTIVES, failure, outcome
 
 

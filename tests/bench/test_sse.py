@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.client.sse import EventReader, StreamInvalid
+from baton.bench.client.client import EventReader, StreamInvalid
 
 STREAM = (
     b": a comment\n\n"

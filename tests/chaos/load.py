@@ -17,7 +17,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from baton.bench.client.sse import EventReader, StreamInvalid
+from baton.bench.client.client import EventReader, StreamInvalid
 from tests.chaos.history import Ending, Exchange
 
 SendRequest = Callable[[Exchange], Awaitable[None]]

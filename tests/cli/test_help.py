@@ -12,8 +12,7 @@ from importlib import import_module
 import pytest
 from typer.testing import CliRunner
 
-from baton.cli.main import build_app
-from baton.cli.verbs import VERBS
+from baton.cli.main import VERBS, build_app
 
 ALWAYS_JSON = {("demo",), ("config", "schema")}
 """What these print is JSON whatever is asked for."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import Result
 
 from baton.cli.backend import AttachedDeployment, Report
-from baton.cli.inspect.top_report import top_report
+from baton.cli.inspect.top import top_report
 from baton.cli.inspect.top_screen import Frame, History, render
 from baton.domain.errors import NotRunning
 from tests.cli.invoked import invoke

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from typer.testing import CliRunner
 
-from baton.cli.main import build_app
-from baton.cli.verbs import VERBS, Verb
+from baton.cli.main import VERBS, Verb, build_app
 
 HEAD = """\
 # The command line

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from baton.cli.verbs import VERBS
+from baton.cli.main import VERBS
 from baton.config.language.fields import NamedSections, NestedSection, fields_of
 from baton.config.schema.deployment import DeploymentConfig, OnFailure
 from baton.engine.vllm.gate.gate import ROUTES

@@ -12,7 +12,7 @@ from baton.control.fleet.adapter_registry import AdapterRegistry, AdapterRejecti
 from baton.engine.vllm.gate.adapters import AdapterRequest
 from baton.engine.vllm.gate.errors import Problem
 from baton.serving.controller.adapter_manager import AdapterManager
-from baton.serving.ingress.adapter_admin import make_administer
+from baton.serving.ingress.deployment import make_administer
 from baton.serving.ray.serve_control import NO_REPLICA_READY, CallResults
 from baton.serving.scaling.ports import TickInputs
 from baton.serving.store.adapter_store import (

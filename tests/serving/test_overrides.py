@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from baton.control.autoscaling.autoscaler import Override
 from baton.runtime.ports import Clock
-from baton.serving.controller.overrides import decode, encode
-from baton.serving.controller.serve_fleet import ClusterControllerStore
+from baton.serving.controller.serve_fleet import (
+    ClusterControllerStore,
+    decode_overrides,
+    encode_overrides,
+)
 from tests.serving.scaled_fleet import Clock as OwnClock
 
 _OVERRIDE = st.builds(
@@ -28,8 +31,8 @@ def test_an_override_ends_at_the_same_moment_by_another_clock(
     overrides: dict[str, Override], now_s: float, other_s: float
 ) -> None:
     wall_s = 1.7e9
-    kept = encode(overrides, now_s=now_s, wall_s=wall_s)
-    read = decode(kept, now_s=other_s, wall_s=wall_s + 10.0)
+    kept = encode_overrides(overrides, now_s=now_s, wall_s=wall_s)
+    read = decode_overrides(kept, now_s=other_s, wall_s=wall_s + 10.0)
     assert read.keys() == overrides.keys()
     for pool, override in overrides.items():
         assert read[pool].replicas == override.replicas
@@ -41,13 +44,13 @@ def test_an_override_ends_at_the_same_moment_by_another_clock(
 
 
 def test_nothing_kept_is_nothing_said() -> None:
-    assert decode(None, now_s=1.0, wall_s=2.0) == {}
+    assert decode_overrides(None, now_s=1.0, wall_s=2.0) == {}
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"a": 1}', b'{"a": {"replicas": null}}', b"\xff"])
 def test_what_cannot_be_read_is_said(data: bytes) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
-        decode(data, now_s=1.0, wall_s=2.0)
+        decode_overrides(data, now_s=1.0, wall_s=2.0)
 
 
 class Notes:

@@ -21,12 +21,12 @@ from baton.runtime.rank_transports import (
 )
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from baton.transfer.transport import (
+    UCX_SETTINGS,
     check_rdma,
     transport_environment,
     transport_to,
 )
 from baton.transfer.ucx_log import FLUSH_VARIABLE
-from baton.transfer.ucx_settings import UCX_SETTINGS
 from benchmarks._transfer_pair import AgentOptions, Pull, TransferPair
 from tests.fakes.ucx_lines import transport_choice, write_log, zero_copy
 

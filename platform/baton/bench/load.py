@@ -11,18 +11,22 @@ share come from the generators that the simulator uses.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from itertools import islice
 from typing import assert_never
 
 from baton.bench.client.client import Api, CompletionRequest, Message
 from baton.bench.prompts.datasets import DatasetRow
-from baton.bench.prompts.token_prompts import TokenPromptFactory
 from baton.bench.prompts.word_prompts import WordCosts, WordPromptFactory
 from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.trace import TraceRequest
+
+_CACHED_BLOCKS = 4096
+"""A few megabytes: the blocks that are asked for again and again."""
 
 
 class ArrivalProcess(StrEnum):
@@ -267,3 +271,45 @@ def start_times(
         return (*warm_up_times_s, *islice(times_s, length.requests))
     assert length.duration_s is not None, "neither a number of requests nor a duration"
     return (*warm_up_times_s, *arrivals.take_until(warm_up_end_s + length.duration_s, times_s))
+
+
+class TokenPromptFactory:
+    """Makes the token ids of prompts.
+
+    Blocks with equal ids in the trace are equal runs of tokens; what a trace gives no id is like
+    nothing else. What a model answers is its own, so a session's next prompt shares the earlier
+    prompt with it, but not the earlier answer.
+    """
+
+    def __init__(self, *, block_tokens: int, vocabulary: int, seed: int | str = 0) -> None:
+        if block_tokens < 1 or vocabulary < 1:
+            raise ValueError(
+                f"got blocks of {block_tokens} tokens and a vocabulary of {vocabulary}, wanted at"
+                " least 1 of each"
+            )
+        self._block_tokens = block_tokens
+        self._vocabulary = vocabulary
+        self._seed = seed
+        self._cached_block = lru_cache(_CACHED_BLOCKS)(self._block)
+
+    def build_prompt(self, request: TraceRequest, index: int) -> list[int]:
+        """The token ids of request `index` of the trace."""
+        block_tokens = self._block_tokens
+        ids = request.block_ids[: -(-request.prompt_tokens // block_tokens)]
+        token_ids: list[int] = []
+        for block in ids:
+            token_ids += self._cached_block(f"shared {block}")
+        own_tokens = request.prompt_tokens - len(token_ids)
+        if own_tokens > 0:
+            token_ids += self._random_ids(f"own {index}", own_tokens)
+        return token_ids[: request.prompt_tokens]
+
+    def _block(self, name: str) -> list[int]:
+        return self._random_ids(name, self._block_tokens)
+
+    def _random_ids(self, name: str, tokens: int) -> list[int]:
+        """Random ids, the same for the same name; fast, for prompts have up to a million."""
+        rng = random.Random(f"{self._seed} {name}")  # noqa: S311 - made up, not secret
+        random_numbers = array("I", rng.randbytes(4 * tokens))
+        vocabulary = self._vocabulary
+        return [random_number % vocabulary for random_number in random_numbers]

@@ -1,17 +1,156 @@
-"""`baton`: the command line."""
+"""`baton`: the command line, and every verb under the heading where an operator looks for it.
+
+Theory of operation: `baton --help` shows the table below and imports no verb; `baton VERB` imports
+that one. So neither takes longer for other verbs. A test compares the table with the verbs' help.
+"""
 
 from __future__ import annotations
 
-import typer
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
-from baton.cli.verbs import GroupedVerbs
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+_CommandOrGroup = TyperCommand | TyperGroup
+
+
+class Verb(NamedTuple):
+    """One word after `baton`."""
+
+    help: str
+    """What `baton --help` says of it: the first sentence of its own help."""
+    entry_point: str | Mapping[str, str]
+    """Module and function below `baton.cli`; of a verb with verbs of its own, theirs by name."""
+
+
+VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
+    {
+        "Run a deployment": {
+            "demo": Verb(
+                "Start a deployment and stream a few requests through it.", "run.demo:demo"
+            ),
+            "up": Verb("Start a deployment, and hold it until Ctrl-C.", "run.up:up"),
+            "apply": Verb(
+                "Apply a configuration to what runs: all of it, or nothing.", "run.apply:apply"
+            ),
+            "rollback": Verb(
+                "Go back to an earlier configuration, as another generation.",
+                "run.rollback:rollback",
+            ),
+            "upgrade": Verb(
+                "Replace every process by one that runs this version of baton.",
+                "run.upgrade:upgrade",
+            ),
+            "scale": Verb(
+                "Set a pool's replicas, whatever the autoscaler wants.", "run.scale:scale"
+            ),
+            "join": Verb(
+                "Print what another machine runs to join the deployment's cluster.", "run.join:join"
+            ),
+            "down": Verb(
+                "Drain and stop the deployment; a cluster that ran before goes on.",
+                "run.down:down",
+            ),
+        },
+        "Look at it": {
+            "status": Verb("Show what runs: pools, replicas, health.", "inspect.status:status"),
+            "history": Verb(
+                "Show past configurations, and what became of each.",
+                "inspect.history:history",
+            ),
+            "top": Verb(
+                "Watch goodput, pools, links and the slowest requests live.", "inspect.top:top"
+            ),
+            "links": Verb(
+                "Show the links that KV blocks move over: speed, failures.", "inspect.links:links"
+            ),
+            "usage": Verb(
+                "Show tokens, device time and money of each tenant.", "inspect.usage:usage"
+            ),
+            "logs": Verb(
+                "Show what the processes of the deployment have logged.", "inspect.logs:logs"
+            ),
+        },
+        "Ask why": {
+            "trace": Verb(
+                "Show where a request's time went, predicted against actual.", "explain.trace:trace"
+            ),
+            "explain": Verb(
+                "Ask why something was decided.",
+                {"route": "explain.explain:route", "scale": "explain.explain_scale:scale"},
+            ),
+            "doctor": Verb(
+                "Find what is wrong, why it matters, and the fix.", "inspect.doctor:doctor"
+            ),
+        },
+        "Measure and plan": {
+            "bench": Verb(
+                "Send a load to an endpoint and measure what its users would meet.",
+                "measure.bench:bench",
+            ),
+            "plan": Verb("Find the cheapest fleet that keeps its promises.", "model.plan:plan"),
+            "simulate": Verb(
+                "Serve a trace or a workload in virtual time.", "model.simulate:simulate"
+            ),
+            "replay": Verb(
+                "Send a trace to a running endpoint, and measure.", "measure.replay:replay"
+            ),
+            "fit": Verb("Say whether a model fits so many devices.", "model.fit:fit"),
+        },
+        "Set it up": {
+            "config": Verb(
+                "Look at a configuration.",
+                {
+                    "validate": "setup.config:validate",
+                    "show": "setup.config:show",
+                    "schema": "setup.config:schema",
+                },
+            ),
+            "keys": Verb(
+                "Manage API keys.",
+                {
+                    "create": "setup.keys:create",
+                    "list": "setup.keys:show",
+                    "revoke": "setup.keys:revoke",
+                    "rotate": "setup.keys:rotate",
+                },
+            ),
+            "dashboards": Verb(
+                "Get the Grafana dashboards.", {"export": "setup.export_files:dashboards"}
+            ),
+            "rules": Verb("Get the rules for Prometheus.", {"export": "setup.export_files:rules"}),
+            "manifests": Verb(
+                "Get files for clusters and machines.", {"export": "setup.manifests:export"}
+            ),
+            "version": Verb("Show which versions are installed.", "setup.version:version"),
+        },
+    }
+)
+
+
+class _Formatter(Protocol):
+    """What help is written to."""
+
+    width: int
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """A part with a heading."""
+        ...
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Names and what they mean, in two columns."""
+        ...
 
 
 def build_app() -> typer.Typer:
     """The command line with all its verbs."""
     app = typer.Typer(
         name="baton",
-        cls=GroupedVerbs,
+        cls=_GroupedVerbs,
         help="Serve LLMs with vLLM in separate prefill and decode pools on Ray.",
         no_args_is_help=True,
         add_completion=False,
@@ -25,12 +164,92 @@ def build_app() -> typer.Typer:
 
 
 def _no_op() -> None:
-    """The verbs do it all: see `baton.cli.verbs`."""
+    """The verbs do it all."""
 
 
 def main() -> None:
     """Run the command line; exits with 0 ok, 1 failure, 2 usage, 3 not running, 4 timeout."""
     build_app()()
+
+
+class _LazyCommands(MutableMapping[str, _CommandOrGroup]):
+    """Commands by name; a verb is imported and built when somebody asks for it."""
+
+    def __init__(self) -> None:
+        self._verbs = {name: verb for verbs in VERBS.values() for name, verb in verbs.items()}
+        self._loaded: dict[str, _CommandOrGroup] = {}
+
+    def __getitem__(self, name: str) -> _CommandOrGroup:
+        if name not in self._loaded:
+            self._loaded[name] = _build(name, self._verbs[name])
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: _CommandOrGroup) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        self._loaded.pop(name, None)
+        del self._verbs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._verbs)
+
+    def __len__(self) -> int:
+        return len(self._verbs)
+
+
+class _FastGroup(TyperGroup):
+    """A verb with verbs, that reads its own options without what Typer reads others with."""
+
+    def get_help_option(self, ctx: object) -> TyperOption | None:
+        """As it is, but false where it is not given: of None, Typer asks pydantic what it is."""
+        option = super().get_help_option(ctx)  # type: ignore[arg-type]  # Typer's, handed on
+        if option is not None:
+            option.default = False
+        return option
+
+
+class _GroupedVerbs(_FastGroup):
+    """`baton` itself."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)  # type: ignore[arg-type]  # Typer's, handed on
+        self.commands = _LazyCommands()  # type: ignore[assignment]  # Typer's own private types
+
+    def format_commands(self, ctx: object, formatter: _Formatter) -> None:
+        """Write the verbs under their headings, aligned over all of them."""
+        longest = max(len(name) for name in self.commands)
+        for heading, verbs in VERBS.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(name.ljust(longest), verb.help) for name, verb in verbs.items()]
+                )
+
+
+def _build(name: str, verb: Verb) -> _CommandOrGroup:
+    app = typer.Typer(
+        name=name,
+        cls=_FastGroup,
+        help=verb.help if isinstance(verb.entry_point, Mapping) else None,
+        add_completion=False,
+        no_args_is_help=isinstance(verb.entry_point, Mapping),
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    if isinstance(verb.entry_point, Mapping):
+        for subcommand, entry_point in verb.entry_point.items():
+            app.command(subcommand)(_load_function(entry_point))
+        app.callback()(_no_op)  # also one verb alone is a verb of this one
+    else:
+        app.command(name)(_load_function(verb.entry_point))
+    command: _CommandOrGroup = typer.main.get_command(app)  # type: ignore[assignment]  # likewise
+    return command
+
+
+def _load_function(entry_point: str) -> Callable[..., None]:
+    module, _, function = entry_point.partition(":")
+    loaded: Callable[..., None] = getattr(import_module(f"baton.cli.{module}"), function)
+    return loaded
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from baton.runtime.process.log_events import log_event
 from baton.runtime.process.scratch import scratch_folder
 from baton.runtime.rank_transports import RankTransports
 from baton.transfer.side_channel import SideChannelChecker
-from baton.transfer.transport import check_rdma, transport_environment, transport_to
-from baton.transfer.ucx_settings import UCX_SETTINGS
+from baton.transfer.transport import UCX_SETTINGS, check_rdma, transport_environment, transport_to
 
 _LOG = logging.getLogger(__name__)
 _UNKNOWN_INTERVAL_S = 1.0

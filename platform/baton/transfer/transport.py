@@ -10,8 +10,9 @@ way is not allowed makes the whole pair's not allowed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from baton.domain.errors import RdmaMissing
 from baton.runtime.rank_transports import LOG_VARIABLE, Locality, RankTransports, log_name
@@ -19,7 +20,6 @@ from baton.transfer.ucx_log import FLUSH_VARIABLE
 
 _MAX_LOG_SIZE = "4M"
 _FLUSH_S = 1.0
-
 _INTRA_NODE = frozenset(
     {"cma", "cuda_copy", "cuda_ipc", "gdr_copy", "knem", "posix", "rocm_copy", "rocm_ipc", "sysv"}
     | {"xpmem", "ze_copy", "ze_ipc"}
@@ -28,6 +28,18 @@ _RDMA = frozenset(
     {"dc_mlx5", "gga_mlx5", "rc_gda", "rc_mlx5", "rc_verbs", "srd", "ud_mlx5", "ud_verbs"}
 )
 """srd is EFA's. Source: the transports of UCX 1.23, src/uct."""
+UCX_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {"UCX_TCP_TX_SEG_SIZE": "256k", "UCX_TCP_RX_SEG_SIZE": "256k"}
+)
+"""Environment variables for an engine's processes; a deployment's own win over them.
+
+Over TCP a remote read is answered in segments, of 8 kB if UCX is left alone: 8,192 of them for 64
+MiB. With 256 kB pulls were 1.06 to 2.2 times as fast (M, three runs of two sizes). It costs buffers
+of that size, a few for each interface of each of NIXL's workers. RDMA and shared memory do not use
+them.
+
+Source: `python -m benchmarks.transfer --sweep tcp`, benchmarks/README.md.
+"""
 
 
 def transport_environment(folder: Path) -> dict[str, str]:

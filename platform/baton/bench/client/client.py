@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Self, TypedDict
 
 import msgspec
 
-from baton.bench.client.chunks import Chunk, Usage
-from baton.bench.client.sse import EventReader, StreamInvalid
 from baton.domain.errors import NotRunning, OperatorError
 
 if TYPE_CHECKING:  # imported where it is used: keeps the command line fast
@@ -34,12 +32,80 @@ _STREAM_END_TIMEOUT_S = 1.0
 _KEEP_ALIVE_S = 4.0
 """How long an idle connection is kept: less than servers do (uvicorn: 5 s), so that none is closed
 while a request is on its way."""
-
 _MAX_ERROR_CHARACTERS = 160
 _OK = 200
 _DONE = b"[DONE]"
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What reading somebody's JSON raises; the last: it is nested deeply, if only in parts unread."""
+_MAX_EVENT_BYTES = 16 << 20
+"""Of an event that has not ended: more is no stream of events."""
+
+
+class _PromptTokensDetails(msgspec.Struct):
+    """Of a prompt's tokens."""
+
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """Tokens as the endpoint counts them."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptTokensDetails | None = None
+
+
+class _Delta(msgspec.Struct):
+    """A piece of a chat's answer."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw(b"null")
+
+    def has_content(self) -> bool:
+        """Whether there is anything of an answer in it."""
+        return bool(
+            self.content
+            or self.reasoning_content
+            or self.reasoning
+            or bytes(self.tool_calls) not in {b"null", b"[]"}
+        )
+
+
+class _Choice(msgspec.Struct):
+    """A piece of an answer."""
+
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def answer_text(self) -> str:
+        """The text of this piece; nothing for a token without."""
+        return (self.text if self.delta is None else self.delta.content) or ""
+
+    def has_tokens(self) -> bool:
+        """Whether tokens came with it: not with a message that only opens or ends the answer.
+
+        A token may be without text, e.g. a part of a character.
+        """
+        if self.delta is None or self.delta.has_content():
+            return True
+        return self.delta.role is None and self.finish_reason is None
+
+
+class Chunk(msgspec.Struct):
+    """One event of a stream."""
+
+    choices: list[_Choice] = msgspec.field(default_factory=list)
+    usage: _Usage | None = None
+    error: object = None
+
+
+class StreamInvalid(ValueError):
+    """These bytes are no stream of events."""
 
 
 class EndpointUnusable(OperatorError):
@@ -396,7 +462,7 @@ async def _read_to_end(response: aiohttp.ClientResponse) -> None:
         pass  # leaving the response closes the connection
 
 
-def _record_usage(usage: Usage, result: CompletionResponse) -> None:
+def _record_usage(usage: _Usage, result: CompletionResponse) -> None:
     result.output_tokens = usage.completion_tokens
     result.prompt_tokens = usage.prompt_tokens
     details = usage.prompt_tokens_details
@@ -416,3 +482,38 @@ def _error_text(body: bytes) -> str:
 def _error_message(error: object) -> str:
     message = error.get("message", error) if isinstance(error, dict) else error
     return str(message)[:_MAX_ERROR_CHARACTERS]
+
+
+class EventReader:
+    """Takes bytes as they come, in pieces of any size; gives the data of each event that ended.
+
+    Of the fields only `data` is kept; lines end in LF or CRLF.
+    Source: WHATWG HTML, server-sent events.
+    """
+
+    def __init__(self) -> None:
+        self._partial_line = b""
+        self._data_lines: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of the events that this piece completes.
+
+        Raises:
+            StreamInvalid: an event is longer than any could be.
+        """
+        *lines, self._partial_line = (self._partial_line + piece).split(b"\n")
+        if len(self._partial_line) > _MAX_EVENT_BYTES:
+            raise StreamInvalid(f"an event has more than {_MAX_EVENT_BYTES:,} bytes")
+        events: list[bytes] = []
+        for line in lines:
+            stripped = line[:-1] if line.endswith(b"\r") else line
+            if stripped.startswith(b"data:"):
+                self._data_lines.append(stripped[6:] if stripped[5:6] == b" " else stripped[5:])
+            elif not stripped and self._data_lines:
+                events.append(b"\n".join(self._data_lines))
+                self._data_lines.clear()
+        return [data for data in events if data]
+
+    def close(self) -> list[bytes]:
+        """The data of a last event that no blank line ended, as some servers leave it."""
+        return self.feed(b"\n\n")

@@ -11,7 +11,7 @@ from baton.bench.report.study import (
     Table,
     Tradeoff,
 )
-from baton.bench.report.terminal import print_study
+from baton.bench.report.tables import print_study
 from baton.bench.report.write import check_report_path, write_report
 
 __all__ = [

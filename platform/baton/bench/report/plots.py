@@ -6,12 +6,14 @@ gives the same bytes with the same matplotlib.
 
 from __future__ import annotations
 
+import io
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from baton.bench.formatting import format_number, format_seconds
-from baton.bench.report.series import bin_by_arrival, count_in_flight, cumulative_distribution
 from baton.bench.report.study import RunResult, Study
 from baton.bench.report.summary import (
     capacity,
@@ -22,17 +24,21 @@ from baton.bench.report.summary import (
     scale_curves_for,
     tradeoffs_for,
 )
-from baton.bench.report.tables import format_target
+from baton.bench.report.tables import format_objectives, format_target
+from baton.domain.errors import OperatorError
+from baton.simulator.outcome import Objectives, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 COLORS = ("#2563eb", "#ea580c", "#0d9488", "#9333ea", "#ca8a04", "#db2777", "#475569", "#65a30d")
 """Of the runs, in order; told apart also without red or green."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 INK, FAINT, TARGET = "#1e293b", "#94a3b8", "#dc2626"
-
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -57,10 +63,37 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
 }
-
 _MINUTES_AXIS_FROM_S = 600.0
 _MAX_LABELLED_POINTS = 12
 """Points that may each bear a label."""
+_MAX_POINTS = 500
+"""More are not to be told apart in a plot."""
+_MAX_BINS = 60
+_MIN_REQUESTS_PER_BIN = 20
+_WIDTH_IN = 10.0
+_HEAD_IN = 0.6
+_LINE_IN = 0.165
+_LINE_CHARS = 145
+_DPI = 120
+
+
+class PlotsMissing(OperatorError):
+    """What draws plots is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrivalBins:
+    """Requests by when they arrived, in equal stretches of time from the first arrival on."""
+
+    width_s: float
+    arrivals_per_s: tuple[float, ...]
+    attainment: tuple[float, ...]
+    """The share that met the objectives; 1 where none arrived."""
+
+    @property
+    def edges_s(self) -> tuple[float, ...]:
+        """The beginning of each, and the end of the last."""
+        return tuple(number * self.width_s for number in range(len(self.attainment) + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,3 +409,131 @@ _TIMELINE = Panel(
     height_in=6.2,
     draw=_timeline,
 )
+
+
+def cumulative_distribution(values: Sequence[float], total: int) -> tuple[list[float], list[float]]:
+    """Values in order, and the share of all `total` requests that is at or below each.
+
+    Infinite values are left out and still counted, so that the curve then ends below 1.
+    """
+    ordered = sorted(value for value in values if value < float("inf"))
+    if not ordered:
+        return [], []
+    last = len(ordered) - 1
+    all_indices = range(len(ordered))
+    if len(ordered) > _MAX_POINTS:
+        indices = [round(step * last / (_MAX_POINTS - 1)) for step in range(_MAX_POINTS)]
+    else:
+        indices = list(all_indices)
+    return [ordered[at] for at in indices], [(at + 1) / total for at in indices]
+
+
+def bin_by_arrival(outcomes: Sequence[Outcome], objectives: Objectives) -> _ArrivalBins:
+    """How many arrived when, and how many of those met the objectives."""
+    if not outcomes:
+        return _ArrivalBins(1.0, (), ())
+    start_s = min(outcome.arrived_at_s for outcome in outcomes)
+    span_s = max(outcome.arrived_at_s for outcome in outcomes) - start_s
+    count = max(1, min(_MAX_BINS, len(outcomes) // _MIN_REQUESTS_PER_BIN))
+    width_s = span_s / count or 1.0
+    arrived, met = [0] * count, [0] * count
+    for outcome in outcomes:
+        index = min(count - 1, int((outcome.arrived_at_s - start_s) / width_s))
+        arrived[index] += 1
+        met[index] += objectives.are_met(outcome)
+    shares = [good / many if many else 1.0 for good, many in zip(met, arrived, strict=True)]
+    return _ArrivalBins(width_s, tuple(many / width_s for many in arrived), tuple(shares))
+
+
+def count_in_flight(outcomes: Sequence[Outcome], times_s: Sequence[float]) -> list[int]:
+    """Requests that had arrived and not ended at each time, counted from the first arrival.
+
+    Those that never end count until they were given up, if that is known, else not at all.
+    """
+    if not outcomes:
+        return [0 for _ in times_s]
+    start_s = min(outcome.arrived_at_s for outcome in outcomes)
+    ended = [outcome for outcome in outcomes if outcome.e2e_s < float("inf")]
+    arrivals = sorted(outcome.arrived_at_s - start_s for outcome in ended)
+    ends = sorted(outcome.arrived_at_s - start_s + outcome.e2e_s for outcome in ended)
+    return [bisect_right(arrivals, at_s) - bisect_right(ends, at_s) for at_s in times_s]
+
+
+def render_panels(study: Study) -> list[tuple[Panel, bytes]]:
+    """Each plot as a PNG.
+
+    Raises:
+        PlotsMissing: matplotlib is not installed.
+    """
+    require_plots()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    images = []
+    with rc_context(STYLE):
+        for panel in panels_for(study):
+            figure = Figure(figsize=(_WIDTH_IN, panel.height_in), layout="constrained")
+            panel.draw(figure, study)
+            images.append((panel, _to_png(figure)))
+    return images
+
+
+def render_sheet(study: Study) -> bytes:
+    """All plots below each other as one PNG, with title and origin.
+
+    Raises:
+        PlotsMissing: matplotlib is not installed.
+    """
+    require_plots()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    panels, origin = panels_for(study), _provenance_lines(study)
+    head_in = _HEAD_IN + _LINE_IN * len(origin)
+    heights = [head_in, *(panel.height_in + 0.45 for panel in panels)]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(_WIDTH_IN, sum(heights)), layout="constrained")
+        head, *parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[
+            :, 0
+        ]
+        head.text(0.01, 1 - 0.15 / head_in, study.title, fontsize=15, fontweight="bold", va="top")
+        origin_y = 1 - 0.5 / head_in
+        head.text(0.01, origin_y, "\n".join(origin), fontsize=8.5, va="top", color="#475569")
+        for panel, part in zip(panels, parts, strict=True):
+            part.suptitle(
+                f"{panel.title} ({study.evidence.mark})", x=0.01, ha="left", fontweight="bold"
+            )
+            panel.draw(part, study)
+        return _to_png(figure)
+
+
+def _provenance_lines(study: Study) -> list[str]:
+    """Where the figures come from, in lines that fit the sheet."""
+    lines = [
+        f"({study.evidence.mark}) {study.evidence} · objectives: {format_objectives(study)}",
+        *(f"{name}: {value}" for name, value in study.facts.items()),
+        f"$ {study.command}",
+    ]
+    return [part for line in lines for part in wrap(line, _LINE_CHARS)]
+
+
+def _to_png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    # Without the name and version of what drew it.
+    figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def require_plots() -> None:
+    """Refuse where plots cannot be drawn.
+
+    Raises:
+        PlotsMissing: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise PlotsMissing(
+            "plots need the package 'matplotlib', which is not installed",
+            "install it with pip install 'baton[report]', or leave out --report",
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -11,7 +12,6 @@ from baton.control.autoscaling.autoscaler import Override
 from baton.domain.errors import RoleUnsupported
 from baton.domain.fleet import Role
 from baton.runtime.ports import Clock
-from baton.serving.controller import overrides as kept
 from baton.serving.controller.cold_start_notices import ColdStartsByModel
 from baton.serving.controller.ingress_scaler import IngressUsage
 from baton.serving.controller.quota_allocator import Shares
@@ -29,6 +29,8 @@ _QUERY_TIMEOUT_S = 2.0
 _ACTION_TIMEOUT_S = 5.0
 _OVERRIDES_KEY = "scaling-overrides"
 _OWNER_KEY = "scaling-owner"
+_Overrides = Mapping[str, Override]
+"""By pool."""
 
 
 class ServeFleet:
@@ -173,7 +175,7 @@ class ClusterControllerStore:
         """Overrides by pool, also those that have run out; none where they cannot be read."""
         data = await self._load(_OVERRIDES_KEY)
         try:
-            return kept.decode(data, now_s=self._clock.now_s(), wall_s=self._wall_now_s())
+            return decode_overrides(data, now_s=self._clock.now_s(), wall_s=self._wall_now_s())
         except ValueError as error:
             # Nothing that is tried again would help, and pools have to be scaled all the same.
             log_event(_LOGGER, logging.ERROR, "overrides_lost", {"why": str(error)})
@@ -181,7 +183,7 @@ class ClusterControllerStore:
 
     async def save(self, overrides: Mapping[str, Override]) -> None:
         """Keep overrides."""
-        data = kept.encode(overrides, now_s=self._clock.now_s(), wall_s=self._wall_now_s())
+        data = encode_overrides(overrides, now_s=self._clock.now_s(), wall_s=self._wall_now_s())
         await self._save(_OVERRIDES_KEY, data)
 
     async def _load(self, name: str) -> bytes | None:
@@ -191,3 +193,40 @@ class ClusterControllerStore:
     async def _save(self, name: str, data: bytes) -> None:
         async with asyncio.timeout(_QUERY_TIMEOUT_S):
             await asyncio.to_thread(self._store.save, name, data)
+
+
+def encode_overrides(overrides: _Overrides, *, now_s: float, wall_s: float) -> bytes:
+    """As bytes that another process can read: their ends are in seconds since 1970.
+
+    A monotonic clock means nothing to another process. A wall clock that jumps in between shortens
+    or lengthens an override; a running controller never looks at it.
+    """
+    rows = {
+        pool: {
+            "replicas": override.replicas,
+            "until": None if override.until_s is None else wall_s + override.until_s - now_s,
+        }
+        for pool, override in sorted(overrides.items())
+    }
+    return json.dumps(rows).encode()
+
+
+def decode_overrides(data: bytes | None, *, now_s: float, wall_s: float) -> dict[str, Override]:
+    """What `encode_overrides` has written, also what has run out meanwhile; nothing for no bytes.
+
+    Raises:
+        ValueError: it was not written by `encode_overrides`.
+    """
+    if data is None:
+        return {}
+    try:
+        rows = json.loads(data)
+        return {
+            str(pool): Override(
+                replicas=int(row["replicas"]),
+                until_s=None if row["until"] is None else now_s + float(row["until"]) - wall_s,
+            )
+            for pool, row in rows.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"scaling overrides cannot be read: {data[:200]!r}") from error

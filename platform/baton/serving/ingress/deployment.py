@@ -19,9 +19,11 @@ from baton.config.schema.deployment import ApiServerKind, DeploymentConfig
 from baton.domain.commands import RecordSelection
 from baton.domain.demand import ColdStart
 from baton.domain.errors import LinkFailed
+from baton.engine.vllm.gate.adapters import AdapterRequest, Administer
+from baton.engine.vllm.gate.errors import Problem
 from baton.engine.vllm.gate.gate import AsgiApp
+from baton.serving.controller.adapter_manager import CallReplicas
 from baton.serving.controller.quota_allocator import Shares
-from baton.serving.ingress.adapter_admin import make_administer
 from baton.serving.ingress.model_ingress import ModelIngress
 from baton.serving.ingress.multi_model import MultiModelIngress
 from baton.serving.ray.asgi_port import serve_app_at_port, serve_at_port
@@ -32,7 +34,7 @@ from baton.serving.replica import hub_environment
 from baton.serving.replica.model_download import fetch_for_ingress
 from baton.serving.replica.start_reports import StartReporter
 from baton.serving.shared.metadata import METRICS_ADDRESS
-from baton.serving.shared.names import INGRESS
+from baton.serving.shared.names import CONTROLLER, INGRESS
 from baton.serving.store.adapter_store import AdapterFollower, decode_registry
 from baton.serving.store.config_participant import ConfigParticipant
 from baton.serving.store.config_store import Generations, LiveConfig
@@ -42,6 +44,8 @@ from baton.telemetry.logs import configure_logs, log_event
 _LOGGER = logging.getLogger(__name__)
 _MAX_RUST_CORES = 4
 """What one ingress in Rust keeps busy: its program and its gate have several threads each."""
+_CALL_TIMEOUT_S = 80.0
+"""The controller itself gives up sooner."""
 
 
 def process_tree_cpu_s() -> float:
@@ -221,3 +225,31 @@ class Ingress:
         if self._config_participant is None:
             raise LinkFailed("ingress", "the ingress is starting")
         return self._config_participant
+
+
+def make_administer(call: CallReplicas) -> Administer:
+    """What carries a client's orders out."""
+
+    async def administer(order: AdapterRequest) -> Problem | None:
+        if order.path is None:
+            call_arguments: tuple[object, ...] = ("unload_adapter", order.name, order.tenant)
+        else:
+            load_order = {
+                "name": order.name,
+                "source": order.path,
+                "tenant": order.tenant,
+                "model": order.model,
+                "in_place": order.in_place,
+            }
+            call_arguments = ("load_adapter", load_order)
+        method, *arguments = call_arguments
+        answers = await call(CONTROLLER, str(method), *arguments, timeout_s=_CALL_TIMEOUT_S)
+        if not answers.values:
+            why = answers.failures[0] if answers.failures else "there is none"
+            return Problem(status=503, message=f"the controller does not answer: {why}; try again")
+        refusal = answers.values[0]
+        if isinstance(refusal, dict):
+            return Problem(status=int(refusal["status"]), message=str(refusal["why"]))
+        return None
+
+    return administer

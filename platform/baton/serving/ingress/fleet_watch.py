@@ -7,7 +7,7 @@ link is kept, and no new work is sent there, until the link itself breaks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
@@ -17,6 +17,8 @@ from baton.serving.shared.metadata import LINK_ADDRESS, REPLICA_ID
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
+_MAX_WAIT_S = 10.0
+"""A pool that has no replica for so long, while others serve, is missing: requests do without."""
 
 
 class Links(Protocol):
@@ -90,3 +92,32 @@ class FleetWatch:
 
 def _log(event: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
     log_event(_LOGGER, level, event, fields)
+
+
+class FleetReadiness:
+    """Holds readiness back until every pool that always has replicas has one that has joined.
+
+    An ingress that knows one pool only would run both phases there, whatever the configuration
+    says. Once ready it stays so: what goes missing later is what placement is for.
+    """
+
+    def __init__(self, pools: Iterable[str], *, wait_s: float = _MAX_WAIT_S) -> None:
+        self._required_pools = frozenset(pools)
+        self._ready = False
+        self._wait_s = wait_s
+        self._serving_since_s: float | None = None
+
+    def reconfigure(self, pools: Iterable[str]) -> None:
+        """Other pools always have replicas now."""
+        self._required_pools = frozenset(pools)
+
+    def is_ready(self, joined_pools: Iterable[str], now_s: float) -> bool:
+        """Whether to take requests, where replicas of these pools have joined and can serve."""
+        if self._ready:
+            return True
+        serving_pools = frozenset(joined_pools)
+        if serving_pools and self._serving_since_s is None:
+            self._serving_since_s = now_s
+        waited_s = 0.0 if self._serving_since_s is None else now_s - self._serving_since_s
+        self._ready = serving_pools >= self._required_pools or waited_s >= self._wait_s
+        return self._ready

@@ -46,11 +46,9 @@ from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.process.gc_tuning import freeze_startup_heap
 from baton.serving.controller.quota_allocator import IngressShares, Shares
 from baton.serving.ingress.auth import IngressAuth, frontend_limits, request_capabilities
-from baton.serving.ingress.fleet_readiness import FleetReadiness
-from baton.serving.ingress.fleet_watch import FleetWatch
+from baton.serving.ingress.fleet_watch import FleetReadiness, FleetWatch
 from baton.serving.ingress.rust_ingress import RustIngress, open_routes
-from baton.serving.ingress.telemetry import IngressTelemetry
-from baton.serving.ingress.tracing import ingress_tracer
+from baton.serving.ingress.telemetry import IngressTelemetry, ingress_tracer
 from baton.serving.ray.asgi_port import placeholder_app
 from baton.serving.ray.membership import Membership
 from baton.serving.replica.engines import model_path

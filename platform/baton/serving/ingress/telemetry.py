@@ -9,18 +9,21 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from baton.config.schema.deployment import DeploymentConfig
 from baton.config.schema.observability import ObservabilityConfig
 from baton.control.coordinator import Coordinator
 from baton.control.state.limits import CoordinatorLimits
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.events import Event
 from baton.runtime.ports import Recorder
+from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.process.log_events import log_event
 from baton.serving.http.access_token import TokenFile
 from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
 from baton.telemetry.metrics.ingress import IngressMetrics
 from baton.telemetry.metrics.ingress_families import IngressCollector, IngressFacts
 from baton.telemetry.requests.outcomes import ReplicaOutcomes
+from baton.telemetry.requests.tracing import Exporter, SamplingRules, Tracer
 
 _DEFAULT_LIMITS = CoordinatorLimits()
 _LOGGER = logging.getLogger(__name__)
@@ -96,3 +99,30 @@ class IngressTelemetry:
 
     def _current_generation(self) -> int:
         return self.generation()
+
+
+def ingress_tracer(
+    config: DeploymentConfig, *, instance_id: str, clock: MonotonicClock
+) -> Tracer | None:
+    """Sends traces of this ingress' requests, once started; None where nothing is traced."""
+    tracing = config.observability.tracing
+    if tracing.otlp is None:
+        return None
+    url = tracing.otlp
+
+    def connect() -> Exporter:
+        try:
+            from baton.telemetry.requests.otlp import OtlpExporter
+        except ImportError as error:
+            raise RuntimeError(
+                "observability.tracing.otlp is set, but opentelemetry is not installed here:"
+                " install baton[otel] on every node, or set it to null"
+            ) from error
+        return OtlpExporter(url, instance_id=instance_id)
+
+    return Tracer(
+        SamplingRules(sample_fraction=tracing.sample, keep_slo_misses=tracing.keep_slo_misses),
+        model=config.model_name,
+        wall_offset_s=clock.wall_offset_s,
+        connect=connect,
+    )
