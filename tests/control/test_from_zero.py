@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.control.queue.cold_start_wait import ColdStartWait
+from baton.control.queue.pending import ColdStartWait
 from baton.control.state.limits import CoordinatorLimits
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.demand import ColdStart

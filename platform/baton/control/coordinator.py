@@ -1,11 +1,12 @@
 """The request machine: admit, place, hand off, stream, recover.
 
 Theory of operation. `handle(event, now_s)` returns the commands that follow; the machine does no
-I/O and reads no clock. Each request is an `RequestState` that walks the table in `transitions`; it
-has at most one running leg at a time (a prefill leg, then a decode leg; or one local leg) and at
-most one lease. Legs of probes (`prober`) are booked with those of requests and told apart by their
-ids. A leg that is given up is *closing* until its replica confirms the abort, because an output
-that was already under way may still bring a ticket, and with it blocks to free.
+I/O and reads no clock. The coordinator finds what an event is about: a request (`lifecycle`), a
+probe (`prober`), a replica (`health`). A request has at most one running leg at a time (a prefill
+leg, then a decode leg; or one local leg) and at most one lease. Legs of probes are booked with
+those of requests and told apart by their ids. A leg that is given up is *closing* until its replica
+confirms the abort, because an output that was already under way may still bring a KV handle, and
+with it blocks to free.
 
 What may fail: a leg (`LegFailed`, or an output that ends in ERROR or ABORT), a replica (whatever
 ran there is placed again, with the tokens already delivered as part of the prompt), and time
@@ -24,18 +25,18 @@ from typing import assert_never
 from baton.control.accounting.reporter import CoordinatorReporter
 from baton.control.fleet.fleet_model import FleetModel
 from baton.control.fleet.fleet_table import FleetTable
-from baton.control.fleet.leg_table import LegTable
+from baton.control.fleet.leg_table import ClosingLeg, LegTable
 from baton.control.probing.notices import PairNotice
 from baton.control.probing.prober import PairProber, ProbeOptions
 from baton.control.queue.recent_estimates import SheddingClass
 from baton.control.queue.tenant_limits import LimitExceeded, TenantLimits
 from baton.control.request.draining import DrainingReplicas
-from baton.control.request.leg_events import LegEventHandler
-from baton.control.request.lifecycle import RequestLifecycle
+from baton.control.request.lifecycle import FAILED_FINISHES, REJECTED_FINISHES, RequestLifecycle
+from baton.control.request.retries import RetryCause
 from baton.control.state.limits import CoordinatorLimits
 from baton.control.state.request_state import RequestState
 from baton.control.state.service_rules import ServiceRules
-from baton.domain.commands import Command, SyncCache
+from baton.domain.commands import Command, Deliver, Delivery, SyncCache
 from baton.domain.demand import AdmissionCount, CoordinatorReport
 from baton.domain.errors import (
     NotAllowed,
@@ -65,7 +66,8 @@ from baton.domain.events import (
     TimerFired,
 )
 from baton.domain.fleet import FleetView, LossReason, ReplicaFacts, Role
-from baton.domain.request import Phase, Request
+from baton.domain.handoff import LegFailure, LegKind, LegOutput
+from baton.domain.request import FinishReason, LocalOnlyReason, Phase, Request
 from baton.domain.retry_reasons import RetryReason, RetryTotals
 from baton.perf.fitting.engine_timings import EngineTimings
 from baton.perf.timing import EngineTiming
@@ -76,6 +78,9 @@ from baton.policy.resilience.circuit_breakers import CircuitState
 
 _CRASH_REASONS = frozenset({LossReason.DISCONNECTED, LossReason.ENGINE_DEAD})
 """Losses that a request may have brought about."""
+_REJECTIONS = frozenset({LegFailure.REJECTED, LegFailure.INVALID})
+_NON_LINK_FAILURES = frozenset({LegFailure.OVERLOADED, LegFailure.UNREACHABLE, LegFailure.DRAINING})
+"""Failures of a decode leg that say nothing of the link that its blocks would have taken."""
 _CAPACITY_EVENTS = (LoadReported, LegsAborted, ReplicaJoined, RoleChanged)
 """After these somebody who waits may have a place, though no leg has ended."""
 
@@ -107,20 +112,23 @@ class Coordinator:
         self.fleet_model = FleetModel(
             self._fleet, PrefixIndex(index, seed=seed), EngineTimings(priors)
         )
+        tenant_limits = TenantLimits(self._rules.tenants, coordinators=coordinators)
         self._lifecycle = RequestLifecycle(
             limits=limits,
             placer=placer,
             fleet=self._fleet,
             legs=self._legs,
             fleet_model=self.fleet_model,
-            tenant_limits=TenantLimits(self._rules.tenants, coordinators=coordinators),
+            tenant_limits=tenant_limits,
         )
+        self._tenant_limits = tenant_limits
+        self._requests = self._lifecycle.requests
         self._health = self._lifecycle.health
-        self._lifecycle.pending.admission.configure(self._rules)
+        self._accounts = self._lifecycle.accounts
+        self._pending = self._lifecycle.pending
+        self._pending.admission.configure(self._rules)
         self._draining = DrainingReplicas(limits, self._fleet, self._legs)
-        self._reporter = CoordinatorReporter(
-            self._fleet, self.fleet_model, self._lifecycle.accounts
-        )
+        self._reporter = CoordinatorReporter(self._fleet, self.fleet_model, self._accounts)
         self._is_probing = probing is not None
         self._prober = PairProber(
             limits=limits,
@@ -130,14 +138,8 @@ class Coordinator:
             rng=Random(seed),  # noqa: S311 - makes prompts differ, guards nothing
             options=probing,
         )
-        self._leg_events = LegEventHandler(
-            lifecycle=self._lifecycle,
-            legs=self._legs,
-            fleet=self._fleet,
-            prober=self._prober,
-            health=self._health,
-        )
-        self._ignored_arrivals = 0
+        self.ignored_events = 0
+        """Outputs, failures and arrivals that belong to nothing known; late frames mostly."""
         self._handled_at_s = 0.0
 
     # -------------------------------------------------------------- what a body calls
@@ -149,10 +151,10 @@ class Coordinator:
         lifecycle = self._lifecycle
         lifecycle.commands = []
         self._apply(event, now_s)
-        if lifecycle.pending.head_retry_at_s is not None:  # or else nobody waits for its turn
+        if self._pending.head_retry_at_s is not None:  # or else no request waits for its turn
             if self._legs.ended_count != ended_before or isinstance(event, _CAPACITY_EVENTS):
-                lifecycle.pending.on_capacity(now_s)
-            lifecycle.dispatcher.serve_waiting(now_s)
+                self._pending.on_capacity(now_s)
+            lifecycle.serve_waiting(now_s)
         if lifecycle.transfers.suspects:
             for source_id, target_id in lifecycle.transfers.pop_suspects():
                 self._add_commands(self._prober.suspect(source_id, target_id, now_s))
@@ -163,7 +165,7 @@ class Coordinator:
         earliest_s = self._lifecycle.deadlines.next_at_s()
         for at_s in (
             self._legs.next_deadline_at_s(),
-            self._lifecycle.pending.next_retry_at_s(),
+            self._pending.next_retry_at_s(),
             self._prober.next_deadline_at_s() if self._is_probing else None,
             self._draining.next_at_s(),
             self._health.next_at_s(),
@@ -181,11 +183,11 @@ class Coordinator:
         tenant's limits, too; what else there is against a request only shows when it arrives. Of a
         batch of more than may ever wait, those without a place are then turned away one by one.
         """
-        in_flight, pending = len(self._lifecycle.requests), self._lifecycle.pending
+        in_flight, pending = len(self._requests), self._pending
         at_s = self._handled_at_s if now_s is None else now_s
         if in_flight + requests > self._limits.max_requests:
             why = f"{in_flight} requests are in flight"
-            return self._lifecycle.dispatcher.queue_full_error("-", why, at_s)
+            return self._pending.queue_full_error("-", why, at_s)
         # More than could ever wait may come when nobody does: an idle fleet takes in most at once.
         queueable = min(requests, self._limits.max_queued)
         excess = len(pending) + queueable - self._limits.max_queued
@@ -194,10 +196,10 @@ class Coordinator:
             and pending.admission.evictable_count(self._rules.highest_priority(tenant)) < excess
         ):
             why = f"{len(pending)} requests wait for a replica"
-            return self._lifecycle.dispatcher.queue_full_error("-", why, at_s)
+            return self._pending.queue_full_error("-", why, at_s)
         if tenant is not None and now_s is not None:
             known_tenant = self._rules.tenant(tenant)
-            if (limited := self._lifecycle.tenant_limits.check(known_tenant, now_s)) is not None:
+            if (limited := self._tenant_limits.check(known_tenant, now_s)) is not None:
                 return RateLimited("-", limited.retry_after_s, limited.why)
         return None
 
@@ -207,18 +209,15 @@ class Coordinator:
         By a replica that takes work, or by one that is started because the request waits for it.
         A fleet that starts for the first time cannot, until its first replica is there.
         """
-        dispatcher = self._lifecycle.dispatcher
-        return dispatcher.has_eligible_replica or (
-            dispatcher.cold_start_wait.triggers_start and dispatcher.cold_start_wait.was_up
-        )
+        return self._pending.can_serve()
 
     def shedding_classes(self, now_s: float) -> list[SheddingClass]:
         """The tenants and classes of late of which one more would be refused by prediction now.
 
         For a gate that knows no more of a request than who asks; it asks for the `rejection`, too.
         """
-        admission, slos = self._lifecycle.pending.admission, self._rules.slos
-        expected_tokens = round(self._lifecycle.accounts.recent.prompt_tokens)
+        admission, slos = self._pending.admission, self._rules.slos
+        expected_tokens = round(self._accounts.recent.prompt_tokens)
         shedding = []
         for name, slo_class in admission.recent_classes(now_s):
             tenant, slo = self._rules.tenant(name), slos.classes.get(slo_class)
@@ -246,29 +245,29 @@ class Coordinator:
         self._rules = rules or self._rules
         self._lifecycle.reconfigure(limits=limits, placer=placer)
         if rules is not None:
-            self._lifecycle.pending.admission.configure(rules)
-            self._lifecycle.tenant_limits.reconfigure(rules.tenants)
-        self._lifecycle.pending.retry_now()
+            self._pending.admission.configure(rules)
+            self._tenant_limits.reconfigure(rules.tenants)
+        self._pending.retry_now()
         if limits is not None:
             self._prober.reconfigure(limits)
             self._draining.reconfigure(limits)
 
     def report(self, coordinator_id: str, now_s: float) -> CoordinatorReport:
         """What the controller should know: what was asked, what requests got, every pool."""
-        requests, queued_ids = self._lifecycle.requests, self._lifecycle.pending.ids()
-        requested_rates = self._lifecycle.tenant_limits.requested_rates(now_s)
+        requests, queued_ids = self._requests, self._pending.ids()
+        requested_rates = self._tenant_limits.requested_rates(now_s)
         return self._reporter.report(
             coordinator_id,
             now_s,
             requests=requests,
             queued_ids=queued_ids,
             requested_rates=requested_rates,
-            drain_s=self._lifecycle.pending.admission.drain_s(),
+            drain_s=self._pending.admission.drain_s(),
         )
 
     def admissions(self) -> tuple[AdmissionCount, ...]:
         """What became of requests at the door, as totals since the start."""
-        return self._lifecycle.accounts.admission_counts.rows()
+        return self._accounts.admission_counts.rows()
 
     def fleet(self, now_s: float) -> FleetView:
         """The fleet as placement sees it."""
@@ -276,22 +275,17 @@ class Coordinator:
 
     def phases(self) -> dict[str, Phase]:
         """The phase of every request in flight, by request id."""
-        return {request_id: state.phase for request_id, state in self._lifecycle.requests.items()}
+        return {request_id: state.phase for request_id, state in self._requests.items()}
 
     def adapters_in_flight(self) -> Mapping[str, int]:
         """How many requests under way, or waiting, need each adapter."""
-        requests = self._lifecycle.requests.values()
+        requests = self._requests.values()
         adapters = (state.request.adapter for state in requests)
         return Counter(name for name in adapters if name is not None)
 
     def lease_counts(self) -> dict[str, int]:
         """How many of our handoffs each replica keeps blocks for, by replica."""
-        return self._lifecycle.lease_counts()
-
-    @property
-    def ignored_events(self) -> int:
-        """Outputs, failures and arrivals that belong to nothing known; late frames mostly."""
-        return self._leg_events.ignored_count + self._ignored_arrivals
+        return dict(Counter(e.lease.replica_id for e in self._requests.values() if e.lease))
 
     def unconfirmed_aborts(self) -> int:
         """Legs that were given up and whose replicas have not said yet that they are gone."""
@@ -320,29 +314,31 @@ class Coordinator:
         self._prober.check_integrity()
         self._legs.check_integrity()
         self._lifecycle.check_integrity()
-        self.fleet_model.check_integrity(self._lifecycle.transfer_count())
+        # A transfer outlives its source until its leg ends.
+        transfers = sum(state.transfer is not None for state in self._requests.values())
+        self.fleet_model.check_integrity(transfers)
 
     def _apply(self, event: Event, now_s: float) -> None:
         match event:
             case StepCompleted():
                 self._health.on_heartbeat(event.replica_id, now_s)
                 self._health.on_step(event.replica_id, now_s)
-                self._leg_events.on_step(event, now_s)
+                self._on_step(event, now_s)
             case RequestArrived() | RequestsRejected() | RequestsCancelled():
                 self._on_client_event(event, now_s)
             case LoadReported() | CacheChanged() | LinksReported() | SideChannelChecked():
                 self._on_report(event, now_s)
             case LegFailed():
-                self._leg_events.on_failed(event, now_s)
+                self._on_leg_failed(event, now_s)
             case LegsAborted():
                 self._health.on_heartbeat(event.replica_id, now_s)
-                self._leg_events.on_aborted(event.leg_ids)
+                self._on_aborted(event.leg_ids)
             case TimerFired():
                 self._on_time(now_s)
             case QuotasAllocated():
-                self._lifecycle.tenant_limits.apply_shares(event.shares, now_s)
+                self._tenant_limits.apply_shares(event.shares, now_s)
             case ColdStartReported():
-                self._lifecycle.dispatcher.on_cold_start(event.cold_start, now_s)
+                self._lifecycle.on_cold_start(event.cold_start, now_s)
             case ReplicaJoined() | ReplicaLost() | ReplicaDraining() | RoleChanged():
                 self._on_membership(event, now_s)
             case _:
@@ -364,10 +360,10 @@ class Coordinator:
                 assert_never(event)
 
     def _on_arrival(self, request: Request, now_s: float) -> None:
-        requests = self._lifecycle.requests
+        requests = self._requests
         if request.request_id in requests:
             # The seam gives unique ids; a duplicate must not disturb the stream that has the id.
-            self._ignored_arrivals += 1
+            self.ignored_events += 1
             return
         tokens = len(request.prompt_token_ids)
         tenant = self._rules.tenant(request.tenant)
@@ -391,7 +387,7 @@ class Coordinator:
         if error is not None:
             self._lifecycle.end(state, Phase.SHED, now_s, reason=error.why, error=error)
         else:
-            self._lifecycle.retries.budget.record_arrival(now_s)
+            self._lifecycle.retries.on_arrival(now_s)
             self._lifecycle.place(state, now_s)
 
     def _charge(self, state: RequestState, now_s: float) -> RateLimited | None:
@@ -399,7 +395,7 @@ class Coordinator:
         request = state.request
         expected_tokens = self.fleet_model.timings.expected_output_tokens(request.max_tokens)
         tokens = len(request.prompt_token_ids) + expected_tokens
-        charge = self._lifecycle.tenant_limits.acquire(state.tenant, tokens, now_s)
+        charge = self._tenant_limits.acquire(state.tenant, tokens, now_s)
         if isinstance(charge, LimitExceeded):
             return RateLimited(state.request_id, charge.retry_after_s, charge.why)
         state.charge = charge
@@ -407,9 +403,9 @@ class Coordinator:
 
     def _rejection_of(self, request: Request, now_s: float) -> QueueFull | PromptTooLong | None:
         limits = self._limits
-        if len(self._lifecycle.requests) > limits.max_requests:
+        if len(self._requests) > limits.max_requests:
             why = f"{limits.max_requests} requests are in flight"
-            return self._lifecycle.dispatcher.queue_full_error(request.request_id, why, now_s)
+            return self._pending.queue_full_error(request.request_id, why, now_s)
         tokens = len(request.prompt_token_ids)
         if limits.max_prompt_tokens is not None and tokens > limits.max_prompt_tokens:
             why = f"the prompt has {tokens} tokens, at most {limits.max_prompt_tokens} are let in"
@@ -422,7 +418,7 @@ class Coordinator:
         How long their prompts are nobody knows: they are taken to be as long as others' lately.
         Whoever asks for a class that it may not have is counted in its own.
         """
-        accounts, tenant = self._lifecycle.accounts, self._rules.tenant(event.tenant)
+        accounts, tenant = self._accounts, self._rules.tenant(event.tenant)
         expected_tokens = round(accounts.recent.prompt_tokens)
         slo = self._rules.slos.resolve(event.slo_class, tenant, expected_tokens)
         if isinstance(slo, ClassNotAllowed):
@@ -436,8 +432,101 @@ class Coordinator:
 
     def _on_cancel(self, request_ids: tuple[str, ...], now_s: float) -> None:
         for request_id in request_ids:
-            if (state := self._lifecycle.requests.get(request_id)) is not None:
+            if (state := self._requests.get(request_id)) is not None:
                 self._lifecycle.cancel(state, now_s)
+
+    # -------------------------------------------------------------- legs
+
+    def _on_step(self, event: StepCompleted, now_s: float) -> None:
+        """An engine step produced something for legs: of requests, of probes, or late ones."""
+        deliveries: list[Delivery] = []
+        lifecycle, replica_id, get_leg = self._lifecycle, event.replica_id, self._legs.get_running
+        get_request = self._requests.get
+        for output in event.outputs:
+            dispatched = get_leg(output.leg_id)
+            if dispatched is None or dispatched.replica_id != replica_id:
+                self._on_late_output(output, replica_id, now_s)
+                continue
+            leg = dispatched.leg
+            state = get_request(leg.request_id)
+            if state is None:  # what runs and is of no request is a probe's
+                self._add_commands(self._prober.on_output(output, now_s))
+            elif output.finish in REJECTED_FINISHES:
+                why, is_invalid = (
+                    str(output.stop_reason or ""),
+                    output.finish is FinishReason.INVALID,
+                )
+                lifecycle.fail_rejected(state, replica_id, why, now_s, is_invalid=is_invalid)
+            elif leg.kind is LegKind.PREFILL:
+                delivery = lifecycle.on_prefill_output(state, output, dispatched, now_s)
+                if delivery is not None:
+                    deliveries.append(delivery)
+            elif output.finish in FAILED_FINISHES:
+                lifecycle.on_failed_output(state, output, now_s)
+            else:
+                deliveries.append(lifecycle.on_decode_output(state, output, dispatched, now_s))
+        if deliveries:
+            # First, so that a client has its last token before its request is recorded as ended.
+            lifecycle.commands.insert(0, Deliver(deliveries=tuple(deliveries)))
+
+    def _on_late_output(self, output: LegOutput, replica_id: str, now_s: float) -> None:
+        """An output of a leg that is closing, or was forgotten; no replica will pull its blocks."""
+        if output.kv_handle is not None:
+            self._lifecycle.release_blocks(output, replica_id, now_s)
+        elif output.finish in FAILED_FINISHES or output.finish in REJECTED_FINISHES:
+            self._on_late_failure(output.leg_id, now_s)
+        elif self._legs.get_closing(output.leg_id) is None:
+            self.ignored_events += 1
+
+    def _on_leg_failed(self, event: LegFailed, now_s: float) -> None:
+        """A leg ended without its engine finishing it."""
+        if not event.was_sent:
+            self._fleet.on_leg_unsent(event.replica_id, event.leg_id)
+        dispatched = self._legs.get_running(event.leg_id)
+        if dispatched is None or dispatched.replica_id != event.replica_id:
+            self._on_late_failure(event.leg_id, now_s)
+            return
+        if self._prober.owns(event.leg_id):
+            self._add_commands(self._prober.on_leg_failed(event, now_s))
+            return
+        state = self._requests[dispatched.leg.request_id]
+        if event.failure in _REJECTIONS:
+            is_invalid = event.failure is LegFailure.INVALID
+            self._lifecycle.fail_rejected(
+                state, event.replica_id, event.why, now_s, is_invalid=is_invalid
+            )
+            return
+        if event.failure is LegFailure.KV_LOAD_FAILED:
+            state.local_only = LocalOnlyReason.HANDOFF_FAILED
+        if event.failure in _NON_LINK_FAILURES:
+            self._lifecycle.transfers.end(state, now_s)
+        self._lifecycle.on_leg_failed(state, RetryCause.of_failed_leg(event), now_s)
+
+    def _on_late_failure(self, leg_id: str, now_s: float) -> None:
+        # Unlike a confirmed abort, a failure says nothing about the blocks the leg was to pull.
+        if (closing := self._legs.confirm_closed(leg_id)) is None:
+            self.ignored_events += 1
+        else:
+            self._release_closing_lease(closing, now_s)
+
+    def _on_aborted(self, leg_ids: tuple[str, ...]) -> None:
+        """A replica confirms that legs are gone."""
+        # A confirmed abort of a decode leg has ended its lease too: engines see to that.
+        for leg_id in leg_ids:
+            if self._legs.confirm_closed(leg_id) is None:
+                self.ignored_events += 1
+
+    def _on_abort_timeout(self, closing: ClosingLeg, now_s: float) -> None:
+        """A replica did not confirm an abort in time: that counts against it."""
+        dispatched = closing.dispatched
+        why = "an abort was not confirmed"
+        self._health.on_leg_failed(dispatched.replica_id, dispatched.leg.leg_id, now_s, why)
+        self._release_closing_lease(closing, now_s)
+
+    def _release_closing_lease(self, closing: ClosingLeg, now_s: float) -> None:
+        """A closing leg is gone: its lease, if it had one, ends with it."""
+        if closing.lease is not None:
+            self._lifecycle.release_lease(closing.lease, now_s)
 
     # -------------------------------------------------------------- replicas and time
 
@@ -492,7 +581,7 @@ class Coordinator:
         self.fleet_model.on_replica_joined(facts)
         if self._is_probing:
             self._add_commands(self._prober.on_replica_joined(facts, now_s))
-        self._lifecycle.dispatcher.retry_unplaced(now_s)
+        self._lifecycle.retry_unplaced(now_s)
 
     def _on_role_changed(self, replica_id: str, role: Role, now_s: float) -> None:
         """Other pairs are of interest from now on, and somebody who waits may have a place."""
@@ -501,7 +590,7 @@ class Coordinator:
             if self._is_probing:
                 self._add_commands(self._prober.on_replica_removed(replica_id, now_s))
                 self._add_commands(self._prober.on_replica_joined(view.facts, now_s))
-            self._lifecycle.dispatcher.retry_unplaced(now_s)
+            self._lifecycle.retry_unplaced(now_s)
 
     def _on_lost(self, event: ReplicaLost, now_s: float) -> None:
         self._draining.remove(event.replica_id)
@@ -513,14 +602,13 @@ class Coordinator:
         _, closing = self._legs.legs_on(event.replica_id)
         for closing_leg in closing:
             self._legs.confirm_closed(closing_leg.dispatched.leg.leg_id)
-            self._leg_events.release_closing_lease(closing_leg, now_s)
-        retries, why = self._lifecycle.retries, f"the replica was lost ({event.reason})"
-        for state in retries.requests_on(event.replica_id):
+            self._release_closing_lease(closing_leg, now_s)
+        why = f"the replica was lost ({event.reason})"
+        cause = RetryCause(event.replica_id, RetryReason.REPLICA_LOST, why)
+        for state in self._lifecycle.requests_on(event.replica_id):
             if event.reason in _CRASH_REASONS:
                 state.on_replica_crashed()
-            retries.leg_failed(
-                state, event.replica_id, why, now_s, retry_reason=RetryReason.REPLICA_LOST
-            )
+            self._lifecycle.on_leg_failed(state, cause, now_s)
 
     def _add_commands(self, commands: Iterable[Command]) -> None:
         self._lifecycle.commands.extend(commands)
@@ -528,13 +616,13 @@ class Coordinator:
     def _on_time(self, now_s: float) -> None:
         self._add_commands(self._prober.on_time(now_s))
         for replica_id in self._health.on_time(now_s):
-            self._lifecycle.retries.evacuate_unresponsive(replica_id, now_s)
+            self._lifecycle.evacuate_unresponsive(replica_id, now_s)
         for closing in self._legs.pop_overdue(now_s):
-            self._leg_events.on_abort_timeout(closing, now_s)
+            self._on_abort_timeout(closing, now_s)
         for request_id in self._lifecycle.deadlines.pop_due(now_s):
-            self._lifecycle.on_deadline(self._lifecycle.requests[request_id], now_s)
-        for state in self._draining.start_due_migrations(self._lifecycle.requests, now_s):
-            self._lifecycle.retries.migrate(state, now_s)
-        retry_at_s = self._lifecycle.pending.unplaced_retry_at_s
+            self._lifecycle.on_deadline(self._requests[request_id], now_s)
+        for state in self._draining.start_due_migrations(self._requests, now_s):
+            self._lifecycle.migrate(state, now_s)
+        retry_at_s = self._pending.unplaced_retry_at_s
         if retry_at_s is not None and retry_at_s <= now_s:
-            self._lifecycle.dispatcher.retry_unplaced(now_s)
+            self._lifecycle.retry_unplaced(now_s)

@@ -1,8 +1,18 @@
-"""What can happen to one request: placed, handed off, streamed, ended.
+"""One request from its arrival to its end: it waits, is placed, handed off, streamed, tried again.
 
-Each method takes an `RequestState` along one edge of the transition table, or several, and appends
-the commands that follow. Which request an event is about is the coordinator's business, and what is
-done when a leg fails that of `recovery`.
+*Theory of operation.* A request is a `RequestState`; its phase moves along `TRANSITIONS`. Each
+phase is entered in one method, which issues the commands that follow:
+
+    QUEUED     `_queue_for_replica`, `_queue_for_admission`
+    PREFILL    `_start_route`: the first leg of a route, be it local or a prefill leg
+    TRANSFER   `_hand_off`: the decode leg, which pulls the blocks of a finished prefill leg
+    DECODE     `_begin_stream`: the first output of a local or decode leg
+    RESUME     `_resume`: placed again, with the tokens that its client has as part of its prompt
+    an end     `end`: FINISHED, SHED, EVICTED, FAILED or CANCELLED, once for each request
+
+The coordinator says which request an event is about. Every request that waits or runs has a
+deadline, on which `on_deadline` acts. `retries` decides what follows when a leg is over without a
+result; `legs` books the beginning and the end of each leg.
 """
 
 from __future__ import annotations
@@ -15,20 +25,40 @@ from baton.control.fleet.fleet_model import FleetModel
 from baton.control.fleet.fleet_table import FleetTable
 from baton.control.fleet.health import ReplicaHealth
 from baton.control.fleet.leg_table import DispatchedLeg, LegTable
-from baton.control.queue.admission_controller import AdmissionController
 from baton.control.queue.pending import PendingRequests
 from baton.control.queue.tenant_limits import TenantLimits
-from baton.control.request.dispatch import Dispatcher
-from baton.control.request.leases import new_lease, release_command
-from baton.control.request.leg_recorder import LegRecorder
-from baton.control.request.retries import RequestRetries
-from baton.control.request.transfers import InFlightTransfers
+from baton.control.request.legs import LegRecorder
+from baton.control.request.retries import (
+    Fail,
+    Retry,
+    RetryCause,
+    RetryPolicy,
+    is_failure,
+    is_replica_at_fault,
+    is_unresumable,
+)
+from baton.control.request.transfers import (
+    InFlightTransfers,
+    new_lease,
+    release_command,
+    transfer_timeout_s,
+)
 from baton.control.state.deadlines import Deadlines
 from baton.control.state.limits import CoordinatorLimits
 from baton.control.state.prompt_use import SharedPrompts
 from baton.control.state.request_state import RUNNING_PHASES, RequestState
 from baton.domain.commands import Command, Delivery, FailRequest, StoreRequestRecord
-from baton.domain.errors import BatonError, DeadlineExceeded, EngineFailed, RequestInvalid
+from baton.domain.demand import ColdStart
+from baton.domain.errors import (
+    BatonError,
+    DeadlineExceeded,
+    EngineFailed,
+    Evicted,
+    NoCapacity,
+    Rejected,
+    RequestInvalid,
+    SloUnattainable,
+)
 from baton.domain.handoff import (
     CacheUse,
     HandoffMode,
@@ -46,13 +76,14 @@ from baton.domain.value import evolve
 from baton.policy.admission.decision import AdmissionDecision, AdmissionReason, Admit, Enqueue, Shed
 from baton.policy.placement.port import NoRoute, PlacementQuery, Placer
 from baton.policy.placement.replica_cost import usable_tokens
+from baton.policy.resilience.hedging import is_better_alternative
 
 FAILED_FINISHES = frozenset({FinishReason.ERROR, FinishReason.ABORT})
 REJECTED_FINISHES = frozenset({FinishReason.INVALID, FinishReason.REJECTED})
 """Ends of legs that no engine has failed at: another one would end them the same."""
 
-_TRANSFER_TIMEOUT_FACTOR = 2.0
-"""So many times what a transfer is predicted to take."""
+_STALL_FRACTION = 0.9
+"""Of a stall: reports of the last step come a little after it."""
 
 
 class RequestLifecycle:
@@ -68,86 +99,75 @@ class RequestLifecycle:
         fleet_model: FleetModel,
         tenant_limits: TenantLimits,
     ) -> None:
-        self.limits = limits
         self.requests: dict[str, RequestState] = {}
         self.deadlines = Deadlines()
         self.commands: list[Command] = []
-        self.placer = placer
+        self._limits = limits
+        self._placer = placer
         self._fleet = fleet
         self._legs = legs
-        self.transfers = InFlightTransfers(fleet, fleet_model.links)
         self._fleet_model = fleet_model
-        self.accounts = Accounts(fleet, fleet_model)
+        self._tenant_limits = tenant_limits
         self.health = ReplicaHealth(limits.recovery, fleet)
-        self.leg_recorder = LegRecorder(
+        self.accounts = Accounts(fleet, fleet_model)
+        self.pending = PendingRequests(limits, fleet=fleet, fleet_model=fleet_model)
+        self.retries = RetryPolicy(limits, self.health)
+        self.transfers = InFlightTransfers(fleet, fleet_model.links)
+        self.shared_prompts = SharedPrompts()
+        self._leg_recorder = LegRecorder(
             legs=legs, fleet_model=fleet_model, accounts=self.accounts, health=self.health
         )
-        self.retries = RequestRetries(self, health=self.health, legs=legs, fleet_model=fleet_model)
-        self.pending = PendingRequests(
-            AdmissionController(
-                fleet=fleet, fleet_model=fleet_model, first_token_timeout_s=limits.first_token_s
-            )
-        )
-        self.dispatcher = Dispatcher(self, fleet=fleet, pending=self.pending)
-        self.tenant_limits = tenant_limits
-        self.shared_prompts = SharedPrompts()
 
     # -------------------------------------------------------------- placement
 
     def place(self, state: RequestState, now_s: float, *, delay_if_tried: bool = False) -> None:
-        """Begin the first leg of a route, or wait when nobody can take the request.
+        """Begin the first leg of a route, or wait where no replica can take the request.
 
         With `delay_if_tried`, a route over a replica that has just failed this request waits a
         moment first: a replica that refuses at once would otherwise use up every attempt at once.
         """
         query = self._fleet_model.placement_query(state, now_s)
-        decision = self.placer.place(query, self._fleet_model.placement_context(now_s))
+        decision = self._placer.place(query, self._fleet_model.placement_context(now_s))
         if isinstance(decision, NoRoute):
-            self.dispatcher.queue_for_replica(state, now_s, why=decision.reason)
+            self._queue_for_replica(state, now_s, why=decision.reason)
         elif delay_if_tried and decision.route.decode_replica_id in state.avoid:
-            self.dispatcher.queue_for_replica(state, now_s, why="every replica has just failed it")
-            self.pending.unplaced_retry_at_s = (
-                self.pending.unplaced_retry_at_s or now_s + self.limits.retry_s
-            )
+            self._queue_for_replica(state, now_s, why="every replica has just failed it")
+            retry_at_s = now_s + self._limits.retry_s
+            self.pending.unplaced_retry_at_s = self.pending.unplaced_retry_at_s or retry_at_s
         else:
-            admission = self.pending.admission.evaluate(state, query, decision, now_s)
-            if (
-                isinstance(admission, Enqueue)
-                and admission.reason is AdmissionReason.TPOT_UNATTAINABLE
-            ):
-                decision, admission = self._try_prefill_replica(
-                    state, query, (decision, admission), now_s
-                )
+            decision, admission = self._evaluate_admission(state, query, decision, now_s)
             match admission:
                 case Admit():
                     self._start_route(state, query, decision, now_s)
                 case Enqueue():
-                    self.dispatcher.queue_for_admission(state, admission, now_s)
+                    self._queue_for_admission(state, admission, now_s)
                 case Shed():
-                    self.dispatcher.reject(state, admission, now_s)
+                    self._reject(state, admission, now_s)
                 case _:
                     assert_never(admission)
 
-    def _try_prefill_replica(
-        self,
-        state: RequestState,
-        query: PlacementQuery,
-        fallback: tuple[PlacementDecision, Enqueue],
-        now_s: float,
+    def _evaluate_admission(
+        self, state: RequestState, query: PlacementQuery, decision: PlacementDecision, now_s: float
     ) -> tuple[PlacementDecision, AdmissionDecision]:
-        """Where decode will be too full for it, see whether it can stay where it is prefilled.
+        """Whether a request is admitted, and where.
 
-        Placement goes by the streams of now, and does not see those that are on their way.
+        Where decode will be too full for it, it may stay where it is prefilled: placement goes by
+        the streams of now, and does not see those that are on their way.
         """
-        context = self._fleet_model.placement_context(now_s)
-        decision = self.placer.place(evolve(query, is_decode_saturated=True), context)
-        if (
-            isinstance(decision, NoRoute)
-            or decision.route.reason is not RouteReason.DECODE_ON_PREFILL
-        ):
-            return fallback
         admission = self.pending.admission.evaluate(state, query, decision, now_s)
-        return (decision, admission) if isinstance(admission, Admit) else fallback
+        if (
+            not isinstance(admission, Enqueue)
+            or admission.reason is not AdmissionReason.TPOT_UNATTAINABLE
+        ):
+            return decision, admission
+        context = self._fleet_model.placement_context(now_s)
+        local = self._placer.place(evolve(query, is_decode_saturated=True), context)
+        if isinstance(local, NoRoute) or local.route.reason is not RouteReason.DECODE_ON_PREFILL:
+            return decision, admission
+        local_admission = self.pending.admission.evaluate(state, query, local, now_s)
+        if not isinstance(local_admission, Admit):
+            return decision, admission
+        return local, local_admission
 
     def _start_route(
         self, state: RequestState, query: PlacementQuery, decision: PlacementDecision, now_s: float
@@ -160,9 +180,9 @@ class RequestLifecycle:
         state.transition_to(Phase.PREFILL)
         if state.placed_at_s is None:
             state.placed_at_s = now_s
-        state.first_token_due_at_s = now_s + self.limits.first_token_s
-        hedge_at_s = self.retries.hedge_at_s(state, decision)
-        self.set_deadline(state, min(state.first_token_due_at_s, hedge_at_s))
+        state.first_token_due_at_s = now_s + self._limits.first_token_s
+        hedge_at_s = self.retries.hedge_at_s(state, decision, self._fleet_model.ttft_overruns)
+        self._set_deadline(state, min(state.first_token_due_at_s, hedge_at_s))
         if route.mode is HandoffMode.LOCAL:
             replica_id, leg = route.decode_replica_id, state.new_leg(LegKind.LOCAL)
         else:
@@ -176,11 +196,8 @@ class RequestLifecycle:
         prompt_tokens = len(leg.prompt_token_ids)
         uncached_tokens = prompt_tokens - self._reusable_tokens(query, replica_id, prompt_tokens)
         self.commands.append(
-            self.leg_recorder.begin(
-                state, leg, replica_id=replica_id, tokens=uncached_tokens, now_s=now_s
-            )
+            self._leg_recorder.begin(state, leg, replica_id, now_s, tokens=uncached_tokens)
         )
-        self._fleet_model.predict_cached(state, replica_id, prompt_tokens, now_s)
 
     def _emits_first_token(self, state: RequestState, decision: PlacementDecision) -> bool:
         """Whether the prefill leg of a route gives a client its token.
@@ -204,6 +221,109 @@ class RequestLifecycle:
             return 0
         return usable_tokens(query.hits.of(replica_id), tokens, view.facts.block_size_tokens)
 
+    # -------------------------------------------------------------- waiting
+
+    def _queue_for_replica(self, state: RequestState, now_s: float, *, why: str) -> None:
+        """Wait for a replica: briefly before the first token, for long once a stream is open."""
+        if state.phase is Phase.QUEUED:
+            return
+        streaming = bool(state.generated)
+        if not streaming and not self._make_room(state, now_s):
+            why = f"the queue is full ({why})"
+            error = self.pending.queue_full_error(state.request_id, why, now_s)
+            self._end_rejected(state, error, now_s)
+            return
+        state.transition_to(Phase.QUEUED)
+        self.pending.add_unplaced(state, now_s)
+        if streaming:
+            self._set_deadline(state, now_s + self._limits.resume_wait_s)
+        else:
+            self._set_deadline(state, now_s + self.pending.queue_timeout_s(now_s))
+
+    def _queue_for_admission(self, state: RequestState, decision: Enqueue, now_s: float) -> None:
+        """Wait for its turn."""
+        if state.request_id in self.pending.admission.wait_queue:
+            self.pending.not_admitted(decision, now_s)
+            return
+        if not self._make_room(state, now_s):
+            why = f"{len(self.pending)} requests wait already"
+            error = self.pending.queue_full_error(state.request_id, why, now_s)
+            self._end_rejected(state, error, now_s)
+            return
+        if state.phase is not Phase.QUEUED:
+            state.transition_to(Phase.QUEUED)
+        self.pending.enqueue(state, now_s)
+        self._set_deadline(state, now_s + decision.slack_s)
+
+    def _make_room(self, state: RequestState, now_s: float) -> bool:
+        """Whether one more may wait; for one of a higher band the newest of the lowest goes."""
+        if self.pending.has_room(state.request_id):
+            return True
+        victim = self.pending.admission.victim(state)
+        if victim is None:
+            return False
+        why = "the queue is full, and others come before it"
+        error = Evicted(victim, self.pending.retry_after_s(now_s), why)
+        self._end_rejected(self.requests[victim], error, now_s)
+        return True
+
+    def on_cold_start(self, start: ColdStart, now_s: float) -> None:
+        """Requests that wait for a replica wait as long as a cold start is now known to take."""
+        self.pending.on_cold_start(start, now_s)
+        if self.pending.has_eligible_replica:
+            return
+        timeout_s = self.pending.queue_timeout_s(now_s)
+        for request_id in self.pending.unplaced:
+            state = self.requests[request_id]
+            if state.waiting_since_s is not None:
+                self._set_deadline(state, max(now_s, state.waiting_since_s + timeout_s))
+
+    def retry_unplaced(self, now_s: float) -> None:
+        """Try to place all requests that wait for a replica, in order of arrival."""
+        self.pending.on_retry_unplaced()
+        for request_id in tuple(self.pending.unplaced):
+            self.place(self.requests[request_id], now_s)
+
+    def serve_waiting(self, now_s: float) -> None:
+        """Place the head of the queue, one after the other, as long as that succeeds."""
+        while (request_id := self.pending.pop_due_head(now_s)) is not None:
+            self.place(self.requests[request_id], now_s)
+            if self.pending.pop_due_head(now_s) == request_id:
+                self.pending.placement_failed(now_s)
+
+    def _on_queue_timeout(self, state: RequestState, now_s: float) -> None:
+        """It has waited for as long as it can."""
+        if state.generated:
+            why = f"no replica came to resume it within {self._limits.resume_wait_s:g} s"
+            self.fail(state, EngineFailed(state.request_id, why), now_s)
+            return
+        waited_s = self._limits.queue_wait_s
+        if state.waiting_since_s is not None:
+            waited_s = now_s - state.waiting_since_s
+        why = f"no replica took it within {waited_s:.3g} s"
+        if state.request_id in self.pending.admission.wait_queue:
+            self.pending.admission.wait_queue.record_timeout(state.request_id)
+            why = "its turn did not come in time for its first token"
+        error_type = Evicted if len(self._fleet) else NoCapacity
+        retry_s = self.pending.retry_after_s(now_s)
+        self._end_rejected(state, error_type(state.request_id, retry_s, why), now_s)
+
+    def _reject(self, state: RequestState, decision: Shed, now_s: float) -> None:
+        """It would be late: say so before anything was computed for it."""
+        why = (
+            f"its first token is predicted {decision.ttft_s:.2f} s after it arrived,"
+            f" which for class {state.slo.name!r} must be at most {decision.ttft_limit_s:.2f} s"
+        )
+        self.pending.admission.wait_queue.record_timeout(state.request_id)
+        retry_s = max(1.0, decision.retry_after_s)
+        error_type = SloUnattainable if state.phase is Phase.ARRIVED else Evicted
+        self._end_rejected(state, error_type(state.request_id, retry_s, why), now_s)
+
+    def _end_rejected(self, state: RequestState, error: Rejected, now_s: float) -> None:
+        """End a request that got nothing."""
+        outcome = Phase.SHED if state.phase is Phase.ARRIVED else Phase.EVICTED
+        self.end(state, outcome, now_s, reason=error.why, error=error)
+
     # -------------------------------------------------------------- tokens and handoff
 
     def on_decode_output(
@@ -212,7 +332,7 @@ class RequestLifecycle:
         """Journal the tokens of a local or decode leg and pass them on."""
         _, token_ids, finish, stop_reason, _, cached_tokens, detail, _, cache_use = output
         if cached_tokens is not None:
-            self.leg_recorder.record_cached(state, dispatched, cached_tokens, now_s)
+            self._leg_recorder.record_cached(state, dispatched, cached_tokens, now_s)
             state.update_prompt_use(dispatched.leg, cached_tokens, cache_use)
             cached_tokens = cache_use = None
         if not state.generated:
@@ -222,7 +342,7 @@ class RequestLifecycle:
             if state.phase is not Phase.DECODE:
                 self._begin_stream(state, output, dispatched, now_s)
         if finish is not None:
-            self.leg_recorder.finish(state, dispatched, output, now_s)
+            self._leg_recorder.finish(state, dispatched, output, now_s)
             self._fleet_model.on_finished(state, dispatched.replica_id, now_s)
             self.end(state, Phase.FINISHED, now_s, reason=finish)
         request_id = state.request.request_id
@@ -265,13 +385,12 @@ class RequestLifecycle:
     ) -> None:
         """A leg gave its first tokens."""
         state.transition_to(Phase.DECODE)
-        self.leg_recorder.first_output(state, dispatched, output, now_s)
-        self._fleet_model.pending_prefills.remove(output.leg_id, now_s)
+        self._leg_recorder.first_output(state, dispatched, output, now_s)
         # The pull is over: the engines have ended the lease between themselves.
         state.lease = None
         self.transfers.end(state, now_s, is_complete=True)
         # Tokens to come do not move it; whether any have come is looked at when it has passed.
-        self.set_deadline(state, now_s + self.limits.stall_s)
+        self._set_deadline(state, now_s + self._limits.stall_s)
 
     def on_prefill_output(
         self, state: RequestState, output: LegOutput, dispatched: DispatchedLeg, now_s: float
@@ -283,7 +402,7 @@ class RequestLifecycle:
         position again and samples the first one, so that sampling state lives in one engine only.
         """
         if output.cached_tokens is not None:
-            self.leg_recorder.record_cached(state, dispatched, output.cached_tokens, now_s)
+            self._leg_recorder.record_cached(state, dispatched, output.cached_tokens, now_s)
             if output.finish not in FAILED_FINISHES:
                 state.update_prompt_use(dispatched.leg, output.cached_tokens, output.cache_use)
         if output.finish is None:
@@ -292,23 +411,20 @@ class RequestLifecycle:
         if output.finish in FAILED_FINISHES or not emitted_ids:
             self._on_prefill_done(state, output, dispatched, now_s)
             return None
-        request_id = state.request.request_id
         cached_tokens, cache_use = (
             (None, None) if state.generated else self._reported_cache_use(state, dispatched)
         )
-        is_last = output.finish is FinishReason.STOP or self._is_complete(
-            dispatched, len(emitted_ids)
-        )
+        is_last = output.finish is FinishReason.STOP
+        is_last = is_last or self._is_complete(dispatched, len(emitted_ids))
         self._record_tokens(state, emitted_ids, dispatched, now_s)
         if is_last:
             self._finish_after_prefill(state, output, dispatched, now_s)
         else:
             self._on_prefill_done(state, output, dispatched, now_s)
-        finish = output.finish if is_last else None
-        stop_reason = output.stop_reason if is_last else None
+        finish, stop_reason = (output.finish, output.stop_reason) if is_last else (None, None)
         detail = output.engine_payload
         return Delivery(
-            request_id, emitted_ids, finish, stop_reason, cached_tokens, detail, cache_use
+            state.request_id, emitted_ids, finish, stop_reason, cached_tokens, detail, cache_use
         )
 
     def _is_complete(self, dispatched: DispatchedLeg, tokens: int) -> bool:
@@ -320,49 +436,36 @@ class RequestLifecycle:
     def _finish_after_prefill(
         self, state: RequestState, output: LegOutput, dispatched: DispatchedLeg, now_s: float
     ) -> None:
-        """The first token was also the last: nobody will pull its blocks."""
-        if (kv_handle := output.kv_handle) is not None:
-            lease = self.new_lease(
-                state.request_id, output.leg_id, dispatched.replica_id, kv_handle, now_s
-            )
-            self.release_lease(lease, now_s)
+        """The first token was also the last: no replica will pull its blocks."""
+        self.release_blocks(output, dispatched.replica_id, now_s)
         assert output.finish is not None, "only a finished leg ends a request"
-        self.leg_recorder.first_output(state, dispatched, output, now_s)
-        self.leg_recorder.finish(state, dispatched, output, now_s)
+        self._leg_recorder.first_output(state, dispatched, output, now_s)
+        self._leg_recorder.finish(state, dispatched, output, now_s)
         self._fleet_model.on_finished(state, dispatched.replica_id, now_s, decoded=False)
         self.end(state, Phase.FINISHED, now_s, reason=output.finish)
 
     def _on_prefill_done(
         self, state: RequestState, output: LegOutput, dispatched: DispatchedLeg, now_s: float
     ) -> None:
-        """Have the blocks of a finished prefill leg pulled by whoever will decode."""
-        replica_id = dispatched.replica_id
-        if output.kv_handle is None or output.finish in FAILED_FINISHES:
-            if (kv_handle := output.kv_handle) is not None:  # it keeps blocks all the same
-                lease = self.new_lease(
-                    state.request_id, output.leg_id, replica_id, kv_handle, now_s
-                )
-                self.release_lease(lease, now_s)
+        """Have a decode replica pull the blocks of a finished prefill leg, or try again."""
+        replica_id, kv_handle = dispatched.replica_id, output.kv_handle
+        is_failed = output.finish in FAILED_FINISHES
+        if kv_handle is None or is_failed:
+            self.release_blocks(output, replica_id, now_s)
             # Such an engine can not hand this prompt off: one replica shall run both phases.
             state.local_only = LocalOnlyReason.HANDOFF_FAILED
-            why = f"prefill ended in {output.finish}"
-            retry_reason = (
-                RetryReason.ENGINE_ERROR
-                if output.finish in FAILED_FINISHES
-                else RetryReason.HANDOFF_FAILED
-            )
+            reason = RetryReason.ENGINE_ERROR if is_failed else RetryReason.HANDOFF_FAILED
             if dispatched.leg.emits_first_token and output.token_ids:
-                self.leg_recorder.first_output(state, dispatched, output, now_s)
-            self.retries.leg_failed(state, replica_id, why, now_s, retry_reason=retry_reason)
+                self._leg_recorder.first_output(state, dispatched, output, now_s)
+            cause = RetryCause(replica_id, reason, f"prefill ended in {output.finish}")
+            self.on_leg_failed(state, cause, now_s)
             return
-        self.leg_recorder.first_output(state, dispatched, output, now_s)
-        self.leg_recorder.finish(state, dispatched, output, now_s)
+        self._leg_recorder.first_output(state, dispatched, output, now_s)
+        self._leg_recorder.finish(state, dispatched, output, now_s)
         state.prefill_done_at_s = now_s
-        state.handed_off_blocks = output.kv_handle.blocks
-        state.lease = self.new_lease(
-            state.request_id, output.leg_id, replica_id, output.kv_handle, now_s
-        )
-        self._hand_off(state, replica_id, output.kv_handle, now_s)
+        state.handed_off_blocks = kv_handle.blocks
+        state.lease = self._new_lease(output, replica_id, kv_handle, now_s)
+        self._hand_off(state, replica_id, kv_handle, now_s)
 
     def _hand_off(
         self, state: RequestState, source_id: str, kv_handle: KvHandle, now_s: float
@@ -371,12 +474,12 @@ class RequestLifecycle:
         query = self._fleet_model.placement_query(state, now_s)
         source = self._fleet.get(source_id)
         context = self._fleet_model.placement_context(now_s)
-        target_id = None if source is None else self.placer.place_decode(query, source, context)
+        target_id = None if source is None else self._placer.place_decode(query, source, context)
         if target_id is None:
             state.local_only = LocalOnlyReason.HANDOFF_FAILED
-            self.end_lease(state, now_s)
+            self._end_lease(state, now_s)
             why = "no replica could take the handoff"
-            self.retries.resume(state, why, now_s, retry_reason=RetryReason.HANDOFF_FAILED)
+            self._resume(state, Retry(RetryReason.HANDOFF_FAILED, why), now_s)
             return
         state.routes[-1] = evolve(state.routes[-1], decode_replica_id=target_id)
         state.transition_to(Phase.TRANSFER)
@@ -386,7 +489,7 @@ class RequestLifecycle:
         self.transfers.begin(
             state, leg.leg_id, target_id=target_id, kv_handle=kv_handle, now_s=now_s
         )
-        self.set_deadline(state, now_s + self._transfer_timeout_s(state))
+        self._set_deadline(state, now_s + transfer_timeout_s(state, self._limits))
         uncached_tokens = max(0, tokens - available_tokens)
         is_prefix_fetch = state.routes[-1].prefill_tokens is not None
         state.remaining_prefill_s = (
@@ -395,75 +498,188 @@ class RequestLifecycle:
             else 0.0
         )
         self.commands.append(
-            self.leg_recorder.begin(
-                state, leg, replica_id=target_id, tokens=uncached_tokens, now_s=now_s
-            )
+            self._leg_recorder.begin(state, leg, target_id, now_s, tokens=uncached_tokens)
         )
-        self._fleet_model.predict_cached(state, target_id, tokens, now_s)
 
-    # -------------------------------------------------------------- gone clients
+    # -------------------------------------------------------------- retries
 
-    def cancel(self, state: RequestState, now_s: float) -> None:
-        """End a request whose client went away or has all it wants: `FleetModel.stream_closed`."""
-        if state.phase is Phase.DECODE or (state.phase is Phase.TRANSFER and state.generated):
-            self._fleet_model.stream_closed(state, state.running_leg.replica_id, now_s)
-        if state.leg_id is not None:
-            self.retries.abort(state, LegOutcome.CANCELLED, now_s)
-        self.end(state, Phase.CANCELLED, now_s, reason="cancelled")
+    def on_leg_failed(self, state: RequestState, cause: RetryCause, now_s: float) -> None:
+        """The running leg is over without a result; there is nothing left to abort."""
+        self._count_failure(state, cause, now_s)
+        self.transfers.end(state, now_s, failure=cause.why)
+        self._leg_recorder.failed(state, now_s)
+        self._retry_elsewhere(state, cause, now_s)
+
+    def on_failed_output(self, state: RequestState, output: LegOutput, now_s: float) -> None:
+        """An engine ended a local or decode leg without a result."""
+        reason = RetryReason.ENGINE_ERROR
+        if state.phase is Phase.TRANSFER:
+            state.local_only, reason = LocalOnlyReason.HANDOFF_FAILED, RetryReason.HANDOFF_FAILED
+        why = f"the engine ended it in {output.finish}"
+        self.on_leg_failed(state, RetryCause(state.running_leg.replica_id, reason, why), now_s)
+
+    def _on_timeout(self, state: RequestState, now_s: float) -> None:
+        """Abort the running leg, because its time is over, and go on elsewhere.
+
+        Where its engine has not done a step for about as long, whatever runs there goes, too.
+        """
+        replica_id, leg_id = state.running_leg.replica_id, state.leg_id
+        if self._evacuate_stalled(replica_id, now_s) and state.leg_id != leg_id:
+            return
+        why, reason = f"no progress in phase {state.phase}", RetryReason.TOKEN_TIMEOUT
+        if state.phase is Phase.TRANSFER:
+            state.local_only, reason = LocalOnlyReason.HANDOFF_FAILED, RetryReason.HANDOFF_FAILED
+            self.transfers.end(state, now_s, failure=why)
+        elif state.phase is Phase.PREFILL:
+            reason = RetryReason.FIRST_TOKEN_TIMEOUT
+        cause = RetryCause(replica_id, reason, why)
+        self._count_failure(state, cause, now_s)
+        self._abort(state, LegOutcome.TIMED_OUT, now_s)
+        self._retry_elsewhere(state, cause, now_s)
+
+    def migrate(self, state: RequestState, now_s: float) -> None:
+        """Take a stream off its replica, which drains, and go on elsewhere; nothing has failed."""
+        replica_id = self._abort(state, LegOutcome.MIGRATED, now_s)
+        self._resume(state, Retry(RetryReason.DRAINING, f"{replica_id}: it drains"), now_s)
+
+    def requests_on(self, replica_id: str) -> list[RequestState]:
+        """Requests that run there, those with tokens first, else the oldest; probes are none."""
+        running, _ = self._legs.legs_on(replica_id)
+        states = (self.requests.get(dispatched.leg.request_id) for dispatched in running)
+        return sorted(filter(None, states), key=lambda state: not state.generated)
+
+    def _evacuate(self, cause: RetryCause, now_s: float) -> None:
+        """Take everything off a replica that can go on elsewhere; streams first, they pause.
+
+        All at once: each pauses anyway, and waits better in an engine that computes than here.
+        """
+        for state in self.requests_on(cause.replica_id):
+            if is_unresumable(state):
+                continue  # it would end; where it is it may go on
+            self.transfers.end(state, now_s)
+            self._abort(state, LegOutcome.TIMED_OUT, now_s)
+            self._retry_elsewhere(state, cause, now_s)
+
+    def evacuate_unresponsive(self, replica_id: str, now_s: float) -> None:
+        """A replica has sent nothing for longer than its heartbeat timeout."""
+        unresponsive_s = self.health.unresponsive_s(replica_id, now_s)
+        why = f"watchdog: nothing was heard of it for {unresponsive_s:.1f} s"
+        self._evacuate(RetryCause(replica_id, RetryReason.UNRESPONSIVE, why), now_s)
+
+    def _evacuate_stalled(self, replica_id: str, now_s: float) -> bool:
+        """Leave a replica whose engine hangs, if there is another; whether that was done."""
+        stall_s = self._limits.stall_s
+        if not self.health.is_stalled(replica_id, now_s, for_s=_STALL_FRACTION * stall_s):
+            return False
+        why = f"its engine did no step for {stall_s:g} s"
+        self.health.trip(replica_id, now_s, why, with_pause=True)
+        if not self.health.is_outlier(replica_id, now_s):
+            return False
+        cause = RetryCause(replica_id, RetryReason.ENGINE_STALLED, f"watchdog: {why}")
+        self._evacuate(cause, now_s)
+        return True
+
+    def _hedge(self, state: RequestState, now_s: float) -> None:
+        """Its first token is late: begin again where there is nothing to do, if that is better.
+
+        Once for each request; otherwise it waits on until its deadline.
+        """
+        state.was_hedged = True
+        slow_id, waited_s = state.running_leg.replica_id, now_s - state.running_leg.started_at_s
+        query = self._fleet_model.placement_query(state, now_s)
+        query = evolve(query, avoid=query.avoid | {slow_id})
+        alternative = self._placer.place(query, self._fleet_model.placement_context(now_s))
+        options = self._limits.recovery.hedge
+        if (
+            isinstance(alternative, NoRoute)
+            or not is_better_alternative(
+                alternative, avoid=query.avoid, waited_s=waited_s, options=options
+            )
+            or not self.retries.spend(state, now_s)
+        ):
+            self._set_deadline(state, state.first_token_due_at_s)
+            return
+        why = f"hedge: no first token in {waited_s:.1f} s, another replica has nothing to do"
+        self.health.on_slow_leg(slow_id, state.running_leg.leg.leg_id, now_s, why)
+        self._abort(state, LegOutcome.TIMED_OUT, now_s)
+        self._retry_elsewhere(state, RetryCause(slow_id, RetryReason.HEDGED, why), now_s)
+
+    def _retry_elsewhere(self, state: RequestState, cause: RetryCause, now_s: float) -> None:
+        """Go on without a replica, or give the request up."""
+        self._end_lease(state, now_s)
+        state.failures += is_failure(state, cause)
+        state.avoid |= {cause.replica_id}
+        match self.retries.decide(state, cause, now_s):
+            case Retry() as retry:
+                self._resume(state, retry, now_s)
+            case Fail(error):
+                self.fail(state, error, now_s)
+
+    def _resume(self, state: RequestState, retry: Retry, now_s: float) -> None:
+        """Place again; what was delivered becomes part of the prompt."""
+        if retry.is_free:
+            state.free_retry_at_tokens = len(state.generated)
+        self.retries.on_retry(retry)
+        state.resumes += 1
+        state.resume_reasons.append(retry.why)
+        state.transition_to(Phase.RESUME)
+        self.place(state, now_s, delay_if_tried=True)
+
+    def _count_failure(self, state: RequestState, cause: RetryCause, now_s: float) -> None:
+        """Have the replica's circuit count a failure, unless the request itself is suspect."""
+        if is_replica_at_fault(state, cause):
+            leg_id = state.running_leg.leg.leg_id
+            self.health.on_leg_failed(cause.replica_id, leg_id, now_s, cause.why)
+
+    def _abort(self, state: RequestState, outcome: LegOutcome, now_s: float) -> str:
+        """Begin to close the running leg. Returns its replica."""
+        confirm_by_s = now_s + self._limits.abort_s
+        command = self._leg_recorder.abort(state, outcome, now_s, confirm_by_s=confirm_by_s)
+        self.commands.append(command)
+        return command.replica_id
 
     # -------------------------------------------------------------- leases
 
-    def new_lease(
-        self, request_id: str, leg_id: str, replica_id: str, kv_handle: KvHandle, now_s: float
+    def _new_lease(
+        self, output: LegOutput, replica_id: str, kv_handle: KvHandle, now_s: float
     ) -> Lease:
-        """The lease that comes with a ticket."""
-        duration_s = self.limits.lease_s
-        return new_lease(
-            request_id,
-            leg_id,
-            replica_id=replica_id,
-            kv_handle=kv_handle,
-            now_s=now_s,
-            duration_s=duration_s,
-        )
+        duration_s = self._limits.lease_s
+        return new_lease(output.leg_id, replica_id, kv_handle, now_s, duration_s=duration_s)
 
-    def end_lease(self, state: RequestState, now_s: float) -> None:
-        """End the entry's lease, if it has one, before its blocks were pulled."""
+    def release_blocks(self, output: LegOutput, replica_id: str, now_s: float) -> None:
+        """Free the blocks that a leg's replica keeps, if any, and that no other will pull."""
+        if (kv_handle := output.kv_handle) is not None:
+            self.release_lease(self._new_lease(output, replica_id, kv_handle, now_s), now_s)
+
+    def _end_lease(self, state: RequestState, now_s: float) -> None:
+        """End the request's lease, if it has one, before its blocks were pulled."""
         if state.lease is not None:
             self.release_lease(state.lease, now_s)
             state.lease = None
 
     def release_lease(self, lease: Lease, now_s: float) -> None:
-        """Have the blocks freed now; where nobody can, the lease runs out by itself."""
+        """Free the blocks now; where no replica can, the lease expires by itself."""
         if (command := release_command(lease, self._fleet.view(now_s))) is not None:
             self.commands.append(command)
 
-    def lease_counts(self) -> dict[str, int]:
-        """Leases that are held, by the replica that keeps the blocks."""
-        return dict(Counter(e.lease.replica_id for e in self.requests.values() if e.lease))
-
-    def transfer_count(self) -> int:
-        """Transfers that are under way; one outlives its source until its leg ends."""
-        return sum(state.transfer is not None for state in self.requests.values())
-
-    # -------------------------------------------------------------- time and endings
+    # -------------------------------------------------------------- time
 
     def on_deadline(self, state: RequestState, now_s: float) -> None:
         """Act on the deadline that has just passed."""
         if now_s >= state.total_deadline_at_s:
             if state.leg_id is not None:
-                self.retries.abort(state, LegOutcome.TIMED_OUT, now_s)
-            why = f"not finished {self.limits.total_s:g} s after it arrived"
+                self._abort(state, LegOutcome.TIMED_OUT, now_s)
+            why = f"not finished {self._limits.total_s:g} s after it arrived"
             self.fail(state, DeadlineExceeded(state.request_id, why), now_s)
         elif state.phase is Phase.QUEUED:
-            self.dispatcher.on_queue_timeout(state, now_s)
+            self._on_queue_timeout(state, now_s)
         elif state.phase is Phase.PREFILL and now_s < state.first_token_due_at_s:
-            self.retries.hedge(state, now_s)
+            self._hedge(state, now_s)
         elif now_s < (deadline_at_s := self._phase_deadline_at_s(state, now_s)):
-            self.set_deadline(state, deadline_at_s)
+            self._set_deadline(state, deadline_at_s)
         else:
             assert state.phase in RUNNING_PHASES, f"no deadline is armed in phase {state.phase}"
-            self.retries.timed_out(state, now_s)
+            self._on_timeout(state, now_s)
 
     def _phase_deadline_at_s(self, state: RequestState, now_s: float) -> float:
         """When a phase must be over whose deadline has passed; `now_s` when it must be already.
@@ -476,42 +692,41 @@ class RequestLifecycle:
         an engine that does no steps is not waited for.
         """
         if state.phase is Phase.DECODE and state.last_token_at_s is not None:
-            return state.last_token_at_s + self.limits.stall_s
+            return state.last_token_at_s + self._limits.stall_s
         dispatched = None if state.leg_id is None else self._legs.get_running(state.leg_id)
         if state.phase is not Phase.TRANSFER or dispatched is None:
             return now_s
-        if self.health.is_stalled(dispatched.replica_id, now_s, for_s=self.limits.stall_s):
+        if self.health.is_stalled(dispatched.replica_id, now_s, for_s=self._limits.stall_s):
             return now_s
         queued_at_s = self._fleet.last_queued_at_s(dispatched.replica_id, now_s)
         if queued_at_s is None and not state.remaining_prefill_s:
             return now_s
-        return state.transfer_due_at_s(queued_at_s, self._transfer_timeout_s(state))
+        return state.transfer_due_at_s(queued_at_s, transfer_timeout_s(state, self._limits))
 
-    def _transfer_timeout_s(self, state: RequestState) -> float:
-        """How long its blocks may be on their way: many bytes over a slow link are not given up.
-
-        Of 32,000 tokens of a 405B model 16.9 GB are moved, for 1.7 s at 10 GB/s; what is predicted
-        for them may be half of what it takes, and is no reason to wait longer than for a prefill.
-        """
-        predicted_s = 0.0 if state.transfer is None else state.transfer.predicted_s
-        timeout_s = min(_TRANSFER_TIMEOUT_FACTOR * predicted_s, self.limits.first_token_s)
-        return max(self.limits.transfer_s, timeout_s)
-
-    def set_deadline(self, state: RequestState, at_s: float) -> None:
-        """Set the deadline of the phase that the entry is in; its own comes first, if sooner."""
+    def _set_deadline(self, state: RequestState, at_s: float) -> None:
+        """Set the deadline of the request's phase; that of the whole request may be sooner."""
         self.deadlines.arm(state.request.request_id, min(at_s, state.total_deadline_at_s))
+
+    # -------------------------------------------------------------- endings
+
+    def cancel(self, state: RequestState, now_s: float) -> None:
+        """End a request whose client went away or has all it wants: `FleetModel.stream_closed`."""
+        if state.phase is Phase.DECODE or (state.phase is Phase.TRANSFER and state.generated):
+            self._fleet_model.stream_closed(state, state.running_leg.replica_id, now_s)
+        if state.leg_id is not None:
+            self._abort(state, LegOutcome.CANCELLED, now_s)
+        self.end(state, Phase.CANCELLED, now_s, reason="cancelled")
 
     def fail_rejected(
         self, state: RequestState, replica_id: str, why: str, now_s: float, *, is_invalid: bool
     ) -> None:
-        """End a request whose leg an engine has refused: once, and to nobody's blame.
+        """End a request whose leg an engine has refused; no replica is to blame.
 
         With `is_invalid` it is the request that is wrong, which its client is told; unless an
         engine has given tokens of it, which finds nothing wrong with it.
         """
-        self.leg_recorder.failed(
-            state, now_s, LegOutcome.REJECTED if is_invalid else LegOutcome.FAILED
-        )
+        outcome = LegOutcome.REJECTED if is_invalid else LegOutcome.FAILED
+        self._leg_recorder.failed(state, now_s, outcome)
         why = why or "no reason given"
         if is_invalid and not state.generated:
             error: BatonError = RequestInvalid(state.request_id, f"the engine refuses it: {why}")
@@ -532,38 +747,32 @@ class RequestLifecycle:
         reason: str,
         error: BatonError | None = None,
     ) -> None:
-        """Take the last edge, tell the client if it went wrong, and keep the story."""
-        self.end_lease(state, now_s)
+        """Take the last edge, tell the client of an error, and store the record."""
+        self._end_lease(state, now_s)
         self.transfers.end(state, now_s)
         state.transition_to(outcome)
         del self.requests[state.request_id]
         self.shared_prompts.on_ended(state.request)
         self.pending.remove(state, now_s)
-        self._settle_charge(state, now_s)
+        if state.charge is not None:  # for what it used, rather than for what was expected
+            used_tokens = 0 if state.placed_at_s is None else state.token_count
+            duration_s = now_s - state.accepted_at_s
+            self._tenant_limits.settle(state.charge, used_tokens=used_tokens, duration_s=duration_s)
         self.deadlines.disarm(state.request_id)
         if error is not None:
             self.commands.append(FailRequest(request_id=state.request_id, error=error))
         record = self.accounts.on_request_ended(state, outcome, now_s, reason=reason, error=error)
         self.commands.append(StoreRequestRecord(record=record))
 
-    def _settle_charge(self, state: RequestState, now_s: float) -> None:
-        """Charge its tenant for what it used, rather than for what was expected."""
-        if state.charge is not None:
-            used_tokens = 0
-            if state.placed_at_s is not None:
-                used_tokens = len(state.request.prompt_token_ids) + len(state.generated)
-            self.tenant_limits.settle(
-                state.charge, used_tokens=used_tokens, duration_s=now_s - state.accepted_at_s
-            )
+    # -------------------------------------------------------------- all requests
 
     def reconfigure(self, *, limits: CoordinatorLimits | None, placer: Placer | None) -> None:
         """Go on by others; deadlines that are armed stay as they are."""
-        self.limits = limits or self.limits
-        self.placer = placer or self.placer
-        self.pending.admission.first_token_timeout_s = self.limits.first_token_s
-        self.dispatcher.cold_start_wait.max_wait_s = self.limits.cold_start_wait_s
-        self.retries.budget.reconfigure(self.limits.recovery.retries)
-        self.health.reconfigure(self.limits.recovery)
+        self._limits = limits or self._limits
+        self._placer = placer or self._placer
+        self.pending.reconfigure(self._limits)
+        self.retries.reconfigure(self._limits)
+        self.health.reconfigure(self._limits.recovery)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books disagree."""
@@ -573,9 +782,9 @@ class RequestLifecycle:
         self.accounts.check_integrity(self.requests, running_ids)
         self._fleet_model.pending_prefills.check_integrity(running_ids)
         self.pending.check_integrity()
-        self.retries.budget.check_integrity()
+        self.retries.check_integrity()
         self.shared_prompts.check_integrity(state.request for state in self.requests.values())
-        self.tenant_limits.check_integrity(
+        self._tenant_limits.check_integrity(
             Counter(e.tenant.name for e in self.requests.values() if e.charge is not None)
         )
         for request_id, state in self.requests.items():

@@ -1,16 +1,26 @@
-"""What the coordinator remembers of one request: its phase, its tokens, its legs, its story."""
+"""The state of one request: its phase, its tokens, its legs, and the edges that it may take."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
+from types import MappingProxyType
 from typing import NamedTuple
 
 from baton.control.state.admission_terms import Charge, PriorityBand
-from baton.control.state.leg_timing import RunningLeg
 from baton.control.state.prompt_use import PromptUse, use_after_leg
-from baton.control.state.transitions import check_edge
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import CacheUse, KvHandle, Lease, Leg, LegKind, PlacementDecision, Route
+from baton.domain.handoff import (
+    CacheUse,
+    KvHandle,
+    Lease,
+    Leg,
+    LegKind,
+    LegTimes,
+    PlacementDecision,
+    Route,
+)
 from baton.domain.hashed_prompt import HashedPrompt, TokenIds
 from baton.domain.leg_record import LegOutcome, LegRecord
 from baton.domain.request import LocalOnlyReason, Phase, Request
@@ -22,6 +32,30 @@ from baton.policy.prefix_cache.block_hash import chain_hashes, chain_root
 
 RUNNING_PHASES = frozenset({Phase.PREFILL, Phase.TRANSFER, Phase.DECODE})
 """Phases in which a leg runs."""
+_EARLY_ENDS = frozenset({Phase.FAILED, Phase.CANCELLED})
+_LEAVES_REPLICA = _EARLY_ENDS | {Phase.RESUME}
+
+TRANSITIONS: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
+    {
+        # A LOCAL placement and a disaggregated one both begin with PREFILL.
+        # ARRIVED → FAILED: it asks for what it may not have, now or later.
+        Phase.ARRIVED: frozenset({Phase.QUEUED, Phase.PREFILL, Phase.SHED, Phase.FAILED}),
+        Phase.QUEUED: _EARLY_ENDS | {Phase.PREFILL, Phase.EVICTED},
+        # PREFILL → DECODE is LOCAL's edge: the first token came from the replica that prefilled.
+        # PREFILL → FINISHED: the first token was also the last.
+        Phase.PREFILL: _LEAVES_REPLICA | {Phase.TRANSFER, Phase.DECODE, Phase.FINISHED},
+        Phase.TRANSFER: _LEAVES_REPLICA | {Phase.DECODE, Phase.FINISHED},
+        Phase.DECODE: _LEAVES_REPLICA | {Phase.FINISHED},
+        Phase.RESUME: _EARLY_ENDS | {Phase.QUEUED, Phase.PREFILL, Phase.EVICTED},
+        Phase.FINISHED: frozenset(),
+        Phase.SHED: frozenset(),
+        Phase.EVICTED: frozenset(),
+        Phase.FAILED: frozenset(),
+        Phase.CANCELLED: frozenset(),
+    }
+)
+"""Every edge that a request may take, and no other."""
+
 _ATTEMPT_SEPARATOR = "~"
 _DEFAULT_TENANT = Tenant()
 _NO_BAND = PriorityBand(0, is_attainable=True)
@@ -39,6 +73,56 @@ class KvTransfer(NamedTuple):
     target_id: str
     predicted_s: float = 0.0
     """What they are predicted to take, beside all that is under way."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningLeg:
+    """A leg that is not over."""
+
+    leg: Leg
+    replica_id: str
+    route_index: int
+    started_at_s: float
+    first_output_at_s: float | None = None
+    cached_tokens: int | None = None
+    engine_times: LegTimes | None = None
+
+    def first_output(self, now_s: float, times: LegTimes | None) -> None:
+        """Its engine sent its first output."""
+        self.first_output_at_s = now_s
+        self.note_times(times)
+
+    def note_times(self, times: LegTimes | None) -> None:
+        """Its engine said how it spent its time; what makes no sense was not said."""
+        if times is not None and _is_valid(times):
+            self.engine_times = times
+
+    def record(
+        self,
+        outcome: LegOutcome,
+        now_s: float,
+        *,
+        output_tokens: int,
+        last_output_at_s: float | None,
+    ) -> LegRecord:
+        """It is over, having given so many tokens to the client, the last of them then."""
+        kv_handle = self.leg.kv_handle
+        return LegRecord(
+            leg_id=self.leg.leg_id,
+            kind=self.leg.kind,
+            replica_id=self.replica_id,
+            route_index=self.route_index,
+            started_at_s=self.started_at_s,
+            first_output_at_s=self.first_output_at_s,
+            last_output_at_s=last_output_at_s if output_tokens else None,
+            ended_at_s=now_s,
+            prompt_tokens=len(self.leg.prompt_token_ids),
+            fetched_tokens=0 if kv_handle is None else kv_handle.tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=output_tokens,
+            engine_times=self.engine_times,
+            outcome=outcome,
+        )
 
 
 def request_id_of(leg_id: str) -> str:
@@ -79,7 +163,7 @@ class RequestState:
     resumes: int = 0
     resume_reasons: list[str] = field(default_factory=list)
     free_retry_at_tokens: int = -1
-    """How many it had when it was last tried again for nothing; -1: never. See `retries`."""
+    """How many it had at its last free retry; -1: it had none. See `retries`."""
     crashes: int = 0
     """Replicas in a row that died while they ran it, and it got no further."""
     crashed_at_tokens: int = 0
@@ -158,7 +242,12 @@ class RequestState:
         Raises:
             ValueError: there is no such edge.
         """
-        check_edge(self.request_id, self.phase, target)
+        if target not in TRANSITIONS[self.phase]:
+            allowed = ", ".join(sorted(TRANSITIONS[self.phase])) or "none, it has ended"
+            raise ValueError(
+                f"request {self.request_id!r}: no edge from {self.phase} to {target}"
+                f" (allowed: {allowed})"
+            )
         self.phase = target
 
     def block_hashes(self, family: BlockFamily) -> list[int]:
@@ -318,3 +407,7 @@ class RequestState:
             legs=tuple(self.leg_records),
             trace=self.request.trace,
         )
+
+
+def _is_valid(times: LegTimes) -> bool:
+    return all(isfinite(figure) and figure >= 0 for figure in times)

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from baton.control.request.leases import RENEWALS_PER_LEASE
+from baton.control.request.transfers import RENEWALS_PER_LEASE
 from baton.domain.errors import (
     EngineDied,
     EngineStartFailed,

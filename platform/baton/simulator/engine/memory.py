@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from baton.control.request.leases import renewed_expiry_s
+from baton.control.request.transfers import renewed_expiry_s
 from baton.control.state.deadlines import Deadlines
 from baton.domain.handoff import Leg
 from baton.domain.kv_events import BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent

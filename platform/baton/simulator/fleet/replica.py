@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, assert_never
 
-from baton.control.request.leases import RENEWALS_PER_LEASE
+from baton.control.request.transfers import RENEWALS_PER_LEASE
 from baton.domain.events import (
     CacheChanged,
     Event,

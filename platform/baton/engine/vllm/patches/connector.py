@@ -49,8 +49,8 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from baton.control.request.leases import RENEWALS_PER_LEASE, renewed_expiry_s
 from baton.control.request.pull_permits import PullPermits
+from baton.control.request.transfers import RENEWALS_PER_LEASE, renewed_expiry_s
 from baton.engine.vllm.patches.lease_checks import CompletedRead, KeptLeases, LeaseQueries, listen
 from baton.engine.vllm.wire.transfer_keys import (
     FAILED_SOURCES_KEY,

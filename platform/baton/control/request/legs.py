@@ -1,7 +1,8 @@
-"""What the beginning and every end of a leg means for all that keep books of legs.
+"""The beginning, first output and end of each leg, for all that keep books of legs.
 
-The book of legs, the accounts, what is known of prompts on their way, its replica's circuit, and
-the request's own story hear of each leg once when it begins and once when it is over.
+These are the request's own record, the leg table, the fleet model, the accounts, and the health of
+the replica. Each hears of a leg once when it begins and once when it is over. They are called by
+name: each needs other facts, and the order matters.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class LegRecorder:
         self._health = health
 
     def begin(
-        self, state: RequestState, leg: Leg, *, replica_id: str, tokens: int, now_s: float
+        self, state: RequestState, leg: Leg, replica_id: str, now_s: float, *, tokens: int
     ) -> SubmitLeg:
         """Send a leg to a replica, which must compute so many tokens of its prompt."""
         leg = evolve(leg, uncached_tokens=tokens)
@@ -39,6 +40,7 @@ class LegRecorder:
         self._legs.begin(leg, replica_id, tokens)
         self._health.on_leg_started(replica_id, leg.leg_id, now_s)
         self._accounts.on_leg_started(state, leg, replica_id)
+        self._fleet_model.predict_cached(state, replica_id, len(leg.prompt_token_ids), now_s)
         return SubmitLeg(replica_id=replica_id, leg=leg)
 
     def record_cached(
@@ -53,7 +55,8 @@ class LegRecorder:
     def first_output(
         self, state: RequestState, dispatched: DispatchedLeg, output: LegOutput, now_s: float
     ) -> None:
-        """It gave its first output."""
+        """It gave its first output: its prompt is computed."""
+        self._fleet_model.pending_prefills.remove(output.leg_id, now_s)
         state.running_leg.first_output(now_s, output.times)
         self._health.on_first_output(dispatched.replica_id, output.leg_id, now_s)
 
