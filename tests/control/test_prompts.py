@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.fleet.pending_prefills import PendingPrefills
+from baton.control.fleet.fleet_model import PendingPrefills
 from tests.fakes.timings import LinearTiming
 
 TIMING = LinearTiming(per_step_s=0.01, per_token_s=0.001)

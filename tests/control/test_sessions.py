@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.fleet.sessions import Sessions
+from baton.control.fleet.fleet_model import Sessions
 
 STEPS = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(0, 9).map(str), st.sampled_from(["d0", "d1"])),

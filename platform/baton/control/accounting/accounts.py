@@ -14,16 +14,22 @@ at a time, never one by one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
-from baton.control.accounting.admission_counts import AdmissionCounts
 from baton.control.accounting.slo_totals import SloTotals, sum_demand
 from baton.control.fleet.fleet_model import FleetModel
 from baton.control.fleet.fleet_table import FleetTable
 from baton.control.fleet.leg_table import DispatchedLeg
 from baton.control.state.request_state import RequestState
 from baton.domain.commands import RequestRecord
-from baton.domain.demand import NO_DEMAND, DemandTotals
+from baton.domain.demand import (
+    NO_DEMAND,
+    AdmissionCount,
+    AdmissionOutcome,
+    AdmissionPath,
+    DemandTotals,
+)
 from baton.domain.errors import BatonError, Cause, Rejected
 from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import Leg, LegKind
@@ -41,6 +47,12 @@ _CLASS_ACTIVE_S = 600.0
 """A class is in use for so long after a request of it has ended."""
 _MEAN_WINDOW_REQUESTS = 200
 """As many as `perf.output_lengths` remembers: means follow a mix that moves."""
+_OUTCOMES = {
+    Phase.SHED: AdmissionOutcome.SHED,
+    Phase.EVICTED: AdmissionOutcome.EVICTED,
+    Phase.FAILED: AdmissionOutcome.FAILED,
+    Phase.CANCELLED: AdmissionOutcome.CANCELLED,
+}
 
 
 class _LegUsage:
@@ -77,6 +89,39 @@ class RecentMeans:
         self.prompt_tokens += (demand.prompt_tokens - self.prompt_tokens) * weight
         self.uncached_tokens += (demand.uncached_tokens - self.uncached_tokens) * weight
         self.output_tokens += (demand.output_tokens - self.output_tokens) * weight
+
+
+class AdmissionCounts:
+    """Why requests were admitted, at once or after a wait, or rejected.
+
+    Each request counts once, when that is decided. Rows are totals since the start: classes come
+    from the configuration, outcomes and causes from enumerations.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, AdmissionOutcome, AdmissionPath | Cause]] = Counter()
+
+    def admitted(self, slo_class: str, *, was_queued: bool) -> None:
+        """A request was placed for the first time, after it was held here or not."""
+        reason = AdmissionPath.QUEUED if was_queued else AdmissionPath.IMMEDIATE
+        self._counts[slo_class, AdmissionOutcome.ADMITTED, reason] += 1
+
+    def rejected(
+        self,
+        slo_class: str,
+        outcome: Phase,
+        cause: Cause,
+        *,
+        is_client_error: bool,
+        requests: int = 1,
+    ) -> None:
+        """Requests have ended without ever having been placed."""
+        admission_outcome = AdmissionOutcome.CLIENT_ERROR if is_client_error else _OUTCOMES[outcome]
+        self._counts[slo_class, admission_outcome, cause] += requests
+
+    def rows(self) -> tuple[AdmissionCount, ...]:
+        """One for each class, outcome and reason that was seen."""
+        return tuple(AdmissionCount(*key, requests) for key, requests in self._counts.items())
 
 
 class Accounts:

@@ -6,13 +6,12 @@ events are late, lost or off, answers get worse and nothing breaks.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 
 from baton.control.fleet.fleet_table import FleetTable
-from baton.control.fleet.pending_prefills import PendingPrefills
-from baton.control.fleet.sessions import Sessions
 from baton.control.state.request_state import BlockFamily, RequestState
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
@@ -20,6 +19,7 @@ from baton.domain.handoff import HitSource, Leg, PlacementDecision
 from baton.domain.slo import NO_SLO
 from baton.perf.fitting.engine_timings import EngineTimings
 from baton.perf.fitting.lateness import LatenessHistogram
+from baton.perf.timing import EngineTiming, added_prefill_s
 from baton.policy.links.estimates import LinkTable
 from baton.policy.placement.port import PlacementContext, PlacementQuery
 from baton.policy.placement.prefix_reuse import PrefixReuse
@@ -32,6 +32,125 @@ from baton.policy.prefix_cache.replication import (
     PromptCredits,
     ReplicationCredits,
 )
+
+MAX_SESSIONS = 65_536
+"""Of all tenants together."""
+
+
+class PendingPrefills:
+    """Prompts that are out, and by when each replica will have computed those it has.
+
+    A replica's report of its queue is old when it arrives, and may leave out the step under way. A
+    coordinator that lets prompts in one by one, as engines come free, must know better: it knows
+    what it has sent and what has not come back. Prompts are taken to be computed one after the
+    other, so each adds its time to when the last one is done. When one is done, those that are left
+    cannot take longer than the sum of their times. Prompts of other coordinators are not known
+    here; placement uses this time or the reported one, whichever is later.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[str, tuple[str, float]] = {}
+        """By leg: its replica, and how long it keeps others there waiting."""
+        self._by_replica: dict[str, dict[str, float]] = {}
+        self._due_at_s: dict[str, float] = {}
+        self.due_at_s: Mapping[str, float] = MappingProxyType(self._due_at_s)
+        """By replica; those that have none are not there."""
+
+    def add(
+        self,
+        leg_id: str,
+        replica_id: str,
+        *,
+        tokens: int,
+        timing: EngineTiming,
+        now_s: float,
+        load_s: float = 0.0,
+    ) -> None:
+        """A prompt of which so many tokens must be computed went to a replica.
+
+        Its adapter is loaded before that, for `load_s`, in which nothing else is computed there.
+        """
+        if tokens <= 1 and not load_s:
+            return
+        durations_s = self._by_replica.setdefault(replica_id, {})
+        duration_s = load_s
+        if tokens > 1:
+            duration_s += (
+                added_prefill_s(timing, tokens) if durations_s else timing.prefill_s(tokens)
+            )
+        durations_s[leg_id] = duration_s
+        self._pending[leg_id] = (replica_id, duration_s)
+        self._due_at_s[replica_id] = max(now_s, self._due_at_s.get(replica_id, 0.0)) + duration_s
+
+    def remove(self, leg_id: str, now_s: float) -> None:
+        """A prompt is computed, or will not be; ones that are not out are ignored."""
+        pending = self._pending.pop(leg_id, None)
+        if pending is None:
+            return
+        replica_id = pending[0]
+        durations_s = self._by_replica[replica_id]
+        del durations_s[leg_id]
+        if durations_s:
+            latest_at_s = now_s + sum(durations_s.values())
+            self._due_at_s[replica_id] = min(self._due_at_s[replica_id], latest_at_s)
+        else:
+            del self._by_replica[replica_id], self._due_at_s[replica_id]
+
+    def check_integrity(self, running: frozenset[str]) -> None:
+        """Raise AssertionError when a prompt is out whose leg does not run."""
+        assert self._pending.keys() <= running, (
+            f"prompts out: {sorted(self._pending.keys() - running)}"
+        )
+        assert self._by_replica.keys() == self._due_at_s.keys(), "replicas with none, or no time"
+
+
+class Sessions:
+    """The replica on which the last request of each session was decoded.
+
+    Each tenant has its own table, the longest idle session first. When all tables together are
+    full, the largest of them loses its longest idle session. So a tenant that sends a new session
+    with every request forgets its own, and steers no request of another tenant.
+    """
+
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max_sessions = max_sessions
+        self._by_tenant: dict[str, OrderedDict[str, str]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def last_replica(self, tenant: str, session_id: str | None) -> str | None:
+        """The replica of a session's last request; None: the session is not known."""
+        if session_id is None:
+            return None
+        sessions = self._by_tenant.get(tenant)
+        return None if sessions is None else sessions.get(session_id)
+
+    def record(self, tenant: str, session_id: str, replica_id: str) -> None:
+        """A request of a session was decoded on a replica."""
+        sessions = self._by_tenant.setdefault(tenant, OrderedDict())
+        self._count += session_id not in sessions
+        sessions[session_id] = replica_id
+        sessions.move_to_end(session_id)
+        if self._count > self._max_sessions:
+            self._evict_oldest()
+
+    def _evict_oldest(self) -> None:
+        tenant, largest = max(self._by_tenant.items(), key=lambda item: len(item[1]))
+        largest.popitem(last=False)
+        self._count -= 1
+        if not largest:
+            del self._by_tenant[tenant]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the count is wrong, or there are too many."""
+        assert self._count <= self._max_sessions, (
+            f"{self._count} sessions, at most {self._max_sessions} are kept"
+        )
+        assert all(self._by_tenant.values()), "a tenant without a session has a table"
+        counted = sum(map(len, self._by_tenant.values()))
+        assert self._count == counted, f"{counted} sessions, counted as {self._count}"
 
 
 class FleetModel:
