@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.autoscaling.cold_starts import ColdStartTimer
+from baton.control.autoscaling.observer import ColdStartTimer
 
 
 def look(starts: ColdStartTimer, starting: int, working: int, now_s: float) -> None:

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.autoscaling.latencies import quantile_s
-from baton.control.autoscaling.observer import Observer, ObserverOptions
-from baton.control.autoscaling.preconditions import unmet_preconditions
+from baton.control.autoscaling.autoscaler import unmet_preconditions
+from baton.control.autoscaling.observer import Observer, ObserverOptions, quantile_s
 from baton.control.fleet.pool_views import PoolState
 from baton.domain.demand import (
     LATENCY_BUCKET_BOUNDS_S,

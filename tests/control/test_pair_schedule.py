@@ -7,8 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.control.probing.replica_sampler import ReplicaSampler
-from baton.control.probing.schedule import PairSchedule
+from baton.control.probing.schedule import PairSchedule, ReplicaSampler
 from baton.domain.fleet import ReplicaFacts, Role
 from tests.fakes.facts import replica_facts
 

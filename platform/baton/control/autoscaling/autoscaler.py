@@ -3,17 +3,17 @@
 Theory of operation. Whoever carries it out ticks the machine every `options.interval_s` with an
 `Observation`. A tick goes through five stages, none of which waits for anything:
 
-1. *Doubt.* What is missing, not a number or out of all bounds (`preconditions`), a clock that went
-   back, and a policy that raises or answers nonsense make the tick *hold*: every pool stays as it
-   is, and the tick says why. Overrides are carried out nevertheless, unless the pool's own counts
-   are among the nonsense: an operator has counted himself.
+1. *Doubt.* Input that is missing, not a number or out of all bounds (`unmet_preconditions`), a
+   clock that went back, and a policy that raises or answers nonsense make the tick *hold*: every
+   pool stays as it is, and the tick says why. Overrides are carried out nevertheless, unless the
+   pool's own counts are among the nonsense: an operator has counted himself.
 2. *Ask.* The policy says how many replicas each pool should have, and who should flip. In a dry
    run nothing comes of it: only overrides are carried out.
 3. *Bound.* Per pool, in this order: an override (exactly that many, no other bound but the budget),
    min and max (at once when they were changed), starts that do not come up, the pause since the
-   pool's last change, the largest step (`stabilization`). Then the GPU budget, over all pools
+   pool's last change, the largest step (`ScalingBehavior`). Then the GPU budget, over all pools
    (`budget`).
-4. *Act.* Flips, then starts, then stops (`actions`). Replicas that are starting count as had,
+4. *Act.* Flips, then starts, then stops (`_actions_of`). Replicas that are starting count as had,
    so a want that stands is not asked for twice. Counts in actions are differences;
    `ScalingDecision.target_replicas` is the pool's new target, and setting that target twice does
    no harm.
@@ -30,12 +30,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 
-from baton.control.autoscaling.actions import actions_of
-from baton.control.autoscaling.preconditions import unmet_pool_preconditions, unmet_preconditions
-from baton.control.autoscaling.stabilization import ScalingBehavior, min_replicas
+from baton.domain.fleet import Role
 from baton.policy.scaling.actions import (
     AutoscalerTick,
     FlipReplicas,
@@ -46,12 +44,96 @@ from baton.policy.scaling.actions import (
 )
 from baton.policy.scaling.budget import GpuClaim, apply_gpu_budget
 from baton.policy.scaling.desired import DesiredReplicas, ScalingPolicy, ScalingReason
-from baton.policy.scaling.observation import Observation, PoolObservation
+from baton.policy.scaling.observation import Demand, Observation, PoolObservation, ServiceLevel
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds
 
 _RECENT_TICKS = 300
 """Ten minutes of ticks every two seconds."""
 _ACTION_TICKS = 300
+
+_MAX_VALUE = 1e12
+"""Beyond any rate, count or time that a fleet could have."""
+_MAX_REPLICAS = 100_000
+_SIGNED = frozenset({"min_ttft_slack_s"})
+_FRACTIONS = frozenset({"attainment", "kv_used_fraction"})
+_POSITIVE = frozenset({"gpus_per_replica", "prefill_tokens_per_s", "decode_tokens_per_s"})
+_COUNTS = frozenset({"prefill", "decode", "mixed", "starting", "draining"})
+_MAX_FRACTION = 1.01
+"""Shares are worked out in floating point, some from two clocks."""
+
+STUCK_COLD_STARTS = 3.0
+"""A start that takes three times as long as starts do is not waited for by starting more."""
+_MIN_STUCK_S = 30.0
+"""Cold starts of engines that need almost none vary by more than a factor."""
+
+
+class ScalingBehavior:
+    """How far one pool may change now: its pauses, and starts that do not come up."""
+
+    def __init__(self) -> None:
+        self._changed_at_s: float | None = None
+        self._starting = self._ready = 0
+        self._starting_since_s: float | None = None
+        """When the replicas that are starting were asked for, or one of them last became ready."""
+
+    def observe(self, pool: PoolObservation, at_s: float) -> None:
+        """Take note of how starts get on.
+
+        Where one is asked for as soon as another becomes ready, as many are starting as before.
+        """
+        progressed = pool.starting < self._starting or pool.ready_replicas > self._ready
+        if pool.starting <= 0:
+            self._starting_since_s = None
+        elif self._starting_since_s is None or progressed:
+            self._starting_since_s = at_s
+        self._starting, self._ready = pool.starting, pool.ready_replicas
+
+    def on_scaled(self, at_s: float) -> None:
+        """Replicas were asked for, or stopped."""
+        self._changed_at_s = at_s
+
+    def on_clock_set_back(self, at_s: float) -> None:
+        """The clock went back to `at_s`: nothing can have happened after it."""
+        if self._changed_at_s is not None:
+            self._changed_at_s = min(self._changed_at_s, at_s)
+        if self._starting_since_s is not None:
+            self._starting_since_s = min(self._starting_since_s, at_s)
+
+    def stuck_s(self, pool: PoolObservation, at_s: float) -> float | None:
+        """How long starts have been waited for in vain; None while they may yet come."""
+        timeout_s = max(STUCK_COLD_STARTS * pool.cold_start_s, _MIN_STUCK_S)
+        if self._starting_since_s is None or at_s - self._starting_since_s <= timeout_s:
+            return None
+        return at_s - self._starting_since_s
+
+    def clip(
+        self, pool: PoolObservation, desired: int, *, options: AutoscalerOptions, at_s: float
+    ) -> tuple[int, str]:
+        """As many as asked for, within the pool's own bounds; and which of them it was."""
+        bounds = options.bounds[pool.name]
+        lower_bound = min_replicas(bounds, scale_to_zero=options.scale_to_zero)
+        bounded = max(min(desired, bounds.max), lower_bound)
+        clipped_by = "" if bounded == desired else ("max" if desired > bounded else "min")
+        current = max(
+            min(pool.ready_replicas + pool.starting, bounds.max), lower_bound
+        )  # put right at once
+        if bounded == current:
+            return bounded, clipped_by
+        scales_up = bounded > current
+        if scales_up and self.stuck_s(pool, at_s) is not None:
+            return current, "starting"
+        limits = options.up if scales_up else options.down
+        if self._changed_at_s is not None and at_s - self._changed_at_s < limits.cooldown_s:
+            return current, "cooldown"
+        max_change = max(1, limits.max_step, math.ceil(limits.max_fraction * current))
+        if abs(bounded - current) > max_change:
+            return current + (max_change if scales_up else -max_change), "max_step"
+        return bounded, clipped_by
+
+
+def min_replicas(bounds: PoolBounds, *, scale_to_zero: bool) -> int:
+    """How few replicas a pool may have."""
+    return min(bounds.min if scale_to_zero else max(bounds.min, 1), bounds.max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +208,7 @@ class Autoscaler:
         hold_reason = "; ".join(problems)
         decisions = self._decide(observation, desired, hold_reason)
         actions = (
-            actions_of(decisions, observation)
+            _actions_of(decisions, observation)
             if self._may_act(hold_reason)
             else self._override_actions(decisions, observation)
         )
@@ -303,7 +385,7 @@ class Autoscaler:
         self, decisions: tuple[ScalingDecision, ...], observation: Observation
     ) -> tuple[ScalingAction, ...]:
         """What is done although nothing is decided: what operators have asked for by name."""
-        return actions_of(
+        return _actions_of(
             tuple(each for each in decisions if each.pool in self._overrides), observation
         )
 
@@ -362,3 +444,86 @@ def _hold_reason(want: DesiredReplicas | None, bounds: PoolBounds | None) -> str
         return "no bounds are configured for this pool, so it is left as it is"
     assert want is None, "asked only why a pool is kept"
     return "the policy says nothing of this pool"
+
+
+def unmet_preconditions(observation: Observation) -> Iterator[str]:
+    """Everything that is missing, not a number, or out of all bounds."""
+    yield from observation.missing_inputs
+    if not math.isfinite(observation.window_s) or observation.window_s <= 0:
+        yield f"the window is {observation.window_s} s, wanted more than 0"
+    for name, objective in (("ttft_s", observation.ttft_s), ("tpot_s", observation.tpot_s)):
+        if objective is not None and not 0 < objective < _MAX_VALUE:
+            yield f"the objective {name} is {objective}, wanted more than 0"
+    yield from _out_of_range_fields("demand", observation.demand)
+    yield from _out_of_range_fields("service", observation.service)
+    for name in sorted(observation.pools):
+        if observation.pools[name].name != name:
+            yield f"pool {name!r} calls itself {observation.pools[name].name!r}"
+        yield from _out_of_range_fields(f"pool {name!r}", observation.pools[name])
+
+
+def unmet_pool_preconditions(pool: PoolObservation) -> Iterator[str]:
+    """Likewise of one pool's counts alone."""
+    for name in sorted(_COUNTS):
+        count = getattr(pool, name)
+        if _is_out_of_range(name, count):
+            yield f"{name} is {count}"
+
+
+def _out_of_range_fields(
+    label: str, figures: Demand | ServiceLevel | PoolObservation
+) -> Iterator[str]:
+    for field in fields(figures):
+        value: object = getattr(figures, field.name)
+        if isinstance(value, int | float) and _is_out_of_range(field.name, value):
+            yield f"{label}: {field.name} is {value}"
+
+
+def _is_out_of_range(name: str, value: float) -> bool:
+    if not math.isfinite(value) or abs(value) > _MAX_VALUE:
+        return True
+    if name in _SIGNED:
+        return False
+    if name in _COUNTS:
+        return not 0 <= value <= _MAX_REPLICAS
+    if name in _POSITIVE:
+        return value <= 0
+    return value < 0 or (name in _FRACTIONS and value > _MAX_FRACTION)
+
+
+def _actions_of(
+    decisions: tuple[ScalingDecision, ...], observation: Observation
+) -> tuple[ScalingAction, ...]:
+    """Flips, then starts, then stops: the cheapest first."""
+    flips: list[ScalingAction] = []
+    starts: list[ScalingAction] = []
+    stops: list[ScalingAction] = []
+    for decision in decisions:
+        if decision.reason not in {ScalingReason.PAUSED, ScalingReason.OVERRIDE}:
+            flips.extend(_flips(observation.pools[decision.pool], decision.role_flips))
+        difference = decision.target_replicas - decision.current_replicas
+        if difference > 0:
+            starts.append(StartReplicas(pool=decision.pool, replicas=difference))
+        elif difference < 0:
+            stops.append(StopReplicas(pool=decision.pool, replicas=-difference))
+    return (*flips, *starts, *stops)
+
+
+def _flips(pool: PoolObservation, desired_roles: Mapping[Role, int]) -> list[ScalingAction]:
+    """What takes the pool from the roles that its replicas play to those that they should."""
+    replicas_by_role = {
+        Role.PREFILL: pool.prefill,
+        Role.DECODE: pool.decode,
+        Role.MIXED: pool.mixed,
+    }
+    spare = replicas_by_role.pop(pool.role)
+    flips: list[ScalingAction] = []
+    for role, replicas in replicas_by_role.items():
+        if (surplus := replicas - desired_roles.get(role, 0)) > 0:
+            flips.append(FlipReplicas(pool=pool.name, replicas=surplus, role=pool.role))
+            spare += surplus
+    for role, replicas in replicas_by_role.items():
+        if (missing := min(desired_roles.get(role, 0) - replicas, spare)) > 0:
+            flips.append(FlipReplicas(pool=pool.name, replicas=missing, role=role))
+            spare -= missing
+    return flips

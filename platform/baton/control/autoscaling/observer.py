@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import add, sub
+from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from baton.control.accounting.class_counts import ClassCounts, by_class, sum_classes
 from baton.control.accounting.cluster_totals import ClusterTotals
-from baton.control.autoscaling.cold_starts import ColdStartTimer
-from baton.control.autoscaling.latencies import mean_s, quantile_s, sum_deltas
-from baton.control.autoscaling.report_checks import report_problems
 from baton.control.fleet.pool_views import (
     PoolState,
     active_by_role,
@@ -35,6 +34,9 @@ from baton.control.fleet.pool_views import (
     best_pool_report,
 )
 from baton.domain.demand import (
+    LATENCY_BUCKET_BOUNDS_S,
+    MIN_LATENCY_BUCKETS,
+    NO_LATENCIES,
     CoordinatorReport,
     DemandTotals,
     LatencyTotals,
@@ -50,6 +52,57 @@ _EXPIRY_WINDOWS = 10
 
 _WINDOW_TICKS = 15
 """Thirty seconds of ticks every two seconds."""
+_NO_BUCKETS = (0,) * (len(LATENCY_BUCKET_BOUNDS_S) + 1)
+_MAX_SAMPLES = 8
+"""Of the durations of a pool's cold starts."""
+
+
+class ColdStartTimer:
+    """How long a pool's replicas take from a start to taking work, measured from counts alone.
+
+    Each observation says how many replicas of the pool are starting, how many have come up, and how
+    many of those take work. One more that starts has just been asked for; one more that takes work
+    is the one that was asked for first, among those that have come up. A start that is given up was
+    the last. A replica that was never seen to start measures nothing, and one that was out of sight
+    for a while and comes back is no start. Counts come every few seconds, so a measurement errs by
+    as much. The median of the last few counts: one start on a slow disk says little of the next.
+    """
+
+    def __init__(self) -> None:
+        self._requested_at_s: deque[float] = deque()
+        self._durations_s: deque[float] = deque(maxlen=_MAX_SAMPLES)
+        self._last_counts: tuple[int, int, int] | None = None
+
+    def observe(self, *, starting: int, running: int, serving: int, now_s: float) -> None:
+        """So many are there now, `serving` being those that take work of those that are `running`.
+
+        Who starts at the first look was asked for nobody knows when.
+        """
+        if self._last_counts is not None:
+            were_starting, were_running, were_serving = self._last_counts
+            came_up = min(were_starting, max(0, running - were_running))
+            self._adjust_requested(starting - were_starting + came_up, now_s)
+            could_join = max(0, len(self._requested_at_s) - starting)
+            for _ in range(min(max(0, serving - were_serving), could_join)):
+                self._durations_s.append(max(0.0, now_s - self._requested_at_s.popleft()))
+            while len(self._requested_at_s) > starting + max(0, running - serving):
+                self._requested_at_s.pop()
+        self._last_counts = (starting, running, serving)
+
+    @property
+    def measured_s(self) -> float | None:
+        """What to expect of the next one; None before any was seen from its beginning."""
+        return median(self._durations_s) if self._durations_s else None
+
+    def starting_for_s(self, now_s: float) -> float | None:
+        """How long ago the first of those that start was asked for; None: none was seen to be."""
+        return now_s - self._requested_at_s[0] if self._requested_at_s else None
+
+    def _adjust_requested(self, replicas: int, now_s: float) -> None:
+        for _ in range(replicas):
+            self._requested_at_s.append(now_s)
+        for _ in range(min(-replicas, len(self._requested_at_s))):
+            self._requested_at_s.pop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,3 +509,81 @@ def _demand(histories: Sequence[_ReportHistory]) -> Demand:
         mean_uncached_tokens=uncached * per_request,
         mean_output_tokens=output * per_request,
     )
+
+
+def sum_deltas(pairs: Iterable[tuple[LatencyTotals, LatencyTotals]]) -> LatencyTotals:
+    """What was added between the first and the second of each pair, all together."""
+    total = NO_LATENCIES._replace(buckets=_NO_BUCKETS)
+    for before, after in pairs:
+        if not after.buckets:
+            continue
+        bucket_pairs = zip(_fit_buckets(before.buckets), _fit_buckets(after.buckets), strict=True)
+        added = tuple(max(0, b - a) for a, b in bucket_pairs)
+        total = LatencyTotals(
+            total.requests + max(0, after.requests - before.requests),
+            total.sum_s + max(0.0, after.sum_s - before.sum_s),
+            tuple(map(add, total.buckets, added)),
+        )
+    return total
+
+
+def mean_s(latencies: LatencyTotals) -> float | None:
+    """Their mean; None of none."""
+    return latencies.sum_s / latencies.requests if latencies.requests else None
+
+
+def quantile_s(latencies: LatencyTotals, q: float) -> float | None:
+    """About the q-quantile, within the quarter that a bucket spans; None of none."""
+    total = sum(latencies.buckets)
+    if not total:
+        return None
+    rank, cumulative = q * total, 0
+    edges = (0.0, *LATENCY_BUCKET_BOUNDS_S, LATENCY_BUCKET_BOUNDS_S[-1])
+    for (low_s, high_s), count in zip(pairwise(edges), latencies.buckets, strict=True):
+        if count and cumulative + count >= rank:
+            return low_s + (high_s - low_s) * (rank - cumulative) / count
+        cumulative += count
+    return LATENCY_BUCKET_BOUNDS_S[-1]
+
+
+def _fit_buckets(buckets: tuple[int, ...]) -> tuple[int, ...]:
+    """The same counts, where another version of baton knows more edges than this one, or fewer."""
+    bucket_count = len(_NO_BUCKETS)
+    if len(buckets) > bucket_count:
+        return (*buckets[: bucket_count - 1], sum(buckets[bucket_count - 1 :]))
+    return buckets + _NO_BUCKETS[len(buckets) :]
+
+
+def report_problems(report: CoordinatorReport) -> Iterator[str]:
+    """Everything that is wrong with a report, in words."""
+    signed = {"at_s": report.at_s, "slack_s": report.slack_s or 0.0}
+    non_negative: dict[str, float] = {"in_flight": report.in_flight, "held": report.queued}
+    non_negative |= {f"demand.{key}": value for key, value in report.demand._asdict().items()}
+    non_negative |= {"ttft.sum_s": report.ttft.sum_s, "tpot.sum_s": report.tpot.sum_s}
+    for pool in report.pools:
+        non_negative |= {
+            f"pool {pool.pool}: {key}": value
+            for key, value in pool._asdict().items()
+            if isinstance(value, int | float)
+        }
+    for name, value in signed.items():
+        if not math.isfinite(value):
+            yield f"{name} is {value}"
+    for name, value in non_negative.items():
+        if not 0 <= value < math.inf:
+            yield f"{name} is {value}, wanted a number from 0"
+    for latencies in (report.ttft, report.tpot):
+        if latencies.buckets and (
+            len(latencies.buckets) < MIN_LATENCY_BUCKETS or min(latencies.buckets) < 0
+        ):
+            histogram = (
+                f"{len(latencies.buckets)} buckets, the least of which holds"
+                f" {min(latencies.buckets)}"
+            )
+            yield (
+                f"a histogram has {histogram}; wanted at least {MIN_LATENCY_BUCKETS}, each"
+                " from 0 up"
+            )
+    for row in report.tallies:
+        if not all(0 <= value < math.inf for value in row[4:]):
+            yield f"a tally of class {row.slo_class!r} has a figure that is no number from 0"
