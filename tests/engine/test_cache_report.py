@@ -80,7 +80,7 @@ class Core:
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineCore, CACHE_CALL, None, raising=False)  # so that it is taken back
-    cache_report.install()
+    cache_report.apply()
 
 
 async def test_plain_attention_has_no_shape() -> None:

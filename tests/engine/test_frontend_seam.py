@@ -119,17 +119,19 @@ class MetFrontend(Frontend):
     """The other end in this event loop, with what the seam takes of vLLM's client."""
 
     meets = True
-    add_request_async: Callable[[EngineCoreRequest], Awaitable[None]]
-    abort_requests_async: Callable[[list[str]], Awaitable[None]]
+    add_request_async: Callable[[EngineCoreRequest], Awaitable[None]] | None = None
+    abort_requests_async: Callable[[list[str]], Awaitable[None]] | None = None
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.outputs_queue: asyncio.Queue[Any] = asyncio.Queue()
 
     async def add(self, request_id: str, **changes: object) -> None:
+        assert self.add_request_async is not None
         await self.add_request_async(engine_request(request_id, **changes))
 
     async def abort(self, *request_ids: str) -> None:
+        assert self.abort_requests_async is not None
         await self.abort_requests_async(list(request_ids))
 
     async def receive(self) -> Any:  # noqa: ANN401 - vllm is not followed
@@ -472,6 +474,7 @@ async def test_the_request_of_a_client_that_is_met_stays_as_it_was(
         cache_salt="mine",
     )
     before = MsgpackEncoder().encode(own)
+    assert frontend.add_request_async is not None
     await frontend.add_request_async(own)
     assert MsgpackEncoder().encode(own) == before
     await asyncio.sleep(0)

@@ -123,8 +123,6 @@ def test_one_whose_ids_turn_out_to_be_others_is_left_alone(monkeypatch: pytest.M
 class Renderer:
     """As much of vLLM's as is touched."""
 
-    _tokenize_prompt_async: Theirs
-
     def __init__(self, tokenizer: Theirs) -> None:
         self.tokenizer = tokenizer
         self._executor = ThreadPoolExecutor(1)
@@ -133,6 +131,9 @@ class Renderer:
     def _tokenize_prompt(self, prompt: Theirs, _params: Theirs) -> Theirs:
         self.plainly.append(prompt["prompt"])
         return {**prompt, "prompt_token_ids": [0]}
+
+    async def _tokenize_prompt_async(self, prompt: Theirs, params: Theirs) -> Theirs:
+        return self._tokenize_prompt(prompt, params)
 
     def ask(self, text: str, *, offsets: bool = False, **wanted: Theirs) -> list[int]:
         asked = {"add_special_tokens": True, "truncation": True, "max_length": 100} | wanted

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from baton.engine.vllm.patches import table
 from baton.engine.vllm.patches.rank_reports import (
     TRANSPORTS_CALL,
-    install,
     parse_rank_reports,
     query_ranks,
     read_rank_report,
@@ -65,7 +65,7 @@ async def test_what_is_no_answer_is_none(answer: object) -> None:
 
 
 def test_workers_of_this_vllm_learn_to_answer() -> None:
-    install()
+    assert table.RANK_REPORTS.install()
     from vllm.v1.worker.worker_base import WorkerBase
 
     assert hasattr(WorkerBase, TRANSPORTS_CALL)

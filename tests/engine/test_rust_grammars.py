@@ -28,7 +28,6 @@ with warnings.catch_warnings():
     from vllm.v1.serial_utils import MsgpackDecoder
 
     from baton.engine.vllm.frontend import engine_server as seam
-    from baton.engine.vllm.frontend import rust_grammars
     from baton.engine.vllm.frontend.engine_server import FleetEngineServer, Prepare
     from baton.engine.vllm.frontend.rust_grammars import RustGrammars
     from baton.engine.vllm.wire.codec import UnsupportedRequest, unpack_frames
@@ -117,8 +116,8 @@ def test_another_backend_is_used_where_the_model_is_configured_so(model: Path) -
 def test_a_vllm_that_checks_in_another_way_is_said_at_the_start(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rust_grammars, "_CHECK_METHOD", "verify")
-    with pytest.raises(EngineStartFailed, match=r"install the vLLM that this release names"):
+    monkeypatch.delattr(SamplingParams, "_validate_structured_outputs")
+    with pytest.raises(EngineStartFailed, match=r"install vllm 0.32 or 0.33"):
         RustGrammars(FrontendSettings(model=str(model), served_model_name="tiny"))
 
 

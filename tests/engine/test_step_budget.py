@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from baton.engine.vllm.patches import table
 from baton.engine.vllm.patches.step_budget import (
     find_incompatibility,
-    install,
     is_streaming,
     limits_problem,
     scheduler_problem,
@@ -74,10 +74,10 @@ def test_the_installed_vllm_can_have_two_budgets_and_gets_them_once(
     assert find_incompatibility(Scheduler, Request) is None
     monkeypatch.setattr(Scheduler, "schedule", Scheduler.schedule)
     own = Scheduler.schedule
-    install(64)
+    assert table.STEP_BUDGET.install(64)
     replaced = Scheduler.schedule
     assert replaced is not own
-    install(64)
+    assert table.STEP_BUDGET.install(64)
     assert Scheduler.schedule is replaced
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import inspect
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from baton.engine.vllm.gate.gate import (
     Scope,
     Send,
 )
+from baton.engine.vllm.patches.api_server import ROUTERS
 
 straight_streams = pytest.importorskip("baton.engine.vllm.fast_path.response_bypass")
 fastapi = pytest.importorskip("fastapi")
@@ -139,6 +141,6 @@ async def test_a_client_that_leaves_while_others_of_its_tokens_are_sent_ends_the
 
 def test_every_route_of_vllms_that_streams_does_it_so() -> None:
     straight_streams.install_response_bypass(fastapi.FastAPI(), middleware=False)
-    for router in straight_streams._ROUTERS:
+    for router in map(importlib.import_module, ROUTERS):
         assert router.StreamingResponse is straight_streams.BypassStreamingResponse
         assert "StreamingResponse(" in inspect.getsource(router)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -201,7 +201,8 @@ class Renderer:
         ids: list[int] = made["prompt_token_ids"]
         return ids
 
-    _tokenize_prompt_async: Callable[[Theirs, Theirs], Theirs]
+    async def _tokenize_prompt_async(self, prompt: Theirs, params: Theirs) -> Theirs:
+        return self._tokenize_prompt(prompt, params)
 
 
 def test_vllm_tokenizes_itself_what_is_not_a_rendered_chat(tokenizer: Theirs) -> None:

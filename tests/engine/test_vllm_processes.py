@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from baton.engine.vllm.core.settings import (
     engine_environment,
     kv_role,
 )
-from baton.engine.vllm.patches import plugin
+from baton.engine.vllm.patches import plugin, table
 
 HOST = "127.0.0.1"
 
@@ -172,8 +173,13 @@ def test_the_plugin_leaves_processes_alone_that_are_not_our_engines(
 ) -> None:
     asked: list[object] = []
     monkeypatch.setattr(plugin, "die_with_parent", asked.append)
-    monkeypatch.setattr(plugin, "install_resume", lambda: asked.append("takes up"))
-    monkeypatch.setattr(plugin, "install_cache_report", lambda: asked.append("tells of its cache"))
+    for name in ("RANK_REPORTS", "RESUME", "REFUSALS", "CACHE_REPORT"):
+        patch = replace(
+            getattr(table, name),
+            guard=lambda: None,
+            apply=functools.partial(asked.append, name),
+        )
+        monkeypatch.setattr(table, name, patch)
     monkeypatch.delenv(OWNER_ENV_VAR, raising=False)
     plugin.install()
     monkeypatch.setenv(OWNER_ENV_VAR, process_name())
@@ -186,4 +192,4 @@ def test_the_plugin_leaves_processes_alone_that_are_not_our_engines(
         asker = process_name()
     monkeypatch.setenv(OWNER_ENV_VAR, asker)
     plugin.install()
-    assert asked == ["takes up", "tells of its cache"]
+    assert asked == ["RANK_REPORTS", "RESUME", "REFUSALS", "CACHE_REPORT"]

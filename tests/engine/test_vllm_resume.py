@@ -29,7 +29,7 @@ with warnings.catch_warnings():
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.worker_base import WorkerBase
 
-    from baton.engine.vllm.patches import resume_checks
+    from baton.engine.vllm.patches import resume_checks, table
     from baton.engine.vllm.patches import resume_patch as resume
     from baton.engine.vllm.patches.connector import NixlConnector
     from baton.engine.vllm.patches.resume_checks import query_resume_support
@@ -305,8 +305,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (TopKTopPSampler, "__init__"),
     ):
         monkeypatch.setattr(owner, name, owner.__dict__[name])  # put back afterwards
-    assert resume.install() is None
-    assert resume.install() is None
+    assert table.RESUME.install()
+    assert table.RESUME.install()
     yield
     for name in (resume_keys.RESUME_SUPPORT_CALL, resume._MARK):
         delattr(WorkerBase, name)
@@ -367,6 +367,6 @@ def test_a_vllm_that_does_not_fit_is_left_as_it_is(
 ) -> None:
     before = Request.__dict__["from_engine_core_request"]
     monkeypatch.setattr(owner, name, changed)
-    assert resume.install()
+    assert not table.RESUME.install()
     assert Request.__dict__["from_engine_core_request"] is before
     assert not hasattr(WorkerBase, resume_keys.RESUME_SUPPORT_CALL)

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from baton.engine.vllm.patches import table
+
 
 @contextmanager
 def preserve_log_handlers() -> Iterator[None]:
@@ -19,6 +21,9 @@ def preserve_log_handlers() -> Iterator[None]:
 
     Python closes those that it has in a list of its own; they are taken off it, and put back.
     """
+    if not table.LOG_HANDLERS.fits():
+        yield
+        return
     handler_list: list[object] = logging._handlerList  # type: ignore[attr-defined]  # noqa: SLF001
     handlers_by_name: dict[str, logging.Handler] = dict(logging._handlers)  # type: ignore[attr-defined]  # noqa: SLF001
     saved = handler_list[:]

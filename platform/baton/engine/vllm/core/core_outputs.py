@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import cast
 
 import zmq
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.core_client import AsyncMPClient, _process_utility_output
 from vllm.v1.engine.exceptions import EngineDeadError
+
+from baton.engine.vllm.patches import table
+from baton.engine.vllm.patches.api_server import mark_engine_dead
 
 # As plain numbers: flags of enumerations are put together anew, by Python, for each message.
 _POLLIN, _NOBLOCK = int(zmq.POLLIN), int(zmq.NOBLOCK)
@@ -43,7 +45,7 @@ class CoreOutputs:
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()  # the client looks for it under this name
-        client.resources.output_queue_task = cast("asyncio.Task[None]", self)
+        table.CORE_OUTPUTS.install(client.resources, output_queue_task=self)
         self._loop.add_reader(self._fd, self._receive)
         self._loop.call_soon(self._receive)  # ZMQ signals edges: what is there already is silent
 
@@ -94,7 +96,7 @@ class CoreOutputs:
 
     def _on_message(self, parts: list[bytes]) -> None:
         if len(parts) == 1 and parts[0] == EngineCoreProc.ENGINE_CORE_DEAD:
-            self._resources.engine_dead = True
+            mark_engine_dead(self._resources)
             raise EngineDeadError
         outputs: EngineCoreOutputs = self._decoder.decode(parts)
         if outputs.utility_output:

@@ -29,6 +29,8 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutp
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
+from baton.engine.vllm.patches import table
+
 logger = logging.getLogger(__name__)
 _REGISTRY_LOCK = threading.Lock()
 
@@ -125,6 +127,7 @@ def _is_plain(step: EngineCoreOutputs) -> bool:
 
 def _make_isolated_logger(config: VllmConfig, registry: CollectorRegistry) -> PrometheusStatLogger:
     """A logger whose series are in a registry of their own."""
+    table.METRICS_REGISTRY.fits()
     collectors_before = _registered_collectors()
     stat_logger = PrometheusStatLogger(config)
     try:

@@ -15,6 +15,9 @@ from typing import Any, TypeAlias
 import tokenizers
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
+from baton.engine.vllm.patches import table
+from baton.runtime.patch import replace_attributes
+
 VllmObject: TypeAlias = Any
 """What vLLM makes, which is not followed."""
 _TAIL_TOKENS = 64
@@ -26,7 +29,6 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 def install_tail_decoding(processor: VllmObject) -> None:
     """Have an output processor of vLLM's decode of long prompts only what their texts need."""
-    # vLLM has no public place for this; a test on its real processor finds out when these move.
     original = processor.add_request
 
     def add_request(request: VllmObject, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
@@ -36,7 +38,7 @@ def install_tail_decoding(processor: VllmObject) -> None:
         if is_new and state is not None and request.prompt_token_ids is not None:
             start_at_tail(state.detokenizer, request.prompt_token_ids)
 
-    processor.add_request = add_request
+    table.DETOKENIZER_TAIL.install(processor, add_request=add_request)
 
 
 def start_at_tail(detokenizer: VllmObject, prompt_token_ids: Sequence[int]) -> None:
@@ -50,4 +52,4 @@ def start_at_tail(detokenizer: VllmObject, prompt_token_ids: Sequence[int]) -> N
     # Without text, what comes next would be the beginning of one.
     if text and not text.endswith(_REPLACEMENT):
         stream = tokenizers.decoders.DecodeStream(ids=tail, skip_special_tokens=skips_special)
-        detokenizer.stream = stream
+        replace_attributes(detokenizer, stream=stream)

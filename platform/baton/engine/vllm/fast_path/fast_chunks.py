@@ -10,16 +10,14 @@ who stream tokens (the last one, with the usage) is left to vLLM's models.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, Raw
 from pydantic import BaseModel
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
-from vllm.entrypoints.openai.chat_completion import serving as chat
-from vllm.entrypoints.openai.completion import serving as completions
-from vllm.entrypoints.serve.utils import tool_calls_utils
+
+from baton.engine.vllm.patches import table
 
 _ONLY_CONTENT = {"content"}
 
@@ -60,23 +58,7 @@ def make_fast_class(model: type[BaseModel]) -> type[FastChunk]:
 
 def install_fast_chunks() -> None:
     """Have vLLM's handlers make quick chunks from now on, in this process. Idempotent."""
-    for module, response, choice in (
-        (completions, "CompletionStreamResponse", "CompletionResponseStreamChoice"),
-        (chat, "ChatCompletionStreamResponse", "ChatCompletionResponseStreamChoice"),
-    ):
-        for name in (response, choice):
-            _replace_class(module, name)
-    # It asks of what it is given whether it is a choice, and finds the delta in that.
-    vllm_class = tool_calls_utils.ChatCompletionResponseStreamChoice
-    if not isinstance(vllm_class, tuple):
-        fast_class = chat.ChatCompletionResponseStreamChoice
-        tool_calls_utils.ChatCompletionResponseStreamChoice = (vllm_class, fast_class)
-
-
-def _replace_class(module: ModuleType, name: str) -> None:
-    vllm_class = getattr(module, name)
-    if not issubclass(vllm_class, FastChunk):
-        setattr(module, name, make_fast_class(vllm_class))
+    table.FAST_CHUNKS.install(make_fast_class, FastChunk)
 
 
 def _to_vllm_value(value: object) -> object:

@@ -23,6 +23,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from vllm.utils.async_utils import make_async
 
+from baton.engine.vllm.patches import table
+
 VllmObject: TypeAlias = Any
 """What vLLM and transformers make, which is not followed."""
 SAMPLES = (
@@ -100,7 +102,6 @@ def install_fast_tokenizer(renderer: VllmObject) -> FastEncoder | None:
     encode = make_fast_encoder(renderer.tokenizer)
     if encode is None:
         return None
-    # vLLM has no public place for this; a test on its real app finds out when these move.
     original, executor = renderer._tokenize_prompt, renderer._executor  # noqa: SLF001
 
     def tokenize(prompt: VllmObject, params: VllmObject) -> VllmObject:
@@ -112,9 +113,12 @@ def install_fast_tokenizer(renderer: VllmObject) -> FastEncoder | None:
             return original(prompt, params)
         return {**prompt, "prompt_token_ids": ids}
 
-    renderer._tokenize_prompt = tokenize  # noqa: SLF001
-    renderer._tokenize_prompt_async = inline_if_short(tokenize, executor)  # noqa: SLF001
-    return encode
+    is_installed = table.TOKENIZER.install(
+        renderer,
+        _tokenize_prompt=tokenize,
+        _tokenize_prompt_async=inline_if_short(tokenize, executor),
+    )
+    return encode if is_installed else None
 
 
 def inline_if_short(

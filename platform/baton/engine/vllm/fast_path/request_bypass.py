@@ -24,6 +24,7 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
 from baton.engine.vllm.fast_path.stream_bypass import StreamBypass, is_bypassable
 from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE
+from baton.engine.vllm.patches import table
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
 _JSON = b"application/json"
@@ -40,10 +41,16 @@ def install_request_bypass(app: Any) -> tuple[str, ...]:  # noqa: ANN401 - vllm 
         if app.dependency_overrides
         else [token_route for token_route in token_routes if _is_plain(token_route)]
     )
-    for route in bypassed:
-        route.app = BypassRoute(route, route.app)
-    routes[:] = [*bypassed, *(route for route in routes if route not in bypassed)]
-    return tuple(route.path for route in bypassed)
+    bypasses_streams = table.STREAM_BYPASS.fits()
+    is_installed = table.REQUEST_BYPASS.install(
+        app,
+        [*bypassed, *(route for route in routes if route not in bypassed)],
+        [
+            (route, BypassRoute(route, route.app, bypasses_streams=bypasses_streams))
+            for route in bypassed
+        ],
+    )
+    return tuple(route.path for route in bypassed) if is_installed else ()
 
 
 def _is_plain(route: APIRoute) -> bool:
@@ -70,8 +77,9 @@ def _is_plain(route: APIRoute) -> bool:
 class BypassRoute:
     """What serves a route: its handler, or FastAPI."""
 
-    def __init__(self, route: APIRoute, fastapi: ASGIApp) -> None:
+    def __init__(self, route: APIRoute, fastapi: ASGIApp, *, bypasses_streams: bool) -> None:
         """`fastapi` is what has served it."""
+        self._bypasses_streams = bypasses_streams
         self._endpoint: Callable[..., Any] = route.endpoint
         self._field = route.body_field
         self._fastapi = fastapi
@@ -90,7 +98,11 @@ class BypassRoute:
         # From the body's first byte on, should a handler want to read it for itself.
         raw_request = Request(scope, body.replay, send)
         exchange = CURRENT_EXCHANGE.get()
-        if exchange is None or not is_bypassable(request, raw_request.app.state):
+        if (
+            exchange is None
+            or not self._bypasses_streams
+            or not is_bypassable(request, raw_request.app.state)
+        ):
             await self._serve(request, raw_request, receive, send)
             return
         exchange.bypass = bypass = StreamBypass(exchange)

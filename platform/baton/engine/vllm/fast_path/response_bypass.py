@@ -13,22 +13,16 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 from vllm import envs
-from vllm.entrypoints.anthropic import api_router as messages
-from vllm.entrypoints.openai.chat_completion import api_router as chat
-from vllm.entrypoints.openai.completion import api_router as completions
-from vllm.entrypoints.openai.responses import api_router as responses
 
 from baton.engine.vllm.fast_path.stream_bypass import StreamBypass
 from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE
-
-_ROUTERS = (chat, completions, messages, responses)
+from baton.engine.vllm.patches import table
 
 
 def install_response_bypass(app: Any, *, middleware: bool) -> None:  # noqa: ANN401 - vllm is not followed
     """Have vLLM's app send chunks straight to the gate, unless it has `middleware` of others."""
-    app.state.streams_straight = not middleware and not envs.VLLM_DEBUG_LOG_API_SERVER_RESPONSE
-    for router in _ROUTERS:
-        router.StreamingResponse = BypassStreamingResponse
+    is_direct = not middleware and not envs.VLLM_DEBUG_LOG_API_SERVER_RESPONSE
+    table.RESPONSE_BYPASS.install(app, BypassStreamingResponse, is_direct=is_direct)
 
 
 class BypassStreamingResponse(StreamingResponse):

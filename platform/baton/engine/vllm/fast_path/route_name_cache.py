@@ -7,9 +7,10 @@ is, so the answers are kept; only so many, for clients choose paths.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from prometheus_fastapi_instrumentator import routing
+from baton.engine.vllm.patches import table
 
 _MAX_ENTRIES = 1024
 _KEY_FIELDS = ("app", "type", "method", "path", "root_path")
@@ -17,8 +18,11 @@ _KEY_FIELDS = ("app", "type", "method", "path", "root_path")
 
 def install_route_name_cache() -> None:
     """Have the layer remember them from now on, in this process. Idempotent."""
-    if not isinstance(routing.get_route_name, _RouteNameCache):
-        routing.get_route_name = _RouteNameCache(routing.get_route_name)
+    table.ROUTE_NAMES.install(_cached)
+
+
+def _cached(look_up: Callable[..., Any]) -> Callable[..., Any]:
+    return look_up if isinstance(look_up, _RouteNameCache) else _RouteNameCache(look_up)
 
 
 class _RouteNameCache:

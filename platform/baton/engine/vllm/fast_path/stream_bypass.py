@@ -28,6 +28,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from baton.engine.vllm.gate.gate import Exchange, Message
+from baton.engine.vllm.patches.api_server import restore_attribute
+from baton.runtime.patch import replace_attributes
 
 VllmObject: TypeAlias = Any
 """What vLLM makes, which is not followed."""
@@ -138,7 +140,7 @@ class StreamBypass:
             and logprobs.num_prompt_logprobs is None
         ):
             self._state = state
-            state.make_request_output = self._make_request_output
+            replace_attributes(state, make_request_output=self._make_request_output)
 
     def on_output(self, output: VllmObject) -> None:
         """An output goes vLLM's way."""
@@ -168,7 +170,7 @@ class StreamBypass:
     def _detach(self) -> None:
         self._is_active, self._sampled_outputs = False, _MAX_SAMPLED_OUTPUTS
         if self._state is not None:
-            del self._state.make_request_output  # its class has it
+            restore_attribute(self._state, "make_request_output")
             self._state = None
 
     def _sample(self) -> None:

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 from vllm.utils.async_utils import make_async
 
 from baton.engine.vllm.fast_path.fast_tokenizer import SAMPLES, inline_if_short
+from baton.engine.vllm.patches import table
 
 VllmObject: TypeAlias = Any
 """What vLLM and transformers make, which is not followed."""
@@ -147,7 +148,6 @@ def install_tokenization_cache(
     boundaries = find_boundaries(tokenizer)
     if boundaries is None:
         return None
-    # vLLM has no public place for this; a test on its real app finds out when these move.
     original, executor = renderer._tokenize_prompt, renderer._executor  # noqa: SLF001
     cache, wrap_async = (
         TokenizationCache(boundaries),
@@ -172,5 +172,5 @@ def install_tokenization_cache(
             return await original_async(prompt, params)
         return await cached_async(prompt, params, cache_scope)
 
-    renderer._tokenize_prompt_async = tokenize_async  # noqa: SLF001
-    return cache
+    is_installed = table.TOKENIZER.install(renderer, _tokenize_prompt_async=tokenize_async)
+    return cache if is_installed else None

@@ -50,7 +50,7 @@ from baton.domain.errors import (
 from baton.domain.request import Request
 from baton.engine.vllm.frontend.settings import FleetFacts, FrontendHooks
 from baton.engine.vllm.gate.errors import Problem
-from baton.engine.vllm.patches.resume_checks import find_incompatibility
+from baton.engine.vllm.patches import table
 from baton.engine.vllm.wire.codec import (
     FrontendCodec,
     Identify,
@@ -122,11 +122,12 @@ class FleetEngineServer:
             identify: Says who asks.
             prepare: Does what the frontend has not done for a request that asks for it; blocks.
         """
+        table.ENGINE_CORE_WIRE.fits()
         self._facts = facts
         self._hooks = hooks
         self._clock = clock
         # Engines of a fleet are of this version; one that is not refuses what it cannot take up.
-        why = find_incompatibility()
+        why = table.RESUME.find_incompatibility()
         self._codec = FrontendCodec(
             max_len_tokens=facts.max_len_tokens, supports_resume=why is None, identify=identify
         )
@@ -185,9 +186,12 @@ class FleetEngineServer:
         Args:
             client: An `AsyncMPClient` that has been greeted and has sent no request yet.
         """
-        client.add_request_async = self._add_inprocess
-        client.abort_requests_async = self._abort_inprocess
-        self._inprocess_queue = client.outputs_queue
+        if table.INPROCESS_CLIENT.install(
+            client,
+            add_request_async=self._add_inprocess,
+            abort_requests_async=self._abort_inprocess,
+        ):
+            self._inprocess_queue = client.outputs_queue
 
     async def close(self) -> None:
         """Stop reading and free the sockets. Idempotent."""

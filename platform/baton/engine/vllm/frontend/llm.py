@@ -9,6 +9,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,6 @@ from starlette.responses import JSONResponse, Response
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.serve.exception_handling import register
 from vllm.entrypoints.serve.exception_handling.handlers.validation import (
     validation_exception_handler,
 )
@@ -48,6 +48,7 @@ from baton.engine.vllm.gate.error_texts import describe_field_errors, strip_clas
 from baton.engine.vllm.gate.errors import Problem, problem_from_vllm
 from baton.engine.vllm.gate.gate import CURRENT_EXCHANGE, AsgiApp
 from baton.engine.vllm.gate.limits import FrontendLimits, bad_request_id, too_many_bad_words
+from baton.engine.vllm.patches import table
 from baton.engine.vllm.wire.adapter_ids import is_runtime_adapter, to_lora_request
 from baton.engine.vllm.wire.identity import ANONYMOUS, Caller, tenant_session_id, with_caller
 
@@ -55,13 +56,6 @@ _TASKS = ("generate",)
 # Those whose requests may leave open how many tokens they want: the handlers of the other routes
 # make that part of a request, or have a default that their API prescribes.
 _DEFAULT_TOKENS_HANDLERS = ("openai_serving_chat", "openai_serving_responses")
-_STREAMING_HANDLERS = (
-    *_DEFAULT_TOKENS_HANDLERS,
-    "openai_serving_completion",
-    "anthropic_serving_messages",
-)
-_RAW_STREAM_METHOD = "chat_completion_stream_generator_raw"
-_BEAM_SEARCH_HANDLERS = ("openai_serving_chat", "openai_serving_completion")
 _FILTERED_LOGGERS = (
     "vllm.entrypoints.anthropic.api_router",
     "vllm.entrypoints.anthropic.serving",
@@ -320,20 +314,14 @@ class PromptRedactionFilter(logging.Filter):
         return True
 
 
-def limit_beam_search(state: Any, limits: Callable[[], FrontendLimits]) -> None:  # noqa: ANN401
-    """Hold vLLM's handlers to the limits where they make many short requests of one.
-
-    Each of those asks for one token, so that nobody would notice how many the search is for.
-    """
-    for name in _BEAM_SEARCH_HANDLERS:
-        handler = getattr(state, name, None)
-        if handler is not None:
-            handler.beam_search = _limited(limits, handler.beam_search)
-
-
-def _limited(
+def _limited_search(
     limits: Callable[[], FrontendLimits], search: Callable[..., Any]
 ) -> Callable[..., Any]:
+    """A beam search that is held to the limits.
+
+    It makes many requests of one token each, so the limits of a request would not apply.
+    """
+
     def bounded(*args: Any, params: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         current = limits()
         problem = current.too_many_tokens(params.max_tokens) or current.too_many_answers(
@@ -351,20 +339,12 @@ def capture_stream_errors(state: Any) -> None:  # noqa: ANN401 - vllm is not fol
 
     A handler would put the error into the stream, after a status of 200, and go on to its end.
     """
-    for name in _STREAMING_HANDLERS:
-        handler = getattr(state, name, None)
-        if handler is None:
-            continue
-        handler.create_streaming_error_response = _capturing_errors(
-            handler.create_streaming_error_response
-        )
-        if hasattr(
-            handler, _RAW_STREAM_METHOD
-        ):  # vLLM 0.33: chunks, and errors among them, are made into text later
-            setattr(
-                handler, _RAW_STREAM_METHOD, _marking_streams(getattr(handler, _RAW_STREAM_METHOD))
-            )
-            handler.create_error_response = _capturing_raw_errors(handler.create_error_response)
+    table.STREAM_ERRORS.install(
+        state,
+        streamed=_capturing_errors,
+        raw_stream=_marking_streams,
+        raw_error=_capturing_raw_errors,
+    )
 
 
 def _capturing_errors(make_error: Callable[..., str]) -> Callable[..., str]:
@@ -441,7 +421,7 @@ class ApiApp:
             if adapter.name not in configured
         }
         # Whoever walks through it sees all of it or nothing; requests have what they were given.
-        self._models.lora_requests = configured | added
+        table.ADAPTER_LIST.install(self._models, lora_requests=configured | added)
 
     def set_default_max_tokens(self, max_tokens: int | None) -> None:
         """How many output tokens a request gets that does not say; None: as the model has it."""
@@ -455,12 +435,14 @@ class ApiApp:
 
 async def build_api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
     """Build vLLM's complete API app over `llm`."""
+    table.API_SERVER.fits()
+    table.LOG_REDACTION.fits()
     # By its name: the app's handlers are fixed once it is built.
-    register.validation_exception_handler = _on_validation_error
+    table.VALIDATION_ERRORS.install(_on_validation_error)
     app = build_app(args, _TASKS, llm.model_config)
     await init_app_state(llm, app.state, args, _TASKS)
     capture_stream_errors(app.state)
-    limit_beam_search(app.state, lambda: llm.limits)
+    table.BEAM_SEARCH_LIMITS.install(app.state, partial(_limited_search, lambda: llm.limits))
     install_response_bypass(app, middleware=bool(args.middleware))
     install_request_bypass(app)
     install_fast_chunks()
@@ -473,5 +455,5 @@ async def build_api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
             filtered_logger.addFilter(PromptRedactionFilter())
     # vLLM's error handlers ask this server to exit when the engine is dead; ours is not theirs to
     # stop: it turns unhealthy instead.
-    app.state.server = SimpleNamespace(should_exit=False)
+    table.SERVER_HANDLE.install(app, SimpleNamespace(should_exit=False))
     return ApiApp(app)

@@ -8,7 +8,6 @@ what no engine could keep to.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -16,17 +15,15 @@ from typing import Any
 
 from vllm.config import StructuredOutputsConfig
 from vllm.exceptions import VLLMClientError
-from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import get_tokenizer
 from vllm.v1.engine import EngineCoreRequest
 
-from baton.domain.errors import EngineStartFailed
 from baton.engine.vllm.frontend.settings import FrontendSettings
+from baton.engine.vllm.patches import table
 from baton.engine.vllm.patches.refusals import first_line
 from baton.engine.vllm.wire.codec import UnsupportedRequest
+from baton.runtime.patch import replace_attributes
 
-_CHECK_METHOD = "_validate_structured_outputs"
-_CHECK_PARAMETERS = ("self", "model_config", "structured_outputs_config", "tokenizer")
 _FIELD = "structured_outputs or response_format"
 _TEXT_MODEL = SimpleNamespace(is_diffusion=False)
 """All that the check looks at of a model."""
@@ -41,15 +38,7 @@ class RustGrammars:
         Raises:
             EngineStartFailed: the installed vLLM checks in another way.
         """
-        check = getattr(SamplingParams, _CHECK_METHOD, None)
-        parameters = () if check is None else tuple(inspect.signature(check).parameters)
-        if parameters != _CHECK_PARAMETERS:
-            raise EngineStartFailed(
-                "server.frontend 'rust': vLLM's check of structured outputs takes"
-                f" {parameters}, wanted"
-                f" {_CHECK_PARAMETERS}",
-                "install the vLLM that this release names, or use server.frontend 'python'",
-            )
+        table.RUST_PARAMS.fits()
         arguments = {name.replace("-", "_"): value for name, value in settings.extra.items()}
         config = arguments.get("structured_outputs_config")
         self._config = StructuredOutputsConfig(**config if isinstance(config, Mapping) else {})
@@ -70,9 +59,11 @@ class RustGrammars:
         params = request.sampling_params
         assert params is not None, "only requests with constraints are prepared"
         # The frontend's choice, without a look at what is to be chosen for.
-        params.structured_outputs._backend = None  # noqa: SLF001 - where vLLM has it
+        replace_attributes(params.structured_outputs, _backend=None)
         try:
-            getattr(params, _CHECK_METHOD)(_TEXT_MODEL, self._config, self._load_tokenizer())
+            params._validate_structured_outputs(  # noqa: SLF001 - row RUST_PARAMS
+                _TEXT_MODEL, self._config, self._load_tokenizer()
+            )
         except (VLLMClientError, ValueError, TypeError) as error:
             why = f"{_FIELD}: {first_line(error)}"
             raise UnsupportedRequest(request.request_id, why) from error

@@ -2,7 +2,7 @@
 
 *Theory of operation.* Which groups of layers a model has, by which rules they keep blocks and what
 a block takes is known to the engine alone, once it has started: it follows from model, options,
-attention backends and memory. Neither events nor the message that it is ready say it. So `install`
+attention backends and memory. Neither events nor the message that it is ready say it. So `apply`
 gives EngineCore a control call (`CACHE_CALL`) that reads it off the engine's own cache manager and
 workers, and `request_cache_report` makes that call and understands the answer. Where anything is
 not as it must be, the answer says why. Then nobody listens to the engine's events, for it is not
@@ -58,7 +58,7 @@ class UtilityClient(Protocol):
 
 
 # ------------------------------------------------------------------ in the engine's process
-def install() -> None:
+def apply() -> None:
     """Have this process answer, where it is the one that has the scheduler. May be called again."""
     core = sys.modules.get(_ENGINE_CORE)
     if core is not None:

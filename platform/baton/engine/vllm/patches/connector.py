@@ -19,8 +19,8 @@ Four things are added, the rest is vLLM's:
   and the other engine's are freed, as in any pull.
 - The source of each transfer. vLLM's statistics are lists with one entry for each transfer; beside
   them go the engine ids of the sources (`SOURCES_KEY`), and one id for each request whose pull
-  failed (`FAILED_SOURCES_KEY`). These overrides hang on two private methods of the worker; where a
-  new vLLM no longer calls them the lists stay empty, and a test with real engines says so.
+  failed (`FAILED_SOURCES_KEY`). These overrides hang on two private methods of the worker. Where a
+  new vLLM has them in another form, the engine does not start (row `NIXL_CONNECTOR` of `table`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from vllm.v1.request import Request
 
 from baton.control.request.pull_permits import PullPermits
 from baton.control.request.transfers import RENEWALS_PER_LEASE, renewed_expiry_s
+from baton.engine.vllm.patches import table
 from baton.engine.vllm.patches.lease_checks import CompletedRead, KeptLeases, LeaseQueries, listen
 from baton.engine.vllm.wire.transfer_keys import (
     FAILED_SOURCES_KEY,
@@ -75,6 +76,7 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not fol
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
+        table.NIXL_CONNECTOR.fits()
         # Not `super()`: that makes vLLM's worker, and with it a NIXL agent.
         NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
         engine_id = self.engine_id

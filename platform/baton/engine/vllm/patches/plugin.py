@@ -13,7 +13,8 @@ choice at the parent's death instead. Two traps:
   engine from a thread that lives as long as the engine;
 - a parent that died before we asked sends nothing, hence the look at the parent's id afterwards.
 
-On the same occasion the process learns to take up resumed legs (see `resume`), to say what is wrong
+On the same occasion rows of `table` are installed: the process learns to take up resumed legs (see
+`resume_patch`), to say what is wrong
 with requests that it refuses (see `refusals`), how its KV cache works (see `cache_report`), and to
 keep steps short that streams wait for (see `step_budget`). Its workers say what carries their pulls
 (see `rank_reports`).
@@ -22,16 +23,13 @@ keep steps short that streams wait for (see `step_budget`). Its workers say what
 from __future__ import annotations
 
 import ctypes
-import logging
 import multiprocessing
 import os
 import signal
 
 from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
-from baton.engine.vllm.patches import rank_reports, step_budget
+from baton.engine.vllm.patches import table
 from baton.engine.vllm.patches.step_budget import DECODE_STEP_TOKENS_VARIABLE
-
-logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 """Source: prctl(2)."""
@@ -44,50 +42,11 @@ def install() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid:
         die_with_parent(parent.pid)
-    rank_reports.install()
-    install_resume()
-    install_refusals()
-    install_cache_report()
+    for patch in (table.RANK_REPORTS, table.RESUME, table.REFUSALS, table.CACHE_REPORT):
+        patch.install()
     decode_step_tokens = os.environ.get(DECODE_STEP_TOKENS_VARIABLE)
     if decode_step_tokens is not None:
-        step_budget.install(int(decode_step_tokens))
-
-
-def install_resume() -> None:
-    """Have this process take up resumed legs; where it cannot, it serves all else as ever."""
-    try:
-        # Only here: whoever reads this module's names need not load vLLM.
-        from baton.engine.vllm.patches import resume_patch as resume
-
-        why = resume.install()
-    except Exception:  # what is missing is told when the engine is asked
-        logger.exception("resumed legs are not taken up")
-        return
-    if why is not None:
-        logger.warning("resumed legs are not taken up: %s", why)
-
-
-def install_refusals() -> None:
-    """Have this process tell what is wrong with a request from its own failures, if it can."""
-    try:
-        from baton.engine.vllm.patches import refusals
-
-        why = refusals.install()
-    except Exception:  # such requests are tried again elsewhere, within bounds
-        logger.exception("requests that are wrong count as failed")
-        return
-    if why is not None:
-        logger.warning("requests that are wrong count as failed: %s", why)
-
-
-def install_cache_report() -> None:
-    """Have this process tell how its KV cache works, if it can."""
-    try:
-        from baton.engine.vllm.patches import cache_report
-
-        cache_report.install()
-    except Exception:  # what is missing is told when the engine is asked
-        logger.exception("nothing is told of the KV cache")
+        table.STEP_BUDGET.install(int(decode_step_tokens))
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -1,6 +1,6 @@
 """What each worker of an engine says of its pulls: asked through vLLM, answered where it runs.
 
-Theory of operation: `install`, run by the plugin in every engine process, gives workers and the
+Theory of operation: `apply`, run by the plugin in every engine process, gives workers and the
 process that holds the scheduler a method of one name. The adapter calls the latter's, as it calls
 any utility; that one calls the former's in all workers, on whatever nodes they are, and gathers the
 answers. What cannot be read, or is not understood, is no answer.
@@ -30,7 +30,7 @@ EncodedRankReport = tuple[int, str, dict[str, list[str]] | None]
 """Rank, node, and transports by reach, in what vLLM carries between processes."""
 
 
-def install() -> None:
+def apply() -> None:
     """Have this process' workers and scheduler answer. It may be called again."""
     from vllm.v1.worker.worker_base import WorkerBase
 

@@ -9,8 +9,8 @@ exception in hand, the last output says what it was, in its stop reason, which h
 - `Scheduler.update_from_output` ends those whose grammars did not compile, which it has by id.
 
 What the exception is says whose fault it was (`reason_of`). vLLM promises none of this;
-`find_incompatibility` looks before anything is replaced. Without it such requests are tried again
-elsewhere, within the bounds that hold for failures.
+`find_incompatibility` looks before anything is replaced (row `REFUSALS` of `table`). Without it
+such requests are tried again elsewhere, within the bounds that hold for failures.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any, TypeAlias
 from vllm.exceptions import VLLMClientError
 
 from baton.domain.request import FinishReason
-from baton.engine.vllm.patches.step_budget import first_incompatibility
 from baton.engine.vllm.wire.stop_reasons import STOP_REASON_MARKS
+from baton.runtime.patch import wrap_attribute
+from baton.runtime.patch_guards import first_incompatibility
 
 _TRANSIENT_ERRORS = (MemoryError, OSError)
 """Of the machine, at that moment: another engine may do better."""
@@ -54,16 +55,15 @@ def first_line(error: BaseException) -> str:
     return line[:_MAX_WHY_CHARS]
 
 
-def install() -> str | None:
-    """Have the engine of this process say why; returns why it cannot. Twice does no more."""
+def apply() -> None:
+    """Have the engine of this process say why. Idempotent."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
     from vllm.v1.engine import FinishReason as EngineFinishReason
     from vllm.v1.engine.core import EngineCoreProc
 
-    why = find_incompatibility(EngineCoreProc, Scheduler)
-    if why is not None or hasattr(Scheduler.update_from_output, _INSTALLED_MARK):
-        return why
+    if hasattr(Scheduler.update_from_output, _INSTALLED_MARK):
+        return
 
     def make_error_outputs(request_id: str, reason: str) -> Any:  # noqa: ANN401 - vllm is not followed
         output = EngineCoreOutput(
@@ -71,12 +71,12 @@ def install() -> str | None:
         )
         return EngineCoreOutputs(finished_requests={request_id}, outputs=[output])
 
-    EngineCoreProc._handle_request_preproc_error = wrap_preprocess_error(  # noqa: SLF001 - see above
-        EngineCoreProc._handle_request_preproc_error,  # noqa: SLF001 - see above
-        make_error_outputs,
+    wrap_attribute(
+        EngineCoreProc,
+        "_handle_request_preproc_error",
+        lambda method: wrap_preprocess_error(method, make_error_outputs),
     )
-    Scheduler.update_from_output = wrap_grammar_errors(Scheduler.update_from_output)
-    return None
+    wrap_attribute(Scheduler, "update_from_output", wrap_grammar_errors)
 
 
 def find_incompatibility(core: type, scheduler: type) -> str | None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from baton.engine.vllm.patches import table
 from baton.engine.vllm.wire.resume_keys import RESUME_SUPPORT_CALL
 from baton.runtime.process.log_events import log_event
 
@@ -22,11 +23,7 @@ class UtilityClient(Protocol):
 
 def find_incompatibility() -> str | None:
     """Why engines of the vLLM that is installed here would not take up; None where they would."""
-    try:
-        from baton.engine.vllm.patches import resume_patch as resume
-    except (ImportError, AttributeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return resume.find_incompatibility()
+    return table.RESUME.find_incompatibility()
 
 
 async def query_resume_support(core: UtilityClient) -> bool:

@@ -2,7 +2,7 @@
 
 Theory of operation: a resumed leg brings what was generated elsewhere at the end of its prompt, and
 says how many tokens that are (`RESUMED_TOKENS_ARG`). vLLM has no request that arrives with output,
-but it has one that goes on with output: one that it put back to wait. So `install`, which runs in
+but it has one that goes on with output: one that it put back to wait. So `apply`, which runs in
 each process of an engine before its first request (see `plugin`), makes the one into the other:
 
 - the scheduler's request gets those ids as its output (`restore`): length bounds, stop tokens,
@@ -45,6 +45,7 @@ from baton.engine.vllm.wire.resume_keys import (
     RESUMED_IDS_ARG,
     RESUMED_TOKENS_ARG,
 )
+from baton.runtime.patch import replace_attributes
 
 _ENGINE_CORE = "vllm.v1.engine.core"
 _MARK = "_baton_takes_up"
@@ -220,6 +221,8 @@ def _try_restore() -> str | None:
     request = Request.from_engine_core_request(
         EngineCoreRequest("", [5, 6, 7, 8, 9], None, params, None, 0.0, None, None, None), None
     )
+    if not hasattr(request, "prefill_stats"):
+        return "Request has no prefill_stats"
     restore(request)
     counts = (request.num_prompt_tokens, request.num_output_tokens, request.num_tokens)
     if counts != (3, 2, 5) or list(request.output_token_ids) != [8, 9]:
@@ -240,13 +243,8 @@ def _try_restore() -> str | None:
     return None
 
 
-def install() -> str | None:
-    """Have this process take up resumed legs; what keeps it from that, or None.
-
-    It may be called again.
-    """
-    if (why := find_incompatibility()) is not None:
-        return why
+def apply() -> None:
+    """Have this process take up resumed legs. Idempotent."""
     if not hasattr(WorkerBase, _MARK):
         _replace()
         setattr(WorkerBase, _MARK, True)
@@ -258,7 +256,6 @@ def install() -> str | None:
             RESUME_SUPPORT_CALL,
             lambda core: all(core.collective_rpc(RESUME_SUPPORT_CALL)),
         )
-    return None
 
 
 def _replace() -> None:
@@ -291,7 +288,7 @@ def _replace() -> None:
         begin_sampler(sampler, *args, **kwargs)
         sampler.forward = replay_pending_first(sampler.forward)
 
-    Request.from_engine_core_request = classmethod(make_restored)
-    StructuredOutputManager._create_grammar = compile_advanced  # noqa: SLF001
-    CachedRequestState.__post_init__ = begin_restored
-    TopKTopPSampler.__init__ = begin_with_replay
+    replace_attributes(Request, from_engine_core_request=classmethod(make_restored))
+    replace_attributes(StructuredOutputManager, _create_grammar=compile_advanced)
+    replace_attributes(CachedRequestState, __post_init__=begin_restored)
+    replace_attributes(TopKTopPSampler, __init__=begin_with_replay)

@@ -8,8 +8,8 @@ all of vLLM's otherwise. Nothing has to be told when roles change, and what deco
 flip keeps its pace.
 
 vLLM's scheduler reads its budget, an attribute, as it begins to choose a step, so it is lowered
-around that (`with_decode_budget`). vLLM promises neither; `find_incompatibility` looks before
-anything is replaced, and an engine that should have had two budgets does not start with one.
+around that (`with_decode_budget`). vLLM promises neither; the row `STEP_BUDGET` of `table` looks
+before anything is replaced, and an engine that should have had two budgets does not start with one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from baton.runtime.patch import replace_attributes
+from baton.runtime.patch_guards import first_incompatibility
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,21 +48,14 @@ class SchedulerLike(Protocol):
 Schedule: TypeAlias = Callable[..., object]
 
 
-def install(decode_step_tokens: int) -> None:
-    """Have the schedulers of this process keep to it. Twice does no more than once.
-
-    Raises:
-        RuntimeError: vLLM's scheduler is not as it was when this was written.
-    """
-    # Only here: whoever needs the variable's name need not load vLLM's scheduler.
+def apply(decode_step_tokens: int) -> None:
+    """Have the schedulers of this process keep to it. Idempotent."""
+    # Only here: a caller that needs the variable's name need not load vLLM's scheduler.
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.request import Request
 
-    problem = find_incompatibility(Scheduler, Request)
-    if problem is not None:
-        raise RuntimeError(_unsupported_message(decode_step_tokens, problem))
     if not hasattr(Scheduler.schedule, _MARK):
-        Scheduler.schedule = with_decode_budget(Scheduler.schedule, decode_step_tokens)
+        schedule = with_decode_budget(Scheduler.schedule, decode_step_tokens)
+        replace_attributes(Scheduler, schedule=schedule)
 
 
 def find_incompatibility(scheduler: type, request: type) -> str | None:
@@ -69,19 +65,6 @@ def find_incompatibility(scheduler: type, request: type) -> str | None:
         (scheduler, "schedule", ("running", _BUDGET)),
         (request, "__init__", ("max_tokens", "is_prefill_chunk")),
     )
-
-
-def first_incompatibility(*requirements: tuple[type, str, tuple[str, ...]]) -> str | None:
-    """The first of these methods that vLLM no longer has, or that no longer uses these names."""
-    for owner, method, names in requirements:
-        function = getattr(owner, method, None)
-        if function is None:
-            return f"{owner.__name__} has no {method}"
-        used_names = getattr(function, "__wrapped__", function).__code__.co_names
-        missing = [name for name in names if name not in used_names]
-        if missing:
-            return f"{owner.__name__}.{method} does not use {', '.join(missing)}"
-    return None
 
 
 def with_decode_budget(schedule: Schedule, decode_step_tokens: int) -> Schedule:
