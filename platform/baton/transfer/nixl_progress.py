@@ -19,8 +19,9 @@ import os
 import re
 
 from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
+from baton.runtime.patch import replace_attributes
 from baton.transfer.nixl_binding import AgentConfig, Binding
-from baton.transfer.ucx_log import FLUSH_VARIABLE, flush_from_first_agent, use_local_log_folder
+from baton.transfer.ucx_log import FLUSH_VARIABLE, use_local_log_folder
 
 PROGRESS_DELAY_VARIABLE = "BATON_NIXL_PROGRESS_DELAY_US"
 """The pause in microseconds; unset leaves NIXL as it is."""
@@ -35,7 +36,6 @@ def install() -> None:
     Raises:
         ValueError: a variable does not hold a positive number.
         ImportError: NIXL is not installed, though the environment asks for something.
-        AttributeError: this version of NIXL makes its agents in another way.
     """
     delay_us = os.environ.get(PROGRESS_DELAY_VARIABLE)
     flush_s = os.environ.get(FLUSH_VARIABLE)
@@ -49,11 +49,13 @@ def install() -> None:
         raise ValueError(f"{FLUSH_VARIABLE}: got {flush_s!r}, wanted seconds above 0")
     if flush_s is not None:
         use_local_log_folder(os.environ)  # before UCX is loaded
-    binding: Binding = importlib.import_module("nixl._api").nixlBind
+    from baton.transfer import couplings  # it has the functions of this module
+
+    binding: Binding | None = getattr(importlib.import_module("nixl._api"), "nixlBind", None)
     if delay_us is not None:
-        set_progress_delay(binding, int(delay_us))
+        couplings.PROGRESS_THREAD.install(binding, int(delay_us))
     if flush_s is not None:
-        flush_from_first_agent(binding, float(flush_s))
+        couplings.UCX_LOG.install(binding, float(flush_s))
 
 
 def set_progress_delay(binding: Binding, delay_us: int) -> None:
@@ -69,7 +71,7 @@ def set_progress_delay(binding: Binding, delay_us: int) -> None:
         return create(name, config)
 
     setattr(create_with_delay, _DELAY_ATTRIBUTE, delay_us)
-    binding.nixlAgent = create_with_delay
+    replace_attributes(binding, nixlAgent=create_with_delay)
 
 
 def current_delay_us(binding: Binding) -> int | None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
+from baton.runtime.patch import replace_attributes
 from baton.runtime.process.scratch import scratch_folder
 from baton.runtime.rank_transports import LOG_VARIABLE, log_name
 from baton.transfer.nixl_binding import AgentConfig, Binding
@@ -49,12 +50,12 @@ def flush_from_first_agent(binding: Binding, interval_s: float) -> None:
 
     @functools.wraps(create, updated=("__dict__",) if hasattr(create, "__dict__") else ())
     def create_first(name: str, config: AgentConfig) -> object:
-        binding.nixlAgent = create
+        replace_attributes(binding, nixlAgent=create)
         agent = create(name, config)
         threading.Thread(target=_flush, args=(interval_s,), name="ucx-log", daemon=True).start()
         return agent
 
-    binding.nixlAgent = create_first
+    replace_attributes(binding, nixlAgent=create_first)
 
 
 def _flush(interval_s: float) -> None:

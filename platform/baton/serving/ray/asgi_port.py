@@ -9,8 +9,8 @@ and its end, which Serve tells it when HAProxy has looked elsewhere, and waits f
 connections, and its task ends when the answers under way have ended. What comes by Serve's proxy in
 Python is not served at this port.
 In Rust mode the port is bound in the same way, and its socket is handed to a gate that is no
-Python. What is handed back to Serve behaves as its server did. Only this module knows how Serve
-starts that server (private parts of Ray 2.60); a test tells when that changes.
+Python. What is handed back to Serve behaves as its server did. The rows
+`ASGI_PORT` and `GATE_PORT` of `couplings` say how Serve starts that server.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import logging
 import socket
 import traceback
 from collections.abc import Mapping
-from typing import Protocol, cast
+from typing import Protocol
 
 from baton.domain.errors import EngineStartFailed
 from baton.domain.names.addresses import format_address
 from baton.engine.vllm.gate.errors import Dialect, Problem
 from baton.engine.vllm.gate.gate import AsgiApp, Receive, Scope, Send, send_problem
 from baton.runtime.process.sockets import create_bound_socket
+from baton.serving.ray import couplings
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ def serve_at_port(port_server: PortServer, environ: Mapping[str, str]) -> None:
         handle = _ServerHandle()
         return event_loop.create_task(_drain_on_exit(handle, port_server)), handle
 
-    vars(replica)["start_asgi_http_server"] = start
+    couplings.GATE_PORT.install(replica, start_asgi_http_server=start)
 
 
 def serve_app_at_port(app: AsgiApp) -> None:
@@ -121,12 +122,13 @@ def serve_app_at_port(app: AsgiApp) -> None:
     """
     from ray.serve._private import replica
 
-    start = cast(_StartServer, replica.start_asgi_http_server)
+    start: _StartServer | None = getattr(replica, "start_asgi_http_server", None)
 
     async def start_ours(serve_app: AsgiApp, *arguments: object, **options: object) -> object:
+        assert start is not None, "it is there where the row fits"
         return await start(_route_serve_paths(serve_app, app), *arguments, **options)
 
-    vars(replica)["start_asgi_http_server"] = start_ours
+    couplings.ASGI_PORT.install(replica, start_asgi_http_server=start_ours)
 
 
 def _route_serve_paths(serve_app: AsgiApp, own_app: AsgiApp) -> AsgiApp:

@@ -6,6 +6,7 @@ import os
 import sys
 
 from baton.domain.errors import ClusterFailed
+from baton.serving.ray import couplings
 
 
 def reload_environment(*, loopback: bool) -> None:
@@ -16,7 +17,7 @@ def reload_environment(*, loopback: bool) -> None:
         Config,
     )
 
-    ray_constants.ENABLE_RAY_CLUSTER = not loopback
+    couplings.ENVIRONMENT.install(ray_constants, ENABLE_RAY_CLUSTER=not loopback)
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 

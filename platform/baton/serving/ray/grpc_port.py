@@ -1,15 +1,16 @@
 """Where Ray Serve's own gRPC server of a replica listens: at the node's address, and no other.
 
 Serve starts one in every replica, on all addresses, and unpickles what comes there from whoever has
-Ray's token. Serve has no setting for its address. This is the only module that knows how Serve
-binds it (private parts of Ray 2.60); a test tells when that changes.
+Ray's token. Serve has no setting for its address. The row `GRPC_PORT` of `couplings` says how Serve
+binds it.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Protocol
 
 from baton.domain.names.addresses import format_address
+from baton.serving.ray import couplings
 
 _WILDCARD_ADDRESS = "[::]:0"
 
@@ -26,10 +27,10 @@ def bind_grpc_to_node(host: str) -> None:
     from ray._common.tls_utils import add_port_to_grpc_server
     from ray.serve._private import replica
 
-    bind = cast(_AddPort, add_port_to_grpc_server)
+    bind: _AddPort = add_port_to_grpc_server
     node_bind = format_address(host, 0)
 
     def add_port(server: object, address: str) -> int:
         return bind(server, node_bind if address == _WILDCARD_ADDRESS else address)
 
-    vars(replica)["add_port_to_grpc_server"] = add_port
+    couplings.GRPC_PORT.install(replica, add_port_to_grpc_server=add_port)

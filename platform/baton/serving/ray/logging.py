@@ -2,14 +2,14 @@
 
 Ray tells every driver of nodes that died, whatever `log_to_driver` says, and prints it on standard
 output, from a thread of its own: into the middle of `baton status -o json`, for one. What reads
-that is told nothing it could use. The function is Ray's own, in a module that may change: where it
-is not as it was, nothing is done.
+that is told nothing it could use. The function is Ray's own: row `MESSAGES` of `couplings`.
 """
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
+
+from baton.serving.ray import couplings
 
 _PATCHED_ATTRIBUTE = "_baton_stderr"
 
@@ -19,12 +19,12 @@ def redirect_ray_messages() -> None:
     from ray._private import worker
 
     print_message = getattr(worker, "print_to_stdstream", None)
-    if print_message is None or hasattr(print_message, _PATCHED_ATTRIBUTE):
+    if hasattr(print_message, _PATCHED_ATTRIBUTE):
         return
 
-    @wraps(print_message)
     def on_stderr(data: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Ray's
+        assert print_message is not None, "it is there where the row fits"
         print_message({**data, "is_err": True}, *args, **kwargs)
 
     setattr(on_stderr, _PATCHED_ATTRIBUTE, True)
-    worker.print_to_stdstream = on_stderr
+    couplings.MESSAGES.install(worker, print_to_stdstream=on_stderr)
