@@ -9,6 +9,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.config.schema.deployment import DeploymentConfig
@@ -31,6 +32,7 @@ from baton.serving.doctor.facts import (
 from baton.serving.doctor.machine import machine_checks
 from baton.serving.doctor.result import Check, CheckStatus
 from baton.serving.doctor.run import build_report
+from baton.serving.preflight.couplings import Coupling, coupling_findings
 from baton.serving.preflight.facts import PortFact, PortListener
 from tests.serving.configs import SMALL, written
 
@@ -80,6 +82,42 @@ def all_checks(
 def check(name: str, machine: MachineSnapshot, config: DeploymentConfig | None = None) -> Check:
     (found,) = [other for other in all_checks(machine, config) if other.name == name]
     return found
+
+
+FITS = Coupling(
+    vendor="vLLM",
+    name="fast chunks",
+    package="vllm",
+    problem=None,
+    fallback="chunks are slower",
+    is_required=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("is_required", "status"), [(False, CheckStatus.WARN), (True, CheckStatus.FAIL)]
+)
+def test_a_coupling_that_does_not_fit_is_named_with_its_fallback(
+    is_required: bool,  # noqa: FBT001 - a parameter of the test
+    status: CheckStatus,
+) -> None:
+    unfit = msgspec.structs.replace(
+        FITS, name="a limit", problem="no search", is_required=is_required
+    )
+    found = check("couplings to vLLM", replace(GOOD, couplings=(FITS, unfit)))
+    assert found.status is status
+    assert found.detail == "1 of 2 fit; a limit: no search (chunks are slower)"
+    assert check("couplings to Ray", replace(GOOD, couplings=(FITS, unfit))).detail == "0 of 0 fit"
+    line = (
+        "a limit: got no search, expected the private names of a tested vllm; install that;"
+        " otherwise chunks are slower"
+    )
+    assert coupling_findings((FITS, unfit)) == (((line,), ()) if is_required else ((), (line,)))
+
+
+def test_couplings_that_could_not_be_tried_are_skipped() -> None:
+    found = check("couplings to NIXL", replace(GOOD, couplings=UnknownFact("too slow")))
+    assert (found.status, found.detail) == (CheckStatus.SKIP, "too slow")
 
 
 def test_a_good_machine_passes_every_check(config: DeploymentConfig) -> None:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -28,6 +29,11 @@ from baton.engine.cuda_home import CannotCompileError, check_compilers
 from baton.engine.gpus import count_gpus, driver_cuda_version, use_cpu_without_gpus
 from baton.serving.cluster.readiness import local_client
 from baton.serving.front.data_path import choose_data_path
+from baton.serving.preflight.couplings import (
+    COUPLINGS_TIMEOUT_S,
+    Coupling,
+    read_couplings,
+)
 from baton.serving.preflight.facts import (
     SERVER_PORT,
     PortFact,
@@ -131,6 +137,8 @@ class MachineSnapshot:
     """Why HAProxy cannot carry the tokens; None when it can."""
     clock_synchronized: bool | UnknownFact
     """Whether something keeps the clock right."""
+    couplings: tuple[Coupling, ...] | UnknownFact = ()
+    """To private names of vLLM, Ray and NIXL."""
     nics: tuple[str, ...] = ()
     """Network cards that can do RDMA, by the names that UCX_NET_DEVICES takes."""
     ports: tuple[PortFact, ...] = ()
@@ -139,8 +147,17 @@ class MachineSnapshot:
 
 def gather_machine(config: DeploymentConfig | None, progress: Progress) -> MachineSnapshot:
     """Look at this machine; with a configuration, also at the ports and files that it names."""
-    progress("importing " + ", ".join(RUNTIME_PACKAGES) + " in a process of its own")
+    progress("importing " + ", ".join(RUNTIME_PACKAGES) + " in processes of their own")
     folder = tempfile.gettempdir()
+    with ThreadPoolExecutor(1) as executor:
+        couplings = executor.submit(
+            gather_fact, COUPLINGS_TIMEOUT_S + _FACT_TIMEOUT_S, "couplings", read_couplings
+        )
+        machine = _gather_machine(config, folder)
+        return replace(machine, couplings=couplings.result())
+
+
+def _gather_machine(config: DeploymentConfig | None, folder: str) -> MachineSnapshot:
     return MachineSnapshot(
         python=platform.python_version(),
         versions=installed_versions(RUNTIME_PACKAGES),

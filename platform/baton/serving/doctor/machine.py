@@ -24,6 +24,7 @@ def machine_checks(machine: MachineSnapshot, config: DeploymentConfig | None) ->
     """Whether this machine can run baton at all."""
     yield check_versions(machine, config)
     yield check_imports(machine)
+    yield from check_couplings(machine)
     yield check_torch_build(machine, config)
     yield check_driver(machine)
     yield check_kernels(machine)
@@ -93,6 +94,33 @@ def check_imports(machine: MachineSnapshot) -> Check:
     return topic.passed(
         f"{', '.join(importable)} can be imported, and what an ingress needs of vllm"
     )
+
+
+def check_couplings(machine: MachineSnapshot) -> Iterator[Check]:
+    """Whether private names of each vendor are as they were when baton was tested."""
+    for vendor in ("vLLM", "Ray", "NIXL"):
+        topic = Topic(
+            name=f"couplings to {vendor}",
+            why="baton calls and replaces private names, which change without notice",
+        )
+        if isinstance(machine.couplings, UnknownFact):
+            yield topic.skipped(machine.couplings.why)
+            continue
+        couplings = [coupling for coupling in machine.couplings if coupling.vendor == vendor]
+        unfit = [coupling for coupling in couplings if coupling.problem is not None]
+        summary = f"{len(couplings) - len(unfit)} of {len(couplings)} fit"
+        if not unfit:
+            yield topic.passed(summary)
+            continue
+        details = "; ".join(
+            f"{coupling.name}: {coupling.problem} ({coupling.fallback})" for coupling in unfit
+        )
+        is_refused = any(coupling.is_required for coupling in unfit)
+        make_check = topic.failed if is_refused else topic.warned
+        yield make_check(
+            f"{summary}; {details}",
+            "install 'baton[cpu]' or 'baton[gpu]' in a fresh environment",
+        )
 
 
 def check_torch_build(machine: MachineSnapshot, config: DeploymentConfig | None) -> Check:

@@ -6,6 +6,7 @@ Checks are pure functions of gathered facts; `check_machine` and `check_cluster`
 from __future__ import annotations
 
 import math
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from baton.domain.tenant import DEFAULT_TENANT
 from baton.engine.gpus import driver_problem
 from baton.runtime.keys.key_files import load_ring
 from baton.serving.preflight.autoscaling_capacity import infeasible_findings
+from baton.serving.preflight.couplings import coupling_findings, read_couplings
 from baton.serving.preflight.facts import (
     ClusterFacts,
     MachineFacts,
@@ -83,7 +85,25 @@ def check_machine(config: DeploymentConfig, *, warn: Callable[[str], None] | Non
         PreflightFailed: with everything that stands in the way.
     """
     server = config.server
-    _raise_or_warn(evaluate_machine(config, machine_facts(server.host, server.port)), warn)
+    facts = machine_facts(server.host, server.port)
+    result = evaluate_machine(config, facts)
+    # Versions that nobody tested start on request; each coupling then proves itself first.
+    if config.cluster.allow_untested_versions and any(untested_packages(facts.versions)):
+        errors, warnings = _coupling_findings()
+        result = PreflightResult(
+            errors=(*result.errors, *errors), warnings=(*result.warnings, *warnings)
+        )
+    _raise_or_warn(result, warn)
+
+
+def _coupling_findings() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    try:
+        return coupling_findings(read_couplings())
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return (
+            (f"couplings: got {error}, expected a result; run 'baton doctor'",),
+            (),
+        )
 
 
 def check_submission(
