@@ -65,7 +65,7 @@ class DataPlane:
                 said = self._spawn("replicas", self._replica_sets, json.dumps(names))
                 links |= said["links"]
                 self.metrics += said["metrics"]
-            overrides = [f"server.frontend={self._frontend}", *self._ingress_sets]
+            overrides = [f"server.api_server={self._frontend}", *self._ingress_sets]
             self.port = pick_free_port()  # now that no replica can take it
             began_s = time.monotonic()
             role = "timed-ingress" if self._timed else "ingress"

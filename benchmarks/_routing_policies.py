@@ -21,7 +21,11 @@ from benchmarks.policies.mooncake import choose_by_conductor
 from benchmarks.policies.sglang import SglangCacheAware
 
 LIMITS = CoordinatorLimits(
-    queue_wait_s=600.0, first_token_s=600.0, transfer_s=60.0, stall_s=600.0, total_s=3600.0
+    queue_timeout_s=600.0,
+    first_token_timeout_s=600.0,
+    transfer_deadline_s=60.0,
+    stall_timeout_s=600.0,
+    total_timeout_s=3600.0,
 )
 """Long: the benchmark compares policies, and no request shall end early."""
 

@@ -93,7 +93,7 @@ def engine_settings_by_pool(
             device,
             weights,
             max_batched_tokens=_STEP_TOKENS,
-            decode_step_tokens=tokens,
+            max_batched_tokens_while_decoding=tokens,
             cold_start_s=cold_start_s,
         )
         for pool, tokens in _DECODE_STEP_TOKENS.items()

@@ -59,7 +59,7 @@ def engine_settings(
     *,
     max_batched_tokens: int,
     cold_start_s: float,
-    decode_step_tokens: int | None = None,
+    max_batched_tokens_while_decoding: int | None = None,
 ) -> V1Settings:
     """A replica: Llama-3.1-70B on four of a device."""
     shape, device = find_shape("meta-llama/Llama-3.1-70B-Instruct"), find_accelerator(device_name)
@@ -70,7 +70,7 @@ def engine_settings(
         kv_block_bytes=round(shape.kv_token_bytes(Dtype.BF16)) * 16,
         max_running_requests=512,
         max_batched_tokens=max_batched_tokens,
-        decode_step_tokens=decode_step_tokens,
+        max_batched_tokens_while_decoding=max_batched_tokens_while_decoding,
         transfer_bytes_per_s=GPUS * device.network_bytes_per_s,
         weights_load_s=cold_start_s,
     )
@@ -145,7 +145,7 @@ class ScalingVariant:
         """A new one; the oracle looks at the future every so many seconds."""
         options = AutoscalerOptions(interval_s=interval_s, bounds=bounds)
         if self.rule != ScalingRule.SLO:
-            options = replace(options, up=_UNLIMITED_STEPS, down=_UNLIMITED_STEPS)
+            options = replace(options, scale_up=_UNLIMITED_STEPS, scale_down=_UNLIMITED_STEPS)
         return Autoscaler(self._policy(options, foresight, every_s), options)
 
     def _policy(
@@ -176,7 +176,7 @@ def pool_bounds(
     """Of both pools."""
     return {
         pool: PoolBounds(
-            min=1, start=initial_replicas[pool], max=max_replicas[pool], gpus_per_replica=GPUS
+            min=1, initial=initial_replicas[pool], max=max_replicas[pool], gpus_per_replica=GPUS
         )
         for pool in (PREFILL, DECODE)
     }

@@ -160,7 +160,7 @@ def _flip_autoscaler(counts: dict[str, int]) -> Autoscaler:
         interval_s=_INTERVAL_S,
         gpu_budget=REPLICAS * GPUS,
         bounds={
-            pool: PoolBounds(min=count, start=count, max=count, gpus_per_replica=GPUS)
+            pool: PoolBounds(min=count, initial=count, max=count, gpus_per_replica=GPUS)
             for pool, count in counts.items()
         },
     )

@@ -29,7 +29,7 @@ from baton.domain.request import Phase
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
 from baton.perf.hardware.accelerators import Dtype
-from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.decision import AdmissionOptions, AdmissionPolicy
 from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from baton.simulator.fleet.plans import PoolPlan, Scenario
@@ -48,10 +48,10 @@ DECODE_BOUND_RATES_PER_S = (32.0, 40.0, 44.0, 48.0, 52.0)
 """Around what one such replica can decode at 20 ms a token, with what stays on the other three."""
 LIMITS = CoordinatorLimits(
     max_requests=100_000,
-    max_queued=1024,
-    first_token_s=60.0,
-    transfer_s=60.0,
-    stall_s=60.0,
+    max_queued_requests=1024,
+    first_token_timeout_s=60.0,
+    transfer_deadline_s=60.0,
+    stall_timeout_s=60.0,
 )
 """So that without admission nothing ends but by itself: its requests are late, not lost."""
 _WINDOW_S = 1.0
@@ -127,7 +127,7 @@ def generate_load(
 
 def run_fleet(
     trace: Trace,
-    rule: AdmissionRule,
+    rule: AdmissionPolicy,
     *,
     tenants: Mapping[str, Tenant] | None = None,
     replicas: tuple[int, int] = (3, 2),
@@ -139,7 +139,7 @@ def run_fleet(
     rules = ServiceRules(
         slos=SloClasses(classes={"default": slo, "premium": PREMIUM}),
         tenants=tenants or {},
-        admission=AdmissionOptions(rule=rule),
+        admission=AdmissionOptions(policy=rule),
     )
     pools = (
         PoolPlan(name="prefill", role=Role.PREFILL, replicas=replicas[0], settings=settings),
@@ -268,7 +268,7 @@ def find_plateau(
     candidates = []
     for rate_per_s in rates_per_s:
         trace = generate_load(rate_per_s, seed, mix=mix)
-        records = run_fleet(trace, AdmissionRule.BOUNDED, replicas=replicas, slo=mix.slo)
+        records = run_fleet(trace, AdmissionPolicy.BOUNDED, replicas=replicas, slo=mix.slo)
         candidates.append((goodput(records), rate_per_s, good_tokens(records)))
     best, rate_per_s, tokens = max(candidates)
     return rate_per_s, best, tokens
@@ -281,7 +281,7 @@ def run_at_double_rate(
     rate_per_s, best, tokens = find_plateau(seed, mix, rates_per_s, replicas)
     metrics = {"plateau_rate_per_s": rate_per_s, "plateau_goodput_per_s": best}
     trace = generate_load(2 * rate_per_s, seed, mix=mix)
-    for name, rule in (("", AdmissionRule.PREDICTED), ("_off", AdmissionRule.BOUNDED)):
+    for name, rule in (("", AdmissionPolicy.PREDICTED), ("_off", AdmissionPolicy.BOUNDED)):
         records = run_fleet(trace, rule, replicas=replicas, slo=mix.slo)
         spans_by_phase = phase_spans(records)
         metrics |= {
@@ -305,7 +305,7 @@ def regularity_by_phase(
         phase_spans(
             run_fleet(
                 generate_load(2 * rate_per_s, seed, mix=mix),
-                AdmissionRule.PREDICTED,
+                AdmissionPolicy.PREDICTED,
                 replicas=replicas,
                 slo=mix.slo,
             )
@@ -326,7 +326,7 @@ def measure_premium(rate_per_s: float, seed: int) -> dict[str, float]:
     tenants = {"gold": Tenant(name="gold", slo="premium"), "free": Tenant(name="free")}
     trace = generate_load(2 * rate_per_s, seed, tenant_loads=tenant_loads)
     metrics = {}
-    for name, rule in (("", AdmissionRule.PREDICTED), ("_off", AdmissionRule.BOUNDED)):
+    for name, rule in (("", AdmissionPolicy.PREDICTED), ("_off", AdmissionPolicy.BOUNDED)):
         records = run_fleet(trace, rule, tenants=tenants)
         for tenant in tenants:
             label = "premium" if tenant == "gold" else "free"
@@ -345,7 +345,7 @@ def measure_fairness(rate_per_s: float, seed: int) -> dict[str, float]:
     tenants = {name: Tenant(name=name, weight=weight) for name, weight in weights.items()}
     records = run_fleet(
         generate_load(3 * rate_per_s, seed, tenant_loads=tenant_loads),
-        AdmissionRule.PREDICTED,
+        AdmissionPolicy.PREDICTED,
         tenants=tenants,
     )
     gpu_s_by_tenant: Counter[str] = Counter()

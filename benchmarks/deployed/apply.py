@@ -28,8 +28,12 @@ _TOKENS = 64
 _LIVE: tuple[tuple[str, ...], ...] = (
     ("slo.default.ttft=5s", "slo.default.tpot=100ms"),
     ("slo.default.ttft=5s", "tenants.default={weight: 3, rate: {requests: 10k/s}}"),
-    ("admission.max_queue=500", "admission.max_n=4", "router.deflect.streams=0.5"),
-    ("pools.decode.replicas={min: 1, start: 2, max: 2}",),
+    (
+        "admission.max_queued_requests=500",
+        "admission.max_n=4",
+        "router.overflow.decode_on_prefill=0.5",
+    ),
+    ("pools.decode.replicas={min: 1, initial: 2, max: 2}",),
     (),
 )
 """What each says besides the scenario; the last one takes everything back."""

@@ -219,7 +219,7 @@ def _measure_baton(options: argparse.Namespace, name: str) -> dict[str, object]:
 def _dry_run_baton(name: str, extra_overrides: Sequence[str]) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         config = _config_file("sim", Path(folder), is_disaggregated=name == "baton", gpus=0)
-        single_replica = [f"pools.{pool}.replicas.start=1" for pool in ("prefill", "decode")]
+        single_replica = [f"pools.{pool}.replicas.initial=1" for pool in ("prefill", "decode")]
         overrides = [*(single_replica if name == "baton" else []), *extra_overrides]
         program = baton_up(config, Path(folder) / "up.log", overrides)
         return _run_plan(program, _DRY_RUN_PLAN, _baton_metrics)

@@ -67,12 +67,14 @@ def _vllm_rs(site: LaunchSite) -> System:
 
 
 def _baton(
-    name: str, scenario_name: str, api_server: str, *, listener: str = "serve"
+    name: str, scenario_name: str, api_server: str, *, listener: str = "ray-serve"
 ) -> Callable[[LaunchSite], System]:
     def make(site: LaunchSite) -> System:
         if api_server == "rust":
             _rust_frontend()
-        sets = site.config_overrides(f"server.frontend={api_server}", f"server.front={listener}")
+        sets = site.config_overrides(
+            f"server.api_server={api_server}", f"server.listener={listener}"
+        )
         return BatonDeployment(name, scenario_name, sets=sets)
 
     return make
@@ -115,15 +117,15 @@ CONTENDERS = (
     ),
     _contender(
         "baton_rust",
-        "baton with `frontend: rust`, one replica",
+        "baton with `api_server: rust`, one replica",
         SIMULATED,
         _baton("baton_rust", LOCAL_SCENARIO, "rust"),
     ),
     _contender(
         "baton_rust_gate",
-        "the same with `front: gate`",
+        "the same with `listener: ingress`",
         SIMULATED,
-        _baton("baton_rust_gate", LOCAL_SCENARIO, "rust", listener="gate"),
+        _baton("baton_rust_gate", LOCAL_SCENARIO, "rust", listener="ingress"),
     ),
     _contender(
         "baton_python_pd",
@@ -133,7 +135,7 @@ CONTENDERS = (
     ),
     _contender(
         "baton_rust_pd",
-        "baton with `frontend: rust`, prefill and decode apart",
+        "baton with `api_server: rust`, prefill and decode apart",
         SIMULATED,
         _baton("baton_rust_pd", PD_SCENARIO, "rust"),
     ),

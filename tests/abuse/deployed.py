@@ -30,8 +30,8 @@ model:
     max_num_batched_tokens: 2048
     sim: {{prefill_rate: 20k/s, decode_step: 4ms, kv_blocks: 16384}}
 pools:
-  prefill: {{role: prefill, replicas: {{start: 1, max: 1}}, resources: {{cpus: 0.1}}}}
-  decode: {{role: decode, replicas: {{start: 1, max: 1}}, resources: {{cpus: 0.1}}}}
+  prefill: {{role: prefill, replicas: {{initial: 1, max: 1}}, resources: {{cpus: 0.1}}}}
+  decode: {{role: decode, replicas: {{initial: 1, max: 1}}, resources: {{cpus: 0.1}}}}
 router: {{disaggregate: always}}
 tenants:
   default: {{anonymous: false}}

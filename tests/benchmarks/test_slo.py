@@ -92,7 +92,7 @@ def test_more_is_needed_of_a_pool_for_more_of_its_demand_only() -> None:
     assert more["prefill"] >= few["prefill"] + 5
     assert more["decode"] == few["decode"] >= 2
     limits = pool_bounds(few, more)
-    assert (limits["prefill"].start, limits["prefill"].max) == (few["prefill"], more["prefill"])
+    assert (limits["prefill"].initial, limits["prefill"].max) == (few["prefill"], more["prefill"])
 
 
 def test_demand_in_bins_is_per_second_and_nothing_is_lost() -> None:

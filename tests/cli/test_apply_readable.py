@@ -20,7 +20,7 @@ SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")
 CHANGES = [
     {"reload": "live", "change": "slo.default.ttft: null -> 1s"},
     {"reload": "live", "change": "router.seed: 0 -> 1"},
-    {"reload": "pool size", "change": "pools.decode.replicas.start: 2 -> 3"},
+    {"reload": "pool size", "change": "pools.decode.replicas.initial: 2 -> 3"},
 ]
 APPLIED: Report = {
     "outcome": "applied",
@@ -57,7 +57,7 @@ def test_changes_stand_under_what_they_take_and_the_outcome_comes_last() -> None
         "  slo.default.ttft: null -> 1s",
         "  router.seed: 0 -> 1",
         "pool size:",
-        "  pools.decode.replicas.start: 2 -> 3",
+        "  pools.decode.replicas.initial: 2 -> 3",
         "decode: 2 -> 3 replicas",
         "prefill: replicas replaced one by one",
         "applied as generation 4 in 0.12 s",

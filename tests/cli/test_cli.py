@@ -124,13 +124,13 @@ def test_up_hands_over_the_configuration_with_all_its_layers(run: Run) -> None:
     result = run(
         *("up", "-c", QUICKSTART, "--set", "server.port=9001", "--timeout", "90s", "--detach"),
         commands=commands,
-        environ={"BATON__ADMISSION__MAX_QUEUE": "7"},
+        environ={"BATON__ADMISSION__MAX_QUEUED_REQUESTS": "7"},
     )
     assert result.exit_code == 0
     ((verb, asked),) = commands.asked
     loaded = asked.pop("config")
     assert isinstance(loaded, LoadedConfig)
-    assert (loaded.config.server.port, loaded.config.admission.max_queue) == (9001, 7)
+    assert (loaded.config.server.port, loaded.config.admission.max_queued_requests) == (9001, 7)
     assert (verb, asked) == ("up", {"block": False, "timeout_s": 90.0})
 
 
@@ -425,7 +425,12 @@ def test_validate_says_what_it_found(run: Run) -> None:
 
 
 def test_validate_warns_of_keys_that_work_against_each_other(run: Run) -> None:
-    zero = ["--set", "pools.decode.replicas={min: 0, start: 1}", "--set", "autoscaler.dry_run=true"]
+    zero = [
+        "--set",
+        "pools.decode.replicas={min: 0, initial: 1}",
+        "--set",
+        "autoscaler.dry_run=true",
+    ]
     zero += ["--set", "autoscaler.scale_to_zero=true"]
     result = run("config", "validate", "-c", QUICKSTART, *zero, "-o", "json")
     assert result.exit_code == 0
@@ -458,10 +463,10 @@ def test_show_prints_a_configuration_that_validates(run: Run, tmp_path: Path) ->
 
 def test_show_tells_where_each_value_came_from(run: Run) -> None:
     arguments = ("config", "show", "-c", QUICKSTART, "--origins", "--set", "server.port=9001")
-    environ = {"BATON__ADMISSION__MAX_QUEUE": "7"}
+    environ = {"BATON__ADMISSION__MAX_QUEUED_REQUESTS": "7"}
     lines = run(*arguments, environ=environ).stdout.splitlines()
     assert "server.port: 9001  # --set" in lines
-    assert "admission.max_queue: 7  # env BATON__ADMISSION__MAX_QUEUE" in lines
+    assert "admission.max_queued_requests: 7  # env BATON__ADMISSION__MAX_QUEUED_REQUESTS" in lines
     assert "models.tiny.engine.kind: vllm  # default" in lines
     assert f"version: 1  # {QUICKSTART}:2:10" in lines
     report = json.loads(run(*arguments, "-o", "json", environ=environ).stdout)

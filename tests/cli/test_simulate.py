@@ -274,7 +274,7 @@ def test_a_comparison_whose_engines_cannot_be_modelled_says_which_it_is() -> Non
 
 # ------------------------------------------------------------------ who scales, and for whom
 
-GROWING = ("--set", "pools.prefill.replicas={min: 1, start: 1, max: 3}", "--cold-start", "1s")
+GROWING = ("--set", "pools.prefill.replicas={min: 1, initial: 1, max: 3}", "--cold-start", "1s")
 
 
 def test_autoscalers_are_compared_by_name_and_say_what_they_did() -> None:
@@ -303,9 +303,9 @@ def test_pools_that_cannot_change_are_said() -> None:
         "--autoscaler",
         "slo",
         "--set",
-        "pools.prefill.replicas={min: 1, start: 1, max: 1}",
+        "pools.prefill.replicas={min: 1, initial: 1, max: 1}",
         "--set",
-        "pools.decode.replicas={min: 1, start: 1, max: 1}",
+        "pools.decode.replicas={min: 1, initial: 1, max: 1}",
     )
     assert any("No pool may change its size" in note for note in report["notes"])
 

@@ -224,7 +224,10 @@ class UsageIngress:
     ) -> None:
         self.placer = FixedPathPlacer()
         self.limits = CoordinatorLimits(
-            first_token_s=WAIT_S, transfer_s=WAIT_S, stall_s=WAIT_S, early_first_token=False
+            first_token_timeout_s=WAIT_S,
+            transfer_deadline_s=WAIT_S,
+            stall_timeout_s=WAIT_S,
+            early_first_token=False,
         )
         coordinator = Coordinator(
             limits=self.limits, placer=self.placer, index=IndexOptions(mode=IndexMode.HYBRID)
@@ -299,7 +302,10 @@ class UsageIngress:
         self.clients.leg_to_break = {RequestPath.RESUMED: "1", RequestPath.MOVED: "2"}.get(path)
         is_early = path is RequestPath.EARLY
         limits = CoordinatorLimits(
-            first_token_s=WAIT_S, transfer_s=WAIT_S, stall_s=WAIT_S, early_first_token=is_early
+            first_token_timeout_s=WAIT_S,
+            transfer_deadline_s=WAIT_S,
+            stall_timeout_s=WAIT_S,
+            early_first_token=is_early,
         )
         self.fleet.coordinator.reconfigure(limits=limits)
 

@@ -69,7 +69,7 @@ FULL_CONFIG: Tree = {
     "pools": {
         name: {
             "role": role,
-            "replicas": {"min": 1, "start": 2, "max": 4},
+            "replicas": {"min": 1, "initial": 2, "max": 4},
             "resources": {"cpus": 2, "gpus": 2, "accelerator": "H100", "memory": "64GiB"},
             "parallel": {"tp": 2},
             "engine": {"extra": {"x": 1}, "max_num_seqs": 64, "max_num_batched_tokens": 4096},
@@ -80,7 +80,7 @@ FULL_CONFIG: Tree = {
     },
     "slo": {
         "default": {"ttft": "1s", "tpot": "50ms", "itl_p99": "1s"},
-        "classes": {"c": {"ttft": "5s", "when": "prompt_tokens > 4000"}},
+        "classes": {"c": {"ttft": "5s", "match": "prompt_tokens > 4000"}},
     },
     "autoscaler": {"interval": "2s", "gpu_budget": 16},
     "tenants": {
@@ -115,7 +115,7 @@ SIMULATED_CONFIG: Tree = {
     "pools": {
         "d": {
             "role": "mixed",
-            "replicas": {"min": 0, "start": 2, "max": 4},
+            "replicas": {"min": 0, "initial": 2, "max": 4},
             "resources": {"cpus": 0.1},
             "engine": {"sim": {"eos_probability": 0.1, "decode_kv": "2ms"}},
         }
@@ -129,7 +129,7 @@ RUST_CONFIG: Tree = {
     "version": 1,
     "models": {"m": {"source": "tiny", "max_len": 4096, "engine": {"kind": "sim"}}},
     "pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}},
-    "server": {"frontend": "rust"},
+    "server": {"api_server": "rust"},
     "tenants": {"t": {"keys_file": "t.keys"}, "default": {"anonymous": True}},
 }
 """vLLM's Rust frontend, which takes other things live than the one in Python does."""
@@ -145,7 +145,7 @@ TWO_MODELS_CONFIG: Tree = {
 }
 """Two models."""
 
-_SHARED = ("slo", "router", "autoscaler", "tenants", "admission", "transfer", "server")
+_SHARED = ("slo", "router", "autoscaler", "tenants", "admission", "recovery", "transfer", "server")
 _BASES: tuple[tuple[Tree, tuple[str, ...]], ...] = (
     (
         FULL_CONFIG,
@@ -177,7 +177,7 @@ _OTHER_VALUES: Mapping[str, tuple[object, ...]] = {
     "accelerator": ("B200",),
     "model": ("n",),
     "policy": ("predicted",),
-    "when": ("prompt_tokens > 77",),
+    "match": ("prompt_tokens > 77",),
     "keys_file": ("other.keys",),
     "slo": ("c",),
     "classes": (["c"],),

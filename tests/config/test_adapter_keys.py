@@ -67,7 +67,7 @@ def test_an_engine_has_room_for_adapters_that_come_later(load: Load) -> None:
     (model,), (pool,) = config.models.values(), config.pools.values()
     assert sim_settings(pool.engine, model, config.transfer).adapter_slots > 0
     (rules,) = adapter_rules(config).values()
-    assert (rules.limit, rules.allowed_prefixes, rules.limit_per_tenant) == (2, ("/a",), None)
+    assert (rules.max, rules.paths, rules.max_per_tenant) == (2, ("/a",), None)
     assert list(adapter_rules(config)) == list(rules.reserved_names)
 
 
@@ -91,5 +91,5 @@ def test_adapters_that_come_later_have_bounds_and_places(
 
 
 def test_the_rust_frontend_takes_none_later(load_invalid: Refuse) -> None:
-    (finding,) = load_invalid(RUNTIME + "server: {frontend: rust}\n")
+    (finding,) = load_invalid(RUNTIME + "server: {api_server: rust}\n")
     assert "runtime_adapters.max: the Rust frontend takes no adapters while it serves" in finding

@@ -79,7 +79,7 @@ LEAST: dict[str, object] = {
         {"transfer": {"deadline": "2"}},
         {"tenants": {"acme": {"wieght": 2}}},
         {"tenants": {"acme": {"rate": {"requests": 10}}}},
-        {"slo": {"classes": {"long": {"when": "output_tokens > 8"}}}},
+        {"slo": {"classes": {"long": {"match": "output_tokens > 8"}}}},
         {"autoscaler": {"policy": "own.policies"}},
         {"slo": {"default": {"ttft": 1}}},
         {"router": {"policy": "own.policies"}},
@@ -99,7 +99,7 @@ def test_the_json_schema_refuses_a_file_that_lacks_what_every_one_has(missing: s
 
 def test_the_quickstart_has_one_real_prefill_and_one_real_decode_replica() -> None:
     config = load_config([CONFIGS / "quickstart.yaml"]).config
-    roles = {pool.role: pool.replicas.start for pool in config.pools.values()}
+    roles = {pool.role: pool.replicas.initial for pool in config.pools.values()}
     assert roles == {Role.PREFILL: 1, Role.DECODE: 1}
     assert {pool.engine.kind for pool in config.pools.values()} == {EngineKind.VLLM}
 
@@ -111,7 +111,7 @@ def test_every_setting_of_the_simulated_engine_can_be_reached() -> None:
         "kv_dtype",
         "max_running_requests",
         "max_batched_tokens",
-        "decode_step_tokens",
+        "max_batched_tokens_while_decoding",
         "invalid_token_id",
         "lease_s",
         "max_pulls",

@@ -128,7 +128,7 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (ModelConfig, "source"): st.sampled_from(["tiny", "org/model-8B", "./here", "s3://bucket/m"]),
     (PoolConfig, "model"): st.just("m.1"),
     (PoolConfig, "role"): st.sampled_from(["mixed", "decode"]),
-    (PoolConfig, "replicas"): counts("min", "start", "max"),
+    (PoolConfig, "replicas"): counts("min", "initial", "max"),
     (ServerConfig, "replicas"): counts("min", "max"),
     (ServerConfig, "host"): st.sampled_from(["::1", "127.0.0.1", "front.example"]),
     (ServerConfig, "port"): st.integers(1, 9_000),
@@ -157,7 +157,7 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (EngineConfig, "kind"): st.just("vllm"),
     (EngineConfig, "sim"): st.none(),
     (EngineConfig, "max_num_seqs"): st.none() | st.integers(1, 600),
-    (EngineConfig, "decode_step_tokens"): st.none() | st.integers(600, 2000),
+    (EngineConfig, "max_num_batched_tokens_while_decoding"): st.none() | st.integers(600, 2000),
     (EngineConfig, "max_num_batched_tokens"): st.none() | st.integers(2000, 10**6),
     (OffloadConfig, "host_memory"): st.none(),
     (RouterConfig, "policy"): st.sampled_from(["predicted", "own.policies:choose"]),
@@ -170,8 +170,8 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
         optional={"max_per_tenant": st.none() | st.integers(1, 2)},
     ),
     # What goes with the other one is in test_frontends.
-    (ServerConfig, "frontend"): st.just("python"),
-    (ServerConfig, "front"): st.just("serve"),
+    (ServerConfig, "api_server"): st.just("python"),
+    (ServerConfig, "listener"): st.just("ray-serve"),
     (SecurityConfig, "tls"): st.just({})
     | st.fixed_dictionaries(
         {"cert_file": st.just("a.pem"), "key_file": st.just("b.pem")},

@@ -12,8 +12,8 @@ ZERO = """
 version: 1
 model: {source: tiny, max_len: 4096, engine: {kind: sim, sim: {}}}
 pools:
-  prefill: {role: prefill, replicas: {min: 0, start: 1}}
-  decode: {role: decode, replicas: {min: 0, start: 1}}
+  prefill: {role: prefill, replicas: {min: 0, initial: 1}}
+  decode: {role: decode, replicas: {min: 0, initial: 1}}
 """
 SCALES = "autoscaler: {scale_to_zero: true}\n"
 
@@ -36,15 +36,15 @@ def test_where_keys_agree_nothing_is_said(load: Load) -> None:
         ),
         (
             SCALES + "admission: {timeouts: {total: 60s}}",
-            "admission.timeouts.total: got 60s, expected more than admission.max_cold_start_wait",
+            "admission.timeouts.total: got 60s, expected more than admission.cold_start_timeout",
         ),
         (
-            SCALES + "admission: {max_cold_start_wait: 10s, max_queue_wait: 20s}",
-            "admission.max_cold_start_wait: got 10s, expected at least admission.max_queue_wait",
+            SCALES + "admission: {cold_start_timeout: 10s, queue_timeout: 20s}",
+            "admission.cold_start_timeout: got 10s, expected at least admission.queue_timeout",
         ),
         (
-            SCALES + "admission: {max_cold_start_wait: 3s}",
-            "admission.max_cold_start_wait: got 3s, expected at least two of autoscaler.interval",
+            SCALES + "admission: {cold_start_timeout: 3s}",
+            "admission.cold_start_timeout: got 3s, expected at least two of autoscaler.interval",
         ),
     ],
 )
@@ -55,12 +55,14 @@ def test_what_works_against_each_other_is_said(load: Load, text: str, key: str) 
 
 
 def test_requests_wait_for_a_cold_start_where_the_fleet_can_be_at_zero(load: Load) -> None:
-    assert coordinator_limits(load(ZERO).config).cold_start_wait_s is None
-    assert coordinator_limits(load(ZERO + SCALES).config).cold_start_wait_s == 300.0
-    some = ZERO.replace("{min: 0, start: 1}", "{min: 1, start: 1}", 1)
-    assert coordinator_limits(load(some + SCALES).config).cold_start_wait_s is None
+    assert coordinator_limits(load(ZERO).config).cold_start_timeout_s is None
+    assert coordinator_limits(load(ZERO + SCALES).config).cold_start_timeout_s == 300.0
+    some = ZERO.replace("{min: 0, initial: 1}", "{min: 1, initial: 1}", 1)
+    assert coordinator_limits(load(some + SCALES).config).cold_start_timeout_s is None
     assert (
-        coordinator_limits(load(ZERO + SCALES[:-2] + ", dry_run: true}").config).cold_start_wait_s
+        coordinator_limits(
+            load(ZERO + SCALES[:-2] + ", dry_run: true}").config
+        ).cold_start_timeout_s
         is None
     )
 
@@ -73,7 +75,7 @@ models:
   a: {source: tiny, max_len: 4096, engine: {kind: sim, sim: {}}}
   b: {source: tiny, max_len: 4096, engine: {kind: sim, sim: {}}}
 pools:
-  for-a: {model: a, role: mixed, replicas: {min: 0, start: 1}}
+  for-a: {model: a, role: mixed, replicas: {min: 0, initial: 1}}
   for-b: {model: b, role: mixed}
 """
         + SCALES

@@ -101,7 +101,11 @@ def test_only_what_differs_is_a_difference(tree: Tree, data: st.DataObject) -> N
     ("option", "reload", "shown"),
     [
         ("slo.default.ttft=1s", Reload.LIVE, "slo.default.ttft: null -> 1s"),
-        ("admission.max_queue=9", Reload.LIVE, "admission.max_queue: 1024 -> 9"),
+        (
+            "admission.max_queued_requests=9",
+            Reload.LIVE,
+            "admission.max_queued_requests: 1024 -> 9",
+        ),
         ("router.seed=9", Reload.LIVE, "router.seed: 0 -> 9"),
         (
             "transfer.early_first_token=true",
@@ -179,11 +183,11 @@ def test_a_tenant_that_comes_is_live_and_a_pool_that_comes_is_a_restart(load: Lo
     assert {change.reload for change in gone if change.path[0] == "pools"} == {Reload.RESTART}
 
 
-CLASSES = "slo.classes={a: {when: prompt_tokens > 9}, b: {when: prompt_tokens > 99}, c: {}}"
-MOVED = "slo.classes={c: {}, b: {when: prompt_tokens > 99}, a: {when: prompt_tokens > 9}}"
+CLASSES = "slo.classes={a: {match: prompt_tokens > 9}, b: {match: prompt_tokens > 99}, c: {}}"
+MOVED = "slo.classes={c: {}, b: {match: prompt_tokens > 99}, a: {match: prompt_tokens > 9}}"
 ONE_MORE = (
-    "slo.classes={d: {when: prompt_tokens < 9}, a: {when: prompt_tokens > 9},"
-    " b: {when: prompt_tokens > 99}, c: {}}"
+    "slo.classes={d: {match: prompt_tokens < 9}, a: {match: prompt_tokens > 9},"
+    " b: {match: prompt_tokens > 99}, c: {}}"
 )
 
 
@@ -201,12 +205,12 @@ def test_another_order_of_classes_is_a_change_for_the_first_whose_condition_hold
 
 def test_what_a_change_takes_may_depend_on_what_stands_in_front(load: Load) -> None:
     old, new = "admission.max_body=1MiB", "admission.max_body=2MiB"
-    rust = "server.frontend=rust"
+    rust = "server.api_server=rust"
     (live,) = diff(load(PD, sets=[old]).config, load(PD, sets=[new]).config)
     (rolling,) = diff(load(PD, sets=[old, rust]).config, load(PD, sets=[new, rust]).config)
     assert (live.reload, rolling.reload) == (Reload.LIVE, Reload.ROLLING)
     path = ("admission", "max_body")
-    assert conditional_reloads(path) == {"with `server.frontend: rust`": Reload.ROLLING}
+    assert conditional_reloads(path) == {"with `server.api_server: rust`": Reload.ROLLING}
     assert conditional_reloads(("admission", "max_n")) == {}
 
 

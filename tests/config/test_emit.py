@@ -95,7 +95,7 @@ def test_what_was_planned_is_what_is_loaded(
     for pool in chosen.fleet.pools:
         got = config.pools[str(pool.role)]
         assert got.role is pool.role
-        assert got.replicas.start == got.replicas.max == pool.replicas
+        assert got.replicas.initial == got.replicas.max == pool.replicas
         assert (got.parallel.tp, got.parallel.pp) == (pool.engine_shape.tp, pool.engine_shape.pp)
         assert got.resources.gpus == pool.engine_shape.gpus
         assert got.resources.accelerator == "H100"

@@ -13,23 +13,23 @@ from baton.config.schema.deployment import ApiServerKind, ListenerKind
 from tests.config.conftest import MINIMAL_CONFIG, Load
 
 Refuse = Callable[..., tuple[str, ...]]
-RUST = MINIMAL_CONFIG + "server: {frontend: rust}\n"
+RUST = MINIMAL_CONFIG + "server: {api_server: rust}\n"
 
 
 def test_the_rust_frontend_is_taken_with_nothing_else_said(load: Load) -> None:
-    assert load(RUST).config.server.frontend is ApiServerKind.RUST
+    assert load(RUST).config.server.api_server is ApiServerKind.RUST
 
 
 def test_the_gate_is_the_front_where_that_is_said(load: Load) -> None:
-    assert load(RUST).config.server.front is ListenerKind.SERVE
-    config = load(MINIMAL_CONFIG + "server: {frontend: rust, front: gate}\n").config
-    assert config.server.front is ListenerKind.INGRESS
+    assert load(RUST).config.server.listener is ListenerKind.RAY_SERVE
+    config = load(MINIMAL_CONFIG + "server: {api_server: rust, listener: ingress}\n").config
+    assert config.server.listener is ListenerKind.INGRESS
 
 
 def test_without_the_rust_frontend_there_is_no_gate_to_be_the_front(load_invalid: Refuse) -> None:
-    (finding,) = load_invalid(MINIMAL_CONFIG + "server: {front: gate}\n")
-    assert re.match(r"\S+:\d+: server\.front: got 'gate', ", finding), finding
-    assert "wanted server.frontend 'rust'" in finding
+    (finding,) = load_invalid(MINIMAL_CONFIG + "server: {listener: ingress}\n")
+    assert re.match(r"\S+:\d+: server\.listener: got 'ingress', ", finding), finding
+    assert "wanted server.api_server 'rust'" in finding
 
 
 def test_a_configuration_that_was_completed_is_taken_again(load: Load) -> None:
@@ -38,7 +38,7 @@ def test_a_configuration_that_was_completed_is_taken_again(load: Load) -> None:
 
 
 def test_routes_that_it_has_may_be_listed(load: Load) -> None:
-    config = load(MINIMAL_CONFIG + "server: {frontend: rust, routes: [chat, health]}\n").config
+    config = load(MINIMAL_CONFIG + "server: {api_server: rust, routes: [chat, health]}\n").config
     assert config.server.routes == ("chat", "health")
 
 
@@ -46,16 +46,16 @@ def test_routes_that_it_has_may_be_listed(load: Load) -> None:
     ("text", "said"),
     [
         (
-            MINIMAL_CONFIG + "server: {frontend: rust, routes: [chat, messages, responses]}\n",
+            MINIMAL_CONFIG + "server: {api_server: rust, routes: [chat, messages, responses]}\n",
             "server.routes: the Rust frontend has no messages, responses",
         ),
         (RUST + "admission: {max_messages: 8}\n", "admission.max_messages:"),
         (
-            MINIMAL_CONFIG + "server: {frontend: rust, allow: {media_domains: [a.example]}}\n",
+            MINIMAL_CONFIG + "server: {api_server: rust, allow: {media_domains: [a.example]}}\n",
             "server.allow.media_domains:",
         ),
         (
-            MINIMAL_CONFIG + "server: {frontend: rust, allow: {prompt_embeds: true}}\n",
+            MINIMAL_CONFIG + "server: {api_server: rust, allow: {prompt_embeds: true}}\n",
             "server.allow.prompt_embeds:",
         ),
         (
@@ -67,11 +67,11 @@ def test_routes_that_it_has_may_be_listed(load: Load) -> None:
 def test_what_it_cannot_do_is_refused(load_invalid: Refuse, text: str, said: str) -> None:
     (finding,) = load_invalid(text)
     assert said in finding
-    assert "use server.frontend 'python'" in finding
+    assert "use server.api_server 'python'" in finding
 
 
 def test_one_model_is_served(load_invalid: Refuse) -> None:
     two = RUST.replace(
         "model: {source: tiny, max_len: 4096}", "models: {a: {source: s}, b: {source: s}}"
     )
-    assert any("server.frontend: serves one model" in finding for finding in load_invalid(two))
+    assert any("server.api_server: serves one model" in finding for finding in load_invalid(two))

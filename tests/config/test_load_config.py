@@ -55,7 +55,7 @@ def test_the_least_configuration_is_completed_with_defaults(load: Load) -> None:
     assert config.model_name == "tiny"
     pool = config.pools["main"]
     assert (pool.model, pool.role) == ("tiny", Role.MIXED)
-    assert (pool.replicas.min, pool.replicas.start, pool.replicas.max) == (1, 1, 1)
+    assert (pool.replicas.min, pool.replicas.initial, pool.replicas.max) == (1, 1, 1)
     assert config.server.port == 8000
 
 
@@ -95,7 +95,9 @@ def test_a_configuration_travels_as_text_that_another_version_can_read(load: Loa
     sent = pickle.dumps(config)
     assert b"seed: 7" in sent
     of_an_older_version = "".join(
-        line for line in render(config).splitlines(keepends=True) if "max_queue:" not in line
+        line
+        for line in render(config).splitlines(keepends=True)
+        if "max_queued_requests:" not in line
     )
     assert load_text(of_an_older_version) == config
     with pytest.raises(ConfigInvalid, match="seeed"):
@@ -136,9 +138,9 @@ def test_pools_inherit_engine_options_key_by_key(load: Load) -> None:
     [
         ("{}", (1, 1, 1)),
         ("{min: 2}", (2, 2, 2)),
-        ("{start: 3}", (1, 3, 3)),
+        ("{initial: 3}", (1, 3, 3)),
         ("{max: 4}", (1, 1, 4)),
-        ("{min: 0, start: 2}", (0, 2, 2)),
+        ("{min: 0, initial: 2}", (0, 2, 2)),
     ],
 )
 def test_counts_that_are_left_out_follow_the_others(
@@ -149,12 +151,12 @@ def test_counts_that_are_left_out_follow_the_others(
         .config.pools["main"]
         .replicas
     )
-    assert (replicas.min, replicas.start, replicas.max) == counts
+    assert (replicas.min, replicas.initial, replicas.max) == counts
 
 
 def test_a_pool_may_rest_at_zero_beside_one_that_serves(load: Load) -> None:
     replicas = load(PD.replace("prefill", "prefill, replicas: {min: 0}")).config.pools["p"].replicas
-    assert (replicas.min, replicas.start, replicas.max) == (0, 0, 1)
+    assert (replicas.min, replicas.initial, replicas.max) == (0, 0, 1)
 
 
 def test_a_section_with_everything_commented_out_is_its_defaults(load: Load) -> None:
@@ -188,22 +190,27 @@ def test_where_a_variable_is_to_be_found_is_replaced_as_a_whole(
 def test_later_layers_win_key_by_key_and_lists_are_replaced(load: Load) -> None:
     base = (
         MINIMAL_CONFIG
-        + "server: {host: h, port: 1, routes: [chat, models]}\nadmission: {max_queue: 1}\n"
+        + "server: {host: h, port: 1, routes: [chat, models]}\n"
+        + "admission: {max_queued_requests: 1}\n"
     )
-    overlay = "server: {port: 2, routes: [health]}\nadmission: {max_queue: 2}\n"
+    overlay = "server: {port: 2, routes: [health]}\nadmission: {max_queued_requests: 2}\n"
     loaded = load(
         base,
         overlay,
-        env={"BATON__ADMISSION__MAX_QUEUE": "3", "BATON__SERVER__PORT": "3", "BATON_OTHER": "x"},
-        sets=["admission.max_queue=4", "admission.max_queue=5"],
+        env={
+            "BATON__ADMISSION__MAX_QUEUED_REQUESTS": "3",
+            "BATON__SERVER__PORT": "3",
+            "BATON_OTHER": "x",
+        },
+        sets=["admission.max_queued_requests=4", "admission.max_queued_requests=5"],
     )
     server = loaded.config.server
     assert (server.host, server.port, server.routes) == ("h", 3, ("health",))
-    assert loaded.config.admission.max_queue == 5
+    assert loaded.config.admission.max_queued_requests == 5
     assert loaded.origins["server.host"] == "x0.yaml:4:16"
     assert loaded.origins["server.routes"] == "x1.yaml:1:27"
     assert loaded.origins["server.port"] == "env BATON__SERVER__PORT"
-    assert loaded.origins["admission.max_queue"] == "--set"
+    assert loaded.origins["admission.max_queued_requests"] == "--set"
     assert loaded.origins["router.disaggregate"] == "default"
 
 
@@ -315,7 +322,7 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
         "observability: {logs: {prompts: true}}\n"
         "model: {source: tiny, max_len: many}\n"
         "pools:\n"
-        "  p: {role: mixt, gpu: 1, replicas: {min: 3, start: 2}}\n"
+        "  p: {role: mixt, gpu: 1, replicas: {min: 3, initial: 2}}\n"
         "router: {policy: randm}\n",
         env={"BATON__SERVER__PORT": "0"},
         sets=["server.prot=1"],
@@ -409,7 +416,11 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
             "at most 86400s, did you mean '2s'?",
         ),
         (with_key("admission", "{max_body: 1.5B}"), "1.5B", "admission.max_body: got '1.5B'"),
-        (with_key("admission", "{max_queue: .nan}"), ".nan", "admission.max_queue: got '.nan'"),
+        (
+            with_key("admission", "{max_queued_requests: .nan}"),
+            ".nan",
+            "admission.max_queued_requests: got '.nan'",
+        ),
         (with_key("transfer", "{env: {A: }}"), "A:", "transfer.env.A: got nothing, wanted text"),
         (
             with_key("transfer", "{env: {A: {env: B, file: c}}}"),
@@ -570,7 +581,7 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
     ("text", "token", "finding"),
     [
         (
-            main_pool("replicas: {min: 3, start: 2, max: 1}"),
+            main_pool("replicas: {min: 3, initial: 2, max: 1}"),
             "replicas",
             "pools.main.replicas: got min 3, start 2, max 1, wanted min <= start <= max",
         ),
@@ -631,7 +642,7 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
         (
             decode_pool("replicas: {min: 0}"),
             "replicas",
-            "pools.d.replicas.start: got 0, wanted at least 1: nothing else decodes 'tiny'",
+            "pools.d.replicas.initial: got 0, wanted at least 1: nothing else decodes 'tiny'",
         ),
         (
             "version: 1\nmodels: {a: {source: a}, b: {source: b}}\n"
@@ -744,9 +755,9 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
             "model.engine.sim.prefill_rate: got 0.0, wanted more than 0",
         ),
         (
-            SIM.replace("sim}", "sim, sim: {decode_kv_relief: 1s, decode_kv: 500ms}}"),
+            SIM.replace("sim}", "sim, sim: {decode_kv_quadratic: 1s, decode_kv: 500ms}}"),
             "1s",
-            "model.engine.sim.decode_kv_relief: got 1.0, wanted at most decode_kv=0.5",
+            "model.engine.sim.decode_kv_quadratic: got 1.0, wanted at most decode_kv=0.5",
         ),
         (
             SIM.replace("sim}", "sim, max_num_batched_tokens: 100}"),
@@ -765,9 +776,10 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
             "model.max_len: kv_blocks is 4096 unless set, wanted room for one request of max_len=6",
         ),
         (
-            main_pool("engine: {decode_step_tokens: 2049}", SIM),
+            main_pool("engine: {max_num_batched_tokens_while_decoding: 2049}", SIM),
             "2049",
-            "pools.main.engine.decode_step_tokens: got 2049, wanted from max_num_seqs=256 to "
+            "pools.main.engine.max_num_batched_tokens_while_decoding: got 2049, wanted"
+            " from max_num_seqs=256 to "
             "max_num_batched_tokens=2048",
         ),
         (
@@ -800,14 +812,18 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
             "pools.main.engine.offload.host_memory: has no effect without prefix_caching",
         ),
         (
-            main_pool("engine: {max_num_batched_tokens: 512, decode_step_tokens: 513}"),
+            main_pool(
+                "engine: {max_num_batched_tokens: 512, max_num_batched_tokens_while_decoding: 513}"
+            ),
             "513",
-            "pools.main.engine.decode_step_tokens: got 513, wanted at most max_num_batched_tokens",
+            "pools.main.engine.max_num_batched_tokens_while_decoding: got 513, wanted at"
+            " most max_num_batched_tokens",
         ),
         (
-            main_pool("engine: {max_num_seqs: 64, decode_step_tokens: 63}"),
+            main_pool("engine: {max_num_seqs: 64, max_num_batched_tokens_while_decoding: 63}"),
             "63",
-            "pools.main.engine.decode_step_tokens: got 63, wanted at least max_num_seqs, 64",
+            "pools.main.engine.max_num_batched_tokens_while_decoding: got 63, wanted at"
+            " least max_num_seqs, 64",
         ),
         (
             SIM.replace("sim}", "sim, offload: {host_memory: 2097151B}}"),
@@ -847,10 +863,13 @@ def test_keys_that_contradict_each_other_are_found(
         with_key("router", "{policy: own.code:choose, disaggregate: auto}"),
         with_key("router", "{policy: random, disaggregate: never}"),
         main_pool("resources: {gpus: 1}, engine: {offload: {host_memory: 1B}}"),
-        main_pool("engine: {max_num_batched_tokens: 64, max_num_seqs: 64, decode_step_tokens: 64}"),
+        main_pool(
+            "engine: {max_num_batched_tokens: 64, max_num_seqs: 64,"
+            " max_num_batched_tokens_while_decoding: 64}"
+        ),
         SIM.replace("sim}", "sim, offload: {host_memory: 2MiB}}"),
         SIM.replace("4096", "65536"),
-        SIM.replace("sim}", "sim, max_num_seqs: 64, decode_step_tokens: 64}"),
+        SIM.replace("sim}", "sim, max_num_seqs: 64, max_num_batched_tokens_while_decoding: 64}"),
     ],
 )
 def test_what_lies_just_inside_a_bound_is_accepted(load: Load, text: str) -> None:
@@ -877,11 +896,12 @@ def test_a_mistake_in_an_option_that_pools_inherit_is_said_once(load_invalid: Re
 def test_a_simulated_engines_bad_setting_is_said_once_where_it_was_written(
     load_invalid: Refuse,
 ) -> None:
-    sets = "decode_step_tokens: 5000, max_num_batched_tokens: 4096"
+    sets = "max_num_batched_tokens_while_decoding: 5000, max_num_batched_tokens: 4096"
     text = main_pool("engine: {prefix_caching: false}", SIM.replace("sim}", f"sim, {sets}}}"))
     (finding,) = load_invalid(text)
     assert finding == (
-        "x0.yaml:2:78: model.engine.decode_step_tokens: got 5000, wanted from max_num_seqs=256 to "
+        "x0.yaml:2:97: model.engine.max_num_batched_tokens_while_decoding: got 5000, wanted from"
+        " max_num_seqs=256 to "
         "max_num_batched_tokens=4096"
     )
 
@@ -905,19 +925,19 @@ def test_a_configuration_of_defaults_gives_the_coordinator_its_own_defaults(load
 def test_the_coordinator_is_bound_by_what_the_configuration_says(load: Load) -> None:
     text = (
         MINIMAL_CONFIG
-        + "admission: {max_prompt_tokens: 8, max_queue: 7, max_queue_wait: 1s, timeouts: "
+        + "admission: {max_prompt_tokens: 8, max_queued_requests: 7, queue_timeout: 1s, timeouts: "
         "{first_token: 2s, stall: 3s, total: 4s, resume: 5s,"
         " drain: 8s}}\ntransfer: {deadline: 6s, lease: 7s}"
     )
     assert coordinator_limits(load(text).config) == CoordinatorLimits(
         max_prompt_tokens=8,
-        max_queued=7,
-        queue_wait_s=1.0,
-        first_token_s=2.0,
-        stall_s=3.0,
-        total_s=4.0,
-        resume_wait_s=5.0,
-        transfer_s=6.0,
+        max_queued_requests=7,
+        queue_timeout_s=1.0,
+        first_token_timeout_s=2.0,
+        stall_timeout_s=3.0,
+        total_timeout_s=4.0,
+        resume_timeout_s=5.0,
+        transfer_deadline_s=6.0,
         lease_s=7.0,
         drain_timeout_s=8.0,
     )

@@ -17,7 +17,7 @@ Refuse = Callable[..., tuple[str, ...]]
 
 
 def recovery(keys: str) -> str:
-    return MINIMAL_CONFIG + f"admission: {{recovery: {{{keys}}}}}\n"
+    return MINIMAL_CONFIG + f"recovery: {{{keys}}}\n"
 
 
 def test_unless_told_coordinators_go_by_their_own_defaults(load: Load) -> None:
@@ -25,23 +25,35 @@ def test_unless_told_coordinators_go_by_their_own_defaults(load: Load) -> None:
 
 
 def test_coordinators_go_by_what_is_said(load: Load) -> None:
-    text = recovery("silence: 2s, failures: 5, pause: 3s, retries: 0.1, hedge: 8")
+    text = recovery(
+        "heartbeat_timeout: 2s, circuit_breaker: {failure_threshold: 5, open_duration: 3s},"
+        " retry_budget: {ratio: 0.1}, hedging: {latency_multiple: 8}"
+    )
     assert coordinator_limits(load(text).config).recovery == RecoveryOptions(
         heartbeat_timeout_s=2.0,
-        breaker=BreakerOptions(failure_threshold=5, open_duration_s=3.0),
-        retries=RetryOptions(budget_ratio=0.1),
-        hedge=HedgeOptions(latency_multiple=8.0),
+        circuit_breaker=BreakerOptions(failure_threshold=5, open_duration_s=3.0),
+        retry_budget=RetryOptions(ratio=0.1),
+        hedging=HedgeOptions(latency_multiple=8.0),
     )
 
 
 def test_hedges_can_be_switched_off(load: Load) -> None:
-    limits = coordinator_limits(load(recovery("hedge: null")).config)
-    assert limits.recovery.hedge.latency_multiple is None
+    limits = coordinator_limits(load(recovery("hedging: {latency_multiple: null}")).config)
+    assert limits.recovery.hedging.latency_multiple is None
 
 
 @pytest.mark.parametrize(
-    "wrong", ["silence: 100ms", "failures: 0", "pause: 31s", "retries: -1", "hedge: 1"]
+    ("key", "wrong"),
+    [
+        ("heartbeat_timeout", "100ms"),
+        ("circuit_breaker.failure_threshold", "0"),
+        ("circuit_breaker.open_duration", "31s"),
+        ("retry_budget.ratio", "-1"),
+        ("hedging.latency_multiple", "1"),
+    ],
 )
-def test_senseless_bounds_are_refused(load_invalid: Refuse, wrong: str) -> None:
-    (finding,) = load_invalid(recovery(wrong))
-    assert f"admission.recovery.{wrong.partition(':')[0]}" in finding
+def test_senseless_bounds_are_refused(load_invalid: Refuse, key: str, wrong: str) -> None:
+    section, _, inner = key.partition(".")
+    value = f"{{{inner}: {wrong}}}" if inner else wrong
+    (finding,) = load_invalid(recovery(f"{section}: {value}"))
+    assert f"recovery.{key}" in finding

@@ -232,9 +232,9 @@ def test_a_budget_beside_streams_that_vllms_defaults_have_no_room_for_is_said_at
     (line,) = findings(
         GPU,
         f"pools.{pool}.engine.max_num_batched_tokens=null",
-        f"pools.{pool}.engine.decode_step_tokens={tokens}",
+        f"pools.{pool}.engine.max_num_batched_tokens_while_decoding={tokens}",
     )
-    assert line == f"pools.{pool}.engine.decode_step_tokens: {wanted}"
+    assert line == f"pools.{pool}.engine.max_num_batched_tokens_while_decoding: {wanted}"
 
 
 def test_a_budget_beside_streams_within_vllms_defaults_is_simulated() -> None:
@@ -242,8 +242,13 @@ def test_a_budget_beside_streams_within_vllms_defaults_is_simulated() -> None:
         f"pools.prefill.engine.{key}=null" for key in ("max_num_seqs", "max_num_batched_tokens")
     ]
     for tokens in (1024, 8192):
-        made = settings(GPU, "prefill", *sets, f"pools.prefill.engine.decode_step_tokens={tokens}")
-        assert made.decode_step_tokens == tokens
+        made = settings(
+            GPU,
+            "prefill",
+            *sets,
+            f"pools.prefill.engine.max_num_batched_tokens_while_decoding={tokens}",
+        )
+        assert made.max_batched_tokens_while_decoding == tokens
 
 
 def test_a_policy_that_cannot_be_loaded_is_said_before_anything_runs() -> None:

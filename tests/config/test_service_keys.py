@@ -23,7 +23,7 @@ from baton.config import (
 from baton.control.state.service_rules import ServiceRules
 from baton.domain.slo import NO_SLO, Slo
 from baton.domain.tenant import CacheSharing, RateLimit, Tenant
-from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.decision import AdmissionOptions, AdmissionPolicy
 from baton.policy.admission.slo_classes import Comparison, SloRule
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
 from tests.config.conftest import MINIMAL_CONFIG, Load
@@ -31,7 +31,7 @@ from tests.config.conftest import MINIMAL_CONFIG, Load
 Refuse = Callable[..., tuple[str, ...]]
 PD = MINIMAL_CONFIG.replace(
     "{main: {role: mixed}}",
-    "{p: {role: prefill, replicas: {min: 1, start: 2, max: 4}},"
+    "{p: {role: prefill, replicas: {min: 1, initial: 2, max: 4}},"
     " d: {role: decode, replicas: {min: 2, max: 8}}}",
 )
 
@@ -72,16 +72,16 @@ def test_a_class_has_what_it_says_and_inherits_nothing(load: Load) -> None:
 def test_conditions_become_rules_in_the_order_of_the_file(load: Load) -> None:
     text = MINIMAL_CONFIG + (
         "slo:\n  classes:\n"
-        "    huge: {when: ' prompt_tokens>=32000 '}\n"
+        "    huge: {match: ' prompt_tokens>=32000 '}\n"
         "    batch: {ttft: 10s}\n"
-        "    long: {when: prompt_tokens > 8000}\n"
+        "    long: {match: prompt_tokens > 8000}\n"
     )
     config = load(text).config
     assert slo_classes(config).rules == (
         SloRule(slo_class="huge", comparison=Comparison.AT_LEAST, prompt_tokens=32_000),
         SloRule(slo_class="long", comparison=Comparison.ABOVE, prompt_tokens=8_000),
     )
-    assert 'when: "prompt_tokens >= 32000"' in render(config)
+    assert 'match: "prompt_tokens >= 32000"' in render(config)
 
 
 def test_a_tenant_has_what_is_said_of_it(load: Load) -> None:
@@ -143,16 +143,21 @@ def test_callers_without_a_key_are_served_while_nobody_has_keys_or_where_it_is_s
 def test_admission_is_read(load: Load) -> None:
     config = load(
         MINIMAL_CONFIG
-        + "admission: {policy: bounded, engine_queue: 200ms, margin: 0.25, max_n: 8}\n"
+        + "admission: {policy: bounded, max_engine_queue_delay: 200ms,"
+        + " slo_safety_margin: 0.25, max_n: 8}\n"
     ).config
     assert admission_options(config) == AdmissionOptions(
-        rule=AdmissionRule.BOUNDED, max_engine_queue_s=0.2, slo_safety_margin_fraction=0.25
+        policy=AdmissionPolicy.BOUNDED,
+        max_engine_queue_delay_s=0.2,
+        slo_safety_margin_fraction=0.25,
     )
     assert (config.admission.max_n, config.admission.max_messages) == (8, None)
 
 
 def test_how_far_pools_do_each_others_work_is_read(load: Load) -> None:
-    config = load(MINIMAL_CONFIG + "router: {deflect: {streams: 0.5, prompts: 0}}\n").config
+    config = load(
+        MINIMAL_CONFIG + "router: {overflow: {decode_on_prefill: 0.5, prefill_on_decode: 0}}\n"
+    ).config
     options = predicted_options(config)
     assert (options.decode_on_prefill_fraction, options.prefill_on_decode_fraction) == (0.5, 0)
 
@@ -162,17 +167,18 @@ def test_the_autoscaler_keeps_within_the_bounds_of_the_pools(load: Load) -> None
         PD
         + "autoscaler:\n"
         + "  {policy: static, interval: 500ms, gpu_budget: 12, dry_run: true,\n"
-        + "   up: {cooldown: 1s, max_step: 2}, down: {cooldown: 1m, max_step: 3, headroom: 0.1}}\n"
+        + "   scale_up: {cooldown: 1s, max_step: 2},\n"
+        + "   scale_down: {cooldown: 1m, max_step: 3, headroom: 0.1}}\n"
     ).config
     assert autoscaler_options(config) == AutoscalerOptions(
         interval_s=0.5,
         gpu_budget=12,
-        up=StepLimits(cooldown_s=1, max_step=2),
-        down=StepLimits(cooldown_s=60, max_step=3, headroom_fraction=0.1),
+        scale_up=StepLimits(cooldown_s=1, max_step=2),
+        scale_down=StepLimits(cooldown_s=60, max_step=3, headroom_fraction=0.1),
         dry_run=True,
         bounds={
-            "p": PoolBounds(min=1, start=2, max=4),
-            "d": PoolBounds(min=2, start=2, max=8),
+            "p": PoolBounds(min=1, initial=2, max=4),
+            "d": PoolBounds(min=2, initial=2, max=8),
         },
     )
 
@@ -230,11 +236,11 @@ def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
             " slo.default",
         ),
         (
-            "slo: {classes: {long: {when: output_tokens > 9}}}",
-            "x0.yaml:4:30: slo.classes.long.when: got 'output_tokens > 9', wanted a condition such"
+            "slo: {classes: {long: {match: output_tokens > 9}}}",
+            "x0.yaml:4:31: slo.classes.long.match: got 'output_tokens > 9', wanted a condition such"
             " as 'prompt_tokens > 8000', with >, >=, < or <=",
         ),
-        ("slo: {default: {when: prompt_tokens > 1}}", "slo.default.when: unknown key"),
+        ("slo: {default: {match: prompt_tokens > 1}}", "slo.default.match: unknown key"),
         ("slo: {default: {priority: 101}}", "slo.default.priority: got 101, wanted a whole"),
         ("slo: {default: {attainment: 99}}", "slo.default.attainment: got 99, wanted a number"),
         (
@@ -278,7 +284,10 @@ def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
             "server: {allow: {media_domains: ['--trust-remote-code']}}",
             "server.allow.media_domains: got '--trust-remote-code', wanted a host name",
         ),
-        ("router: {deflect: {streams: 1.1}}", "router.deflect.streams: got 1.1, wanted a number"),
+        (
+            "router: {overflow: {decode_on_prefill: 1.1}}",
+            "router.overflow.decode_on_prefill: got 1.1, wanted a number",
+        ),
         ("admission: {policy: none}", "admission.policy: got 'none', wanted 'predicted' or"),
     ],
 )
@@ -302,6 +311,6 @@ def test_what_cannot_be_is_refused_with_its_place(
 )
 def test_what_just_fits_is_taken(load: Load, text: str) -> None:
     load(
-        PD.replace("{min: 1, start", "{min: 0, start" if "zero" in text else "{min: 1, start")
+        PD.replace("{min: 1, initial", "{min: 0, initial" if "zero" in text else "{min: 1, initial")
         + text
     )

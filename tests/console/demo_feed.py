@@ -32,10 +32,10 @@ models:
 pools:
   prefill:
     role: prefill
-    replicas: {min: 1, start: 3, max: 8}
+    replicas: {min: 1, initial: 3, max: 8}
   decode:
     role: decode
-    replicas: {min: 1, start: 4, max: 12}
+    replicas: {min: 1, initial: 4, max: 12}
 slo:
   interactive:
     ttft: 0.5

@@ -82,12 +82,12 @@ def options(
     dry_run: bool = False,
 ) -> AutoscalerOptions:
     """Bounds of 1 to 10 for `prefill` and `decode`, and nothing that holds a change up."""
-    pool_bounds = PoolBounds(min=1, start=1, max=10)
+    pool_bounds = PoolBounds(min=1, initial=1, max=10)
     return AutoscalerOptions(
         bounds={"prefill": pool_bounds, "decode": pool_bounds} if bounds is None else bounds,
         gpu_budget=gpu_budget,
-        up=up or StepLimits(cooldown_s=0.0, max_step=100),
-        down=down or StepLimits(cooldown_s=0.0, max_step=100),
+        scale_up=up or StepLimits(cooldown_s=0.0, max_step=100),
+        scale_down=down or StepLimits(cooldown_s=0.0, max_step=100),
         scale_to_zero=scale_to_zero,
         dry_run=dry_run,
     )

@@ -66,7 +66,7 @@ def test_a_record_names_the_model_and_the_pool_that_its_tally_does() -> None:
 
 
 def test_a_record_of_what_was_never_placed_names_neither() -> None:
-    world = World(replace(LIMITS, queue_wait_s=1.0))
+    world = World(replace(LIMITS, queue_timeout_s=1.0))
     world.arrive(request("r"))
     world.advance(2.0)
     record = world.records["r"]
@@ -255,7 +255,7 @@ def test_expectations_become_facts() -> None:
 
 
 def test_who_is_refused_for_want_of_a_replica_is_demand() -> None:
-    world = World(replace(LIMITS, max_queued=1))
+    world = World(replace(LIMITS, max_queued_requests=1))
     world.join("d0", Role.DECODE)
     answered(world, 1, tokens=5)
     world.disconnect("d0")

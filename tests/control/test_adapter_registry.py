@@ -22,14 +22,14 @@ from baton.control.fleet.adapter_registry import (
 )
 
 RULES = AdapterRules(
-    limit=3,
-    limit_per_tenant=2,
-    allowed_prefixes=("/adapters", "acme/"),
+    max=3,
+    max_per_tenant=2,
+    paths=("/adapters", "acme/"),
     reserved_names=frozenset({"tiny", "ada"}),
 )
 ONE = {"tiny": RULES}
 TWO = {"tiny": RULES, "large": replace(RULES, reserved_names=frozenset({"large"}))}
-OFF = {"tiny": replace(RULES, limit=0)}
+OFF = {"tiny": replace(RULES, max=0)}
 
 
 def order(name: str = "sql", source: str = "/adapters/sql", **more: object) -> LoadRequest:

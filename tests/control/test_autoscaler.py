@@ -73,7 +73,7 @@ def test_the_pools_own_bounds_are_kept() -> None:
 
 def test_bounds_that_were_changed_are_kept_at_once() -> None:
     slow = StepLimits(cooldown_s=1e6, max_step=1, max_fraction=0.0)
-    bounds = {"prefill": PoolBounds(min=2, start=2, max=4)}
+    bounds = {"prefill": PoolBounds(min=2, initial=2, max=4)}
     scaler = Autoscaler(FixedPolicy(prefill=4), options(bounds=bounds, up=slow, down=slow))
     scaler.tick(observe(0.0, prefill(3)))  # a change: from here on the pause runs
     assert only(scaler.tick(observe(1.0, prefill(9)))).target_replicas == 4
@@ -82,7 +82,7 @@ def test_bounds_that_were_changed_are_kept_at_once() -> None:
 
 
 def test_the_last_replica_goes_only_when_zero_is_allowed_and_configured() -> None:
-    zero = {"prefill": PoolBounds(min=0, start=1, max=4)}
+    zero = {"prefill": PoolBounds(min=0, initial=1, max=4)}
     stays = Autoscaler(FixedPolicy(prefill=0), options(bounds=zero))
     goes = Autoscaler(FixedPolicy(prefill=0), options(bounds=zero, scale_to_zero=True))
     assert only(stays.tick(observe(0.0, prefill(1)))).target_replicas == 1

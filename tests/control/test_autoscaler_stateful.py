@@ -26,7 +26,7 @@ names = st.sampled_from(sorted(ROLES))
 
 def some_options(budget: float | None, *, zero: bool, step: int) -> AutoscalerOptions:
     each = {
-        name: PoolBounds(min=0 if zero else 1, start=1, max=MOST, gpus_per_replica=GPUS[name])
+        name: PoolBounds(min=0 if zero else 1, initial=1, max=MOST, gpus_per_replica=GPUS[name])
         for name in ROLES
     }
     limits = StepLimits(cooldown_s=20.0, max_step=step, max_fraction=0.25)

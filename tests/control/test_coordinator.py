@@ -104,7 +104,7 @@ def test_a_request_waits_for_the_first_replica_to_join() -> None:
 def test_a_request_that_nobody_takes_is_evicted_with_a_time_to_come_back() -> None:
     world = World()
     world.arrive(request("r"))
-    world.advance(LIMITS.queue_wait_s)
+    world.advance(LIMITS.queue_timeout_s)
     assert world.records["r"].outcome is Phase.EVICTED
     error = world.errors["r"]
     assert isinstance(error, NoCapacity)
@@ -117,12 +117,12 @@ def test_a_request_that_waits_for_a_draining_fleet_is_evicted_too() -> None:
     world.join("d0", Role.DECODE)
     world.drain("d0")
     world.arrive(request("r"))
-    world.advance(LIMITS.queue_wait_s)
+    world.advance(LIMITS.queue_timeout_s)
     assert isinstance(world.errors["r"], Evicted)
 
 
 def test_a_full_queue_sheds_the_newcomer_and_keeps_the_others() -> None:
-    world = World(replace(LIMITS, max_queued=1))
+    world = World(replace(LIMITS, max_queued_requests=1))
     world.arrive(request("first"))
     assert isinstance(world.coordinator.rejection(), QueueFull)
     world.arrive(request("second"))
@@ -132,7 +132,7 @@ def test_a_full_queue_sheds_the_newcomer_and_keeps_the_others() -> None:
 
 
 def test_a_batch_larger_than_the_queue_comes_in_while_nobody_waits() -> None:
-    world = World(replace(LIMITS, max_queued=2))
+    world = World(replace(LIMITS, max_queued_requests=2))
     world.join("m0", Role.MIXED)
     assert world.coordinator.rejection(requests=5) is None
     for number in range(5):
@@ -144,7 +144,7 @@ def test_a_batch_larger_than_the_queue_comes_in_while_nobody_waits() -> None:
 
 
 def test_a_batch_that_could_wait_is_refused_once_its_places_are_taken() -> None:
-    world = World(replace(LIMITS, max_queued=3))
+    world = World(replace(LIMITS, max_queued_requests=3))
     world.arrive(request("waits"))
     assert world.coordinator.rejection(requests=2) is None
     assert isinstance(world.coordinator.rejection(requests=3), QueueFull)
@@ -204,7 +204,7 @@ def test_a_stream_waits_for_its_only_replica_to_come_back() -> None:
     world.step(only_leg(world))
     world.disconnect("m0")
     assert world.coordinator.phases() == {"r": Phase.QUEUED}
-    world.advance(LIMITS.queue_wait_s * 2)
+    world.advance(LIMITS.queue_timeout_s * 2)
     world.join("m0", Role.MIXED)
     world.run_to_end()
     assert world.tokens["r"] == [0, 1, 2, 3]
@@ -216,7 +216,7 @@ def test_a_stream_whose_replica_never_comes_back_ends_in_an_error() -> None:
     world.arrive(request("r"))
     world.step(only_leg(world))
     world.disconnect("m0")
-    world.advance(LIMITS.resume_wait_s)
+    world.advance(LIMITS.resume_timeout_s)
     assert world.records["r"].outcome is Phase.FAILED
     assert isinstance(world.errors["r"], EngineFailed)
 
@@ -293,7 +293,7 @@ def test_many_bytes_have_twice_the_time_that_they_are_predicted_to_take() -> Non
     world.arrive(request("r", prompt_tokens=48))
     predicted_s = world.coordinator.fleet_model.links.transfer_s("p0", "d0", 3 * 10**10)
     assert predicted_s is not None
-    assert LIMITS.transfer_s < 2 * predicted_s < LIMITS.first_token_s
+    assert LIMITS.transfer_deadline_s < 2 * predicted_s < LIMITS.first_token_timeout_s
     world.step(only_leg(world))
     pulling = only_leg(world)
     world.advance(2 * predicted_s - 0.1)
@@ -312,7 +312,7 @@ def test_a_transfer_over_its_deadline_becomes_local() -> None:
     world.arrive(request("r"))
     world.step(only_leg(world))
     stuck = only_leg(world)
-    world.advance(LIMITS.transfer_s)
+    world.advance(LIMITS.transfer_deadline_s)
     world.confirm_aborts()
     assert stuck not in world.legs
     assert kinds(world) == [LegKind.LOCAL]
@@ -328,7 +328,7 @@ def wait_in_queue(world: World, seconds: float, *, steps: bool) -> None:
         done += steps
         queue = Load(queued_requests=3, running_requests=8, steps=StepTotals(steps=done))
         world.load("d0", queue)
-        world.advance(LIMITS.transfer_s / 2)
+        world.advance(LIMITS.transfer_deadline_s / 2)
 
 
 def test_a_wait_for_a_place_is_not_taken_for_a_slow_transfer() -> None:
@@ -336,7 +336,7 @@ def test_a_wait_for_a_place_is_not_taken_for_a_slow_transfer() -> None:
     world.join_prefill_decode()
     world.arrive(request("r"))
     world.step(only_leg(world))
-    wait_in_queue(world, 2 * LIMITS.first_token_s, steps=True)
+    wait_in_queue(world, 2 * LIMITS.first_token_timeout_s, steps=True)
     assert world.coordinator.phases() == {"r": Phase.TRANSFER}
     assert world.aborting == []
     assert next(iter(world.coordinator.fleet_model.links.rows(world.now_s))).handoff_failures == 0
@@ -351,7 +351,7 @@ def test_a_place_in_an_engine_that_does_no_steps_is_not_waited_for() -> None:
     world.join_prefill_decode()
     world.arrive(request("r"))
     world.step(only_leg(world))
-    wait_in_queue(world, LIMITS.stall_s + LIMITS.transfer_s, steps=False)
+    wait_in_queue(world, LIMITS.stall_timeout_s + LIMITS.transfer_deadline_s, steps=False)
     world.confirm_aborts()
     assert world.coordinator.phases() == {"r": Phase.PREFILL}
     world.run_to_end()
@@ -364,12 +364,12 @@ def test_a_transfer_has_its_time_from_when_the_queue_before_it_was_gone() -> Non
     world.arrive(request("r"))
     world.step(only_leg(world))
     world.load("d0", Load(queued_requests=1))
-    world.advance(LIMITS.transfer_s * 0.9)
+    world.advance(LIMITS.transfer_deadline_s * 0.9)
     world.load("d0", Load())
-    world.advance(LIMITS.transfer_s * 0.9)
+    world.advance(LIMITS.transfer_deadline_s * 0.9)
     assert world.coordinator.phases() == {"r": Phase.TRANSFER}
     assert world.aborting == []
-    world.advance(LIMITS.transfer_s * 0.2)
+    world.advance(LIMITS.transfer_deadline_s * 0.2)
     assert len(world.aborting) == 1
     assert next(iter(world.coordinator.fleet_model.links.rows(world.now_s))).handoff_failures == 1
 
@@ -379,10 +379,10 @@ def test_a_queue_that_was_gone_before_the_handoff_gives_a_transfer_no_more_time(
     world.join_prefill_decode()
     world.load("d0", Load(queued_requests=1))
     world.load("d0", Load())
-    world.advance(LIMITS.transfer_s * 0.5)
+    world.advance(LIMITS.transfer_deadline_s * 0.5)
     world.arrive(request("r"))
     world.step(only_leg(world))
-    world.advance(LIMITS.transfer_s)
+    world.advance(LIMITS.transfer_deadline_s)
     assert len(world.aborting) == 1
 
 
@@ -393,7 +393,7 @@ def test_a_queue_at_its_replica_does_not_excuse_a_stalled_stream() -> None:
     world.step(only_leg(world))
     world.step(only_leg(world))
     world.load("d0", Load(queued_requests=1))
-    world.advance(LIMITS.stall_s)
+    world.advance(LIMITS.stall_timeout_s)
     assert len(world.aborting) == 1
 
 
@@ -404,7 +404,7 @@ def test_a_stalled_stream_goes_on_elsewhere() -> None:
     world.step(only_leg(world))
     world.step(only_leg(world))
     ((stalled, _),) = world.legs.values()
-    world.advance(LIMITS.stall_s)
+    world.advance(LIMITS.stall_timeout_s)
     assert {replica_id for replica_id, _ in world.aborting} == {stalled}
     world.confirm_aborts()
     world.run_to_end()
@@ -413,11 +413,11 @@ def test_a_stalled_stream_goes_on_elsewhere() -> None:
 
 
 def test_a_stream_that_stalls_is_noticed_long_before_a_first_token_would_be_late() -> None:
-    world = World(replace(LIMITS, first_token_s=LIMITS.stall_s * 10))
+    world = World(replace(LIMITS, first_token_timeout_s=LIMITS.stall_timeout_s * 10))
     world.join_prefill_decode()
     world.arrive(request("r", local_only=LocalOnlyReason.FAN_OUT))
     world.step(only_leg(world))
-    world.advance(LIMITS.stall_s)
+    world.advance(LIMITS.stall_timeout_s)
     assert len(world.aborting) == 1
 
 
@@ -428,16 +428,16 @@ def test_progress_postpones_the_stall_deadline() -> None:
     world.step(only_leg(world))
     for _ in range(5):
         world.step(only_leg(world))
-        world.advance(LIMITS.stall_s * 0.9)
-    world.advance(LIMITS.stall_s * 0.09)
+        world.advance(LIMITS.stall_timeout_s * 0.9)
+    world.advance(LIMITS.stall_timeout_s * 0.09)
     assert world.records == {}
     assert world.aborting == []
-    world.advance(LIMITS.stall_s * 0.02)
+    world.advance(LIMITS.stall_timeout_s * 0.02)
     assert len(world.aborting) == 1
 
 
 def test_a_request_over_its_total_deadline_ends() -> None:
-    world = World(replace(LIMITS, total_s=5.0))
+    world = World(replace(LIMITS, total_timeout_s=5.0))
     world.join_prefill_decode()
     world.arrive(request("r"))
     world.advance(5.0)

@@ -289,7 +289,7 @@ def beat(fleet: World, until_s: float) -> None:
 
 def test_what_is_computed_after_a_fetched_prefix_is_not_its_links_time() -> None:
     fleet = fetched_before_much_else()
-    beat(fleet, LIMITS.transfer_s + 2.5)
+    beat(fleet, LIMITS.transfer_deadline_s + 2.5)
     assert fleet.coordinator.phases() == {"a": Phase.TRANSFER}, "3 s are computed there"
     finish(fleet)
     assert fleet.records["a"].resumes == 0
@@ -299,7 +299,7 @@ def test_what_is_computed_after_a_fetched_prefix_is_not_its_links_time() -> None
 
 def test_a_fetch_is_given_up_once_blocks_and_the_rest_have_had_their_time() -> None:
     fleet = fetched_before_much_else()
-    beat(fleet, LIMITS.transfer_s + 3.5)
+    beat(fleet, LIMITS.transfer_deadline_s + 3.5)
     (row,) = fleet.coordinator.fleet_model.links.rows(fleet.now_s)
     assert row.handoff_failures == 1
     finish(fleet)
@@ -310,9 +310,9 @@ def test_a_fetch_behind_another_has_the_time_that_both_take() -> None:
     fleet = fetched_before_much_else()
     fleet.load("m1", Load(running_requests=1), received_legs=1)
     hand_out_prefix(fleet, "b", first_token_id=100_000)
-    beat(fleet, LIMITS.transfer_s + 5.5)
+    beat(fleet, LIMITS.transfer_deadline_s + 5.5)
     assert fleet.coordinator.phases()["b"] is Phase.TRANSFER, "6 s of prompts are computed"
-    beat(fleet, LIMITS.transfer_s + 6.5)
+    beat(fleet, LIMITS.transfer_deadline_s + 6.5)
     assert fleet.coordinator.phases()["b"] is not Phase.TRANSFER
 
 
@@ -376,7 +376,7 @@ def test_a_transfer_over_its_deadline_counts_against_its_link() -> None:
     fleet.arrive(request("a", prompt_tokens=1000))
     (prefill,) = fleet.legs
     fleet.step(prefill)
-    fleet.advance(LIMITS.transfer_s)
+    fleet.advance(LIMITS.transfer_deadline_s)
     (row,) = fleet.coordinator.fleet_model.links.rows(fleet.now_s)
     assert row.handoff_failures == 1
     finish(fleet)

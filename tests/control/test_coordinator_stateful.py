@@ -24,7 +24,7 @@ from baton.domain.request import FinishReason, LocalOnlyReason, Phase
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 from baton.domain.value import evolve
-from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.decision import AdmissionOptions, AdmissionPolicy
 from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
@@ -267,7 +267,7 @@ _RULES = ServiceRules(slos=SloClasses(classes=_CLASSES), tenants=_TENANTS)
 _OTHER_RULES = (
     ServiceRules(),
     ServiceRules(slos=_RULES.slos, tenants={"slow": Tenant(name="slow", max_in_flight=1)}),
-    ServiceRules(slos=_RULES.slos, admission=AdmissionOptions(rule=AdmissionRule.BOUNDED)),
+    ServiceRules(slos=_RULES.slos, admission=AdmissionOptions(policy=AdmissionPolicy.BOUNDED)),
 )
 _SLOW = LinearTiming(per_step_s=0.01, per_token_s=0.004, per_stream_s=0.001)
 """A prompt of 40 tokens takes 0.17 s: a few of them make a queue."""
@@ -281,7 +281,7 @@ class ServiceMachine(CoordinatorMachine):
         options = PredictedOptions(ttft_slo_s=1.0, tpot_slo_s=0.05)
         priors = {str(role): _SLOW for role in Role}
         self.world = World(
-            replace(self.limits, max_queued=4),
+            replace(self.limits, max_queued_requests=4),
             policy=PredictedPlacer(options),
             rules=_RULES,
             priors=priors,
@@ -333,7 +333,7 @@ class ServiceMachine(CoordinatorMachine):
             phase is Phase.QUEUED and not self.world.tokens[request_id]
             for request_id, phase in self.world.coordinator.phases().items()
         )
-        assert waiting <= self.world.limits.max_queued
+        assert waiting <= self.world.limits.max_queued_requests
 
     def teardown(self) -> None:
         for replica_id, role in REPLICAS.items():

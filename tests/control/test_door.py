@@ -41,7 +41,9 @@ RULES = ServiceRules(
 
 
 def world(*, max_queued: int = 16) -> World:
-    return World(replace(LIMITS, max_queued=max_queued, max_prompt_tokens=500), rules=RULES)
+    return World(
+        replace(LIMITS, max_queued_requests=max_queued, max_prompt_tokens=500), rules=RULES
+    )
 
 
 def door(at: World) -> dict[tuple[str, str, str], int]:
@@ -100,7 +102,7 @@ def test_whoever_is_kept_out_is_counted_with_the_reason() -> None:
     at.arrive(request("charged", tenant="slow"))
     at.arrive(request("over its rate", tenant="slow"))
     at.arrive(request("too grand", tenant="free", slo_class="vip"))
-    at.advance(LIMITS.queue_wait_s)
+    at.advance(LIMITS.queue_timeout_s)
     assert door(at) == {
         ("batch", "evicted", "no_capacity"): 1,
         ("default", "evicted", "no_capacity"): 1,  # the one that was charged

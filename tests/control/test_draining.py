@@ -21,9 +21,9 @@ PATIENT = replace(
     LIMITS,
     drain_timeout_s=5.0,
     max_drain_migrations=2,
-    stall_s=1e4,
-    first_token_s=1e4,
-    total_s=1e5,
+    stall_timeout_s=1e4,
+    first_token_timeout_s=1e4,
+    total_timeout_s=1e5,
     recovery=RecoveryOptions(heartbeat_timeout_s=inf),  # replicas say nothing here
 )
 

@@ -228,7 +228,7 @@ def test_a_session_is_not_looked_for_where_nothing_was_decoded() -> None:
 
 
 def test_whoever_has_its_first_token_has_no_deadline_for_it_during_the_transfer() -> None:
-    world = fleet(replace(EARLY, first_token_s=1.0, transfer_s=10.0))
+    world = fleet(replace(EARLY, first_token_timeout_s=1.0, transfer_deadline_s=10.0))
     world.arrive(request("r"))
     world.advance(0.9)
     world.step(only_leg(world).leg_id)

@@ -23,7 +23,11 @@ from tests.control.world import World, request
 from tests.fakes.timings import LinearTiming
 
 LIMITS = CoordinatorLimits(
-    max_requests=64, max_queued=8, queue_wait_s=2.0, cold_start_wait_s=120.0, first_token_s=10.0
+    max_requests=64,
+    max_queued_requests=8,
+    queue_timeout_s=2.0,
+    cold_start_timeout_s=120.0,
+    first_token_timeout_s=10.0,
 )
 TIMING = LinearTiming(per_step_s=0.01, per_token_s=0.001, per_stream_s=0.0001)
 CHAT = ServiceRules(slos=SloClasses(classes={"default": Slo(name="default", ttft_s=1.0)}))
@@ -102,7 +106,7 @@ def test_who_waited_for_a_replica_is_served_before_those_that_came_since() -> No
 
 
 def test_a_wait_for_a_replica_of_a_fleet_that_lost_its_last_is_not_judged_either() -> None:
-    at = world(limits=replace(LIMITS, cold_start_wait_s=None, queue_wait_s=60.0))
+    at = world(limits=replace(LIMITS, cold_start_timeout_s=None, queue_timeout_s=60.0))
     ask(at, "r0")
     wait(at, 20.0)
     at.join("m0", Role.MIXED)
@@ -111,7 +115,7 @@ def test_a_wait_for_a_replica_of_a_fleet_that_lost_its_last_is_not_judged_either
 
 
 def test_a_fleet_that_nobody_wakes_refuses_within_the_queue_wait_as_before() -> None:
-    at = world(limits=replace(LIMITS, cold_start_wait_s=None))
+    at = world(limits=replace(LIMITS, cold_start_timeout_s=None))
     ask(at, "r0")
     wait(at, 3.0)
     assert isinstance(at.errors["r0"], NoCapacity)
@@ -152,7 +156,7 @@ def test_where_operators_keep_a_pool_at_zero_nobody_waits_for_it() -> None:
 def test_where_the_queue_is_full_clients_come_back_when_there_is_a_replica() -> None:
     at = world()
     told(at, MEASURED)
-    for number in range(LIMITS.max_queued):
+    for number in range(LIMITS.max_queued_requests):
         ask(at, f"r{number}")
     wait(at, 10.0)
     told(at, MEASURED._replace(remaining_s=25.0))
@@ -242,7 +246,7 @@ def test_an_ingress_that_begins_while_the_fleet_rests_is_healthy_once_it_is_told
 
 
 def test_who_waits_for_a_replica_has_a_deadline_all_the_same() -> None:
-    at = world(limits=replace(LIMITS, total_s=50.0))
+    at = world(limits=replace(LIMITS, total_timeout_s=50.0))
     ask(at, "r0")
     wait(at, 51.0)
     assert at.records["r0"].outcome is Phase.FAILED
@@ -250,7 +254,7 @@ def test_who_waits_for_a_replica_has_a_deadline_all_the_same() -> None:
 
 def test_a_crowd_that_cannot_be_served_in_time_after_a_start_is_refused_not_kept() -> None:
     at = world()
-    for number in range(LIMITS.max_queued):
+    for number in range(LIMITS.max_queued_requests):
         ask(at, f"r{number}", tokens=4000)  # four seconds each, ten of which are waited
     wait(at, 20.0)
     at.join("m0", Role.MIXED)

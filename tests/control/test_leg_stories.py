@@ -106,7 +106,7 @@ def test_a_leg_that_a_client_left_was_cancelled() -> None:
 
 
 def test_a_leg_that_took_too_long_was_given_up() -> None:
-    world = World(replace(World().limits, first_token_s=1.0, max_failures=0))
+    world = World(replace(World().limits, first_token_timeout_s=1.0, max_failures=0))
     world.join_prefill_decode()
     world.arrive(request("r"))
     world.advance(2.0)

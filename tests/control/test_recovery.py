@@ -22,9 +22,9 @@ from baton.policy.resilience.retry_budget import RetryOptions
 from tests.control.world import LIMITS, World, request
 from tests.fakes.timings import LinearTiming
 
-QUICK = replace(LIMITS, stall_s=1e4, first_token_s=1e4, total_s=1e5)
+QUICK = replace(LIMITS, stall_timeout_s=1e4, first_token_timeout_s=1e4, total_timeout_s=1e5)
 """Nothing is given up for its own slowness."""
-NO_BUDGET = RecoveryOptions(retries=RetryOptions(budget_ratio=0.0, min_retries=0))
+NO_BUDGET = RecoveryOptions(retry_budget=RetryOptions(ratio=0.0, min_retries=0))
 
 
 def mixed(count: int, limits: CoordinatorLimits = QUICK) -> World:
@@ -184,7 +184,7 @@ def test_a_frozen_replica_that_is_back_is_tried_with_one_request_first() -> None
 
 def test_an_engine_that_hangs_is_left_by_all_when_one_stream_has_stalled() -> None:
     """The replica talks, and says that it has work; requests without a token go, too."""
-    world = mixed(2, replace(LIMITS, stall_s=4.0))
+    world = mixed(2, replace(LIMITS, stall_timeout_s=4.0))
     arrive(world, 8)
     world.step(legs_on(world, "m0")[0])
     hanging = Load(running_requests=4, steps=StepTotals(steps=7))
@@ -201,7 +201,7 @@ def test_an_engine_that_hangs_is_left_by_all_when_one_stream_has_stalled() -> No
 
 
 def test_a_slow_engine_that_still_steps_is_left_by_the_stalled_stream_only() -> None:
-    world = mixed(2, replace(LIMITS, stall_s=4.0))
+    world = mixed(2, replace(LIMITS, stall_timeout_s=4.0))
     arrive(world, 8)
     world.step(legs_on(world, "m0")[0])
     for number in range(17):
@@ -269,7 +269,7 @@ def test_when_the_first_of_all_is_well_again_all_are_tried() -> None:
 
 def test_a_request_that_fails_everywhere_is_blamed_on_no_third_replica() -> None:
     """One poisoned request must not have the whole fleet quarantined."""
-    one_is_enough = RecoveryOptions(breaker=BreakerOptions(failure_threshold=1))
+    one_is_enough = RecoveryOptions(circuit_breaker=BreakerOptions(failure_threshold=1))
     world = mixed(4, replace(QUICK, recovery=one_is_enough))
     arrive(world, 1)
     for _ in range(4):
@@ -386,7 +386,7 @@ def test_with_the_budget_spent_a_stream_ends_in_an_error() -> None:
 
 def test_those_who_fail_where_others_are_known_to_be_well_go_there_for_nothing() -> None:
     """The first failures pay; when the circuit is open the rest is the same failure again."""
-    three = RecoveryOptions(retries=RetryOptions(budget_ratio=0.0, min_retries=4))
+    three = RecoveryOptions(retry_budget=RetryOptions(ratio=0.0, min_retries=4))
     world = mixed(2, replace(QUICK, recovery=three))
     arrive(world, 40)
     for leg_id in tuple(world.legs):
@@ -404,10 +404,10 @@ def test_where_everything_fails_second_tries_stay_within_the_budget() -> None:
             if leg_id in world.legs:
                 world.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
         world.advance_with_heartbeats(0.05, beat_s=0.05)
-    retries = LIMITS.recovery.retries
+    retries = LIMITS.recovery.retry_budget
     begun = sum(isinstance(command, SubmitLeg) for command in world.commands)
     windows = world.now_s / retries.window_s + 1
-    assert begun <= 200 * (1 + retries.budget_ratio) + retries.min_retries * windows
+    assert begun <= 200 * (1 + retries.ratio) + retries.min_retries * windows
     assert begun > 200, "nobody was tried again"
 
 
@@ -573,7 +573,7 @@ def test_predictions_that_nothing_has_borne_out_yet_are_no_reason() -> None:
 
 
 def test_nobody_is_hedged_where_that_is_off() -> None:
-    never = RecoveryOptions(hedge=HedgeOptions(latency_multiple=None))
+    never = RecoveryOptions(hedging=HedgeOptions(latency_multiple=None))
     world = predicted(replace(QUICK, recovery=never))
     arrive(world, 1)
     world.advance_with_heartbeats(10.0)
@@ -584,7 +584,7 @@ def test_other_rules_hold_for_what_comes() -> None:
     world = mixed(2)
     arrive(world, 2)
     one_is_enough = RecoveryOptions(
-        heartbeat_timeout_s=6.0, breaker=BreakerOptions(failure_threshold=1)
+        heartbeat_timeout_s=6.0, circuit_breaker=BreakerOptions(failure_threshold=1)
     )
     world.coordinator.reconfigure(limits=replace(QUICK, recovery=one_is_enough))
     world.advance_with_heartbeats(2.0, frozen={"m0"})

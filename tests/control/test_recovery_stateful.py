@@ -21,8 +21,10 @@ from tests.control.world import LIMITS, World, request
 from tests.fakes.timings import LinearTiming
 
 RECOVERY = RecoveryOptions(
-    breaker=BreakerOptions(failure_threshold=2, open_duration_s=0.5, max_open_duration_s=4.0),
-    retries=RetryOptions(budget_ratio=0.5, min_retries=6),
+    circuit_breaker=BreakerOptions(
+        failure_threshold=2, open_duration_s=0.5, max_open_duration_s=4.0
+    ),
+    retry_budget=RetryOptions(ratio=0.5, min_retries=6),
 )
 _TIMING = LinearTiming(per_step_s=0.01, per_token_s=0.001, per_stream_s=0.001)
 _BEAT_S = 0.25
@@ -34,7 +36,7 @@ class RecoveryMachine(CoordinatorMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(
-            replace(LIMITS, recovery=RECOVERY, stall_s=3.0),
+            replace(LIMITS, recovery=RECOVERY, stall_timeout_s=3.0),
             policy=PredictedPlacer(PredictedOptions()),
             priors={str(role): _TIMING for role in Role},
         )
@@ -127,8 +129,8 @@ class RecoveryMachine(CoordinatorMachine):
     @invariant()
     def second_tries_are_free_once_or_within_the_budget(self) -> None:
         tries = dict(self.world.coordinator.retry_totals().retries)
-        retries, windows = RECOVERY.retries, self.world.now_s // 10.0 + 2
-        paid = retries.min_retries * windows + retries.budget_ratio * self.count
+        retries, windows = RECOVERY.retry_budget, self.world.now_s // 10.0 + 2
+        paid = retries.min_retries * windows + retries.ratio * self.count
         # Besides those: one for what is over when a request is elsewhere, and one handoff.
         free = 2 * self.count + tries.pop(RetryReason.DRAINING)
         assert sum(tries.values()) <= paid + free, tries

@@ -19,8 +19,8 @@ from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from tests.control.world import LIMITS, World, request
 
 ONE_FAILURE = RecoveryOptions(
-    breaker=BreakerOptions(failure_threshold=1),
-    retries=RetryOptions(budget_ratio=0.0, min_retries=0),
+    circuit_breaker=BreakerOptions(failure_threshold=1),
+    retry_budget=RetryOptions(ratio=0.0, min_retries=0),
 )
 """A circuit opens at once, and no second try can be paid for."""
 STRICT = replace(LIMITS, recovery=ONE_FAILURE, max_failures=8)
@@ -111,7 +111,9 @@ def test_a_request_of_which_an_engine_has_given_tokens_is_not_called_wrong() -> 
 
 def test_a_refusal_decides_nothing_about_a_replica_on_trial() -> None:
     world = World(
-        replace(LIMITS, recovery=RecoveryOptions(breaker=BreakerOptions(failure_threshold=1)))
+        replace(
+            LIMITS, recovery=RecoveryOptions(circuit_breaker=BreakerOptions(failure_threshold=1))
+        )
     )
     world.join("m0", Role.MIXED)
     world.join("m1", Role.MIXED)

@@ -149,7 +149,7 @@ def served(
 
 
 def test_capacities_are_unknown_until_engines_and_requests_are_known() -> None:
-    world = World(replace(LIMITS, stall_s=1e6))
+    world = World(replace(LIMITS, stall_timeout_s=1e6))
     world.join("d0", Role.DECODE)
     assert pool(world).prefill_tokens_per_s is None
     world.arrive(request("r0"))
@@ -167,7 +167,7 @@ def test_capacities_are_unknown_until_engines_and_requests_are_known() -> None:
 
 
 def test_requests_that_end_on_stop_strings_say_what_requests_are_like() -> None:
-    world = World(replace(LIMITS, stall_s=1e6))
+    world = World(replace(LIMITS, stall_timeout_s=1e6))
     world.join("d0", Role.DECODE)
     served(world, request_at_end=False)
     world.arrive(request("a", prompt_tokens=40, max_tokens=900))
@@ -184,7 +184,10 @@ def test_requests_that_end_on_stop_strings_say_what_requests_are_like() -> None:
 
 
 def test_what_a_pool_was_never_seen_to_do_is_not_guessed() -> None:
-    decodes, prefills = World(replace(LIMITS, stall_s=1e6)), World(replace(LIMITS, stall_s=1e6))
+    decodes, prefills = (
+        World(replace(LIMITS, stall_timeout_s=1e6)),
+        World(replace(LIMITS, stall_timeout_s=1e6)),
+    )
     for world in (decodes, prefills):
         world.join("d0", Role.DECODE)
     served(decodes, prompts=False)
@@ -196,7 +199,7 @@ def test_what_a_pool_was_never_seen_to_do_is_not_guessed() -> None:
 
 
 def test_a_strict_pace_leaves_room_for_fewer_streams() -> None:
-    world = World(replace(LIMITS, stall_s=1e6))
+    world = World(replace(LIMITS, stall_timeout_s=1e6))
     world.join("d0", Role.DECODE)
     view = world.coordinator.fleet(0.0).replicas["d0"]
     served(world)

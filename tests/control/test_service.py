@@ -18,7 +18,7 @@ from baton.domain.request import Phase, Request
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 from baton.domain.value import evolve
-from baton.policy.admission.decision import AdmissionForecast, AdmissionOptions, AdmissionRule
+from baton.policy.admission.decision import AdmissionForecast, AdmissionOptions, AdmissionPolicy
 from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.port import Disaggregate
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
@@ -35,7 +35,7 @@ BATCH = Slo(name="batch")
 BOOK = SloClasses(classes={"default": CHAT, "rush": RUSH, "batch": BATCH})
 GOLD = Tenant(name="gold", priority=1, classes=("default", "rush"))
 RULES = ServiceRules(slos=BOOK, tenants={"gold": GOLD, "free": Tenant(name="free")})
-LIMITS = CoordinatorLimits(max_requests=64, max_queued=16)
+LIMITS = CoordinatorLimits(max_requests=64, max_queued_requests=16)
 
 
 def world(rules: ServiceRules = RULES, limits: CoordinatorLimits = LIMITS) -> World:
@@ -303,7 +303,7 @@ def test_higher_priority_comes_first_whoever_came_before() -> None:
 def test_a_full_queue_takes_in_who_is_of_a_higher_band_and_lets_the_newest_of_the_lowest_go() -> (
     None
 ):
-    at = world(limits=CoordinatorLimits(max_requests=64, max_queued=2))
+    at = world(limits=CoordinatorLimits(max_requests=64, max_queued_requests=2))
     for name in ("runs", "old", "new"):
         ask(at, name, tokens=150)
     assert at.coordinator.rejection() is None, "somebody could come for whom others make room"
@@ -375,7 +375,7 @@ def test_without_promises_everybody_goes_straight_to_the_engines() -> None:
 
 def test_without_promises_nobody_is_sent_where_it_would_be_given_up_in_the_queue() -> None:
     """Given up after two seconds, each would go to the end of the same queue again."""
-    at = world(ServiceRules(), replace(LIMITS, first_token_s=2.0))
+    at = world(ServiceRules(), replace(LIMITS, first_token_timeout_s=2.0))
     for number in range(8):
         ask(at, f"r{number}")
     assert runs(at) == ["r0", "r1", "r2", "r3"]
@@ -390,7 +390,7 @@ def test_without_promises_nobody_is_sent_where_it_would_be_given_up_in_the_queue
 
 
 def test_without_promises_a_gate_is_told_of_a_queue_that_is_too_long() -> None:
-    at = world(ServiceRules(), replace(LIMITS, first_token_s=2.0))
+    at = world(ServiceRules(), replace(LIMITS, first_token_timeout_s=2.0))
     ask(at, "long", tokens=4000)
     assert shed(at) == []
     at.advance(1.1)  # it goes by the lightest of the last second
@@ -400,21 +400,21 @@ def test_without_promises_a_gate_is_told_of_a_queue_that_is_too_long() -> None:
 
 
 def test_without_promises_a_prompt_that_takes_longer_than_that_alone_is_let_in() -> None:
-    at = world(ServiceRules(), replace(LIMITS, first_token_s=2.0))
+    at = world(ServiceRules(), replace(LIMITS, first_token_timeout_s=2.0))
     ask(at, "long", tokens=4000)
     assert runs(at) == ["long"]
 
 
 def test_with_the_bounded_rule_nobody_is_kept_from_a_long_queue() -> None:
-    rules = ServiceRules(admission=AdmissionOptions(rule=AdmissionRule.BOUNDED))
-    at = world(rules, replace(LIMITS, first_token_s=2.0))
+    rules = ServiceRules(admission=AdmissionOptions(policy=AdmissionPolicy.BOUNDED))
+    at = world(rules, replace(LIMITS, first_token_timeout_s=2.0))
     for number in range(8):
         ask(at, f"r{number}")
     assert len(runs(at)) == 8
 
 
 def test_with_the_bounded_rule_nothing_is_predicted() -> None:
-    bounded = ServiceRules(slos=BOOK, admission=AdmissionOptions(rule=AdmissionRule.BOUNDED))
+    bounded = ServiceRules(slos=BOOK, admission=AdmissionOptions(policy=AdmissionPolicy.BOUNDED))
     at = world(bounded)
     for number in range(8):
         ask(at, f"r{number}")
@@ -519,7 +519,7 @@ def test_gaps_are_kept_as_far_as_they_matter() -> None:
 
 def test_how_long_one_is_told_to_stay_away_grows_with_the_queue() -> None:
     rules = ServiceRules(slos=SloClasses(classes={"default": BATCH, "rush": RUSH}))
-    at = world(rules, CoordinatorLimits(max_requests=64, max_queued=12))
+    at = world(rules, CoordinatorLimits(max_requests=64, max_queued_requests=12))
     waits = []
     for number in range(20):
         ask(at, f"r{number}", tokens=800)

@@ -27,8 +27,8 @@ class Shared:
         options = AutoscalerOptions(
             bounds={name: PoolBounds(min=1, max=BUDGET) for name in ("a", "b")},
             gpu_budget=BUDGET,
-            up=limits,
-            down=limits,
+            scale_up=limits,
+            scale_down=limits,
         )
         self.machine = Autoscaler(PerModelPolicy(lambda: Hpa(options)), options)
         self.observer = Observer(ObserverOptions(window_s=30.0))

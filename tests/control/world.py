@@ -51,7 +51,7 @@ from baton.telemetry.requests.waterfall import waterfall
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer
 
-LIMITS = CoordinatorLimits(max_requests=64, max_queued=16, max_failures=50)
+LIMITS = CoordinatorLimits(max_requests=64, max_queued_requests=16, max_failures=50)
 
 
 def request(  # noqa: PLR0913 - whatever a test cares about

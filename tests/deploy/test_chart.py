@@ -68,7 +68,7 @@ def _sorted(objects: list[Object]) -> list[str]:
     "config",
     [
         {"admission": {"timeouts": {"total": "1h"}}},
-        {"server": {"front": "gate"}},
+        {"server": {"listener": "ingress"}},
         {"observability": {"metrics": {"enabled": False}}},
         {"observability": {"console": {"enabled": False}}},
     ],

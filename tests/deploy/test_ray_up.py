@@ -46,7 +46,7 @@ def test_a_node_declares_what_its_machine_has_whatever_a_replica_takes(
 def test_replicas_of_one_gpu_share_machines(tmp_path: Path) -> None:
     assert bounds(node(tmp_path, replicas(1, 8))) == (1, 1)
     assert bounds(node(tmp_path, replicas(9, 17))) == (2, 3)
-    assert bounds(node(tmp_path, "pools.decode.replicas={min: 0, start: 1, max: 1}")) == (0, 1)
+    assert bounds(node(tmp_path, "pools.decode.replicas={min: 0, initial: 1, max: 1}")) == (0, 1)
 
 
 def test_a_replica_of_two_machines_has_both(tmp_path: Path) -> None:

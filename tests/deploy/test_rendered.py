@@ -220,7 +220,7 @@ def test_the_schema_of_the_chart_has_only_what_helm_understands(example: Path) -
 def test_where_ingresses_are_the_front_serve_keeps_to_the_head_and_to_itself(
     tmp_path: Path,
 ) -> None:
-    path = config(tmp_path, "server: {frontend: rust, front: gate, port: 8443}")
+    path = config(tmp_path, "server: {api_server: rust, listener: ingress, port: 8443}")
     loaded = load_config([path])
     told = serve_config(adapt_to_cluster(loaded))
     assert told["proxy_location"] == "HeadOnly"
@@ -248,7 +248,7 @@ def test_who_serves_at_ipv6_serves_at_both_versions_in_a_cluster(
 
 
 def test_the_chart_tells_serve_the_same(tmp_path: Path) -> None:
-    path = config(tmp_path, "server: {frontend: rust, front: gate}")
+    path = config(tmp_path, "server: {api_server: rust, listener: ingress}")
     files = export_of(path, Target.HELM)
     told = serve_config(adapt_to_cluster(load_config([path])))["http_options"]
     assert told == {"host": "127.0.0.1", "port": 21002}

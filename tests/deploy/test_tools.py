@@ -143,7 +143,7 @@ def test_a_chart_whose_front_are_gates_makes_what_the_manifests_are_and_has_no_o
     tmp_path: Path,
 ) -> None:
     path = ROOT / "configs" / "gpu-example.yaml"
-    gate = ["server.frontend=rust", "server.front=gate", "server.routes=[chat, health]"]
+    gate = ["server.api_server=rust", "server.listener=ingress", "server.routes=[chat, health]"]
     loaded = load_config([path], sets=gate)
     for target in (Target.HELM, Target.KUBERAY):
         for name, content in manifest_files(target, loaded, ManifestSettings()).items():
@@ -153,7 +153,9 @@ def test_a_chart_whose_front_are_gates_makes_what_the_manifests_are_and_has_no_o
     found, made = tool_checks.helm(tmp_path / "helm")
     assert found == []
     assert comparable(made) == comparable(python_checks.objects(tmp_path / "kuberay"))
-    found, _ = tool_checks.helm(tmp_path / "helm", {"config": {"server": {"front": "serve"}}})
+    found, _ = tool_checks.helm(
+        tmp_path / "helm", {"config": {"server": {"listener": "ray-serve"}}}
+    )
     assert any("export it again" in line for line in found)
 
 

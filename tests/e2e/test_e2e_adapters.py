@@ -149,7 +149,7 @@ def test_an_adapter_is_served_by_all_survives_and_drains(world: World) -> None:
     world.baton.wait_for(lambda status: len(status["ingresses"]) == INGRESSES, 200)
     until(lambda: world.listed() == [{"tiny", "sql"}] * 12, 60, world.baton)
 
-    options = [*world.baton.options, "--set", "admission.max_queue=77"]
+    options = [*world.baton.options, "--set", "admission.max_queued_requests=77"]
     world.baton.run_json("apply", *options, timeout_s=120)
     assert world.text("sql") == said
     until(lambda: world.load("chat", "chat").status_code in {200, 400}, 60, world.baton)

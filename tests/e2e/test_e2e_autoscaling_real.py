@@ -22,9 +22,9 @@ SETS = {
     "slo.default.tpot": "1s",
     "autoscaler.policy": "slo",
     "autoscaler.interval": "1s",
-    "autoscaler.up.cooldown": "0s",
-    "autoscaler.down.cooldown": "5s",
-    "admission.max_queue_wait": "60s",
+    "autoscaler.scale_up.cooldown": "0s",
+    "autoscaler.scale_down.cooldown": "5s",
+    "admission.queue_timeout": "60s",
     "admission.policy": "bounded",
 }
 

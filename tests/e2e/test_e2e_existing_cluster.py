@@ -139,7 +139,7 @@ def test_an_open_cluster_is_served_on_where_the_file_says_that_this_is_meant(
         operator = Operator(nodes)
         said = operator.run_failing("up", *operator.options)
         assert "lets in whoever reaches it, and whoever it lets in runs code on every node" in said
-        meant = ("--set", "cluster.allow_open=true", "--set", "pools.decode.replicas.start=1")
+        meant = ("--set", "cluster.allow_open=true", "--set", "pools.decode.replicas.initial=1")
         # What does not come up in time is taken away again.
         assert "not ready after 2 s" in operator.run_failing(
             "up", *operator.options, *meant, "--timeout", "2s"

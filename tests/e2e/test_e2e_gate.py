@@ -29,8 +29,8 @@ INGRESSES = 2
 def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     skip_without_rust()
     sets = {
-        "server.frontend": "rust",
-        "server.front": "gate",
+        "server.api_server": "rust",
+        "server.listener": "ingress",
         "server.replicas.min": INGRESSES,
     }
     with running_deployment("sim.yaml", tmp_path_factory.mktemp("gate"), **sets) as deployment:
@@ -84,13 +84,15 @@ def test_a_deployment_that_is_well_has_a_clean_bill_of_health(baton: Deployment)
     baton.assert_healthy(pairs=4)
 
 
-@pytest.mark.parametrize("front", ["gate", "serve"])
-def test_a_second_deployment_is_told_that_the_port_is_in_use(baton: Deployment, front: str) -> None:
+@pytest.mark.parametrize("listener", ["ingress", "ray-serve"])
+def test_a_second_deployment_is_told_that_the_port_is_in_use(
+    baton: Deployment, listener: str
+) -> None:
     said = baton.run_failing(
         "up",
         *("-c", str(CONFIGS / "sim.yaml")),
-        *("--set", "server.frontend=rust"),
-        *("--set", f"server.front={front}"),
+        *("--set", "server.api_server=rust"),
+        *("--set", f"server.listener={listener}"),
         *("--set", f"server.port={public_port(baton)}"),
     )
     assert f":{public_port(baton)} (server.port) is held by" in said

@@ -18,7 +18,7 @@ _TYPES = {
 _ROOM = tuple(
     word
     for pool in ("prefill", "decode")
-    for name in ("resources.cpus=1", "replicas.start=1", "replicas.min=1", "replicas.max=4")
+    for name in ("resources.cpus=1", "replicas.initial=1", "replicas.min=1", "replicas.max=4")
     for word in ("--set", f"pools.{pool}.{name}")
 )
 
@@ -36,7 +36,10 @@ def test_nodes_come_for_replicas_and_what_no_node_can_run_is_refused_at_once(
     for sets, said in (
         ("pools.decode.resources.cpus=3", "a replica needs a node with 3 CPUs, and no node"),
         ("tenants.acme.keys_file=/no/such/keys", "/no/such/keys: cannot be read: No such file"),
-        ("pools.decode.replicas.start=6", "has 6 with all the nodes that its autoscaler may start"),
+        (
+            "pools.decode.replicas.initial=6",
+            "has 6 with all the nodes that its autoscaler may start",
+        ),
     ):
         asked = ("--set", "pools.decode.replicas.max=6", "--set", sets)
         assert said in operator.run_failing("up", *operator.options, *_ROOM, *asked)

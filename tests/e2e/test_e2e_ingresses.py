@@ -18,8 +18,8 @@ WORDS = 3000
 """Of a text that is made into tokens: work for ingresses alone."""
 SETS = {
     "server.replicas.max": 2,
-    "pools.prefill.replicas.start": 1,
-    "pools.decode.replicas.start": 1,
+    "pools.prefill.replicas.initial": 1,
+    "pools.decode.replicas.initial": 1,
 }
 
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     skip_without_rust()
     folder = tmp_path_factory.mktemp("rust")
-    with running_deployment("sim.yaml", folder, **{"server.frontend": "rust"}) as deployment:
+    with running_deployment("sim.yaml", folder, **{"server.api_server": "rust"}) as deployment:
         yield deployment
 
 

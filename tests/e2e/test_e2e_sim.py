@@ -209,9 +209,9 @@ def test_a_configuration_is_applied_while_streams_flow_and_a_bad_one_changes_not
     live.write_text(
         "slo: {default: {ttft: 20s}, classes: {batch: {ttft: 60s, priority: -1}}}\n"
         "tenants: {default: {weight: 2, rate: {requests: 10k/s}, max_in_flight: 500}}\n"
-        "admission: {max_queue: 500, max_n: 4}\n"
+        "admission: {max_queued_requests: 500, max_n: 4}\n"
         "transfer: {early_first_token: true}\n"
-        "pools: {decode: {replicas: {start: 3}}}\n"
+        "pools: {decode: {replicas: {initial: 3}}}\n"
     )
     bad = tmp_path / "bad.yaml"
     bad.write_text("slo:\n  default: {ttft: soon}\n")
@@ -322,8 +322,8 @@ def test_pools_follow_a_load_that_rises_and_falls(baton: Deployment, tmp_path: P
     scaled = tmp_path / "scaled.yaml"
     scaled.write_text(
         "slo: {default: {ttft: 2s, tpot: 500ms, attainment: 0.9}}\n"
-        "autoscaler: {interval: 500ms, down: {cooldown: 2s, max_step: 4}}\n"
-        "pools: {prefill: {replicas: {start: 1}}, decode: {replicas: {start: 1}}}\n"
+        "autoscaler: {interval: 500ms, scale_down: {cooldown: 2s, max_step: 4}}\n"
+        "pools: {prefill: {replicas: {initial: 1}}, decode: {replicas: {initial: 1}}}\n"
     )
     assert baton.run_json("apply", *file, "-c", str(scaled))["changes"]
     chance, over = random.Random(5), threading.Event()

@@ -36,7 +36,7 @@ def test_other_code_of_the_same_version_replaces_every_process_and_no_stream_fai
 ) -> None:
     other = copy_version(tmp_path / "other", edits=_OTHER_CODE)
     python = str(other.python(tmp_path / "env"))
-    one = {"pools.prefill.replicas.start": 1, "pools.decode.replicas.start": 1}
+    one = {"pools.prefill.replicas.initial": 1, "pools.decode.replicas.initial": 1}
     drain = {"admission.timeouts.drain": "4s"}
     with running_deployment("sim.yaml", tmp_path, **one, **drain) as baton:
         assert baton.status()["baton"] == code_version()

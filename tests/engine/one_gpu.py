@@ -117,7 +117,9 @@ def dummy_llama(folder: Path) -> Path:
 async def measure(site: Setup) -> dict[str, object]:
     """All of it, on engines that are started and ended here."""
     coordinator = Coordinator(
-        limits=CoordinatorLimits(transfer_s=60.0, stall_s=60.0, first_token_s=120.0),
+        limits=CoordinatorLimits(
+            transfer_deadline_s=60.0, stall_timeout_s=60.0, first_token_timeout_s=120.0
+        ),
         placer=PredictedPlacer(PredictedOptions(disaggregate=Disaggregate.ALWAYS)),
         probing=ProbeOptions(interval_s=1.0, deadline_s=20.0, first_transfer_s=60.0),
     )

@@ -120,11 +120,13 @@ def test_a_budget_has_room_for_a_step_of_every_stream_and_is_not_the_larger_one(
     assert limits_problem(32, Limits()) is None
     assert limits_problem(512, Limits()) is None
     assert limits_problem(32, Limits(), tokens_per_stream=4) == (
-        "decode_step_tokens is 32, wanted at least 128, 4 for each of max_num_seqs=32 streams:"
+        "max_num_batched_tokens_while_decoding is 32, wanted at least 128, 4 for each of"
+        " max_num_seqs=32 streams:"
         " raise it or lower max_num_seqs"
     )
     assert limits_problem(513, Limits()) == (
-        "decode_step_tokens is 513, wanted at most max_num_batched_tokens, 512: lower it or raise"
+        "max_num_batched_tokens_while_decoding is 513, wanted at most max_num_batched_tokens,"
+        " 512: lower it or raise"
         " that"
     )
 
@@ -132,11 +134,13 @@ def test_a_budget_has_room_for_a_step_of_every_stream_and_is_not_the_larger_one(
 def test_prompts_that_may_not_be_cut_or_leave_a_step_unfilled_are_not_beside_two_budgets() -> None:
     # The former would wait for the last stream; behind the latter streams would get nothing.
     assert limits_problem(64, Limits(enable_chunked_prefill=False)) == (
-        "decode_step_tokens is 64, and enable_chunked_prefill is false: remove one of them from"
+        "max_num_batched_tokens_while_decoding is 64, and enable_chunked_prefill is false:"
+        " remove one of them from"
         " the engine"
     )
     assert limits_problem(64, Limits(long_prefill_token_threshold=256)) == (
-        "decode_step_tokens is 64, and long_prefill_token_threshold 256: remove one of them"
+        "max_num_batched_tokens_while_decoding is 64, and long_prefill_token_threshold 256:"
+        " remove one of them"
     )
 
 
@@ -146,6 +150,7 @@ def test_an_engine_whose_scheduler_would_not_keep_to_it_is_refused_before_it_sta
 
     assert scheduler_problem(64, type("Derived", (Scheduler,), {})) is None
     assert scheduler_problem(64, type("Own", (Scheduler,), {"schedule": own})) == (
-        "decode_step_tokens=64 cannot be kept with this vLLM: Own chooses steps in its own way;"
+        "max_num_batched_tokens_while_decoding=64 cannot be kept with this vLLM: Own chooses"
+        " steps in its own way;"
         " remove it from the engine, or install the vLLM that this release names"
     )

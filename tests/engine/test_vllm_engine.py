@@ -423,7 +423,7 @@ async def test_a_prompt_beside_a_stream_is_computed_in_smaller_pieces(model: Pat
         engine_settings(model, Role.MIXED),
         max_running_requests=8,
         max_batched_tokens=two_budgets.MAX_BATCHED_TOKENS,
-        decode_step_tokens=two_budgets.DECODE_STEP_TOKENS,
+        max_batched_tokens_while_decoding=two_budgets.DECODE_STEP_TOKENS,
     )
     async with running_engine(VllmEngine(settings)) as listener:
         await two_budgets.check_smaller_chunks_beside_streams(

@@ -43,7 +43,7 @@ class Feature:
     extra: Mapping[str, Json] = field(default_factory=dict)
     model: Callable[[Path], Path] = tiny_model
     max_batched_tokens: int | None = None
-    decode_step_tokens: int | None = None
+    max_batched_tokens_while_decoding: int | None = None
     dtype: str = "float32"
     """So that rounding has no say, where that is possible."""
     needs_avx512: bool = False
@@ -60,7 +60,7 @@ def _filled(value: Json, model: Path) -> Json:
 
 FEATURES = {
     "chunked prefill": Feature(max_batched_tokens=128),
-    "two step budgets": Feature(max_batched_tokens=256, decode_step_tokens=128),
+    "two step budgets": Feature(max_batched_tokens=256, max_batched_tokens_while_decoding=128),
     "fp8 kv cache": Feature({"kv_cache_dtype": "fp8"}, needs_avx512=True),
     "ngram speculation": Feature(
         {
@@ -101,7 +101,7 @@ async def test_a_handoff_gives_what_one_engine_gives(feature: Feature, tmp_path:
                 engine_settings(model, role),
                 dtype=feature.dtype,
                 max_batched_tokens=feature.max_batched_tokens,
-                decode_step_tokens=feature.decode_step_tokens,
+                max_batched_tokens_while_decoding=feature.max_batched_tokens_while_decoding,
                 max_running_requests=32,
                 extra=feature.arguments(model),
             )

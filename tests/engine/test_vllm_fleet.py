@@ -42,7 +42,9 @@ LONG_TOKENS = 1600
 STREAM_TOKENS = 150
 """Of streams that are to end by themselves."""
 
-LIMITS = CoordinatorLimits(transfer_s=20.0, stall_s=30.0, first_token_s=60.0)
+LIMITS = CoordinatorLimits(
+    transfer_deadline_s=20.0, stall_timeout_s=30.0, first_token_timeout_s=60.0
+)
 """Nothing here is to go on for want of time: what is looked for must show by itself."""
 PROBING = ProbeOptions(
     interval_s=1.0, deadline_s=10.0, first_transfer_s=30.0, transfer_every_s=3600.0

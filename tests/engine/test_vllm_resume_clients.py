@@ -72,7 +72,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 STREAMS = len(KINDS) + 1
 """One kind has two answers."""
-LIMITS = CoordinatorLimits(stall_s=30.0, first_token_s=60.0, drain_timeout_s=0.1)
+LIMITS = CoordinatorLimits(stall_timeout_s=30.0, first_token_timeout_s=60.0, drain_timeout_s=0.1)
 LINK = LinkOptions(heartbeat_interval_s=0.1, heartbeat_timeout_s=5.0)
 WAIT_S = 60.0
 

@@ -132,7 +132,11 @@ SHAPES: Mapping[str, Shape] = {
         "llama-70b", engine={"offload": {"host_memory": "64GiB"}}, split=Split(4)
     ),
     "a budget for steps that decode": Shape(
-        engine={"max_num_batched_tokens": 8192, "decode_step_tokens": 512, "max_num_seqs": 256}
+        engine={
+            "max_num_batched_tokens": 8192,
+            "max_num_batched_tokens_while_decoding": 512,
+            "max_num_seqs": 256,
+        }
     ),
     "tp 2 to 4": Shape("llama-70b", split=Split(2), decode_split=Split(4)),
     "tp 4 to 1": Shape(split=Split(4), decode_split=Split(1)),

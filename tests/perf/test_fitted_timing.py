@@ -261,7 +261,7 @@ def test_a_report_takes_over_that_steps_are_shorter_beside_decodes() -> None:
     book.observe(at.facts, at.load(), 0.0)
     timing = book.of(view(at.facts))
     assert isinstance(timing, FittedTiming)
-    small = replace(timing, max_batched_tokens=512, decode_step_tokens=None)
+    small = replace(timing, max_batched_tokens=512, max_batched_tokens_while_decoding=None)
     assert timing.prefill_s(4000, running=2) == small.prefill_s(4000, running=2)
     assert timing.prefill_s(4000) < small.prefill_s(4000)
 

@@ -43,12 +43,12 @@ def test_a_prompt_of_twice_the_length_takes_more_than_twice_as_long() -> None:
 
 
 def test_prompts_beside_decodes_come_in_pieces_of_the_smaller_budget() -> None:
-    two = replace(TIMING, decode_step_tokens=512)
+    two = replace(TIMING, max_batched_tokens_while_decoding=512)
     small = replace(TIMING, max_batched_tokens=512)
     beside = {"running": 8, "context_tokens": 8000}
     assert two.prefill_s(5000, **beside) == small.prefill_s(5000, **beside)
     assert two.prefill_s(5000) == TIMING.prefill_s(5000) < small.prefill_s(5000)
-    larger = replace(small, decode_step_tokens=8192)
+    larger = replace(small, max_batched_tokens_while_decoding=8192)
     assert larger.prefill_s(5000, **beside) == small.prefill_s(5000, **beside)
 
 

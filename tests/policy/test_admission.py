@@ -20,7 +20,7 @@ from baton.policy.admission.decision import (
     ttft_limit,
 )
 
-OPTIONS = AdmissionOptions(max_engine_queue_s=0.05, slo_safety_margin_fraction=0.1)
+OPTIONS = AdmissionOptions(max_engine_queue_delay_s=0.05, slo_safety_margin_fraction=0.1)
 CHAT = Slo(name="chat", ttft_s=1.0, tpot_s=0.05)
 PATIENCE_S = 30.0
 
@@ -204,6 +204,6 @@ def test_nobody_is_let_in_before_its_turn_or_late(
 
 def test_options_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="engine_queue_s"):
-        AdmissionOptions(max_engine_queue_s=-1.0)
+        AdmissionOptions(max_engine_queue_delay_s=-1.0)
     with pytest.raises(ValueError, match="margin_fraction"):
         AdmissionOptions(slo_safety_margin_fraction=1.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.policy.resilience.retry_budget import RetryBudget, RetryOptions
 
-OPTIONS = RetryOptions(budget_ratio=0.2, min_retries=4, window_s=10.0)
+OPTIONS = RetryOptions(ratio=0.2, min_retries=4, window_s=10.0)
 
 
 def taken(budget: RetryBudget, now_s: float, *, carries: bool) -> int:
@@ -58,9 +58,9 @@ def test_refusals_are_counted_and_cost_nothing() -> None:
 def test_another_budget_holds_at_once() -> None:
     made = budget()
     taken(made, 0.0, carries=True)
-    made.reconfigure(RetryOptions(budget_ratio=0.2, min_retries=6, window_s=10.0))
+    made.reconfigure(RetryOptions(ratio=0.2, min_retries=6, window_s=10.0))
     assert taken(made, 0.0, carries=True) == 2
-    made.reconfigure(RetryOptions(budget_ratio=0.2, min_retries=6, window_s=1.0))
+    made.reconfigure(RetryOptions(ratio=0.2, min_retries=6, window_s=1.0))
     assert taken(made, 0.0, carries=True) == 6
     made.check_integrity()
 
@@ -88,7 +88,7 @@ def test_no_window_ever_has_more_second_tries_than_it_allows(
             # What is allowed goes by slots: nine whole ones and the present one, at least.
             recent = sum(at_s > now_s - 10.0 for at_s in arrivals)
             used = sum(at_s > now_s - 9.0 for at_s in tries)
-            assert used <= OPTIONS.min_retries + OPTIONS.budget_ratio * recent + 1e-9
+            assert used <= OPTIONS.min_retries + OPTIONS.ratio * recent + 1e-9
         made.check_integrity()
 
 

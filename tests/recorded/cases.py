@@ -13,7 +13,7 @@ from baton.control.state.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
-from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.decision import AdmissionOptions, AdmissionPolicy
 from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.port import Disaggregate
 from baton.policy.scaling.catalogue import make_scaling_policy
@@ -48,7 +48,7 @@ _RULES = ServiceRules(
     tenants={
         "acme": Tenant(name="acme", max_in_flight=12, weight=2.0, classes=("fast", "default"))
     },
-    admission=AdmissionOptions(rule=AdmissionRule.PREDICTED),
+    admission=AdmissionOptions(policy=AdmissionPolicy.PREDICTED),
 )
 
 
@@ -90,14 +90,14 @@ def _waves(waves: int, *, apart_s: float) -> Trace:
 def _scaled(rule: ScalingRule = ScalingRule.SLO, *, least: int = 1, most: int = 4) -> Scenario:
     roles = (Role.PREFILL, Role.DECODE)
     options = AutoscalerOptions(
-        bounds={str(role): PoolBounds(min=least, start=1, max=most) for role in roles},
-        down=StepLimits(cooldown_s=10.0, max_step=1),
+        bounds={str(role): PoolBounds(min=least, initial=1, max=most) for role in roles},
+        scale_down=StepLimits(cooldown_s=10.0, max_step=1),
         scale_to_zero=least == 0,
     )
     return scenario(
         *(replace(pool(role, max(1, least)), cold_start_s=8.0) for role in roles),
         rules=_RULES,
-        limits=CoordinatorLimits(cold_start_wait_s=60.0),
+        limits=CoordinatorLimits(cold_start_timeout_s=60.0),
         autoscaler=lambda: Autoscaler(make_scaling_policy(rule, options), options),
         scaling_interval_s=2.0,
         coordinators=2,

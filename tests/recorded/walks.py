@@ -18,7 +18,7 @@ from baton.domain.request import FinishReason, LocalOnlyReason
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 from baton.domain.value import evolve
-from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.decision import AdmissionOptions, AdmissionPolicy
 from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.placement.port import Placer
 from baton.policy.placement.predicted import PredictedOptions, PredictedPlacer
@@ -51,7 +51,7 @@ _OTHER_RULES = (
     RULES,
     ServiceRules(),
     ServiceRules(slos=RULES.slos, tenants={"slow": Tenant(name="slow", max_in_flight=1)}),
-    ServiceRules(slos=RULES.slos, admission=AdmissionOptions(rule=AdmissionRule.BOUNDED)),
+    ServiceRules(slos=RULES.slos, admission=AdmissionOptions(policy=AdmissionPolicy.BOUNDED)),
 )
 
 
@@ -238,12 +238,12 @@ PLANS: Mapping[str, Plan] = {
     "walk predicted": Plan(placer=predicted, seed=3),
     "walk probing": Plan(placer=predicted, probing=True, seed=4),
     "walk classes": Plan(
-        placer=predicted, rules=RULES, limits=replace(LIMITS, max_queued=4), seed=5
+        placer=predicted, rules=RULES, limits=replace(LIMITS, max_queued_requests=4), seed=5
     ),
     "walk everything": Plan(
         placer=predicted,
         rules=RULES,
-        limits=replace(LIMITS, max_queued=8),
+        limits=replace(LIMITS, max_queued_requests=8),
         probing=True,
         early=True,
         seed=6,

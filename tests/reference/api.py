@@ -117,7 +117,7 @@ _ARGUMENTS_HEAD = """\
 ## Arguments of vLLM's API server
 
 What stands in `models.*.api` is passed on to vLLM's API server, with underscores for dashes. These
-arguments do there what they do without baton. *Rust* says whether `server.frontend: rust` takes
+arguments do there what they do without baton. *Rust* says whether `server.api_server: rust` takes
 them.
 
 | argument | value | Rust |

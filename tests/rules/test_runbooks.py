@@ -119,7 +119,7 @@ def test_every_key_of_the_configuration_in_a_runbook_exists(name: str) -> None:
 
 
 def test_a_key_that_there_is_not_is_noticed() -> None:
-    assert {"admission.max_queue", "pools.*.replicas.max", "slo.*.window"} - keys() == {
+    assert {"admission.max_queued_requests", "pools.*.replicas.max", "slo.*.window"} - keys() == {
         "slo.*.window"
     }
 

@@ -152,7 +152,7 @@ async def test_what_one_command_fails_in_is_raised_once_all_others_are_carried_o
 
 
 async def test_a_driver_that_is_closed_wakes_up_no_more_whatever_it_is_told() -> None:
-    driver, outside = rig(CoordinatorLimits(total_s=0.02))
+    driver, outside = rig(CoordinatorLimits(total_timeout_s=0.02))
     driver.on_event(ReplicaJoined(facts=replica_facts("m0")))
     driver.on_request(request("r"))
     driver.close()
@@ -190,7 +190,7 @@ async def test_a_leg_that_never_left_is_not_looked_for_in_reports() -> None:
 
 
 async def test_a_deadline_fires_without_any_other_event() -> None:
-    driver, outside = rig(CoordinatorLimits(queue_wait_s=0.01))
+    driver, outside = rig(CoordinatorLimits(queue_timeout_s=0.01))
     driver.on_request(request("r"))
     await asyncio.wait_for(outside.ended.wait(), SOON_S)
     assert isinstance(outside.failed["r"], NoCapacity)
@@ -198,7 +198,7 @@ async def test_a_deadline_fires_without_any_other_event() -> None:
 
 
 async def test_an_earlier_deadline_overtakes_a_later_one() -> None:
-    driver, outside = rig(CoordinatorLimits(first_token_s=600.0, queue_wait_s=0.01))
+    driver, outside = rig(CoordinatorLimits(first_token_timeout_s=600.0, queue_timeout_s=0.01))
     driver.on_event(ReplicaJoined(facts=replica_facts("m0")))
     driver.on_request(request("far"))
     outside.refuse_with["m0"] = LegFailure.OVERLOADED
@@ -255,7 +255,7 @@ async def test_a_decode_replica_is_told_to_check_the_side_channel_of_a_prefill_r
 
 
 async def test_a_closed_driver_leaves_no_timer_behind() -> None:
-    driver, outside = rig(CoordinatorLimits(queue_wait_s=0.01))
+    driver, outside = rig(CoordinatorLimits(queue_timeout_s=0.01))
     driver.on_request(request("r"))
     driver.close()
     await asyncio.sleep(0.05)

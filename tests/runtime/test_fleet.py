@@ -96,7 +96,7 @@ async def test_clients_may_get_the_token_that_ends_their_prefill_before_the_bloc
 async def test_a_client_that_leaves_frees_both_engines_within_a_second(
     phase: Phase, settings: object, *, early: bool
 ) -> None:
-    limits = CoordinatorLimits(transfer_s=60.0, early_first_token=early)
+    limits = CoordinatorLimits(transfer_deadline_s=60.0, early_first_token=early)
     async with running_fleet(settings=settings, limits=limits) as fleet:  # type: ignore[arg-type]
         fleet.send_request("r", max_tokens=1000)
         await fleet.wait_until(lambda: fleet.driver.phases()["r"] is phase)
@@ -138,7 +138,7 @@ async def test_a_prefill_engine_that_dies_during_prefill_only_delays() -> None:
 async def test_a_source_that_dies_during_the_transfer_only_delays(*, early: bool) -> None:
     async with running_fleet(
         settings=replace(SLOW_PULL, transfer_setup_s=3.0),
-        limits=CoordinatorLimits(transfer_s=0.3, early_first_token=early),
+        limits=CoordinatorLimits(transfer_deadline_s=0.3, early_first_token=early),
     ) as fleet:
         request = fleet.send_request("r")
         await fleet.wait_until(lambda: fleet.driver.phases()["r"] is Phase.TRANSFER)
@@ -148,7 +148,9 @@ async def test_a_source_that_dies_during_the_transfer_only_delays(*, early: bool
 
 
 async def test_a_slow_transfer_falls_back_to_local() -> None:
-    async with running_fleet(settings=SLOW_PULL, limits=CoordinatorLimits(transfer_s=0.2)) as fleet:
+    async with running_fleet(
+        settings=SLOW_PULL, limits=CoordinatorLimits(transfer_deadline_s=0.2)
+    ) as fleet:
         request = fleet.send_request("r")
         await fleet.clients.wait_ended(1)
         assert_complete(fleet, request)
@@ -159,7 +161,7 @@ async def test_a_slow_transfer_falls_back_to_local() -> None:
 
 async def test_a_frozen_engine_is_given_up_and_its_stream_goes_on() -> None:
     async with running_fleet(
-        decode=2, settings=SLOW, limits=CoordinatorLimits(stall_s=0.3)
+        decode=2, settings=SLOW, limits=CoordinatorLimits(stall_timeout_s=0.3)
     ) as fleet:
         request = fleet.send_request("r", max_tokens=30)
         await fleet.clients.wait_until(lambda: len(fleet.clients.tokens.get("r", ())) >= 3)
@@ -185,7 +187,7 @@ async def test_a_stream_without_any_replica_waits_for_one_and_goes_on() -> None:
 
 async def test_without_any_replica_a_request_is_refused_within_its_queue_deadline() -> None:
     async with running_fleet(
-        prefill=0, decode=0, limits=CoordinatorLimits(queue_wait_s=0.05)
+        prefill=0, decode=0, limits=CoordinatorLimits(queue_timeout_s=0.05)
     ) as fleet:
         fleet.send_request("r")
         await fleet.clients.wait_ended(1, timeout_s=2.0)

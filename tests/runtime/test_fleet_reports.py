@@ -65,7 +65,7 @@ async def test_a_decode_replica_can_tell_a_live_side_channel_from_a_dead_one() -
 
 async def test_a_leg_that_waits_to_pull_does_not_pass_for_a_failed_transfer() -> None:
     settings = replace(ENGINE, transfer_setup_s=0.3, max_pulls=1)
-    limits = CoordinatorLimits(transfer_s=1.0)  # the last one waits for longer than that
+    limits = CoordinatorLimits(transfer_deadline_s=1.0)  # the last one waits for longer than that
     async with running_fleet(settings=settings, limits=limits) as fleet:
         for n in range(5):
             fleet.send_request(f"r{n}", prompt_tokens=20 + n)

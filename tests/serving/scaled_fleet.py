@@ -27,7 +27,9 @@ def plan(
     configured: bool = True,
     **initial_replicas: int,
 ) -> ScalingPlan:
-    bounds = {name: PoolBounds(min=0, start=initial_replicas.get(name, 2), max=8) for name in ROLES}
+    bounds = {
+        name: PoolBounds(min=0, initial=initial_replicas.get(name, 2), max=8) for name in ROLES
+    }
     options = AutoscalerOptions(interval_s=2.0, dry_run=dry_run, bounds=bounds)
     return ScalingPlan(rule=policy, options=options, roles=ROLES, is_configured=configured)
 

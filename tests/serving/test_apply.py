@@ -40,8 +40,8 @@ from tests.serving.configs import written
 
 BASE = (
     "version: 1\nmodel: {source: tiny, max_len: 4096}\n"
-    "pools:\n  p: {role: prefill, replicas: {min: 1, start: 2, max: 4}}\n"
-    "  d: {role: decode, replicas: {min: 1, start: 3, max: 6}}\n"
+    "pools:\n  p: {role: prefill, replicas: {min: 1, initial: 2, max: 4}}\n"
+    "  d: {role: decode, replicas: {min: 1, initial: 3, max: 6}}\n"
 )
 Make = Callable[..., DeploymentConfig]
 
@@ -222,7 +222,7 @@ def test_live_changes_are_told_to_everybody_and_kept_under_the_next_number(make:
             "slo.default.ttft=1.2s",
             ["baton_time_to_first_token_seconds: +1.2 s", "baton_held_seconds: +1.2 s"],
         ),
-        ("admission.max_queue_wait=45s", ["baton_held_seconds: +45 s, -2 s"]),
+        ("admission.queue_timeout=45s", ["baton_held_seconds: +45 s, -2 s"]),
         ("slo.default.ttft=1s", ["baton_held_seconds: +1 s"]),
         ("slo.default.tpot=50ms", []),
         ("router.seed=7", []),
@@ -254,7 +254,7 @@ def test_what_takes_a_restart_is_refused_before_anybody_is_asked(make: Make) -> 
     assert fleet.current().generation == 0
 
 
-ROLLED = ("pools.d.resources.cpus=2", "pools.d.engine.max_num_seqs=9", "pools.p.replicas.start=3")
+ROLLED = ("pools.d.resources.cpus=2", "pools.d.engine.max_num_seqs=9", "pools.p.replicas.initial=3")
 BOTH = ("pools.d.engine.max_num_seqs=9", "pools.p.engine.max_num_seqs=9")
 
 
@@ -397,7 +397,7 @@ def test_live_changes_replace_no_replica(make: Make) -> None:
 def test_one_refusal_and_nothing_has_changed_anywhere(make: Make) -> None:
     fleet = Fleet(make(), refuses="ingress: cannot use 'own:choose'")
     with pytest.raises(ApplyRejected, match="cannot use 'own:choose'"):
-        fleet.apply(make("slo.default.ttft=1s", "pools.d.replicas.start=4"))
+        fleet.apply(make("slo.default.ttft=1s", "pools.d.replicas.initial=4"))
     assert (fleet.told, fleet.resized, fleet.current().generation) == ([], [], 0)
 
 
@@ -410,12 +410,12 @@ def test_of_two_who_apply_at_the_same_time_one_is_refused(make: Make) -> None:
 
 def test_a_dry_run_asks_everybody_and_changes_nothing(make: Make) -> None:
     fleet = Fleet(make())
-    new = make("slo.default.ttft=1s", "pools.d.replicas.start=5")
+    new = make("slo.default.ttft=1s", "pools.d.replicas.initial=5")
     applied = fleet.apply(new, dry_run=True)
     assert applied.dry_run
     assert applied.resized == {"d": (3, 5)}
     assert [str(change) for change in applied.changes] == [
-        "pools.d.replicas.start: 3 -> 5",
+        "pools.d.replicas.initial: 3 -> 5",
         "slo.default.ttft: null -> 1s",
     ]
     assert (fleet.told, fleet.resized, fleet.current().generation) == ([], [], 0)
@@ -432,7 +432,7 @@ def test_what_does_not_work_out_is_taken_back_with_the_sizes(
 ) -> None:
     fleet = Fleet(make(), **trouble)  # type: ignore[arg-type]
     with pytest.raises(ApplyRejected, match="taken back, generation 2 is as before"):
-        fleet.apply(make("slo.default.ttft=1s", "pools.d.replicas.start=5"))
+        fleet.apply(make("slo.default.ttft=1s", "pools.d.replicas.initial=5"))
     assert fleet.current() == LiveConfig(generation=2, config=make())
     assert fleet.told[-1] == fleet.current()
     assert fleet.pools == {"p": 2, "d": 3}
@@ -453,13 +453,16 @@ def test_who_ailed_before_is_no_reason_to_go_back(make: Make) -> None:
     [
         ([], {}),
         (["slo.default.ttft=1s"], {}),
-        (["pools.d.replicas.start=5"], {"d": 5}),
+        (["pools.d.replicas.initial=5"], {"d": 5}),
         (["pools.d.replicas.max=9"], {}),
-        (["pools.d.replicas={min: 4, start: 4}"], {"d": 4}),
-        (["pools.d.replicas={min: 1, start: 3, max: 3}"], {"d": 3}),
-        (["pools.d.replicas={min: 4, start: 5, max: 6}", "autoscaler={policy: static}"], {"d": 5}),
-        (["pools.d.replicas.start=5", "autoscaler={}"], {}),
-        (["pools.d.replicas.start=5", "autoscaler={dry_run: true}"], {"d": 5}),
+        (["pools.d.replicas={min: 4, initial: 4}"], {"d": 4}),
+        (["pools.d.replicas={min: 1, initial: 3, max: 3}"], {"d": 3}),
+        (
+            ["pools.d.replicas={min: 4, initial: 5, max: 6}", "autoscaler={policy: static}"],
+            {"d": 5},
+        ),
+        (["pools.d.replicas.initial=5", "autoscaler={}"], {}),
+        (["pools.d.replicas.initial=5", "autoscaler={dry_run: true}"], {"d": 5}),
     ],
 )
 def test_sizes_follow_the_configuration_where_nothing_else_decides(

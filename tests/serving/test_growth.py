@@ -51,7 +51,7 @@ def test_a_node_that_is_there_counts_whatever_the_autoscaler_starts() -> None:
 
 def test_more_replicas_than_all_nodes_together_have_room_for_are_refused() -> None:
     growth = AutoscalingCapacity(nodes=(SMALL, SMALL), node_types=(SMALL,))
-    wanted = two_cpus("pools.decode.replicas.start=4")
+    wanted = two_cpus("pools.decode.replicas.initial=4")
     (line,) = infeasible_findings(wanted, growth)
     assert "ask for 12 CPUs to start with, the cluster has 8 with all the nodes" in line
     # Of a type that has no bound, or one that more of are there than may be started, more come.

@@ -129,7 +129,11 @@ async def post(http: httpx.AsyncClient, number: int, slo_class: str) -> int:
 
 
 async def test_what_the_gate_refuses_is_in_the_counts_with_what_waited_in_vain() -> None:
-    sets = ("admission.max_queue=3", "admission.max_queue_wait=50ms", "slo.classes.batch.ttft=9s")
+    sets = (
+        "admission.max_queued_requests=3",
+        "admission.queue_timeout=50ms",
+        "slo.classes.batch.ttft=9s",
+    )
     async with an_ingress(*sets) as body:
         transport = httpx.ASGITransport(app=gate(body))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:

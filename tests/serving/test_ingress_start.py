@@ -23,7 +23,7 @@ async def test_imports_are_over_before_replicas_wait_for_beats(
     frontend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They keep the loop waiting for seconds, and a replica leaves an ingress that is silent."""
-    sets = [f"server.frontend={frontend}", "observability.metrics.enabled=false"]
+    sets = [f"server.api_server={frontend}", "observability.metrics.enabled=false"]
     config = simulated(*sets)
     body = ModelIngress(config, app="app", coordinator_id="c", link=LinkOptions())
     done: list[str] = []
@@ -64,8 +64,8 @@ def a_body(*sets: str) -> ModelIngress:
 
 
 TO_ZERO = (
-    "pools.prefill.replicas={min: 0, start: 1}",
-    "pools.decode.replicas={min: 0, start: 1}",
+    "pools.prefill.replicas={min: 0, initial: 1}",
+    "pools.decode.replicas={min: 0, initial: 1}",
     "autoscaler.scale_to_zero=true",
 )
 

@@ -60,7 +60,7 @@ async def test_what_its_one_loop_waited_for_makes_an_ingress_busy(
 ) -> None:
     monkeypatch.setattr(ray_context, "replica_name", lambda: "ingress-1")
     monkeypatch.setattr(ingress, "waited_s", lambda _thread_id: LONG_S)
-    config = load_config([SIM], env={}, sets=[f"server.frontend={frontend}"]).config
+    config = load_config([SIM], env={}, sets=[f"server.api_server={frontend}"]).config
     started = cast("Any", SimpleNamespace(_require_models=lambda: None, _config=config))
     name, needed_s, _, cores = await Ingress.resource_usage(started)
     assert name == "ingress-1"

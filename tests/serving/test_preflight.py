@@ -101,7 +101,7 @@ def test_hub_ids_are_not_taken_for_paths(tmp_path: Path, source: str) -> None:
 
 
 def test_too_little_memory_names_each_share(tmp_path: Path) -> None:
-    two_prefill = config(tmp_path, "pools.prefill.replicas.start=2")
+    two_prefill = config(tmp_path, "pools.prefill.replicas.initial=2")
     (line,) = memory_findings(two_prefill, 2 * GIB)
     assert "2 x prefill" in line
     assert "1 x decode" in line

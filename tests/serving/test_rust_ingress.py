@@ -52,7 +52,7 @@ tenants: {{acme: {{keys_file: {keys}}}, default: {{anonymous: true}}}}
 slo:
   default: {{ttft: 1s}}
   classes: {{gold: {{ttft: 500ms}}, rush: {{ttft: 1s, priority: 5}}}}
-server: {{frontend: rust, front: {front}, port: {port}}}
+server: {{api_server: rust, listener: {front}, port: {port}}}
 """
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 
@@ -124,7 +124,7 @@ def config(tmp_path: Path, model: Path) -> DeploymentConfig:
 
 
 def configured(
-    tmp_path: Path, model: Path, *, front: str = "serve", port: int = 8000
+    tmp_path: Path, model: Path, *, front: str = "ray-serve", port: int = 8000
 ) -> DeploymentConfig:
     path = tmp_path / "baton.yaml"
     keys = tmp_path / "keys"
@@ -256,7 +256,7 @@ async def test_it_drains(running: Running) -> None:
 async def test_where_its_gate_is_the_front_clients_come_to_the_public_port(
     tmp_path: Path, model: Path
 ) -> None:
-    config = configured(tmp_path, model, front="gate", port=free_port())
+    config = configured(tmp_path, model, front="ingress", port=free_port())
     async with an_ingress(config, tmp_path / "keys", deployment="session_1/baton") as made:
         assert (await made.chat()).status_code == 200, "from the first connection on"
         async with an_ingress(config, tmp_path / "keys", deployment="session_1/baton") as other:
@@ -269,7 +269,7 @@ async def test_an_ingress_does_not_open_at_a_public_port_that_is_somebody_elses(
     tmp_path: Path, model: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = configured(tmp_path, model, front="gate", port=taken.getsockname()[1])
+        config = configured(tmp_path, model, front="ingress", port=taken.getsockname()[1])
         with pytest.raises(EngineStartFailed, match=f":{config.server.port}: the port is in use"):
             async with an_ingress(config, tmp_path / "keys", deployment="session_1/baton"):
                 pytest.fail("it opened")

@@ -12,7 +12,10 @@ from baton.serving.controller.cold_start_notices import ColdStartNotifier, ColdS
 from baton.serving.scaling.plan import ScalingPlan
 from baton.serving.scaling.ports import TickInputs
 
-BOUNDS = {"prefill": PoolBounds(min=0, start=1, max=2), "decode": PoolBounds(min=0, start=1, max=2)}
+BOUNDS = {
+    "prefill": PoolBounds(min=0, initial=1, max=2),
+    "decode": PoolBounds(min=0, initial=1, max=2),
+}
 ZERO = AutoscalerOptions(scale_to_zero=True, bounds=BOUNDS)
 
 

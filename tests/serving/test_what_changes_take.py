@@ -82,7 +82,7 @@ def test_every_key_that_can_have_another_value_is_tried() -> None:
 
 def replaced(change: KeyChange) -> set[str] | None:
     """The deployments that are built anew; None: the change is refused while anything runs."""
-    pools = {name: pool.replicas.start for name, pool in change.old.pools.items()}
+    pools = {name: pool.replicas.initial for name, pool in change.old.pools.items()}
     try:
         return set(Fleet(change.old, pools=pools).apply(change.new).replaced)
     except ApplyRejected:
@@ -138,7 +138,7 @@ async def an_ingress(config: DeploymentConfig) -> AsyncIterator[MultiModelIngres
         return ModelIngress(part, app="app", coordinator_id=f"c/{model}", link=LinkOptions())
 
     bodies = MultiModelIngress(config, make)
-    rust = config.server.frontend is ApiServerKind.RUST
+    rust = config.server.api_server is ApiServerKind.RUST
     for body in bodies.model_ingresses:
         await body.telemetry.start("127.0.0.1")
         await body._auth.start()

@@ -34,14 +34,14 @@ def run(
 ) -> SimulationResult:
     """Requests so far apart that every time the whole fleet has gone."""
     options = AutoscalerOptions(
-        bounds={str(role): PoolBounds(min=0, start=1, max=2) for role in roles},
-        down=StepLimits(cooldown_s=10.0, max_step=1),
+        bounds={str(role): PoolBounds(min=0, initial=1, max=2) for role in roles},
+        scale_down=StepLimits(cooldown_s=10.0, max_step=1),
         scale_to_zero=True,
     )
     scene = scenario(
         *(replace(pool(role, 1), cold_start_s=cold_start_s) for role in roles),
         rules=rules,
-        limits=CoordinatorLimits(cold_start_wait_s=most_s),
+        limits=CoordinatorLimits(cold_start_timeout_s=most_s),
         autoscaler=lambda: Autoscaler(make_scaling_policy(ScalingRule.SLO, options), options),
         scaling_interval_s=2.0,
         coordinators=coordinators,

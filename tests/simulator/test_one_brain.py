@@ -42,23 +42,23 @@ from tests.simulator.scenes import ENGINE as COUNTED
 from tests.simulator.scenes import trace
 
 HASTY = CoordinatorLimits(
-    max_queued=5,
-    queue_wait_s=0.2,
-    resume_wait_s=0.6,
-    first_token_s=0.25,
-    transfer_s=0.02,
-    stall_s=0.15,
-    total_s=1.5,
+    max_queued_requests=5,
+    queue_timeout_s=0.2,
+    resume_timeout_s=0.6,
+    first_token_timeout_s=0.25,
+    transfer_deadline_s=0.02,
+    stall_timeout_s=0.15,
+    total_timeout_s=1.5,
     retry_s=0.03,
     recovery=RecoveryOptions(
         heartbeat_timeout_s=0.6,
-        breaker=BreakerOptions(failure_threshold=2, open_duration_s=0.1),
-        retries=RetryOptions(budget_ratio=0.3, min_retries=4),
-        hedge=HedgeOptions(latency_multiple=1.5, min_delay_s=0.05),
+        circuit_breaker=BreakerOptions(failure_threshold=2, open_duration_s=0.1),
+        retry_budget=RetryOptions(ratio=0.3, min_retries=4),
+        hedging=HedgeOptions(latency_multiple=1.5, min_delay_s=0.05),
     ),
 )
 """So that every deadline passes now and then."""
-CALM = replace(HASTY, first_token_s=3.0, stall_s=3.0, total_s=4.0)
+CALM = replace(HASTY, first_token_timeout_s=3.0, stall_timeout_s=3.0, total_timeout_s=4.0)
 """So that silence is noticed before streams stall."""
 BEGIN_S = 0.5
 Said = tuple[float, str, object]

@@ -19,17 +19,20 @@ from baton.simulator.engine.settings import SettingInvalid
         ({"max_len_tokens": 1}, "at least 2"),
         ({"kv_blocks": 255}, "room for one request of max_len_tokens=4096"),
         ({"max_batched_tokens": 255}, "at least max_running_requests=256"),
-        ({"decode_step_tokens": 255}, "from max_running_requests=256 to max_batched_tokens=2048"),
+        (
+            {"max_batched_tokens_while_decoding": 255},
+            "from max_running_requests=256 to max_batched_tokens=2048",
+        ),
         ({"vocab_size": 3}, "more than 3"),
         ({"eos_probability": 1.1}, "from 0 to 1"),
         ({"side_channel_port": 65_536}, "from 0 to 65535"),
         ({"host_blocks": -1}, "at least 0"),
         ({"host_bytes_per_s": 0.0}, "more than 0"),
         ({"prefill_step_s": -1.0}, "at least 0"),
-        ({"prefill_token_token_s": -1.0}, "at least 0"),
+        ({"prefill_quadratic_s": -1.0}, "at least 0"),
         ({"decode_kv_s": -0.1}, "at least 0"),
-        ({"decode_kv_relief_s": -0.1}, "at least 0"),
-        ({"decode_kv_relief_s": 0.1}, "at most decode_kv_s"),
+        ({"decode_kv_quadratic_s": -0.1}, "at least 0"),
+        ({"decode_kv_quadratic_s": 0.1}, "at most decode_kv_s"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named_with_what_is_wanted(
@@ -68,11 +71,11 @@ def test_a_published_polynomial_can_be_set() -> None:
     settings = SimSettings(
         prefill_step_s=0.016_501_42,
         prefill_tokens_per_s=1e3 / 1.518344e-2,
-        prefill_token_token_s=4.209989e-10,
+        prefill_quadratic_s=4.209989e-10,
         decode_step_s=0.00574,
         decode_request_s=0.0,
         decode_kv_s=0.05401,
-        decode_kv_relief_s=0.02574,
+        decode_kv_quadratic_s=0.02574,
         step_overhead_s=0.0,
     )
     prefill_s = settings.step_s(prefill_tokens=4000, decode_requests=0, kv_used_fraction=0.5)
@@ -93,5 +96,5 @@ def test_speed_divides_every_duration() -> None:
 
 
 def test_a_step_that_prefills_nothing_pays_nothing_for_prefill() -> None:
-    settings = SimSettings(prefill_step_s=1.0, prefill_token_token_s=1.0)
+    settings = SimSettings(prefill_step_s=1.0, prefill_quadratic_s=1.0)
     assert settings.step_s(prefill_tokens=0, decode_requests=1) < 0.1

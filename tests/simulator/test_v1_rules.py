@@ -111,7 +111,9 @@ class SlowEngine:
         streams = any(
             len(run.asked.prompt) < len(run.tokens) == run.computed + 1 for run in self.running
         )
-        return (streams and self.config.decode_step_tokens) or self.config.max_batched_tokens
+        return (
+            streams and self.config.max_batched_tokens_while_decoding
+        ) or self.config.max_batched_tokens
 
     def schedule(self) -> list[SlowRun]:
         budget, work = self.budget(), []
@@ -219,7 +221,7 @@ pressed = st.builds(
         max_running_requests=seats,
         max_batched_tokens=max(budget, seats),
         long_prefill_tokens=longest,
-        decode_step_tokens=fewer and max(min(fewer, budget), seats),
+        max_batched_tokens_while_decoding=fewer and max(min(fewer, budget), seats),
     ),
     blocks=st.integers(40, 90),
     seats=st.integers(1, 6),

@@ -54,7 +54,7 @@ sizes = st.builds(
         max_batched_tokens=max(budget, seats),
         scheduling=first,
         long_prefill_tokens=longest,
-        decode_step_tokens=None
+        max_batched_tokens_while_decoding=None
         if fewer is None or first is Scheduling.PREFILL_FIRST
         else max(min(fewer, budget), seats),
     ),

@@ -91,7 +91,7 @@ def test_whatever_dies_and_joins_every_request_ends_once_and_nothing_is_left(see
     made = fleet(
         replicas={Role.PREFILL: 2, Role.DECODE: 3},
         options=FleetOptions(seed=seed),
-        coordinators=[coordinator(n, resume_wait_s=20.0, queue_wait_s=20.0) for n in range(2)],
+        coordinators=[coordinator(n, resume_timeout_s=20.0, queue_wait_s=20.0) for n in range(2)],
         tokens=tokens,
     )
     rng = random.Random(seed)

@@ -63,7 +63,7 @@ WATCHED: Mapping[str, Callable[[DeploymentConfig], list[float | None]]] = {
     "baton_request_duration_seconds": lambda config: [config.admission.timeouts.total_s],
     "baton_held_seconds": lambda config: [
         *promised(config, "ttft_s"),
-        config.admission.max_queue_wait_s,
+        config.admission.queue_timeout_s,
         config.admission.timeouts.first_token_s,
         config.admission.timeouts.total_s,
     ],

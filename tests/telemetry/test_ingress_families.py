@@ -55,7 +55,7 @@ def world_of_tenants(*names: str) -> World:
         slos=SloClasses(classes={"default": Slo(ttft_s=9.0), "batch": Slo(name="batch")}),
         tenants={name: Tenant(name=name) for name in names},
     )
-    return World(replace(LIMITS, max_requests=40_000, max_queued=1), rules=rules)
+    return World(replace(LIMITS, max_requests=40_000, max_queued_requests=1), rules=rules)
 
 
 # ------------------------------------------------------------------------------- who

@@ -132,13 +132,13 @@ def test_there_is_an_edge_at_each_objective_of_each_class() -> None:
 
 def test_there_is_an_edge_at_each_timeout_that_bounds_a_histogram() -> None:
     limits = CoordinatorLimits(
-        queue_wait_s=2.1,
-        first_token_s=33.0,
-        stall_s=11.0,
-        resume_wait_s=66.0,
-        transfer_s=2.2,
+        queue_timeout_s=2.1,
+        first_token_timeout_s=33.0,
+        stall_timeout_s=11.0,
+        resume_timeout_s=66.0,
+        transfer_deadline_s=2.2,
         lease_s=34.0,
-        total_s=777.0,
+        total_timeout_s=777.0,
     )
     at = Measured(limits=limits)
     at.metrics.record(GOOD)
@@ -183,9 +183,9 @@ def test_other_objectives_begin_new_series_and_leave_the_old_ones_as_they_are() 
 def test_another_timeout_begins_new_series_of_what_it_bounds() -> None:
     at = Measured()
     at.metrics.record(GOOD)
-    changed = at.metrics.set_edges([CHAT], replace(LIMITS, stall_s=7.5))
+    changed = at.metrics.set_edges([CHAT], replace(LIMITS, stall_timeout_s=7.5))
     assert [edges.metric for edges in changed] == [TPOT, MAX_ITL, ITL]
-    assert at.metrics.set_edges([CHAT], replace(LIMITS, stall_s=7.5)) == ()
+    assert at.metrics.set_edges([CHAT], replace(LIMITS, stall_timeout_s=7.5)) == ()
 
 
 def test_an_old_generation_that_is_applied_again_goes_on_counting_where_it_was() -> None:

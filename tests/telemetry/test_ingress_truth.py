@@ -69,13 +69,13 @@ TENANTS = {
 RULES = ServiceRules(slos=SloClasses(classes=CLASSES), tenants=TENANTS)
 LIMITS = CoordinatorLimits(
     max_requests=120,
-    max_queued=30,
+    max_queued_requests=30,
     max_prompt_tokens=580,
-    queue_wait_s=0.3,
-    first_token_s=2.0,
-    transfer_s=0.05,
-    stall_s=0.4,
-    total_s=2.5,
+    queue_timeout_s=0.3,
+    first_token_timeout_s=2.0,
+    transfer_deadline_s=0.05,
+    stall_timeout_s=0.4,
+    total_timeout_s=2.5,
     retry_s=0.03,
     max_failures=2,
 )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from baton.cli.backend import Backend
-from baton.cli.output import OutputFormat
+from baton.cli.output import OutputFormat, print_warnings
 from baton.serving.versions import FLAG, KEY
+
+if TYPE_CHECKING:
+    from baton.config import LoadedConfig
 
 ConfigFiles = Annotated[
     list[Path],
@@ -86,6 +90,21 @@ def parse_interval(text: str) -> float:
             f"got {text!r}, wanted at least {_MIN_INTERVAL_S:g} s", param_hint="--interval"
         )
     return interval_s
+
+
+def load_files(
+    context: typer.Context, files: Sequence[Path], sets: Sequence[str] | None
+) -> LoadedConfig:
+    """The configuration of some files; its warnings are printed.
+
+    Raises:
+        ConfigInvalid: with one line for each thing that is wrong.
+    """
+    from baton.config import load_config  # here: keeps --help fast
+
+    loaded_config = load_config(files, env=backend_of(context).environ, sets=sets or ())
+    print_warnings(loaded_config.warnings)
+    return loaded_config
 
 
 def config_overrides(sets: list[str] | None, *, allow_untested: bool) -> list[str]:

@@ -9,7 +9,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum, StrEnum
 
@@ -102,6 +102,12 @@ def _is_reader_gone() -> bool:
         with suppress(io.UnsupportedOperation):  # no file of the system's
             poll.register(stream.fileno(), 0)
     return bool(poll.poll(0))
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """A line on stderr for each."""
+    for line in warnings:
+        typer.echo(styled("warning: ", TextStyle.WARNING, err=True) + line, err=True)
 
 
 def print_error(line: str) -> None:

@@ -71,7 +71,9 @@ def _apply_pool_defaults(pool: Section, models: Section | None) -> Section:
         pool = Section({**pool.entries, "engine": engine}, pool.origin)
     replicas = _section(pool, "replicas")
     if replicas is not None:
-        replicas = _default_from_key(_default_from_key(replicas, "start", "min"), "max", "start")
+        replicas = _default_from_key(
+            _default_from_key(replicas, "initial", "min"), "max", "initial"
+        )
         pool = _set_key(pool, "replicas", replicas)
     return _default_sim(pool)
 

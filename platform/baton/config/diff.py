@@ -74,8 +74,8 @@ _INGRESSES = (ProcessKind.INGRESS,)
 _DATA_PATH = (ProcessKind.REPLICA, ProcessKind.INGRESS)
 _ALL = (ProcessKind.REPLICA, ProcessKind.INGRESS, ProcessKind.CONTROLLER)
 _WITH_RUST_API_SERVER = _Condition(
-    description="with `server.frontend: rust`",
-    applies=lambda config: config.server.frontend is ApiServerKind.RUST,
+    description="with `server.api_server: rust`",
+    applies=lambda config: config.server.api_server is ApiServerKind.RUST,
 )
 
 _KEY_RULES: tuple[_KeyRule, ...] = (
@@ -92,6 +92,7 @@ _KEY_RULES: tuple[_KeyRule, ...] = (
     # The gate before vLLM's Rust frontend and that program are started with it.
     _KeyRule("admission.max_body", Reload.ROLLING, _INGRESSES, _WITH_RUST_API_SERVER),
     _KeyRule("admission.**", Reload.LIVE),
+    _KeyRule("recovery.**", Reload.LIVE),
     _KeyRule("pools.*.replicas.*", Reload.POOL_SIZE),
     # Only what usage is reckoned with.
     _KeyRule("pools.*.resources.price_per_hour", Reload.LIVE),

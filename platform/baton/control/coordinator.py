@@ -189,8 +189,8 @@ class Coordinator:
             why = f"{in_flight} requests are in flight"
             return self._pending.queue_full_error("-", why, at_s)
         # More than could ever wait may come when nobody does: an idle fleet takes in most at once.
-        queueable = min(requests, self._limits.max_queued)
-        excess = len(pending) + queueable - self._limits.max_queued
+        queueable = min(requests, self._limits.max_queued_requests)
+        excess = len(pending) + queueable - self._limits.max_queued_requests
         if (
             excess > 0
             and pending.admission.evictable_count(self._rules.highest_priority(tenant)) < excess
@@ -376,7 +376,7 @@ class Coordinator:
             allow_early_token=allow_early_token,
         )
         state.accepted_at_s = now_s
-        state.total_deadline_at_s = now_s + self._limits.total_s
+        state.total_deadline_at_s = now_s + self._limits.total_timeout_s
         requests[request.request_id] = state
         self._lifecycle.shared_prompts.on_arrived(request)
         if isinstance(slo, ClassNotAllowed):

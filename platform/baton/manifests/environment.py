@@ -30,7 +30,7 @@ _HEAD_RECONNECT_TIMEOUT_S: Final = 600
 
 def uses_ingress_listener(config: DeploymentConfig) -> bool:
     """Whether ingresses listen where clients come, and nothing of Ray Serve's."""
-    return config.server.front is ListenerKind.INGRESS
+    return config.server.listener is ListenerKind.INGRESS
 
 
 def serve_address(config: DeploymentConfig) -> tuple[str, int]:

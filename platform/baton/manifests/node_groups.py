@@ -115,7 +115,7 @@ def pool_group(config: DeploymentConfig, name: str, settings: ManifestSettings) 
     accelerator = resources.accelerator
     return NodeGroup(
         name=name,
-        start=counts.start,
+        start=counts.initial,
         min=counts.min,
         max=counts.max,
         cpus=max(1, math.ceil(resources.cpus / nodes)),

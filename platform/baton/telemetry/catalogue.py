@@ -100,7 +100,7 @@ class TokenKind(StrEnum):
 class Deadline(StrEnum):
     """A timeout that bounds what a histogram observes, by its key in the configuration."""
 
-    QUEUE_WAIT = "admission.max_queue_wait"
+    QUEUE_WAIT = "admission.queue_timeout"
     FIRST_TOKEN = "admission.timeouts.first_token"  # noqa: S105 - a key of the configuration
     STALL = "admission.timeouts.stall"
     RESUME = "admission.timeouts.resume"

@@ -99,11 +99,11 @@ def _objective_s(objective: Objective, slo: Slo) -> float | None:
 
 def _deadlines_s(limits: CoordinatorLimits) -> Mapping[Deadline, float]:
     return {
-        Deadline.QUEUE_WAIT: limits.queue_wait_s,
-        Deadline.FIRST_TOKEN: limits.first_token_s,
-        Deadline.STALL: limits.stall_s,
-        Deadline.RESUME: limits.resume_wait_s,
-        Deadline.TOTAL: limits.total_s,
-        Deadline.TRANSFER: limits.transfer_s,
+        Deadline.QUEUE_WAIT: limits.queue_timeout_s,
+        Deadline.FIRST_TOKEN: limits.first_token_timeout_s,
+        Deadline.STALL: limits.stall_timeout_s,
+        Deadline.RESUME: limits.resume_timeout_s,
+        Deadline.TOTAL: limits.total_timeout_s,
+        Deadline.TRANSFER: limits.transfer_deadline_s,
         Deadline.LEASE: limits.lease_s,
     }

@@ -20,7 +20,7 @@ from baton.domain.cache import CacheChange, CacheChangeKind, pack_hashes
 from baton.domain.commands import RequestRecord
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
-from baton.policy.admission.decision import AdmissionRule
+from baton.policy.admission.decision import AdmissionPolicy
 from baton.policy.prefix_cache.block_hash import chain_hashes
 from baton.policy.prefix_cache.index import IndexOptions, PrefixIndex
 from baton.runtime.process.gc_tuning import freeze_startup_heap
@@ -206,7 +206,7 @@ def twice_the_capacity(_folder: Path) -> Outcome:
         0, _slo_overload.CONVERSATION, _slo_overload.RATES_PER_S, (3, 2)
     )
     trace = _slo_overload.generate_load(2 * rate_per_s, 0)
-    records = _slo_overload.run_fleet(trace, AdmissionRule.PREDICTED)
+    records = _slo_overload.run_fleet(trace, AdmissionPolicy.PREDICTED)
     admitted = [record for record in records if record.outcome not in {Phase.SHED, Phase.EVICTED}]
     goodput_fraction = _slo_overload.goodput(records) / best
     return Outcome(

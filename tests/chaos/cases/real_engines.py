@@ -194,7 +194,7 @@ async def _pair_of_engines(folder: Path) -> AsyncIterator[Ingress]:
     )  # engines that start take the link's processor away
     # As in configs/quickstart.yaml: two busy cores can make a transfer wait for seconds.
     probing = ProbeOptions(deadline_s=10.0, first_transfer_s=30.0)
-    limits = CoordinatorLimits(transfer_s=10.0, first_token_s=60.0)
+    limits = CoordinatorLimits(transfer_deadline_s=10.0, first_token_timeout_s=60.0)
     placer = PredictedPlacer(PredictedOptions(disaggregate=Disaggregate.ALWAYS))
     coordinator = Coordinator(limits=limits, placer=placer, probing=probing)
     model = await asyncio.to_thread(tiny_model, folder)

@@ -247,7 +247,7 @@ async def _overload(length: dict[str, float], rules: ServiceRules) -> Outcome:
             ),
             at_least("the same, of the first half", round(second / max(1e-9, first), 3), 0.9),
             at_most("requests in flight", queues.in_flight, _LIMITS.max_requests),
-            at_most("requests held at the coordinator", queues.queued, _LIMITS.max_queued),
+            at_most("requests held at the coordinator", queues.queued, _LIMITS.max_queued_requests),
         ),
         figures={
             **length,

@@ -154,12 +154,15 @@ def two_ingresses(folder: Path) -> Outcome:
     """Live keys, a refusal, an engine option, and back to the first of them."""
     with running_under_load(folder, "F15-two", ingresses=2) as (up, clients):
         before = pids(up)
-        live_apply = apply_settings(up, "slo.default.ttft=5s", "admission.max_queue=500")
+        live_apply = apply_settings(up, "slo.default.ttft=5s", "admission.max_queued_requests=500")
         generations_after_apply = _generations(up)
         rejected_apply = apply_settings(up, "router.policy=no_such:thing")
         generations_after_rejection = _generations(up)
         rollout = apply_settings(
-            up, "slo.default.ttft=5s", "admission.max_queue=500", "model.engine.max_num_seqs=200"
+            up,
+            "slo.default.ttft=5s",
+            "admission.max_queued_requests=500",
+            "model.engine.max_num_seqs=200",
         )
         after = pids(up)
         rollback = run_command(up, "rollback", *_BAKE)

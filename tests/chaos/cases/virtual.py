@@ -296,12 +296,12 @@ def fail_everything(run: FleetRun, *, duration_s: float = 10.0) -> Outcome:
     from_s, until_s = _SETTLED_S + start_s, _SETTLED_S + start_s + duration_s
     legs_begun = sum(from_s <= leg.started_at_s < until_s for leg in _legs(records))
     arrived = sum(from_s <= record.arrived_at_s < until_s for record in records)
-    retries = LIMITS.recovery.retries
+    retries = LIMITS.recovery.retry_budget
     floor = retries.min_retries * run.coordinators * (duration_s / retries.window_s + 1)
     arrived_after = [record for record in records if record.arrived_at_s >= until_s + 1.0]
     unserved = sum(request.outcome is not Phase.FINISHED for request in arrived_after)
     description = "legs begun meanwhile, for each request that arrived"
-    limit = 1 + retries.budget_ratio + floor / max(1, arrived)
+    limit = 1 + retries.ratio + floor / max(1, arrived)
     return Outcome(
         bounds=(
             at_most(description, round(legs_begun / max(1, arrived), 3), round(limit, 3)),

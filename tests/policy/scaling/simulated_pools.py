@@ -99,9 +99,9 @@ def options(
         interval_s=5.0,
         gpu_budget=gpu_budget,
         scale_to_zero=scale_to_zero,
-        up=StepLimits(cooldown_s=0.0, max_step=100),
-        down=StepLimits(cooldown_s=120.0, max_step=100),
-        bounds={name: PoolBounds(min=min_replicas, start=1, max=max_replicas) for name in names},
+        scale_up=StepLimits(cooldown_s=0.0, max_step=100),
+        scale_down=StepLimits(cooldown_s=120.0, max_step=100),
+        bounds={name: PoolBounds(min=min_replicas, initial=1, max=max_replicas) for name in names},
         slo=slo or SloScalingOptions(),
     )
 

@@ -20,7 +20,7 @@ ALL = [*map(str, ScalingRule), *MOVED_POLICIES.values()]
 
 
 def test_static_wants_what_is_configured_and_leaves_other_pools_alone() -> None:
-    bounds = {"prefill": PoolBounds(min=1, start=3, max=9)}
+    bounds = {"prefill": PoolBounds(min=1, initial=3, max=9)}
     observation = observe(0.0, NOTHING, prefill_pool(1), decode_pool(4, starting=1))
     desired = Static(AutoscalerOptions(bounds=bounds)).desired(observation)
     assert {name: want.replicas for name, want in desired.items()} == {"prefill": 3, "decode": 5}

@@ -25,7 +25,7 @@ def flipped(
     for_s: float = 6.0,
 ) -> tuple[Role, int, float]:
     """To which role, how many and when first, while needs stay and no GPU is left; 0: nobody."""
-    rebalance, at_s, bounds = RoleRebalancer(FULL), 0.0, PoolBounds(min=1, start=1, max=6)
+    rebalance, at_s, bounds = RoleRebalancer(FULL), 0.0, PoolBounds(min=1, initial=1, max=6)
     split = RoleNeeds(greatest=dict(foreseen or needs), present=needs)
     while True:
         roster = PoolAssignment(pools, dict.fromkeys(("prefill", "decode"), bounds))

@@ -12,7 +12,7 @@ from baton.policy.scaling.options import PoolBounds
 from baton.policy.scaling.pools.pool_assignment import PoolAssignment, plan_pools, resize
 from tests.policy.scaling.simulated_pools import decode_pool, pool, prefill_pool
 
-BOUNDS = {name: PoolBounds(min=1, start=1, max=8) for name in ("prefill", "decode", "more")}
+BOUNDS = {name: PoolBounds(min=1, initial=1, max=8) for name in ("prefill", "decode", "more")}
 
 
 def roster(prefill: int, decode: int, *, away: int = 0, back: int = 0) -> PoolAssignment:

@@ -206,7 +206,7 @@ spec:
 {{/* What Ray Serve is told to run. */}}
 {{- define "baton.serve" -}}
 {{- $config := .Values.config -}}
-{{- $gate := eq (toString $config.server.front) "gate" -}}
+{{- $gate := eq (toString $config.server.listener) "ingress" -}}
 {{- if $gate -}}
 proxy_location: HeadOnly
 http_options:

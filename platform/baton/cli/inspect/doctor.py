@@ -12,7 +12,15 @@ from typing import Annotated, Any, cast
 import typer
 
 from baton.cli.backend import Report
-from baton.cli.options import Address, JsonFlag, Output, SetOptions, backend_of, resolve_format
+from baton.cli.options import (
+    Address,
+    JsonFlag,
+    Output,
+    SetOptions,
+    backend_of,
+    load_files,
+    resolve_format,
+)
 from baton.cli.output import (
     ExitCode,
     OutputFormat,
@@ -60,9 +68,7 @@ def doctor(  # noqa: PLR0913 - each is an option
     with report_errors():
         loaded_config = None
         if config:
-            from baton.config import load_config  # here: keeps --help fast
-
-            loaded_config = load_config(config, env=backend.environ, sets=sets or ())
+            loaded_config = load_files(context, config, sets)
         elif sets:
             raise typer.BadParameter("there is nothing to set without -c", param_hint="--set")
         report = backend.commands().doctor(loaded_config, address=address, progress=ProgressLines())

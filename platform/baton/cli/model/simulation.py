@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -11,10 +12,11 @@ import baton
 from baton.bench.formatting import format_number, format_seconds
 from baton.bench.report import Curve, Evidence, FleetSample, RunResult, ScalingSummary, Study
 from baton.bench.report.summary import OBJECTIVE_SCALES, scale_objectives, tail_notes
+from baton.cli.output import print_warnings
 from baton.cli.traces import load_with_arrivals, make_workload
 from baton.config.language.bounds import Timeout
 from baton.config.language.units import Unit, format_quantity
-from baton.config.load import load_config
+from baton.config.load import LoadedConfig, load_config
 from baton.config.schema.deployment import DeploymentConfig
 from baton.config.simulation.to_scenario import SimulatedDeployment, to_scenario
 from baton.domain.errors import ConfigInvalid, OperatorError
@@ -83,6 +85,7 @@ class _Variant:
     """What is different about it; nothing for the first."""
     config: DeploymentConfig
     deployment: SimulatedDeployment
+    warnings: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -130,6 +133,7 @@ def run_study(args: SimulateArgs, *, command: str, on_progress: Progress = lambd
             "give one --scale, or leave out --slo-scale-sweep",
         )
     variants = [_make_variant(args, change) for change in ("", *args.compare)]
+    print_warnings(dict.fromkeys(chain.from_iterable(arm.warnings for arm in variants)))
     baseline = variants[0]
     objectives = _objectives(baseline.config)
     if args.scale_sweep and objectives == Objectives():
@@ -196,7 +200,8 @@ def _with_autoscalers(args: SimulateArgs) -> SimulateArgs:
 def _make_variant(args: SimulateArgs, change: str) -> _Variant:
     """The configuration with a change: `key=value` or `colocated`, several with commas."""
     changes = [path for part in change.split(",") if part for path in _override_paths(args, part)]
-    config = _load_config(args, changes)
+    loaded_config = _load_config(args, changes)
+    config = loaded_config.config
     try:
         deployment = to_scenario(
             config,
@@ -209,10 +214,12 @@ def _make_variant(args: SimulateArgs, change: str) -> _Variant:
         raise _error_for_variant(error, change) from error
     except ValueError as error:
         raise CannotSimulate(str(error), "correct --kill") from error
-    return _Variant(change=change, config=config, deployment=deployment)
+    return _Variant(
+        change=change, config=config, deployment=deployment, warnings=loaded_config.warnings
+    )
 
 
-def _load_config(args: SimulateArgs, changes: Sequence[str]) -> DeploymentConfig:
+def _load_config(args: SimulateArgs, changes: Sequence[str]) -> LoadedConfig:
     """The configuration with changes.
 
     Plain policies do not decide whether to disaggregate. Where the configuration leaves that open,
@@ -220,13 +227,13 @@ def _load_config(args: SimulateArgs, changes: Sequence[str]) -> DeploymentConfig
     """
     sets = [*args.sets, *changes]
     try:
-        return load_config(args.files, env=args.environ, sets=sets).config
+        return load_config(args.files, env=args.environ, sets=sets)
     except ConfigInvalid as error:
         undecided = [line for line in error.problems if "cannot decide about" in line]
         has_disaggregate = any(change.startswith("router.disaggregate=") for change in changes)
         if changes and undecided == list(error.problems) and not has_disaggregate:
             sets.append("router.disaggregate=always")
-            return load_config(args.files, env=args.environ, sets=sets).config
+            return load_config(args.files, env=args.environ, sets=sets)
         raise _error_for_variant(error, ",".join(changes)) from error
 
 

@@ -16,6 +16,7 @@ from baton.cli.options import (
     SetOptions,
     Timeout,
     backend_of,
+    load_files,
     resolve_format,
 )
 from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
@@ -63,10 +64,8 @@ def apply(  # noqa: PLR0913 - each is an option
     with report_errors():
         from dataclasses import replace  # here: keeps --help fast
 
-        from baton.config import load_config
-
         options = replace(options, diff=diff, dry_run=dry_run, allow_restart=allow_restart)
-        loaded_config = load_config(config, env=backend.environ, sets=sets or ())
+        loaded_config = load_files(context, config, sets)
         report = backend.commands().apply(loaded_config, options, progress=ProgressLines())
     if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
         print_report(report, OutputFormat.JSON)

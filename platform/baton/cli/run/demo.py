@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import baton
-from baton.cli.options import AllowUntested, SetOptions, backend_of, config_overrides
+from baton.cli.options import AllowUntested, SetOptions, backend_of, config_overrides, load_files
 from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
 
 _QUICKSTART = Path("configs", "quickstart.yaml")
@@ -33,12 +33,10 @@ def demo(
     """
     backend = backend_of(context)
     with report_errors():
-        from baton.config import load_config  # here: keeps --help fast
-
-        loaded_config = load_config(
+        loaded_config = load_files(
+            context,
             config or [_quickstart()],
-            env=backend.environ,
-            sets=config_overrides(sets, allow_untested=allow_untested),
+            config_overrides(sets, allow_untested=allow_untested),
         )
         report = backend.commands().demo(loaded_config, once=once, progress=ProgressLines())
     print_report(report, OutputFormat.JSON)

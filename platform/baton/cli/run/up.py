@@ -15,6 +15,7 @@ from baton.cli.options import (
     SetOptions,
     backend_of,
     config_overrides,
+    load_files,
     parse_seconds,
 )
 from baton.cli.output import OutputFormat, ProgressLines, print_report, report_errors
@@ -56,12 +57,10 @@ def up(  # noqa: PLR0913 - each is an option
     timeout_s = None if timeout is None else parse_seconds(timeout)
     backend = backend_of(context)
     with report_errors():
-        from baton.config import load_config  # here: keeps --help fast
-
-        loaded_config = load_config(
+        loaded_config = load_files(
+            context,
             config,
-            env=backend.environ,
-            sets=[
+            [
                 *config_overrides(sets, allow_untested=allow_untested),
                 *([] if ray_address is None else [f"cluster.address={json.dumps(ray_address)}"]),
                 *(["cluster.allow_open=true"] if allow_open else []),

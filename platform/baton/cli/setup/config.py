@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.options import ConfigFiles, Output, SetOptions, backend_of
+from baton.cli.options import ConfigFiles, Output, SetOptions, load_files
 from baton.cli.output import OutputFormat, print_report, report_errors
 from baton.domain.errors import ConfigInvalid
 
@@ -20,12 +20,11 @@ def validate(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Check a configuration; everything that is wrong is said at once."""
-    from baton.config import load_config  # here: keeps --help fast
-    from baton.config.checks.contradictions import contradictions
+    from baton.config.checks.contradictions import contradictions  # here: keeps --help fast
 
     with report_errors():
         try:
-            loaded_config = load_config(config, env=backend_of(context).environ, sets=sets or ())
+            loaded_config = load_files(context, config, sets)
         except ConfigInvalid as error:
             if output is OutputFormat.JSON:
                 print_report({"ok": False, "findings": error.problems}, output)
@@ -36,7 +35,7 @@ def validate(
         "files": [str(file) for file in config],
         "models": list(loaded_config.config.models),
         "pools": list(pools),
-        "replicas": sum(pool.replicas.start for pool in pools.values()),
+        "replicas": sum(pool.replicas.initial for pool in pools.values()),
         **(
             {"warnings": list(warnings)}
             if (warnings := contradictions(loaded_config.config))
@@ -60,7 +59,7 @@ def show(
 
     And what engines take for what they are not told, as comments.
     """
-    from baton.config import load_config, render  # here: keeps --help fast
+    from baton.config import render  # here: keeps --help fast
     from baton.config.derive.effective_options import (
         effective_engine_options,
         engine_option_comments,
@@ -68,7 +67,7 @@ def show(
     from baton.config.write.render import origin_lines, to_plain
 
     with report_errors():
-        loaded_config = load_config(config, env=backend_of(context).environ, sets=sets or ())
+        loaded_config = load_files(context, config, sets)
     engine_options = effective_engine_options(loaded_config.config, loaded_config.origins)
     if output is OutputFormat.JSON:
         engines = {

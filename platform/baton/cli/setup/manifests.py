@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.cli.options import ConfigFiles, JsonFlag, Output, SetOptions, backend_of, resolve_format
+from baton.cli.options import (
+    ConfigFiles,
+    JsonFlag,
+    Output,
+    SetOptions,
+    load_files,
+    resolve_format,
+)
 from baton.cli.output import OutputFormat, report_errors
 from baton.cli.setup.export_files import Force, print_written, write_files
 
@@ -49,14 +56,13 @@ def export(  # noqa: PLR0913 - each is an option
             f"got {target!r}, wanted one of {', '.join(TARGETS)}", param_hint="--target"
         )
     with report_errors():
-        from baton.config import load_config  # here: keeps --help fast
-        from baton.manifests.export import Target, manifest_files
+        from baton.manifests.export import Target, manifest_files  # here: keeps --help fast
         from baton.manifests.settings import ManifestSettings
 
         settings = ManifestSettings(
             name=name, namespace=namespace, image=image, gpus_per_node=gpus_per_node
         )
-        loaded_config = load_config(config, env=backend_of(context).environ, sets=sets or ())
+        loaded_config = load_files(context, config, sets)
         files: Mapping[str, bytes] = manifest_files(Target(target), loaded_config, settings)
         report = write_files(files, out, force=force)
     print_written(report, resolve_format(output, as_json=as_json), _NEXT_STEPS[target])

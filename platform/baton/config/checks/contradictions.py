@@ -28,17 +28,17 @@ def _scale_to_zero(config: DeploymentConfig) -> Iterator[str]:
     if not any(scales_from_zero(part) for part in split_by_model(config).values()):
         return
     admission = config.admission
-    wait_key, wait_s = "admission.max_cold_start_wait", admission.max_cold_start_wait_s
+    wait_key, wait_s = "admission.cold_start_timeout", admission.cold_start_timeout_s
     if admission.timeouts.total_s <= wait_s:
         yield (
             f"admission.timeouts.total: got {admission.timeouts.total_s:g}s, expected more than"
             f" {wait_key}, {wait_s:g}s: a request that waits for a cold start fails before it is"
             " served; raise one or lower the other"
         )
-    if wait_s < admission.max_queue_wait_s:
+    if wait_s < admission.queue_timeout_s:
         yield (
-            f"{wait_key}: got {wait_s:g}s, expected at least admission.max_queue_wait,"
-            f" {admission.max_queue_wait_s:g}s, which counts instead; raise it"
+            f"{wait_key}: got {wait_s:g}s, expected at least admission.queue_timeout,"
+            f" {admission.queue_timeout_s:g}s, which counts instead; raise it"
         )
     if wait_s < 2 * autoscaler.interval_s:
         yield (

@@ -77,7 +77,7 @@ def check_scaling(context: CheckContext) -> Iterator[Finding]:
         yield context.finding(("autoscaler", "scale_to_zero"), message)
     if autoscaler.gpu_budget is not None:
         initial_gpus = sum(
-            pool.replicas.start * devices_per_replica(pool) for pool in pools.values()
+            pool.replicas.initial * devices_per_replica(pool) for pool in pools.values()
         )
         if autoscaler.gpu_budget < initial_gpus:
             message = (

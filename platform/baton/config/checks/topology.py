@@ -94,13 +94,13 @@ _OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _ALLOWED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM makes room for. Source: vLLM 0.32, config/lora.py, `MaxLoRARanks`."""
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/")
-_API_SERVER_KEY = ("server", "frontend")
-_LISTENER_KEY = ("server", "front")
+_API_SERVER_KEY = ("server", "api_server")
+_LISTENER_KEY = ("server", "listener")
 _SETTING_KEYS: Mapping[str, Path] = {
     "block_size_tokens": ("block_size",),
     "max_running_requests": ("max_num_seqs",),
     "max_batched_tokens": ("max_num_batched_tokens",),
-    "decode_step_tokens": ("decode_step_tokens",),
+    "max_batched_tokens_while_decoding": ("max_num_batched_tokens_while_decoding",),
     **{field.attribute: ("sim", key) for key, field in fields_of(SimTimings).items()},
 }
 """Keys under `engine` of an engine's settings."""
@@ -152,8 +152,8 @@ def _check_pool_names(context: CheckContext) -> Iterator[Finding]:
 def _check_replica_counts(context: CheckContext, pool: str) -> Iterator[Finding]:
     path = ("pools", pool, "replicas")
     counts = context.get(ReplicaCounts, *path)
-    if counts is not None and not counts.min <= counts.start <= counts.max:
-        got = f"min {counts.min}, start {counts.start}, max {counts.max}"
+    if counts is not None and not counts.min <= counts.initial <= counts.max:
+        got = f"min {counts.min}, start {counts.initial}, max {counts.max}"
         yield context.finding(path, f"got {got}, wanted min <= start <= max")
 
 
@@ -189,7 +189,7 @@ def _check_pool(context: CheckContext, name: str, pool: PoolConfig) -> Iterator[
         message = f"not possible with {workers} workers: Ray places their group, remove it"
         yield context.finding((*path, "placement", "max_per_node"), message)
     yield from _check_offload(context, path, pool)
-    yield from _check_decode_step_tokens(context, path, pool.engine)
+    yield from _check_max_num_batched_tokens_while_decoding(context, path, pool.engine)
 
 
 def _check_shared_gpu(context: CheckContext, path: Path, pool: PoolConfig) -> Iterator[Finding]:
@@ -218,17 +218,20 @@ def _check_cpu_parallelism(
         yield context.finding((*path, "parallel", "ep"), f"got true, wanted false: {reason}")
 
 
-def _check_decode_step_tokens(
+def _check_max_num_batched_tokens_while_decoding(
     context: CheckContext, pool_path: Path, engine: EngineConfig
 ) -> Iterator[Finding]:
     """Tokens of a step that streams wait for: one for each of them, no more than of any step.
 
     Simulated engines have bounds where none are set, too: see `_check_sim`.
     """
-    tokens = engine.decode_step_tokens
+    tokens = engine.max_num_batched_tokens_while_decoding
     if tokens is None or engine.kind is EngineKind.SIM:
         return
-    path, max_tokens = (*pool_path, "engine", "decode_step_tokens"), engine.max_num_batched_tokens
+    path, max_tokens = (
+        (*pool_path, "engine", "max_num_batched_tokens_while_decoding"),
+        engine.max_num_batched_tokens,
+    )
     if max_tokens is not None and tokens > max_tokens:
         yield context.finding(
             path, f"got {tokens}, wanted at most max_num_batched_tokens, {max_tokens}"
@@ -304,8 +307,8 @@ def _check_decode_pools(context: CheckContext) -> Iterator[Finding]:
             got = "only prefill pools" if model_pools else "no pool"
             message = f"{got}, wanted a pool of role 'decode' or 'mixed' (with or without prefill)"
             yield context.finding(("models", model), message)
-        elif not any(model_pools[name].replicas.start for name in decode_pools):
-            path = ("pools", decode_pools[0], "replicas", "start")
+        elif not any(model_pools[name].replicas.initial for name in decode_pools):
+            path = ("pools", decode_pools[0], "replicas", "initial")
             yield context.finding(path, f"got 0, wanted at least 1: nothing else decodes {model!r}")
 
 
@@ -512,10 +515,14 @@ def _check_frontend(context: CheckContext) -> Iterator[Finding]:
     server = context.get(ServerConfig, "server")
     if server is None:
         return
-    if server.frontend is not ApiServerKind.RUST:
-        if server.front is ListenerKind.INGRESS:
-            message = "there is a gate before the Rust frontend only; wanted server.frontend 'rust'"
-            yield context.finding(_LISTENER_KEY, f"got 'gate', {message}, or server.front 'serve'")
+    if server.api_server is not ApiServerKind.RUST:
+        if server.listener is ListenerKind.INGRESS:
+            message = (
+                "there is a gate before the Rust frontend only; wanted server.api_server 'rust'"
+            )
+            yield context.finding(
+                _LISTENER_KEY, f"got 'ingress', {message}, or server.listener 'ray-serve'"
+            )
         return
     if len(context.model_names) > 1:
         # Which model a request is for is in its body, which nobody reads before it.
@@ -526,13 +533,13 @@ def _check_frontend(context: CheckContext) -> Iterator[Finding]:
         if model.runtime_adapters.max:
             message = "the Rust frontend takes no adapters while it serves, wanted 0"
             adapters_path = ("models", name, "runtime_adapters", "max")
-            yield context.finding(adapters_path, f"{message}; or use server.frontend 'python'")
+            yield context.finding(adapters_path, f"{message}; or use server.api_server 'python'")
     for key, message in _unsupported_by_rust(context, server).items():
         path = tuple(key.split("."))
-        yield context.finding(path, f"{message}; or use server.frontend 'python'")
+        yield context.finding(path, f"{message}; or use server.api_server 'python'")
     tracing = context.get(TracingConfig, "observability", "tracing")
     if tracing is not None and tracing.otlp is not None:
-        message = "traces do not come through the Rust frontend; or use server.frontend 'python'"
+        message = "traces do not come through the Rust frontend; or use server.api_server 'python'"
         yield context.finding(("observability", "tracing", "otlp"), message)
 
 

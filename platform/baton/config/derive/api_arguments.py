@@ -191,7 +191,7 @@ CONFIG_KEYS: Mapping[str, str] = {
     "log_config_file": "observability.logs",
     "log_level": "observability.logs.level",
     "logging_config": "observability.logs",
-    "max_num_queued_reqs": "admission.max_queue",
+    "max_num_queued_reqs": "admission.max_queued_requests",
     "otlp_traces_endpoint": "observability.tracing.otlp",
 }
 """All arguments of API servers that have one."""

@@ -46,21 +46,21 @@ _USABLE_FRACTION = 0.9
 def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
     """The bounds of every coordinator."""
     admission, timeouts = config.admission, config.admission.timeouts
-    cold_start_wait_s = admission.max_cold_start_wait_s
+    cold_start_wait_s = admission.cold_start_timeout_s
     return CoordinatorLimits(
-        max_queued=admission.max_queue,
+        max_queued_requests=admission.max_queued_requests,
         max_prompt_tokens=admission.max_prompt_tokens,
-        queue_wait_s=admission.max_queue_wait_s,
-        cold_start_wait_s=cold_start_wait_s if scales_from_zero(config) else None,
-        resume_wait_s=timeouts.resume_s,
-        first_token_s=timeouts.first_token_s,
-        transfer_s=config.transfer.deadline_s,
+        queue_timeout_s=admission.queue_timeout_s,
+        cold_start_timeout_s=cold_start_wait_s if scales_from_zero(config) else None,
+        resume_timeout_s=timeouts.resume_s,
+        first_token_timeout_s=timeouts.first_token_s,
+        transfer_deadline_s=config.transfer.deadline_s,
         early_first_token=config.transfer.early_first_token,
-        stall_s=timeouts.stall_s,
-        total_s=timeouts.total_s,
+        stall_timeout_s=timeouts.stall_s,
+        total_timeout_s=timeouts.total_s,
         drain_timeout_s=timeouts.drain_s,
         lease_s=config.transfer.lease_s,
-        recovery=recovery_options(admission.recovery),
+        recovery=recovery_options(config.recovery),
     )
 
 
@@ -79,12 +79,13 @@ def scales_from_zero(config: DeploymentConfig) -> bool:
 def recovery_options(recovery: RecoveryConfig) -> RecoveryOptions:
     """What every coordinator does about replicas that fail."""
     return RecoveryOptions(
-        heartbeat_timeout_s=recovery.silence_s,
-        breaker=BreakerOptions(
-            failure_threshold=recovery.failures, open_duration_s=recovery.pause_s
+        heartbeat_timeout_s=recovery.heartbeat_timeout_s,
+        circuit_breaker=BreakerOptions(
+            failure_threshold=recovery.circuit_breaker.failure_threshold,
+            open_duration_s=recovery.circuit_breaker.open_duration_s,
         ),
-        retries=RetryOptions(budget_ratio=recovery.retries),
-        hedge=HedgeOptions(latency_multiple=recovery.hedge),
+        retry_budget=RetryOptions(ratio=recovery.retry_budget.ratio),
+        hedging=HedgeOptions(latency_multiple=recovery.hedging.latency_multiple),
     )
 
 
@@ -95,8 +96,8 @@ def predicted_options(config: DeploymentConfig) -> PredictedOptions:
         disaggregate=config.router.disaggregate,
         ttft_slo_s=objectives.ttft_s,
         tpot_slo_s=objectives.tpot_s,
-        decode_on_prefill_fraction=config.router.deflect.streams,
-        prefill_on_decode_fraction=config.router.deflect.prompts,
+        decode_on_prefill_fraction=config.router.overflow.decode_on_prefill,
+        prefill_on_decode_fraction=config.router.overflow.prefill_on_decode,
     )
 
 
@@ -111,7 +112,7 @@ def slo_classes(config: DeploymentConfig) -> SloClasses:
     """Every class, and which requests fall into which."""
     rules = []
     for name, class_ in config.slo.classes.items():
-        condition = None if class_.when is None else parse_condition(class_.when)
+        condition = None if class_.match is None else parse_condition(class_.match)
         if condition is not None:
             comparison, tokens = condition
             rules.append(SloRule(slo_class=name, comparison=comparison, prompt_tokens=tokens))
@@ -179,9 +180,9 @@ def admission_options(config: DeploymentConfig) -> AdmissionOptions:
     """What admission aims at."""
     admission = config.admission
     return AdmissionOptions(
-        rule=admission.policy,
-        max_engine_queue_s=admission.engine_queue_s,
-        slo_safety_margin_fraction=admission.margin,
+        policy=admission.policy,
+        max_engine_queue_delay_s=admission.max_engine_queue_delay_s,
+        slo_safety_margin_fraction=admission.slo_safety_margin,
     )
 
 
@@ -193,11 +194,13 @@ def autoscaler_options(config: DeploymentConfig) -> AutoscalerOptions | None:
     return AutoscalerOptions(
         interval_s=autoscaler.interval_s,
         gpu_budget=autoscaler.gpu_budget,
-        up=StepLimits(cooldown_s=autoscaler.up.cooldown_s, max_step=autoscaler.up.max_step),
-        down=StepLimits(
-            cooldown_s=autoscaler.down.cooldown_s,
-            max_step=autoscaler.down.max_step,
-            headroom_fraction=autoscaler.down.headroom,
+        scale_up=StepLimits(
+            cooldown_s=autoscaler.scale_up.cooldown_s, max_step=autoscaler.scale_up.max_step
+        ),
+        scale_down=StepLimits(
+            cooldown_s=autoscaler.scale_down.cooldown_s,
+            max_step=autoscaler.scale_down.max_step,
+            headroom_fraction=autoscaler.scale_down.headroom,
         ),
         scale_to_zero=autoscaler.scale_to_zero,
         dry_run=autoscaler.dry_run,
@@ -216,7 +219,7 @@ def pool_bounds(config: DeploymentConfig) -> dict[str, PoolBounds]:
     return {
         name: PoolBounds(
             min=pool.replicas.min,
-            start=pool.replicas.start,
+            initial=pool.replicas.initial,
             max=pool.replicas.max,
             gpus_per_replica=devices_per_replica(pool),
         )
@@ -272,9 +275,9 @@ def adapter_rules(config: DeploymentConfig) -> dict[str, AdapterRules]:
     """What adapters may be added to each model while it is served."""
     return {
         name: AdapterRules(
-            limit=model.runtime_adapters.max,
-            limit_per_tenant=model.runtime_adapters.max_per_tenant,
-            allowed_prefixes=model.runtime_adapters.paths or (),
+            max=model.runtime_adapters.max,
+            max_per_tenant=model.runtime_adapters.max_per_tenant,
+            paths=model.runtime_adapters.paths or (),
             reserved_names=frozenset((name, *model.adapters)),
         )
         for name, model in config.models.items()
@@ -324,11 +327,11 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
     return SimSettings(
         prefill_tokens_per_s=timings.prefill_tokens_per_s,
         prefill_step_s=timings.prefill_step_s,
-        prefill_token_token_s=timings.prefill_token_token_s,
+        prefill_quadratic_s=timings.prefill_quadratic_s,
         decode_step_s=timings.decode_step_s,
         decode_request_s=timings.decode_request_s,
         decode_kv_s=timings.decode_kv_s,
-        decode_kv_relief_s=timings.decode_kv_relief_s,
+        decode_kv_quadratic_s=timings.decode_kv_quadratic_s,
         step_overhead_s=timings.step_overhead_s,
         transfer_bytes_per_s=timings.transfer_bytes_per_s,
         transfer_setup_s=timings.transfer_setup_s,
@@ -347,7 +350,7 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
         max_running_requests=engine.max_num_seqs or defaults.max_running_requests,
         max_waiting_requests=timings.max_waiting_requests,
         max_batched_tokens=engine.max_num_batched_tokens or defaults.max_batched_tokens,
-        decode_step_tokens=engine.decode_step_tokens,
+        max_batched_tokens_while_decoding=engine.max_num_batched_tokens_while_decoding,
         lease_s=transfer.lease_s,
         max_pulls=transfer.max_concurrent_pulls,
         on_transfer_failure=OnTransferFailure(transfer.on_failure),

@@ -34,7 +34,51 @@ class RenamedKey:
     """From the value under the old name to the value under the new one; None: they are equal."""
 
 
-RENAMED_KEYS: tuple[RenamedKey, ...] = ()
+def _renamed_values(**new_values: str) -> Callable[[Node], Node]:
+    """Conversion of values that are renamed too; any other value stays."""
+
+    def convert(node: Node) -> Node:
+        if isinstance(node, Scalar) and node.value in new_values:
+            value = new_values[str(node.value)]
+            return Scalar(value, node.origin, value)
+        return node
+
+    return convert
+
+
+def _renamed_in_engines(old: str, new: str) -> tuple[RenamedKey, ...]:
+    """An engine option: of models, of the only model, and of pools."""
+    owners = ("models.*", "model", "pools.*")
+    return tuple(RenamedKey(f"{owner}.engine.{old}", f"{owner}.engine.{new}") for owner in owners)
+
+
+RENAMED_KEYS: tuple[RenamedKey, ...] = (
+    RenamedKey("admission.recovery.silence", "recovery.heartbeat_timeout"),
+    RenamedKey("admission.recovery.failures", "recovery.circuit_breaker.failure_threshold"),
+    RenamedKey("admission.recovery.pause", "recovery.circuit_breaker.open_duration"),
+    RenamedKey("admission.recovery.retries", "recovery.retry_budget.ratio"),
+    RenamedKey("admission.recovery.hedge", "recovery.hedging.latency_multiple"),
+    RenamedKey("admission.recovery", "recovery"),
+    RenamedKey("admission.margin", "admission.slo_safety_margin"),
+    RenamedKey("admission.engine_queue", "admission.max_engine_queue_delay"),
+    RenamedKey("admission.max_queue", "admission.max_queued_requests"),
+    RenamedKey("admission.max_queue_wait", "admission.queue_timeout"),
+    RenamedKey("admission.max_cold_start_wait", "admission.cold_start_timeout"),
+    RenamedKey("autoscaler.up", "autoscaler.scale_up"),
+    RenamedKey("autoscaler.down", "autoscaler.scale_down"),
+    RenamedKey("pools.*.replicas.start", "pools.*.replicas.initial"),
+    *_renamed_in_engines("decode_step_tokens", "max_num_batched_tokens_while_decoding"),
+    *_renamed_in_engines("sim.prefill_token_token", "sim.prefill_quadratic"),
+    *_renamed_in_engines("sim.decode_kv_relief", "sim.decode_kv_quadratic"),
+    RenamedKey("router.deflect.streams", "router.overflow.decode_on_prefill"),
+    RenamedKey("router.deflect.prompts", "router.overflow.prefill_on_decode"),
+    RenamedKey("router.deflect", "router.overflow"),
+    RenamedKey(
+        "server.front", "server.listener", _renamed_values(serve="ray-serve", gate="ingress")
+    ),
+    RenamedKey("server.frontend", "server.api_server"),
+    RenamedKey("slo.classes.*.when", "slo.classes.*.match"),
+)
 """The keys whose old name is still read. Keys of a section come before the section itself."""
 
 

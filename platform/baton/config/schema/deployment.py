@@ -31,6 +31,7 @@ from baton.config.schema.adapters import AdapterConfig, AdapterSlots, RuntimeAda
 from baton.config.schema.allow import AllowConfig
 from baton.config.schema.cluster import ClusterConfig
 from baton.config.schema.observability import ObservabilityConfig
+from baton.config.schema.recovery import RecoveryConfig
 from baton.config.schema.routing import RouterConfig
 from baton.config.schema.scaling import AutoscalerConfig
 from baton.config.schema.security import SecurityConfig
@@ -95,9 +96,9 @@ class ApiServerKind(StrEnum):
 class ListenerKind(StrEnum):
     """Whose HAProxy listens where clients come."""
 
-    SERVE = "serve"
+    RAY_SERVE = "ray-serve"
     """Ray Serve's, before all ingresses."""
-    INGRESS = "gate"
+    INGRESS = "ingress"
     """Each ingress' own, which is the gate before vLLM's Rust frontend."""
 
 
@@ -132,7 +133,7 @@ class SimTimings:
     """Prompt tokens that one engine computes in a second."""
     prefill_step_s: float = _SIM.prefill_step_s
     """What a step that prefills anything costs besides."""
-    prefill_token_token_s: float = _SIM.prefill_token_token_s
+    prefill_quadratic_s: float = _SIM.prefill_quadratic_s
     """Times the square of the prompt tokens that a step computes."""
     decode_step_s: float = _SIM.decode_step_s
     """Time of a step that decodes for anyone, whoever it is for."""
@@ -140,7 +141,7 @@ class SimTimings:
     """What each decoding request adds to a step."""
     decode_kv_s: float = _SIM.decode_kv_s
     """Times the fraction of the KV blocks in use, added to a step that decodes."""
-    decode_kv_relief_s: float = _SIM.decode_kv_relief_s
+    decode_kv_quadratic_s: float = _SIM.decode_kv_quadratic_s
     """Times the square of that fraction, taken off again."""
     step_overhead_s: float = _SIM.step_overhead_s
     """What every step costs, whatever it computes."""
@@ -197,7 +198,7 @@ class EngineConfig:
     """Requests that one engine runs at a time."""
     max_num_batched_tokens: Annotated[int | None, Positive] = None
     """Tokens of one step: the larger, the sooner prompts are done and the longer streams wait."""
-    decode_step_tokens: Annotated[int | None, Positive] = None
+    max_num_batched_tokens_while_decoding: Annotated[int | None, Positive] = None
     """Tokens of a step that any stream waits for, where that should be fewer: prompts that are
     computed beside streams come in smaller pieces, and in large ones where nobody decodes. For
     pools whose replicas may play both roles."""
@@ -231,14 +232,14 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCounts:
-    """How many replicas; `start` is `min` and `max` is `start` unless said."""
+    """How many replicas; `initial` is `min` and `max` is `initial` unless said."""
 
     min: Annotated[int, NotNegative] = 1
     """Not even the autoscaler goes below it."""
-    start: Annotated[int, NotNegative] = 1
+    initial: Annotated[int, NotNegative] = 1
     """With which a deployment starts; as many as `min` unless said."""
     max: Annotated[int, Bounds(low=1, high=10_000)] = 1
-    """Not even the autoscaler goes above; as many as `start` unless said."""
+    """Not even the autoscaler goes above; as many as `initial` unless said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +340,7 @@ class TransferConfig:
     connector: Connector = Connector.NIXL
     require_rdma: bool = False
     """Do not use a pair of replicas whose blocks go through the kernel's network stack."""
-    deadline_s: Annotated[float, Timeout] = _LIMITS.transfer_s
+    deadline_s: Annotated[float, Timeout] = _LIMITS.transfer_deadline_s
     """For the blocks of one handoff, and twice what they are predicted to take if that is longer;
     besides what the rest of a prompt is predicted to take where only its prefix is fetched. Then
     `on_failure`."""
@@ -384,12 +385,12 @@ class ServerConfig:
     """The address that clients reach. Others than this machine: keys and TLS first."""
     port: Annotated[int, Port] = 8000
     """The port that clients reach."""
-    frontend: ApiServerKind = ApiServerKind.PYTHON
+    api_server: ApiServerKind = ApiServerKind.PYTHON
     """Which of vLLM's API servers stands in front; `rust` is faster and does less: see
     [frontends](../frontends.md)."""
-    front: ListenerKind = ListenerKind.SERVE
-    """Whose HAProxy listens there: Ray Serve's, or with `frontend: rust` that of each ingress
-    (`gate`), which spares a hop: see [frontends](../frontends.md#ingress-listener)."""
+    listener: ListenerKind = ListenerKind.RAY_SERVE
+    """Whose HAProxy listens there: Ray Serve's, or with `api_server: rust` that of each ingress
+    (`ingress`), which spares a hop: see [frontends](../frontends.md#ingress-listener)."""
     replicas: IngressCounts = field(default_factory=IngressCounts)
     routes: tuple[Route, ...] = tuple(Route)
     """Which groups of routes are open; any other path is 404. See [the API](api.md)."""
@@ -411,6 +412,7 @@ class DeploymentConfig:
     tenants: Annotated[Mapping[str, TenantConfig], TenantName] = field(default_factory=dict)
     """Who is told apart; nobody is when it is empty."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

@@ -38,10 +38,10 @@ MOVED_POLICIES: Final = {
 class OverflowConfig:
     """How far pools may do each other's work, where `predicted` decides; fractions from 0 to 1."""
 
-    streams: Annotated[float, Fraction] = _OPTIONS.decode_on_prefill_fraction
+    decode_on_prefill: Annotated[float, Fraction] = _OPTIONS.decode_on_prefill_fraction
     """Of a prefill replica's places in the batch, for streams that stay where they were
     prefilled."""
-    prompts: Annotated[float, Fraction] = _OPTIONS.prefill_on_decode_fraction
+    prefill_on_decode: Annotated[float, Fraction] = _OPTIONS.prefill_on_decode_fraction
     """Of a decode replica's time, for prompts, where a pace is promised."""
 
 
@@ -56,6 +56,6 @@ class RouterConfig:
     disaggregate: Disaggregate = Disaggregate.AUTO
     """With `random`, `round-robin` and `least-loaded`, `always` unless said: they do not decide
     about it."""
-    deflect: OverflowConfig = field(default_factory=OverflowConfig)
+    overflow: OverflowConfig = field(default_factory=OverflowConfig)
     seed: int = 0
     """Of what placement draws at random; every coordinator draws its own numbers from it."""

@@ -25,9 +25,9 @@ MOVED_POLICIES: Final = {
 class ScaleUpConfig:
     """How fast a pool may grow."""
 
-    cooldown_s: Annotated[float, _Cooldown] = _OPTIONS.up.cooldown_s
+    cooldown_s: Annotated[float, _Cooldown] = _OPTIONS.scale_up.cooldown_s
     """Since its last change."""
-    max_step: Annotated[int, Positive] = _OPTIONS.up.max_step
+    max_step: Annotated[int, Positive] = _OPTIONS.scale_up.max_step
     """Replicas at a time; half of the pool where that is more."""
 
 
@@ -35,11 +35,11 @@ class ScaleUpConfig:
 class ScaleDownConfig:
     """How fast a pool may shrink."""
 
-    cooldown_s: Annotated[float, _Cooldown] = _OPTIONS.down.cooldown_s
+    cooldown_s: Annotated[float, _Cooldown] = _OPTIONS.scale_down.cooldown_s
     """Since the pool's last change."""
-    max_step: Annotated[int, Positive] = _OPTIONS.down.max_step
+    max_step: Annotated[int, Positive] = _OPTIONS.scale_down.max_step
     """Replicas at a time; half of the pool where that is more."""
-    headroom: Annotated[float, Bounds(low=0, high=0.9)] = _OPTIONS.down.headroom_fraction
+    headroom: Annotated[float, Bounds(low=0, high=0.9)] = _OPTIONS.scale_down.headroom_fraction
     """What must be left free afterwards, so that the step need not be taken back."""
 
 
@@ -54,8 +54,8 @@ class AutoscalerConfig:
     gpu_budget: Annotated[float | None, Bounds(low=1)] = _OPTIONS.gpu_budget
     """GPUs of all pools together, at least those that they start with; a replica without GPUs
     counts one for each of its workers."""
-    up: ScaleUpConfig = field(default_factory=ScaleUpConfig)
-    down: ScaleDownConfig = field(default_factory=ScaleDownConfig)
+    scale_up: ScaleUpConfig = field(default_factory=ScaleUpConfig)
+    scale_down: ScaleDownConfig = field(default_factory=ScaleDownConfig)
     scale_to_zero: bool = _OPTIONS.scale_to_zero
     """Let pools whose `min` is 0 lose their last replica when nothing is asked for."""
     dry_run: bool = _OPTIONS.dry_run

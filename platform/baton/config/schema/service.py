@@ -9,11 +9,10 @@ from typing import Annotated
 from baton.config.language.bounds import ClassName, Positive, Priority, Share, Timeout
 from baton.config.language.fields import Key
 from baton.config.language.scalars import Bounds, Condition
-from baton.config.schema.recovery import RecoveryConfig
 from baton.control.state.limits import CoordinatorLimits
 from baton.domain.slo import NO_SLO
 from baton.domain.tenant import CacheSharing, RateLimit, Tenant
-from baton.policy.admission.decision import AdmissionOptions, AdmissionRule
+from baton.policy.admission.decision import AdmissionOptions, AdmissionPolicy
 
 _LIMITS = CoordinatorLimits()
 _ADMISSION = AdmissionOptions()
@@ -46,7 +45,7 @@ class SloObjectives:
 class SloClassConfig(SloObjectives):
     """A class besides `default`. It inherits nothing: what it does not say is not promised."""
 
-    when: Annotated[str | None, Condition()] = None
+    match: Annotated[str | None, Condition()] = None
     """Requests that fall into it by themselves; the first class whose condition holds counts."""
 
 
@@ -97,14 +96,14 @@ class TenantConfig:
 class Timeouts:
     """How long a request may take."""
 
-    first_token_s: Annotated[float, Timeout] = _LIMITS.first_token_s
+    first_token_s: Annotated[float, Timeout] = _LIMITS.first_token_timeout_s
     """From placement to the first token, before another replica is tried. Where nothing is
     promised, who is predicted to stand in a queue for longer is refused."""
-    stall_s: Annotated[float, Timeout] = _LIMITS.stall_s
+    stall_s: Annotated[float, Timeout] = _LIMITS.stall_timeout_s
     """Between two tokens, before another replica is tried."""
-    total_s: Annotated[float, Timeout] = _LIMITS.total_s
+    total_s: Annotated[float, Timeout] = _LIMITS.total_timeout_s
     """From arrival to the last token."""
-    resume_s: Annotated[float, Timeout] = _LIMITS.resume_wait_s
+    resume_s: Annotated[float, Timeout] = _LIMITS.resume_timeout_s
     """How long a stream that lost its replica waits for another."""
     drain_s: Annotated[float, Timeout] = _LIMITS.drain_timeout_s
     """How long streams may run on where a replica drains, before they are moved elsewhere."""
@@ -114,17 +113,21 @@ class Timeouts:
 class AdmissionConfig:
     """What is let in."""
 
-    policy: AdmissionRule = _ADMISSION.rule
+    policy: AdmissionPolicy = _ADMISSION.policy
     """Where something is promised: by prediction, or everyone while the queue has room."""
-    engine_queue_s: Annotated[float, Bounds(low=0, high=3_600)] = _ADMISSION.max_engine_queue_s
+    max_engine_queue_delay_s: Annotated[float, Bounds(low=0, high=3_600)] = (
+        _ADMISSION.max_engine_queue_delay_s
+    )
     """Predicted prompt work that may wait inside an engine; what is beyond waits outside."""
-    margin: Annotated[float, Bounds(low=0, high=0.99)] = _ADMISSION.slo_safety_margin_fraction
+    slo_safety_margin: Annotated[float, Bounds(low=0, high=0.99)] = (
+        _ADMISSION.slo_safety_margin_fraction
+    )
     """The fraction of an objective that is kept free, since predictions err."""
-    max_queue: Annotated[int, Positive] = _LIMITS.max_queued
+    max_queued_requests: Annotated[int, Positive] = _LIMITS.max_queued_requests
     """Requests that wait for a replica."""
-    max_queue_wait_s: Annotated[float, Timeout] = _LIMITS.queue_wait_s
+    queue_timeout_s: Annotated[float, Timeout] = _LIMITS.queue_timeout_s
     """For a replica; who waits longer gets 503."""
-    max_cold_start_wait_s: Annotated[float, Timeout] = 300.0
+    cold_start_timeout_s: Annotated[float, Timeout] = 300.0
     """The same where `autoscaler.scale_to_zero` has left a model without any replica: the request
     has one started, and waits for it. Where starts are known to take longer, it is refused sooner.
     """
@@ -143,4 +146,3 @@ class AdmissionConfig:
     max_messages: Annotated[int | None, Positive] = None
     """Messages of one request."""
     timeouts: Timeouts = field(default_factory=Timeouts)
-    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)

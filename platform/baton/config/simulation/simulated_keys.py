@@ -134,7 +134,7 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
     ),
     KeyTreatment("pools.*.engine.max_num_seqs", _MODELLED),
     KeyTreatment("pools.*.engine.max_num_batched_tokens", _MODELLED),
-    KeyTreatment("pools.*.engine.decode_step_tokens", _MODELLED),
+    KeyTreatment("pools.*.engine.max_num_batched_tokens_while_decoding", _MODELLED),
     KeyTreatment("pools.*.engine.start_deadline", _IRRELEVANT, "every simulated engine starts"),
     KeyTreatment("pools.*.engine.adapters.*", _IRRELEVANT, "there are no adapters, which is noted"),
     KeyTreatment(
@@ -215,15 +215,16 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
         " says",
     ),
     KeyTreatment(
-        "admission.recovery.silence",
+        "recovery.heartbeat_timeout",
         _NOT_SIMULATED,
         "Replicas that fall silent are not simulated: of one that dies it is known at once",
     ),
-    KeyTreatment("admission.max_cold_start_wait", _MODELLED, condition=scales_from_zero),
+    KeyTreatment("admission.cold_start_timeout", _MODELLED, condition=scales_from_zero),
     KeyTreatment(
-        "admission.max_cold_start_wait", _IRRELEVANT, "a fleet that never rests is never woken"
+        "admission.cold_start_timeout", _IRRELEVANT, "a fleet that never rests is never woken"
     ),
     KeyTreatment("admission.**", _MODELLED),
+    KeyTreatment("recovery.**", _MODELLED),
     # ------------------------------------------------------------------ transfers
     KeyTreatment("transfer.connector", _IRRELEVANT, "there is one"),
     KeyTreatment(
@@ -249,7 +250,7 @@ _TREATMENTS: tuple[KeyTreatment, ...] = (
     KeyTreatment("server.replicas.min", _MODELLED),
     KeyTreatment("server.replicas.max", _IRRELEVANT, "a simulated ingress takes no time"),
     KeyTreatment(
-        "server.frontend",
+        "server.api_server",
         _NOT_SIMULATED,
         "The time of API servers is not simulated, whichever stands in front",
     ),

@@ -144,14 +144,14 @@ def to_scenario(
     options = autoscaler_options(config)
     build_placer(config, router_rng(config, "simulated"))  # a policy that cannot be loaded, now
     kinds = {pool.engine.kind for pool in config.pools.values()}
-    workers = [pool.replicas.start * pool.parallel.workers for pool in config.pools.values()]
+    workers = [pool.replicas.initial * pool.parallel.workers for pool in config.pools.values()]
     return SimulatedDeployment(
         scenario=Scenario(
             pools=tuple(
                 PoolPlan(
                     name=name,
                     role=pool.role,
-                    replicas=pool.replicas.start,
+                    replicas=pool.replicas.initial,
                     settings=engine_models[name].settings,
                     cold_start_s=cold_start_s,
                     gpus_per_replica=devices_per_replica(pool),
@@ -246,7 +246,7 @@ def _sim_engine(engine: EngineConfig, model: ModelConfig, transfer: TransferConf
         max_len_tokens=settings.max_len_tokens,
         max_running_requests=settings.max_running_requests,
         max_batched_tokens=settings.max_batched_tokens,
-        decode_step_tokens=settings.decode_step_tokens,
+        max_batched_tokens_while_decoding=settings.max_batched_tokens_while_decoding,
         prefix_caching=engine.prefix_caching,
         lease_s=settings.lease_s,
         transfer_bytes_per_s=settings.wire_bytes_per_s,
@@ -267,7 +267,9 @@ def _vllm_engine(
     device = _device(pool, f"pools.{name}.resources.accelerator", findings)
     budget_error = None if device is None else _step_budget_error(pool.engine, device)
     if budget_error is not None:
-        findings.append(f"pools.{name}.engine.decode_step_tokens: {budget_error}")
+        findings.append(
+            f"pools.{name}.engine.max_num_batched_tokens_while_decoding: {budget_error}"
+        )
     if device is None or source_shape is None or budget_error is not None:
         return None
     try:
@@ -295,7 +297,7 @@ def _device(pool: PoolConfig, key: str, findings: list[str]) -> Accelerator | No
 def _step_budget_error(engine: EngineConfig, device: Accelerator) -> str | None:
     """Why the budget beside streams cannot be; of bounds that are set, the configuration knows."""
     tokens, (max_seqs, max_tokens) = (
-        engine.decode_step_tokens,
+        engine.max_num_batched_tokens_while_decoding,
         batch_limits(engine, gpu_batch_defaults(device)),
     )
     if tokens is None or max_seqs <= tokens <= max_tokens:
@@ -337,7 +339,7 @@ def _model_engine(
         max_len_tokens=model_config.max_len_tokens or shape.max_len_tokens,
         max_running_requests=max_running_requests,
         max_batched_tokens=max_batched_tokens,
-        decode_step_tokens=engine.decode_step_tokens,
+        max_batched_tokens_while_decoding=engine.max_num_batched_tokens_while_decoding,
         prefix_caching=engine.prefix_caching,
         pipeline_stages=parallel.pp,
         lease_s=transfer.lease_s,
@@ -402,7 +404,9 @@ def _kv_blocks(memory_fit: MemoryFit, engine: EngineConfig, block_tokens: int) -
 # ---------------------------------------------------------------------- in words
 def _describe_pool(pool: PoolConfig, engine_model: _EngineModel) -> str:
     tokens = engine_model.settings.kv_blocks * engine_model.settings.block_size_tokens
-    return f"{pool.replicas.start} x {engine_model.description}, KV cache of {tokens:,} tokens each"
+    return (
+        f"{pool.replicas.initial} x {engine_model.description}, KV cache of {tokens:,} tokens each"
+    )
 
 
 def _notes(config: DeploymentConfig) -> Iterable[str]:

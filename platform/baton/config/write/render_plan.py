@@ -198,7 +198,7 @@ def _pool_lines(pool: PlannedPool) -> Iterator[str]:
     gpus = 0 if engine_shape.accelerator.name == "cpu" else engine_shape.gpus
     yield f"  {pool.role}:"
     yield f"    role: {pool.role}"
-    yield f"    replicas: {{min: 1, start: {pool.replicas}, max: {pool.replicas}}}"
+    yield f"    replicas: {{min: 1, initial: {pool.replicas}, max: {pool.replicas}}}"
     yield f"    resources: {{cpus: {_REPLICA_CPUS}, gpus: {gpus}{accelerator_text}}}"
     yield f"    parallel: {{tp: {engine_shape.tp}, pp: {engine_shape.pp}}}"
     yield f"    engine: {{max_num_batched_tokens: {engine_shape.chunk_tokens}}}"

@@ -122,7 +122,7 @@ class ScalingBehavior:
         scales_up = bounded > current
         if scales_up and self.stuck_s(pool, at_s) is not None:
             return current, "starting"
-        limits = options.up if scales_up else options.down
+        limits = options.scale_up if scales_up else options.scale_down
         if self._changed_at_s is not None and at_s - self._changed_at_s < limits.cooldown_s:
             return current, "cooldown"
         max_change = max(1, limits.max_step, math.ceil(limits.max_fraction * current))

@@ -51,11 +51,11 @@ class RuntimeAdapter:
 class AdapterRules:
     """What may be added to one model."""
 
-    limit: int
+    max: int
     """Adapters at a time; 0: none."""
-    limit_per_tenant: int | None = None
+    max_per_tenant: int | None = None
     """Of them, of one tenant; None: as many as there may be."""
-    allowed_prefixes: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     """Folders, and owners on a hub with a slash behind (`acme/`), in which they must lie."""
     reserved_names: frozenset[str] = frozenset()
     """Names of models, and of adapters in the file."""
@@ -179,7 +179,7 @@ def requestable_adapters(
 def replica_adapters(registry: AdapterRegistry, model: str, rules: RulesByModel) -> dict[str, str]:
     """Where replicas of a model find each adapter, by its key; those that drain as well."""
     model_rules = rules.get(model)
-    if model_rules is None or not model_rules.limit:
+    if model_rules is None or not model_rules.max:
         return {}
     return {adapter.key: adapter.source for adapter in registry.adapters if adapter.model == model}
 
@@ -197,7 +197,7 @@ def unserved_adapters(
 def _unserved_reason(adapter: RuntimeAdapter, rules: RulesByModel) -> str | None:
     if adapter.model not in rules:
         return f"model {adapter.model!r} is no longer in the configuration file"
-    if not rules[adapter.model].limit:
+    if not rules[adapter.model].max:
         return f"models.{adapter.model}.runtime_adapters.max is 0 now"
     if adapter.name in reserved_names(rules):
         return "the configuration file has that name, too, which counts"
@@ -217,7 +217,7 @@ def _resolve_model(request: LoadRequest, rules: RulesByModel) -> str | AdapterRe
     model = next(iter(rules)) if request.model is None else request.model
     if model not in rules:
         return AdapterRejection(status=404, why=f"model {model!r} is not served; there are {names}")
-    if not rules[model].limit:
+    if not rules[model].max:
         why = (
             f"model {model!r} takes no adapters while it serves;"
             f" set models.{model}.runtime_adapters.max and .paths, and restart"
@@ -236,10 +236,10 @@ def _resolve_source(source: str, rules: AdapterRules) -> str | AdapterRejection:
         why = f"'lora_path' is {source!r}, wanted an absolute path or a hub id (OWNER/NAME)"
         return AdapterRejection(status=400, why=why)
     normalized = posixpath.normpath(source) if is_path else source
-    if not any(is_inside(normalized, place) for place in rules.allowed_prefixes):
+    if not any(is_inside(normalized, place) for place in rules.paths):
         why = (
             f"'lora_path' is {normalized!r}, which is in none of the places that"
-            f" runtime_adapters.paths allows: {', '.join(rules.allowed_prefixes)}"
+            f" runtime_adapters.paths allows: {', '.join(rules.paths)}"
         )
         return AdapterRejection(status=403, why=why)
     return normalized
@@ -283,10 +283,10 @@ def _check_quota(
         adapter for adapter in registry.adapters if not adapter.draining and adapter is not current
     ]
     of_model = [other for other in others if other.model == request.model]
-    if len(of_model) >= rules.limit:
+    if len(of_model) >= rules.max:
         return _limit_reached(f"model {request.model!r}", of_model, "max")
     of_tenant = [adapter for adapter in of_model if adapter.tenant == request.tenant]
-    if rules.limit_per_tenant is not None and len(of_tenant) >= rules.limit_per_tenant:
+    if rules.max_per_tenant is not None and len(of_tenant) >= rules.max_per_tenant:
         return _limit_reached(f"tenant {request.tenant!r}", of_tenant, "max_per_tenant")
     return None
 

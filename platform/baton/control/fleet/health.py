@@ -29,7 +29,7 @@ class ReplicaHealth:
 
     def __init__(self, options: RecoveryOptions, fleet: FleetTable) -> None:
         self._fleet = fleet
-        self._breakers = CircuitBreakers(options.breaker)
+        self._breakers = CircuitBreakers(options.circuit_breaker)
         self._liveness = LivenessTracker(options.heartbeat_timeout_s)
         self._tripped_unresponsive: set[str] = set()
         """Silent ones that were tripped for it, and have not been heard of since."""
@@ -41,7 +41,7 @@ class ReplicaHealth:
 
     def reconfigure(self, options: RecoveryOptions) -> None:
         """Go on by others."""
-        self._breakers.reconfigure(options.breaker)
+        self._breakers.reconfigure(options.circuit_breaker)
         self._liveness.reconfigure(options.heartbeat_timeout_s)
 
     # ---------------------------------------------------------------- replicas

@@ -25,8 +25,8 @@ from baton.policy.admission.decision import (
     AdmissionDecision,
     AdmissionForecast,
     AdmissionOptions,
+    AdmissionPolicy,
     AdmissionReason,
-    AdmissionRule,
     Admit,
     Shed,
     TtftLimit,
@@ -78,7 +78,7 @@ class AdmissionController:
         """Go by these rules from now on."""
         self._options = rules.admission
         has_slo = any(slo.has_objectives for slo in rules.slos.classes.values())
-        self._is_predictive = rules.admission.rule is AdmissionRule.PREDICTED
+        self._is_predictive = rules.admission.policy is AdmissionPolicy.PREDICTED
         self._has_objectives = has_slo and self._is_predictive
 
     def evaluate(
@@ -296,12 +296,13 @@ class AdmissionController:
     ) -> AdmissionForecast:
         """What only matters to one who is first in line."""
         option, timing = decision.options[0], self._fleet_model.timings.of(decoder)
-        if option.queue_s > self._options.max_engine_queue_s:
+        if option.queue_s > self._options.max_engine_queue_delay_s:
             running = decoder.load.running_requests if option.prefill_replica_id is None else 0
             forecast = forecast._replace(
                 current_step_s=timing.step_s(running=running + 1) / 2,
                 has_idle_alternative=any(
-                    other.queue_s <= self._options.max_engine_queue_s for other in decision.options
+                    other.queue_s <= self._options.max_engine_queue_delay_s
+                    for other in decision.options
                 ),
             )
         if (tpot_s := state.slo.tpot_s) is not None:

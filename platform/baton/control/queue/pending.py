@@ -104,11 +104,11 @@ class PendingRequests:
         self, limits: CoordinatorLimits, *, fleet: FleetTable, fleet_model: FleetModel
     ) -> None:
         self.admission = AdmissionController(
-            fleet=fleet, fleet_model=fleet_model, first_token_timeout_s=limits.first_token_s
+            fleet=fleet, fleet_model=fleet_model, first_token_timeout_s=limits.first_token_timeout_s
         )
         self._limits = limits
         self._fleet = fleet
-        self._cold_start = ColdStartWait(limits.cold_start_wait_s)
+        self._cold_start = ColdStartWait(limits.cold_start_timeout_s)
         self.unplaced: dict[str, None] = {}
         """Those that wait for a replica."""
         self.unplaced_retry_at_s: float | None = None
@@ -120,8 +120,8 @@ class PendingRequests:
     def reconfigure(self, limits: CoordinatorLimits) -> None:
         """Use other limits; requests that wait keep their deadlines."""
         self._limits = limits
-        self.admission.first_token_timeout_s = limits.first_token_s
-        self._cold_start.max_wait_s = limits.cold_start_wait_s
+        self.admission.first_token_timeout_s = limits.first_token_timeout_s
+        self._cold_start.max_wait_s = limits.cold_start_timeout_s
 
     def __len__(self) -> int:
         return len(self.unplaced) + len(self.admission.wait_queue)
@@ -135,7 +135,7 @@ class PendingRequests:
 
     def has_room(self, request_id: str) -> bool:
         """Whether a request may wait, or does already."""
-        return len(self) < self._limits.max_queued or request_id in self
+        return len(self) < self._limits.max_queued_requests or request_id in self
 
     @property
     def has_eligible_replica(self) -> bool:
@@ -173,7 +173,7 @@ class PendingRequests:
 
     def queue_timeout_s(self, now_s: float) -> float:
         """How long a new request waits for a replica: for a cold start, where there is none."""
-        timeout_s = self._limits.queue_wait_s
+        timeout_s = self._limits.queue_timeout_s
         return (
             timeout_s
             if self.has_eligible_replica
@@ -189,7 +189,7 @@ class PendingRequests:
 
         Where all wait for a replica: when that is expected, or the longest wait for one.
         """
-        retry_s = max(_MIN_RETRY_AFTER_S, self.admission.drain_s() or self._limits.queue_wait_s)
+        retry_s = max(_MIN_RETRY_AFTER_S, self.admission.drain_s() or self._limits.queue_timeout_s)
         if self.has_eligible_replica or not self._cold_start.expects_replica:
             return retry_s
         return max(retry_s, self._cold_start.remaining_s(now_s))

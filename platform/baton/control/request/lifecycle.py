@@ -180,7 +180,7 @@ class RequestLifecycle:
         state.transition_to(Phase.PREFILL)
         if state.placed_at_s is None:
             state.placed_at_s = now_s
-        state.first_token_due_at_s = now_s + self._limits.first_token_s
+        state.first_token_due_at_s = now_s + self._limits.first_token_timeout_s
         hedge_at_s = self.retries.hedge_at_s(state, decision, self._fleet_model.ttft_overruns)
         self._set_deadline(state, min(state.first_token_due_at_s, hedge_at_s))
         if route.mode is HandoffMode.LOCAL:
@@ -236,7 +236,7 @@ class RequestLifecycle:
         state.transition_to(Phase.QUEUED)
         self.pending.add_unplaced(state, now_s)
         if streaming:
-            self._set_deadline(state, now_s + self._limits.resume_wait_s)
+            self._set_deadline(state, now_s + self._limits.resume_timeout_s)
         else:
             self._set_deadline(state, now_s + self.pending.queue_timeout_s(now_s))
 
@@ -294,10 +294,10 @@ class RequestLifecycle:
     def _on_queue_timeout(self, state: RequestState, now_s: float) -> None:
         """It has waited for as long as it can."""
         if state.generated:
-            why = f"no replica came to resume it within {self._limits.resume_wait_s:g} s"
+            why = f"no replica came to resume it within {self._limits.resume_timeout_s:g} s"
             self.fail(state, EngineFailed(state.request_id, why), now_s)
             return
-        waited_s = self._limits.queue_wait_s
+        waited_s = self._limits.queue_timeout_s
         if state.waiting_since_s is not None:
             waited_s = now_s - state.waiting_since_s
         why = f"no replica took it within {waited_s:.3g} s"
@@ -390,7 +390,7 @@ class RequestLifecycle:
         state.lease = None
         self.transfers.end(state, now_s, is_complete=True)
         # Tokens to come do not move it; whether any have come is looked at when it has passed.
-        self._set_deadline(state, now_s + self._limits.stall_s)
+        self._set_deadline(state, now_s + self._limits.stall_timeout_s)
 
     def on_prefill_output(
         self, state: RequestState, output: LegOutput, dispatched: DispatchedLeg, now_s: float
@@ -568,7 +568,7 @@ class RequestLifecycle:
 
     def _evacuate_stalled(self, replica_id: str, now_s: float) -> bool:
         """Leave a replica whose engine hangs, if there is another; whether that was done."""
-        stall_s = self._limits.stall_s
+        stall_s = self._limits.stall_timeout_s
         if not self.health.is_stalled(replica_id, now_s, for_s=_STALL_FRACTION * stall_s):
             return False
         why = f"its engine did no step for {stall_s:g} s"
@@ -589,7 +589,7 @@ class RequestLifecycle:
         query = self._fleet_model.placement_query(state, now_s)
         query = evolve(query, avoid=query.avoid | {slow_id})
         alternative = self._placer.place(query, self._fleet_model.placement_context(now_s))
-        options = self._limits.recovery.hedge
+        options = self._limits.recovery.hedging
         if (
             isinstance(alternative, NoRoute)
             or not is_better_alternative(
@@ -669,7 +669,7 @@ class RequestLifecycle:
         if now_s >= state.total_deadline_at_s:
             if state.leg_id is not None:
                 self._abort(state, LegOutcome.TIMED_OUT, now_s)
-            why = f"not finished {self._limits.total_s:g} s after it arrived"
+            why = f"not finished {self._limits.total_timeout_s:g} s after it arrived"
             self.fail(state, DeadlineExceeded(state.request_id, why), now_s)
         elif state.phase is Phase.QUEUED:
             self._on_queue_timeout(state, now_s)
@@ -692,11 +692,11 @@ class RequestLifecycle:
         an engine that does no steps is not waited for.
         """
         if state.phase is Phase.DECODE and state.last_token_at_s is not None:
-            return state.last_token_at_s + self._limits.stall_s
+            return state.last_token_at_s + self._limits.stall_timeout_s
         dispatched = None if state.leg_id is None else self._legs.get_running(state.leg_id)
         if state.phase is not Phase.TRANSFER or dispatched is None:
             return now_s
-        if self.health.is_stalled(dispatched.replica_id, now_s, for_s=self._limits.stall_s):
+        if self.health.is_stalled(dispatched.replica_id, now_s, for_s=self._limits.stall_timeout_s):
             return now_s
         queued_at_s = self._fleet.last_queued_at_s(dispatched.replica_id, now_s)
         if queued_at_s is None and not state.remaining_prefill_s:

@@ -104,13 +104,13 @@ class RetryPolicy:
     def __init__(self, limits: CoordinatorLimits, health: ReplicaHealth) -> None:
         self._limits = limits
         self._health = health
-        self._budget = RetryBudget(limits.recovery.retries)
+        self._budget = RetryBudget(limits.recovery.retry_budget)
         self._retry_counts: Counter[RetryReason] = Counter()
 
     def reconfigure(self, limits: CoordinatorLimits) -> None:
         """Go by other limits."""
         self._limits = limits
-        self._budget.reconfigure(limits.recovery.retries)
+        self._budget.reconfigure(limits.recovery.retry_budget)
 
     def on_arrival(self, now_s: float) -> None:
         """A request is let in, of which retries are a share."""
@@ -169,7 +169,7 @@ class RetryPolicy:
         if state.was_hedged or not overruns.is_known:
             return float("inf")
         overrun_s = overruns.quantile_s(OVERRUN_QUANTILE)
-        delay_s = hedge_after_s(decision, overrun_s, self._limits.recovery.hedge)
+        delay_s = hedge_after_s(decision, overrun_s, self._limits.recovery.hedging)
         return float("inf") if delay_s is None else decision.at_s + delay_s
 
     def spend(self, state: RequestState, now_s: float) -> bool:

@@ -59,8 +59,8 @@ def transfer_timeout_s(state: RequestState, limits: CoordinatorLimits) -> float:
     half of what it takes, and is no reason to wait longer than for a prefill.
     """
     predicted_s = 0.0 if state.transfer is None else state.transfer.predicted_s
-    timeout_s = min(_TRANSFER_TIMEOUT_FACTOR * predicted_s, limits.first_token_s)
-    return max(limits.transfer_s, timeout_s)
+    timeout_s = min(_TRANSFER_TIMEOUT_FACTOR * predicted_s, limits.first_token_timeout_s)
+    return max(limits.transfer_deadline_s, timeout_s)
 
 
 class InFlightTransfers:

@@ -18,14 +18,14 @@ class RecoveryOptions:
     link says that it lives four times a second. Longer than three segments in a row take that a
     network loses (0.2 + 0.4 + 0.8 s, TCP's least timeout doubled twice), shorter than the link
     takes to break the session (2 s)."""
-    breaker: BreakerOptions = field(default_factory=BreakerOptions)
-    retries: RetryOptions = field(default_factory=RetryOptions)
-    hedge: HedgeOptions = field(default_factory=HedgeOptions)
+    circuit_breaker: BreakerOptions = field(default_factory=BreakerOptions)
+    retry_budget: RetryOptions = field(default_factory=RetryOptions)
+    hedging: HedgeOptions = field(default_factory=HedgeOptions)
 
     def __post_init__(self) -> None:
         if not self.heartbeat_timeout_s > 0:
             raise ValueError(
-                f"recovery: silence_s is {self.heartbeat_timeout_s}, wanted more than 0"
+                f"recovery: heartbeat_timeout_s is {self.heartbeat_timeout_s}, wanted more than 0"
             )
 
 
@@ -35,27 +35,27 @@ class CoordinatorLimits:
 
     max_requests: int = 4096
     """Requests in flight, of all phases."""
-    max_queued: int = 1024
+    max_queued_requests: int = 1024
     """Requests waiting for a replica."""
     max_prompt_tokens: int | None = None
     """Longer prompts are shed; None leaves it to the model's context."""
-    queue_wait_s: float = 2.0
+    queue_timeout_s: float = 2.0
     """How long a new request waits for a replica before it is evicted."""
-    cold_start_wait_s: float | None = None
+    cold_start_timeout_s: float | None = None
     """The same where the fleet has no replica, and one is started because a request waits; None:
     none is."""
-    resume_wait_s: float = 60.0
+    resume_timeout_s: float = 60.0
     """How long a stream that lost its replica waits for another; as long as an engine starts."""
-    first_token_s: float = 30.0
+    first_token_timeout_s: float = 30.0
     """From placement to the end of the prefill, or to the first token where one replica runs both
     phases, before the replica is given up for this request."""
-    transfer_s: float = 2.0
+    transfer_deadline_s: float = 2.0
     """From handoff to the decode replica's first token; while that replica says that it has a
     queue, the time does not run, for its blocks do not move yet. Where only a prefix is fetched,
     what it is predicted to take to compute the rest comes on top."""
-    stall_s: float = 10.0
+    stall_timeout_s: float = 10.0
     """Between two tokens of a stream, before its replica is given up."""
-    total_s: float = 600.0
+    total_timeout_s: float = 600.0
     """From arrival to the end."""
     early_first_token: bool = False
     """Give a client the token that ends its prefill, before its blocks are moved."""

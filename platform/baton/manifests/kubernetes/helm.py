@@ -62,7 +62,7 @@ _EXPORT_TIME_KEYS: Final = (
     ("admission", "timeouts", "total"),
     ("observability", "console", "enabled"),
     ("observability", "metrics", "enabled"),
-    ("server", "front"),
+    ("server", "listener"),
 )
 """Keys from which variables and objects are made when a chart is exported."""
 _TEMPLATE_KEYS: Final = (

@@ -280,11 +280,15 @@ class _FittedPool:
         """Take over what a replica of the pool says of its shape; the last one counts."""
         timing = self.timing
         shape = (facts.max_batched_tokens, facts.max_batched_tokens_while_decoding, host_block_s)
-        if (timing.max_batched_tokens, timing.decode_step_tokens, timing.host_block_s) != shape:
+        if (
+            timing.max_batched_tokens,
+            timing.max_batched_tokens_while_decoding,
+            timing.host_block_s,
+        ) != shape:
             self.timing = replace(
                 timing,
                 max_batched_tokens=facts.max_batched_tokens,
-                decode_step_tokens=facts.max_batched_tokens_while_decoding,
+                max_batched_tokens_while_decoding=facts.max_batched_tokens_while_decoding,
                 host_block_s=host_block_s,
             )
 

@@ -24,7 +24,7 @@ class ModelledTiming:
     steps: StepTiming
     max_batched_tokens: int
     """How many tokens fit into one step, decodes included."""
-    decode_step_tokens: int | None = None
+    max_batched_tokens_while_decoding: int | None = None
     """How many, where anybody decodes; None: as many."""
     host_block_s: float
     """To bring one block from the host's memory."""
@@ -36,7 +36,7 @@ class ModelledTiming:
         if tokens <= 0:
             return 0.0
         chunk_budget_tokens = prefill_budget_tokens(
-            self.max_batched_tokens, self.decode_step_tokens, running
+            self.max_batched_tokens, self.max_batched_tokens_while_decoding, running
         )
         has_many_prompts = 0 < length_tokens < tokens
         batch = (running, context_tokens, length_tokens)

@@ -49,11 +49,11 @@ Source: roofline arithmetic on published data sheets (A100, H100) and Llama 3 8B
 
 
 def prefill_budget_tokens(
-    max_batched_tokens: int, decode_step_tokens: int | None, running: int
+    max_batched_tokens: int, max_batched_tokens_while_decoding: int | None, running: int
 ) -> int:
     """How many prompt tokens one step computes beside so many decodes; at least one."""
-    if running and decode_step_tokens is not None:
-        return max(1, min(decode_step_tokens, max_batched_tokens) - running)
+    if running and max_batched_tokens_while_decoding is not None:
+        return max(1, min(max_batched_tokens_while_decoding, max_batched_tokens) - running)
     return max(1, max_batched_tokens - running)
 
 
@@ -64,7 +64,7 @@ class FittedTiming:
     costs: StepCosts
     max_batched_tokens: int
     """How many tokens fit into one step, decodes included."""
-    decode_step_tokens: int | None = None
+    max_batched_tokens_while_decoding: int | None = None
     """How many, where anybody decodes; None: as many."""
     host_block_s: float
     """To bring one block from the host's memory."""
@@ -81,7 +81,7 @@ class FittedTiming:
         if tokens <= 0:
             return 0.0
         chunk_budget_tokens = prefill_budget_tokens(
-            self.max_batched_tokens, self.decode_step_tokens, running
+            self.max_batched_tokens, self.max_batched_tokens_while_decoding, running
         )
         steps = -(-tokens // chunk_budget_tokens)
         step_s = self.costs.prefill_step_s

@@ -43,7 +43,7 @@ _QUEUE_WAIT_INFLATION = 1.25
 must come back, and who is turned away learns at once."""
 
 
-class AdmissionRule(StrEnum):
+class AdmissionPolicy(StrEnum):
     """How it is decided who is let in."""
 
     PREDICTED = "predicted"
@@ -56,16 +56,18 @@ class AdmissionRule(StrEnum):
 class AdmissionOptions:
     """What admission aims at."""
 
-    rule: AdmissionRule = AdmissionRule.PREDICTED
-    max_engine_queue_s: float = 0.05
+    policy: AdmissionPolicy = AdmissionPolicy.PREDICTED
+    max_engine_queue_delay_s: float = 0.05
     """How much predicted prompt work may wait inside an engine, where nobody's priority or share
     counts any more; what is beyond waits at the coordinator."""
     slo_safety_margin_fraction: float = 0.1
     """Of an objective: kept free, since predictions err; more of it where they are seen to."""
 
     def __post_init__(self) -> None:
-        if self.max_engine_queue_s < 0:
-            raise ValueError(f"admission: engine_queue_s is {self.max_engine_queue_s}, wanted >= 0")
+        if self.max_engine_queue_delay_s < 0:
+            raise ValueError(
+                f"admission: engine_queue_s is {self.max_engine_queue_delay_s}, wanted >= 0"
+            )
         if not 0 <= self.slo_safety_margin_fraction < 1:
             raise ValueError(
                 f"admission: margin_fraction is {self.slo_safety_margin_fraction}, wanted from"
@@ -255,7 +257,7 @@ def _admit_or_enqueue(
     slack_s = limit.queued_limit_s - forecast.waited_s - forecast.unqueued_ttft_s
     if forecast.queue_wait_s is not None:
         return Enqueue(AdmissionReason.BEHIND_OTHERS, ttft_s, slack_s)
-    excess_s = forecast.engine_queue_s - forecast.current_step_s - options.max_engine_queue_s
+    excess_s = forecast.engine_queue_s - forecast.current_step_s - options.max_engine_queue_delay_s
     if excess_s > 0 and not forecast.has_idle_alternative:
         return Enqueue(AdmissionReason.ENGINE_QUEUE, ttft_s, slack_s, excess_s)
     if slo.tpot_s is not None and forecast.unloaded_tpot_s <= slo.tpot_s:

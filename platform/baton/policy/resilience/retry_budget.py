@@ -29,16 +29,16 @@ _MAX_FRACTION = 10.0
 class RetryOptions:
     """How large the budget is."""
 
-    budget_ratio: float = 0.2
+    ratio: float = 0.2
     """Second tries for each request that arrives."""
     min_retries: int = 30
     """Second tries in a window, however little arrives."""
     window_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.budget_ratio <= _MAX_FRACTION:
+        if not 0 <= self.ratio <= _MAX_FRACTION:
             raise ValueError(
-                f"retries: fraction is {self.budget_ratio}, wanted from 0 to {_MAX_FRACTION:g}"
+                f"retries: fraction is {self.ratio}, wanted from 0 to {_MAX_FRACTION:g}"
             )
         if self.min_retries < 0:
             raise ValueError(f"retries: floor is {self.min_retries}, wanted at least 0")
@@ -92,7 +92,7 @@ class RetryBudget:
 
     def max_retries(self) -> float:
         """Second tries that the window allows in all."""
-        return self._options.min_retries + self._options.budget_ratio * self._arrivals
+        return self._options.min_retries + self._options.ratio * self._arrivals
 
     def retry_after_s(self) -> float:
         """When a client that was refused may come back: half of what was used is forgotten."""

@@ -22,7 +22,7 @@ class Static:
         desired = {}
         for name, pool in observation.pools.items():
             bounds = self._bounds.get(name)
-            replicas = pool.ready_replicas + pool.starting if bounds is None else bounds.start
+            replicas = pool.ready_replicas + pool.starting if bounds is None else bounds.initial
             desired[name] = DesiredReplicas(
                 replicas=replicas, reason=ScalingReason.FIXED, why=f"configured to start {replicas}"
             )

@@ -36,7 +36,7 @@ class PoolBounds:
     """How many replicas a pool may have."""
 
     min: int = 1
-    start: int = 1
+    initial: int = 1
     max: int = 1
     gpus_per_replica: float = 1.0
 
@@ -77,8 +77,8 @@ class AutoscalerOptions:
     interval_s: float = 2.0
     gpu_budget: float | None = None
     """GPUs of all pools together; None for no bound but those of the pools."""
-    up: StepLimits = StepLimits(cooldown_s=0.0, max_step=4)
-    down: StepLimits = StepLimits(cooldown_s=360.0, max_step=1)
+    scale_up: StepLimits = StepLimits(cooldown_s=0.0, max_step=4)
+    scale_down: StepLimits = StepLimits(cooldown_s=360.0, max_step=1)
     """`cooldown_s` is also the window over which baton's own policy looks back for the greatest
     need. What was needed once in six minutes is kept, and what was not goes sooner than it would by
     patience alone: found by trying on both loads of `make bench-slo`."""

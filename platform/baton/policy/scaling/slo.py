@@ -147,7 +147,8 @@ class SloPolicy:
                 targets[role] = max(1, target)  # the first one is not called off
         if self._is_idle(observation):
             return {
-                name: _scale_to_zero(self._options.down.cooldown_s) for name in observation.pools
+                name: _scale_to_zero(self._options.scale_down.cooldown_s)
+                for name in observation.pools
             }
         if groups.assignment is not None:
             self._assign_pools(observation, groups.assignment, needs, targets)
@@ -158,7 +159,7 @@ class SloPolicy:
     # ---------------------------------------------------------------- what is needed
 
     def _make_stabilizer(self) -> NeedStabilizer:
-        down = self._options.down
+        down = self._options.scale_down
         return NeedStabilizer(
             down.cooldown_s,
             headroom_fraction=down.headroom_fraction,
@@ -366,7 +367,7 @@ class SloPolicy:
             self._idle_since_s = observation.at_s
         if self._idle_since_s is None or not self._options.scale_to_zero:
             return False
-        return observation.at_s - self._idle_since_s >= self._options.down.cooldown_s
+        return observation.at_s - self._idle_since_s >= self._options.scale_down.cooldown_s
 
 
 def _is_first_start_pending(pool: PoolObservation) -> bool:

@@ -152,12 +152,12 @@ def pool_options(config: DeploymentConfig, name: str) -> Options:
     pool = config.pools[name]
     options: Options = {
         "name": name,
-        "num_replicas": pool.replicas.start,
+        "num_replicas": pool.replicas.initial,
         "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _SHUTDOWN_MARGIN_S,
         "graceful_shutdown_wait_loop_s": 0.1,
         "health_check_period_s": 2.0,
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
-        "max_constructor_retry_count": _MAX_START_ATTEMPTS * max(1, pool.replicas.start),
+        "max_constructor_retry_count": _MAX_START_ATTEMPTS * max(1, pool.replicas.initial),
     }
     if pool.parallel.workers > 1 and pool.resources.gpus:
         return options | _worker_bundles(pool)

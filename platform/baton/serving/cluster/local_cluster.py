@@ -214,8 +214,8 @@ class LocalCluster:
         requested = self._settings.data_path
         if requested is DataPath.INGRESS_HAPROXY and choice.data_path is not DataPath.SERVE_HAPROXY:
             raise ClusterFailed(
-                f"server.front is 'gate', and there can be none: {choice.warning}",
-                "put that right, or use server.front 'serve' and server.frontend 'python'",
+                f"server.listener is 'ingress', and there can be none: {choice.warning}",
+                "put that right, or use server.listener 'ray-serve' and server.api_server 'python'",
             )
         if choice.warning is not None and requested in {None, choice.data_path}:
             self._progress(choice.warning)

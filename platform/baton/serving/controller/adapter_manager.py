@@ -218,7 +218,7 @@ class AdapterManager:
     async def _check_replicas(self, model: str, source: str) -> AdapterRejection | None:
         """Why a replica of the model cannot serve what is there."""
         pools = [name for name, pool in self._config().pools.items() if pool.model == model]
-        places = list(adapter_rules(self._config())[model].allowed_prefixes)
+        places = list(adapter_rules(self._config())[model].paths)
         answers = await asyncio.gather(
             *(
                 self._call(pool, "check_adapter", source, places, timeout_s=_CHECK_TIMEOUT_S)

@@ -192,7 +192,7 @@ class ControllerService:
             "model": self._config.model_name,
             "up_s": round(time.monotonic() - self._started_at_s, 1),
             "wanted": {
-                name: {"role": str(pool.role), "replicas": pool.replicas.start}
+                name: {"role": str(pool.role), "replicas": pool.replicas.initial}
                 for name, pool in self._config.pools.items()
             },
             "members": [_member_row(member) for member in self._replicas()],
@@ -287,7 +287,7 @@ class ControllerService:
         scales_to_zero = any(
             scales_from_zero(part) for part in split_by_model(self._config).values()
         )
-        return self._config.admission.max_cold_start_wait_s if scales_to_zero else None
+        return self._config.admission.cold_start_timeout_s if scales_to_zero else None
 
 
 class HeapTrimmer:

@@ -376,7 +376,7 @@ def check_autoscaler(status: JsonDict) -> Check:
     if slow_starts := _slow_starts(status, scaling.get("cold_start_wait_s")):
         return topic.warned(
             f"replicas take longer to start than requests to a fleet at zero wait: {slow_starts}",
-            "raise admission.max_cold_start_wait, and admission.timeouts.total above it",
+            "raise admission.cold_start_timeout, and admission.timeouts.total above it",
         )
     failures = scaling["failed_turns"] + scaling["failed_calls"]
     if failures:

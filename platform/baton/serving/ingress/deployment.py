@@ -187,7 +187,7 @@ class Ingress:
 
         self._require_models()
         needed_s = await asyncio.to_thread(process_tree_cpu_s)
-        if self._config.server.frontend is ApiServerKind.RUST:
+        if self._config.server.api_server is ApiServerKind.RUST:
             cores = min(_MAX_RUST_CORES, os.cpu_count() or 1)
         else:
             # One loop does the work: beside others that want its core it uses little and is full.

@@ -143,7 +143,7 @@ class ModelIngress:
         await self.telemetry.start(host)
         for tracer in self._tracers:
             tracer.start()
-        is_rust = self._config.server.frontend is ApiServerKind.RUST
+        is_rust = self._config.server.api_server is ApiServerKind.RUST
         # First, for it keeps the loop waiting: replicas would miss its beats, leave and come back.
         await asyncio.to_thread(preload_rust_frontend if is_rust else preload_python_frontend)
         await self._membership.start()
@@ -341,7 +341,7 @@ class ModelIngress:
 
     def _gate_group(self) -> str | None:
         """Whose gates share the public port; None where Ray Serve's HAProxy listens there."""
-        if self._config.server.front is not ListenerKind.INGRESS:
+        if self._config.server.listener is not ListenerKind.INGRESS:
             return None
         from baton.serving.ray.context import session_name
 

@@ -302,7 +302,7 @@ def find_real_haproxy(environ: Mapping[str, str]) -> str:
     haproxy = find_haproxy(environ)
     if haproxy is None:
         raise EngineStartFailed(
-            "server.frontend 'rust': no executable haproxy was found for the gate before it",
-            "install ray[serve] on Linux, or use server.frontend 'python'",
+            "server.api_server 'rust': no executable haproxy was found for the gate before it",
+            "install ray[serve] on Linux, or use server.api_server 'python'",
         )
     return haproxy

@@ -181,10 +181,10 @@ def _check_supported(config: DeploymentConfig) -> None:
             "security.tls: Ray Serve's front on a cluster that runs already speaks no TLS; end it"
             " before the cluster, and leave security.tls.cert_file out"
         )
-    if config.server.front is ListenerKind.INGRESS:
+    if config.server.listener is ListenerKind.INGRESS:
         findings.append(
-            "server.front: got 'gate', which nobody starts on a cluster that runs already;"
-            " use 'serve'"
+            "server.listener: got 'ingress', which nobody starts on a cluster that runs already;"
+            " use 'ray-serve'"
         )
     if findings:
         raise PreflightFailed(tuple(findings))

@@ -312,12 +312,14 @@ def cluster_settings(config: DeploymentConfig) -> ClusterSettings:
         http_port=config.server.port,
         node_address=config.cluster.node_address,
         cpus=_logical_cpus(config),
-        data_path=DataPath.INGRESS_HAPROXY if config.server.front is ListenerKind.INGRESS else None,
+        data_path=DataPath.INGRESS_HAPROXY
+        if config.server.listener is ListenerKind.INGRESS
+        else None,
         max_stream_s=config.admission.timeouts.total_s,
         tls=config.security.tls,
         front_threads=front_thread_count(
             config.server.replicas.min,
-            in_python=config.server.frontend is ApiServerKind.PYTHON,
+            in_python=config.server.api_server is ApiServerKind.PYTHON,
             tls=config.security.tls.cert_file is not None,
             cores=os.cpu_count() or 1,
         ),

@@ -48,7 +48,7 @@ def _infeasible_in_total(config: DeploymentConfig, capacity: AutoscalingCapacity
     type_names = {node_type.name for node_type in capacity.node_types}
     for resource in ("CPU", "GPU"):
         requested = sum(
-            pool.replicas.start * needs.get(resource, 0.0)
+            pool.replicas.initial * needs.get(resource, 0.0)
             for name, pool in config.pools.items()
             for needs in _replica_bundles(config, name)
         )
@@ -64,7 +64,7 @@ def _infeasible_in_total(config: DeploymentConfig, capacity: AutoscalingCapacity
             yield (
                 f"the pools ask for {requested:g} {resource}s to start with, the cluster has"
                 f" {max_amount:g}"
-                " with all the nodes that its autoscaler may start; lower pools.*.replicas.start,"
+                " with all the nodes that its autoscaler may start; lower pools.*.replicas.initial,"
                 " or let it start more"
             )
 

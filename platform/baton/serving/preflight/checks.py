@@ -237,11 +237,11 @@ def evaluate_cluster(
 def missing_resources(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, ...]:
     """What more nodes would have to bring for every replica to start."""
     errors = [*gpu_findings(config, facts.gpus)]
-    cpus = sum(pool.resources.cpus * pool.replicas.start for pool in config.pools.values())
+    cpus = sum(pool.resources.cpus * pool.replicas.initial for pool in config.pools.values())
     if cpus > facts.cpus:
         errors.append(
             f"the pools ask for {cpus:g} CPUs to start with, the cluster has {facts.cpus:g}; "
-            "add nodes, or lower pools.*.resources.cpus or replicas.start"
+            "add nodes, or lower pools.*.resources.cpus or replicas.initial"
         )
     for name, pool in config.pools.items():
         required_labels = pool.placement.labels
@@ -333,7 +333,7 @@ def argument_findings(
 def memory_findings(config: DeploymentConfig, available_bytes: int) -> tuple[str, ...]:
     """Whether everything that starts at once fits into main memory."""
     parts = {
-        f"{pool.replicas.start} x {name}": pool.replicas.start * replica_bytes(config, pool)
+        f"{pool.replicas.initial} x {name}": pool.replicas.initial * replica_bytes(config, pool)
         for name, pool in config.pools.items()
     }
     parts["ingress"] = config.server.replicas.min * INGRESS_BYTES
@@ -344,7 +344,7 @@ def memory_findings(config: DeploymentConfig, available_bytes: int) -> tuple[str
     breakdown = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items())
     return (
         f"not enough memory: about {_gib(needed_bytes)} is needed ({breakdown}), "
-        f"{_gib(available_bytes)} is available; lower engine.kv_cache or replicas.start, "
+        f"{_gib(available_bytes)} is available; lower engine.kv_cache or replicas.initial, "
         "or use a larger machine",
     )
 
@@ -383,12 +383,12 @@ def driver_findings(config: DeploymentConfig, facts: MachineFacts) -> tuple[str,
 
 def gpu_findings(config: DeploymentConfig, gpus: float) -> tuple[str, ...]:
     """Whether there are GPUs for every replica that starts at once."""
-    needed_gpus = sum(pool.resources.gpus * pool.replicas.start for pool in config.pools.values())
+    needed_gpus = sum(pool.resources.gpus * pool.replicas.initial for pool in config.pools.values())
     if needed_gpus <= gpus:
         return ()
     return (
         f"the pools ask for {needed_gpus:g} GPUs to start with, {gpus:g} are there; "
-        "lower pools.*.replicas.start or resources.gpus, or add GPUs",
+        "lower pools.*.replicas.initial or resources.gpus, or add GPUs",
     )
 
 

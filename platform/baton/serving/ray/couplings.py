@@ -60,7 +60,7 @@ GATE_PORT: Final = Patch(
     target=ASGI_PORT.target,
     guard=ASGI_PORT.guard,
     apply=replace_attributes,
-    fallback="an ingress with server.frontend 'rust' does not start",
+    fallback="an ingress with server.api_server 'rust' does not start",
     is_required=True,
 )
 GRPC_PORT: Final = Patch(

@@ -230,7 +230,7 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         prefix_caching=engine.prefix_caching,
         max_running_requests=engine.max_num_seqs,
         max_batched_tokens=engine.max_num_batched_tokens,
-        decode_step_tokens=engine.decode_step_tokens,
+        max_batched_tokens_while_decoding=engine.max_num_batched_tokens_while_decoding,
         gpu_memory_utilization=gpu_memory_fraction(pool),
         shares_gpu=shares_gpu(pool),
         nixl=nixl,

@@ -330,7 +330,7 @@ def target_sizes(
     changed_sizes = {}
     for name, size in sizes.items():
         old_counts, new_counts = old.pools[name].replicas, new.pools[name].replicas
-        new_size = new_counts.start if new_counts.start != old_counts.start else size
+        new_size = new_counts.initial if new_counts.initial != old_counts.initial else size
         if new_counts != old_counts:
             new_size = min(max(new_size, new_counts.min), new_counts.max)
         if new_size != size:

@@ -346,7 +346,7 @@ class ScalingLoop:
         ended_pools = stored.keys() - overrides.keys()
         if not self._plan.is_automatic:
             bounds = self._plan.options.bounds
-            desired |= {pool: bounds[pool].start for pool in ended_pools & bounds.keys()}
+            desired |= {pool: bounds[pool].initial for pool in ended_pools & bounds.keys()}
         has_acted = False
         for pool, replicas in sorted(desired.items()):
             if pool in states:

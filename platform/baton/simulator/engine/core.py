@@ -340,10 +340,10 @@ class SimCore:
     def _token_budget(self) -> int:
         """The next step's; see `baton.engine.vllm.patches.step_budget`."""
         settings = self._settings
-        if settings.decode_step_tokens is not None and any(
+        if settings.max_batched_tokens_while_decoding is not None and any(
             run.is_streaming for run in self._queues.running
         ):
-            return settings.decode_step_tokens
+            return settings.max_batched_tokens_while_decoding
         return settings.max_batched_tokens
 
     def _load_adapter(self, run: LegRun) -> float:

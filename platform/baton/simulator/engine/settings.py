@@ -26,11 +26,11 @@ _POSITIVE = (
 )
 _NOT_NEGATIVE = (
     "prefill_step_s",
-    "prefill_token_token_s",
+    "prefill_quadratic_s",
     "decode_step_s",
     "decode_request_s",
     "decode_kv_s",
-    "decode_kv_relief_s",
+    "decode_kv_quadratic_s",
     "step_overhead_s",
     "transfer_setup_s",
     "host_blocks",
@@ -78,7 +78,7 @@ class SimSettings:
     prefill_tokens_per_s: float = 20_000.0
     prefill_step_s: float = 0.0
     """What a step that prefills anything costs besides."""
-    prefill_token_token_s: float = 0.0
+    prefill_quadratic_s: float = 0.0
     """Times the square of the prompt tokens that a step computes: attention among them."""
     decode_step_s: float = 0.008
     """Time of a step that decodes for anyone, whoever it is for: reading the weights."""
@@ -86,7 +86,7 @@ class SimSettings:
     """What each decoding request adds to a step."""
     decode_kv_s: float = 0.0
     """Times the fraction of the KV blocks in use, added to a step that decodes."""
-    decode_kv_relief_s: float = 0.0
+    decode_kv_quadratic_s: float = 0.0
     """Times the square of that fraction, taken off again; at most `decode_kv_s`."""
     step_overhead_s: float = 0.001
     transfer_bytes_per_s: float = 25e9
@@ -116,7 +116,7 @@ class SimSettings:
     max_running_requests: int = 256
     max_waiting_requests: int = 1024
     max_batched_tokens: int = 2048
-    decode_step_tokens: int | None = None
+    max_batched_tokens_while_decoding: int | None = None
     """The budget of a step that any stream waits for; None: that of every step."""
 
     lease_s: float = 30.0
@@ -162,19 +162,21 @@ class SimSettings:
             is_valid=self.max_batched_tokens >= self.max_running_requests,
         )
         self._require(
-            "decode_step_tokens",
+            "max_batched_tokens_while_decoding",
             f"from max_running_requests={self.max_running_requests} to"
             f" max_batched_tokens={self.max_batched_tokens}",
-            is_valid=self.decode_step_tokens is None
-            or self.max_running_requests <= self.decode_step_tokens <= self.max_batched_tokens,
+            is_valid=self.max_batched_tokens_while_decoding is None
+            or self.max_running_requests
+            <= self.max_batched_tokens_while_decoding
+            <= self.max_batched_tokens,
         )
         self._require(
             "vocab_size", f"more than {FIRST_TOKEN_ID}", is_valid=self.vocab_size > FIRST_TOKEN_ID
         )
         self._require(
-            "decode_kv_relief_s",
+            "decode_kv_quadratic_s",
             f"at most decode_kv_s={self.decode_kv_s}",
-            is_valid=self.decode_kv_relief_s <= self.decode_kv_s,
+            is_valid=self.decode_kv_quadratic_s <= self.decode_kv_s,
         )
         self._require(
             "adapters_per_batch",
@@ -201,11 +203,11 @@ class SimSettings:
         if prefill_tokens:
             took_s += self.prefill_step_s
             took_s += prefill_tokens / self.prefill_tokens_per_s
-            took_s += prefill_tokens * prefill_tokens * self.prefill_token_token_s
+            took_s += prefill_tokens * prefill_tokens * self.prefill_quadratic_s
         if decode_requests:
             took_s += self.decode_step_s + decode_requests * self.decode_request_s
             took_s += kv_used_fraction * (
-                self.decode_kv_s - kv_used_fraction * self.decode_kv_relief_s
+                self.decode_kv_s - kv_used_fraction * self.decode_kv_quadratic_s
             )
         return took_s / self.speed
 
@@ -248,7 +250,7 @@ def replica_facts(
         max_len_tokens=settings.max_len_tokens,
         max_running_requests=settings.max_running_requests,
         max_batched_tokens=settings.max_batched_tokens,
-        max_batched_tokens_while_decoding=settings.decode_step_tokens,
+        max_batched_tokens_while_decoding=settings.max_batched_tokens_while_decoding,
         layout=settings.layout(model),
         side_channel=side_channel,
         cache_events=True,

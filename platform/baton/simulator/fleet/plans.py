@@ -23,18 +23,18 @@ from baton.simulator.v1.settings import V1Settings
 _UNLIMITED_S = 1e6
 UNBOUNDED_LIMITS = CoordinatorLimits(
     max_requests=10_000_000,
-    max_queued=10_000_000,
-    queue_wait_s=3600.0,
-    resume_wait_s=3600.0,
-    first_token_s=_UNLIMITED_S,
-    transfer_s=_UNLIMITED_S,
-    stall_s=_UNLIMITED_S,
-    total_s=_UNLIMITED_S,
+    max_queued_requests=10_000_000,
+    queue_timeout_s=3600.0,
+    resume_timeout_s=3600.0,
+    first_token_timeout_s=_UNLIMITED_S,
+    transfer_deadline_s=_UNLIMITED_S,
+    stall_timeout_s=_UNLIMITED_S,
+    total_timeout_s=_UNLIMITED_S,
     lease_s=_UNLIMITED_S,
     recovery=RecoveryOptions(
         heartbeat_timeout_s=float("inf"),
-        retries=RetryOptions(min_retries=10_000_000),
-        hedge=HedgeOptions(latency_multiple=None),
+        retry_budget=RetryOptions(min_retries=10_000_000),
+        hedging=HedgeOptions(latency_multiple=None),
     ),
 )
 """Nothing ends because it is slow: a fleet that is too small shows in its latencies, and not in
@@ -173,7 +173,7 @@ def timing_priors(scenario: Scenario) -> Mapping[str, EngineTiming]:
         pool.name: ModelledTiming(
             steps=pool.settings.timing,
             max_batched_tokens=pool.settings.max_batched_tokens,
-            decode_step_tokens=pool.settings.decode_step_tokens,
+            max_batched_tokens_while_decoding=pool.settings.max_batched_tokens_while_decoding,
             host_block_s=0.0,
         )
         for pool in scenario.pools

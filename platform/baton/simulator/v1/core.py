@@ -242,7 +242,7 @@ class V1Core:
             max_len_tokens=settings.max_len_tokens,
             max_running_requests=settings.max_running_requests,
             max_batched_tokens=settings.max_batched_tokens,
-            max_batched_tokens_while_decoding=settings.decode_step_tokens,
+            max_batched_tokens_while_decoding=settings.max_batched_tokens_while_decoding,
             layout=settings.layout,
             side_channel=side_channel,
             cache_events=settings.prefix_caching,

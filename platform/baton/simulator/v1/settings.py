@@ -31,7 +31,7 @@ class V1Settings:
     """vLLM's max_num_seqs."""
     max_batched_tokens: int = 8192
     """vLLM's max_num_batched_tokens: the token budget of a step."""
-    decode_step_tokens: int | None = None
+    max_batched_tokens_while_decoding: int | None = None
     """The budget of a step that any stream waits for; None: that of every step."""
     long_prefill_tokens: int | None = None
     """vLLM's long_prefill_token_threshold: the longest chunk of one prompt; None for no limit."""
@@ -63,33 +63,33 @@ class V1Settings:
                 raise ValueError(
                     f"simulated engine: {name} is {getattr(self, name)}, wanted more than 0"
                 )
-        self._check_decode_step_tokens()
+        self._check_max_batched_tokens_while_decoding()
         min_len_tokens = 2  # a prompt of one token and room for one more
         if self.max_len_tokens < min_len_tokens:
             raise ValueError(
                 f"simulated engine: max_len_tokens is {self.max_len_tokens}, wanted at least 2"
             )
 
-    def _check_decode_step_tokens(self) -> None:
-        tokens, min_tokens = self.decode_step_tokens, self.max_running_requests
+    def _check_max_batched_tokens_while_decoding(self) -> None:
+        tokens, min_tokens = self.max_batched_tokens_while_decoding, self.max_running_requests
         if tokens is None:
             return
         if (
             not min_tokens <= tokens <= self.max_batched_tokens
         ):  # with fewer, the last streams starve
             raise ValueError(
-                f"simulated engine: decode_step_tokens is {tokens}, wanted from"
+                f"simulated engine: max_batched_tokens_while_decoding is {tokens}, wanted from"
                 f" max_running_requests={min_tokens} to"
                 f" max_batched_tokens={self.max_batched_tokens}"
             )
         if self.scheduling is Scheduling.PREFILL_FIRST:  # whole prompts keep to no such budget
             raise ValueError(
-                f"simulated engine: decode_step_tokens is {tokens}, wanted none with scheduling"
-                f" '{self.scheduling}', which cuts no prompt: leave one of them out"
+                f"simulated engine: max_batched_tokens_while_decoding is {tokens}, wanted none with"
+                f" scheduling '{self.scheduling}', which cuts no prompt: leave one of them out"
             )
 
     def token_budget(self, has_streaming_run: Callable[[], bool]) -> int:
         """Tokens of the next step; whether a stream waits for it is asked only where it matters."""
-        if self.decode_step_tokens is not None and has_streaming_run():
-            return self.decode_step_tokens
+        if self.max_batched_tokens_while_decoding is not None and has_streaming_run():
+            return self.max_batched_tokens_while_decoding
         return self.max_batched_tokens

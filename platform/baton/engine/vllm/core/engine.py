@@ -203,7 +203,7 @@ class VllmEngine:
         self._pids = process.child_pids() - self._other_children
 
     def _check_budget(self, config: VllmConfig) -> None:
-        tokens = self._settings.decode_step_tokens
+        tokens = self._settings.max_batched_tokens_while_decoding
         if tokens is None:
             return
         speculative = config.speculative_config

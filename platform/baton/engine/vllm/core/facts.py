@@ -69,7 +69,7 @@ def replica_facts(
         max_len_tokens=config.model_config.max_model_len,
         max_running_requests=scheduler.max_num_seqs,
         max_batched_tokens=scheduler.max_num_batched_tokens,
-        max_batched_tokens_while_decoding=settings.decode_step_tokens,
+        max_batched_tokens_while_decoding=settings.max_batched_tokens_while_decoding,
         layout=kv_layout(settings, config),
         side_channel=side_channel_address(settings) if has_side_channel else "",
         cache_events=bool(

@@ -14,7 +14,7 @@ from baton.domain.fleet import Role
 from baton.domain.names.addresses import format_address
 from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
 from baton.domain.names.proxies import PROXY_VARIABLES
-from baton.engine.vllm.patches.step_budget import DECODE_STEP_TOKENS_VARIABLE
+from baton.engine.vllm.patches.step_budget import DECODE_BUDGET_VARIABLE
 from baton.engine.vllm.wire.transfer_keys import (
     CONNECTOR,
     CONNECTOR_MODULE,
@@ -102,7 +102,7 @@ class VllmEngineSettings:
     prefix_caching: bool = True
     max_running_requests: int | None = None
     max_batched_tokens: int | None = None
-    decode_step_tokens: int | None = None
+    max_batched_tokens_while_decoding: int | None = None
     """Of a step that any stream waits for; see `step_budget`."""
     gpu_memory_utilization: float | None = None
     shares_gpu: bool = False
@@ -213,8 +213,8 @@ def engine_environment(settings: VllmEngineSettings, folder: Path) -> dict[str, 
         "VLLM_RPC_BASE_PATH": str(folder),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_deadline_s)),
     }
-    if settings.decode_step_tokens is not None:
-        environment[DECODE_STEP_TOKENS_VARIABLE] = str(settings.decode_step_tokens)
+    if settings.max_batched_tokens_while_decoding is not None:
+        environment[DECODE_BUDGET_VARIABLE] = str(settings.max_batched_tokens_while_decoding)
     nixl = settings.nixl
     if nixl is not None:
         environment |= {

@@ -92,7 +92,7 @@ def build_rust_arguments(settings: FrontendSettings, *, max_len_tokens: int) -> 
         details = "; ".join(f"{key}: {problem}" for key, problem in problems.items())
         raise EngineStartFailed(
             f"vLLM's Rust frontend cannot do what is configured: {details}",
-            "remove these, or use server.frontend 'python'",
+            "remove these, or use server.api_server 'python'",
         )
     document: dict[str, object] = {
         _underscored(name): value for name, value in settings.extra.items()

@@ -29,7 +29,7 @@ import signal
 
 from baton.domain.names.process_names import OWNER_ENV_VAR, process_name
 from baton.engine.vllm.patches import table
-from baton.engine.vllm.patches.step_budget import DECODE_STEP_TOKENS_VARIABLE
+from baton.engine.vllm.patches.step_budget import DECODE_BUDGET_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
 """Source: prctl(2)."""
@@ -44,9 +44,9 @@ def install() -> None:
         die_with_parent(parent.pid)
     for patch in (table.RANK_REPORTS, table.RESUME, table.REFUSALS, table.CACHE_REPORT):
         patch.install()
-    decode_step_tokens = os.environ.get(DECODE_STEP_TOKENS_VARIABLE)
-    if decode_step_tokens is not None:
-        table.STEP_BUDGET.install(int(decode_step_tokens))
+    max_num_batched_tokens_while_decoding = os.environ.get(DECODE_BUDGET_VARIABLE)
+    if max_num_batched_tokens_while_decoding is not None:
+        table.STEP_BUDGET.install(int(max_num_batched_tokens_while_decoding))
 
 
 def die_with_parent(parent_pid: int) -> None:

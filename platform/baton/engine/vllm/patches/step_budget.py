@@ -24,10 +24,10 @@ from baton.runtime.patch_guards import first_incompatibility
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DECODE_STEP_TOKENS_VARIABLE = "BATON_DECODE_STEP_TOKENS"
+DECODE_BUDGET_VARIABLE = "BATON_MAX_NUM_BATCHED_TOKENS_WHILE_DECODING"
 """Set in the environment of engine processes that have two budgets: the smaller one."""
 
-_MARK = "_baton_decode_step_tokens"
+_MARK = "_baton_decode_budget"
 _BUDGET = "max_num_scheduled_tokens"
 
 
@@ -48,13 +48,13 @@ class SchedulerLike(Protocol):
 Schedule: TypeAlias = Callable[..., object]
 
 
-def apply(decode_step_tokens: int) -> None:
+def apply(max_num_batched_tokens_while_decoding: int) -> None:
     """Have the schedulers of this process keep to it. Idempotent."""
     # Only here: a caller that needs the variable's name need not load vLLM's scheduler.
     from vllm.v1.core.sched.scheduler import Scheduler
 
     if not hasattr(Scheduler.schedule, _MARK):
-        schedule = with_decode_budget(Scheduler.schedule, decode_step_tokens)
+        schedule = with_decode_budget(Scheduler.schedule, max_num_batched_tokens_while_decoding)
         replace_attributes(Scheduler, schedule=schedule)
 
 
@@ -67,21 +67,23 @@ def find_incompatibility(scheduler: type, request: type) -> str | None:
     )
 
 
-def with_decode_budget(schedule: Schedule, decode_step_tokens: int) -> Schedule:
+def with_decode_budget(schedule: Schedule, max_num_batched_tokens_while_decoding: int) -> Schedule:
     """`Scheduler.schedule` with a smaller budget while a stream waits for the step."""
 
     @functools.wraps(schedule)
     def schedule_step(scheduler: SchedulerLike, *args: object, **options: object) -> object:
         whole = scheduler.max_num_scheduled_tokens
-        if decode_step_tokens >= whole or not any(map(is_streaming, scheduler.running)):
+        if max_num_batched_tokens_while_decoding >= whole or not any(
+            map(is_streaming, scheduler.running)
+        ):
             return schedule(scheduler, *args, **options)
-        scheduler.max_num_scheduled_tokens = decode_step_tokens
+        scheduler.max_num_scheduled_tokens = max_num_batched_tokens_while_decoding
         try:
             return schedule(scheduler, *args, **options)
         finally:
             scheduler.max_num_scheduled_tokens = whole
 
-    setattr(schedule_step, _MARK, decode_step_tokens)
+    setattr(schedule_step, _MARK, max_num_batched_tokens_while_decoding)
     return schedule_step
 
 
@@ -104,7 +106,7 @@ class LimitsLike(Protocol):
 
 
 def limits_problem(
-    decode_step_tokens: int, limits: LimitsLike, *, tokens_per_stream: int = 1
+    max_num_batched_tokens_while_decoding: int, limits: LimitsLike, *, tokens_per_stream: int = 1
 ) -> str | None:
     """Why an engine with such limits cannot keep to it; None where it can.
 
@@ -113,15 +115,15 @@ def limits_problem(
     it leaves.
     """
     subject, min_tokens = (
-        f"decode_step_tokens is {decode_step_tokens}",
+        f"max_num_batched_tokens_while_decoding is {max_num_batched_tokens_while_decoding}",
         limits.max_num_seqs * tokens_per_stream,
     )
-    if decode_step_tokens < min_tokens:
+    if max_num_batched_tokens_while_decoding < min_tokens:
         return (
             f"{subject}, wanted at least {min_tokens}, {tokens_per_stream} for each of"
             f" max_num_seqs={limits.max_num_seqs} streams: raise it or lower max_num_seqs"
         )
-    if decode_step_tokens > limits.max_num_batched_tokens:
+    if max_num_batched_tokens_while_decoding > limits.max_num_batched_tokens:
         max_tokens = limits.max_num_batched_tokens
         return (
             f"{subject}, wanted at most max_num_batched_tokens, {max_tokens}: lower it or"
@@ -135,7 +137,7 @@ def limits_problem(
     return None
 
 
-def scheduler_problem(decode_step_tokens: int, scheduler: type) -> str | None:
+def scheduler_problem(max_num_batched_tokens_while_decoding: int, scheduler: type) -> str | None:
     """Why an engine with that class of scheduler would not keep to it; None where it would."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
@@ -143,11 +145,12 @@ def scheduler_problem(decode_step_tokens: int, scheduler: type) -> str | None:
     why = find_incompatibility(Scheduler, Request)
     if getattr(scheduler, "schedule", None) is not Scheduler.schedule:
         why = f"{scheduler.__name__} chooses steps in its own way"
-    return None if why is None else _unsupported_message(decode_step_tokens, why)
+    return None if why is None else _unsupported_message(max_num_batched_tokens_while_decoding, why)
 
 
-def _unsupported_message(decode_step_tokens: int, why: str) -> str:
+def _unsupported_message(max_num_batched_tokens_while_decoding: int, why: str) -> str:
     return (
-        f"decode_step_tokens={decode_step_tokens} cannot be kept with this vLLM: {why};"
-        " remove it from the engine, or install the vLLM that this release names"
+        f"max_num_batched_tokens_while_decoding={max_num_batched_tokens_while_decoding} cannot be"
+        f" kept with this vLLM: {why}; remove it from the engine, or install the vLLM that"
+        " this release names"
     )

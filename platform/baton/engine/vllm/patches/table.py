@@ -284,7 +284,7 @@ RUST_PARAMS: Final = Patch(
         has_fields("vllm.sampling_params:StructuredOutputsParams", "_backend"),
     ),
     apply=replace_attributes,
-    fallback="an ingress with server.frontend 'rust' does not start",
+    fallback="an ingress with server.api_server 'rust' does not start",
     is_required=True,
 )
 
@@ -338,10 +338,10 @@ def _step_budget_guard() -> str | None:
     return step_budget.find_incompatibility(Scheduler, Request)
 
 
-def _apply_step_budget(decode_step_tokens: int) -> None:
+def _apply_step_budget(max_num_batched_tokens_while_decoding: int) -> None:
     from baton.engine.vllm.patches import step_budget
 
-    step_budget.apply(decode_step_tokens)
+    step_budget.apply(max_num_batched_tokens_while_decoding)
 
 
 RESUME: Final = Patch(
@@ -390,7 +390,7 @@ STEP_BUDGET: Final = Patch(
     target=_vllm("Scheduler.schedule", "Scheduler.max_num_scheduled_tokens"),
     guard=_step_budget_guard,
     apply=_apply_step_budget,
-    fallback="an engine with decode_step_tokens does not start",
+    fallback="an engine with max_num_batched_tokens_while_decoding does not start",
     is_required=True,
 )
 NIXL_CONNECTOR: Final = Patch(

@@ -186,7 +186,7 @@ def other_role(role: Role) -> Role:
 
 def _plan_pool(pool: PoolObservation, bounds: Mapping[str, PoolBounds]) -> PlannedPool:
     size = pool.ready_replicas + pool.starting
-    pool_bounds = bounds.get(pool.name, PoolBounds(min=size, start=size, max=size))
+    pool_bounds = bounds.get(pool.name, PoolBounds(min=size, initial=size, max=size))
     flipped = {Role.PREFILL: pool.decode, Role.DECODE: pool.prefill, Role.MIXED: 0}[pool.role]
     return PlannedPool(
         pool=pool, bounds=pool_bounds, replicas=size, flipped=flipped, flipped_before=flipped
