@@ -1,4 +1,4 @@
-"""`baton fit LOG`: a vLLM engine's log replayed in the simulated engine."""
+"""`baton calibrate LOG`: a vLLM engine's log replayed in the simulated engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def written(folder: Path, *lines: str, engine: object = ENGINE) -> Path:
 
 
 def fit(*arguments: object) -> Result:
-    return CliRunner().invoke(build_app(), ("fit", *map(str, arguments), "--gpu", "H100"))
+    return CliRunner().invoke(build_app(), ("calibrate", *map(str, arguments), "--gpu", "H100"))
 
 
 def report_of(*arguments: object) -> dict[str, object]:
@@ -206,7 +206,7 @@ def test_without_what_the_engine_was_nothing_is_predicted(tmp_path: Path) -> Non
 
 def test_a_log_needs_to_be_told_the_accelerator(tmp_path: Path) -> None:
     folder = written(tmp_path, line(0))
-    result = CliRunner().invoke(build_app(), ("fit", str(folder)))
+    result = CliRunner().invoke(build_app(), ("calibrate", str(folder)))
     assert result.exit_code == 2
     assert "--gpu" in result.stderr
 

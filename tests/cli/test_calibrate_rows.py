@@ -1,4 +1,4 @@
-"""`baton fit ROWS`: predictions beside what was measured."""
+"""`baton calibrate ROWS.csv`: predictions beside what was measured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def written(folder: Path, *rows: str, name: str = "rows.csv") -> str:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(build_app(), ("fit", *arguments))
+    return CliRunner().invoke(build_app(), ("calibrate", *arguments))
 
 
 def test_each_row_is_predicted_and_the_errors_are_those_of_the_rows(tmp_path: Path) -> None:
@@ -75,11 +75,11 @@ def test_a_bad_row_is_named_by_its_line_and_left_out_when_told(tmp_path: Path) -
 def test_a_calibration_does_not_speak_of_what_is_far_from_it_unless_told(tmp_path: Path) -> None:
     known = written(tmp_path, PLAIN, name="known.csv")
     asked = written(tmp_path, PLAIN, LONG)
-    report = json.loads(run(asked, "--calibrate", known, "--json").stdout)
+    report = json.loads(run(asked, "--calibration", known, "--json").stdout)
     assert report["in_the_means"] == 1
     (refused,) = report["not_judged"]
     assert "beyond" in refused["first"]
-    told = json.loads(run(asked, "--calibrate", known, "--extrapolate", "--json").stdout)
+    told = json.loads(run(asked, "--calibration", known, "--extrapolate", "--json").stdout)
     assert (told["in_the_means"], told["not_judged"]) == (2, [])
 
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_missing_or_no_table_of_rows_is_one_clear_line(
     assert following.startswith("next: ")
 
 
-def test_a_model_needs_an_accelerator() -> None:
+def test_a_model_is_nothing_to_compare_with() -> None:
     result = run(LLAMA)
     assert result.exit_code == 2
-    assert "--gpu" in result.stderr
+    assert "use 'baton size'" in result.stderr

@@ -13,7 +13,7 @@ from baton.cli.main import build_app
 from tests.repo.project import code_blocks
 
 ROOT = Path(__file__).parents[2]
-CHEAP = ("baton fit ", "baton simulate -c configs/sim.yaml ")
+CHEAP = ("baton size ", "baton calibrate ", "baton simulate -c configs/sim.yaml ")
 
 
 def examples() -> list[str]:

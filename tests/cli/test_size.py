@@ -1,4 +1,4 @@
-"""`baton fit` as people and scripts use it."""
+"""`baton size` as people and scripts use it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton.cli.main import build_app
-from baton.cli.model.fit import prefill_s
+from baton.cli.model.size import prefill_s
 from baton.perf.step_timing import StepBatch
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
@@ -27,7 +27,7 @@ TINY = {
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(build_app(), ("fit", *arguments))
+    return CliRunner().invoke(build_app(), ("size", *arguments))
 
 
 def answered(*arguments: str) -> dict[str, object]:
@@ -231,3 +231,9 @@ def test_unknown_names_are_answered_with_near_ones() -> None:
     assert (model.exit_code, gpu.exit_code) == (1, 1)
     assert "meta-llama/Llama-3.1-70B" in model.stderr
     assert "h200_sxm" in gpu.stderr
+
+
+def test_a_model_needs_an_accelerator() -> None:
+    result = run(LLAMA_70B)
+    assert result.exit_code == 2
+    assert "--gpu" in result.stderr

@@ -24,9 +24,9 @@ GUIDES = (
     "docs/migrate/from-ray-serve-llm.md",
 )
 """Where output that is shown must be what comes out. Elsewhere it may be of another day."""
-ALONE = {"fit", "plan", "simulate", "config"}
+ALONE = {"size", "calibrate", "plan", "simulate", "config"}
 """Verbs that need nothing that runs."""
-AT_ONCE = {"fit", "config"}
+AT_ONCE = {"size", "calibrate", "config"}
 LONG = (pytest.mark.long, pytest.mark.timeout(600))
 WRONGLY_CALLED: type[Exception] = typer.BadParameter.__mro__[1]
 """Of all the ways to call a command wrongly, which Typer exports only one of."""

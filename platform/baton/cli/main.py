@@ -99,7 +99,10 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             "replay": Verb(
                 "Send a trace to a running endpoint, and measure.", "measure.replay:replay"
             ),
-            "fit": Verb("Say whether a model fits so many devices.", "model.fit:fit"),
+            "size": Verb("Compute whether a model fits so many devices.", "model.size:size"),
+            "calibrate": Verb(
+                "Compare predicted latencies with measured ones.", "model.calibrate:calibrate"
+            ),
         },
         "Set it up": {
             "config": Verb(
@@ -130,6 +133,9 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
         },
     }
 )
+
+DEPRECATED_VERBS: Mapping[str, str] = MappingProxyType({"fit": "model.fit:fit"})
+"""Module and function by name; no help shows them. They get their words unread."""
 
 
 class _Formatter(Protocol):
@@ -181,7 +187,12 @@ class _LazyCommands(MutableMapping[str, _CommandOrGroup]):
 
     def __getitem__(self, name: str) -> _CommandOrGroup:
         if name not in self._loaded:
-            self._loaded[name] = _build(name, self._verbs[name])
+            entry_point = DEPRECATED_VERBS.get(name)
+            self._loaded[name] = (
+                _build(name, self._verbs[name])
+                if entry_point is None
+                else _build_deprecated(name, entry_point)
+            )
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: _CommandOrGroup) -> None:
@@ -227,14 +238,10 @@ class _GroupedVerbs(_FastGroup):
 
 
 def _build(name: str, verb: Verb) -> _CommandOrGroup:
-    app = typer.Typer(
-        name=name,
-        cls=_FastGroup,
-        help=verb.help if isinstance(verb.entry_point, Mapping) else None,
-        add_completion=False,
+    app = _app(
+        name,
+        help_text=verb.help if isinstance(verb.entry_point, Mapping) else None,
         no_args_is_help=isinstance(verb.entry_point, Mapping),
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
     )
     if isinstance(verb.entry_point, Mapping):
         for subcommand, entry_point in verb.entry_point.items():
@@ -242,6 +249,29 @@ def _build(name: str, verb: Verb) -> _CommandOrGroup:
         app.callback()(_no_op)  # also one verb alone is a verb of this one
     else:
         app.command(name)(_load_function(verb.entry_point))
+    return _command(app)
+
+
+def _build_deprecated(name: str, entry_point: str) -> _CommandOrGroup:
+    app = _app(name)
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    app.command(name, context_settings=settings)(_load_function(entry_point))
+    return _command(app)
+
+
+def _app(name: str, *, help_text: str | None = None, no_args_is_help: bool = False) -> typer.Typer:
+    return typer.Typer(
+        name=name,
+        cls=_FastGroup,
+        help=help_text,
+        add_completion=False,
+        no_args_is_help=no_args_is_help,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+
+def _command(app: typer.Typer) -> _CommandOrGroup:
     command: _CommandOrGroup = typer.main.get_command(app)  # type: ignore[assignment]  # likewise
     return command
 

@@ -1,4 +1,4 @@
-"""`baton fit LOG`: a vLLM engine's log replayed in the simulated one, and how far that is off."""
+"""`baton calibrate LOG`: a vLLM engine's log beside its replay in the simulated engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TABLES = ("dense", "attention", "per_sequence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogFitArgs:
+class LogArgs:
     """Which log, and what it does not say itself."""
 
     log: Path
@@ -42,7 +42,7 @@ def is_log(path: Path) -> bool:
     return path.suffix == _SUFFIX or (path / _REQUESTS).is_file()
 
 
-def evaluate_log(args: LogFitArgs) -> dict[str, object]:
+def evaluate_log(args: LogArgs) -> dict[str, object]:
     """Latencies as measured and as predicted, and the signed errors of the means.
 
     Raises:
@@ -143,7 +143,7 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError, remedy: str) ->
     return TraceUnusable(f"{path}: cannot be read: {why}", remedy)
 
 
-def _memory(engine: LoggedEngine, args: LogFitArgs) -> MemoryModel:
+def _memory(engine: LoggedEngine, args: LogArgs) -> MemoryModel:
     from baton.perf.hardware.accelerators import DTYPE_BYTES, Dtype
     from baton.perf.hardware.catalogue import find_accelerator
     from baton.perf.model.memory import MemoryModel

@@ -1,4 +1,4 @@
-"""`baton fit ROWS`: how far the model is off rows that others have measured."""
+"""`baton calibrate ROWS.csv`: how far the model is off rows that others have measured."""
 
 from __future__ import annotations
 

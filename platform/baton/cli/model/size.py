@@ -1,18 +1,14 @@
-"""`baton fit`: whether a model fits its devices, and how far the performance model is off rows."""
+"""`baton size`: whether a model fits its devices, and how many requests its KV cache holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from baton.cli.model.fit_log import LogFitArgs, evaluate_log, is_log, log_text_report
-from baton.cli.model.fit_rows import ROWS_SUFFIX, CalibrationArgs, evaluate_rows, summarize
 from baton.cli.model.models import AUTO, parse_dtype, read_model
-from baton.cli.model.simulate import progress_bar
 from baton.cli.options import JsonFlag, Output, resolve_format
 from baton.cli.output import OutputFormat, duration_text, print_report, report_errors
 from baton.domain.errors import InsufficientMemory
@@ -37,11 +33,7 @@ class Question:
     context_tokens: int
 
 
-_MODEL = typer.Argument(
-    help="A hub id, or the path of a config.json or of its folder; or a CSV of measured latencies,"
-    " or a log of a vLLM engine (requests.jsonl with meta.json beside it, or their folder), to see"
-    " how far predictions are off."
-)
+_MODEL = typer.Argument(help="A hub id, or the path of a config.json or of its folder.")
 _GPU = typer.Option("--gpu", help="The accelerator, as H100 or a100_40gb.")
 _DTYPE = typer.Option("--dtype", help="Of the weights: bf16, fp8, int4, ...")
 _KV_DTYPE = typer.Option("--kv-dtype", help="Of the KV cache: bf16, fp8, ...")
@@ -53,25 +45,12 @@ _UTILIZATION = typer.Option(
 )
 _RUNNING = typer.Option("--max-num-seqs", min=1, help="How many requests may run at once.")
 _BATCHED = typer.Option("--max-num-batched-tokens", min=1, help="How many tokens fit a step.")
-_CALIBRATE = typer.Option("--calibrate", metavar="FILE", help="Rows to calibrate on; for a CSV.")
-_EXTRAPOLATE = typer.Option(
-    "--extrapolate", help="Predict beyond twice the range of the calibration, too; for a CSV."
-)
-_SKIP_BAD = typer.Option("--skip-bad", help="Leave out bad rows; for a CSV or a log.")
-_SHAPE = typer.Option(
-    "--model-config", metavar="FILE", help="The model's config.json; for a log that only names it."
-)
-_PROFILE = typer.Option(
-    "--profile",
-    metavar="PREFIX",
-    help="For a log: predict by layer profiles, PREFIX_dense.csv, _attention and _per_sequence.",
-)
 
 
-def fit(  # noqa: PLR0913 - each is an option
+def size(  # noqa: PLR0913 - each is an option
     model: Annotated[str, _MODEL],
     *,
-    gpu: Annotated[str | None, _GPU] = None,
+    gpu: Annotated[str, _GPU],
     tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallelism.")] = 1,
     pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline parallelism.")] = 1,
     dtype: Annotated[str, _DTYPE] = AUTO,
@@ -80,41 +59,14 @@ def fit(  # noqa: PLR0913 - each is an option
     utilization: Annotated[float, _UTILIZATION] = 0.9,
     max_num_seqs: Annotated[int, _RUNNING] = 256,
     max_num_batched_tokens: Annotated[int, _BATCHED] = 8192,
-    calibrate: Annotated[Path | None, _CALIBRATE] = None,
-    extrapolate: Annotated[bool, _EXTRAPOLATE] = False,
-    ignore_invalid: Annotated[bool, _SKIP_BAD] = False,
-    model_config: Annotated[str | None, _SHAPE] = None,
-    profile: Annotated[str | None, _PROFILE] = None,
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say whether a model fits so many devices.
+    """Compute whether a model fits so many devices.
 
-    And how many requests its KV cache holds. Or compare what is predicted with rows of measured
-    latencies, or with a vLLM engine's log.
+    And how many requests its KV cache holds.
     """
     output = resolve_format(output, as_json=as_json)
-    rows = Path(model)
-    if rows.suffix == ROWS_SUFFIX:
-        with report_errors(), progress_bar("predicting") as on_progress:
-            calibration = CalibrationArgs(rows_path=calibrate, extrapolate=extrapolate)
-            evaluation = evaluate_rows(
-                rows, calibration, ignore_invalid=ignore_invalid, on_progress=on_progress
-            )
-        print_report(summarize(evaluation) if output is OutputFormat.TEXT else evaluation, output)
-        return
-    if gpu is None:
-        raise typer.BadParameter("say which, as H100", param_hint="--gpu")
-    if is_log(rows):
-        args = LogFitArgs(
-            log=rows, gpu=gpu, model=model_config, profile=profile, ignore_invalid=ignore_invalid
-        )
-        with report_errors():
-            comparison = evaluate_log(args)
-        print_report(
-            log_text_report(comparison) if output is OutputFormat.TEXT else comparison, output
-        )
-        return
     with report_errors():
         memory = replace(
             _memory_question(model, gpu=gpu, dtype=dtype, kv_dtype=kv_dtype),
@@ -122,20 +74,20 @@ def fit(  # noqa: PLR0913 - each is an option
             max_batched_tokens=max_num_batched_tokens,
             max_running_requests=max_num_seqs,
         )
-        _print_fit(_question(memory, tp=tp, pp=pp, context_tokens=context), output)
+        _print_size(_question(memory, tp=tp, pp=pp, context_tokens=context), output)
 
 
-def _print_fit(question: Question, output: OutputFormat) -> None:
+def _print_size(question: Question, output: OutputFormat) -> None:
     """Print what fits, or for scripts what does not.
 
     Raises:
         InsufficientMemory: there is too little memory.
     """
     try:
-        report = fit_report(question)
+        report = size_report(question)
     except InsufficientMemory as error:
         if output is OutputFormat.JSON:
-            print_report(_misfit_report(question, error), output)
+            print_report(_missize_report(question, error), output)
         raise
     print_report(text_report(report) if output is OutputFormat.TEXT else report, output)
 
@@ -172,7 +124,7 @@ def _question(memory: MemoryModel, *, tp: int, pp: int, context_tokens: int | No
 # --------------------------------------------------------------------------- what is answered
 
 
-def fit_report(question: Question) -> dict[str, object]:
+def size_report(question: Question) -> dict[str, object]:
     """The answer in bytes, tokens and seconds.
 
     Raises:
@@ -219,7 +171,7 @@ def _inputs(question: Question) -> dict[str, object]:
     }
 
 
-def _misfit_report(question: Question, error: InsufficientMemory) -> dict[str, object]:
+def _missize_report(question: Question, error: InsufficientMemory) -> dict[str, object]:
     return {
         "fits": False,
         **_inputs(question),

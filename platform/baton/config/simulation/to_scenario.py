@@ -414,7 +414,8 @@ def _notes(config: DeploymentConfig) -> Iterable[str]:
     if EngineKind.VLLM in kinds:
         yield (
             "Engines are modelled from data sheets and the model's shape, not measured; check the"
-            " model with 'baton fit ROWS.csv' or 'baton fit LOG' against your own measurements."
+            " model with 'baton calibrate ROWS.csv' or 'baton calibrate LOG' against your own"
+            " measurements."
         )
     if EngineKind.SIM in kinds:
         yield "Engines are as fast as the configuration says, which is no statement about hardware."
