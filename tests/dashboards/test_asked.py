@@ -14,8 +14,8 @@ from tests.dashboards.pages import page, pages
 from tests.dashboards.prometheus import Series
 
 SPAN = QueryRange(from_s=0.0, to_s=4.0, step_s=2.0, window="16s")
-QUESTION = Expression(location="here", expr="sum(baton_leases)")
-ALERT = Expression(location="alert", expr="sum(baton_leases) > 3", is_alert=True)
+QUESTION = Expression(location="here", expr="sum(baton_ingress_kv_leases)")
+ALERT = Expression(location="alert", expr="sum(baton_ingress_kv_leases) > 3", is_alert=True)
 
 
 def answer(*values: float, question: Expression = QUESTION) -> Result:
@@ -36,7 +36,7 @@ def test_an_expression_without_a_number_is_named() -> None:
 
     for empty in (nothing, answer(float("nan"), float("inf"))):
         assert find_problems([empty], {}, everything) == [
-            "here: no finite data (sum(baton_leases))"
+            "here: no finite data (sum(baton_ingress_kv_leases))"
         ]
 
 
@@ -64,7 +64,7 @@ def test_an_alert_may_be_empty_when_somebody_has_what_it_names() -> None:
 
     assert find_problems([quiet], {}, everything) == []
     assert find_problems([quiet], {}, lambda _: False) == [
-        "alert: nobody has the metric baton_leases"
+        "alert: nobody has the metric baton_ingress_kv_leases"
     ]
 
 

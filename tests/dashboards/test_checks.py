@@ -51,15 +51,15 @@ def test_every_metric_that_is_renamed_is_noticed() -> None:
         # What the catalogue does not have.
         (f'sum(rate({NARROWED})) / sum(baton_rents{{job=~"$job"}})', "there is no such metric"),
         ('sum(rate(baton_held_seconds{job=~"$job"}[5m]))', "there is no such metric"),
-        ('sum(baton_leases{job=~"$job", klass="a"})', "has no label klass"),
+        ('sum(baton_ingress_kv_leases{job=~"$job", klass="a"})', "has no label klass"),
         (f"sum by (job, klass) (rate({NARROWED}))", "by (klass): there is no such label"),
         (f"sum without (klass) (rate({NARROWED}))", "without (klass): there is no such label"),
         ('sum(baton_pool_replicas{job=~"$job", state="redy"})', "state is never redy"),
         ('sum(baton_pool_replicas{job=~"$job", state=~"ready|redy"})', "state is never redy"),
         # What a metric of its kind is not asked for.
         ('sum(baton_slo_requests_total{job=~"$job"})', "is a counter, wanted its rate"),
-        ('sum(rate(baton_leases{job=~"$job"}[5m]))', "is a gauge, has no rate"),
-        ("sum(baton_leases)", 'is not narrowed by job=~"$job"'),
+        ('sum(rate(baton_ingress_kv_leases{job=~"$job"}[5m]))', "is a gauge, has no rate"),
+        ("sum(baton_ingress_kv_leases)", 'is not narrowed by job=~"$job"'),
         (
             'histogram_quantile(0.9, sum(rate(baton_held_seconds_bucket{job=~"$job"}[5m])))',
             "wants buckets, by le",
@@ -71,8 +71,8 @@ def test_every_metric_that_is_renamed_is_noticed() -> None:
         ("sum(rate(baton_slo_requests_total)", "got 'the end', wanted ')'"),
         (f"sum(rate({NARROWED})))", "')' is not expected there"),
         ("baton_slo_requests_total{slo_class=~default}", "is no matcher"),
-        ('sum(baton_leases{job=~"$job"}) +', "'the end' is not expected there"),
-        ("baton_leases # so many", "cannot be read"),
+        ('sum(baton_ingress_kv_leases{job=~"$job"}) +', "'the end' is not expected there"),
+        ("baton_ingress_kv_leases # so many", "cannot be read"),
     ],
 )
 def test_a_wrong_expression_is_named_with_its_panel(expr: str, complaint: str) -> None:
@@ -88,11 +88,12 @@ def test_a_wrong_expression_is_named_with_its_panel(expr: str, complaint: str) -
 @pytest.mark.parametrize(
     ("expr", "labels"),
     [
-        ("baton_leases * 2 > 0", {"job", "instance", "component", "replica", "node", "pool"}),
-        ("1 - sum by (job) (baton_leases)", {"job"}),
-        ("sum(baton_leases) or vector(0)", set()),
+        ("baton_ingress_kv_leases * 2 > 0",
+         {"job", "instance", "component", "replica", "node", "pool"}),
+        ("1 - sum by (job) (baton_ingress_kv_leases)", {"job"}),
+        ("sum(baton_ingress_kv_leases) or vector(0)", set()),
         ("sum by (le, job) (rate(baton_held_seconds_bucket[5m]))", {"le", "job"}),
-        ("sum by (job, pool) (baton_leases) / on (job) group_left () max by (job) (up)",
+        ("sum by (job, pool) (baton_ingress_kv_leases) / on (job) group_left () max by (job) (up)",
          {"job", "pool"}),
         ("max by (job, pool) (up) * on (job) max by (job) (up)", {"job"}),
         ("topk(3, sum without (instance, component, replica, node) (up))", {"job", "pool"}),

@@ -30,6 +30,14 @@ Histograms belong to ingresses.
 | metric and labels | meaning
 |---|---
 """
+_DEPRECATED: Final = """## Deprecated names
+
+These metrics are exported by both names until the next release. Rules and dashboards use the new
+ones.
+
+| deprecated | now
+|---|---
+"""
 _EDGES: Final = """## Edges of histograms
 
 All processes share base edges up to one day. They add exact edges at objectives and timeouts, so
@@ -57,7 +65,22 @@ def page() -> str:
     """The page in Markdown."""
     sections = (line for where in Component for line in _section(where))
     histograms = (_row(metric) for metric in CATALOGUE if metric.kind is Kind.HISTOGRAM)
-    return "\n".join((_HEAD, *sections, _HISTOGRAMS + "\n".join(histograms), "", _EDGES))
+    deprecated = (
+        f"| `{metric.deprecated_name}` | `{metric.name}`"
+        for metric in CATALOGUE
+        if metric.deprecated_name is not None
+    )
+    return "\n".join(
+        (
+            _HEAD,
+            *sections,
+            _HISTOGRAMS + "\n".join(histograms),
+            "",
+            _DEPRECATED + "\n".join(deprecated),
+            "",
+            _EDGES,
+        )
+    )
 
 
 def _section(where: Component) -> Iterator[str]:

@@ -43,6 +43,14 @@ def test_histograms_and_no_others_have_edges_that_rise(metric: Metric) -> None:
 
 def test_a_name_is_declared_once() -> None:
     assert len(BY_NAME) == len(CATALOGUE) > 50
+    names = [name for metric in CATALOGUE for name in metric.names]
+    assert len(set(names)) == len(names)
+
+
+def test_no_histogram_is_exported_twice() -> None:
+    assert not [
+        metric for metric in CATALOGUE if metric.kind is Kind.HISTOGRAM and metric.names[1:]
+    ]
 
 
 def test_no_counter_is_called_like_a_series_of_a_histogram() -> None:

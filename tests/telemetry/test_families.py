@@ -8,12 +8,13 @@ import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from baton.telemetry.catalogue import (
-    INGRESS_KV_LEASES,
+    CIRCUIT_BREAKERS,
     LINK_SETUP,
     OTHER,
     RESUMES,
     SLACK,
     SLO_REQUESTS,
+    STEP_ERROR,
     TTFT,
 )
 from baton.telemetry.families import Families
@@ -27,22 +28,33 @@ def told(families: Families) -> dict[tuple[str, ...], float]:
 def test_counters_and_gauges_are_called_as_the_catalogue_calls_them() -> None:
     families = Families()
     families.add(RESUMES, 2)
-    families.add(INGRESS_KV_LEASES, 3, "decode")
+    families.add(STEP_ERROR, 3, "decode")
     counter, gauge = families.collect()
     assert isinstance(counter, CounterMetricFamily)
     assert isinstance(gauge, GaugeMetricFamily)
     assert [sample.name for sample in counter.samples] == [RESUMES.name]
     assert [(sample.name, sample.labels) for sample in gauge.samples] == [
-        (INGRESS_KV_LEASES.name, {"pool": "decode"})
+        (STEP_ERROR.name, {"pool": "decode"})
     ]
-    assert (counter.documentation, gauge.documentation) == (RESUMES.help, INGRESS_KV_LEASES.help)
+    assert (counter.documentation, gauge.documentation) == (RESUMES.help, STEP_ERROR.help)
+
+
+def test_a_renamed_metric_is_exported_by_both_names() -> None:
+    families = Families()
+    families.add(CIRCUIT_BREAKERS, 2, "decode", "open")
+    current, deprecated = families.collect()
+    assert (current.name, deprecated.name) == ("baton_circuit_breakers", "baton_circuits")
+    assert deprecated.documentation == "Deprecated, use baton_circuit_breakers."
+    assert [sample[1:3] for sample in deprecated.samples] == [
+        sample[1:3] for sample in current.samples
+    ]
 
 
 def test_what_is_added_under_the_same_labels_is_one_series() -> None:
     families = Families()
-    families.add(INGRESS_KV_LEASES, 1, "a")
-    families.add(INGRESS_KV_LEASES, 2, "b")
-    families.add(INGRESS_KV_LEASES, 3, "a")
+    families.add(STEP_ERROR, 1, "a")
+    families.add(STEP_ERROR, 2, "b")
+    families.add(STEP_ERROR, 3, "a")
     assert told(families) == {("a",): 4, ("b",): 2}
 
 
@@ -62,7 +74,7 @@ def test_nought_is_a_number() -> None:
 @pytest.mark.parametrize("labels", [(), ("a", "b")])
 def test_labels_that_were_not_declared_are_an_error(labels: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="wanted pool"):
-        Families().add(INGRESS_KV_LEASES, 1, *labels)
+        Families().add(STEP_ERROR, 1, *labels)
 
 
 def test_a_histogram_is_not_added_to() -> None:
@@ -97,7 +109,7 @@ def test_a_label_without_room_leaves_the_others_as_they_are() -> None:
 
 def test_each_metric_has_room_of_its_own() -> None:
     families = Families(max_values=1)
-    families.add(INGRESS_KV_LEASES, 1, "a")
+    families.add(STEP_ERROR, 1, "a")
     families.add(LINK_SETUP, 1, "b", "c")
     assert [len(family.samples) for family in families.collect()] == [1, 1]
     assert [tuple(f.samples[0].labels.values()) for f in families.collect()] == [("a",), ("b", "c")]

@@ -51,7 +51,10 @@ async def test_every_metric_of_replicas_is_told() -> None:
     async with running_host(Engine()) as (host, _):
         names = {name for name, *_ in told(host)}
     assert names == {
-        metric.name for metric in c.CATALOGUE if metric.component is c.Component.REPLICA
+        name
+        for metric in c.CATALOGUE
+        if metric.component is c.Component.REPLICA
+        for name in metric.names
     }
 
 

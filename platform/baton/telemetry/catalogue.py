@@ -155,14 +155,39 @@ class Metric:
     """Of a histogram: it has an edge at each class's."""
     deadlines: tuple[Deadline, ...] = ()
     """Of a histogram: the timeouts that bound what it observes; it has an edge at each."""
+    deprecated_name: str | None = None
+    """Its former name, which is exported, too. Histograms have none: they are most of a scrape."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names by which it is exported."""
+        return (self.name,) if self.deprecated_name is None else (self.name, self.deprecated_name)
 
 
-def _counter(component: Component, name: str, text: str, *labels: Label) -> Metric:
-    return Metric(name=name, kind=Kind.COUNTER, component=component, help=text, labels=labels)
+def _counter(
+    component: Component, name: str, text: str, *labels: Label, formerly: str | None = None
+) -> Metric:
+    return Metric(
+        name=name,
+        kind=Kind.COUNTER,
+        component=component,
+        help=text,
+        labels=labels,
+        deprecated_name=formerly,
+    )
 
 
-def _gauge(component: Component, name: str, text: str, *labels: Label) -> Metric:
-    return Metric(name=name, kind=Kind.GAUGE, component=component, help=text, labels=labels)
+def _gauge(
+    component: Component, name: str, text: str, *labels: Label, formerly: str | None = None
+) -> Metric:
+    return Metric(
+        name=name,
+        kind=Kind.GAUGE,
+        component=component,
+        help=text,
+        labels=labels,
+        deprecated_name=formerly,
+    )
 
 
 def _histogram(
@@ -215,9 +240,10 @@ SLO_GOOD = _counter(
 )
 SLO_EXCLUDED = _counter(
     _INGRESS,
-    "baton_slo_excused_requests_total",
+    "baton_slo_excluded_requests_total",
     "Requests not judged: cancelled before a token was due.",
     *_REQUEST_LABELS,
+    formerly="baton_slo_excused_requests_total",
 )
 TOKENS = _counter(
     _INGRESS,
@@ -297,7 +323,12 @@ ADMISSIONS = _counter(
     Label.REASON,
 )
 IN_FLIGHT = _gauge(_INGRESS, "baton_in_flight_requests", "Requests in flight.", Label.PHASE)
-QUEUED_REQUESTS = _gauge(_INGRESS, "baton_held_requests", "Queued requests.")
+QUEUED_REQUESTS = _gauge(
+    _INGRESS,
+    "baton_queued_requests",
+    "Queued requests.",
+    formerly="baton_held_requests",
+)
 SLACK = _gauge(
     _INGRESS,
     "baton_ttft_slack_seconds",
@@ -313,21 +344,24 @@ PLACEMENTS = _counter(
 RESUMES = _counter(_INGRESS, "baton_resumes_total", "Streams resumed on another replica.")
 RETRIES = _counter(
     _INGRESS,
-    "baton_second_tries_total",
+    "baton_retries_total",
     "Retries on another replica.",
     Label.REASON,
+    formerly="baton_second_tries_total",
 )
 RETRIES_DENIED = _counter(
     _INGRESS,
-    "baton_second_tries_refused_total",
+    "baton_retries_denied_total",
     "Retries denied by the retry budget.",
+    formerly="baton_second_tries_refused_total",
 )
 CIRCUIT_BREAKERS = _gauge(
     _INGRESS,
-    "baton_circuits",
+    "baton_circuit_breakers",
     "Circuit breakers of replicas.",
     Label.POOL,
     Label.STATE,
+    formerly="baton_circuits",
 )
 TTFT_RATIO = _histogram(
     "baton_ttft_prediction_ratio",
@@ -376,17 +410,30 @@ LINK_QUARANTINED = _gauge(
 )
 AGENT_FAILED = _gauge(
     _INGRESS,
-    "baton_agent_broken",
+    "baton_agent_failed",
     "1: pulls into the replica fail from all sources.",
     Label.TARGET,
+    formerly="baton_agent_broken",
 )
 HANDOFF_FAILURES = _counter(
-    _INGRESS, "baton_broken_handoffs_total", "Failed handoffs.",
+    _INGRESS,
+    "baton_handoff_failures_total",
+    "Failed handoffs.",
     Label.TARGET,
-)  # fmt: skip
-INGRESS_KV_LEASES = _gauge(_INGRESS, "baton_leases", "KV leases that wait for a pull.", Label.POOL)
+    formerly="baton_broken_handoffs_total",
+)
+INGRESS_KV_LEASES = _gauge(
+    _INGRESS,
+    "baton_ingress_kv_leases",
+    "KV leases that wait for a pull.",
+    Label.POOL,
+    formerly="baton_leases",
+)
 UNREACHABLE_REPLICAS = _gauge(
-    _INGRESS, "baton_unjoined_replicas", "Replicas known to Ray but unreachable."
+    _INGRESS,
+    "baton_unreachable_replicas",
+    "Replicas known to Ray but unreachable.",
+    formerly="baton_unjoined_replicas",
 )
 # ------------------------------------------------------------------- replicas
 REPLICA_INFO = _gauge(
@@ -433,11 +480,19 @@ ADAPTER_TIME = _counter(
     "Time in adapter loads; the engine computes nothing else.",
 )
 LIVE_LEGS = _gauge(_REPLICA, "baton_live_legs", "Legs in flight.")
-REPLICA_KV_LEASES = _gauge(_REPLICA, "baton_held_leases", "KV leases held.")
+REPLICA_KV_LEASES = _gauge(
+    _REPLICA,
+    "baton_replica_kv_leases",
+    "KV leases held.",
+    formerly="baton_held_leases",
+)
 COORDINATORS = _gauge(_REPLICA, "baton_coordinators", "Connected coordinators.")
 LINK_FRAMES = _counter(_REPLICA, "baton_link_frames_total", "Fleet link frames.", Label.STATE)
 LINK_AUTH_FAILURES = _counter(
-    _REPLICA, "baton_link_strangers_total", "Fleet link connections that failed authentication."
+    _REPLICA,
+    "baton_link_auth_failures_total",
+    "Fleet link connections that failed authentication.",
+    formerly="baton_link_strangers_total",
 )
 # ------------------------------------------------------------------- controller: pools
 POOL_REPLICAS = _gauge(
@@ -491,14 +546,31 @@ SCALING_ACTIONS = _counter(
     Label.POOL,
     Label.ACTION,
 )
-AUTOSCALER_PAUSED = _gauge(_CONTROLLER, "baton_scaling_held", "1: paused, an input is missing.")
-AUTOSCALER_TICKS = _counter(_CONTROLLER, "baton_scaling_turns_total", "Autoscaler ticks.",
+AUTOSCALER_PAUSED = _gauge(
+    _CONTROLLER,
+    "baton_autoscaler_paused",
+    "1: paused, an input is missing.",
+    formerly="baton_scaling_held",
+)
+AUTOSCALER_TICKS = _counter(
+    _CONTROLLER,
+    "baton_autoscaler_ticks_total",
+    "Autoscaler ticks.",
     Label.OUTCOME,
-)  # fmt: skip
-POOL_OVERRIDES = _gauge(_CONTROLLER, "baton_overridden_pools", "Pools with an operator override.")
+    formerly="baton_scaling_turns_total",
+)
+POOL_OVERRIDES = _gauge(
+    _CONTROLLER,
+    "baton_pool_overrides",
+    "Pools with an operator override.",
+    formerly="baton_overridden_pools",
+)
 REPORT_AGE = _gauge(_CONTROLLER, "baton_report_age_seconds", "Time since every ingress reported.")
 UNRESPONSIVE_INGRESSES = _gauge(
-    _CONTROLLER, "baton_silent_ingresses", "Ingresses without a report last tick."
+    _CONTROLLER,
+    "baton_unresponsive_ingresses",
+    "Ingresses without a report last tick.",
+    formerly="baton_silent_ingresses",
 )
 # ------------------------------------------------------------------- controller: promises, money
 SLO_TARGET = _gauge(_CONTROLLER, "baton_slo_target_fraction", "Target attainment.", Label.SLO_CLASS)
@@ -539,7 +611,12 @@ CONFIG_GENERATION = _gauge(_CONTROLLER, "baton_config_generation", "Generation i
 INGRESS_GENERATION = _gauge(
     _INGRESS, "baton_ingress_config_generation", "Configuration generation in use."
 )
-CONFIG_REJECTED = _counter(_CONTROLLER, "baton_config_refused_total", "Rejected configurations.")
+CONFIG_REJECTED = _counter(
+    _CONTROLLER,
+    "baton_config_rejected_total",
+    "Rejected configurations.",
+    formerly="baton_config_refused_total",
+)
 BUILD_INFO = _gauge(_CONTROLLER, "baton_build_info", "Always 1.", Label.VERSION, Label.MODEL)
 
 CATALOGUE: Final[tuple[Metric, ...]] = tuple(

@@ -60,22 +60,23 @@ class Families:
         return label
 
     def collect(self) -> Iterator[Family]:
-        """One family for each metric that was added to."""
+        """One family for each name of a metric that was added to."""
         for metric, values in self._samples.items():
-            family = _family(metric)
-            for labels, value in values.items():
-                family.add_metric(labels, value)
-            yield family
+            for name in metric.names:
+                family = _family(metric, name)
+                for labels, value in values.items():
+                    family.add_metric(labels, value)
+                yield family
 
 
-def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
-    names = [str(label) for label in metric.labels]
+def _family(metric: Metric, name: str) -> CounterMetricFamily | GaugeMetricFamily:
+    text = metric.help if name == metric.name else f"Deprecated, use {metric.name}."
+    labels = [str(label) for label in metric.labels]
     match metric.kind:
         case Kind.COUNTER:
-            name = metric.name.removesuffix("_total")
-            return CounterMetricFamily(name, metric.help, labels=names)
+            return CounterMetricFamily(name.removesuffix("_total"), text, labels=labels)
         case Kind.GAUGE:
-            return GaugeMetricFamily(metric.name, metric.help, labels=names)
+            return GaugeMetricFamily(name, text, labels=labels)
         case Kind.HISTOGRAM:
             raise ValueError(f"{metric.name}: a histogram observes, it is not collected")
         case _:

@@ -200,7 +200,7 @@ def ingress_killed(folder: Path) -> Outcome:
             whole_s = up.wait_complete(POOLS, ingresses=2, timeout_s=180)
             short.stop()
         quiet_s = wait_until(
-            lambda: sum_gauges(targets, "baton_live_legs", "baton_held_leases") == 0, 60
+            lambda: sum_gauges(targets, "baton_live_legs", "baton_replica_kv_leases") == 0, 60
         )
     exchanges = [*short.exchanges, *streams.exchanges]
     cut_streams = streams_cut_by(exchanges, killed_s)
@@ -348,7 +348,7 @@ def everything_killed_in_random_order(folder: Path) -> Outcome:
             kill_sequence.run(clients, 60 * length["minutes"])
         targets = up.targets()
         quiet_s = wait_until(
-            lambda: sum_gauges(targets, "baton_live_legs", "baton_held_leases") == 0, 60
+            lambda: sum_gauges(targets, "baton_live_legs", "baton_replica_kv_leases") == 0, 60
         )
     sent = clients.exchanges
     lost = [
