@@ -32,7 +32,7 @@ MEAN, P90, P99 = 1.08, 1.2, 1.5
 never meet, and of those that go where they cost least some do: the slowest few wait longer."""
 FIXED_PREFILL = (
     '{"prefill_step":"16.5ms","prefill_rate":"65861/s","decode_step":"5.74ms","decode_kv":"54ms",'
-    '"decode_kv_relief":"25.7ms","transfer_rate":"25GB/s","kv_blocks":4096}'
+    '"decode_kv_quadratic":"25.7ms","transfer_rate":"25GB/s","kv_blocks":4096}'
 )
 SLOW = '{"prefill_rate":"8k/s","decode_step":"20ms","transfer_rate":"25GB/s","kv_blocks":8192}'
 FAST = '{"prefill_rate":"20k/s","decode_step":"8ms","transfer_rate":"25GB/s","kv_blocks":8192}'
@@ -79,7 +79,7 @@ def configured(
     *, engine: str, replicas: Mapping[str, int] = SPLIT, policy: str = "predicted"
 ) -> DeploymentConfig:
     pools = ",".join(
-        f'"{role}":{{"role":"{role}","replicas":{{"min":{count},"start":{count},"max":{count}}}}}'
+        f'"{role}":{{"role":"{role}","replicas":{{"min":{count},"initial":{count},"max":{count}}}}}'
         for role, count in replicas.items()
     )
     disaggregate = "auto" if policy == "predicted" else "always"
