@@ -69,7 +69,7 @@ def read_result(exchange: Exchange, *, is_long: bool, max_tokens: int) -> Reques
     except BadStreamError as error:
         return RequestResult(is_long=is_long, stream=None, error=str(error))
     if stream.tokens != max_tokens:
-        problem = f"{stream.tokens} tokens, wanted {max_tokens}"
+        problem = f"{stream.tokens} tokens, expected {max_tokens}"
         return RequestResult(is_long=is_long, stream=None, error=problem)
     return RequestResult(is_long=is_long, stream=stream)
 

@@ -43,7 +43,7 @@ class Workload:
         modes = (self.clients, self.rate_per_s, self.saturating_clients)
         if sum(way is not None for way in modes) != 1:
             raise ValueError(
-                f"workload: clients, rate_per_s and saturating_clients are {modes}, wanted one"
+                f"workload: clients, rate_per_s and saturating_clients are {modes}, expected one"
             )
 
     @property

@@ -84,7 +84,7 @@ def engine_settings(config: DeploymentConfig) -> SimSettings:
         for pool in config.pools.values()
     }
     if len(settings) != 1:
-        raise ValueError(f"{len(settings)} different engines in one scenario, wanted 1")
+        raise ValueError(f"{len(settings)} different engines in one scenario, expected 1")
     return settings.pop()
 
 

@@ -84,7 +84,7 @@ def failed(exchanges: Sequence[Exchange]) -> list[str]:
             if exchange.error:
                 found.append(exchange.error[:200])
             elif (tokens := read_stream(exchange.sent_at_s, exchange.body()).tokens) != _TOKENS:
-                found.append(f"{tokens} tokens, wanted {_TOKENS}")
+                found.append(f"{tokens} tokens, expected {_TOKENS}")
         except BadStreamError as error:
             found.append(str(error)[:200])
     return found

@@ -143,7 +143,7 @@ def _answer(load: Load, exchange: Exchange, at_s: float) -> Answer:
     except BadStreamError as error:
         return Answer(at_s=at_s, failed=str(error)[:200])
     if stream.tokens != load.max_tokens:
-        return Answer(at_s=at_s, failed=f"{stream.tokens} tokens, wanted {load.max_tokens}")
+        return Answer(at_s=at_s, failed=f"{stream.tokens} tokens, expected {load.max_tokens}")
     ttft_s = stream.ttft_s + max(0.0, exchange.send_delay_s)
     return Answer(at_s=at_s, ttft_s=ttft_s, tpot_s=stream.tpot_s)
 

@@ -128,7 +128,7 @@ def balancer(backend: int) -> Iterator[Balancer]:
     """An HAProxy that asks the deployment whether it is healthy."""
     binary = find_haproxy(os.environ)
     if binary is None:
-        raise RuntimeError("no executable haproxy was found, wanted one as balancer")
+        raise RuntimeError("no executable haproxy was found, expected one as balancer")
     port = pick_free_port()
     with tempfile.TemporaryDirectory(prefix="baton-", dir="/tmp") as folder:
         config = Path(folder) / "balancer.cfg"
@@ -195,7 +195,7 @@ def await_zero(baton: BatonDeployment, url: str) -> None:
     _await(lambda: not baton.process_groups()[ENGINE], _EMPTY_S, "replicas are left")
     health = _health(url)
     if health != httpx.codes.OK:
-        raise RuntimeError(f"/health of a deployment at zero: got {health}, wanted 200")
+        raise RuntimeError(f"/health of a deployment at zero: got {health}, expected 200")
 
 
 def _health(url: str) -> int:

@@ -467,7 +467,7 @@ int main(int count, char **words)
             die("unknown argument %s", word);
     }
     if (options.port <= 0 || options.streams <= 0 || options.requests <= 0 || !options.bodies)
-        die("wanted: --port P --streams N --requests R --bodies FILE");
+        die("expected: --port P --streams N --requests R --bodies FILE");
     read_bodies();
     requests = calloc(options.requests, sizeof *requests);
     print_all(run());

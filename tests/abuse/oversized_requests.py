@@ -77,10 +77,10 @@ def check_answer(
     path, data = make_request()
     answer = client.post(path, content=data, headers=_JSON)
     if answer.status_code != expected_status:
-        yield f"{name}: {answer.status_code}, wanted {expected_status}: {answer.text[:100]}"
+        yield f"{name}: {answer.status_code}, expected {expected_status}: {answer.text[:100]}"
     if len(answer.text) > _MAX_ANSWER_CHARS:
         yield (
-            f"{name}: an answer of {len(answer.text)} characters, wanted at most"
+            f"{name}: an answer of {len(answer.text)} characters, expected at most"
             f" {_MAX_ANSWER_CHARS}"
         )
 

@@ -85,7 +85,7 @@ def check_route(
             is_as_expected = (
                 status not in {401, 403, 404} and status < httpx.codes.INTERNAL_SERVER_ERROR
             )
-    return None if is_as_expected else f"{method} {path} with {kind}: {status}, wanted {expected}"
+    return None if is_as_expected else f"{method} {path} with {kind}: {status}, expected {expected}"
 
 
 def check_console(

@@ -320,7 +320,7 @@ async def test_where_nobody_counts_tokens_because_nobody_is_there_it_says_so() -
 )
 async def test_a_url_that_is_none_is_said_to_be_one_and_not_that_nothing_answers(url: str) -> None:
     async with CompletionClient(ClientOptions(url=url)) as client:
-        with pytest.raises(EndpointUnusable, match=r"wanted http://HOST:PORT.*\[::1\]:8000"):
+        with pytest.raises(EndpointUnusable, match=r"expected http://HOST:PORT.*\[::1\]:8000"):
             await client.get_model()
 
 

@@ -66,12 +66,12 @@ def test_messages_keep_what_stands_before_the_first_prompt() -> None:
     ("entry", "why"),
     [
         ("{nonsense", "not JSON"),
-        ("3", "got int, wanted an object"),
+        ("3", "got int, expected an object"),
         ('{"prompt": ""}', "no prompt, messages or conversations"),
         ('{"prompt": "a", "output_tokens": 0}', "output_tokens is 0"),
         ('{"conversations": [{"from": "gpt", "value": "hi"}]}', "nobody asks anything"),
         ('{"messages": [{"role": "user", "content": 4}]}', "a message of 'user' without text"),
-        ('{"messages": ["hi"]}', "not as wanted"),
+        ('{"messages": ["hi"]}', "not as expected"),
     ],
 )
 def test_a_bad_entry_is_named_or_left_out(entry: str, why: str) -> None:

@@ -46,10 +46,10 @@ def test_the_type_of_the_products_counts_before_that_of_the_model(
 @pytest.mark.parametrize(
     ("bad", "what"),
     [
-        (GOOD.replace(",121.5,", ",soon,"), "silicon_ttft_ms is 'soon', wanted a number"),
-        (GOOD.replace(",17.4,", ",0,"), "silicon_tpot_ms is 0, wanted more than 0"),
+        (GOOD.replace(",121.5,", ",soon,"), "silicon_ttft_ms is 'soon', expected a number"),
+        (GOOD.replace(",17.4,", ",0,"), "silicon_tpot_ms is 0, expected more than 0"),
         (GOOD.replace(",1024,", ",0,"), "isl is '0'"),
-        (GOOD.replace("fp8,agg", "fp7,agg").replace(",fp8,,", ",,,"), "is 'fp7', wanted one of"),
+        (GOOD.replace("fp8,agg", "fp7,agg").replace(",fp8,,", ",,,"), "is 'fp7', expected one of"),
         (GOOD.replace("meta-llama/Llama-3.1-70B", ""), "model_path is missing"),
         ("vllm,0.12", "model_path is missing: the row is too short"),
         (GOOD + ",1,2,3", "more fields than the header has columns"),

@@ -202,7 +202,7 @@ def test_a_png_is_one_picture_of_all_plots_and_odd_studies_can_be_drawn(tmp_path
 
 
 def test_a_file_of_another_kind_is_refused_before_anything_is_done(tmp_path: Path) -> None:
-    with pytest.raises(ReportUnwritable, match=r"got '.pdf', wanted .html or .png"):
+    with pytest.raises(ReportUnwritable, match=r"got '.pdf', expected .html or .png"):
         check_report_path(tmp_path / "a.pdf")
     with pytest.raises(ReportUnwritable, match="no folder"):
         write_report(SWEPT, tmp_path / "none" / "a.html")

@@ -72,7 +72,7 @@ def test_connections_that_a_process_may_not_have_are_refused_before_they_fail(
     assert limits["now"] == (256, 4096)
     _raise_file_limit(1000)
     assert limits["now"] == (1000, 4096)
-    with pytest.raises(ClientProcessFailed, match="may have 4096 files open, wanted 5000"):
+    with pytest.raises(ClientProcessFailed, match="may have 4096 files open, expected 5000"):
         _raise_file_limit(5000)
 
 

@@ -114,7 +114,7 @@ def test_a_complete_stream_is_read() -> None:
     [
         (exchange(problem="no end"), 1, "no end"),
         (exchange(TOKEN, b"[DONE]"), 1, "usage None"),
-        (exchange(TOKEN, USAGE, b"[DONE]"), 32, "1 tokens, wanted 32"),
+        (exchange(TOKEN, USAGE, b"[DONE]"), 32, "1 tokens, expected 32"),
     ],
 )
 def test_what_is_cut_short_is_a_failure(came: Exchange, max_tokens: int, problem: str) -> None:

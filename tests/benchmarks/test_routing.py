@@ -78,7 +78,7 @@ def test_a_misspelt_key_of_a_scenario_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ways", [{"clients": None}, {"rate_per_s": 1.0}])
 def test_requests_arrive_in_one_way(ways: dict[str, float | None]) -> None:
-    with pytest.raises(ValueError, match="wanted one"):
+    with pytest.raises(ValueError, match="expected one"):
         replace(SMALL, **ways)  # type: ignore[arg-type]  # parametrized
 
 

@@ -131,7 +131,7 @@ def _run_all(cases: Mapping[str, Case], chosen: Sequence[Case], options: argpars
         for bound in run.bounds:
             mark = "  " if bound.is_met else "! "
             sys.stdout.write(
-                f"  {mark}{bound.description}: {bound.actual} (wanted {bound.expected})\n"
+                f"  {mark}{bound.description}: {bound.actual} (expected {bound.expected})\n"
             )
         if run.note:
             sys.stdout.write(f"  {run.note}\n")

@@ -203,7 +203,7 @@ def find_alive(pids: Iterable[int]) -> list[int]:
 
 
 def _only(pids: Sequence[int]) -> int:
-    assert len(pids) == 1, f"wanted one process, found {list(pids)}"
+    assert len(pids) == 1, f"expected one process, found {list(pids)}"
     return pids[0]
 
 

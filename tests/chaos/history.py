@@ -284,7 +284,7 @@ def _difference_kind(actual: list[int], expected: list[int], index: int) -> str:
         return "repeated: tokens come again"
     if Counter(actual) == Counter(expected):
         return "out of order"
-    return f"wrong: got {actual[index : index + 4]}, wanted {expected[index : index + 4]}"
+    return f"wrong: got {actual[index : index + 4]}, expected {expected[index : index + 4]}"
 
 
 def _continues_elsewhere(tail: list[int], expected: list[int], offsets: Iterable[int]) -> bool:

@@ -107,7 +107,7 @@ class MutationRunner:
         return (
             None
             if found == 1
-            else (MutationOutcome.BROKE, f"it is there {found} times, wanted once")
+            else (MutationOutcome.BROKE, f"it is there {found} times, expected once")
         )
 
     def _check_baseline(self, row: Mutation) -> tuple[MutationOutcome, str] | None:

@@ -61,6 +61,6 @@ def copy_version(folder: Path, *, version: str = "", edits: Edits | None = None)
     for name, (old, new) in changes.items():
         file = source / "baton" / name
         text = file.read_text()
-        assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}, wanted it once"
+        assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}, expected it once"
         file.write_text(text.replace(old, new))
     return OtherVersion(version=version or baton.__version__, source=source)

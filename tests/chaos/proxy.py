@@ -57,9 +57,9 @@ class LinkConditions:
         for name in ("loss_probability", "corruption_probability"):
             chance = getattr(self, name)
             if not 0 <= chance <= 1:
-                raise ValueError(f"weather: {name} is {chance}, wanted a chance from 0 to 1")
+                raise ValueError(f"weather: {name} is {chance}, expected a chance from 0 to 1")
         if self.bytes_per_s is not None and self.bytes_per_s <= 0:
-            raise ValueError(f"weather: bytes_per_s is {self.bytes_per_s}, wanted more than 0")
+            raise ValueError(f"weather: bytes_per_s is {self.bytes_per_s}, expected more than 0")
 
 
 NO_IMPAIRMENT = LinkConditions()

@@ -141,7 +141,7 @@ def _summary(lines: ResultsByCase) -> Iterator[str]:
 
 
 def _table(keys: list[str], lines: ResultsByCase) -> Iterator[str]:
-    yield "| | what | verdict | what was seen, and what was wanted | run |"
+    yield "| | what | verdict | what was seen, and what was expected | run |"
     yield "|---|---|---|---|---|"
     for key in keys:
         line = lines.get(key)

@@ -148,7 +148,7 @@ def test_a_request_that_was_let_in_and_failed_is_found(ending: Ending) -> None:
         ([7, 8, 10, 11, 12], "lost: tokens are missing there, after 2"),
         ([7, 8, 9, 8, 9, 10, 11, 12], "repeated: tokens come again, after 3"),
         ([7, 9, 8, 10, 11, 12], "out of order, after 1"),
-        ([7, 8, 9, 10, 11, 99], r"wrong: got \[99\], wanted \[12\], after 5"),
+        ([7, 8, 9, 10, 11, 99], r"wrong: got \[99\], expected \[12\], after 5"),
         ([*WANTED, 13], "1 tokens too many, after 6"),
         ([], "lost: it ends there, after 0"),
     ],

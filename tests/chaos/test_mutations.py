@@ -181,6 +181,6 @@ def test_a_protection_that_a_test_guards_is_caught_and_one_that_none_does_surviv
     assert unguarded.outcome is MutationOutcome.SURVIVED, "what was broken before was not put back"
     assert (unfit.outcome, unfit.detail) == (
         MutationOutcome.BROKE,
-        "it is there 4 times, wanted once",
+        "it is there 4 times, expected once",
     )
     assert (tmp_path / "tree" / SUBJECT).read_text() == MODULE

@@ -581,7 +581,7 @@ def test_a_connection_that_breaks_is_still_an_error(run: Run) -> None:
 def test_a_duration_beyond_all_timers_is_a_usage_error(run: Run, interval: str) -> None:
     result = run("status", "--watch", "--interval", interval)
     assert result.exit_code == 2
-    assert "wanted at most 100 years" in result.stderr
+    assert "expected at most 100 years" in result.stderr
 
 
 def test_environment_variables_of_the_process_are_a_layer() -> None:

@@ -37,5 +37,5 @@ def test_a_label_that_is_none_is_refused(label: str) -> None:
     commands = ScriptedCommands(TOLD)
     result = run(commands, "--label", label)
     assert result.exit_code == 2
-    assert "wanted KEY=VALUE" in result.stderr
+    assert "expected KEY=VALUE" in result.stderr
     assert not commands.asked

@@ -159,9 +159,9 @@ def test_a_bad_line_is_named(server: CompletionServer, tmp_path: Path) -> None:
         ((), "give one of TRACE and --workload"),
         (("t.jsonl", "--workload", "conv"), "give one of TRACE and --workload"),
         (("t.jsonl", "--rate", "1", "--speed", "2"), "give one of --rate and --speed"),
-        (("t.jsonl", "--rate", "0"), "wanted more than 0"),
-        (("t.jsonl", "--deadline", "soon"), "wanted a duration"),
-        (("t.jsonl", "--header", "nothing"), "wanted NAME:VALUE"),
+        (("t.jsonl", "--rate", "0"), "expected more than 0"),
+        (("t.jsonl", "--deadline", "soon"), "expected a duration"),
+        (("t.jsonl", "--header", "nothing"), "expected NAME:VALUE"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(arguments: tuple[str, ...], said: str) -> None:

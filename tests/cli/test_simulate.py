@@ -218,9 +218,9 @@ def test_people_get_tables_and_a_page_that_says_how_to_make_it_again(tmp_path: P
     [
         ((), "give one of --trace and --workload"),
         (("--trace", "a", "--workload", "conv"), "give one of --trace and --workload"),
-        ((*SMALL, "--duration", "10"), "wanted a duration such as"),
-        ((*SMALL, "--kill", "decode-0"), "wanted a replica and a time such as decode-0@30s"),
-        ((*SMALL, "--scale", "0"), "wanted more than 0"),
+        ((*SMALL, "--duration", "10"), "expected a duration such as"),
+        ((*SMALL, "--kill", "decode-0"), "expected a replica and a time such as decode-0@30s"),
+        ((*SMALL, "--scale", "0"), "expected more than 0"),
         ((*SMALL, "--attainment", "90"), "--attainment"),
     ],
 )
@@ -237,10 +237,10 @@ def test_options_that_make_no_sense_are_wrong_usage(arguments: tuple[str, ...], 
         (("--workload", "conv", "--requests", "5"), "--workload needs a rate"),
         (("--workload", "conv", "--rate", "5"), "--workload needs an end"),
         (("--trace", "none.csv"), "none.csv: cannot be read"),
-        ((*SMALL, "--compare", "random"), "wanted a key and a value such as policy=random"),
+        ((*SMALL, "--compare", "random"), "expected a key and a value such as policy=random"),
         ((*SMALL, "--kill", "decode-9@1s"), "'decode-9'"),
         ((*SMALL, *NO_SLO, "--slo-scale-sweep"), "--slo-scale-sweep needs objectives"),
-        ((*SMALL, "--report", "a.pdf"), "wanted .html or .png"),
+        ((*SMALL, "--report", "a.pdf"), "expected .html or .png"),
     ],
 )
 def test_an_error_says_what_is_wrong_and_what_to_do(arguments: tuple[str, ...], says: str) -> None:

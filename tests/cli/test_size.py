@@ -195,8 +195,8 @@ def test_a_model_is_read_from_its_config(tmp_path: Path, *, as_folder: bool) -> 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "wanted JSON"),
-        ("[1]", "got a list, wanted an object"),
+        ("{", "expected JSON"),
+        ("[1]", "got a list, expected an object"),
         ("{}", "its config has no 'hidden_size'"),
         ('{"hidden_size": "wide"}', "'hidden_size': got 'wide'"),
     ],
@@ -216,7 +216,7 @@ def test_a_config_that_is_no_text_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
     result = run(str(tmp_path), "--gpu", "L4")
     assert result.exit_code == 1
-    assert "wanted JSON" in result.stderr
+    assert "expected JSON" in result.stderr
 
 
 def test_a_folder_without_a_config_says_so(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_workload_ends_where_either_limit_is_reached() -> None:
     assert len(make_workload("conv", rate_per_s=10, duration_s=60, max_requests=7)) == 7
     few = make_workload("conv", rate_per_s=10, duration_s=1, max_requests=1000)
     assert 0 < len(few) < 40
-    with pytest.raises(ValueError, match="wanted one"):
+    with pytest.raises(ValueError, match="expected one"):
         make_workload("conv", rate_per_s=10)
 
 

@@ -36,8 +36,8 @@ def test_a_simulated_engine_has_room_for_adapters_only_where_there_are_any(load:
     ("text", "wanted"),
     [
         (WITH.replace("sql:", "tiny:"), "adapters.tiny: the name is taken by model 'tiny'"),
-        (with_slots("{max_loaded: 2}"), "max_loaded: got 2, wanted at least max_batched, 4"),
-        (with_slots("{max_rank: 10}"), "max_rank: got 10, wanted one of 1, 8, 16, 32"),
+        (with_slots("{max_loaded: 2}"), "max_loaded: got 2, expected at least max_batched, 4"),
+        (with_slots("{max_rank: 10}"), "max_rank: got 10, expected one of 1, 8, 16, 32"),
         (WITH.replace("source: org/sql", ""), "adapters.sql.source: missing"),
         (
             WITH.replace("adapters:", "engine: {extra: {max_loras: 2}}, adapters:"),
@@ -74,10 +74,16 @@ def test_an_engine_has_room_for_adapters_that_come_later(load: Load) -> None:
 @pytest.mark.parametrize(
     ("keys", "wanted"),
     [
-        ("{max: 2}", "runtime_adapters.paths: got none, wanted the folders in which adapters lie"),
-        ("{max: 2, paths: [a]}", "runtime_adapters.paths.0: got 'a', wanted an absolute path, or"),
-        ("{max: 2, paths: [a/b/]}", "runtime_adapters.paths.0: got 'a/b/', wanted an absolute"),
-        ("{max: 2, max_per_tenant: 3, paths: [/a]}", "max_per_tenant: got 3, wanted at most max"),
+        (
+            "{max: 2}",
+            "runtime_adapters.paths: got none, expected the folders in which adapters lie",
+        ),
+        (
+            "{max: 2, paths: [a]}",
+            "runtime_adapters.paths.0: got 'a', expected an absolute path, or",
+        ),
+        ("{max: 2, paths: [a/b/]}", "runtime_adapters.paths.0: got 'a/b/', expected an absolute"),
+        ("{max: 2, max_per_tenant: 3, paths: [/a]}", "max_per_tenant: got 3, expected at most max"),
         ("{max: 1001, paths: [/a]}", "runtime_adapters.max: got 1001"),
     ],
 )

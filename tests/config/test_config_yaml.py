@@ -119,7 +119,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
         ("a: 1\nb: [1, 2\nc: 3\n", "x.yaml:3:2: not YAML"),
         ("a: 'x", "x.yaml:1:6: not YAML"),
         ("a: 1: 2", "x.yaml:1:5: not YAML: mapping values are not allowed here"),
-        ("a: 1\n---\nb: 1\n", "x.yaml:2:1: a second document, wanted only one"),
+        ("a: 1\n---\nb: 1\n", "x.yaml:2:1: a second document, expected only one"),
         ("ok: 1\nbad: \x00", "x.yaml:2:6: character U+0000 is not allowed in YAML"),
         ("? [a]\n: 1", "x.yaml:1:3: a key that is no plain text"),
         ("a: *nowhere", "x.yaml:1:4: a: alias *nowhere has no anchor before it"),

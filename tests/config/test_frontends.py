@@ -29,7 +29,7 @@ def test_the_gate_is_the_front_where_that_is_said(load: Load) -> None:
 def test_without_the_rust_frontend_there_is_no_gate_to_be_the_front(load_invalid: Refuse) -> None:
     (finding,) = load_invalid(MINIMAL_CONFIG + "server: {listener: ingress}\n")
     assert re.match(r"\S+:\d+: server\.listener: got 'ingress', ", finding), finding
-    assert "wanted server.api_server 'rust'" in finding
+    assert "expected server.api_server 'rust'" in finding
 
 
 def test_a_configuration_that_was_completed_is_taken_again(load: Load) -> None:

@@ -329,13 +329,13 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
     )
     assert findings == (
         "x0.yaml:2:24: observability.logs.prompts: not yet: prompts are never logged, remove it",
-        "x0.yaml:3:32: model.max_len: got 'many', wanted a whole number, at least 2",
-        "x0.yaml:5:13: pools.p.role: got 'mixt', wanted 'prefill', 'decode' or 'mixed', "
+        "x0.yaml:3:32: model.max_len: got 'many', expected a whole number, at least 2",
+        "x0.yaml:5:13: pools.p.role: got 'mixt', expected 'prefill', 'decode' or 'mixed', "
         "did you mean 'mixed'?",
         "x0.yaml:5:19: pools.p.gpu: unknown key, did you mean 'gpus' under 'resources'?",
-        "x0.yaml:6:18: router.policy: got 'randm', wanted 'predicted', 'random', 'round-robin', "
+        "x0.yaml:6:18: router.policy: got 'randm', expected 'predicted', 'random', 'round-robin', "
         "'least-loaded' or your own 'module:function', did you mean 'random'?",
-        "env BATON__SERVER__PORT: server.port: got 0, wanted a whole number, at least 1, "
+        "env BATON__SERVER__PORT: server.port: got 0, expected a whole number, at least 1, "
         "at most 65535",
         "--set: server.prot: unknown key, did you mean 'port'?",
     )
@@ -344,11 +344,11 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
 @pytest.mark.parametrize(
     ("text", "token", "finding"),
     [
-        ("", "", "version: missing, wanted a whole number, exactly 1"),
+        ("", "", "version: missing, expected a whole number, exactly 1"),
         (
             MINIMAL_CONFIG.replace("1", "2", 1),
             "2",
-            "version: got 2, wanted a whole number, exactly 1",
+            "version: got 2, expected a whole number, exactly 1",
         ),
         (
             MINIMAL_CONFIG + "pools: {}",
@@ -368,9 +368,9 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
         (
             MINIMAL_CONFIG.replace("main", "a__b"),
             "a__b",
-            "pools: got the name 'a__b', wanted lower-case",
+            "pools: got the name 'a__b', expected lower-case",
         ),
-        (MINIMAL_CONFIG.replace("tiny", "7"), "7", "model.source: got 7, wanted text (in quotes"),
+        (MINIMAL_CONFIG.replace("tiny", "7"), "7", "model.source: got 7, expected text (in quotes"),
         (
             MINIMAL_CONFIG.replace("mixed", "mixed, model: tinny"),
             "tinny",
@@ -379,40 +379,44 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
         (
             MINIMAL_CONFIG.replace("{main: {role: mixed}}", "{}"),
             "pools",
-            "pools: empty, wanted at least one",
+            "pools: empty, expected at least one",
         ),
         (with_key("pools2", "1"), "pools2", "pools2: unknown key, did you mean 'pools'?"),
-        (with_key("server", "[]"), "[]", "server: got a list, wanted a mapping"),
-        (with_key("server", "{port: true}"), "true", "server.port: got true, wanted a whole"),
-        (with_key("server", "{port: '1'}"), "'1'", "server.port: got '1', wanted a whole"),
-        (with_key("server", "{port: }"), "port", "server.port: got nothing, wanted a whole"),
+        (with_key("server", "[]"), "[]", "server: got a list, expected a mapping"),
+        (with_key("server", "{port: true}"), "true", "server.port: got true, expected a whole"),
+        (with_key("server", "{port: '1'}"), "'1'", "server.port: got '1', expected a whole"),
+        (with_key("server", "{port: }"), "port", "server.port: got nothing, expected a whole"),
         (
             with_key("server", "{routes: [chat, chatt]}"),
             "chatt",
-            "server.routes.1: got 'chatt', wanted 'chat', 'completions'",
+            "server.routes.1: got 'chatt', expected 'chat', 'completions'",
         ),
         (with_key("server", "{routes: [chat, chat]}"), "[chat", "server.routes: got a list"),
-        (with_key("server", "{routes: []}"), "[]", "server.routes: got a list, wanted a list of"),
-        (with_key("router", "{policy: own.code}"), "own", "router.policy: got 'own.code', wanted"),
-        (with_key("router", "{policy: 'a:b c'}"), "'a:b", "router.policy: got 'a:b c', wanted"),
-        (with_key("router", "{policy: 7}"), "7", "router.policy: got 7, wanted 'predicted'"),
-        (with_key("router", "{index: event}"), "event", "router.index: got 'event', wanted"),
-        (with_key("slo", "{default: {ttft: 0s}}"), "0s", "slo.default.ttft: got '0s', wanted"),
+        (with_key("server", "{routes: []}"), "[]", "server.routes: got a list, expected a list of"),
+        (
+            with_key("router", "{policy: own.code}"),
+            "own",
+            "router.policy: got 'own.code', expected",
+        ),
+        (with_key("router", "{policy: 'a:b c'}"), "'a:b", "router.policy: got 'a:b c', expected"),
+        (with_key("router", "{policy: 7}"), "7", "router.policy: got 7, expected 'predicted'"),
+        (with_key("router", "{index: event}"), "event", "router.index: got 'event', expected"),
+        (with_key("slo", "{default: {ttft: 0s}}"), "0s", "slo.default.ttft: got '0s', expected"),
         (
             with_key("transfer", "{max_concurrent_pulls: 0}"),
             "0}",
-            "transfer.max_concurrent_pulls: got 0, wanted a whole number, at least 1",
+            "transfer.max_concurrent_pulls: got 0, expected a whole number, at least 1",
         ),
         (
             with_key("transfer", "{require_rdma: 1}"),
             "1}",
-            "transfer.require_rdma: got 1, wanted true or false",
+            "transfer.require_rdma: got 1, expected true or false",
         ),
-        (with_key("server", "{host: 'a b'}"), "'a b'", "server.host: got 'a b', wanted a host"),
+        (with_key("server", "{host: 'a b'}"), "'a b'", "server.host: got 'a b', expected a host"),
         (
             with_key("transfer", "{deadline: 2}"),
             "2}",
-            "transfer.deadline: got 2, wanted a duration such as 500ms, 2s or 5m, at least 1ms, "
+            "transfer.deadline: got 2, expected a duration such as 500ms, 2s or 5m, at least 1ms, "
             "at most 86400s, did you mean '2s'?",
         ),
         (with_key("admission", "{max_body: 1.5B}"), "1.5B", "admission.max_body: got '1.5B'"),
@@ -421,21 +425,21 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
             ".nan",
             "admission.max_queued_requests: got '.nan'",
         ),
-        (with_key("transfer", "{env: {A: }}"), "A:", "transfer.env.A: got nothing, wanted text"),
+        (with_key("transfer", "{env: {A: }}"), "A:", "transfer.env.A: got nothing, expected text"),
         (
             with_key("transfer", "{env: {A: {env: B, file: c}}}"),
             "A:",
-            "transfer.env.A: wanted exactly one of 'env' and 'file'",
+            "transfer.env.A: expected exactly one of 'env' and 'file'",
         ),
         (
             MINIMAL_CONFIG.replace("4096", "4096, engine: {extra: {a: 1e999}}"),
             "1e999",
-            "model.engine.extra.a: got 1e999, wanted a finite number",
+            "model.engine.extra.a: got 1e999, expected a finite number",
         ),
         (
             MINIMAL_CONFIG.replace("4096", "4096, engine: {extra: {a-b: 1}}"),
             "a-b",
-            "model.engine.extra: got the name 'a-b', wanted a vLLM argument with underscores",
+            "model.engine.extra: got the name 'a-b', expected a vLLM argument with underscores",
         ),
     ],
 )
@@ -460,7 +464,7 @@ def started(
 
 def test_a_file_that_is_no_mapping_is_refused(load_invalid: Refuse) -> None:
     assert load_invalid("- a") == (
-        "x0.yaml:1:1: got a list, wanted a mapping of keys such as 'pools'",
+        "x0.yaml:1:1: got a list, expected a mapping of keys such as 'pools'",
     )
 
 
@@ -481,13 +485,16 @@ def test_thousands_of_findings_are_cut_short(load_invalid: Refuse) -> None:
 @pytest.mark.parametrize(
     ("options", "finding"),
     [
-        ({"sets": ["port"]}, "--set: got 'port', wanted path.to.key=value"),
-        ({"sets": ["a..b=1"]}, "--set: got 'a..b', wanted path.to.key=value"),
-        ({"sets": ["=1"]}, "--set: got '', wanted path.to.key=value"),
+        ({"sets": ["port"]}, "--set: got 'port', expected path.to.key=value"),
+        ({"sets": ["a..b=1"]}, "--set: got 'a..b', expected path.to.key=value"),
+        ({"sets": ["=1"]}, "--set: got '', expected path.to.key=value"),
         ({"sets": ["server.routes.0=chat"]}, "--set: server.routes.0: server.routes is a list"),
         ({"sets": ["server.host=[a"]}, "--set: server.host: not YAML: while parsing a flow"),
-        ({"env": {"BATON__": "1"}}, "env BATON__: wanted a name such as BATON__SERVER__PORT"),
-        ({"env": {"BATON__TENANTS": "1"}}, "env BATON__TENANTS: tenants: got 1, wanted a mapping"),
+        ({"env": {"BATON__": "1"}}, "env BATON__: expected a name such as BATON__SERVER__PORT"),
+        (
+            {"env": {"BATON__TENANTS": "1"}},
+            "env BATON__TENANTS: tenants: got 1, expected a mapping",
+        ),
     ],
 )
 def test_findings_name_the_option_or_variable_that_they_are_about(
@@ -532,7 +539,7 @@ def test_a_secret_given_by_option_is_refused_and_not_repeated(load_invalid: Refu
     findings = load_invalid(MINIMAL_CONFIG, sets=["transfer.env.MY_API_KEY=hunter2"])
     assert findings == (
         "--set: transfer.env.MY_API_KEY: looks like a secret and is given as a literal, "
-        "wanted {env: NAME} or {file: PATH}",
+        "expected {env: NAME} or {file: PATH}",
     )
 
 
@@ -583,12 +590,12 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
         (
             main_pool("replicas: {min: 3, initial: 2, max: 1}"),
             "replicas",
-            "pools.main.replicas: got min 3, start 2, max 1, wanted min <= start <= max",
+            "pools.main.replicas: got min 3, start 2, max 1, expected min <= start <= max",
         ),
         (
             with_key("server", "{replicas: {min: 3, max: 2}}"),
             "replicas",
-            "server.replicas: got min 3, max 2, wanted min <= max",
+            "server.replicas: got min 3, max 2, expected min <= max",
         ),
         (
             PD.replace(
@@ -596,108 +603,110 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
                 "role: decode, engine: {extra: {speculative_config: {method: eagle3, model: e}}}",
             ),
             "extra:",
-            "pools.d.engine.extra.speculative_config: got eagle3 drafts, model e, wanted no drafts"
-            " with KV blocks of their own as in pool 'p': they exchange KV blocks",
+            "pools.d.engine.extra.speculative_config: got eagle3 drafts, model e, expected no"
+            " drafts with KV blocks of their own as in pool 'p': they exchange KV blocks",
         ),
         (
             model("engine: {block_size: 16}", decode_pool("engine: {block_size: 32}")),
             "32",
-            "pools.d.engine.block_size: got 32, wanted 16 as in pool 'p': they exchange KV blocks",
+            "pools.d.engine.block_size: got 32, expected 16 as in pool 'p': they exchange KV"
+            " blocks",
         ),
         (
             MINIMAL_CONFIG.replace("main", "ingress"),
             "ingress",
-            "pools.ingress: one of baton's own deployments is called 'ingress', wanted another",
+            "pools.ingress: one of baton's own deployments is called 'ingress', expected another",
         ),
         (
             MINIMAL_CONFIG.replace("main", "controller"),
             "controller",
-            "pools.controller: one of baton's own deployments is called 'controller', wanted",
+            "pools.controller: one of baton's own deployments is called 'controller', expected",
         ),
         (
             decode_pool("engine: {block_size: 32}"),
             "32",
-            "pools.d.engine.block_size: got 32, wanted null as in pool 'p'",
+            "pools.d.engine.block_size: got 32, expected null as in pool 'p'",
         ),
         (
             decode_pool("engine: {dtype: float16}"),
             "float16",
-            "pools.d.engine.dtype: got float16, wanted auto as in pool 'p'",
+            "pools.d.engine.dtype: got float16, expected auto as in pool 'p'",
         ),
         (
             decode_pool("engine: {kind: sim}"),
             "sim",
-            "pools.d.engine.kind: got sim, wanted vllm as in pool 'p'",
+            "pools.d.engine.kind: got sim, expected vllm as in pool 'p'",
         ),
         (
             decode_pool("engine: {extra: {kv_cache_dtype: fp8}}"),
             "fp8",
-            "pools.d.engine.extra.kv_cache_dtype: got fp8, wanted auto as in pool 'p'",
+            "pools.d.engine.extra.kv_cache_dtype: got fp8, expected auto as in pool 'p'",
         ),
         (
             MINIMAL_CONFIG.replace("mixed", "prefill"),
             "model: ",
-            "model: only prefill pools, wanted a pool of role 'decode' or 'mixed'",
+            "model: only prefill pools, expected a pool of role 'decode' or 'mixed'",
         ),
         (
             decode_pool("replicas: {min: 0}"),
             "replicas",
-            "pools.d.replicas.initial: got 0, wanted at least 1: nothing else decodes 'tiny'",
+            "pools.d.replicas.initial: got 0, expected at least 1: nothing else decodes 'tiny'",
         ),
         (
             "version: 1\nmodels: {a: {source: a}, b: {source: b}}\n"
             "pools: {a: {role: mixed, model: a}}",
             "b: {source",
-            "models.b: no pool, wanted a pool of role",
+            "models.b: no pool, expected a pool of role",
         ),
         (
             main_pool("resources: {gpus: 1}, parallel: {tp: 2, pp: 2}"),
             "1}",
-            "pools.main.resources.gpus: got 1, wanted tp x pp = 4 (or 0: no GPU)",
+            "pools.main.resources.gpus: got 1, expected tp x pp = 4 (or 0: no GPU)",
         ),
         (
             main_pool("resources: {gpus: 1.5}"),
             "1.5",
-            "pools.main.resources.gpus: got 1.5, wanted tp x pp = 1 (or 0: no GPU, or a part of"
+            "pools.main.resources.gpus: got 1.5, expected tp x pp = 1 (or 0: no GPU, or a part of"
             " one, as 0.5)",
         ),
         (
             main_pool("resources: {gpus: 0.5}, parallel: {tp: 2}"),
             "0.5",
-            "pools.main.resources.gpus: got 0.5, wanted 2: workers of a split engine share no GPU",
+            "pools.main.resources.gpus: got 0.5, expected 2: workers of a split engine share no"
+            " GPU",
         ),
         (
             main_pool("resources: {gpus: 0.5}, engine: {gpu_memory_utilization: 0.51}"),
             "0.51",
-            "pools.main.engine.gpu_memory_utilization: got 0.51, wanted at most resources.gpus ="
+            "pools.main.engine.gpu_memory_utilization: got 0.51, expected at most resources.gpus ="
             " 0.5: others share this GPU",
         ),
         (
             main_pool("parallel: {pp: 2}"),
             "2}",
-            "pools.main.parallel.pp: got 2, wanted 1: vLLM does not split engines on CPUs so",
+            "pools.main.parallel.pp: got 2, expected 1: vLLM does not split engines on CPUs so",
         ),
         (
             main_pool("parallel: {tp: 2, ep: true}"),
             "true}",
-            "pools.main.parallel.ep: got true, wanted false: vLLM does not split engines on CPUs",
+            "pools.main.parallel.ep: got true, expected false: vLLM does not split engines on CPUs",
         ),
         (
             main_pool("resources: {accelerator: H100}"),
             "H100",
-            "pools.main.resources.accelerator: got 'H100' without GPUs, wanted gpus: 1",
+            "pools.main.resources.accelerator: got 'H100' without GPUs, expected gpus: 1",
         ),
         (
             main_pool("replicas: {max: 2}") + "transfer: {side_channel: {port_base: 64537}}",
             "64537",
             "transfer.side_channel.port_base: got 64537 for 2 engine workers and 1000 ports in "
-            "all, wanted at most 64536",
+            "all, expected at most 64536",
         ),
         (
             main_pool("replicas: {max: 10000}, parallel: {tp: 8}"),
             "",
             "transfer.side_channel.port_base: got 20000 for 80000 engine workers and 80000 ports "
-            "in all, wanted fewer replicas or workers",
+            "in all, expected fewer replicas or workers",
         ),
         (
             main_pool("replicas: {max: 2}") + "server: {port: 20999}",
@@ -707,12 +716,12 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
         (
             with_key("transfer", "{side_channel: {bind: '::'}}"),
             "'::'",
-            "transfer.side_channel.bind: got '::', wanted 'private', one IP address o",
+            "transfer.side_channel.bind: got '::', expected 'private', one IP address o",
         ),
         (
             with_key("transfer", "{deadline: 5s, lease: 4s}"),
             "4s",
-            "transfer.lease: shorter than transfer.deadline, wanted at least as long",
+            "transfer.lease: shorter than transfer.deadline, expected at least as long",
         ),
         (
             with_key("admission", "{timeouts: {total: 20s}}"),
@@ -722,7 +731,7 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
         (
             with_key("admission", "{max_prompt_tokens: 4096}"),
             "4096",
-            "admission.max_prompt_tokens: got 4096, wanted less than max_len of 'tiny', 4096",
+            "admission.max_prompt_tokens: got 4096, expected less than max_len of 'tiny', 4096",
         ),
         (
             model("engine: {extra: {block_size: 16}}"),
@@ -732,7 +741,7 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
         (
             model("engine: {sim: {speed: 2}}"),
             "sim: {",
-            "model.engine.sim: given for kind 'vllm', wanted kind: sim or no sim",
+            "model.engine.sim: given for kind 'vllm', expected kind: sim or no sim",
         ),
         (
             SIM.replace("sim}", "sim, extra: {seed: 1}}"),
@@ -747,55 +756,56 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
         (
             SIM.replace("sim}", "sim, sim: {kv_blocks: 10}}"),
             "10}",
-            "model.engine.sim.kv_blocks: got 10, wanted room for one request of max_len=4096",
+            "model.engine.sim.kv_blocks: got 10, expected room for one request of max_len=4096",
         ),
         (
             SIM.replace("sim}", "sim, sim: {prefill_rate: 0/s}}"),
             "0/s",
-            "model.engine.sim.prefill_rate: got 0.0, wanted more than 0",
+            "model.engine.sim.prefill_rate: got 0.0, expected more than 0",
         ),
         (
             SIM.replace("sim}", "sim, sim: {decode_kv_quadratic: 1s, decode_kv: 500ms}}"),
             "1s",
-            "model.engine.sim.decode_kv_quadratic: got 1.0, wanted at most decode_kv=0.5",
+            "model.engine.sim.decode_kv_quadratic: got 1.0, expected at most decode_kv=0.5",
         ),
         (
             SIM.replace("sim}", "sim, max_num_batched_tokens: 100}"),
             "100}",
-            "model.engine.max_num_batched_tokens: got 100, wanted at least max_num_seqs=256",
+            "model.engine.max_num_batched_tokens: got 100, expected at least max_num_seqs=256",
         ),
         (
             SIM.replace("sim}", "sim, max_num_seqs: 4000}"),
             "4000",
-            "model.engine.max_num_seqs: max_num_batched_tokens is 2048 unless set, wanted at least "
-            "max_num_seqs=4000",
+            "model.engine.max_num_seqs: max_num_batched_tokens is 2048 unless set, expected at"
+            " least max_num_seqs=4000",
         ),
         (
             SIM.replace("4096", "65537"),
             "65537",
-            "model.max_len: kv_blocks is 4096 unless set, wanted room for one request of max_len=6",
+            "model.max_len: kv_blocks is 4096 unless set, expected room for one request of"
+            " max_len=6",
         ),
         (
             main_pool("engine: {max_num_batched_tokens_while_decoding: 2049}", SIM),
             "2049",
-            "pools.main.engine.max_num_batched_tokens_while_decoding: got 2049, wanted"
+            "pools.main.engine.max_num_batched_tokens_while_decoding: got 2049, expected"
             " from max_num_seqs=256 to "
             "max_num_batched_tokens=2048",
         ),
         (
             SIM.replace(" max_len: 4096,", ""),
             "model",
-            "model.max_len: missing, wanted a number: a simulated engine cannot ask the model",
+            "model.max_len: missing, expected a number: a simulated engine cannot ask the model",
         ),
         (
             main_pool("resources: {gpus: 1}", SIM),
             "1}",
-            "pools.main.resources.gpus: got 1, wanted 0: a simulated engine uses no GPU",
+            "pools.main.resources.gpus: got 1, expected 0: a simulated engine uses no GPU",
         ),
         (
             with_key("router", "{policy: random, disaggregate: auto}"),
             "auto",
-            "router.disaggregate: got 'auto', which policy 'random' cannot decide about, wanted "
+            "router.disaggregate: got 'auto', which policy 'random' cannot decide about, expected "
             "'always' or 'never', or policy 'predicted'",
         ),
         (
@@ -816,19 +826,20 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
                 "engine: {max_num_batched_tokens: 512, max_num_batched_tokens_while_decoding: 513}"
             ),
             "513",
-            "pools.main.engine.max_num_batched_tokens_while_decoding: got 513, wanted at"
+            "pools.main.engine.max_num_batched_tokens_while_decoding: got 513, expected at"
             " most max_num_batched_tokens",
         ),
         (
             main_pool("engine: {max_num_seqs: 64, max_num_batched_tokens_while_decoding: 63}"),
             "63",
-            "pools.main.engine.max_num_batched_tokens_while_decoding: got 63, wanted at"
+            "pools.main.engine.max_num_batched_tokens_while_decoding: got 63, expected at"
             " least max_num_seqs, 64",
         ),
         (
             SIM.replace("sim}", "sim, offload: {host_memory: 2097151B}}"),
             "2097151B",
-            "pools.main.engine.offload.host_memory: less than one KV block, wanted at least 209715",
+            "pools.main.engine.offload.host_memory: less than one KV block, expected at least"
+            " 209715",
         ),
         (
             model("engine: {extra: {kv_events_config: x}}"),
@@ -838,7 +849,7 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
         (
             main_pool("parallel: {tp: 2}", SIM),
             "parallel",
-            "pools.main.parallel: got 2 workers, wanted tp 1 and pp 1",
+            "pools.main.parallel: got 2 workers, expected tp 1 and pp 1",
         ),
     ],
 )
@@ -900,9 +911,9 @@ def test_a_simulated_engines_bad_setting_is_said_once_where_it_was_written(
     text = main_pool("engine: {prefix_caching: false}", SIM.replace("sim}", f"sim, {sets}}}"))
     (finding,) = load_invalid(text)
     assert finding == (
-        "x0.yaml:2:97: model.engine.max_num_batched_tokens_while_decoding: got 5000, wanted from"
+        "x0.yaml:2:97: model.engine.max_num_batched_tokens_while_decoding: got 5000, expected from"
         " max_num_seqs=256 to "
-        "max_num_batched_tokens=4096"
+        " to max_num_batched_tokens=4096"
     )
 
 

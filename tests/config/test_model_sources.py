@@ -41,10 +41,10 @@ def test_a_model_may_be_on_a_hub_in_a_folder_or_in_a_store(source: str) -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("ftp://host/llama", "wanted an id on the hub, a folder, or a place in s3://"),
-        ("https://hub.example/llama", "wanted an id on the hub"),
+        ("ftp://host/llama", "expected an id on the hub, a folder, or a place in s3://"),
+        ("https://hub.example/llama", "expected an id on the hub"),
         ("/models/llama.Q4_K_M.gguf", "which vLLM 0.32 and 0.33 do not read"),
-        ("hf://", "wanted an id on the hub"),
+        ("hf://", "expected an id on the hub"),
     ],
 )
 def test_what_no_engine_could_load_is_refused_with_the_file(source: str, why: str) -> None:

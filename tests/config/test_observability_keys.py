@@ -55,7 +55,7 @@ def test_a_console_alone_is_guarded_as_well(load_invalid: Refuse) -> None:
 
 def test_a_host_is_a_name_or_an_address(load_invalid: Refuse) -> None:
     (finding,) = load_invalid(metrics('host: "http://x"'))
-    assert "wanted a host name or an IP address" in finding
+    assert "expected a host name or an IP address" in finding
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ def test_what_may_be_a_secret_of_the_api_server_is_not_shown_either(load: Load) 
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("collector:4318", "wanted a URL"),
-        ("not a url at all", "wanted a URL"),
-        ("ftp://collector", "wanted a URL"),
-        ("http://", "wanted a URL"),
-        ("http://collector:port", "wanted a URL"),
-        ("http://[::1", "wanted a URL"),
+        ("collector:4318", "expected a URL"),
+        ("not a url at all", "expected a URL"),
+        ("ftp://collector", "expected a URL"),
+        ("http://", "expected a URL"),
+        ("http://collector:port", "expected a URL"),
+        ("http://[::1", "expected a URL"),
         ("http://me@collector:4318", "would be shown"),
         (f"http://me:{HUSH}@collector:4318", "would be shown"),
     ],

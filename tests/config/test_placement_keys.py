@@ -31,9 +31,9 @@ def test_a_label_may_be_chosen_in_each_of_rays_ways(load: Load, selector: str) -
 @pytest.mark.parametrize(
     ("keys", "finding"),
     [
-        ("placement: {labels: {rack: 'in('}}", "placement.labels.rack: got 'in(', wanted what"),
-        ("placement: {labels: {rack: 7}}", "placement.labels.rack: got 7, wanted what a label"),
-        ("placement: {labels: {'a b': c}}", "placement.labels: got the name 'a b', wanted"),
+        ("placement: {labels: {rack: 'in('}}", "placement.labels.rack: got 'in(', expected what"),
+        ("placement: {labels: {rack: 7}}", "placement.labels.rack: got 7, expected what a label"),
+        ("placement: {labels: {'a b': c}}", "placement.labels: got the name 'a b', expected"),
         (
             "resources: {gpus: 2}, parallel: {tp: 2}, placement: {max_per_node: 1}",
             "placement.max_per_node: not possible with 2 workers",
@@ -54,7 +54,7 @@ def test_what_no_node_can_be_asked_for_is_refused(
 @pytest.mark.parametrize("address", ["0.0.0.0", "here.example", "10.0.0.0/8"])  # noqa: S104
 def test_a_node_is_reached_at_one_address(load_invalid: Refuse, address: str) -> None:
     (found,) = load_invalid(f"{MINIMAL_CONFIG}cluster: {{node_address: {address}}}\n")
-    assert f"cluster.node_address: got {address!r}, wanted one IP address" in found
+    assert f"cluster.node_address: got {address!r}, expected one IP address" in found
 
 
 @pytest.mark.parametrize("address", ["::1", "0:0:0:0:0:0:0:1"])
@@ -68,10 +68,10 @@ def test_a_node_that_ray_would_call_by_another_name_is_refused(
 @pytest.mark.parametrize(
     ("cache", "finding"),
     [
-        ("path: /a, claim: b", "cluster.model_cache: got path and claim, wanted one of them"),
-        ("claim: b, size: 1TiB", "cluster.model_cache: got claim and size, wanted one of them"),
-        ("path: models", "cluster.model_cache.path: got 'models', wanted a whole path"),
-        ("claim: My_Claim", "cluster.model_cache.claim: got 'My_Claim', wanted a name of"),
+        ("path: /a, claim: b", "cluster.model_cache: got path and claim, expected one of them"),
+        ("claim: b, size: 1TiB", "cluster.model_cache: got claim and size, expected one of them"),
+        ("path: models", "cluster.model_cache.path: got 'models', expected a whole path"),
+        ("claim: My_Claim", "cluster.model_cache.claim: got 'My_Claim', expected a name of"),
         ("storage_class: fast", "cluster.model_cache.storage_class: has no effect without size"),
     ],
 )
@@ -89,12 +89,12 @@ def test_models_are_kept_in_one_place_that_all_nodes_find(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[fd00::2]", "got '[fd00::2]', wanted it without brackets: 'fd00::2'"),
-        ("[::1]", "got '[::1]', wanted it without brackets: '::1'"),
-        ("fe80::1%eth0", "got 'fe80::1%eth0', a link-local address: wanted a global"),
-        ("fe80::1", "got 'fe80::1', a link-local address: wanted a global"),
-        ("[fd00::2]:8000", "got '[fd00::2]:8000', wanted "),
-        ("fd00::2:z", "got 'fd00::2:z', wanted "),
+        ("[fd00::2]", "got '[fd00::2]', expected it without brackets: 'fd00::2'"),
+        ("[::1]", "got '[::1]', expected it without brackets: '::1'"),
+        ("fe80::1%eth0", "got 'fe80::1%eth0', a link-local address: expected a global"),
+        ("fe80::1", "got 'fe80::1', a link-local address: expected a global"),
+        ("[fd00::2]:8000", "got '[fd00::2]:8000', expected "),
+        ("fd00::2:z", "got 'fd00::2:z', expected "),
     ],
 )
 def test_what_is_no_address_of_ipv6_by_itself_is_refused(

@@ -107,7 +107,7 @@ def test_a_policy_from_outside_the_package_is_found_and_asked(place: str) -> Non
 def test_a_name_of_a_policy_that_was_built_in_once_says_where_it_is_now(
     key: str, name: str, place: str
 ) -> None:
-    with pytest.raises(ConfigInvalid, match=f"got '{name}', wanted .* any more: write '{place}'"):
+    with pytest.raises(ConfigInvalid, match=f"got '{name}', expected .* any more: write '{place}'"):
         load_config([], sets=[*LEAST, f"{key}={name}"])
 
 
@@ -126,13 +126,13 @@ def test_a_class_of_the_users_own_is_made_first() -> None:
     [
         (
             "no.such.module:choose",
-            "ModuleNotFoundError: No module named 'no', wanted a module that",
+            "ModuleNotFoundError: No module named 'no', expected a module that",
         ),
         (f"{HERE}:choose_lost", "AttributeError: module"),
         (f"{HERE}:WantsArguments", "TypeError: WantsArguments.__init__"),
-        (f"{HERE}:NOT_CALLABLE", "got int 'NOT_CALLABLE', wanted a function of (query, kind, "),
-        (f"{HERE}:takes_too_little", "got function 'takes_too_little', wanted a function of"),
-        (f"{HERE}:chooses_late", "got function 'chooses_late', wanted a function of"),
+        (f"{HERE}:NOT_CALLABLE", "got int 'NOT_CALLABLE', expected a function of (query, kind, "),
+        (f"{HERE}:takes_too_little", "got function 'takes_too_little', expected a function of"),
+        (f"{HERE}:chooses_late", "got function 'chooses_late', expected a function of"),
     ],
 )
 def test_code_that_cannot_be_used_is_said_before_the_first_request(path: str, why: str) -> None:

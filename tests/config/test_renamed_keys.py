@@ -183,7 +183,7 @@ def test_a_value_is_converted_and_the_warning_gives_the_new_one(read: Read) -> N
 
 def test_what_cannot_be_converted_is_refused_at_its_place(read: Read) -> None:
     assert refused(read, MINIMAL_CONFIG + "server: {offset: far}\n") == (
-        "x0.yaml:4:18: server.port: got 'far', wanted a whole number, at least 1, at most 65535",
+        "x0.yaml:4:18: server.port: got 'far', expected a whole number, at least 1, at most 65535",
     )
 
 

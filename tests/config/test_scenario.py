@@ -190,7 +190,7 @@ def test_every_pool_without_an_accelerator_is_named_and_what_to_write() -> None:
         "pools.decode.resources.accelerator=H1000",
     )
     assert len(lines) == 2
-    assert lines[0].startswith("pools.prefill.resources.accelerator: missing, wanted the name of")
+    assert lines[0].startswith("pools.prefill.resources.accelerator: missing, expected the name of")
     assert "H100" in lines[0]
     assert lines[1].startswith("pools.decode.resources.accelerator: there is no accelerator")
     assert "h100" in lines[1].lower()
@@ -215,13 +215,13 @@ def test_a_model_that_does_not_fit_says_in_which_pool_and_how_it_would() -> None
         (
             "decode",
             "8193",
-            "got 8193, wanted at most 8192, vLLM's own max_num_batched_tokens: lower it, or set"
+            "got 8193, expected at most 8192, vLLM's own max_num_batched_tokens: lower it, or set"
             " that, too",
         ),
         (
             "prefill",
             "1023",
-            "got 1023, wanted at least 1024, vLLM's own max_num_seqs, one a stream: raise it, or"
+            "got 1023, expected at least 1024, vLLM's own max_num_seqs, one a stream: raise it, or"
             " set that, too",
         ),
     ],

@@ -263,7 +263,7 @@ class EngineContract(EngineTests):
     ) -> None:
         most = engine_pair.decode.facts.max_len_tokens
         leg = self.make_leg(LegKind.LOCAL, self.new_prompt(most + 1), max_tokens=1)
-        with pytest.raises(LegInvalid, match=f"has {most + 1} tokens, wanted fewer than {most}"):
+        with pytest.raises(LegInvalid, match=f"has {most + 1} tokens, expected fewer than {most}"):
             await engine_pair.decode.engine.submit(leg)
         await self.step_once(engine_pair.decode)
         assert engine_pair.decode.outputs(leg.leg_id) == ()

@@ -203,8 +203,8 @@ def test_an_override_waits_when_the_pools_own_counts_are_nonsense() -> None:
 @pytest.mark.parametrize(
     ("name", "replicas", "until_s", "message"),
     [
-        ("prefill", 11, 10.0, "wanted 0 to 10"),
-        ("prefill", -1, 10.0, "wanted 0 to 10"),
+        ("prefill", 11, 10.0, "expected 0 to 10"),
+        ("prefill", -1, 10.0, "expected 0 to 10"),
         ("nowhere", 1, 10.0, "pools that are: decode, prefill"),
         ("prefill", 1, 0.0, "would end at 0.0"),
         ("prefill", 9, 10.0, "gpu_budget is 8"),
@@ -323,10 +323,10 @@ class Answers:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (None, "answers NoneType, wanted DesiredReplicas for each pool"),
-        ([("prefill", 3)], "answers list, wanted DesiredReplicas for each pool"),
-        ({"prefill": None}, "answers NoneType for 'prefill', wanted DesiredReplicas"),
-        ({"prefill": 3}, "answers int for 'prefill', wanted DesiredReplicas"),
+        (None, "answers NoneType, expected DesiredReplicas for each pool"),
+        ([("prefill", 3)], "answers list, expected DesiredReplicas for each pool"),
+        ({"prefill": None}, "answers NoneType for 'prefill', expected DesiredReplicas"),
+        ({"prefill": 3}, "answers int for 'prefill', expected DesiredReplicas"),
     ],
 )
 def test_a_policy_that_answers_no_wants_makes_it_hold_and_say_so(answer: object, why: str) -> None:

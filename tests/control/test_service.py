@@ -436,7 +436,7 @@ def test_a_class_that_one_may_not_ask_for_is_an_error_that_says_so() -> None:
     for name in ("a", "b"):
         assert isinstance(at.errors[name], NotAllowed)
         assert at.records[name].outcome is Phase.FAILED
-    assert "wanted one of batch, default, rush" in str(at.errors["b"])
+    assert "expected one of batch, default, rush" in str(at.errors["b"])
 
 
 def test_a_tenant_over_its_rate_is_refused_and_others_are_not() -> None:

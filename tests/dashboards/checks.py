@@ -111,7 +111,7 @@ def _target_problems(panel: Page, target: Page, known: set[str]) -> Iterator[str
         return
     for selector in found.selectors:
         if selector.kind is Kind.COUNTER and not selector.window:
-            yield f"{selector.name}: is a counter, wanted its rate or increase"
+            yield f"{selector.name}: is a counter, expected its rate or increase"
         yield from _deployment_problems(selector)
     yield from _label_problems(panel, target, found)
 
@@ -139,7 +139,7 @@ def _choice_problems(variable: Page, known: set[str]) -> Iterator[str]:
         yield f"asks another data source than {_DATASOURCE['uid']}"
     match = _VALUES.match(variable["query"])
     if match is None:
-        yield f"got {variable['query']!r}, wanted label_values(series, label)"
+        yield f"got {variable['query']!r}, expected label_values(series, label)"
         return
     yield from _unknown_variables(match["series"], known)
     try:

@@ -256,7 +256,7 @@ class _Reader:
 
     def _expect(self, token: str) -> None:
         if (got := self._next()) != token:
-            raise BadQuery(f"got {got or 'the end'!r}, wanted {token!r}")
+            raise BadQuery(f"got {got or 'the end'!r}, expected {token!r}")
 
 
 def _check_matchers(selector: Selector, labels: Labels) -> None:

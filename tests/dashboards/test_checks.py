@@ -57,7 +57,7 @@ def test_every_metric_that_is_renamed_is_noticed() -> None:
         ('sum(baton_pool_replicas{job=~"$job", state="redy"})', "state is never redy"),
         ('sum(baton_pool_replicas{job=~"$job", state=~"ready|redy"})', "state is never redy"),
         # What a metric of its kind is not asked for.
-        ('sum(baton_slo_requests_total{job=~"$job"})', "is a counter, wanted its rate"),
+        ('sum(baton_slo_requests_total{job=~"$job"})', "is a counter, expected its rate"),
         ('sum(rate(baton_ingress_kv_leases{job=~"$job"}[5m]))', "is a gauge, has no rate"),
         ("sum(baton_ingress_kv_leases)", 'is not narrowed by job=~"$job"'),
         (
@@ -68,7 +68,7 @@ def test_every_metric_that_is_renamed_is_noticed() -> None:
         (f"sum by (job) (rate({NARROWED})) / sum(rate({NARROWED}))", "nothing matches"),
         (f"sum by (job) (rate({NARROWED})) / on (pool) sum(rate({NARROWED}))", "on (pool): one"),
         # No PromQL.
-        ("sum(rate(baton_slo_requests_total)", "got 'the end', wanted ')'"),
+        ("sum(rate(baton_slo_requests_total)", "got 'the end', expected ')'"),
         (f"sum(rate({NARROWED})))", "')' is not expected there"),
         ("baton_slo_requests_total{slo_class=~default}", "is no matcher"),
         ('sum(baton_ingress_kv_leases{job=~"$job"}) +', "'the end' is not expected there"),
@@ -161,7 +161,7 @@ def test_a_matrix_has_the_labels_of_its_result_as_rows_and_columns() -> None:
         ("label_values(baton_slo_target_fraction{job=~\"$job\"}, tenant)", "has no label tenant"),
         ("label_values(baton_slo_target_fraction, slo_class)", "is not narrowed by job"),
         ("label_values(baton_rents, slo_class)", "baton_rents: there is no such metric"),
-        ("baton_slo_target_fraction", "wanted label_values(series, label)"),
+        ("baton_slo_target_fraction", "expected label_values(series, label)"),
     ],
 )  # fmt: skip
 def test_a_choice_is_made_among_values_that_there_are(query: str, complaint: str) -> None:

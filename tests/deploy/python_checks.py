@@ -42,7 +42,7 @@ def schema_errors(value: object, schema: Mapping[str, object]) -> list[str]:
 def check_ray_service(folder: Path) -> list[str]:
     """What a RayService has that KubeRay does not know, and the other way round."""
     services = [object_ for object_ in objects(folder) if object_["kind"] == "RayService"]
-    problems = [f"{len(services)} RayServices, wanted one"] if len(services) != 1 else []
+    problems = [f"{len(services)} RayServices, expected one"] if len(services) != 1 else []
     problems += [line for service in services for line in schema_errors(service, RAY_SERVICE)]
     return problems or [line for service in services for line in _duplicate_resources(service)]
 

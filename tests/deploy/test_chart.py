@@ -92,10 +92,10 @@ def test_what_a_chart_was_made_from_cannot_be_changed_in_its_values(
         ({"server": {"port": 21100}}, "Ray Serve's front listens"),
         ({"server": {"port": 9400}}, "got server.port"),
         ({"observability": {"metrics": {"port": 8265}}}, "Ray's dashboard listens"),
-        ({"observability": {"metrics": {"port": 0}}}, "wanted a port"),
+        ({"observability": {"metrics": {"port": 0}}}, "expected a port"),
         (pool(env={"A": {"file": "/srv/secret"}}), "pools.spare.env.A is read from the file"),
         ({"transfer": {"env": {"A": {"file": "/x"}}}}, "transfer.env.A is read from the file"),
-        ({"tenants": {"acme": {"keys_file": "secrets/acme"}}}, "wanted /etc/baton/keys/"),
+        ({"tenants": {"acme": {"keys_file": "secrets/acme"}}}, "expected /etc/baton/keys/"),
     ],
     ids=str,
 )

@@ -68,7 +68,7 @@ def test_only_addresses_of_ipv6_stand_in_brackets(host: str, text: str) -> None:
     ],
 )
 def test_what_is_no_address_is_refused_with_what_was_wanted(text: str) -> None:
-    with pytest.raises(ValueError, match=r"wanted HOST:PORT") as refused:
+    with pytest.raises(ValueError, match=r"expected HOST:PORT") as refused:
         parse_address(text)
     assert repr(text) in str(refused.value)
     assert "[::1]:8000" in str(refused.value)

@@ -24,7 +24,7 @@ def test_hashes_that_do_not_fit_are_not_packed() -> None:
 @given(packed=st.binary(max_size=40))
 def test_only_whole_hashes_are_unpacked(packed: bytes) -> None:
     if len(packed) % 8:
-        with pytest.raises(ValueError, match=f"got {len(packed)} bytes, wanted a multiple of 8"):
+        with pytest.raises(ValueError, match=f"got {len(packed)} bytes, expected a multiple of 8"):
             unpack_hashes(packed)
     else:
         assert len(unpack_hashes(packed)) == len(packed) // 8

@@ -312,7 +312,7 @@ def test_a_pool_is_scaled_by_hand_for_a_while_and_a_new_controller_keeps_to_it(
     assert {text for text, _ in streams} == set(undisturbed)
     (row,) = [row for row in baton.status()["pools"] if row["pool"] == "decode"]
     assert (row["want"], row["draining"]) == (2, 0)
-    assert "wanted 0 to 8" in baton.run_failing("scale", "decode", "99")
+    assert "expected 0 to 8" in baton.run_failing("scale", "decode", "99")
     assert "pool 'nobody'" in baton.run_failing("scale", "nobody", "1")
 
 

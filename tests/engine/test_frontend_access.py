@@ -60,12 +60,12 @@ def test_a_good_key_says_whose_it_is_in_either_header(shown: Callable[[str], Hea
 @pytest.mark.parametrize(
     ("headers", "why"),
     [
-        ([], "wanted an API key"),
-        ([(b"authorization", b"Basic dXNlcjpwYXNz")], "wanted an API key"),
-        ([(b"authorization", b"Bearer")], "wanted an API key"),
-        ([(b"authorization", b"Bearer ")], "wanted an API key"),
-        ([(b"authorization", ACME_KEY.encode())], "wanted an API key"),
-        ([(b"x-api-key", b"")], "wanted an API key"),
+        ([], "expected an API key"),
+        ([(b"authorization", b"Basic dXNlcjpwYXNz")], "expected an API key"),
+        ([(b"authorization", b"Bearer")], "expected an API key"),
+        ([(b"authorization", b"Bearer ")], "expected an API key"),
+        ([(b"authorization", ACME_KEY.encode())], "expected an API key"),
+        ([(b"x-api-key", b"")], "expected an API key"),
         (bearer("EMPTY"), "not known"),
         (bearer(ACME_KEY[:-1]), "not known"),
         (bearer(ACME_KEY + " x"), "not known"),
@@ -82,7 +82,7 @@ def test_where_keys_are_needed_nothing_else_lets_anybody_in(headers: Headers, wh
     assert why in refused.message
     named = dict(refused.headers())
     assert named[b"www-authenticate"].startswith(b'Bearer realm="baton"')
-    assert (b"invalid_token" in named[b"www-authenticate"]) == ("wanted" not in why)
+    assert (b"invalid_token" in named[b"www-authenticate"]) == ("expected" not in why)
     for token in (ACME_KEY, BETA_KEY, OLD_KEY):
         assert token.rpartition("_")[2] not in refused.message
 

@@ -35,9 +35,9 @@ def test_what_names_no_host_is_refused(host: bytes) -> None:
 
 
 def test_a_host_is_named_once() -> None:
-    assert why([HOST, (b"HOST", HOST[1])]) == "2 Host header fields, wanted one"
+    assert why([HOST, (b"HOST", HOST[1])]) == "2 Host header fields, expected one"
     assert why([HOST, (b"host", b"other")]) is not None
-    assert why([]) == "no Host header field, wanted one"
+    assert why([]) == "no Host header field, expected one"
     assert why([], version="1.0") is None
     assert why([HOST, HOST], version="1.0") is not None
 

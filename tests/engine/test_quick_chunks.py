@@ -145,7 +145,7 @@ def test_what_was_left_unsaid_is_written_where_that_is_wanted() -> None:
 
 def test_what_json_has_not_is_refused() -> None:
     response, *_ = KINDS["completion"]
-    with pytest.raises(TypeError, match="a chunk holds a object, wanted what JSON has"):
+    with pytest.raises(TypeError, match="a chunk holds a object, expected what JSON has"):
         make_fast_class(response)(choices=[object()]).model_dump_json(exclude_unset=True)
 
 

@@ -42,7 +42,7 @@ def test_the_path_comes_last(tmp_path: Path) -> None:
 
 def test_a_variable_that_names_no_program_is_refused_and_not_passed_over(tmp_path: Path) -> None:
     package = program(tmp_path / "vllm").parent
-    with pytest.raises(EngineStartFailed, match="wanted the path of an executable vllm-rs"):
+    with pytest.raises(EngineStartFailed, match="expected the path of an executable vllm-rs"):
         find_rust_frontend({PATH_VARIABLE: str(tmp_path / "none")}, package=package)
 
 

@@ -226,7 +226,7 @@ async def test_where_it_is_not_installed_that_is_said(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PATH_VARIABLE, "/nowhere/vllm-rs")
-    with pytest.raises(EngineStartFailed, match="wanted the path of an executable"):
+    with pytest.raises(EngineStartFailed, match="expected the path of an executable"):
         await frontend(fleet, settings()).start()
 
 

@@ -651,7 +651,7 @@ async def test_the_side_channel_of_another_layout_fails_its_check_with_both_layo
 async def test_a_side_channel_that_belongs_to_another_replica_now_fails_its_check() -> None:
     async with running_two() as (prefill, decode):
         address = prefill.facts.side_channel
-        with pytest.raises(TransferFailed, match=r"replica 'p0' answers there, wanted 'p9'"):
+        with pytest.raises(TransferFailed, match=r"replica 'p0' answers there, expected 'p9'"):
             await decode.engine.check_side_channel("p9", address, DEADLINE_S)
 
 

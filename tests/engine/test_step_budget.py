@@ -120,12 +120,12 @@ def test_a_budget_has_room_for_a_step_of_every_stream_and_is_not_the_larger_one(
     assert limits_problem(32, Limits()) is None
     assert limits_problem(512, Limits()) is None
     assert limits_problem(32, Limits(), tokens_per_stream=4) == (
-        "max_num_batched_tokens_while_decoding is 32, wanted at least 128, 4 for each of"
+        "max_num_batched_tokens_while_decoding is 32, expected at least 128, 4 for each of"
         " max_num_seqs=32 streams:"
         " raise it or lower max_num_seqs"
     )
     assert limits_problem(513, Limits()) == (
-        "max_num_batched_tokens_while_decoding is 513, wanted at most max_num_batched_tokens,"
+        "max_num_batched_tokens_while_decoding is 513, expected at most max_num_batched_tokens,"
         " 512: lower it or raise"
         " that"
     )

@@ -191,7 +191,7 @@ def test_blocks_without_tokens_keep_their_names() -> None:
 
 
 def test_a_message_of_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="replica p0: got 2 frames, wanted 3"):
+    with pytest.raises(ValueError, match="replica p0: got 2 frames, expected 3"):
         decode_batch(message(0)[:2], "p0")
     with pytest.raises(msgspec.MsgspecError):
         decode_batch([b"", b"\x00" * 8, b"\xc1"], "p0")

@@ -210,7 +210,7 @@ def test_a_coefficient_that_rests_on_a_bound_is_not_led_out_by_rounding() -> Non
     [(1.0, 0.0, 2.0), (1.0, -1.0, 2.0), (3.0, 1.0, 2.0), (0.5, 1.0, 2.0), (1.0, 0.5, inf)],
 )
 def test_bounds_that_do_not_hold_the_prior_are_refused(coefficient: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="wanted 0 < low <= prior <= high"):
+    with pytest.raises(ValueError, match="expected 0 < low <= prior <= high"):
         LeastSquares((CoefficientPrior(*coefficient),))
 
 

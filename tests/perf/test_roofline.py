@@ -237,7 +237,7 @@ def test_a_decode_of_70b_in_fp8_takes_what_was_measured(tp: int, measured_ms: fl
 
 
 def test_no_device_is_not_a_layout() -> None:
-    with pytest.raises(ValueError, match="tp 0, pp 1, wanted 1 or more"):
+    with pytest.raises(ValueError, match="tp 0, pp 1, expected 1 or more"):
         Roofline(LLAMA_8B, H100, tp=0)
 
 

@@ -73,5 +73,5 @@ def test_drafting_that_costs_more_than_it_is_accepted_does_not_pay() -> None:
 
 @pytest.mark.parametrize(("acceptance", "drafted"), [(-0.1, 1), (1.1, 1), (0.5, -1)])
 def test_senseless_figures_are_refused(acceptance: float, drafted: int) -> None:
-    with pytest.raises(ValueError, match="wanted 0 to 1, at least 0"):
+    with pytest.raises(ValueError, match="expected 0 to 1, at least 0"):
         expected_tokens(acceptance, drafted)

@@ -44,5 +44,5 @@ def test_few_rates_are_tried_near_a_good_guess() -> None:
 
 
 def test_a_guess_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="wanted more than 0"):
+    with pytest.raises(ValueError, match="expected more than 0"):
         highest_rate(lambda _rate: True, 0.0, precision=0.1)

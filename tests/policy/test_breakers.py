@@ -181,7 +181,7 @@ def test_no_more_circuits_are_remembered_than_may_be_and_those_that_left_go_firs
     ],
 )
 def test_senseless_options_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"breaker: .* wanted"):
+    with pytest.raises(ValueError, match=r"breaker: .* expected"):
         BreakerOptions(**wrong)  # type: ignore[arg-type]
 
 

@@ -286,7 +286,7 @@ def test_an_answer_that_is_no_index_loses_no_request_and_is_counted(answer: obje
     decision = decide([replica_view("a", M, inflight_legs=1), replica_view("b", M)], by=by)
     assert (decision.route.decode_replica_id, decision.policy) == ("b", LEAST_LOADED)
     assert by.last_failure == (
-        f"policy 'mine', asked for a local leg, answered {answer!r}, wanted an index from 0 to 1"
+        f"policy 'mine', asked for a local leg, answered {answer!r}, expected an index from 0 to 1"
     )
 
 

@@ -129,7 +129,7 @@ def test_the_time_that_prompts_take_slows_every_token() -> None:
 
 
 def test_streams_that_seem_lost_are_not_given_up() -> None:
-    lost = cost(share=0.6)  # a token every 25 ms, wanted every 20
+    lost = cost(share=0.6)  # a token every 25 ms, expected every 20
     more = SloImpact(0.02).expected_misses(lost, 1600) - SloImpact(0.02).expected_misses(lost)
     assert more > 9
 

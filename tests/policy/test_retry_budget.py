@@ -67,7 +67,7 @@ def test_another_budget_holds_at_once() -> None:
 
 @pytest.mark.parametrize("wrong", [{"budget_ratio": -0.1}, {"min_retries": -1}, {"window_s": 0.0}])
 def test_senseless_options_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"retries: .* wanted"):
+    with pytest.raises(ValueError, match=r"retries: .* expected"):
         RetryOptions(**wrong)  # type: ignore[arg-type]
 
 

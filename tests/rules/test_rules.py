@@ -101,7 +101,7 @@ def test_a_histogram_is_asked_for_by_its_parts_and_nothing_else_has_parts() -> N
     with pytest.raises(ValueError, match="use `buckets`"):
         series(TTFT)
     for part in (buckets, observations):
-        with pytest.raises(ValueError, match="wanted a histogram"):
+        with pytest.raises(ValueError, match="expected a histogram"):
             part(REQUESTS, "5m")
     assert buckets(TTFT, "5m", slo_class=("a", "b")) == (
         'baton_time_to_first_token_seconds_bucket{slo_class=~"a|b"}[5m]'

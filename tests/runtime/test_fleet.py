@@ -274,5 +274,5 @@ async def test_a_prompt_that_no_engine_has_room_for_is_answered_as_such() -> Non
         await fleet.clients.wait_ended(1)
         error = fleet.clients.errors["long"]
         assert isinstance(error, RequestInvalid)
-        assert f"has {most + 3} tokens, wanted fewer than {most}" in str(error)
+        assert f"has {most + 3} tokens, expected fewer than {most}" in str(error)
         assert len(fleet.clients.records["long"].legs) == 1

@@ -73,9 +73,9 @@ DIGEST = "sha256:" + "a" * 64
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("bt_k3v9q2m7xa_secretsecret", "wanted: id sha256:HEX"),
-        (f"k3v9 md5:{'a' * 64} acme 2026-11-20T21:00:00Z", "wanted: id sha256:HEX"),
-        (f"k3v9 {DIGEST}", "wanted: id sha256:HEX"),
+        ("bt_k3v9q2m7xa_secretsecret", "expected: id sha256:HEX"),
+        (f"k3v9 md5:{'a' * 64} acme 2026-11-20T21:00:00Z", "expected: id sha256:HEX"),
+        (f"k3v9 {DIGEST}", "expected: id sha256:HEX"),
         ("k3v9 sha256:abc acme 2026-11-20T21:00:00Z", "64 hex digits"),
         (f"K3 {DIGEST} acme 2026-11-20T21:00:00Z", "4 to 32"),
         (f"k3v9 {DIGEST} a/b 2026-11-20T21:00:00Z", "tenant"),
@@ -356,7 +356,7 @@ def test_a_key_of_a_tenant_that_the_file_is_not_for_lets_nobody_in(tmp_path: Pat
     put(path, key)
     files = KeyFiles({"acme": path})
     (notice,) = files.poll()
-    assert "of tenant 'beta', wanted 'acme'" in str(notice.why)
+    assert "of tenant 'beta', expected 'acme'" in str(notice.why)
     assert files.ring.tenant_of(token, NOW) is None
     files.watch({"acme": path, "beta": path})
     files.poll()

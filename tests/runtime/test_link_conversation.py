@@ -176,7 +176,7 @@ async def test_another_replica_at_the_address_is_refused() -> None:
     ):
         client.connect("r1", host.address)
         await sessions.wait_opened(2)
-        assert "r2 answers there, wanted r1" in client.rejection_reasons["r1"]
+        assert "r2 answers there, expected r1" in client.rejection_reasons["r1"]
         assert log.events == []
 
 

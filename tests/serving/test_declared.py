@@ -32,7 +32,7 @@ def test_the_configuration_comes_as_an_argument(config: DeploymentConfig) -> Non
 
 @pytest.mark.parametrize("arguments", [{}, {"config": "a.yaml"}, {"config": {}, "more": 1}])
 def test_other_arguments_are_refused(arguments: dict[str, object]) -> None:
-    with pytest.raises(ConfigInvalid, match="wanted 'config', a mapping of its keys"):
+    with pytest.raises(ConfigInvalid, match="expected 'config', a mapping of its keys"):
         config_of(arguments)
 
 

@@ -164,9 +164,9 @@ def test_many_bad_pairs_are_counted_and_a_few_are_named() -> None:
         ("ingresses", {"ingresses": []}, CheckStatus.FAIL, "there is none"),
         (
             "replicas joined",
-            {"ingresses": [INGRESS | {"unjoined": {"d-2": "protocol 3, wanted 4"}}]},
+            {"ingresses": [INGRESS | {"unjoined": {"d-2": "protocol 3, expected 4"}}]},
             CheckStatus.FAIL,
-            "d-2: protocol 3, wanted 4",
+            "d-2: protocol 3, expected 4",
         ),
         (
             "pools",

@@ -35,7 +35,7 @@ def test_the_file_says_where_to_deploy_and_else_the_environment(
 
 
 def test_an_address_that_is_none_is_refused_with_the_file() -> None:
-    with pytest.raises(Exception, match=r"cluster\.address: got 'x', wanted HOST:PORT"):
+    with pytest.raises(Exception, match=r"cluster\.address: got 'x', expected HOST:PORT"):
         simulated("cluster.address=x")
 
 
@@ -88,5 +88,5 @@ def test_verbs_go_to_the_cluster_that_the_environment_names(
 def test_the_address_of_something_else_of_rays_is_told_from_the_one_that_is_meant(
     address: str,
 ) -> None:
-    with pytest.raises(ClusterFailed, match=r"wanted HOST:PORT of its head's store"):
+    with pytest.raises(ClusterFailed, match=r"expected HOST:PORT of its head's store"):
         deploy_to_cluster(simulated(), address, timeout_s=1.0, progress=print)

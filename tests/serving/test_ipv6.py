@@ -106,7 +106,7 @@ def test_open_ports_are_those_beyond_loopback_of_either_protocol() -> None:
 
 @pytest.mark.parametrize("address", ["::1:6379", "fd00::2:6379", "[::1]", "head"])
 def test_a_cluster_is_not_looked_for_at_what_is_no_address(address: str) -> None:
-    with pytest.raises(ClusterFailed, match=r"wanted HOST:PORT.*correct --address"):
+    with pytest.raises(ClusterFailed, match=r"expected HOST:PORT.*correct --address"):
         attach(address)
 
 

@@ -208,7 +208,7 @@ def test_an_unchanged_token_file_is_not_read_again(tmp_path: Path) -> None:
 def test_an_empty_token_file_holds_no_token(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(" \n")
-    with pytest.raises(ValueError, match="is empty, wanted a token"):
+    with pytest.raises(ValueError, match="is empty, expected a token"):
         TokenFile(path)()
 
 

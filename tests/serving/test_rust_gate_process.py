@@ -302,7 +302,7 @@ async def test_health_is_that_of_the_fleet_and_asks_for_no_key(closed: Running) 
 async def test_a_key_is_wanted(closed: Running) -> None:
     answer = await closed.post()
     assert answer.status_code == 401
-    assert "wanted an API key" in error(answer)[1]
+    assert "expected an API key" in error(answer)[1]
     assert answer.headers["www-authenticate"] == 'Bearer realm="baton"'
 
 
@@ -339,7 +339,7 @@ async def test_two_different_keys_are_refused(closed: Running) -> None:
         [("x-api-key", one), ("x-api-key", other)],
     ):
         status, message = error(await closed.post(*headers))
-        assert (status, message) == (401, "several different API keys were sent, wanted one")
+        assert (status, message) == (401, "several different API keys were sent, expected one")
 
 
 @pytest.mark.parametrize("token", ["none", "bt_abc_def", "", "%s", "a b", "!revoked", "h-acme"])
@@ -486,7 +486,7 @@ async def test_what_is_no_name_of_a_class_is_refused(opened: Running, name: str)
 
 async def test_several_classes_are_refused(opened: Running) -> None:
     answer = await opened.post(("x-slo-class", "a"), ("x-slo-class", "b"))
-    assert error(answer) == (400, "several x-slo-class headers differ, wanted one")
+    assert error(answer) == (400, "several x-slo-class headers differ, expected one")
 
 
 async def test_a_clients_name_for_its_request_is_kept(opened: Running) -> None:

@@ -43,7 +43,7 @@ def test_every_pool_is_a_deployment_of_its_own(config: DeploymentConfig) -> None
 
 
 def test_models_are_simulated_one_after_the_other(config: DeploymentConfig) -> None:
-    with pytest.raises(CannotModel, match="got small, large, wanted one"):
+    with pytest.raises(CannotModel, match="got small, large, expected one"):
         to_scenario(config)
 
 

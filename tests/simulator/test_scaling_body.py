@@ -167,7 +167,7 @@ def test_going_back_on_the_last_change_of_a_pool_is_a_reversal_however_late() ->
 
 
 def test_a_scenario_that_would_tick_without_a_pause_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"scaling_interval_s is 0.0, wanted more than 0"):
+    with pytest.raises(ValueError, match=r"scaling_interval_s is 0.0, expected more than 0"):
         scenario(pool(Role.MIXED, 1, ENGINE), scaling_interval_s=0.0)
 
 

@@ -450,7 +450,7 @@ def test_who_has_nothing_new_to_say_is_silent() -> None:
     [
         (Kill(at_s=1.0, replica_id="mixed-7"), "nothing is called 'mixed-7', known are mixed-0"),
         (Start(at_s=1.0, pool="mixd"), "nothing is called 'mixd', known are mixed"),
-        (SetBandwidth(at_s=1.0, replica_id="mixed-0", bytes_per_s=0.0), "wanted more than 0"),
+        (SetBandwidth(at_s=1.0, replica_id="mixed-0", bytes_per_s=0.0), "expected more than 0"),
     ],
 )
 def test_what_can_never_happen_is_refused(wrong: ScheduledEvent, why: str) -> None:

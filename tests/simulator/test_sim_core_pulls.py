@@ -105,7 +105,7 @@ def test_a_leg_that_is_aborted_while_it_waits_frees_its_source_and_never_pulls()
 
 
 def test_a_limit_below_one_is_refused() -> None:
-    with pytest.raises(SettingInvalid, match="max_pulls is 0, wanted at least 1"):
+    with pytest.raises(SettingInvalid, match="max_pulls is 0, expected at least 1"):
         replace(SETTINGS, max_pulls=0)
 
 

@@ -39,14 +39,14 @@ def test_a_setting_that_cannot_work_is_named_with_what_is_wanted(
     change: dict[str, float], wanted: str
 ) -> None:
     (name,) = change
-    with pytest.raises(ValueError, match=f"{name} is .*, wanted {wanted}"):
+    with pytest.raises(ValueError, match=f"{name} is .*, expected {wanted}"):
         replace(SimSettings(), **change)  # type: ignore[arg-type]  # parametrized
 
 
 def test_a_bad_setting_travels_by_pickle() -> None:
     error = SettingInvalid("speed", 0.0, "more than 0")
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    assert str(again) == str(error) == "simulated engine: speed is 0.0, wanted more than 0"
+    assert str(again) == str(error) == "simulated engine: speed is 0.0, expected more than 0"
     assert (again.name, again.got, again.expected) == ("speed", 0.0, "more than 0")
 
 

@@ -13,7 +13,7 @@ def test_a_budget_beside_streams_has_a_token_for_each_and_is_not_the_larger_one(
     tokens: int,
 ) -> None:
     wanted = (
-        rf"^simulated engine: max_batched_tokens_while_decoding is {tokens}, wanted from"
+        rf"^simulated engine: max_batched_tokens_while_decoding is {tokens}, expected from"
         r" max_running_requests=4"
         r" to max_batched_tokens=16$"
     )
@@ -36,7 +36,7 @@ def test_a_budget_beside_streams_may_be_as_small_as_their_number_and_as_large_as
 def test_an_engine_that_cuts_no_prompt_has_no_budget_beside_streams() -> None:
     whole = with_changes(SETTINGS, scheduling=Scheduling.PREFILL_FIRST)
     wanted = (
-        "^simulated engine: max_batched_tokens_while_decoding is 8, wanted none with"
+        "^simulated engine: max_batched_tokens_while_decoding is 8, expected none with"
         " scheduling 'prefill_first',"
         " which cuts no prompt: leave one of them out$"
     )

@@ -58,7 +58,7 @@ def test_a_format_is_told_by_the_first_line(lines: list[str], wanted: TraceForma
 @pytest.mark.parametrize("lines", [["a,b,c\n", "1,2,3\n"], ['{"prompt": "hello"}\n'], ["\n"], []])
 def test_an_unknown_format_is_refused_with_what_would_do(lines: list[str]) -> None:
     with pytest.raises(
-        TraceInvalid, match=r"wanted JSON lines|no known format has the fields prompt"
+        TraceInvalid, match=r"expected JSON lines|no known format has the fields prompt"
     ):
         read_trace("f", lines)
 
@@ -87,15 +87,15 @@ def test_a_date_counts_from_1970(date: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ("2023-11-16 18:17:05,12", "2 cells, wanted 3"),
-        ("2023-11-16 18:17:05,1,2,3", "4 cells, wanted 3"),
+        ("2023-11-16 18:17:05,12", "2 cells, expected 3"),
+        ("2023-11-16 18:17:05,1,2,3", "4 cells, expected 3"),
         ("2023-13-16 18:17:05,12,1", "month"),
         ("2023-11-16 24:17:05,12,1", "no such day, hour"),
         ("2023-11-16 12:17:61,12,1", "no such day, hour, minute or second"),
         ("2023-11-16 12:60:00,12,1", "no such day, hour, minute or second"),
         ("2023-02-31 12:00:00,12,1", "no such day"),
         ("2023-11-00 12:00:00,12,1", "no such day"),
-        ("yesterday,12,1", "wanted a date"),
+        ("yesterday,12,1", "expected a date"),
         ("2023-11-16 18:17:05,0,1", "contexttokens is '0'"),
         ("2023-11-16 18:17:05,12.5,1", "contexttokens is '12.5'"),
         ("2023-11-16 18:17:05,12,-1", "generatedtokens is '-1'"),

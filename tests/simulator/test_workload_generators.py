@@ -205,7 +205,7 @@ def test_a_named_workload_has_its_rate_and_is_the_same_for_the_same_seed(name: s
 
 
 def test_an_unknown_workload_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match="wanted one of conv, code"):
+    with pytest.raises(ValueError, match="expected one of conv, code"):
         synthetic("poems", rate_per_s=1, duration_s=1)
     with pytest.raises(ValueError, match="duration_s"):
         synthetic("conv", rate_per_s=1, duration_s=0)

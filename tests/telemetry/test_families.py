@@ -73,7 +73,7 @@ def test_nought_is_a_number() -> None:
 
 @pytest.mark.parametrize("labels", [(), ("a", "b")])
 def test_labels_that_were_not_declared_are_an_error(labels: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="wanted pool"):
+    with pytest.raises(ValueError, match="expected pool"):
         Families().add(STEP_ERROR, 1, *labels)
 
 

@@ -166,5 +166,5 @@ def test_what_was_copied_does_not_change() -> None:
 
 
 def test_labels_that_were_not_declared_are_an_error() -> None:
-    with pytest.raises(ValueError, match="wanted slo_class, model, pool"):
+    with pytest.raises(ValueError, match="expected slo_class, model, pool"):
         Histogram(TTFT).observe(0.1, "chat", "decode")

@@ -81,7 +81,7 @@ def test_agents_get_the_delay_that_was_set_last() -> None:
 @pytest.mark.parametrize("value", ["0", "-5", "soon", ""])
 def test_a_delay_that_is_no_time_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(nixl_progress.PROGRESS_DELAY_VARIABLE, value)
-    with pytest.raises(ValueError, match="wanted microseconds"):
+    with pytest.raises(ValueError, match="expected microseconds"):
         nixl_progress.install()
 
 
@@ -90,7 +90,7 @@ def test_an_interval_that_is_no_time_is_refused(
     value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ucx_log.FLUSH_VARIABLE, value)
-    with pytest.raises(ValueError, match="wanted seconds above 0"):
+    with pytest.raises(ValueError, match="expected seconds above 0"):
         nixl_progress.install()
 
 

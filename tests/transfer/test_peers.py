@@ -220,5 +220,5 @@ async def test_an_engine_compares_others_with_itself() -> None:
         running_listener(reply_metadata("a1")) as own,
         running_listener(reply_metadata("b2")) as source,
     ):
-        with pytest.raises(TransferFailed, match="got hash b2, wanted a1"):
+        with pytest.raises(TransferFailed, match="got hash b2, expected a1"):
             await Peers("d-1", own.address).check("p-1", source.address, SOON_S)

@@ -89,7 +89,7 @@ async def test_a_listener_that_hangs_after_the_handshake_is_given_up_at_the_dead
 async def test_an_engine_that_is_not_compatible_is_refused_with_both_hashes() -> None:
     async with running_listener(reply_metadata("b2")) as listener:
         text = await why(listener.address, "a1")
-    assert "got hash b2, wanted a1" in text
+    assert "got hash b2, expected a1" in text
 
 
 async def test_any_hash_will_do_where_none_is_wanted() -> None:
@@ -124,7 +124,7 @@ async def test_an_endless_answer_is_not_taken_in() -> None:
     "address", ["", "host", ":5600", "host:", "host:port", "host:-1", "::1:5600"]
 )
 async def test_an_address_that_is_none_is_refused(address: str) -> None:
-    assert "wanted HOST:PORT" in await why(address)
+    assert "expected HOST:PORT" in await why(address)
 
 
 async def test_no_outcome_leaves_a_socket_behind() -> None:
@@ -166,7 +166,7 @@ async def test_an_engine_compares_others_with_itself() -> None:
     ):
         checks = SideChannelChecker("d-1", own.address)
         await checks.check("p-1", own.address, SOON_S)
-        with pytest.raises(TransferFailed, match="got hash b2, wanted a1"):
+        with pytest.raises(TransferFailed, match="got hash b2, expected a1"):
             await checks.check("p-1", other.address, SOON_S)
         assert len(own.requests) == 2, "its own hash is asked for once"
 

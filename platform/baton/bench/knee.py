@@ -132,4 +132,4 @@ class KneeSearch:
 def _describe_miss(probe: Probe, target: float) -> str:
     if not probe.valid:
         return "is more than the client can send"
-    return f"met the objectives for {probe.attainment:.1%} of requests, wanted {target:.4g}"
+    return f"met the objectives for {probe.attainment:.1%} of requests, expected {target:.4g}"

@@ -284,7 +284,7 @@ class TokenPromptFactory:
     def __init__(self, *, block_tokens: int, vocabulary: int, seed: int | str = 0) -> None:
         if block_tokens < 1 or vocabulary < 1:
             raise ValueError(
-                f"got blocks of {block_tokens} tokens and a vocabulary of {vocabulary}, wanted at"
+                f"got blocks of {block_tokens} tokens and a vocabulary of {vocabulary}, expected at"
                 " least 1 of each"
             )
         self._block_tokens = block_tokens

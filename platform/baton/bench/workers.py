@@ -88,7 +88,7 @@ def _raise_file_limit(min_files: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < min_files:
         raise ClientProcessFailed(
-            f"this process may have {hard} files open, wanted {min_files}",
+            f"this process may have {hard} files open, expected {min_files}",
             "give a lower --max-in-flight, or raise the limit with 'ulimit -n'",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (min_files, hard))

@@ -87,7 +87,7 @@ def parse_interval(text: str) -> float:
     interval_s = parse_seconds(text, "--interval")
     if interval_s < _MIN_INTERVAL_S:
         raise typer.BadParameter(
-            f"got {text!r}, wanted at least {_MIN_INTERVAL_S:g} s", param_hint="--interval"
+            f"got {text!r}, expected at least {_MIN_INTERVAL_S:g} s", param_hint="--interval"
         )
     return interval_s
 
@@ -132,9 +132,9 @@ def parse_seconds(text: str, option: str = "--timeout") -> float:
 
     duration_s = parse_quantity(text, Unit.SECONDS)
     if not duration_s:
-        raise typer.BadParameter(f"got {text!r}, wanted {Unit.SECONDS}", param_hint=option)
+        raise typer.BadParameter(f"got {text!r}, expected {Unit.SECONDS}", param_hint=option)
     if duration_s > _MAX_DURATION_S:
-        raise typer.BadParameter(f"got {text!r}, wanted at most 100 years", param_hint=option)
+        raise typer.BadParameter(f"got {text!r}, expected at most 100 years", param_hint=option)
     return duration_s
 
 
@@ -145,7 +145,7 @@ def positive(number: float, option: str) -> float:
         BadParameter: it is 0 or less, infinite, or no number.
     """
     if not 0 < number < math.inf:
-        raise typer.BadParameter(f"got {number:g}, wanted more than 0", param_hint=option)
+        raise typer.BadParameter(f"got {number:g}, expected more than 0", param_hint=option)
     return number
 
 

@@ -94,7 +94,7 @@ def make_workload(
         TraceUnusable: there is none, or not with these figures.
     """
     if duration_s is None and max_requests is None:
-        raise ValueError("neither a duration nor a number of requests is given, wanted one")
+        raise ValueError("neither a duration nor a number of requests is given, expected one")
     # A tenth more and a few, so that there are enough although arrivals are random.
     span_s = (1.1 * (max_requests or 0) + 10) / rate_per_s if duration_s is None else duration_s
     trace = _generate(name, rate_per_s, span_s, seed)

@@ -114,7 +114,7 @@ def add_env(
         origin = EnvOrigin(name)
         segments = name.removeprefix(ENV_PREFIX).split("__")
         if not all(segments):
-            message = f"wanted a name such as {ENV_PREFIX}SERVER__PORT"
+            message = f"expected a name such as {ENV_PREFIX}SERVER__PORT"
             findings.append(Finding(origin, (), message))
             continue
         path = _existing_path(root, segments)
@@ -130,7 +130,7 @@ def add_sets(root: Section, sets: Sequence[str], findings: list[Finding], moved:
         key_text, equals, value = option.partition("=")
         path = _dotted_path(key_text)
         if not equals or path is None:
-            message = f"got {key_text[:60]!r}, wanted path.to.key=value"
+            message = f"got {key_text[:60]!r}, expected path.to.key=value"
             findings.append(Finding(SetOrigin(), (), message))
             continue
         layer = _layer(root, path, _Override(SetOrigin(), value, findings))

@@ -90,7 +90,7 @@ def load_text(text: str, renamed: Sequence[RenamedKey] = RENAMED_KEYS) -> Deploy
         raise _config_invalid([error.finding], None) from error
     if not isinstance(root, Section):
         raise _config_invalid(
-            [Finding(origin, (), "wanted a mapping of keys such as 'pools'")], None
+            [Finding(origin, (), "expected a mapping of keys such as 'pools'")], None
         )
     root = with_new_names(root, table=renamed, warnings=[], findings=findings)
     return _build_config(root, findings).config
@@ -131,7 +131,7 @@ def _merge_files(files: Sequence[FilePath], findings: list[Finding], moved: Move
         if isinstance(node, Section):
             layers.append(moved(node))
         elif not (isinstance(node, Scalar) and node.value is None):
-            message = f"got {describe_node(node, ())}, wanted a mapping of keys such as 'pools'"
+            message = f"got {describe_node(node, ())}, expected a mapping of keys such as 'pools'"
             unreadable.append(Finding(node.origin, (), message))
     if unreadable:
         # What a file that cannot be read would have said is unknown: nothing else can be judged.

@@ -103,7 +103,7 @@ class _Handlers:
         request_id = request.query_params.get("id", "")
         if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS:
             return JSONResponse(
-                {"why": f"wanted 'id', of 1 to {MAX_REQUEST_ID_CHARS} characters"}, 400
+                {"why": f"expected 'id', of 1 to {MAX_REQUEST_ID_CHARS} characters"}, 400
             )
         try:
             reports = await self._query_feed(lambda: self._feed.request(request_id))

@@ -113,7 +113,7 @@ def unpack_hashes(packed: bytes) -> Sequence[int]:
     """
     if len(packed) % BLOCK_HASH_BYTES:
         raise ValueError(
-            f"block hashes: got {len(packed)} bytes, wanted a multiple of {BLOCK_HASH_BYTES}"
+            f"block hashes: got {len(packed)} bytes, expected a multiple of {BLOCK_HASH_BYTES}"
         )
     hashes = array("q")
     hashes.frombytes(packed)

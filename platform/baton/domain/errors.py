@@ -254,7 +254,7 @@ class LegInvalid(BatonError):
 
 def prompt_too_long_message(prompt_tokens: int, max_len_tokens: int) -> str:
     """Why an engine does not take a prompt: there must be room for a token behind it."""
-    return f"the prompt has {prompt_tokens} tokens, wanted fewer than {max_len_tokens}"
+    return f"the prompt has {prompt_tokens} tokens, expected fewer than {max_len_tokens}"
 
 
 class LinkFailed(_ReplicaError):

@@ -33,7 +33,7 @@ class HashedPrompt(Sequence[int]):
         if length < 0 or block_tokens < 1:
             raise ValueError(
                 f"an outline of {length} tokens in blocks of {block_tokens},"
-                " wanted at least 0 and at least 1"
+                " expected at least 0 and at least 1"
             )
         self.block_ids = block_ids
         self.block_tokens = block_tokens

@@ -39,7 +39,7 @@ class BlocksStored:
         if len(self.token_ids) != expected_tokens:
             raise ValueError(
                 f"blocks stored: got {len(self.token_ids)} token ids for"
-                f" {len(self.block_hashes)} blocks of {self.block_size_tokens}, wanted"
+                f" {len(self.block_hashes)} blocks of {self.block_size_tokens}, expected"
                 f" {expected_tokens}"
             )
 

@@ -86,5 +86,5 @@ class Request(Value, kw_only=True):
             raise ValueError(f"request {self.request_id!r} has no prompt tokens")
         if self.max_tokens < 1:
             raise ValueError(
-                f"request {self.request_id!r}: max_tokens is {self.max_tokens}, wanted at least 1"
+                f"request {self.request_id!r}: max_tokens is {self.max_tokens}, expected at least 1"
             )

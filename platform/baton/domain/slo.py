@@ -30,11 +30,11 @@ class Slo:
         for name in ("ttft_s", "tpot_s", "itl_p99_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"slo {self.name!r}: {name} is {value}, wanted more than 0")
+                raise ValueError(f"slo {self.name!r}: {name} is {value}, expected more than 0")
         if not 0 < self.attainment_target <= 1:
             raise ValueError(
                 f"slo {self.name!r}: attainment_target is {self.attainment_target},"
-                " wanted more than 0 and at most 1"
+                " expected more than 0 and at most 1"
             )
 
     @property

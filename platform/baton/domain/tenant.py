@@ -33,7 +33,9 @@ class RateLimit:
         for name in ("requests_per_s", "tokens_per_s", "burst_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"rate limit: {name} is {value}, wanted more than 0, or no limit")
+                raise ValueError(
+                    f"rate limit: {name} is {value}, expected more than 0, or no limit"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +61,10 @@ class Tenant:
         if not self.name:
             raise ValueError("a tenant has no name")
         if not 0 < self.weight < float("inf"):
-            raise ValueError(f"tenant {self.name!r}: weight is {self.weight}, wanted more than 0")
+            raise ValueError(f"tenant {self.name!r}: weight is {self.weight}, expected more than 0")
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise ValueError(
-                f"tenant {self.name!r}: max_in_flight is {self.max_in_flight}, wanted at least 1"
+                f"tenant {self.name!r}: max_in_flight is {self.max_in_flight}, expected at least 1"
             )
 
 

@@ -45,7 +45,9 @@ def adapter_refusal(
         return AdapterRejection(status=400, why=f"{folder}/{_CONFIG} cannot be read: {error}")
     if not any((path / name).is_file() for name in _WEIGHTS):
         expected_files = " or ".join(_WEIGHTS)
-        return AdapterRejection(status=400, why=f"{folder} has no weights, wanted {expected_files}")
+        return AdapterRejection(
+            status=400, why=f"{folder} has no weights, expected {expected_files}"
+        )
     why = _config_problem(config, max_rank)
     return None if why is None else AdapterRejection(status=400, why=f"{folder}: {why}")
 
@@ -64,12 +66,12 @@ def _config_problem(config: dict[str, object], max_rank: int) -> str | None:
     pattern = config.get("rank_pattern") or {}
     ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [pattern])]
     if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
-        return f"its rank 'r' is {ranks[0]!r}, wanted a number above 0"
+        return f"its rank 'r' is {ranks[0]!r}, expected a number above 0"
     rank = max(other for other in ranks if isinstance(other, int))
     if rank > max_rank:
         return f"its rank is {rank}, engines have room for {max_rank} (engine.adapters.max_rank)"
     if config.get("bias", "none") != "none":
-        return f"its bias is {config['bias']!r}, wanted 'none'"
+        return f"its bias is {config['bias']!r}, expected 'none'"
     for key in ("modules_to_save", "use_dora"):
         if config.get(key):
             return f"it sets {key!r}, which engines do not take"

@@ -133,7 +133,7 @@ def is_cache_shared(cache: ModelCache) -> bool:
 
 def model_claim(cache: ModelCache) -> PlainDict:
     """What is wanted of the volume that manifests bring along for models."""
-    assert cache.size_bytes is not None, "asked for where one is wanted"
+    assert cache.size_bytes is not None, "asked for where a volume is needed"
     spec: PlainDict = {
         "accessModes": ["ReadWriteMany"],
         "resources": {"requests": {"storage": mib_text(math.ceil(cache.size_bytes / _MIB) * _MIB)}},

@@ -36,17 +36,17 @@ class ManifestSettings:
         for option, name in (("--name", self.name), ("--namespace", self.namespace)):
             if not _NAME_PATTERN.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
                 raise CannotExport(
-                    f"got the name {name!r}, wanted lower-case letters, digits and '-',"
+                    f"got the name {name!r}, expected lower-case letters, digits and '-',"
                     f" {_MAX_NAME_LENGTH} at most",
                     f"give another one with {option}",
                 )
         if self.image is not None and not _IMAGE_PATTERN.fullmatch(self.image):
             raise CannotExport(
-                f"got the image {self.image!r}, wanted a name such as registry/baton:tag",
+                f"got the image {self.image!r}, expected a name such as registry/baton:tag",
                 "give another one with --image, or leave it out for what the Dockerfiles make",
             )
         if self.gpus_per_node < 1:
             raise CannotExport(
-                f"got {self.gpus_per_node} GPUs of a node, wanted one at least",
+                f"got {self.gpus_per_node} GPUs of a node, expected one at least",
                 "give how many a node has with --gpus-per-node",
             )

@@ -45,11 +45,11 @@ class SloClass:
 
     def __post_init__(self) -> None:
         if not 0 < self.attainment < 1:
-            raise ValueError(f"attainment is {self.attainment}, wanted between 0 and 1, as 0.9")
+            raise ValueError(f"attainment is {self.attainment}, expected between 0 and 1, as 0.9")
         for term in ("ttft_s", "tpot_s", "e2e_s"):
             limit = getattr(self.objectives, term)
             if limit is not None and not limit > 0:
-                raise ValueError(f"objective {term} is {limit}, wanted more than 0")
+                raise ValueError(f"objective {term} is {limit}, expected more than 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,19 +122,21 @@ class PlanningProblem:
 
     def __post_init__(self) -> None:
         if self.rate_per_s is None and self.gpus is None:
-            raise ValueError("neither a rate nor a number of GPUs is given, wanted one or both")
+            raise ValueError("neither a rate nor a number of GPUs is given, expected one or both")
         for name in ("rate_per_s", "gpus"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}, wanted more than 0")
+                raise ValueError(f"{name} is {value}, expected more than 0")
         min_requests = 2
         if len(self.traffic) < min_requests or not self.traffic.span_s:
             raise ValueError(
                 f"trace {self.traffic.name!r} has {len(self.traffic)} requests in"
-                f" {self.traffic.span_s:g} s, wanted at least 2, and some time between them"
+                f" {self.traffic.span_s:g} s, expected at least 2, and some time between them"
             )
         if not self.offers or not self.classes:
-            raise ValueError("no accelerators or no objectives are given, wanted at least one each")
+            raise ValueError(
+                "no accelerators or no objectives are given, expected at least one each"
+            )
         if len({class_.name for class_ in self.classes}) < len(self.classes):
             raise ValueError("two classes of objectives have the same name")
 

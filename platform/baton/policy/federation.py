@@ -56,7 +56,9 @@ class ClusterView:
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
-            raise ValueError(f"cluster {self.name}: got {self.replicas} replicas, wanted 1 or more")
+            raise ValueError(
+                f"cluster {self.name}: got {self.replicas} replicas, expected 1 or more"
+            )
 
 
 class ClusterChoice(NamedTuple):

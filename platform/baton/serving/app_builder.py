@@ -65,7 +65,7 @@ def config_of(arguments: Mapping[str, object]) -> DeploymentConfig:
     if set(arguments) != {"config"} or not isinstance(config, Mapping):
         keys = ", ".join(sorted(arguments)) or "none"
         raise ConfigInvalid(
-            (f"arguments of the application: got {keys}; wanted 'config', a mapping of its keys",)
+            (f"arguments of the application: got {keys}; expected 'config', a mapping of its keys",)
         )
     return load_text(json.dumps(dict(config)))
 

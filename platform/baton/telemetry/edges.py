@@ -92,7 +92,7 @@ def _objective_s(objective: Objective, slo: Slo) -> float | None:
         case Objective.ITL:
             return slo.itl_p99_s
         case Objective.GOODPUT:
-            raise ValueError("goodput: has no seconds, wanted an objective for a latency")
+            raise ValueError("goodput: has no seconds, expected an objective for a latency")
         case _:
             assert_never(objective)
 

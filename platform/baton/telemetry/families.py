@@ -34,7 +34,7 @@ class Families:
         """
         if len(labels) != len(metric.labels):
             expected = ", ".join(metric.labels) or "none"
-            raise ValueError(f"{metric.name}: got labels {labels}, wanted {expected}")
+            raise ValueError(f"{metric.name}: got labels {labels}, expected {expected}")
         if value is None or not math.isfinite(value):
             return
         samples = self._samples.setdefault(metric, {})

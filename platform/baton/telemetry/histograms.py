@@ -108,7 +108,7 @@ class Histogram:
     def _new_row(self, labels: tuple[str, ...]) -> _Row:
         if len(labels) != len(self._labels):
             expected = ", ".join(self._labels) or "none"
-            raise ValueError(f"{self._metric.name}: got labels {labels}, wanted {expected}")
+            raise ValueError(f"{self._metric.name}: got labels {labels}, expected {expected}")
         if len(self._rows) >= self._max_rows:
             has_room = len(labels) > 1 and len(self._rows) < 2 * self._max_rows
             kept_labels = labels[:1] if has_room else ()

@@ -44,9 +44,11 @@ def install() -> None:
     if os.environ.get(OWNER_ENV_VAR) == process_name():  # it has no agent, and need not load NIXL
         return
     if delay_us is not None and (not delay_us.isdecimal() or int(delay_us) < 1):
-        raise ValueError(f"{PROGRESS_DELAY_VARIABLE}: got {delay_us!r}, wanted microseconds, 1 up")
+        raise ValueError(
+            f"{PROGRESS_DELAY_VARIABLE}: got {delay_us!r}, expected microseconds, 1 up"
+        )
     if flush_s is not None and not _POSITIVE.fullmatch(flush_s):
-        raise ValueError(f"{FLUSH_VARIABLE}: got {flush_s!r}, wanted seconds above 0")
+        raise ValueError(f"{FLUSH_VARIABLE}: got {flush_s!r}, expected seconds above 0")
     if flush_s is not None:
         use_local_log_folder(os.environ)  # before UCX is loaded
     from baton.transfer import couplings  # it has the functions of this module

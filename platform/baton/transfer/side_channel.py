@@ -129,7 +129,7 @@ async def check_side_channel(
     if expected_compatibility not in {None, payload.compatibility_hash}:
         raise TransferFailed(
             source_id,
-            f"its engine is not compatible: got hash {payload.compatibility_hash}, wanted "
+            f"its engine is not compatible: got hash {payload.compatibility_hash}, expected "
             f"{expected_compatibility}; give both pools the same vLLM, model, dtype and KV layout",
         )
     return SideChannelFacts(
@@ -168,7 +168,7 @@ async def _request_metadata(address: Address) -> list[bytes]:
 
 
 def _parse_reply(source_id: str, address: str, parts: list[bytes]) -> _Payload:
-    why = f"got {len(parts)} parts, wanted {_REPLY_PARTS}"
+    why = f"got {len(parts)} parts, expected {_REPLY_PARTS}"
     if len(parts) == _REPLY_PARTS:
         try:
             payload = _PAYLOAD.decode(parts[0])

@@ -81,7 +81,7 @@ def test_a_users_own_policy_is_loaded_with_the_options() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("nonsense", "no policy of that name, wanted one of slo"),
+        ("nonsense", "no policy of that name, expected one of slo"),
         ("no.such.module:f", "ModuleNotFoundError"),
         (f"{HERE}:absent", "AttributeError"),
         (f"{HERE}:nothing", "made a NoneType"),

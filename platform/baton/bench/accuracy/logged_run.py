@@ -78,13 +78,17 @@ def read_engine(text: str, name: str) -> LoggedEngine:
     try:
         meta = json.loads(text)
     except ValueError as error:
-        raise TraceInvalid(name, 0, f"got {error}, wanted JSON") from error
+        raise TraceInvalid(name, 0, f"got {error}, expected JSON") from error
     kwargs = meta.get("engine_kwargs") if isinstance(meta, dict) else None
     if not isinstance(kwargs, dict):
-        raise TraceInvalid(name, 0, "no object engine_kwargs, wanted the engine's arguments there")
+        raise TraceInvalid(
+            name, 0, "no object engine_kwargs, expected the engine's arguments there"
+        )
     model = kwargs.get("model", meta.get("model"))
     if not isinstance(model, str) or not model:
-        raise TraceInvalid(name, 0, f"engine_kwargs.model is {model!r}, wanted the name of a model")
+        raise TraceInvalid(
+            name, 0, f"engine_kwargs.model is {model!r}, expected the name of a model"
+        )
     counts = {key: _count(kwargs, key, name) for key in _DEFAULTS}
     if kwargs.get("enable_expert_parallel") and counts["data_parallel_size"] > 1:
         raise TraceInvalid(name, 0, "experts are shared between engines, which is not modelled")
@@ -119,7 +123,7 @@ def _count(kwargs: Mapping[str, object], key: str, name: str) -> int:
 
 def _positive_int(value: object, key: str, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise TraceInvalid(name, 0, f"engine_kwargs.{key} is {value!r}, wanted a number above 0")
+        raise TraceInvalid(name, 0, f"engine_kwargs.{key} is {value!r}, expected a number above 0")
     return value
 
 
@@ -129,7 +133,7 @@ def _utilization(kwargs: Mapping[str, object], name: str) -> float:
         return _DEFAULT_UTILIZATION
     if not isinstance(value, int | float) or not 0 < value <= 1:
         problem = (
-            f"engine_kwargs.gpu_memory_utilization is {value!r}, wanted more than 0, at most 1"
+            f"engine_kwargs.gpu_memory_utilization is {value!r}, expected more than 0, at most 1"
         )
         raise TraceInvalid(name, 0, problem)
     return float(value)
@@ -142,7 +146,7 @@ def _dtype(value: object, key: str, name: str) -> Dtype | None:
     try:
         return _DTYPES.get(base_name) or Dtype(base_name)
     except ValueError:
-        problem = f"engine_kwargs.{key} is {value!r}, wanted auto, bfloat16, float16, fp8, ..."
+        problem = f"engine_kwargs.{key} is {value!r}, expected auto, bfloat16, float16, fp8, ..."
         raise TraceInvalid(name, 0, problem) from None
 
 

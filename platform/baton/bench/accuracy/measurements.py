@@ -141,7 +141,7 @@ def _parse_dtype(text: str | None, column: str) -> Dtype | None:
         return None
     dtype = _DTYPES.get(text.lower())
     if dtype is None:
-        raise ValueError(f"{column} is {text!r}, wanted one of {', '.join(sorted(_DTYPES))}")
+        raise ValueError(f"{column} is {text!r}, expected one of {', '.join(sorted(_DTYPES))}")
     return dtype
 
 
@@ -300,7 +300,7 @@ def distserve_timing(text: str, name: str, *, model: str, tp: int, pp: int) -> P
 
 def _check_three(numbers: tuple[float, ...], name: str) -> tuple[float, float, float]:
     if len(numbers) != 3:  # noqa: PLR2004 - it says so
-        raise TraceInvalid(name, 0, f"{len(numbers)} coefficients, wanted 3")
+        raise TraceInvalid(name, 0, f"{len(numbers)} coefficients, expected 3")
     return numbers[0], numbers[1], numbers[2]
 
 
@@ -346,7 +346,7 @@ def _check_fields(fields: Mapping[str | None, object], columns: tuple[str, ...])
 def _positive(fields: Mapping[str, str], column: str) -> float:
     number = parse_number(fields[column], column)
     if number <= 0:
-        raise ValueError(f"{column} is {number:g}, wanted more than 0")
+        raise ValueError(f"{column} is {number:g}, expected more than 0")
     return number
 
 

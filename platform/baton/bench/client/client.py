@@ -345,7 +345,7 @@ class CompletionClient:
                 return response.status, await response.read()
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise EndpointUnusable(
-                f"the endpoint's URL: got {self._options.url!r}, wanted http://HOST:PORT, an IPv6"
+                f"the endpoint's URL: got {self._options.url!r}, expected http://HOST:PORT, an IPv6"
                 " address in brackets, as http://[::1]:8000",
                 "correct the URL",
             ) from error

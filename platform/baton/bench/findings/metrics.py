@@ -259,11 +259,11 @@ def _invalid_reasons(client: ClientMetrics, measured: Sequence[RequestSample]) -
         yield (
             f"the client read late: its event loop was {client.loop_lag.p99 * 1000:.0f} ms"
             " behind at the"
-            f" 99th percentile, wanted {MAX_LAG_S * 1000:g} ms"
+            f" 99th percentile, expected {MAX_LAG_S * 1000:g} ms"
         )
     if client.busy_fraction > MAX_BUSY_FRACTION:
         yield (
-            f"a client process used {client.busy_fraction:.0%} of a core, wanted at most"
+            f"a client process used {client.busy_fraction:.0%} of a core, expected at most"
             f" {MAX_BUSY_FRACTION:.0%}:"
             " it may not have sent and read as fast as the endpoint could"
         )

@@ -85,7 +85,7 @@ def _parse_row(entry: object) -> DatasetRow:
     if isinstance(entry, ValueError):
         raise entry
     if not isinstance(entry, dict):
-        raise ValueError(f"got {type(entry).__name__}, wanted an object")  # noqa: TRY004 - of a file
+        raise ValueError(f"got {type(entry).__name__}, expected an object")  # noqa: TRY004 - of a file
     declared_tokens = entry.get("output_tokens", entry.get("max_tokens"))
     output_tokens = (
         None
@@ -120,12 +120,12 @@ def _parse_message(fields: dict[str, object]) -> Message:
         fields.get("content", fields.get("value")),
     )
     if role not in _ROLES or not isinstance(content, str) or not content:
-        raise ValueError(f"a message of {role!r} without text, wanted one of {', '.join(_ROLES)}")
+        raise ValueError(f"a message of {role!r} without text, expected one of {', '.join(_ROLES)}")
     return Message(role=_ROLES[str(role)], content=content)
 
 
 def _error_text(error: Exception) -> str:
-    return str(error) if isinstance(error, ValueError) else f"not as wanted: {error!r}"
+    return str(error) if isinstance(error, ValueError) else f"not as expected: {error!r}"
 
 
 def lacks_output_lengths(rows: Iterable[DatasetRow]) -> bool:

@@ -68,7 +68,7 @@ def check_report_path(path: Path) -> None:
     if path.suffix.lower() not in _SUFFIXES:
         raise ReportUnwritable(
             f"a report cannot be written to {str(path)!r}: got {path.suffix or 'no suffix'!r},"
-            f" wanted {' or '.join(_SUFFIXES)}",
+            f" expected {' or '.join(_SUFFIXES)}",
             "name a file that ends so",
         )
     check_writable(path, "a report")

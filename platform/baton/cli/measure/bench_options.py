@@ -30,10 +30,10 @@ def parse_numbers(text: str | None, option: str) -> tuple[float, ...]:
             parsed.add(positive(float(part), option))
         except ValueError:
             raise typer.BadParameter(
-                f"got {part!r}, wanted numbers such as 1,2,4", param_hint=option
+                f"got {part!r}, expected numbers such as 1,2,4", param_hint=option
             ) from None
         if option == "--concurrency" and not float(part).is_integer():
-            raise typer.BadParameter(f"got {part!r}, wanted a whole number", param_hint=option)
+            raise typer.BadParameter(f"got {part!r}, expected a whole number", param_hint=option)
     return tuple(sorted(parsed))
 
 
@@ -41,7 +41,7 @@ def require_one_of(text: str, known: tuple[str, ...], option: str) -> str:
     """The text, if it is one of those."""
     if text not in known:
         raise typer.BadParameter(
-            f"got {text!r}, wanted one of {', '.join(known)}", param_hint=option
+            f"got {text!r}, expected one of {', '.join(known)}", param_hint=option
         )
     return text
 
@@ -62,7 +62,7 @@ def parse_span(text: str, option: str) -> TokenRange:
         span = TokenRange(0, 0)
     if not 1 <= span.low <= span.high:
         raise typer.BadParameter(
-            f"got {text!r}, wanted a number of tokens such as 512, or 256:1024", param_hint=option
+            f"got {text!r}, expected a number of tokens such as 512, or 256:1024", param_hint=option
         )
     return span
 
@@ -76,7 +76,8 @@ def parse_prefix(text: str | None) -> tuple[int, int]:
         prefix = -1, 0
     if min(prefix) < (1 if text else 0):
         raise typer.BadParameter(
-            f"got {text!r}, wanted tokens and a count such as 1024x4", param_hint="--shared-prefix"
+            f"got {text!r}, expected tokens and a count such as 1024x4",
+            param_hint="--shared-prefix",
         )
     return prefix
 
@@ -90,7 +91,7 @@ def parse_class_share(text: str) -> tuple[str, float]:
         weight = 0.0
     if not name or not 0 < weight < math.inf:
         raise typer.BadParameter(
-            f"got {text!r}, wanted a name and a weight such as batch=0.2", param_hint="--class"
+            f"got {text!r}, expected a name and a weight such as batch=0.2", param_hint="--class"
         )
     return name, weight
 
@@ -152,7 +153,7 @@ def parse_header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
         raise typer.BadParameter(
-            f"got {text!r}, wanted NAME:VALUE such as X-Team:search", param_hint="--header"
+            f"got {text!r}, expected NAME:VALUE such as X-Team:search", param_hint="--header"
         )
     return name.strip(), value.strip()
 

@@ -45,9 +45,9 @@ def _read_config(path: Path) -> Mapping[str, object]:
     except FileNotFoundError:
         raise UnknownModel(f"{path.parent} has no config.json", _REMEDY) from None
     except ValueError as error:  # not JSON, or not even text
-        raise UnknownModel(f"{path}: got {error}, wanted JSON", _REMEDY) from error
+        raise UnknownModel(f"{path}: got {error}, expected JSON", _REMEDY) from error
     if not isinstance(config, dict):
-        raise UnknownModel(f"{path}: got a {type(config).__name__}, wanted an object", _REMEDY)
+        raise UnknownModel(f"{path}: got a {type(config).__name__}, expected an object", _REMEDY)
     return config
 
 
@@ -67,4 +67,4 @@ def parse_dtype(text: str, option: str) -> Dtype | None:
         return Dtype(names.get(normalized, normalized.split("_")[0]))
     except ValueError:
         expected = ", ".join((AUTO, *Dtype))
-        raise typer.BadParameter(f"got {text!r}, wanted {expected}", param_hint=option) from None
+        raise typer.BadParameter(f"got {text!r}, expected {expected}", param_hint=option) from None

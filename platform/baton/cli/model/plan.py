@@ -155,5 +155,5 @@ def _parse_sizes(text: str, option: str) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise typer.BadParameter(f"got {text!r}, wanted numbers as 1,2,4", param_hint=option)
+        raise typer.BadParameter(f"got {text!r}, expected numbers as 1,2,4", param_hint=option)
     return sizes

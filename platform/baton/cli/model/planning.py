@@ -89,7 +89,9 @@ def slo_classes(
     if duplicates := [
         name for name, count in Counter(class_.name for class_ in classes).items() if count > 1
     ]:
-        raise typer.BadParameter(f"got {duplicates[0]!r} twice, wanted once", param_hint="--class")
+        raise typer.BadParameter(
+            f"got {duplicates[0]!r} twice, expected once", param_hint="--class"
+        )
     if all(class_.objectives == Objectives() for class_ in classes):
         raise typer.BadParameter("give --ttft, --tpot, or both", param_hint="--ttft")
     return classes
@@ -101,7 +103,7 @@ def _parse_class(text: str, default: SloClass) -> SloClass:
     unknown = fields.keys() - {"ttft", "tpot", "attainment"}
     if not name or not pairs or unknown:
         raise typer.BadParameter(
-            f"got {text!r}, wanted a name and its objectives, as batch:ttft=10s,attainment=0.8",
+            f"got {text!r}, expected a name and its objectives, as batch:ttft=10s,attainment=0.8",
             param_hint="--class",
         )
     objectives = default.objectives
@@ -179,7 +181,7 @@ def _traffic(args: PlanArgs) -> Trace:
 def _offers(args: PlanArgs) -> tuple[AcceleratorOffer, ...]:
     for price in args.prices:
         if not price > 0:
-            raise typer.BadParameter(f"got {price:g}, wanted more than 0", param_hint="--price")
+            raise typer.BadParameter(f"got {price:g}, expected more than 0", param_hint="--price")
     prices: Sequence[float | None] = args.prices or [None] * len(args.accelerators)
     return tuple(
         AcceleratorOffer(accelerator=find_accelerator(name), price_per_hour=price)

@@ -178,6 +178,6 @@ def _parse_kill(text: str) -> ScheduledEvent:
     replica_id, separator, time_text = text.rpartition("@")
     if not separator or not replica_id:
         raise typer.BadParameter(
-            f"got {text!r}, wanted a replica and a time such as decode-0@30s", param_hint="--kill"
+            f"got {text!r}, expected a replica and a time such as decode-0@30s", param_hint="--kill"
         )
     return Kill(at_s=parse_seconds(time_text, "--kill"), replica_id=replica_id)

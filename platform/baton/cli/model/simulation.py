@@ -245,7 +245,7 @@ def _override_paths(args: SimulateArgs, change: str) -> list[str]:
     key, equals, value = change.partition("=")
     if not equals or not key or not value:
         raise CannotSimulate(
-            f"--compare got {change!r}, wanted a key and a value such as policy=random",
+            f"--compare got {change!r}, expected a key and a value such as policy=random",
             f"write policy=NAME, disaggregate=never, {COLOCATED}, or any path that --set takes",
         )
     if key == _AUTOSCALER:

@@ -13,7 +13,7 @@ from baton.cli.output import OutputFormat, print_report, report_errors
 def _label(text: str) -> str:
     name, equals, value = text.partition("=")
     if not (name and equals and value) or "," in text:
-        raise typer.BadParameter(f"got {text!r}, wanted KEY=VALUE, as baton/node=prefill")
+        raise typer.BadParameter(f"got {text!r}, expected KEY=VALUE, as baton/node=prefill")
     return text
 
 

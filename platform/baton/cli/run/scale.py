@@ -31,7 +31,7 @@ def scale(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Set a pool's replicas, whatever the autoscaler wants."""
     if auto == (replicas is not None):
-        raise typer.BadParameter("wanted either a number of replicas or --auto", param_hint="N")
+        raise typer.BadParameter("expected either a number of replicas or --auto", param_hint="N")
     if auto and duration is not None:
         raise typer.BadParameter("--auto takes effect at once and for good", param_hint="--for")
     for_s = None if duration is None else parse_seconds(duration, "--for")

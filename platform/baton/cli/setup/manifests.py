@@ -53,7 +53,7 @@ def export(  # noqa: PLR0913 - each is an option
     """Write what runs a configuration on a cluster, or on a machine as a service."""
     if target not in TARGETS:
         raise typer.BadParameter(
-            f"got {target!r}, wanted one of {', '.join(TARGETS)}", param_hint="--target"
+            f"got {target!r}, expected one of {', '.join(TARGETS)}", param_hint="--target"
         )
     with report_errors():
         from baton.manifests.export import Target, manifest_files  # here: keeps --help fast

@@ -56,7 +56,7 @@ def check_kv_compatibility(context: CheckContext) -> Iterator[Finding]:
             own_value, reference_value = factor.value(pool), factor.value(reference)
             if own_value != reference_value:
                 message = (
-                    f"got {_format_value(own_value)}, wanted"
+                    f"got {_format_value(own_value)}, expected"
                     f" {_format_value(reference_value)} as in pool '{reference_name}'"
                 )
                 path = ("pools", name, *factor.key)

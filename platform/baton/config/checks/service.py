@@ -62,7 +62,8 @@ def _check_class(
 ) -> Iterator[Finding]:
     if class_name not in known_classes:
         suggestion = (
-            did_you_mean(class_name, known_classes) or f", wanted one of {', '.join(known_classes)}"
+            did_you_mean(class_name, known_classes)
+            or f", expected one of {', '.join(known_classes)}"
         )
         yield context.finding(path, f"no class {class_name!r}{suggestion}")
 
@@ -73,7 +74,7 @@ def check_scaling(context: CheckContext) -> Iterator[Finding]:
     if autoscaler is None or len(pools) < len(context.pool_names):
         return
     if autoscaler.scale_to_zero and all(pool.replicas.min for pool in pools.values()):
-        message = "no pool may have 0 replicas, wanted replicas.min: 0 in one, or false"
+        message = "no pool may have 0 replicas, expected replicas.min: 0 in one, or false"
         yield context.finding(("autoscaler", "scale_to_zero"), message)
     if autoscaler.gpu_budget is not None:
         initial_gpus = sum(
@@ -81,7 +82,7 @@ def check_scaling(context: CheckContext) -> Iterator[Finding]:
         )
         if autoscaler.gpu_budget < initial_gpus:
             message = (
-                f"got {autoscaler.gpu_budget:g}, wanted at least {initial_gpus:g}: so many GPUs"
+                f"got {autoscaler.gpu_budget:g}, expected at least {initial_gpus:g}: so many GPUs"
             )
             yield context.finding(
                 ("autoscaler", "gpu_budget"), f"{message} do the pools start with"
@@ -99,7 +100,7 @@ def check_security(context: CheckContext) -> Iterator[Finding]:
             "key_file",
         )  # fmt: skip
         yield context.finding(
-            (*_TLS, given_key), f"given without {missing_key}, wanted both or neither"
+            (*_TLS, given_key), f"given without {missing_key}, expected both or neither"
         )
     if tls.client_ca_file is not None and tls.cert_file is None:
         message = "has no effect without cert_file: only over TLS do clients show certificates"
@@ -107,7 +108,7 @@ def check_security(context: CheckContext) -> Iterator[Finding]:
     for key in ("cert_file", "key_file", "client_ca_file"):
         path = getattr(tls, key)
         if path is not None and _FORBIDDEN_CHARACTERS & set(path):
-            message = "has a quote, a backslash, '$' or '#' in it, wanted a path without"
+            message = "has a quote, a backslash, '$' or '#' in it, expected a path without"
             yield context.finding((*_TLS, key), message)
 
 
@@ -143,9 +144,11 @@ def _check_collector(context: CheckContext, url: str | None) -> Iterator[Finding
     except ValueError:
         host = ""
     if not host or parts.scheme not in {"http", "https"}:
-        yield context.finding(path, "wanted a URL as http://collector:4318")
+        yield context.finding(path, "expected a URL as http://collector:4318")
     elif parts.username is not None or parts.password is not None:
-        message = "a name or a password in it would be shown, wanted it without: let a collector on"
+        message = (
+            "a name or a password in it would be shown, expected it without: let a collector on"
+        )
         yield context.finding(path, f"{message} the node hand traces on")
 
 
@@ -154,7 +157,7 @@ def _check_port(context: CheckContext, host: str, port: int) -> Iterator[Finding
     server = context.get(ServerConfig, "server")
     if server is not None and port == server.port and _hosts_overlap(host, server.host):
         yield context.finding(
-            path, f"got {port}, which is server.port, wanted another, or 0 for any"
+            path, f"got {port}, which is server.port, expected another, or 0 for any"
         )
     side_channel = context.get(SideChannel, "transfer", "side_channel")
     if side_channel is None:
@@ -165,7 +168,7 @@ def _check_port(context: CheckContext, host: str, port: int) -> Iterator[Finding
     if base <= port <= last_port:
         message = (
             f"got {port}, which is one of the side channel's ({base} to {last_port}),"
-            " wanted another"
+            " expected another"
         )
         yield context.finding(path, message)
 

@@ -145,7 +145,7 @@ def _names(root: Section, key: str) -> tuple[str, ...]:
 def _check_pool_names(context: CheckContext) -> Iterator[Finding]:
     for name in context.pool_names:
         if name in RESERVED_POOL_NAMES:
-            message = f"one of baton's own deployments is called {name!r}, wanted another name"
+            message = f"one of baton's own deployments is called {name!r}, expected another name"
             yield context.finding(("pools", name), message)
 
 
@@ -154,36 +154,37 @@ def _check_replica_counts(context: CheckContext, pool: str) -> Iterator[Finding]
     counts = context.get(ReplicaCounts, *path)
     if counts is not None and not counts.min <= counts.initial <= counts.max:
         got = f"min {counts.min}, start {counts.initial}, max {counts.max}"
-        yield context.finding(path, f"got {got}, wanted min <= start <= max")
+        yield context.finding(path, f"got {got}, expected min <= start <= max")
 
 
 def _check_pool(context: CheckContext, name: str, pool: PoolConfig) -> Iterator[Finding]:
     path, workers = ("pools", name), pool.parallel.workers
     if pool.model not in context.model_names:
         suggestion = did_you_mean(pool.model, context.model_names)
-        known_models = f", wanted one of {', '.join(context.model_names)}"
+        known_models = f", expected one of {', '.join(context.model_names)}"
         yield context.finding(
             (*path, "model"), f"no model {pool.model!r}{suggestion or known_models}"
         )
     if pool.engine.kind is EngineKind.SIM:
         if pool.resources.gpus:
-            message = f"got {pool.resources.gpus:g}, wanted 0: a simulated engine uses no GPU"
+            message = f"got {pool.resources.gpus:g}, expected 0: a simulated engine uses no GPU"
             yield context.finding((*path, "resources", "gpus"), message)
         if workers > 1:
-            message = f"got {workers} workers, wanted tp 1 and pp 1: a simulated engine has one"
+            message = f"got {workers} workers, expected tp 1 and pp 1: a simulated engine has one"
             yield context.finding((*path, "parallel"), message)
     elif shares_gpu(pool):
         yield from _check_shared_gpu(context, path, pool)
     elif pool.resources.gpus not in {0, workers}:
         fraction_hint = ", or a part of one, as 0.5" if workers == 1 else ""
         message = (
-            f"got {pool.resources.gpus:g}, wanted tp x pp = {workers} (or 0: no GPU{fraction_hint})"
+            f"got {pool.resources.gpus:g}, expected tp x pp = {workers} (or 0: no"
+            f" GPU{fraction_hint})"
         )
         yield context.finding((*path, "resources", "gpus"), message)
     elif not pool.resources.gpus:
         yield from _check_cpu_parallelism(context, path, pool.parallel)
     if pool.resources.accelerator is not None and not pool.resources.gpus:
-        message = f"got {pool.resources.accelerator!r} without GPUs, wanted gpus: {workers}"
+        message = f"got {pool.resources.accelerator!r} without GPUs, expected gpus: {workers}"
         yield context.finding((*path, "resources", "accelerator"), message)
     if pool.placement.max_per_node is not None and workers > 1 and pool.resources.gpus:
         message = f"not possible with {workers} workers: Ray places their group, remove it"
@@ -196,12 +197,14 @@ def _check_shared_gpu(context: CheckContext, path: Path, pool: PoolConfig) -> It
     """A replica that takes a part of a GPU, and of its memory no larger part than that."""
     gpu_fraction, workers = pool.resources.gpus, pool.parallel.workers
     if workers > 1:
-        message = f"got {gpu_fraction:g}, wanted {workers}: workers of a split engine share no GPU"
+        message = (
+            f"got {gpu_fraction:g}, expected {workers}: workers of a split engine share no GPU"
+        )
         yield context.finding((*path, "resources", "gpus"), message)
     memory_fraction = pool.engine.gpu_memory_utilization
     if memory_fraction is not None and memory_fraction > gpu_fraction:
         message = (
-            f"got {memory_fraction:g}, wanted at most resources.gpus = {gpu_fraction:g}:"
+            f"got {memory_fraction:g}, expected at most resources.gpus = {gpu_fraction:g}:"
             " others share this GPU"
         )
         yield context.finding((*path, "engine", "gpu_memory_utilization"), message)
@@ -213,9 +216,9 @@ def _check_cpu_parallelism(
     """What vLLM for CPUs cannot do. Source: tried with 0.32, where it fails in its first batch."""
     reason = "vLLM does not split engines on CPUs so; set resources.gpus, or split by tp alone"
     if parallel.pp > 1:
-        yield context.finding((*path, "parallel", "pp"), f"got {parallel.pp}, wanted 1: {reason}")
+        yield context.finding((*path, "parallel", "pp"), f"got {parallel.pp}, expected 1: {reason}")
     if parallel.ep and parallel.workers > 1:
-        yield context.finding((*path, "parallel", "ep"), f"got true, wanted false: {reason}")
+        yield context.finding((*path, "parallel", "ep"), f"got true, expected false: {reason}")
 
 
 def _check_max_num_batched_tokens_while_decoding(
@@ -234,10 +237,12 @@ def _check_max_num_batched_tokens_while_decoding(
     )
     if max_tokens is not None and tokens > max_tokens:
         yield context.finding(
-            path, f"got {tokens}, wanted at most max_num_batched_tokens, {max_tokens}"
+            path, f"got {tokens}, expected at most max_num_batched_tokens, {max_tokens}"
         )
     if engine.max_num_seqs is not None and tokens < engine.max_num_seqs:
-        message = f"got {tokens}, wanted at least max_num_seqs, {engine.max_num_seqs}: one a stream"
+        message = (
+            f"got {tokens}, expected at least max_num_seqs, {engine.max_num_seqs}: one a stream"
+        )
         yield context.finding(path, message)
 
 
@@ -252,7 +257,9 @@ def _check_offload(context: CheckContext, pool_path: Path, pool: PoolConfig) -> 
         message = "not possible without GPUs: vLLM offloads blocks from GPUs only, remove it"
         yield context.finding(path, message)
     if pool.engine.sim is not None and offload.host_memory_bytes < pool.engine.sim.kv_block_bytes:
-        message = f"less than one KV block, wanted at least {pool.engine.sim.kv_block_bytes} bytes"
+        message = (
+            f"less than one KV block, expected at least {pool.engine.sim.kv_block_bytes} bytes"
+        )
         yield context.finding(path, message)
 
 
@@ -263,7 +270,7 @@ def _check_router(context: CheckContext) -> Iterator[Finding]:
     if router.policy in set(Policy) - {Policy.PREDICTED}:
         message = (
             f"got 'auto', which policy {str(router.policy)!r} cannot decide about,"
-            " wanted 'always' or 'never', or policy 'predicted'"
+            " expected 'always' or 'never', or policy 'predicted'"
         )
         yield context.finding(("router", "disaggregate"), message)
 
@@ -280,7 +287,7 @@ def _check_engine(context: CheckContext, owner: Path) -> Iterator[Finding]:
     if engine.kind is EngineKind.VLLM:
         if engine.sim is not None:
             yield context.finding(
-                (*path, "sim"), "given for kind 'vllm', wanted kind: sim or no sim"
+                (*path, "sim"), "given for kind 'vllm', expected kind: sim or no sim"
             )
         return
     vllm_only = {
@@ -305,17 +312,21 @@ def _check_decode_pools(context: CheckContext) -> Iterator[Finding]:
         decode_pools = [name for name, pool in model_pools.items() if pool.role is not Role.PREFILL]
         if not decode_pools:
             got = "only prefill pools" if model_pools else "no pool"
-            message = f"{got}, wanted a pool of role 'decode' or 'mixed' (with or without prefill)"
+            message = (
+                f"{got}, expected a pool of role 'decode' or 'mixed' (with or without prefill)"
+            )
             yield context.finding(("models", model), message)
         elif not any(model_pools[name].replicas.initial for name in decode_pools):
             path = ("pools", decode_pools[0], "replicas", "initial")
-            yield context.finding(path, f"got 0, wanted at least 1: nothing else decodes {model!r}")
+            yield context.finding(
+                path, f"got 0, expected at least 1: nothing else decodes {model!r}"
+            )
 
 
 def _check_addresses(context: CheckContext) -> Iterator[Finding]:
     counts = context.get(IngressCounts, "server", "replicas")
     if counts is not None and counts.min > counts.max:
-        message = f"got min {counts.min}, max {counts.max}, wanted min <= max"
+        message = f"got min {counts.min}, max {counts.max}, expected min <= max"
         yield context.finding(("server", "replicas"), message)
     server = context.get(ServerConfig, "server")
     if server is not None and not is_host(server.host):
@@ -351,16 +362,17 @@ def _check_model_cache(context: CheckContext) -> Iterator[Finding]:
     locations = {"path": cache.path, "claim": cache.claim, "size": cache.size_bytes}
     given = [key for key, value in locations.items() if value is not None]
     if len(given) > 1:
-        yield context.finding(path, f"got {' and '.join(given)}, wanted one of them")
+        yield context.finding(path, f"got {' and '.join(given)}, expected one of them")
     if cache.path is not None and not cache.path.startswith(("/", "~/")):
         message = (
-            f"got {cache.path!r}, wanted a whole path, from / or ~/ on: nodes have no folder else"
+            f"got {cache.path!r}, expected a whole path, from / or ~/ on: nodes have no folder else"
         )
         yield context.finding((*path, "path"), message)
     for key, name in (("claim", cache.claim), ("storage_class", cache.storage_class)):
         if name is not None and not _OBJECT_NAME.fullmatch(name):
             message = (
-                f"got {name!r}, wanted a name of Kubernetes': lower-case letters, digits, '-', '.'"
+                f"got {name!r}, expected a name of Kubernetes': lower-case letters, digits, '-',"
+                " '.'"
             )
             yield context.finding((*path, key), message)
     if cache.storage_class is not None and cache.size_bytes is None:
@@ -385,7 +397,7 @@ def _invalid_node_address(node: str) -> str | None:
         return describe_invalid_host(node, "one IP address of this machine")
     if is_loopback(node) and is_ipv6(node):
         return (
-            f"got {node!r}, which Ray takes for 127.0.0.1: wanted that for this machine alone, or"
+            f"got {node!r}, which Ray takes for 127.0.0.1: expected that for this machine alone, or"
             " an IPv6 address that other nodes reach"
         )
     return None
@@ -407,7 +419,7 @@ def _check_ports(context: CheckContext) -> Iterator[Finding]:
         expected = f"at most {max_base}" if max_base >= 1 else "fewer replicas or workers"
         message = (
             f"got {base} for {engines} engine workers and {port_count} ports in all,"
-            f" wanted {expected}"
+            f" expected {expected}"
         )
         yield context.finding(path, message)
     elif server is not None and base <= server.port < base + port_count:
@@ -415,26 +427,26 @@ def _check_ports(context: CheckContext) -> Iterator[Finding]:
             f"got {server.port}, which is one of the side channel's ({base} to"
             f" {base + port_count - 1})"
         )
-        yield context.finding(("server", "port"), f"{message}, wanted another")
+        yield context.finding(("server", "port"), f"{message}, expected another")
 
 
 def _check_timeouts(context: CheckContext) -> Iterator[Finding]:
     transfer = context.get(TransferConfig, "transfer")
     if transfer is not None and transfer.lease_s < transfer.deadline_s:
         message = (
-            "shorter than transfer.deadline, wanted at least as long: blocks must outlive a pull"
+            "shorter than transfer.deadline, expected at least as long: blocks must outlive a pull"
         )
         yield context.finding(("transfer", "lease"), message)
     timeouts = context.get(Timeouts, "admission", "timeouts")
     if timeouts is not None and timeouts.total_s < timeouts.first_token_s:
-        message = "shorter than admission.timeouts.first_token, wanted at least as long"
+        message = "shorter than admission.timeouts.first_token, expected at least as long"
         yield context.finding(("admission", "timeouts", "total"), message)
     admission = context.get(AdmissionConfig, "admission")
     if admission is None or admission.max_prompt_tokens is None:
         return
     for name, model in context.models().items():
         if model.max_len_tokens is not None and admission.max_prompt_tokens >= model.max_len_tokens:
-            message = f"got {admission.max_prompt_tokens}, wanted less than max_len of {name!r}"
+            message = f"got {admission.max_prompt_tokens}, expected less than max_len of {name!r}"
             yield context.finding(
                 ("admission", "max_prompt_tokens"), f"{message}, {model.max_len_tokens}"
             )
@@ -444,18 +456,18 @@ def _check_runtime_adapters(context: CheckContext) -> Iterator[Finding]:
     for model_name, model in context.models().items():
         adapters, path = model.runtime_adapters, ("models", model_name, "runtime_adapters")
         if adapters.max and not adapters.paths:
-            message = "got none, wanted the folders in which adapters lie; '/' stands for any"
+            message = "got none, expected the folders in which adapters lie; '/' stands for any"
             yield context.finding((*path, "paths"), message)
         for index, adapter_path in enumerate(adapters.paths or ()):
             if not adapter_path.startswith("/") and not _OWNER.fullmatch(adapter_path):
                 message = (
-                    f"got {adapter_path!r}, wanted an absolute path, or an owner on the"
+                    f"got {adapter_path!r}, expected an absolute path, or an owner on the"
                     " hub as 'acme/'"
                 )
                 yield context.finding((*path, "paths", str(index)), message)
         max_per_tenant = adapters.max_per_tenant
         if max_per_tenant is not None and max_per_tenant > adapters.max:
-            message = f"got {max_per_tenant}, wanted at most max, {adapters.max}"
+            message = f"got {max_per_tenant}, expected at most max, {adapters.max}"
             yield context.finding((*path, "max_per_tenant"), message)
 
 
@@ -466,7 +478,8 @@ def _check_adapters(context: CheckContext) -> Iterator[Finding]:
         for name in model.adapters:
             if name in owner_of_name:
                 message = (
-                    f"the name is taken by {owner_of_name[name]}, wanted another: requests go by it"
+                    f"the name is taken by {owner_of_name[name]}, expected another: requests go"
+                    " by it"
                 )
                 yield context.finding(("models", model_name, "adapters", name), message)
             owner_of_name.setdefault(name, f"an adapter of model {model_name!r}")
@@ -479,12 +492,12 @@ def _check_adapters(context: CheckContext) -> Iterator[Finding]:
         if slots is None:
             continue
         if slots.max_loaded < slots.max_batched:
-            message = f"got {slots.max_loaded}, wanted at least max_batched, {slots.max_batched}"
+            message = f"got {slots.max_loaded}, expected at least max_batched, {slots.max_batched}"
             yield context.finding((*path, "max_loaded"), message)
         if slots.max_rank not in _ALLOWED_RANKS:
             allowed_ranks = ", ".join(map(str, _ALLOWED_RANKS))
             yield context.finding(
-                (*path, "max_rank"), f"got {slots.max_rank}, wanted one of {allowed_ranks}"
+                (*path, "max_rank"), f"got {slots.max_rank}, expected one of {allowed_ranks}"
             )
 
 
@@ -518,7 +531,7 @@ def _check_frontend(context: CheckContext) -> Iterator[Finding]:
     if server.api_server is not ApiServerKind.RUST:
         if server.listener is ListenerKind.INGRESS:
             message = (
-                "there is a gate before the Rust frontend only; wanted server.api_server 'rust'"
+                "there is a gate before the Rust frontend only; expected server.api_server 'rust'"
             )
             yield context.finding(
                 _LISTENER_KEY, f"got 'ingress', {message}, or server.listener 'ray-serve'"
@@ -531,7 +544,7 @@ def _check_frontend(context: CheckContext) -> Iterator[Finding]:
         )
     for name, model in context.models().items():
         if model.runtime_adapters.max:
-            message = "the Rust frontend takes no adapters while it serves, wanted 0"
+            message = "the Rust frontend takes no adapters while it serves, expected 0"
             adapters_path = ("models", name, "runtime_adapters", "max")
             yield context.finding(adapters_path, f"{message}; or use server.api_server 'python'")
     for key, message in _unsupported_by_rust(context, server).items():
@@ -567,7 +580,7 @@ def _check_sim(context: CheckContext, owner: Path, engine: EngineConfig) -> Iter
     if model is None or transfer is None:
         return
     if model.max_len_tokens is None:
-        message = "missing, wanted a number: a simulated engine cannot ask the model"
+        message = "missing, expected a number: a simulated engine cannot ask the model"
         yield context.finding(("models", name, "max_len"), message)
         return
     try:
@@ -604,4 +617,4 @@ def _setting_finding(
         if reported_path == setting_path
         else f"{setting_path[-1]} is {error.got} unless set"
     )
-    return context.finding(reported_path, f"{got}, wanted {expected}")
+    return context.finding(reported_path, f"{got}, expected {expected}")

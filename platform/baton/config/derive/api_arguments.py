@@ -41,7 +41,7 @@ class ArgumentType:
             is_valid = isinstance(value, str) or all(
                 isinstance(item, self.item_type) for item in value
             )
-        return None if is_valid else f"got {_describe_value(value)}, wanted {self.expected}"
+        return None if is_valid else f"got {_describe_value(value)}, expected {self.expected}"
 
 
 def _describe_value(value: object) -> str:

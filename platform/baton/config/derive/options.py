@@ -379,7 +379,9 @@ def engine_env(config: DeploymentConfig, pool: str, environ: Mapping[str, str]) 
                     value if isinstance(value, str) else _resolve_secret(value, environ)
                 )
             except (OSError, LookupError, ValueError) as error:
-                message = f"{type(error).__name__}: {error}, wanted it on the machine of the engine"
+                message = (
+                    f"{type(error).__name__}: {error}, expected it on the machine of the engine"
+                )
                 findings.append(f"{section}.env.{name}: {message}")
     if findings:
         raise ConfigInvalid(tuple(findings))

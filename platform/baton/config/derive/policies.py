@@ -51,12 +51,12 @@ def load_chooser(path: str) -> Chooser:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise _unusable_policy(
-            path, f"{reason}, wanted a module that every ingress can import"
+            path, f"{reason}, expected a module that every ingress can import"
         ) from error
     if not callable(chooser) or not _has_chooser_signature(chooser):
         got = f"got {type(chooser).__name__} {attribute!r}"
         raise _unusable_policy(
-            path, f"{got}, wanted a function of ({', '.join(_CHOOSER_PARAMETERS)})"
+            path, f"{got}, expected a function of ({', '.join(_CHOOSER_PARAMETERS)})"
         )
     return cast(Chooser, chooser)
 

@@ -40,12 +40,12 @@ def describe_invalid_host(text: str, expected: str) -> str:
     """Why a text is no host or address as is wanted, with what is usually meant by it."""
     unbracketed = text[1:-1]
     if text == f"[{unbracketed}]" and ip_address(unbracketed) is not None:
-        return f"got {text!r}, wanted it without brackets: {unbracketed!r}"
+        return f"got {text!r}, expected it without brackets: {unbracketed!r}"
     network = ip_network(text)
     address = ip_address(text) if network is None else network.network_address
     if address is not None and needs_zone(address):
         return (
-            f"got {text!r}, a link-local address: wanted a global or a unique local one"
+            f"got {text!r}, a link-local address: expected a global or a unique local one"
             " (fd00::/8), for each machine has its own names for the zones of link-local ones"
         )
-    return f"got {text!r}, wanted {expected}"
+    return f"got {text!r}, expected {expected}"

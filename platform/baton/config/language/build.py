@@ -97,7 +97,7 @@ class Builder:
                 return Section({}, origin)  # a key with everything under it commented out
             case node:
                 raise self._invalid(
-                    node.origin, path, f"got {describe_node(node, path)}, wanted a mapping"
+                    node.origin, path, f"got {describe_node(node, path)}, expected a mapping"
                 )
 
     def _unknown_key(self, schema: type, key: str, location: Finding) -> None:
@@ -115,7 +115,7 @@ class Builder:
             if entry is not None:
                 return self._value(field, entry, path)
             if field.required:
-                raise self._invalid(section, path, f"missing, wanted {_describe_expected(field)}")
+                raise self._invalid(section, path, f"missing, expected {_describe_expected(field)}")
         except _InvalidValue:
             return None
         self.origins[path] = DefaultOrigin()
@@ -142,7 +142,7 @@ class Builder:
         entry, path = location
         entries = self._mapping(entry, path).entries
         if not entries and not may_be_empty:
-            raise self._invalid(entry.origin, path, "empty, wanted at least one")
+            raise self._invalid(entry.origin, path, "empty, expected at least one")
         self._check_names(named.names, entry, path)
         schema: type[object] = named.schema
         sections = {
@@ -154,7 +154,7 @@ class Builder:
         self.section_origins[path] = entry.origin
         for key, value in self._mapping(entry, path).entries.items():
             if not re.fullmatch(pattern.pattern, key):
-                message = f"got the name {key[:60]!r}, wanted {pattern.description}"
+                message = f"got the name {key[:60]!r}, expected {pattern.description}"
                 self.findings.append(Finding(value.origin, path, message))
 
     def _user_mapping(self, mapping: Free, entry: Entry, path: Path) -> Mapping[str, object]:
@@ -187,11 +187,12 @@ class Builder:
                 self.origins[path] = origin
                 if isinstance(value, str) and any(is_secret_name(key) for key in path):
                     message = (
-                        f"{_LITERAL_SECRET}, wanted it in the environment or in a file on the node"
+                        f"{_LITERAL_SECRET}, expected it in the environment or in a file on the"
+                        " node"
                     )
                     self.findings.append(Finding(origin, path, message))
                 if isinstance(value, float) and not math.isfinite(value):
-                    message = f"got {node.text}, wanted a finite number"
+                    message = f"got {node.text}, expected a finite number"
                     self.findings.append(Finding(origin, path, message))
                 return value
 
@@ -218,12 +219,13 @@ class Builder:
             case Scalar(value=value, origin=origin, text=text) if value is not None:
                 self.origins[path] = origin
                 if is_secret_name(path[-1]):
-                    message = f"{_LITERAL_SECRET}, wanted {{env: NAME}} or {{file: PATH}}"
+                    message = f"{_LITERAL_SECRET}, expected {{env: NAME}} or {{file: PATH}}"
                     self.findings.append(Finding(origin, path, message))
                 return text
             case node:
                 message = (
-                    f"got {describe_node(node, path)}, wanted text, {{env: NAME}} or {{file: PATH}}"
+                    f"got {describe_node(node, path)}, expected text, {{env: NAME}} or"
+                    f" {{file: PATH}}"
                 )
                 self.findings.append(Finding(node.origin, path, message))
                 return ""
@@ -236,7 +238,7 @@ class Builder:
             for index, item in enumerate(node.items):
                 self._scalar(scalar_type.item, item, (*path, str(index)))
         message = (
-            f"got {describe_node(node, path)}, wanted"
+            f"got {describe_node(node, path)}, expected"
             f" {scalar_type.describe()}{suggest(scalar_type, node)}"
         )
         raise self._invalid(node.origin, path, message)
@@ -262,4 +264,4 @@ def _suggest_key(schema: type, key: str) -> str:
             nested_matches = difflib.get_close_matches(key, list(fields_of(field.kind.schema)), n=1)
             if nested_matches:
                 return f", did you mean '{nested_matches[0]}' under '{field.key}'?"
-    return f", wanted one of {', '.join(fields)}"
+    return f", expected one of {', '.join(fields)}"

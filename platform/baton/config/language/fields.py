@@ -56,7 +56,7 @@ class SecretRef:
 
     def __post_init__(self) -> None:
         if (self.env is None) == (self.file is None):
-            raise ValueError("wanted exactly one of 'env' and 'file'")
+            raise ValueError("expected exactly one of 'env' and 'file'")
 
 
 @dataclass(frozen=True, slots=True)

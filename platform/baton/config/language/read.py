@@ -72,7 +72,7 @@ def read_file(file: FilePath, findings: list[Finding]) -> Node:
         reason = (error.strerror or type(error).__name__).lower()
         raise Unreadable(Finding(origin, (), f"cannot be read: {reason}")) from error
     if len(raw) > MAX_FILE_BYTES:
-        message = f"too large: more than {MAX_FILE_BYTES} bytes, wanted a configuration file"
+        message = f"too large: more than {MAX_FILE_BYTES} bytes, expected a configuration file"
         raise Unreadable(Finding(origin, (), message))
     try:
         text = raw.decode("utf-8-sig")
@@ -156,7 +156,7 @@ class _TreeBuilder:
         root: Node | None = None
         for event in events:
             if isinstance(event, DocumentStartEvent) and root is not None:
-                self._fail(self.origin_at(event.start_mark), "a second document, wanted only one")
+                self._fail(self.origin_at(event.start_mark), "a second document, expected only one")
             if isinstance(event, NodeEvent):
                 root = self._node(event, events, ())
         return root if root is not None else Scalar(None, self._source_origin, "")
@@ -212,7 +212,7 @@ class _TreeBuilder:
         while isinstance(event := next(events), NodeEvent):
             key_origin = self.origin_at(event.start_mark)
             if not isinstance(event, ScalarEvent):
-                self._fail(key_origin, "a key that is no plain text, wanted a name", path)
+                self._fail(key_origin, "a key that is no plain text, expected a name", path)
             key, value_event = str(event.value), next(events)
             assert isinstance(value_event, NodeEvent), "the parser puts a node after each key"
             node = self._node(value_event, events, (*path, key))

@@ -139,7 +139,7 @@ def to_scenario(
     """
     if len(config.models) > 1:
         names = ", ".join(config.models)
-        raise CannotModel((f"models: got {names}, wanted one: simulate one after the other",))
+        raise CannotModel((f"models: got {names}, expected one: simulate one after the other",))
     engine_models = _engine_models(config, model_config)
     options = autoscaler_options(config)
     build_placer(config, router_rng(config, "simulated"))  # a policy that cannot be loaded, now
@@ -283,7 +283,7 @@ def _device(pool: PoolConfig, key: str, findings: list[str]) -> Accelerator | No
     accelerator_name = pool.resources.accelerator
     if accelerator_name is None:
         findings.append(
-            f"{key}: missing, wanted the name of an accelerator such as H100 (and gpus:"
+            f"{key}: missing, expected the name of an accelerator such as H100 (and gpus:"
             f" {pool.parallel.workers}): without it nobody knows how fast the engine is"
         )
         return None
@@ -306,7 +306,7 @@ def _step_budget_error(engine: EngineConfig, device: Accelerator) -> str | None:
         expected, action = f"at most {max_tokens}, vLLM's own max_num_batched_tokens", "lower"
     else:
         expected, action = f"at least {max_seqs}, vLLM's own max_num_seqs, one a stream", "raise"
-    return f"got {tokens}, wanted {expected}: {action} it, or set that, too"
+    return f"got {tokens}, expected {expected}: {action} it, or set that, too"
 
 
 def _model_engine(
@@ -445,7 +445,7 @@ def _read(file: Path) -> Mapping[str, object]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _unreadable(file, reason) from error
     if not isinstance(content, dict):
-        raise _unreadable(file, f"got {type(content).__name__}, wanted an object")
+        raise _unreadable(file, f"got {type(content).__name__}, expected an object")
     return cast("Mapping[str, object]", content)
 
 

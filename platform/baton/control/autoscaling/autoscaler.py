@@ -170,7 +170,7 @@ class Autoscaler:
             known = ", ".join(sorted(self._options.bounds)) or "none"
             raise ValueError(f"pool {pool!r} is not scaled; pools that are: {known}")
         if not 0 <= replicas <= bounds.max:
-            raise ValueError(f"pool {pool!r}: got {replicas} replicas, wanted 0 to {bounds.max}")
+            raise ValueError(f"pool {pool!r}: got {replicas} replicas, expected 0 to {bounds.max}")
         if until_s is not None and not until_s > now_s:
             raise ValueError(f"pool {pool!r}: the override would end at {until_s}, it is {now_s}")
         self._check_budget(pool, replicas)
@@ -272,7 +272,7 @@ class Autoscaler:
             if not isinstance(answer, Mapping):
                 answer_type = type(answer).__name__
                 return {}, [
-                    f"policy {name!r} answers {answer_type}, wanted DesiredReplicas for each pool"
+                    f"policy {name!r} answers {answer_type}, expected DesiredReplicas for each pool"
                 ]
             desired = {
                 pool: answer[pool] for pool in sorted(observation.pools.keys() & answer.keys())
@@ -401,7 +401,7 @@ class Autoscaler:
 def _invalid_answer(pool: str, want: object) -> str:
     """What is wrong with a policy's answer for a pool; empty when nothing is."""
     if not isinstance(want, DesiredReplicas):
-        return f"answers {type(want).__name__} for {pool!r}, wanted DesiredReplicas"
+        return f"answers {type(want).__name__} for {pool!r}, expected DesiredReplicas"
     if type(want.replicas) is not int or want.replicas < 0:
         return f"wants {want.replicas!r} replicas of {pool!r}"
     return ""
@@ -450,10 +450,10 @@ def unmet_preconditions(observation: Observation) -> Iterator[str]:
     """Everything that is missing, not a number, or out of all bounds."""
     yield from observation.missing_inputs
     if not math.isfinite(observation.window_s) or observation.window_s <= 0:
-        yield f"the window is {observation.window_s} s, wanted more than 0"
+        yield f"the window is {observation.window_s} s, expected more than 0"
     for name, objective in (("ttft_s", observation.ttft_s), ("tpot_s", observation.tpot_s)):
         if objective is not None and not 0 < objective < _MAX_VALUE:
-            yield f"the objective {name} is {objective}, wanted more than 0"
+            yield f"the objective {name} is {objective}, expected more than 0"
     yield from _out_of_range_fields("demand", observation.demand)
     yield from _out_of_range_fields("service", observation.service)
     for name in sorted(observation.pools):

@@ -127,7 +127,7 @@ class ObserverOptions:
         for name in ("window_s", "fast_window_s", "stale_s"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
-                raise ValueError(f"observer: {name} is {value}, wanted more than 0")
+                raise ValueError(f"observer: {name} is {value}, expected more than 0")
 
 
 _DEFAULT_ATTAINMENT_TARGET = Slo().attainment_target
@@ -571,7 +571,7 @@ def report_problems(report: CoordinatorReport) -> Iterator[str]:
             yield f"{name} is {value}"
     for name, value in non_negative.items():
         if not 0 <= value < math.inf:
-            yield f"{name} is {value}, wanted a number from 0"
+            yield f"{name} is {value}, expected a number from 0"
     for latencies in (report.ttft, report.tpot):
         if latencies.buckets and (
             len(latencies.buckets) < MIN_LATENCY_BUCKETS or min(latencies.buckets) < 0
@@ -581,7 +581,7 @@ def report_problems(report: CoordinatorReport) -> Iterator[str]:
                 f" {min(latencies.buckets)}"
             )
             yield (
-                f"a histogram has {histogram}; wanted at least {MIN_LATENCY_BUCKETS}, each"
+                f"a histogram has {histogram}; expected at least {MIN_LATENCY_BUCKETS}, each"
                 " from 0 up"
             )
     for row in report.tallies:

@@ -233,7 +233,7 @@ def _resolve_source(source: str, rules: AdapterRules) -> str | AdapterRejection:
         return AdapterRejection(status=400, why=why)
     is_path = source.startswith("/")
     if not is_path and not _HUB_ID.fullmatch(source):
-        why = f"'lora_path' is {source!r}, wanted an absolute path or a hub id (OWNER/NAME)"
+        why = f"'lora_path' is {source!r}, expected an absolute path or a hub id (OWNER/NAME)"
         return AdapterRejection(status=400, why=why)
     normalized = posixpath.normpath(source) if is_path else source
     if not any(is_inside(normalized, place) for place in rules.paths):
@@ -256,8 +256,8 @@ def _check_name(
 ) -> AdapterRejection | None:
     if not _NAME.fullmatch(request.name):
         why = (
-            f"'lora_name' is {request.name[:140]!r}, wanted at most 128 letters, digits, '.', '_',"
-            " '/' and '-', of which the first is a letter or digit"
+            f"'lora_name' is {request.name[:140]!r}, expected at most 128 letters, digits, '.',"
+            " '_', '/' and '-', of which the first is a letter or digit"
         )
         return AdapterRejection(status=400, why=why)
     if request.name in reserved_names(rules):

@@ -78,7 +78,7 @@ class TenantLimits:
     def __init__(self, tenants: Mapping[str, Tenant], *, coordinators: int = 1) -> None:
         """Begin with an equal share of each limit, full buckets and nobody in flight."""
         if coordinators < 1:
-            raise ValueError(f"coordinators is {coordinators}, wanted at least 1")
+            raise ValueError(f"coordinators is {coordinators}, expected at least 1")
         self._equal_share = QuotaFractions(*[1 / coordinators] * 3)
         self._tenants = dict(tenants)
         self._accounts: dict[str, _Account] = {}

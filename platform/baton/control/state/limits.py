@@ -25,7 +25,7 @@ class RecoveryOptions:
     def __post_init__(self) -> None:
         if not self.heartbeat_timeout_s > 0:
             raise ValueError(
-                f"recovery: heartbeat_timeout_s is {self.heartbeat_timeout_s}, wanted more than 0"
+                f"recovery: heartbeat_timeout_s is {self.heartbeat_timeout_s}, expected more than 0"
             )
 
 

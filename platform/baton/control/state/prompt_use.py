@@ -138,6 +138,6 @@ class SharedPrompts:
             request.fan_out_id for request in in_flight if request.fan_out_id is not None
         )
         assert counted == self._in_flight_counts, (
-            f"answers: counted {self._in_flight_counts}, wanted {counted}"
+            f"answers: counted {self._in_flight_counts}, expected {counted}"
         )
         assert self._first_use.keys() <= counted.keys(), "prompts whose answers have ended"

@@ -45,13 +45,15 @@ def parse_address(text: str) -> Address:
     in_brackets = host.startswith("[") and host.endswith("]")
     bare_host = host[1:-1] if in_brackets else host
     if colon and ":" in bare_host and not in_brackets:
-        raise ValueError(f"got {text!r}, wanted HOST:PORT, an IPv6 address in brackets: [::1]:8000")
+        raise ValueError(
+            f"got {text!r}, expected HOST:PORT, an IPv6 address in brackets: [::1]:8000"
+        )
     port_number = int(port) if port.isascii() and port.isdecimal() else -1
     is_valid_host = (
         ip_address(bare_host) is not None if in_brackets else not set(bare_host) & set("[]/@?# ")
     )
     if not colon or not bare_host or not is_valid_host or not 0 <= port_number <= _MAX_PORT:
-        raise ValueError(f"got {text!r}, wanted HOST:PORT, as 10.0.0.7:8000 or [::1]:8000")
+        raise ValueError(f"got {text!r}, expected HOST:PORT, as 10.0.0.7:8000 or [::1]:8000")
     return Address(bare_host, port_number)
 
 

@@ -33,7 +33,7 @@ def is_on_hub(source: str) -> bool:
 
 def source_error(source: str) -> str | None:
     """Why no engine could load a model from there; None where one may."""
-    expected = "wanted an id on the hub, a folder, or a place in s3://, gs:// or az://"
+    expected = "expected an id on the hub, a folder, or a place in s3://, gs:// or az://"
     if "://" in source and not is_in_object_store(source) and hub_id(source) == source:
         return f"got {source!r}, {expected}"
     if source.lower().endswith(".gguf"):

@@ -514,5 +514,5 @@ def decode_kv_handle(kv_handle: KvHandle) -> SimKvHandle:
             f"ticket of {len(kv_handle.params)} bytes: {error}"
         ) from error
     if kind != _KIND:
-        raise UnreadableKvHandleError(f"ticket of kind {kind!r}, wanted {_KIND!r}")
+        raise UnreadableKvHandleError(f"ticket of kind {kind!r}, expected {_KIND!r}")
     return decoded

@@ -347,11 +347,11 @@ async def check_source(client: LeaseClient, expected: EngineDescription) -> None
         description = await client.describe()
     if description.engine_id != expected.engine_id:
         engine_mismatch = (
-            f"replica {description.engine_id!r} answers there, wanted {expected.engine_id!r}"
+            f"replica {description.engine_id!r} answers there, expected {expected.engine_id!r}"
         )
         raise PullFailedError(f"{engine_mismatch}: the address belongs to another one now")
     if description.layout != expected.layout:
-        layout_mismatch = f"its blocks are {description.layout!r}, wanted {expected.layout!r}"
+        layout_mismatch = f"its blocks are {description.layout!r}, expected {expected.layout!r}"
         raise PullFailedError(
             f"{layout_mismatch}: give both engines the same model and block settings"
         )

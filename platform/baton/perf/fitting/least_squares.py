@@ -91,7 +91,7 @@ class LeastSquares:
             if not 0 < low <= prior <= high < inf:
                 raise ValueError(
                     f"coefficient {number}: got prior {prior}, bounds {low} to {high},"
-                    " wanted 0 < low <= prior <= high < inf"
+                    " expected 0 < low <= prior <= high < inf"
                 )
         self._settings = settings or FitSettings()
         self._priors = tuple(prior for prior, _, _ in coefficients)

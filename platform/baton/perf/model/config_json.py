@@ -101,7 +101,7 @@ class ConfigJson:
         self._defaults = _DEFAULTS.get(self.model_type, {})
         if self.model_type in _UNSUPPORTED_MODEL_TYPES:
             raise UnknownModel(
-                f"{name}: got model_type {self.model_type!r}, wanted a decoder whose layers all"
+                f"{name}: got model_type {self.model_type!r}, expected a decoder whose layers all"
                 " have attention",
                 "give the shape of a similar model with attention in every layer",
             )
@@ -135,7 +135,7 @@ class ConfigJson:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UnknownModel(
                     f"{self._name}: its config has {key!r}: got {value!r},"
-                    " wanted a whole number above 0",
+                    " expected a whole number above 0",
                     "use the config.json that came with the weights",
                 )
             return value or None

@@ -61,7 +61,9 @@ class ModelSplit:
 
     def __post_init__(self) -> None:
         if self.tp < 1 or self.pp < 1:
-            raise ValueError(f"{self.shape.name}: got tp {self.tp}, pp {self.pp}, wanted 1 or more")
+            raise ValueError(
+                f"{self.shape.name}: got tp {self.tp}, pp {self.pp}, expected 1 or more"
+            )
 
     @property
     def is_valid(self) -> bool:
@@ -218,7 +220,7 @@ class MemoryModel:
 
     def __post_init__(self) -> None:
         if not 0 < self.utilization <= 1:
-            raise ValueError(f"utilization: got {self.utilization}, wanted above 0, at most 1")
+            raise ValueError(f"utilization: got {self.utilization}, expected above 0, at most 1")
 
     def fit(self, tp: int, pp: int) -> MemoryFit:
         """Where the memory of a replica of `tp` x `pp` devices goes.

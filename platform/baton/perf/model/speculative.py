@@ -15,7 +15,7 @@ def expected_tokens(acceptance: float, drafted: int) -> float:
     """Tokens that one step yields: `(1 - a^(d + 1)) / (1 - a)`, between 1 and `drafted` + 1."""
     if not 0 <= acceptance <= 1 or drafted < 0:
         raise ValueError(
-            f"got acceptance {acceptance}, drafted {drafted}, wanted 0 to 1, at least 0"
+            f"got acceptance {acceptance}, drafted {drafted}, expected 0 to 1, at least 0"
         )
     if acceptance == 1:
         return float(drafted + 1)

@@ -89,7 +89,7 @@ class Roofline:
         efficiency: Efficiency = DEFAULT_EFFICIENCY,
     ) -> None:
         if tp < 1 or pp < 1:
-            raise ValueError(f"roofline of {shape.name}: tp {tp}, pp {pp}, wanted 1 or more")
+            raise ValueError(f"roofline of {shape.name}: tp {tp}, pp {pp}, expected 1 or more")
         self._shape = shape
         self._device = accelerator
         self._tp = tp

@@ -153,7 +153,7 @@ def highest_rate(
         ValueError: the guess is not above 0.
     """
     if not guess > 0:
-        raise ValueError(f"the guessed rate is {guess}, wanted more than 0")
+        raise ValueError(f"the guessed rate is {guess}, expected more than 0")
     low, high = _bracket(holds, guess)
     while low > 0 and high < float("inf") and high > low * (1 + precision):
         middle = (low * high) ** 0.5

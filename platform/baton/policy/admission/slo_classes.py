@@ -84,7 +84,7 @@ class SloClasses:
         if requested_slo is None:
             known_names = ", ".join(sorted(self.classes))
             return ClassNotAllowed(
-                why=f"there is no SLO class {requested!r}, wanted one of {known_names}"
+                why=f"there is no SLO class {requested!r}, expected one of {known_names}"
             )
         if tenant.classes is None:
             is_allowed = requested_slo.priority <= assigned.priority

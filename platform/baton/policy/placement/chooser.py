@@ -181,7 +181,7 @@ class ChooserPlacer:
             return None
         if type(index) is not int or not 0 <= index < len(views):
             expected = f"an index from 0 to {len(views) - 1}"
-            return self._fallback(call, kind, views, f"answered {index!r:.60}, wanted {expected}")
+            return self._fallback(call, kind, views, f"answered {index!r:.60}, expected {expected}")
         return views[index]
 
     def _fallback(

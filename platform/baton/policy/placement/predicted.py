@@ -88,13 +88,13 @@ class PredictedOptions:
         for name in ("ttft_slo_s", "tpot_slo_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"placement: {name} is {value}, wanted more than 0")
+                raise ValueError(f"placement: {name} is {value}, expected more than 0")
         for name in ("decode_on_prefill_fraction", "prefill_on_decode_fraction"):
             share = getattr(self, name)
             if not 0 <= share <= 1:
-                raise ValueError(f"placement: {name} is {share}, wanted from 0 to 1")
+                raise ValueError(f"placement: {name} is {share}, expected from 0 to 1")
         if self.shortlist < 1:
-            raise ValueError(f"placement: shortlist is {self.shortlist}, wanted at least 1")
+            raise ValueError(f"placement: shortlist is {self.shortlist}, expected at least 1")
 
 
 class PredictedPlacer:

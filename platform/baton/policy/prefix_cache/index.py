@@ -87,10 +87,10 @@ class IndexOptions:
 
     def __post_init__(self) -> None:
         if self.max_entries < 1:
-            raise ValueError(f"max_entries: got {self.max_entries}, wanted at least 1")
+            raise ValueError(f"max_entries: got {self.max_entries}, expected at least 1")
         for name in ("prediction_ttl_s", "unconfirmed_ttl_s", "stale_after_s", "resync_interval_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: got {getattr(self, name)}, wanted more than 0")
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected more than 0")
 
 
 class PrefixIndex:

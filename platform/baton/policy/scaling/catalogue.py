@@ -35,7 +35,7 @@ def make_scaling_policy(rule: str, options: AutoscalerOptions) -> ScalingPolicy:
     if ":" not in rule:
         names = ", ".join(RULES)
         raise _unusable_policy(
-            rule, f"no policy of that name, wanted one of {names} or 'module:function'"
+            rule, f"no policy of that name, expected one of {names} or 'module:function'"
         )
     module_name, _, attribute = rule.partition(":")
     try:
@@ -43,11 +43,11 @@ def make_scaling_policy(rule: str, options: AutoscalerOptions) -> ScalingPolicy:
         policy: object = factory(options) if callable(factory) else factory
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise _unusable_policy(rule, f"{why}, wanted a function of (options)") from error
+        raise _unusable_policy(rule, f"{why}, expected a function of (options)") from error
     if not callable(getattr(policy, "desired", None)) or not hasattr(policy, "name"):
         type_name = type(policy).__name__
         raise _unusable_policy(
-            rule, f"it made a {type_name}, wanted something with a name and desired(observation)"
+            rule, f"it made a {type_name}, expected something with a name and desired(observation)"
         )
     return cast(ScalingPolicy, policy)
 

@@ -73,17 +73,17 @@ class ApiKey:
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.key_id):
-            raise BadKeyLine("its id is no id, wanted 4 to 32 lower-case letters and digits")
+            raise BadKeyLine("its id is no id, expected 4 to 32 lower-case letters and digits")
         if not _DIGEST.fullmatch(self.digest):
-            raise BadKeyLine(f"key {self.key_id}: wanted {_DIGEST_PREFIX} and 64 hex digits")
+            raise BadKeyLine(f"key {self.key_id}: expected {_DIGEST_PREFIX} and 64 hex digits")
         if not _TENANT.fullmatch(self.tenant):
             raise BadKeyLine(
-                f"key {self.key_id}: its tenant is no name, wanted at most 64 letters, digits,"
+                f"key {self.key_id}: its tenant is no name, expected at most 64 letters, digits,"
                 " '.', '_' and '-'"
             )
         if len(self.label) > MAX_LABEL_CHARS or not self.label.isprintable():
             raise BadKeyLine(
-                f"key {self.key_id}: wanted a label of at most {MAX_LABEL_CHARS} printable"
+                f"key {self.key_id}: expected a label of at most {MAX_LABEL_CHARS} printable"
                 " characters"
             )
 
@@ -153,7 +153,7 @@ def parse_line(line: str) -> ApiKey | None:
         return None
     words = text.split()
     if len(words) < 4 or not words[1].startswith(_DIGEST_PREFIX):  # noqa: PLR2004
-        raise BadKeyLine(f"wanted: id sha256:HEX tenant created {_OPTIONAL}")
+        raise BadKeyLine(f"expected: id sha256:HEX tenant created {_OPTIONAL}")
     key_id, digest, tenant, created, *optional_words = words
     times = _parse_optional_times([word for word in optional_words if word != _MAY_ADMINISTER])
     return ApiKey(
@@ -249,13 +249,13 @@ def _parse_optional_times(words: Iterable[str]) -> dict[str, datetime]:
     for word in words:
         name, _, value = word.partition("=")
         if name not in {"expires", "revoked"} or name in times:
-            raise BadKeyLine(f"after the time of creation wanted {_OPTIONAL}, each once")
+            raise BadKeyLine(f"after the time of creation expected {_OPTIONAL}, each once")
         times[name] = _parse_time(value)
     return times
 
 
 def _parse_time(text: str) -> datetime:
-    message = "wanted a time such as 2026-11-20T21:00:00Z"
+    message = "expected a time such as 2026-11-20T21:00:00Z"
     if not _TIME.fullmatch(text):
         raise BadKeyLine(message)
     try:

@@ -330,7 +330,7 @@ def _signature(path: Path) -> Signature:
 
 def _check_tenants(path: Path, keys: tuple[ApiKey, ...], tenants: frozenset[str]) -> None:
     errors = tuple(
-        f"{path}: key {key.key_id} is of tenant {key.tenant!r}, wanted {_join_names(tenants)}"
+        f"{path}: key {key.key_id} is of tenant {key.tenant!r}, expected {_join_names(tenants)}"
         for key in keys
         if key.tenant not in tenants
     )

@@ -37,7 +37,9 @@ def _check_address(replica_id: str, address: str) -> None:
     except ValueError:
         parsed = Address("", 0)
     if not (address.startswith("tcp://") and _HOST.fullmatch(parsed.host) and parsed.port):
-        raise ValueError(f"address of replica {replica_id} is {address!r}, wanted tcp://HOST:PORT")
+        raise ValueError(
+            f"address of replica {replica_id} is {address!r}, expected tcp://HOST:PORT"
+        )
 
 
 def _random_session() -> str:

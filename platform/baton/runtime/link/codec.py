@@ -215,7 +215,7 @@ def _decode(
     if decoder is None:
         raise BadFrame(kind, "unknown in this direction")
     if len(parts) != REPLICA_PARTS:
-        raise BadFrame(kind, f"{len(parts)} parts, wanted {REPLICA_PARTS}")
+        raise BadFrame(kind, f"{len(parts)} parts, expected {REPLICA_PARTS}")
     if kind in _VERSIONED:
         _check_version(kind, parts[1])
     return _unpack(kind, parts[1], decoder)
@@ -261,7 +261,7 @@ def _encode_submit(leg: Leg) -> list[bytes]:
 
 def _decode_submit(parts: Sequence[bytes]) -> Submit:
     if len(parts) != 4:  # noqa: PLR2004 - kind, head, prompt, payload
-        raise BadFrame(_SUBMIT, f"{len(parts)} parts, wanted 4")
+        raise BadFrame(_SUBMIT, f"{len(parts)} parts, expected 4")
     head = _unpack(_SUBMIT, parts[1], _SUBMIT_HEAD)
     try:
         leg = Leg(
@@ -310,7 +310,7 @@ def unpack_tokens(blob: bytes) -> tuple[int, ...]:
         ValueError: its length is no multiple of four, or an id is negative.
     """
     if len(blob) % _TOKEN_BYTES:
-        raise ValueError(f"prompt of {len(blob)} bytes, wanted a multiple of {_TOKEN_BYTES}")
+        raise ValueError(f"prompt of {len(blob)} bytes, expected a multiple of {_TOKEN_BYTES}")
     _check_ids(blob)
     return tuple(_decode_ids(blob))
 

@@ -126,7 +126,7 @@ class ReplicaConnection:
             return LegFailure.INVALID
         if max(map(len, parts)) > self._link_context.options.max_part_bytes:
             max_bytes = self._link_context.options.max_part_bytes
-            why = f"{max(map(len, parts))} bytes, wanted at most {max_bytes} in one part"
+            why = f"{max(map(len, parts))} bytes, expected at most {max_bytes} in one part"
             self._log_unsendable(leg.leg_id, why)
             return LegFailure.INVALID
         self._idle = False
@@ -423,7 +423,9 @@ class ReplicaConnection:
             return
         facts = accept.facts
         if facts.replica_id != self.replica_id:
-            self._on_rejected(f"replica {facts.replica_id} answers there, wanted {self.replica_id}")
+            self._on_rejected(
+                f"replica {facts.replica_id} answers there, expected {self.replica_id}"
+            )
             return
         self.facts = facts
         self.rejection_reason = None

@@ -190,13 +190,13 @@ class CacheUpdate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
         """Refuse what no replica sends: a block hash cut in two, more changes than make sense."""
         changes = self.update.changes
         if self.update.sequence < 0:
-            raise ValueError(f"update {self.update.sequence}, wanted a number from 0 on")
+            raise ValueError(f"update {self.update.sequence}, expected a number from 0 on")
         if len(changes) > MAX_CHANGES_IN_FRAME:
-            raise ValueError(f"{len(changes)} changes, wanted at most {MAX_CHANGES_IN_FRAME}")
+            raise ValueError(f"{len(changes)} changes, expected at most {MAX_CHANGES_IN_FRAME}")
         for change in changes:
             if len(change.packed_hashes) % cache.BLOCK_HASH_BYTES:
                 raise ValueError(
-                    f"hashes of {len(change.packed_hashes)} bytes, wanted a multiple of"
+                    f"hashes of {len(change.packed_hashes)} bytes, expected a multiple of"
                     f" {cache.BLOCK_HASH_BYTES}"
                 )
 

@@ -34,7 +34,7 @@ class FleetKeys:
     def __post_init__(self) -> None:
         for secret in (self.replica_secret, self.coordinator_secret):
             if len(secret) != _KEY_CHARS:
-                raise ValueError(f"a link key has {len(secret)} characters, wanted {_KEY_CHARS}")
+                raise ValueError(f"a link key has {len(secret)} characters, expected {_KEY_CHARS}")
 
     @classmethod
     def generate(cls) -> Self:
@@ -54,7 +54,7 @@ class FleetKeys:
             return cls(replica_secret=replica.encode(), coordinator_secret=coordinator.encode())
         except (ValueError, TypeError, AttributeError):
             # Not chained: the cause would show what was read.
-            raise ValueError("the kept link keys cannot be read, wanted a pair of texts") from None
+            raise ValueError("the link keys cannot be read, expected two texts") from None
 
     def to_bytes(self) -> bytes:
         """The keys as bytes that can be kept, and must be kept secret."""

@@ -37,7 +37,7 @@ class LinkOptions:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s:
             raise ValueError(
                 f"link: beat_s is {self.heartbeat_interval_s} and liveness_s"
-                f" {self.heartbeat_timeout_s}, wanted"
+                f" {self.heartbeat_timeout_s}, expected"
                 " 0 < beat_s < liveness_s"
             )
 

@@ -191,7 +191,7 @@ class LinkServer:
             self._fail_oversized_output(session, outputs[0].leg_id, len(parts[1]))
 
     def _fail_oversized_output(self, session: Session, leg_id: str, output_bytes: int) -> None:
-        why = f"output of {output_bytes} bytes, wanted at most {self._options.max_part_bytes}"
+        why = f"output of {output_bytes} bytes, expected at most {self._options.max_part_bytes}"
         self._legs.unassign(leg_id)
         self._send(session, _leg_failed_frame(leg_id, LegFailure.ENGINE_ERROR, why))
         self._handler.orphan((leg_id,))
@@ -395,7 +395,7 @@ class LinkServer:
 
     def _open_session(self, peer: bytes, open_frame: frames.Open) -> Session | None:
         if len(self._sessions) >= self._options.max_coordinators:
-            why = f"{len(self._sessions)} coordinators are connected, wanted fewer"
+            why = f"{len(self._sessions)} coordinators are connected, expected fewer"
             self._send_close(peer, frames.Close(CloseReason.TOO_MANY_COORDINATORS, why))
             return None
         self.counters.sessions += 1

@@ -75,7 +75,7 @@ _KEEP_ALIVE_TIMEOUT_S = 65
 _RETRY_AFTER_S = 1
 _OWN_ERROR_MESSAGES: Mapping[int, str] = {
     500: "the gate could not go on; the same request may succeed",
-    501: "this is not understood here, wanted HTTP/1.1 and a body in chunks or of a known length",
+    501: "this is not understood here, expected HTTP/1.1 and a body in chunks or of a known length",
     502: "the frontend broke off; the same request may succeed",
     503: "this frontend is going away; try again",
     504: "the frontend did not answer in time",

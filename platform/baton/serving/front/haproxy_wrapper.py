@@ -42,7 +42,7 @@ OPENAI, ANTHROPIC = "openai", "anthropic"
 _NO_INGRESS_MESSAGE = "no ingress is there to take the request; retry in a few seconds"
 _NO_INGRESS_RETRY_AFTER_S: Final = 5
 """As clients are told to wait; another one is there in seconds, on a busy machine in a minute."""
-_NO_PATH_MESSAGE = "nothing is served by this name, wanted a path that begins with /"
+_NO_PATH_MESSAGE = "nothing is served by this name, expected a path that begins with /"
 MAX_HEADERS_DIRECTIVE: Final = "tune.http.maxhdr 4096"
 """Or HAProxy would refuse a request with over 100 header fields before a rule sees it, in HTML."""
 _MAX_HEADERS, _MAX_HEADER_BYTES = 100, 32 * 1024
@@ -65,7 +65,7 @@ ERROR_TYPES: Final[Mapping[int, Mapping[str, str]]] = {
 """What either API calls these; as `errors.error_type` has it."""
 _OWN_ERROR_MESSAGES: Final[Mapping[int, str]] = {
     500: "the front could not go on; the same request may succeed",
-    501: "this is not understood here, wanted HTTP/1.1 and a body in chunks or of a known length",
+    501: "this is not understood here, expected HTTP/1.1 and a body in chunks or of a known length",
     502: "the ingress broke off before its answer began; the same request may succeed",
     503: _NO_INGRESS_MESSAGE,
     504: "no answer came in time",
@@ -101,7 +101,7 @@ def harden(text: str, guard: GuardFields) -> str:
             changed_sections.append(section)
     if sorted(changed_sections) != sorted(_EDITS):
         raise UnexpectedConfiguration(
-            f"changed {', '.join(sorted(changed_sections)) or 'nothing'}, wanted each of"
+            f"changed {', '.join(sorted(changed_sections)) or 'nothing'}, expected each of"
             f" {', '.join(sorted(_EDITS))} once: another version of Ray Serve?"
         )
     return "\n".join(lines) + "\n"

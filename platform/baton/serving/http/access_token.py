@@ -40,7 +40,7 @@ class TokenFile:
             with self._path.open("rb") as file:
                 token = file.read(_MAX_TOKEN_BYTES).decode().strip()
             if not token:
-                raise ValueError(f"token file {self._path} is empty, wanted a token")
+                raise ValueError(f"token file {self._path} is empty, expected a token")
             if file_stat.st_mode & _GROUP_OTHER_BITS:
                 fields = {"path": str(self._path), "remedy": f"chmod 600 {self._path}"}
                 log_event(_LOGGER, logging.WARNING, "token_file_readable_by_others", fields)
@@ -84,7 +84,7 @@ class TokenAuthMiddleware:
         if _has_token(scope["headers"], expected.encode()):
             await self._app(scope, receive, send)
         else:
-            await _respond(send, 401, b"wanted the token, as bearer token or as a password\n")
+            await _respond(send, 401, b"expected the token, as bearer token or as a password\n")
 
     def _log_error(self, error: OSError | ValueError) -> None:
         if not self._error_logged:

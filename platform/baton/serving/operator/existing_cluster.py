@@ -84,7 +84,8 @@ def deploy_to_cluster(
     _check_supported(config)
     if "://" in address:
         raise ClusterFailed(
-            f"the address of a Ray cluster: got {address!r}, wanted HOST:PORT of its head's store",
+            f"the address of a Ray cluster: got {address!r}, expected HOST:PORT of its head's"
+            " store",
             "give what 'ray start' prints for other nodes, as 10.0.0.7:6379; not the address of Ray"
             " Client or of the dashboard",
         )

@@ -115,7 +115,7 @@ def side_channel_host(bind: str, node: str) -> str:
     )
     if len(matches) != 1:
         raise EngineStartFailed(
-            f"node {node} has {', '.join(matches) or 'no address'} in {bind}, wanted exactly one",
+            f"node {node} has {', '.join(matches) or 'no address'} in {bind}, expected exactly one",
             "set transfer.side_channel.bind to a network in which every node has one address",
         )
     return matches[0]

@@ -61,7 +61,7 @@ class SettingInvalid(ValueError):
         self.expected = expected
 
     def __str__(self) -> str:
-        return f"simulated engine: {self.name} is {self.got}, wanted {self.expected}"
+        return f"simulated engine: {self.name} is {self.got}, expected {self.expected}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,10 +101,10 @@ class Scenario:
         if len(set(names)) < len(names):
             raise ValueError(f"scenario: two pools have the same name: {', '.join(names)}")
         if self.coordinators < 1:
-            raise ValueError(f"scenario: coordinators is {self.coordinators}, wanted at least 1")
+            raise ValueError(f"scenario: coordinators is {self.coordinators}, expected at least 1")
         if not self.scaling_interval_s > 0:
             raise ValueError(
-                f"scenario: scaling_interval_s is {self.scaling_interval_s}, wanted more than 0"
+                f"scenario: scaling_interval_s is {self.scaling_interval_s}, expected more than 0"
             )
         for pool in self.pools:
             if pool.replicas < 0:
@@ -123,7 +123,7 @@ class Scenario:
             raise ValueError(f"scenario: nothing is called {target!r}, known are {examples}")
         if isinstance(event, SetBandwidth) and not event.bytes_per_s > 0:
             raise ValueError(
-                f"scenario: {target}: bytes_per_s is {event.bytes_per_s}, wanted more than 0"
+                f"scenario: {target}: bytes_per_s is {event.bytes_per_s}, expected more than 0"
             )
 
     def replica_ids(self) -> tuple[str, ...]:

@@ -61,13 +61,13 @@ class V1Settings:
         for name in positive_fields.split():
             if getattr(self, name) <= 0:
                 raise ValueError(
-                    f"simulated engine: {name} is {getattr(self, name)}, wanted more than 0"
+                    f"simulated engine: {name} is {getattr(self, name)}, expected more than 0"
                 )
         self._check_max_batched_tokens_while_decoding()
         min_len_tokens = 2  # a prompt of one token and room for one more
         if self.max_len_tokens < min_len_tokens:
             raise ValueError(
-                f"simulated engine: max_len_tokens is {self.max_len_tokens}, wanted at least 2"
+                f"simulated engine: max_len_tokens is {self.max_len_tokens}, expected at least 2"
             )
 
     def _check_max_batched_tokens_while_decoding(self) -> None:
@@ -78,13 +78,13 @@ class V1Settings:
             not min_tokens <= tokens <= self.max_batched_tokens
         ):  # with fewer, the last streams starve
             raise ValueError(
-                f"simulated engine: max_batched_tokens_while_decoding is {tokens}, wanted from"
+                f"simulated engine: max_batched_tokens_while_decoding is {tokens}, expected from"
                 f" max_running_requests={min_tokens} to"
                 f" max_batched_tokens={self.max_batched_tokens}"
             )
         if self.scheduling is Scheduling.PREFILL_FIRST:  # whole prompts keep to no such budget
             raise ValueError(
-                f"simulated engine: max_batched_tokens_while_decoding is {tokens}, wanted none with"
+                f"simulated engine: max_batched_tokens_while_decoding is {tokens}, expected none with"
                 f" scheduling '{self.scheduling}', which cuts no prompt: leave one of them out"
             )
 

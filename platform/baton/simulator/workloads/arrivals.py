@@ -61,5 +61,5 @@ def take_until(end_s: float, times_s: Iterable[float]) -> Iterator[float]:
 
 def _check_positive(value: float, name: str) -> float:
     if not 0 < value < float("inf"):
-        raise ValueError(f"{name} is {value}, wanted a number above 0")
+        raise ValueError(f"{name} is {value}, expected a number above 0")
     return value

@@ -36,7 +36,7 @@ def date_ns(text: str) -> int:
     """
     match = _DATE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"time is {text!r}, wanted a date such as 2023-11-16 18:17:03.9799600")
+        raise ValueError(f"time is {text!r}, expected a date such as 2023-11-16 18:17:03.9799600")
     year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
     # Both calls of `calendar` raise ValueError where there is no such month or year; a day too many
     # would be one of the next month.
@@ -146,7 +146,7 @@ def parse_cells(line: str, columns: Mapping[str, int]) -> dict[str, str]:
     """
     cells = line.strip().split(",")
     if len(cells) != len(columns):
-        raise ValueError(f"{len(cells)} cells, wanted {len(columns)}, as many as columns")
+        raise ValueError(f"{len(cells)} cells, expected {len(columns)}, as many as columns")
     return {name: cells[place].strip().strip('"') for name, place in columns.items()}
 
 

@@ -50,7 +50,7 @@ def detect_format(first_line: str, name: str) -> TraceFormat:
     raise TraceInvalid(
         name,
         1,
-        f"no known format begins with {first_line.strip()[:60]!r}: wanted JSON lines with"
+        f"no known format begins with {first_line.strip()[:60]!r}: expected JSON lines with"
         " input_length and output_length, or CSV with TIMESTAMP,ContextTokens,GeneratedTokens",
     )
 
@@ -77,7 +77,7 @@ def read_trace(
     first = next((line for line in head if line.strip()), "")
     if not first:
         problem = f"begins with {len(head)} blank lines" if head else "is empty"
-        raise TraceInvalid(name, 0, f"{problem}: wanted JSON lines or CSV, a request each")
+        raise TraceInvalid(name, 0, f"{problem}: expected JSON lines or CSV, a request each")
     format_ = detect_format(first, name)
     rewound_lines = chain(head, all_lines)
     rng = random.Random(seed)  # noqa: S311 - seeded, not secret

@@ -56,7 +56,7 @@ def lognormal(prompt: Lognormal, output: Lognormal) -> LengthModel:
 def sampled_from(lengths: Sequence[Lengths]) -> LengthModel:
     """One of these, any with the same chance."""
     if not lengths:
-        raise ValueError("no lengths to draw from, wanted at least one")
+        raise ValueError("no lengths to draw from, expected at least one")
     return lambda rng: rng.choice(lengths)
 
 
@@ -77,7 +77,7 @@ def read(
     header = next(rows)[1]
     if not matches_header(header):
         raise TraceInvalid(
-            name, 1, f"wanted columns {_PROMPT} and {_OUTPUT}, got {header.strip()!r}"
+            name, 1, f"expected columns {_PROMPT} and {_OUTPUT}, got {header.strip()!r}"
         )
     columns = parse_columns(header)
 

@@ -101,7 +101,7 @@ def parse_object(line: str) -> dict[str, object]:
         raise ValueError(f"not JSON: {error}") from error
     if isinstance(value, dict):
         return value
-    raise ValueError(f"got {type(value).__name__}, wanted a JSON object")
+    raise ValueError(f"got {type(value).__name__}, expected a JSON object")
 
 
 def parse_tokens(value: object, field: str, *, minimum: int = 0) -> int:
@@ -113,7 +113,7 @@ def parse_tokens(value: object, field: str, *, minimum: int = 0) -> int:
     number = parse_number(value, field)
     if number != int(number) or not minimum <= number <= _MAX_TOKENS:
         raise ValueError(
-            f"{field} is {value!r}, wanted a whole number from {minimum} to {_MAX_TOKENS}"
+            f"{field} is {value!r}, expected a whole number from {minimum} to {_MAX_TOKENS}"
         )
     return int(number)
 
@@ -133,7 +133,7 @@ def parse_number(value: object, field: str) -> float:
             return number
     is_missing = value is None
     raise ValueError(
-        f"{field} is missing" if is_missing else f"{field} is {value!r}, wanted a number"
+        f"{field} is missing" if is_missing else f"{field} is {value!r}, expected a number"
     )
 
 

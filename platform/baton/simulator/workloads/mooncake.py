@@ -120,7 +120,7 @@ def _parse(line: str) -> _Line:
     fields = parse_object(line)
     at_s = fields.get("at_s")
     if at_s is None and fields.get("timestamp") is None and "delay" in fields:
-        raise ValueError("has a delay after an answer, wanted a timestamp: a replay is open loop")
+        raise ValueError("has a delay after an answer, expected a timestamp: a replay is open loop")
     request = TraceRequest(
         at_s=0.0 if at_s is None else parse_number(at_s, "at_s"),
         prompt_tokens=parse_tokens(fields.get("input_length"), "input_length", minimum=1),
@@ -131,7 +131,7 @@ def _parse(line: str) -> _Line:
         tenant=_parse_text(fields.get("tenant"), "tenant") or DEFAULT_TENANT,
     )
     if request.at_s < 0:
-        raise ValueError(f"at_s is {request.at_s}, wanted at least 0")
+        raise ValueError(f"at_s is {request.at_s}, expected at least 0")
     size = fields.get("block_tokens")
     return _Line(
         request,
@@ -146,7 +146,7 @@ def _parse_ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise ValueError(f"hash_ids is {str(value)[:40]}, wanted a list of whole numbers")
+        raise ValueError(f"hash_ids is {str(value)[:40]}, expected a list of whole numbers")
     return tuple(value)
 
 
@@ -155,7 +155,7 @@ def _parse_text(value: object, field: str) -> str | None:
         return value
     if type(value) is int:
         return str(value)
-    raise ValueError(f"{field} is {value!r}, wanted text")
+    raise ValueError(f"{field} is {value!r}, expected text")
 
 
 def _infer_block_size(lines: Sequence[_Line], name: str) -> int:

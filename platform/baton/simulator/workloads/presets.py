@@ -66,9 +66,9 @@ def synthetic(name: str, *, rate_per_s: float, duration_s: float, seed: int = 0)
     """
     factory = WORKLOADS.get(name)
     if factory is None:
-        raise ValueError(f"workload {name!r} is not known, wanted one of {', '.join(WORKLOADS)}")
+        raise ValueError(f"workload {name!r} is not known, expected one of {', '.join(WORKLOADS)}")
     if not 0 < duration_s < float("inf"):
-        raise ValueError(f"duration_s is {duration_s}, wanted a number above 0")
+        raise ValueError(f"duration_s is {duration_s}, expected a number above 0")
     rng = random.Random(f"{name} {seed}")  # noqa: S311 - seeded, not secret
     return factory(name, rate_per_s, duration_s, rng)
 

@@ -54,7 +54,9 @@ def read(
     rows = header_and_rows(lines, name)
     header = next(rows)[1]
     if not matches_header(header):
-        raise TraceInvalid(name, 1, f"wanted columns {', '.join(_COLUMNS)}, got {header.strip()!r}")
+        raise TraceInvalid(
+            name, 1, f"expected columns {', '.join(_COLUMNS)}, got {header.strip()!r}"
+        )
     columns = parse_columns(header)
 
     def parse(line: str) -> RateWindow:
@@ -71,7 +73,7 @@ def read(
     windows, skipped = parse_lines(rows, name, parse, ignore_invalid=ignore_invalid)
     if not windows or is_out_of_order([other.from_s for other in windows]):
         raise TraceInvalid(
-            name, 0, f"wanted windows in order, got {len(windows)}, out of order if any"
+            name, 0, f"expected windows in order, got {len(windows)}, out of order if any"
         )
     first_s = windows[0].from_s
     if len(windows) > 1 and windows[-1].from_s == first_s:

@@ -23,7 +23,7 @@ def superpose(trace: Trace, copies: float, rng: random.Random) -> Trace:
     fewer copies are a part of more.
     """
     if not 0 < copies < math.inf:
-        raise ValueError(f"copies is {copies}, wanted a number above 0")
+        raise ValueError(f"copies is {copies}, expected a number above 0")
     whole_copies = math.ceil(copies)
     requests: list[TraceRequest] = []
     for number in range(whole_copies):
@@ -48,7 +48,7 @@ def at_rate(trace: Trace, rate_per_s: float, rng: random.Random) -> Trace:
 def compress(trace: Trace, factor: float) -> Trace:
     """All arrivals `factor` times as fast. This changes what bursts do: see the module."""
     if not 0 < factor < math.inf:
-        raise ValueError(f"factor is {factor}, wanted a number above 0")
+        raise ValueError(f"factor is {factor}, expected a number above 0")
     return _with_requests(
         trace, (request._replace(at_s=request.at_s / factor) for request in trace.requests)
     )

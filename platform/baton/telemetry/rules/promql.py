@@ -86,7 +86,7 @@ def _label_list(*labels: Label | ScrapeLabel) -> str:
 
 def _histogram_series(metric: Metric, part: str) -> str:
     if metric.kind is not Kind.HISTOGRAM:
-        raise ValueError(f"{metric.name}: got a {metric.kind}, wanted a histogram")
+        raise ValueError(f"{metric.name}: got a {metric.kind}, expected a histogram")
     return f"{metric.name}_{part}"
 
 
@@ -95,7 +95,7 @@ def _selector(
 ) -> str:
     known = {str(label) for label in metric.labels} | _SCRAPE_LABELS
     if unknown := sorted(matchers.keys() - known):
-        raise ValueError(f"{metric.name} has no label {unknown}, wanted {sorted(known)}")
+        raise ValueError(f"{metric.name} has no label {unknown}, expected {sorted(known)}")
     matcher_list = ",".join(
         f'{label}="{value}"' if isinstance(value, str) else f'{label}=~"{"|".join(value)}"'
         for label, value in matchers.items()

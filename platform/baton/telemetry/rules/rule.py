@@ -41,7 +41,7 @@ class Alert:
 
     def __post_init__(self) -> None:
         if not self.name.startswith("Baton"):
-            raise ValueError(f"alert {self.name!r}: wanted a name that starts with 'Baton'")
+            raise ValueError(f"alert {self.name!r}: expected a name that starts with 'Baton'")
 
 
 Rule = Record | Alert

@@ -159,7 +159,7 @@ def decode_batch(message: Message, replica_id: str) -> KvEventBatch:
         msgspec.MsgspecError: the batch is not what this vLLM publishes.
     """
     if len(message) != 3:  # noqa: PLR2004 - the shape of the message
-        raise ValueError(f"replica {replica_id}: got {len(message)} frames, wanted 3")
+        raise ValueError(f"replica {replica_id}: got {len(message)} frames, expected 3")
     batch = _BATCH.decode(message[2])
     events = tuple(event for engine_event in batch.events for event in _to_kv_events(engine_event))
     return KvEventBatch(replica_id=replica_id, sequence=_sequence_number(message), events=events)

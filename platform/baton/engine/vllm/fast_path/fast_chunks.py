@@ -73,7 +73,7 @@ def _encode_value(value: Any) -> object:  # noqa: ANN401 - whatever a chunk is m
         return {"content": value.content}  # nearly all of them
     if isinstance(value, BaseModel):
         return Raw(value.model_dump_json(exclude_unset=True).encode())
-    raise TypeError(f"a chunk holds a {type(value).__name__}, wanted what JSON has")
+    raise TypeError(f"a chunk holds a {type(value).__name__}, expected what JSON has")
 
 
 _ENCODE = msgspec.json.Encoder(enc_hook=_encode_value).encode

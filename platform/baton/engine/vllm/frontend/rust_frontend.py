@@ -314,7 +314,7 @@ def find_rust_frontend(environ: Mapping[str, str], *, package: Path | None = Non
         if _is_executable(Path(configured)):
             return Path(configured)
         raise EngineStartFailed(
-            f"vLLM's Rust frontend: {PATH_VARIABLE} is {configured!r}, wanted the path of an"
+            f"vLLM's Rust frontend: {PATH_VARIABLE} is {configured!r}, expected the path of an"
             " executable"
             f" {PROGRAM}",
             "correct the variable, or unset it to have the program looked for",
@@ -326,7 +326,7 @@ def find_rust_frontend(environ: Mapping[str, str], *, package: Path | None = Non
         return Path(on_path)
     searched = "no package vllm is installed" if folder is None else f"there is none in {folder}"
     raise EngineStartFailed(
-        f"vLLM's Rust frontend: wanted an executable {PROGRAM}, {searched} nor on the PATH",
+        f"vLLM's Rust frontend: expected an executable {PROGRAM}, {searched} nor on the PATH",
         _INSTALL_HINT,
     )
 
@@ -351,7 +351,7 @@ def check_version(program: Path) -> str:
     if words[:1] == [PROGRAM] and len(words) > 1 and words[1].startswith(_TESTED_VERSIONS):
         return words[1]
     raise EngineStartFailed(
-        f"{program}: got {completed.stdout.strip()[:80]!r}, wanted {PROGRAM} of a version"
+        f"{program}: got {completed.stdout.strip()[:80]!r}, expected {PROGRAM} of a version"
         f" {' or '.join(_TESTED_VERSIONS)}*",
         "use a version that was tried: another may speak to engines in other words",
     )

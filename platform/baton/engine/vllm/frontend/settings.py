@@ -112,7 +112,7 @@ class FrontendSettings:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.routes if name not in ROUTES]:
-            raise ValueError(f"unknown routes {unknown}, wanted some of {list(ROUTES)}")
+            raise ValueError(f"unknown routes {unknown}, expected some of {list(ROUTES)}")
 
     @property
     def cors_options(self) -> dict[str, object]:

@@ -165,10 +165,10 @@ def unauthorized(message: str) -> Problem:
 
 MISSING_KEY = Problem(
     status=401,
-    message="wanted an API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+    message="expected an API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
     challenge='Bearer realm="baton"',
 )
-SEVERAL_KEYS = unauthorized("several different API keys were sent, wanted one")
+SEVERAL_KEYS = unauthorized("several different API keys were sent, expected one")
 UNKNOWN_KEY = unauthorized("this API key is not known")
 NOT_AN_ADMIN = Problem(
     status=403,
@@ -179,9 +179,9 @@ NO_KEYS = Problem(
     message="nobody may administer, for no tenant has keys; give one a keys_file, and make a key"
     " with 'baton keys create --administer'",
 )
-SEVERAL_CLASSES = Problem(status=400, message="several x-slo-class headers differ, wanted one")
+SEVERAL_CLASSES = Problem(status=400, message="several x-slo-class headers differ, expected one")
 INVALID_CLASS = Problem(
     status=400,
-    message=f"x-slo-class is no name of a class, wanted at most {MAX_CLASS_CHARS} letters,"
+    message=f"x-slo-class is no name of a class, expected at most {MAX_CLASS_CHARS} letters,"
     " digits, '.', '_' and '-'",
 )

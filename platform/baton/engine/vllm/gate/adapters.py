@@ -45,7 +45,7 @@ def parse_adapter_request(path: str, body: bytes, tenant: str) -> AdapterRequest
     for key in required_fields:
         if not isinstance(document.get(key), str) or not document[key]:
             return _bad_request(
-                f"{_describe_field(key, document)}, wanted a text that is not empty"
+                f"{_describe_field(key, document)}, expected a text that is not empty"
             )
     problem = _option_problem(document)
     if problem is not None:
@@ -68,13 +68,13 @@ def success_body(request: AdapterRequest) -> bytes:
 def _option_problem(document: Mapping[str, object]) -> Problem | None:
     for key in ("load_inplace", "is_3d_lora_weight"):
         if not isinstance(document.get(key, False), bool):
-            return _bad_request(f"{_describe_field(key, document)}, wanted true or false")
+            return _bad_request(f"{_describe_field(key, document)}, expected true or false")
     if document.get("is_3d_lora_weight"):
         return _bad_request("'is_3d_lora_weight' is not taken here; leave it out")
     model = document.get("base_model_name")
     if model is not None and not isinstance(model, str):
         return _bad_request(
-            f"{_describe_field('base_model_name', document)}, wanted the name of a model"
+            f"{_describe_field('base_model_name', document)}, expected the name of a model"
         )
     return None
 

@@ -23,7 +23,7 @@ _VERSIONS = frozenset({"1.0", "1.1", "2", "3"})
 # A name, an IPv4 address or one of IPv6 in brackets, and perhaps a port.
 HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
 _HOST = re.compile(HOST.encode())
-NO_HOST = "no Host header field, wanted one"
+NO_HOST = "no Host header field, expected one"
 BAD_HOST = "the Host header field names no host"
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
@@ -34,7 +34,7 @@ def check_head(scope: Mapping[str, Any]) -> Problem | None:
     headers: Collection[tuple[bytes, bytes]] = scope["headers"]
     if scope.get("http_version", "1.1") not in _VERSIONS:
         return _reject(
-            "this version of HTTP is not spoken here, wanted 1.1",
+            "this version of HTTP is not spoken here, expected 1.1",
             status=HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
         )
     if len(headers) > MAX_HEADERS:
@@ -57,7 +57,7 @@ def _bad_host(scope: Mapping[str, Any], headers: Collection[tuple[bytes, bytes]]
     """Source: RFC 9112 §3.2."""
     hosts = _values(headers, b"host")
     if len(hosts) > 1:
-        return f"{len(hosts)} Host header fields, wanted one"
+        return f"{len(hosts)} Host header fields, expected one"
     if not hosts:
         return NO_HOST if scope.get("http_version") == "1.1" else None
     return None if _HOST.fullmatch(hosts[0]) else BAD_HOST
@@ -68,9 +68,9 @@ def _bad_length(headers: Collection[tuple[bytes, bytes]]) -> str | None:
     lengths = _values(headers, b"content-length")
     codings = _values(headers, b"transfer-encoding")
     if lengths and codings:
-        return "both Content-Length and Transfer-Encoding, wanted one of them"
+        return "both Content-Length and Transfer-Encoding, expected one of them"
     if len(lengths) > 1:
-        return f"{len(lengths)} Content-Length header fields, wanted one"
+        return f"{len(lengths)} Content-Length header fields, expected one"
     if lengths and not _LENGTH.fullmatch(lengths[0]):
         return "Content-Length is no number of bytes"
     if codings and [coding.lower() for coding in codings] != [b"chunked"]:

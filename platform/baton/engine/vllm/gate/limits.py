@@ -69,7 +69,7 @@ class FrontendLimits:
         for name in ("max_body_bytes", "max_n", "max_tokens", "default_max_tokens", "max_messages"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"frontend limits: {name} is {value}, wanted at least 1")
+                raise ValueError(f"frontend limits: {name} is {value}, expected at least 1")
 
     @property
     def default_output_tokens(self) -> int | None:

@@ -208,7 +208,7 @@ def find_incompatibility() -> str | None:
         for owner, name, expected in _SHAPES:
             parameters = tuple(inspect.signature(getattr(owner, name)).parameters)
             if parameters != expected:
-                return f"{owner.__name__}.{name} takes {parameters}, wanted {expected}"
+                return f"{owner.__name__}.{name} takes {parameters}, expected {expected}"
         if "prefill_token_ids" not in NewRequestData.__dataclass_fields__:
             return "NewRequestData has no prefill_token_ids"
         return _try_restore()

@@ -120,13 +120,13 @@ def limits_problem(
     )
     if max_num_batched_tokens_while_decoding < min_tokens:
         return (
-            f"{subject}, wanted at least {min_tokens}, {tokens_per_stream} for each of"
+            f"{subject}, expected at least {min_tokens}, {tokens_per_stream} for each of"
             f" max_num_seqs={limits.max_num_seqs} streams: raise it or lower max_num_seqs"
         )
     if max_num_batched_tokens_while_decoding > limits.max_num_batched_tokens:
         max_tokens = limits.max_num_batched_tokens
         return (
-            f"{subject}, wanted at most max_num_batched_tokens, {max_tokens}: lower it or"
+            f"{subject}, expected at most max_num_batched_tokens, {max_tokens}: lower it or"
             " raise that"
         )
     if not limits.enable_chunked_prefill:

@@ -148,7 +148,7 @@ class FrontendCodec:
         request_id = engine_request.request_id
         params = engine_request.sampling_params
         if params is None:
-            raise UnsupportedRequest(request_id, "got pooling parameters, wanted a generation")
+            raise UnsupportedRequest(request_id, "got pooling parameters, expected a generation")
         if engine_request.resumable:
             raise UnsupportedRequest(request_id, "its prompt is streamed in parts; send it whole")
         caller, trace = self._identify(engine_request)
@@ -471,7 +471,7 @@ def _set_length_limits(params: SamplingParams, leg: Leg, *, supports_resume: boo
         raise ValueError(
             f"leg {leg.leg_id}: {resumed_tokens} of its {len(leg.prompt_token_ids)} tokens were"
             " generated,"
-            " wanted at least one that was not"
+            " expected at least one that was not"
         )
     if resumed_tokens and not _can_be_resumed(params, supports_resume=supports_resume):
         raise ValueError(

@@ -82,7 +82,7 @@ def release_params(kv_handle: KvHandle) -> dict[str, Any]:
     source = _decode_source(kv_handle)
     blocks = sum(len(group) for group in source.remote_block_ids)
     if blocks != kv_handle.blocks:
-        raise ValueError(f"ticket: it names {blocks} blocks, wanted {kv_handle.blocks}")
+        raise ValueError(f"ticket: it names {blocks} blocks, expected {kv_handle.blocks}")
     params: dict[str, Any] = msgspec.msgpack.decode(kv_handle.params)
     return params
 

@@ -15,7 +15,7 @@
 {{- $found = get (default dict $found) $part -}}
 {{- end -}}
 {{- if ne (toString $found) (toString $wanted) -}}
-{{- fail (printf "config.%s: got %q, wanted %q, which this chart was exported for: export it again" $key (toString $found) (toString $wanted)) -}}
+{{- fail (printf "config.%s: got %q, expected %q, which this chart was exported for: export it again" $key (toString $found) (toString $wanted)) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -28,7 +28,7 @@
 {{- end -}}
 {{- range $key, $port := $ports -}}
 {{- if lt (int $port) 1 -}}
-{{- fail (printf "config.%s: got %d, wanted a port that objects can name" $key (int $port)) -}}
+{{- fail (printf "config.%s: got %d, expected a port that objects can name" $key (int $port)) -}}
 {{- end -}}
 {{- range $one := $.taken -}}
 {{- if and (le (int $one.first) (int $port)) (le (int $port) (int $one.last)) -}}
@@ -60,7 +60,7 @@
 {{- range $name, $tenant := .tenants -}}
 {{- with (default dict $tenant).keys_file -}}
 {{- if not (regexMatch "^/etc/baton/keys/[^/]+$" .) -}}
-{{- fail (printf "config.tenants.%s.keys_file: got %q, wanted /etc/baton/keys/ and the file's name in the secret of keys" $name .) -}}
+{{- fail (printf "config.tenants.%s.keys_file: got %q, expected /etc/baton/keys/ and the file's name in the secret of keys" $name .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -19,7 +19,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $unit := regexFind "[A-Za-z]+$" $text -}}
 {{- $number := trimSuffix $unit $text | trim -}}
 {{- if not (and (hasKey $bytes $unit) (regexMatch "^[0-9]+([.][0-9]+)?$" $number)) -}}
-{{- fail (printf "got %q, wanted a size such as 512KiB, 4MiB or 1GB" $text) -}}
+{{- fail (printf "got %q, expected a size such as 512KiB, 4MiB or 1GB" $text) -}}
 {{- end -}}
 {{- divf (mulf ($number | float64) (get $bytes $unit)) 1048576 | ceil | int -}}
 {{- end }}
