@@ -69,7 +69,7 @@ def test_messages_keep_what_stands_before_the_first_prompt() -> None:
         ("3", "got int, expected an object"),
         ('{"prompt": ""}', "no prompt, messages or conversations"),
         ('{"prompt": "a", "output_tokens": 0}', "output_tokens is 0"),
-        ('{"conversations": [{"from": "gpt", "value": "hi"}]}', "nobody asks anything"),
+        ('{"conversations": [{"from": "gpt", "value": "hi"}]}', "it has no question"),
         ('{"messages": [{"role": "user", "content": 4}]}', "a message of 'user' without text"),
         ('{"messages": ["hi"]}', "not as expected"),
     ],

@@ -198,12 +198,12 @@ def test_people_get_tables_and_not_json(run: Run) -> None:
 
 
 def test_a_request_that_nobody_remembers_is_one_clear_line(run: Run) -> None:
-    error = UnknownRequest("no request 'r-1' among those that ended lately", "ask again later")
+    error = UnknownRequest("no request 'r-1' among those that ended recently", "ask again later")
     result = run("explain", "route", "r-1", "--json", commands=ScriptedCommands(error))
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr == (
-        "error: no request 'r-1' among those that ended lately\nnext: ask again later\n"
+        "error: no request 'r-1' among those that ended recently\nnext: ask again later\n"
     )
 
 

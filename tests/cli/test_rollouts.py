@@ -72,7 +72,7 @@ def test_one_goes_back_to_the_last_good_generation_or_to_one_by_its_number() -> 
 
 
 def test_what_is_taken_back_is_a_failure_that_says_why() -> None:
-    refused = ApplyRejected("taken back, generation 2 is as before: it did not start", "look")
+    refused = ApplyRejected("rolled back, generation 2 is as before: it did not start", "look")
     for verb in ("rollback", "upgrade"):
         result = run(Scripted(refused), verb)
         assert (result.exit_code, "did not start" in result.stderr) == (1, True)

@@ -711,7 +711,8 @@ def model(rest: str, base: str = MINIMAL_CONFIG) -> str:
         (
             main_pool("replicas: {max: 2}") + "server: {port: 20999}",
             "20999",
-            "server.port: got 20999, which is one of the side channel's (20000 to 20999)",
+            "server.port: got 20999, expected a port outside the side channel's range (20000 to"
+            " 20999)",
         ),
         (
             with_key("transfer", "{side_channel: {bind: '::'}}"),

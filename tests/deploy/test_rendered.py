@@ -126,7 +126,7 @@ def test_a_replica_with_more_gpus_than_a_node_spans_several(tmp_path: Path) -> N
 
 
 def test_pods_that_would_have_to_share_a_gpu_are_refused() -> None:
-    with pytest.raises(CannotExport, match=r"got 0\.5 GPUs for a replica, expected whole ones"):
+    with pytest.raises(CannotExport, match=r"got 0\.5 GPUs for a replica, expected whole GPUs"):
         export_of(ONE_GPU)
 
 

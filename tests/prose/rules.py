@@ -71,8 +71,8 @@ OWN_WORDS: Final[dict[str, str]] = {
 }
 """A pattern, and what the field says instead."""
 
-_OWN = [(re.compile(rf"\b(?:{old})\b", re.IGNORECASE), new) for old, new in OWN_WORDS.items()]
-_HEADLESS = re.compile(
+OWN = [(re.compile(rf"\b(?:{old})\b", re.IGNORECASE), new) for old, new in OWN_WORDS.items()]
+HEADLESS = re.compile(
     r"(?:^|[;:(] ?|\b(?:and|or|than|but) )(?:who|what) (?!if\b)"
     r"|\b(?:of|to|for|by|with|from|in|on|at|as|after|before|beside|through) what\b",
     re.IGNORECASE,
@@ -146,12 +146,12 @@ def _sentence_rules(sentence: str, kind: Kind) -> Iterator[tuple[str, str]]:
     if count > MAX_WORDS:
         yield "long-sentence", f"got {count} words, expected at most {MAX_WORDS}"
     if not sentence.rstrip(" )\"'").endswith("?"):
-        for found in _HEADLESS.finditer(sentence):
+        for found in HEADLESS.finditer(sentence):
             yield "headless", f"got {found[0].strip()!r} as a noun, expected the noun itself"
     figures = len(_NUMBER.findall(sentence))
     if kind is Kind.TEXT and figures > MAX_FIGURES:
         yield "figures", f"got {figures} numbers, expected at most {MAX_FIGURES}; make a table"
-    for pattern, instead in _OWN:
+    for pattern, instead in OWN:
         for found in pattern.finditer(sentence):
             yield "own-word", f"got {found[0]!r}, expected the field's word: {instead}"
 
@@ -164,7 +164,7 @@ def _heading_rules(text: str) -> Iterator[tuple[str, str]]:
         yield "long-heading", f"got {count} words, expected at most {MAX_HEADING_WORDS}"
     if found := _VERB.search(text) or re.match(r"(?:Who|What|When|Where|Whose)\b", text):
         yield "sentence-heading", f"got {found[0]!r}, expected a topic that one searches for"
-    for pattern, instead in _OWN:
+    for pattern, instead in OWN:
         for own in pattern.finditer(text):
             yield "own-word", f"got {own[0]!r}, expected the field's word: {instead}"
 

@@ -507,7 +507,7 @@ def test_a_file_that_somebody_else_holds_is_not_waited_for_without_end(
     put(path)
     with (tmp_path / "acme.keys.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(OperatorError, match="somebody else"), edit_key_file(path):
+        with pytest.raises(OperatorError, match="another process"), edit_key_file(path):
             raise AssertionError("nobody else may change it")
 
 

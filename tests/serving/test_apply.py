@@ -322,7 +322,7 @@ def test_replicas_that_are_no_good_are_taken_back_with_the_sizes(
 ) -> None:
     old = make()
     fleet = Fleet(old, **trouble)  # type: ignore[arg-type]
-    with pytest.raises(ApplyRejected, match=rf"taken back, generation 2 .* {why}"):
+    with pytest.raises(ApplyRejected, match=rf"rolled back, generation 2 .* {why}"):
         fleet.apply(make(*ROLLED, *BOTH))
     assert len(fleet.orders) == 2, "the second pool was not begun"
     assert set(map(id, fleet.orders[-1].values())) == {id(fleet.orders[0]["p"])}
@@ -403,7 +403,7 @@ def test_one_refusal_and_nothing_has_changed_anywhere(make: Make) -> None:
 
 def test_of_two_who_apply_at_the_same_time_one_is_refused(make: Make) -> None:
     fleet = Fleet(make(), overtaken=True)
-    with pytest.raises(ApplyRejected, match="generation 1 was applied by somebody else"):
+    with pytest.raises(ApplyRejected, match="generation 1 was applied by another command"):
         fleet.apply(make("slo.default.ttft=1s"))
     assert fleet.told == []
 
@@ -431,7 +431,7 @@ def test_what_does_not_work_out_is_taken_back_with_the_sizes(
     make: Make, trouble: dict[str, object]
 ) -> None:
     fleet = Fleet(make(), **trouble)  # type: ignore[arg-type]
-    with pytest.raises(ApplyRejected, match="taken back, generation 2 is as before"):
+    with pytest.raises(ApplyRejected, match="rolled back, generation 2 is as before"):
         fleet.apply(make("slo.default.ttft=1s", "pools.d.replicas.initial=5"))
     assert fleet.current() == LiveConfig(generation=2, config=make())
     assert fleet.told[-1] == fleet.current()

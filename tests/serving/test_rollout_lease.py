@@ -75,7 +75,7 @@ def test_who_slept_while_another_came_and_went_has_lost_it_too() -> None:
     wall.now_s += 61
     second.acquire()
     second.release()
-    with pytest.raises(ApplyRejected, match="somebody else has begun"):
+    with pytest.raises(ApplyRejected, match="another command has begun"):
         first.renew()
     assert shelf.values == {}
 

@@ -122,7 +122,7 @@ def test_a_size_that_serve_cannot_take_now_is_taken_back(
 ) -> None:
     fleet = Fleet(make())
     fleet.resize = running.resize  # type: ignore[method-assign]
-    with pytest.raises(ApplyRejected, match=r"taken back, generation 2 .* ActorUnavailableError"):
+    with pytest.raises(ApplyRejected, match=r"rolled back, generation 2 .* ActorUnavailableError"):
         fleet.apply(make("pools.d.replicas={min: 1, initial: 4, max: 6}"))
     assert fleet.fates() == ["started", "taken back", "applied"]
     assert fleet.current().config == make()

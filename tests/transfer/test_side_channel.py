@@ -69,7 +69,7 @@ async def test_the_question_names_the_first_rank_which_every_engine_has() -> Non
 async def test_a_port_where_nobody_listens_is_named() -> None:
     async with running_listener(reply_metadata()) as listener:
         address = listener.address
-    assert "nobody listens" in await why(address)
+    assert "no process listens" in await why(address)
 
 
 async def test_a_listener_that_takes_connections_but_is_silent_is_given_up_at_the_deadline() -> (

@@ -116,5 +116,5 @@ async def test_one_malformed_packet_ends_vllms_listener_and_the_check_says_so(
         listener.thread.join(DEADLINE_S)
         assert not listener.thread.is_alive()
         assert listener.error is not None
-        with pytest.raises(TransferFailed, match="nobody listens"):
+        with pytest.raises(TransferFailed, match="no process listens"):
             await check(listener)

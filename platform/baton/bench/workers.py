@@ -254,5 +254,5 @@ def _forward_interrupts(processes: list[SpawnProcess]) -> Iterator[None]:
 def _process_failed(number: int, problem: str) -> ClientProcessFailed:
     return ClientProcessFailed(
         f"client process {number + 1} {problem}",
-        "look at what it wrote, and try with fewer --clients",
+        "read its output, and try with fewer --clients",
     )

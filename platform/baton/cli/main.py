@@ -35,19 +35,18 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             ),
             "up": Verb("Start a deployment, and hold it until Ctrl-C.", "run.up:up"),
             "apply": Verb(
-                "Apply a configuration to what runs: all of it, or nothing.", "run.apply:apply"
+                "Apply a configuration to the running deployment: all of it, or nothing.",
+                "run.apply:apply",
             ),
             "rollback": Verb(
                 "Go back to an earlier configuration, as another generation.",
                 "run.rollback:rollback",
             ),
             "upgrade": Verb(
-                "Replace every process by one that runs this version of baton.",
+                "Replace every process by a process of this version of baton.",
                 "run.upgrade:upgrade",
             ),
-            "scale": Verb(
-                "Set a pool's replicas, whatever the autoscaler wants.", "run.scale:scale"
-            ),
+            "scale": Verb("Set a pool's replicas, in place of the autoscaler.", "run.scale:scale"),
             "join": Verb(
                 "Print what another machine runs to join the deployment's cluster.", "run.join:join"
             ),
@@ -59,7 +58,7 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
         "Look at it": {
             "status": Verb("Show what runs: pools, replicas, health.", "inspect.status:status"),
             "history": Verb(
-                "Show past configurations, and what became of each.",
+                "Show past configurations and their results.",
                 "inspect.history:history",
             ),
             "top": Verb(
@@ -92,7 +91,7 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
                 "Send a load to an endpoint and measure what its users would meet.",
                 "measure.bench:bench",
             ),
-            "plan": Verb("Find the cheapest fleet that keeps its promises.", "model.plan:plan"),
+            "plan": Verb("Find the cheapest fleet that meets its objectives.", "model.plan:plan"),
             "simulate": Verb(
                 "Serve a trace or a workload in virtual time.", "model.simulate:simulate"
             ),

@@ -46,17 +46,17 @@ AllowOpenCluster = Annotated[
     bool,
     typer.Option(
         "--allow-open-cluster",
-        help="Deploy also to a Ray cluster that asks nobody for a token.",
+        help="Deploy also to a Ray cluster without token authentication.",
     ),
 ]
-Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print the result.")]
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Format of the result.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
 Address = Annotated[
     str | None,
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Of the Ray cluster, if not on this machine, or several run here; else RAY_ADDRESS.",
+        help="Address of the Ray cluster, if it is remote or several run here; else RAY_ADDRESS.",
     ),
 ]
 LocalAddress = Annotated[
@@ -64,11 +64,11 @@ LocalAddress = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Of the deployment's Ray cluster or endpoint, if several run here.",
+        help="Address of the deployment's Ray cluster or endpoint, if several run here.",
     ),
 ]
 Timeout = Annotated[
-    str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as 90s or 5m.")
+    str, typer.Option("--timeout", metavar="DURATION", help="Time limit, as 90s or 5m.")
 ]
 Interval = Annotated[
     str, typer.Option("--interval", metavar="DURATION", help="Between two looks, as 1s or 500ms.")

@@ -1,8 +1,8 @@
-"""What a replica's prefix cache holds, as told to coordinators: hashes of blocks, numbered updates.
+"""Numbered changes of the blocks in a replica's prefix cache, as sent to coordinators.
 
 A replica numbers its updates without holes. Update n says what changed between states n-1 and n; a
-snapshot numbered n is state n as a whole. Whoever holds state n takes update n+1, ignores what is
-not newer, and asks for a snapshot when a number is missing.
+snapshot numbered n is state n as a whole. A reader at state n takes update n+1, ignores older
+numbers, and requests a snapshot after a gap.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ class CacheTier(StrEnum):
     """Which memory of a replica holds a block."""
 
     GPU = "gpu"
-    """Where attention reads it: the KV cache itself, whatever the device."""
+    """Where attention reads it: the KV cache itself, on any device."""
     HOST = "host"
     """In the host's memory (or further away): it must be loaded before it is of use."""
 
 
 class PrefixRequirement(StrEnum):
-    """What one group of layers must hold of a prefix for a request to go on after it."""
+    """The blocks that one group of layers needs in order to reuse a prefix."""
 
     ALL = "all"
     """Every block: full attention."""
     TRAILING_BLOCKS = "last"
-    """The last so many blocks: a sliding window; one, for a state."""
+    """The last N blocks: a sliding window; one, for a state."""
     CHUNK = "chunk"
-    """The blocks since the last multiple of so many tokens: chunked local attention."""
+    """The blocks since the last multiple of N tokens: chunked local attention."""
     NONE = "nothing"
     """Scratch memory of one request, which is never shared."""
 
@@ -52,8 +52,8 @@ class CacheGroup(NamedTuple):
 class CacheShape(NamedTuple):
     """How a prefix cache of more than plain full attention finds what it can reuse.
 
-    A request goes on after a prefix only where each group holds what it needs of it. So which
-    prefixes are reusable does not follow from a longer one that is.
+    A request goes on after a prefix only where each group holds the blocks that it needs. So a
+    reusable prefix does not imply that its own prefixes are reusable.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -70,7 +70,7 @@ class CacheShape(NamedTuple):
 
 
 class CacheChangeKind(StrEnum):
-    """What happened to blocks."""
+    """A change of blocks."""
 
     STORED = "stored"
     REMOVED = "removed"

@@ -29,7 +29,7 @@ class AbortLegs(Value, kw_only=True):
 
 
 class ReleaseLease(Value, kw_only=True):
-    """Free the blocks a prefill replica keeps for a leg that nobody will pull any more.
+    """Free the blocks a prefill replica keeps for a leg that no replica will pull any more.
 
     `via_replica_id` is the replica to tell: engines release a ticket from the pulling side.
     """
@@ -53,7 +53,7 @@ class CheckSideChannel(Value, kw_only=True):
 
 
 class ReportFailedAgent(Value, kw_only=True):
-    """Tell a replica that it can pull from nobody, though others can: it is to be replaced."""
+    """Ask for the replacement of a replica that can pull from no source, though others can."""
 
     replica_id: str
     why: str
@@ -87,7 +87,7 @@ class FailRequest(Value, kw_only=True, gc=True):
 
 
 class RequestRecord(Value, kw_only=True):
-    """The story of one ended request: what `baton explain` and the metrics are made of."""
+    """The record of one ended request: the source of `baton explain` and of the metrics."""
 
     request_id: str
     outcome: Phase
@@ -116,10 +116,10 @@ class RequestRecord(Value, kw_only=True):
     """Where it decoded, or was to decode."""
     tenant: str = DEFAULT_TENANT
     slo: Slo = NO_SLO
-    """What it was promised."""
+    """The objectives of its class."""
     slo_result: SloResult = ALL_MET
     is_client_error: bool = False
-    """It was refused for what its tenant or client did: neither good nor a miss."""
+    """Rejected for its tenant's or client's own fault: neither good nor a miss."""
     max_itl_s: float = 0.0
     """The longest time between two of its tokens."""
     itl_violations: int = 0
@@ -127,7 +127,7 @@ class RequestRecord(Value, kw_only=True):
     queue_wait_s: float = 0.0
     """How long it was held here before it was placed for the first time."""
     gpu_s: float = 0.0
-    """GPU-seconds that it took, as predicted from what was computed for it."""
+    """GPU-seconds that it took, predicted from its computed tokens."""
     legs: tuple[LegRecord, ...] = ()
     """In the order in which they began; one ends before the next begins."""
     trace: TraceContext | None = None
@@ -135,17 +135,17 @@ class RequestRecord(Value, kw_only=True):
 
 
 class RecordSelection(StrEnum):
-    """Which of the requests that have ended lately somebody asks for."""
+    """Which of the recently ended requests to list."""
 
     LATEST = "latest"
     SLOWEST = "slowest"
-    """By time to first token, as a multiple of what was promised where anything was."""
+    """By time to first token, as a multiple of its objective if it has one."""
     MISSED = "missed"
     """The latest of those that missed an objective, and no others."""
 
 
 class StoreRequestRecord(Value, kw_only=True):
-    """Keep the story of an ended request. Issued exactly once for each request."""
+    """Keep the record of an ended request. Issued exactly once for each request."""
 
     record: RequestRecord
 

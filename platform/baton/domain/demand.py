@@ -1,7 +1,7 @@
-"""What a coordinator tells the controller: what was asked, what requests got, what it sees.
+"""A coordinator's report to the controller: demand, results of requests, and the state it sees.
 
-Counts are totals since the coordinator started: whoever has two reports knows what happened in
-between, however many were lost.
+Counts are totals since the coordinator started. So two reports give the difference between them,
+even if reports between them were lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton.domain.fleet import Role
 
 
 class Tally(NamedTuple):
-    """Requests of one class, tenant, model and pool that have ended, and what they took."""
+    """Requests of one class, tenant, model and pool that have ended, and their tokens and time."""
 
     slo_class: str
     tenant: str
@@ -23,7 +23,7 @@ class Tally(NamedTuple):
     pool: str
     """Where it decoded, or would have; empty for requests that were never placed."""
     evaluated: int = 0
-    """All that ended but the excused and the barred: what attainment is a share of."""
+    """All ended requests but the excused and the barred: the denominator of attainment."""
     excluded: int = 0
     """Neither good nor a miss: the client left before anything was due, and had got nothing."""
     client_errors: int = 0
@@ -39,7 +39,7 @@ class Tally(NamedTuple):
     failed: int = 0
     cancelled: int = 0
     prompt_tokens: int = 0
-    """Of requests that were placed on replicas: nobody has used what was refused."""
+    """Of requests that were placed on replicas; rejected requests use none."""
     cached_tokens: int = 0
     output_tokens: int = 0
     gpu_s: float = 0.0
@@ -47,7 +47,7 @@ class Tally(NamedTuple):
 
 
 class GpuUsage(NamedTuple):
-    """Device-seconds of a pool that a tenant's requests took, predicted from what was computed."""
+    """Device-seconds of a pool and a tenant, predicted from computed tokens."""
 
     tenant: str
     pool: str
@@ -55,7 +55,7 @@ class GpuUsage(NamedTuple):
 
 
 class AdmissionOutcome(StrEnum):
-    """What became of a request before anything was computed for it."""
+    """The result of admission."""
 
     ADMITTED = "admitted"
     SHED = "shed"
@@ -75,7 +75,7 @@ class AdmissionPath(StrEnum):
 
 
 class AdmissionCount(NamedTuple):
-    """Requests of one class with which the same was done at the door, for the same reason."""
+    """Requests of one class with the same outcome of admission, for the same reason."""
 
     slo_class: str
     outcome: AdmissionOutcome
@@ -84,11 +84,11 @@ class AdmissionCount(NamedTuple):
 
 
 class DemandTotals(NamedTuple):
-    """What was asked of one coordinator, counted when it arrives.
+    """Demand on one coordinator, counted on arrival.
 
-    Not among it is what tenants asked for beyond their limits: no replica more would serve that.
-    While a request is under way its tokens are expectations, and become facts when they are known:
-    so these totals are right in the end, and may go back a little on the way.
+    Demand beyond tenants' limits is not included: no additional replica would serve it. While a
+    request runs, its tokens are expectations; facts replace them later. So these totals are right
+    in the end, and may decrease a little on the way.
     """
 
     requests: int = 0
@@ -96,8 +96,7 @@ class DemandTotals(NamedTuple):
     uncached_tokens: float = 0.0
     """As predicted when they arrived, or as engines said."""
     output_tokens: float = 0.0
-    """Generated, or expected of requests that go on; and what those would have generated, on
-    average, who were refused."""
+    """Generated, or expected of running requests; for rejected requests, the average."""
 
 
 class LatencyTotals(NamedTuple):
@@ -108,8 +107,8 @@ class LatencyTotals(NamedTuple):
     buckets: tuple[int, ...] = ()
     """How many were at most each of `LATENCY_BUCKET_BOUNDS_S`; not cumulative.
 
-    The last one holds the rest. Another version of baton may tell more or fewer of them, of edges
-    that begin with the same ones.
+    The last bucket holds the rest. Another version of baton may have more or fewer buckets whose
+    edges begin alike.
     """
 
 
@@ -146,11 +145,11 @@ class PoolReport(NamedTuple):
     oldest_report_age_s: float = 0.0
     """Age of the oldest load report that counts."""
     roles: tuple[tuple[str, Role], ...] = ()
-    """Its replicas and what they are meant for."""
+    """Its replicas and their roles."""
 
 
 class ColdStart(NamedTuple):
-    """What is known of the start of a model's next replica, while it has none."""
+    """The known facts of the start of a model's next replica, while the model has none."""
 
     can_start: bool = True
     """Whether one is started when a request waits for it."""
@@ -182,8 +181,8 @@ class CoordinatorReport:
     queued_gpu_s: float = 0.0
     """GPU-seconds that wait here."""
     requested_rates: tuple[tuple[str, float, float], ...] = field(default=())
-    """By tenant with a rate limit: requests and tokens per second that it has asked for here
-    lately; shares of its limits are dealt out by these."""
+    """By tenant with a rate limit: recently requested requests and tokens per second here; shares
+    of its limits are divided by these."""
 
     @property
     def model(self) -> str:

@@ -68,15 +68,15 @@ class Cause(StrEnum):
     NOT_ALLOWED = "not_allowed"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     CLIENT_DISCONNECTED = "left"
-    """Its client went away, which is nobody's error."""
+    """Its client went away, which is no error of baton."""
     OTHER = "other"
 
 
 class BatonError(Exception):
     """The root. `retryable` says whether the same request may succeed if sent again.
 
-    `is_client_error` says that its client or tenant has only itself to blame: no fleet would have
-    served it, so it is no sign that this one is too small.
+    `is_client_error` says that its client or tenant caused the rejection. No fleet would have
+    served it, so it is no sign that this fleet is too small.
     """
 
     retryable: ClassVar[bool] = False
@@ -120,7 +120,7 @@ class NoCapacity(Rejected):
 
 
 class SloUnattainable(Rejected):
-    """It could not be served within what its class is promised; sooner said than served late."""
+    """It cannot meet the objectives of its class: an early rejection beats a late answer."""
 
     cause = Cause.SLO_UNATTAINABLE
     http_status = 429
@@ -186,7 +186,7 @@ class RequestInvalid(_RequestFailed):
 
 
 class NotAllowed(_RequestFailed):
-    """It asked for what its tenant may not have."""
+    """It asked for something that its tenant may not have."""
 
     cause = Cause.NOT_ALLOWED
     is_client_error = True
@@ -210,7 +210,7 @@ class _ReplicaError(BatonError):
 
 
 class EngineDied(_ReplicaError):
-    """The engine of a replica is dead; whatever ran there goes on elsewhere."""
+    """The engine of a replica is dead; its requests go on elsewhere."""
 
     def __str__(self) -> str:
         return f"the engine of replica {self.replica_id} died: {self.why}"
@@ -241,7 +241,7 @@ class AdapterFailed(BatonError):
 
 
 class LegInvalid(BatonError):
-    """An engine refuses a leg for what its request asks for; any engine of its model would."""
+    """An engine refuses a leg because of its request; any engine of its model would."""
 
     def __init__(self, leg_id: str, why: str) -> None:
         super().__init__(leg_id, why)
@@ -265,7 +265,7 @@ class LinkFailed(_ReplicaError):
 
 
 class TransferFailed(_ReplicaError):
-    """KV blocks cannot be fetched from a replica; whoever wanted them computes them instead."""
+    """KV blocks cannot be fetched from a replica; the engine computes them instead."""
 
     def __str__(self) -> str:
         return f"KV blocks cannot be fetched from replica {self.replica_id}: {self.why}"
@@ -276,7 +276,7 @@ class RdmaMissing(TransferFailed):
 
 
 class OperatorError(BatonError):
-    """Something that whoever runs baton can put right; `remedy` says how."""
+    """An error that an operator can correct; `remedy` says how."""
 
     def __init__(self, why: str, remedy: str) -> None:
         super().__init__(why, remedy)
@@ -308,7 +308,7 @@ class ScalingRejected(OperatorError):
 
 
 class ApplyRejected(OperatorError):
-    """A configuration cannot hold in a deployment that runs; what held before still does."""
+    """A configuration cannot apply to the running deployment; the previous configuration stays."""
 
 
 class NotRunning(OperatorError):
@@ -325,7 +325,7 @@ class AmbiguousDeployment(NotRunning):
 
 
 class DeploymentEnded(NotRunning):
-    """The deployment that was joined is there no more; asking again helps nobody."""
+    """The joined deployment is gone for good; asking again does not help."""
 
     retryable = False
 

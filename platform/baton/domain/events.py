@@ -68,7 +68,7 @@ class ReplicaJoined(Value, kw_only=True):
 
 
 class ReplicaLost(Value, kw_only=True):
-    """A replica is no longer counted on; whatever ran there is gone."""
+    """A replica is lost, with the requests that ran there."""
 
     replica_id: str
     reason: LossReason
@@ -81,7 +81,7 @@ class ReplicaDraining(Value, kw_only=True):
 
 
 class RoleChanged(Value, kw_only=True):
-    """A replica is meant for something else from now on; what runs on it runs on."""
+    """A replica gets another role; its existing work finishes there."""
 
     replica_id: str
     role: Role
@@ -105,7 +105,7 @@ class CacheChanged(Value, kw_only=True):
 
 
 class LinksReported(Value, kw_only=True):
-    """What a replica has pulled from others so far; only sources of which something is new."""
+    """A replica's pulls from others so far; only sources with news."""
 
     replica_id: str
     links: tuple[LinkTotals, ...]
@@ -119,7 +119,7 @@ class SideChannelChecked(Value, kw_only=True):
     is_reachable: bool
     elapsed_s: float
     why: str = ""
-    """What was wrong; empty when all was well."""
+    """The failure; empty after a success."""
 
 
 class QuotasAllocated(Value, kw_only=True):
@@ -130,7 +130,7 @@ class QuotasAllocated(Value, kw_only=True):
 
 
 class ColdStartReported(Value, kw_only=True):
-    """Whoever starts replicas has said how long the next one takes."""
+    """The controller has said how long the next replica takes to start."""
 
     cold_start: ColdStart
 

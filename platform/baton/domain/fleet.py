@@ -12,7 +12,7 @@ from baton.domain.value import Value
 
 
 class Role(StrEnum):
-    """What a replica is meant to run; a hint to placement, not a wall."""
+    """The kind of work that a replica is meant to run; a hint to placement."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -46,12 +46,12 @@ class LossReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFacts:
-    """What a replica says of itself when a coordinator connects; only its role may change later."""
+    """A replica's facts, sent when a coordinator connects; only its role may change later."""
 
     replica_id: str
     pool: str
     role: Role
-    """What it is meant for now: what its pool is for, until it is told otherwise."""
+    """The role: that of its pool, until a role change."""
     model: str
     engine: str
     """"vllm" or "sim"."""
@@ -65,7 +65,7 @@ class ReplicaFacts:
     layout: str
     """Replicas hand KV blocks to each other only when their layouts are equal."""
     side_channel: str = ""
-    """`host:port` where other engines ask for what they need in order to pull from this one; empty
+    """`host:port` where other engines get the data with which they pull from this replica; empty
     when it hands nothing off."""
     cache_events: bool = False
     """Whether the replica says what its prefix cache holds."""
@@ -101,23 +101,23 @@ class TransferTotals(NamedTuple):
     busy_s: float = 0.0
     failures: int = 0
     expired_leases: int = 0
-    """Of blocks on this replica: nobody fetched or released them in time."""
+    """Leases on blocks of this replica that no replica fetched or released in time."""
     invalidated_pulls: int = 0
     """Of the pulls: the source no longer kept the blocks when they had been read. They were thrown
     away, and the prompt was computed or its leg ended in an error."""
 
 
 class StepTotals(NamedTuple):
-    """Engine steps since a replica started, and what they computed, added up.
+    """Totals of engine steps and computed tokens since a replica started.
 
-    Totals, not averages: whoever reads two of them knows what happened in between, however many
-    reports were lost; and sums over steps obey the same linear model as one step does.
+    They are totals, not averages: two of them give the difference, even if reports between them
+    were lost. Sums over steps obey the same linear model as one step does.
     """
 
     steps: int = 0
     busy_s: float = 0.0
     prefill_tokens: int = 0
-    """Prompt tokens computed (cached ones are not)."""
+    """Prompt tokens computed, without cached tokens."""
     decode_tokens: int = 0
     """Running requests, added up over the steps that decoded for them."""
     context_tokens: int = 0
@@ -137,11 +137,12 @@ class LinkTotals(NamedTuple):
     busy_s: float = 0.0
     failures: int = 0
     transport: str = ""
-    """What really carries the blocks ("tcp", "cma", "cuda_ipc", "rc_mlx5"); empty: not known."""
+    """The actual transport of the blocks ("tcp", "cma", "cuda_ipc", "rc_mlx5"); empty: not
+    known."""
 
 
 class AdapterStatus(NamedTuple):
-    """The adapters that a replica holds, and what it took to have them there."""
+    """The adapters that a replica holds, and the cost of loading them."""
 
     loaded: tuple[str, ...] = ()
     """Those that are there, or will be for legs that it has got; the longest unused first."""
@@ -150,7 +151,7 @@ class AdapterStatus(NamedTuple):
     loads: int = 0
     """Adapters that were fetched for a leg, since the start."""
     loading_s: float = 0.0
-    """What that took, added up."""
+    """Total time of loading."""
 
 
 class Load(NamedTuple):
@@ -190,16 +191,16 @@ class ReplicaView(Value, kw_only=True):
     inflight_legs: int = 0
     """Our own legs on it that have not ended."""
     inflight_tokens: int = 0
-    """Prompt tokens of those that it must compute (cached and fetched ones are not among them)."""
+    """Prompt tokens that it must compute for them, without cached and fetched tokens."""
     inflight_streams: int = 0
     """Those of our own legs that decode, or will: a prefill leg is over with its first token."""
     unreported_legs: int = 0
     """Those of our own legs that had not reached the replica when it took the snapshot."""
     unreported_tokens: int = 0
     unreported_adapters: frozenset[str] = frozenset()
-    """What those legs need: the replica will have them."""
+    """Adapters of those legs: the replica will have them."""
     inflight_adapters: frozenset[str] = frozenset()
-    """What all of our own legs on it need: none of these goes for another, while they run."""
+    """Adapters of all our own legs on it: none of these is evicted for another, while they run."""
 
     @property
     def replica_id(self) -> str:
@@ -214,7 +215,7 @@ class ReplicaView(Value, kw_only=True):
 
     @property
     def expected_adapters(self) -> tuple[str, ...]:
-        """What it will have loaded once it has got all that was sent; the first to go first.
+        """The adapters that are loaded after all sent legs have arrived, in the order of eviction.
 
         With room for two, of which x and y are there, a leg that was sent for z costs x its place,
         or y where a leg needs x.
@@ -229,7 +230,7 @@ class ReplicaView(Value, kw_only=True):
 
     @property
     def adapter_to_evict(self) -> str | None:
-        """The adapter that goes for the next one that is loaded; None while there is room."""
+        """The adapter that the next load evicts; None while there is room."""
         names = self.expected_adapters
         if not names or len(names) < self.facts.adapter_slots:
             return None
@@ -242,7 +243,7 @@ class ReplicaView(Value, kw_only=True):
 
 
 class EligibleReplicas(NamedTuple):
-    """Replicas that take new work, by what they are meant for."""
+    """Replicas that take new work, by role."""
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
@@ -252,7 +253,7 @@ class EligibleReplicas(NamedTuple):
     def of(replicas: Mapping[str, ReplicaView]) -> EligibleReplicas:
         """The roster of some replicas, ids in order.
 
-        Those of the best standing that there is: who is not counted on gets work when nobody is.
+        Those of the best standing that exists.
         """
         candidates = sorted(
             replica_id for replica_id, view in replicas.items() if not view.draining
@@ -273,19 +274,19 @@ class EligibleReplicas(NamedTuple):
 
 
 class FleetView(Value, kw_only=True):
-    """What a decision sees: every known replica, at one moment."""
+    """The input of a decision: every known replica, at one moment."""
 
     at_s: float
     replicas: Mapping[str, ReplicaView]
     cached_eligible: EligibleReplicas | None = None
     """The roster, where it is known already; it changes far less often than loads do."""
     peer_load_factor: float = 1.0
-    """How many legs the fleet gets for each of this coordinator's: what it has sent unseen, others
-    have, too."""
+    """How many legs the fleet gets for each of this coordinator's. It scales this coordinator's
+    unreported work to that of all coordinators."""
 
     @property
     def eligible(self) -> EligibleReplicas:
-        """Who takes new work."""
+        """The replicas that take new work."""
         return (
             EligibleReplicas.of(self.replicas)
             if self.cached_eligible is None

@@ -11,7 +11,7 @@ from baton.domain.value import Value
 
 
 class HandoffMode(StrEnum):
-    """How KV blocks get from the replica that prefilled to the one that decodes."""
+    """How KV blocks get from the prefill replica to the decode replica."""
 
     LOCAL = "local"
     """They do not: one replica runs both phases."""
@@ -67,13 +67,13 @@ class HitSource(StrEnum):
 
 
 class RouteOption(Value, kw_only=False):
-    """One way to run a request, and what it was predicted to cost."""
+    """One way to run a request, and its predicted cost."""
 
     mode: HandoffMode
     prefill_replica_id: str | None
     decode_replica_id: str
     hit_tokens: int
-    """Prompt tokens that need not be computed by whoever prefills."""
+    """Prompt tokens that the prefill replica need not compute."""
     hit_source: HitSource
     hit_age_s: float
     """How long ago the source last vouched for the hit; 0 without one."""
@@ -84,13 +84,13 @@ class RouteOption(Value, kw_only=False):
     decode_s: float
     """From the blocks' arrival to the first token; 0 when LOCAL."""
     interference_s: float
-    """What the streams that run there lose by it, added up over all of them."""
+    """Delay of the streams that run there, added up over all of them."""
     cost_s: float = 0.0
-    """What it was compared by, once the TTFT objective is met: all of the above that counts, its
-    own time decoding, and what it drives out of a cache."""
+    """Cost by which options are compared once the TTFT objective is met: all of the above that
+    counts, its own time decoding, and the cost of evicted blocks."""
     expected_misses: float = 0.0
-    """How many requests, of this one and those that run there, were predicted to miss an objective
-    for it; 0 without a TPOT objective."""
+    """How many requests, new and running, were predicted to miss an objective for it; 0 without a
+    TPOT objective."""
     is_early_token: bool = False
     """Whether its first token comes with the end of the prefill, before its blocks are moved."""
     adapter_load_s: float = 0.0
@@ -114,17 +114,17 @@ class RouteOption(Value, kw_only=False):
 
 
 class ReplicationCredit(Value, kw_only=False):
-    """What a request, and those beside it, lose because a replica does not hold how it begins."""
+    """The loss of a request, and of its neighbours, because a replica does not hold its prefix."""
 
     replica_id: str
     blocks: int
     """Leading blocks of the prompt."""
     seconds: float
-    """Below 0: what was paid to have them computed once more."""
+    """Below 0: the cost of computing them once more."""
 
 
 class PlacementDecision(Value, kw_only=True):
-    """A route, and what it was chosen from."""
+    """A route, and the options that it was chosen from."""
 
     route: Route
     policy: str
@@ -134,7 +134,7 @@ class PlacementDecision(Value, kw_only=True):
     options_considered: int = 0
     """How many options were looked at."""
     replication_credit: ReplicationCredit | None = None
-    """What another replica would have spared had it held the beginning of the prompt, too."""
+    """The gain if another replica had held the prefix of the prompt, too."""
 
     @property
     def chosen(self) -> RouteOption | None:
@@ -156,7 +156,7 @@ class LegKind(StrEnum):
 
 
 class KvHandle(Value, kw_only=True):
-    """What a prefill replica hands out so that another engine can fetch a prompt's KV blocks.
+    """Data with which another engine can fetch a prompt's KV blocks from a prefill replica.
 
     `params` is the engine's own encoding; only engines read it.
     """
@@ -214,7 +214,7 @@ class Leg(Value, kw_only=True):
 
 
 class LegTimes(NamedTuple):
-    """What a leg's engine says of its time, by a clock of its own."""
+    """An engine's times of a leg, by a clock of its own."""
 
     queue_s: float
     """From when the engine got it until it first computed for it; a pull of its blocks included."""
@@ -236,11 +236,11 @@ class CacheUse(NamedTuple):
 
 
 class LegOutput(NamedTuple):
-    """What one engine step produced for one leg.
+    """The output of one engine step for one leg.
 
-    A NamedTuple, not a dataclass: there is one per running request per step, and on the link it
-    is sent as an array without field names. A finished prefill leg carries a `kv_handle`; one whose
-    token is the last of its request may, though nobody will pull its blocks.
+    A NamedTuple, not a dataclass: there is one per running request per step, and on the link it is
+    sent as an array without field names. A finished prefill leg carries a `kv_handle`. A leg whose
+    token is the last of its request may, though no replica will pull its blocks.
     """
 
     leg_id: str
@@ -251,7 +251,7 @@ class LegOutput(NamedTuple):
     cached_tokens: int | None = None
     """Prompt tokens the engine did not compute itself; said once, with the first output."""
     engine_payload: bytes | None = None
-    """The engine's own encoding of what the brain need not know (logprobs and the like)."""
+    """The engine's own encoding of data that decisions do not need (logprobs and the like)."""
     times: LegTimes | None = None
     """Said with its first output, and with its last when it was preempted since; an engine that
     keeps no times says nothing."""
@@ -265,7 +265,7 @@ class LegFailure(StrEnum):
     REJECTED = "refused"
     """The engine did not accept it, and has not failed: another try would end the same."""
     INVALID = "invalid"
-    """Likewise, for what its request asks for: its client is to be told."""
+    """Likewise, because of its request: the client gets the reason."""
     ENGINE_ERROR = "engine_error"
     KV_LOAD_FAILED = "kv_load_failed"
     OVERLOADED = "overloaded"

@@ -1,10 +1,8 @@
-"""A prompt known by its blocks rather than its tokens: what traces tell of prompts.
+"""A prompt known by its blocks rather than its tokens, as in traces.
 
-A trace says how long a prompt is and which of its blocks equal which of another's, never the
-tokens. An `HashedPrompt` is such a prompt. It stands where a tuple of token ids stands, as far as
-the brain handles prompts: it has a length, a beginning can be cut off, generated tokens can be
-added, and its blocks have chained hashes. No token of it is ever written down unless someone
-iterates over it.
+A trace says how long a prompt is and which blocks equal those of other prompts, never the tokens. A
+`HashedPrompt` is such a prompt. It replaces a tuple of token ids in all decisions: it has a length,
+can be cut and extended, and its blocks have chained hashes. Tokens are made only by iteration.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ class HashedPrompt(Sequence[int]):
     """`length` tokens; those of block i are what `ids[i]` names, equal ids meaning equal tokens.
 
     `block_ids` may go on behind the prompt: they then say what will be generated, so that the
-    prompt of a session's next turn equals this one's prompt and output. Behind `block_ids` the
-    tokens are this outline's own: two outlines share them only if they have the same `own`.
+    prompt of a session's next turn equals this prompt and output. Behind `block_ids` the tokens are
+    this outline's own: two outlines share them only if they have the same `own`.
     """
 
     __slots__ = ("_cached_chain", "_length", "block_ids", "block_tokens", "tail_id")
@@ -92,8 +90,7 @@ class HashedPrompt(Sequence[int]):
 
         `previous` is the hash before them. Equal for outlines with equal tokens so far and the same
         `block_tokens`; not equal to those of the tokens that iteration makes up. The last chain
-        from the first block on is remembered: whoever handles one prompt asks for the same,
-        and nobody changes it.
+        from the first block on is cached, because callers of one prompt ask for the same chain.
         """
         if first_block:
             return self._compute_hashes(previous, block_size_tokens, first_block)
@@ -110,7 +107,7 @@ class HashedPrompt(Sequence[int]):
             return self._hash_unaligned(previous, size, range(first, stop))
         identified_blocks = min(
             len(self.block_ids) * hashes_per_id, stop
-        )  # blocks that lie within one that has a name
+        )  # blocks inside a named block
         hashes: list[int] = []
         for block in range(first // hashes_per_id, -(-identified_blocks // hashes_per_id)):
             first_sub_id = self.block_ids[block] * hashes_per_id
@@ -155,4 +152,4 @@ class HashedPrompt(Sequence[int]):
 
 
 TokenIds = tuple[int, ...] | HashedPrompt
-"""A prompt: its token ids, or what a trace knows of them."""
+"""A prompt: its token ids, or its outline from a trace."""

@@ -1,8 +1,8 @@
-"""KV events as plain values: what an engine stored in its prefix cache and what it let go.
+"""KV events as plain values: blocks that an engine stored in its prefix cache or evicted.
 
-Batches of one replica are numbered without holes by whoever publishes them. A reader that sees
-`sequence` jump by more than one has missed batches, and what it believes about that replica's
-cache may be wrong in either direction.
+Batches of one replica are numbered without holes by their publisher. A reader that sees `sequence`
+jump by more than one has missed batches, and its view of that replica's cache may be wrong in
+either direction.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class BlocksStored:
     adapter: str | None = None
     cache_salt: str | None = None
     has_hidden_content: bool = False
-    """They stand for more than their token ids say (images, prompt embeddings), so that nobody can
-    know from token ids alone whether they would be reused."""
+    """They depend on more than their token ids (images, prompt embeddings), so token ids alone
+    cannot tell whether they would be reused."""
     group: int = 0
     """Which of the engine's groups of layers; their blocks have one name for one prefix."""
 
@@ -63,7 +63,7 @@ KvEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventBatch:
-    """What changed in one replica's prefix cache in one engine step."""
+    """Changes of one replica's prefix cache in one engine step."""
 
     replica_id: str
     sequence: int

@@ -1,4 +1,4 @@
-"""What became of one leg of a request: part of the story that is kept of it."""
+"""The record of one leg of a request, as part of the request's record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LegOutcome(StrEnum):
 
 
 class LegRecord(Value, kw_only=True):
-    """One leg, as its coordinator saw it, and what its engine said of it."""
+    """One leg, as its coordinator saw it, and its engine's times."""
 
     leg_id: str
     kind: LegKind
@@ -47,5 +47,5 @@ class LegRecord(Value, kw_only=True):
     output_tokens: int
     """How many it gave to the client."""
     engine_times: LegTimes | None
-    """What its engine said; None where it said nothing, or nonsense."""
+    """The engine's times; None where they are missing or invalid."""
     outcome: LegOutcome

@@ -37,7 +37,7 @@ class FinishReason(StrEnum):
     INVALID = "invalid"
     """The request itself is wrong: any engine would end it so. The stop reason says why."""
     REJECTED = "refused"
-    """The engine cannot run it, and has not failed: a second try would end the same. Likewise."""
+    """The engine cannot run it, and has not failed: a retry would end the same. Likewise."""
 
 
 class LocalOnlyReason(StrEnum):
@@ -65,7 +65,7 @@ class Request(Value, kw_only=True):
     priority: int = 0
     session_id: str | None = None
     tenant: str = DEFAULT_TENANT
-    """Who asks."""
+    """The tenant that asks."""
     slo_class: str | None = None
     """The class that it asks to be served in; None leaves that to rules and to its tenant."""
     cache_salt: str | None = None
@@ -78,7 +78,7 @@ class Request(Value, kw_only=True):
     resumable: bool = True
     """Whether generation may go on elsewhere after tokens have reached the client."""
     trace: TraceContext | None = None
-    """The trace that it belongs to; None where nobody traces it."""
+    """The trace that it belongs to; None where no client traces it."""
     payload: bytes = b""
 
     def __post_init__(self) -> None:

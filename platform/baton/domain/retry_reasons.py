@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class RetryReason(StrEnum):
-    """What was wrong where a request ran (a metric label, hence an enum)."""
+    """The failure that caused a retry (a metric label, hence an enum)."""
 
     REPLICA_LOST = "lost"
     """Its replica is gone, or could not be reached."""
@@ -37,6 +37,6 @@ class RetryTotals(NamedTuple):
     retries: tuple[tuple[RetryReason, int], ...]
     """By trouble; of all kinds, those that never were among them."""
     denied: int
-    """Second tries that were not made, because too many were lately."""
+    """Retries that were not made, because too many were made recently."""
     circuit_openings: int
     """Times that a replica's circuit was opened."""

@@ -1,4 +1,4 @@
-"""What a class of requests is promised, and whether one of them got it."""
+"""The objectives of a class of requests, and whether a request met them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WINDOW_S = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """One class's objectives; None for what is not promised."""
+    """One class's objectives; None for a missing objective."""
 
     name: str = "default"
     ttft_s: float | None = None
@@ -24,7 +24,7 @@ class Slo:
     window_s: float = _WINDOW_S
     """Over which the target counts."""
     priority: int = 0
-    """Who comes first when not all can be served: higher numbers do."""
+    """Rank when not all can be served: higher numbers go first."""
 
     def __post_init__(self) -> None:
         for name in ("ttft_s", "tpot_s", "itl_p99_s"):
@@ -44,11 +44,11 @@ class Slo:
 
 
 NO_SLO = Slo()
-"""Nothing is promised: whatever finishes is good."""
+"""No objectives: every finished request is good."""
 
 
 class SloResult(NamedTuple):
-    """Whether one request got what its class is promised; made once, when it ends."""
+    """Whether one request met the objectives of its class; made once, when it ends."""
 
     was_served: bool
     """It was not shed, evicted or failed."""

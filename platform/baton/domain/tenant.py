@@ -1,4 +1,4 @@
-"""Who asks: what a tenant may use, and how much of it when there is not enough for all."""
+"""Tenants: limits of their use, and their weights when there is not enough for all."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from enum import StrEnum
 from typing import NamedTuple
 
 DEFAULT_TENANT = "default"
-"""Whoever has no key of a tenant's own, where that is allowed."""
+"""The tenant of callers without a key, where that is allowed."""
 
 
 class CacheSharing(StrEnum):
     """Whether a tenant's prompts may be found in others' prefix caches."""
 
     ISOLATED = "isolated"
-    """Its cached prefixes are its own: nobody can tell from a fast answer what it asked."""
+    """Its cached prefixes are its own: no other tenant can tell from a fast answer what it
+    asked."""
     SHARED = "shared"
     """Among all tenants that share."""
 
@@ -44,7 +45,7 @@ class Tenant:
 
     name: str = DEFAULT_TENANT
     priority: int = 0
-    """Added to that of its requests' class: higher ones come first."""
+    """Added to that of its requests' class: higher priorities go first."""
     weight: float = 1.0
     """Its share of GPU-seconds among tenants of one priority that all want more than there is."""
     slo: str | None = None
@@ -69,7 +70,7 @@ class Tenant:
 
 
 class QuotaShare(NamedTuple):
-    """What one coordinator may let in for one tenant, of what the tenant may use in all."""
+    """The part of a tenant's limits that one coordinator may admit."""
 
     requests_per_s: float | None = None
     """None: no limit."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, dataclass_transform
 import msgspec
 
 if TYPE_CHECKING:
-    # A checker takes a Value for a dataclass, and so checks names and types of what is changed.
+    # A type checker takes a Value for a dataclass, and so checks names and types of changed fields.
     from dataclasses import replace as evolve
 else:
     from msgspec.structs import replace as evolve
@@ -17,12 +17,12 @@ __all__ = ["Value", "evolve"]
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a frozen dataclass with slots is, made in a fraction of its time.
+    """A frozen dataclass with slots, made in a fraction of its time.
 
     It is declared as `class Leg(Value, kw_only=True)`: frozen is inherited, keywords alone are not;
     `kw_only=False` where many are made in one place, in order. `evolve(leg, max_tokens=3)` is
     another, checked as any that is made.
 
-    The collector of cycles does not look at values, so none may be part of a cycle that is to be
-    found: who holds what may lead back to it (an exception, by its frames) adds `gc=True`.
+    The collector of cycles does not look at values, so none may be part of a cycle. A value that
+    may lead back to its holder (an exception, by its frames) adds `gc=True`.
     """

@@ -74,7 +74,7 @@ def write_tiny_model(path: Path, *, seed: int = 0) -> Path:
         return path
     if path.exists() and not (path / MARKER).exists() and any(path.iterdir()):
         raise FileExistsError(
-            f"{path} holds something other than a tiny model; name another folder or empty this one"
+            f"{path} holds something other than a tiny model; name another folder or empty it"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))

@@ -151,7 +151,7 @@ def _labels_satisfying(selectors: Mapping[str, str]) -> dict[str, str]:
 def _nodes_per_replica(name: str, pool: PoolConfig, settings: ManifestSettings) -> int:
     if shares_gpu(pool):
         raise CannotExport(
-            f"pools.{name}: got {pool.resources.gpus:g} GPUs for a replica, expected whole ones:"
+            f"pools.{name}: got {pool.resources.gpus:g} GPUs for a replica, expected whole GPUs:"
             " pods share none",
             "set resources.gpus to 1, or start Ray on the node yourself and deploy to that",
         )

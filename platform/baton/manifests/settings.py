@@ -43,7 +43,7 @@ class ManifestSettings:
         if self.image is not None and not _IMAGE_PATTERN.fullmatch(self.image):
             raise CannotExport(
                 f"got the image {self.image!r}, expected a name such as registry/baton:tag",
-                "give another one with --image, or leave it out for what the Dockerfiles make",
+                "give another one with --image, or leave it out for the Dockerfiles' image",
             )
         if self.gpus_per_node < 1:
             raise CannotExport(

@@ -33,6 +33,6 @@ def check_role(facts: ReplicaFacts, role: Role) -> None:
     if role is Role.PREFILL and not facts.side_channel:
         raise RoleUnsupported(
             f"replica {facts.replica_id} cannot become {role}: its engine has no side channel, so"
-            " nobody could pull what it prefills",
+            " no replica could pull its blocks",
             "start it with a connector that hands blocks over",
         )

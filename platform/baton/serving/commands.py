@@ -306,7 +306,7 @@ def _restart(
         _up_detached(LoadedConfig(config=old, origins={}), timeout_s, progress)
         _restore_adapters(old, registry, progress)
         raise ApplyRejected(
-            f"what ran before runs again, for the new does not start: {error}",
+            f"the previous configuration runs again, for the new does not start: {error}",
             "correct the configuration and apply it again",
         ) from error
     _restore_adapters(new.config, registry, progress)

@@ -122,8 +122,8 @@ async def check_side_channel(
     except OSError as error:
         raise TransferFailed(
             source_id,
-            f"nobody listens at side channel {address} ({error.strerror or error}): the engine or "
-            "its handshake thread has ended; restart the replica",
+            f"no process listens at side channel {address} ({error.strerror or error}): the engine"
+            " or its handshake thread has ended; restart the replica",
         ) from error
     payload = _parse_reply(source_id, address, parts)
     if expected_compatibility not in {None, payload.compatibility_hash}:

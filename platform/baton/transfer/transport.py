@@ -91,8 +91,8 @@ def check_rdma(source_id: str, ranks: Sequence[RankTransports], *, same_host: bo
         if rank.transports is None:
             raise RdmaMissing(
                 source_id,
-                f"what carries the pulls of {location} cannot be read, and transfer.require_rdma "
-                "wants RDMA; leave UCX_LOG_FILE and UCX_PROTO_INFO out of transfer.env and of "
+                f"the transport of the pulls of {location} cannot be read, and transfer.require_rdma"
+                " wants RDMA; leave UCX_LOG_FILE and UCX_PROTO_INFO out of transfer.env and of "
                 "the pools' env",
             )
         transport = _only_transport(rank, locality)

@@ -108,7 +108,7 @@ def _first_exchange(messages: list[Message], output: int | None) -> DatasetRow:
         (at for at, message in enumerate(messages) if message["role"] == "user"), None
     )
     if prompt_index is None:
-        raise ValueError("nobody asks anything in it")
+        raise ValueError("it has no question")
     reply = messages[prompt_index + 1 : prompt_index + 2]
     answer = reply[0]["content"] if reply and reply[0]["role"] == "assistant" else None
     return DatasetRow(tuple(messages[: prompt_index + 1]), output, answer)

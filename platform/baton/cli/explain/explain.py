@@ -26,7 +26,7 @@ def route(
     request_id: Annotated[
         str,
         typer.Argument(
-            metavar="REQUEST_ID", help="As sent in X-Request-Id, as answered, or as logged."
+            metavar="REQUEST_ID", help="Request id, as in X-Request-Id, in the answer or in logs."
         ),
     ],
     *,

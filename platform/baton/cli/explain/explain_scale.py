@@ -24,7 +24,10 @@ def scale(
     context: typer.Context,
     *,
     ticks: Annotated[
-        int, typer.Option("--ticks", "-n", min=1, max=1000, help="How many, the newest.")
+        int,
+        typer.Option(
+            "--ticks", "-n", min=1, max=1000, help="Number of decisions, the newest first."
+        ),
     ] = 20,
     address: Address = None,
     output: Output = OutputFormat.TEXT,

@@ -39,16 +39,16 @@ def trace(  # noqa: PLR0913 - each is an option
         str | None,
         typer.Argument(
             metavar="REQUEST_ID",
-            help="As sent in X-Request-Id, as answered, or as logged; without: a list of requests.",
+            help="Request id, as in X-Request-Id, in the answer or in logs; without: a list.",
             show_default=False,
         ),
     ] = None,
     *,
     count: Annotated[
-        int, typer.Option("--count", "-n", min=1, max=1000, help="How many to list.")
+        int, typer.Option("--count", "-n", min=1, max=1000, help="Number of requests to list.")
     ] = 20,
     order: Annotated[
-        RequestOrder, typer.Option("--order", help="Which to list.")
+        RequestOrder, typer.Option("--order", help="Requests to list.")
     ] = RequestOrder.LATEST,
     address: Address = None,
     output: Output = OutputFormat.TEXT,

@@ -48,7 +48,10 @@ def doctor(  # noqa: PLR0913 - each is an option
     config: Annotated[
         list[Path] | None,
         typer.Option(
-            "--config", "-c", metavar="FILE", help="Also check whether this would run here."
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Check whether this configuration can run here, too.",
         ),
     ] = None,
     sets: SetOptions = None,

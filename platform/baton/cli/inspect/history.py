@@ -19,7 +19,7 @@ def history(
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show past configurations, and what became of each."""
+    """Show past configurations and their results."""
     with report_errors():
         report = backend_of(context).commands().history(address=address)
     output = resolve_format(output, as_json=as_json)

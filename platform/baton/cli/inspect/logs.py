@@ -37,26 +37,31 @@ def logs(  # noqa: PLR0913 - each is an option
     *,
     replica: Annotated[
         str | None,
-        typer.Option("--replica", metavar="ID", help="Of one replica, or of a pool's replicas."),
+        typer.Option(
+            "--replica", metavar="ID", help="Show logs of this replica, or of this pool's replicas."
+        ),
     ] = None,
-    ingress: Annotated[bool, typer.Option("--ingress", help="Of the ingresses.")] = False,
-    controller: Annotated[bool, typer.Option("--controller", help="Of the controller.")] = False,
+    ingress: Annotated[bool, typer.Option("--ingress", help="Show logs of the ingresses.")] = False,
+    controller: Annotated[
+        bool, typer.Option("--controller", help="Show logs of the controller.")
+    ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Show new lines, too, until Ctrl-C.")
     ] = False,
     last: Annotated[
-        int, typer.Option("--last", "-n", min=0, help="How many lines; 0 for all.")
+        int, typer.Option("--last", "-n", min=0, help="Number of lines; 0 for all.")
     ] = 100,
-    level: Annotated[Level, typer.Option("--level", help="From this level on.")] = Level.DEBUG,
+    level: Annotated[Level, typer.Option("--level", help="Lowest level to show.")] = Level.DEBUG,
     event: Annotated[
         list[str] | None,
-        typer.Option("--event", metavar="NAME", help="Only these events; repeatable."),
+        typer.Option("--event", metavar="NAME", help="Show only these events; repeatable."),
     ] = None,
     request: Annotated[
-        str | None, typer.Option("--request", metavar="ID", help="Only about this request.")
+        str | None,
+        typer.Option("--request", metavar="ID", help="Show only lines about this request."),
     ] = None,
     include_others: Annotated[
-        bool, typer.Option("--all", help="Also what vLLM, Ray and others print.")
+        bool, typer.Option("--all", help="Show output of vLLM, Ray and others, too.")
     ] = False,
     address: Address = None,
     output: Output = OutputFormat.TEXT,

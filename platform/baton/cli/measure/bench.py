@@ -27,18 +27,20 @@ from baton.cli.output import ExitCode, OutputFormat, print_error, print_report, 
 if TYPE_CHECKING:
     from baton.cli.measure.bench_args import BenchArgs
 
-_URL = typer.Argument(metavar="[URL]", help="Of an OpenAI-compatible endpoint.")
-_MODEL = typer.Option("--model", metavar="NAME", help="If the endpoint serves several.")
+_URL = typer.Argument(metavar="[URL]", help="URL of an OpenAI-compatible endpoint.")
+_MODEL = typer.Option(
+    "--model", metavar="NAME", help="Model to use, if the endpoint serves several."
+)
 _API = typer.Option("--api", metavar="API", help="completions or chat.")
 _RATE = typer.Option(
     "--rate", metavar="R[,R...]", help="Requests/s, a run at each; an open loop. [default: 1]"
 )
 _CONCURRENCY = typer.Option(
-    "--concurrency", metavar="N[,N...]", help="Instead: so many requests at a time; a closed loop."
+    "--concurrency", metavar="N[,N...]", help="Requests in flight at a time: a closed loop."
 )
 _ARRIVALS = typer.Option("--arrivals", metavar="PACE", help="poisson, constant or gamma.")
 _BURSTINESS = typer.Option(
-    "--burstiness", metavar="B", help="Of gamma arrivals: below 1 they come in bursts."
+    "--burstiness", metavar="B", help="Shape of gamma arrivals: below 1, bursts."
 )
 _TRACE = typer.Option("--trace", metavar="FILE", help="Arrivals and lengths of any known format.")
 _WORKLOAD = typer.Option(
@@ -47,32 +49,36 @@ _WORKLOAD = typer.Option(
 _DATASET = typer.Option(
     "--dataset", metavar="FILE", help="Prompts in JSON or JSON lines, as ShareGPT's."
 )
-_PROMPT = typer.Option("--prompt-tokens", metavar="N[:M]", help="From N to M.")
+_PROMPT = typer.Option("--prompt-tokens", metavar="N[:M]", help="Prompt tokens, from N to M.")
 _OUTPUT_TOKENS = typer.Option(
-    "--output-tokens", metavar="N[:M]", help="From N to M. [default: 128]"
+    "--output-tokens", metavar="N[:M]", help="Output tokens, from N to M. [default: 128]"
 )
 _PROMPTS = typer.Option(
     "--prompts", metavar="KIND", help="tokens or words. [default: tokens; for chat, words]"
 )
 _TOKENIZER = typer.Option(
-    "--tokenizer", metavar="FILE", help="That counts words' tokens, if not the endpoint's."
+    "--tokenizer",
+    metavar="FILE",
+    help="Tokenizer that counts words' tokens, if not the endpoint's.",
 )
 _PREFIX = typer.Option(
     "--shared-prefix",
     metavar="TOKENS[xCOUNT]",
     help="Each prompt begins with one of COUNT such prefixes.",
 )
-_TURNS = typer.Option("--turns", help="Of each conversation; chat only.", min=1)
-_THINK = typer.Option("--think", metavar="DURATION", help="From an answer to the next turn.")
+_TURNS = typer.Option("--turns", help="Turns of each conversation; chat only.", min=1)
+_THINK = typer.Option(
+    "--think", metavar="DURATION", help="Pause between an answer and the next turn."
+)
 _CLASS = typer.Option(
     "--class", metavar="NAME=WEIGHT", help="A share of requests asks for this class; repeatable."
 )
-_REQUESTS = typer.Option("--requests", help="So many are measured.", min=1)
+_REQUESTS = typer.Option("--requests", help="Number of requests to measure.", min=1)
 _DURATION = typer.Option(
-    "--duration", metavar="DURATION", help="Measured for so long. [default: 30s]"
+    "--duration", metavar="DURATION", help="Time to measure for. [default: 30s]"
 )
 _WARM_UP = typer.Option(
-    "--warm-up", metavar="N|DURATION", help="Sent before, and left out: so many or so long."
+    "--warm-up", metavar="N|DURATION", help="Requests or time to leave out of the results."
 )
 _SLO = typer.Option(
     "--slo",
@@ -81,7 +87,7 @@ _SLO = typer.Option(
 )
 _ATTAINMENT = typer.Option("--attainment", help="The share that shall meet them.", min=0, max=1)
 _KNEE = typer.Option("--find-knee", help="Find the highest rate that meets them, from --rate on.")
-_REPEATS = typer.Option("--repeats", help="Of each run, for intervals of confidence.", min=1)
+_REPEATS = typer.Option("--repeats", help="Repeats of each run, for confidence intervals.", min=1)
 _CLIENTS = typer.Option("--clients", help="Processes that send, if one core is too few.", min=1)
 _IN_FLIGHT = typer.Option("--max-in-flight", help="Requests at a time; more are sent late.", min=1)
 _HEADER = typer.Option("--header", metavar="NAME:VALUE", help="Sent with requests; repeatable.")
@@ -125,10 +131,12 @@ def bench(  # noqa: PLR0913 - each is an option
     attainment: Annotated[float, _ATTAINMENT] = 0.99,
     find_knee: Annotated[bool, _KNEE] = False,
     repeats: Annotated[int, _REPEATS] = 1,
-    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     clients: Annotated[int, _CLIENTS] = 1,
     max_in_flight: Annotated[int, _IN_FLIGHT] = 1024,
-    deadline: Annotated[str, typer.Option(metavar="DURATION", help="For one answer.")] = "10m",
+    deadline: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time limit of one answer.")
+    ] = "10m",
     header: Annotated[list[str] | None, _HEADER] = None,
     api_key_file: Annotated[Path | None, _KEY_FILE] = None,
     vocabulary: Annotated[int, _VOCABULARY] = 8_000,

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 _TRACE = typer.Argument(metavar="[TRACE]", help="Requests to send, in any known format.")
 _WORKLOAD = typer.Option(
-    "--workload", metavar="NAME", help="Instead of a trace: conv, code, chat, agents, ..."
+    "--workload", metavar="NAME", help="Workload instead of a trace: conv, code, chat, agents, ..."
 )
-_URL = typer.Option("--url", metavar="URL", help="Of an OpenAI-compatible endpoint.")
-_MODEL = typer.Option("--model", metavar="NAME", help="If the endpoint serves several.")
+_URL = typer.Option("--url", metavar="URL", help="URL of an OpenAI-compatible endpoint.")
+_MODEL = typer.Option(
+    "--model", metavar="NAME", help="Model to use, if the endpoint serves several."
+)
 _RATE = typer.Option(
     "--rate",
     metavar="R",
@@ -37,15 +39,21 @@ _RATE = typer.Option(
     " other; bursts keep their shape.",
 )
 _SPEED = typer.Option(
-    "--speed", metavar="X", help="Instead: X times as fast; this makes bursts denser."
+    "--speed", metavar="X", help="Factor of speed instead of a rate; bursts get denser."
 )
-_DEADLINE = typer.Option("--deadline", metavar="DURATION", help="For one answer.")
+_DEADLINE = typer.Option("--deadline", metavar="DURATION", help="Time limit of one answer.")
 _IN_FLIGHT = typer.Option("--max-in-flight", help="Requests at a time; more are sent late.", min=1)
 _VOCABULARY = typer.Option(help="Prompts are made up of token ids below this.", min=1)
 _HEADER = typer.Option("--header", metavar="NAME:VALUE", help="Sent with requests; repeatable.")
-_GPUS = typer.Option("--gpus", metavar="N", help="That serve, for figures per GPU.", min=1)
-_SLO_TTFT = typer.Option("--slo-ttft", "--ttft", metavar="DURATION", help="As 500ms.")
-_SLO_TPOT = typer.Option("--slo-tpot", "--tpot", metavar="DURATION", help="As 30ms.")
+_GPUS = typer.Option(
+    "--gpus", metavar="N", help="Number of GPUs that serve, for figures per GPU.", min=1
+)
+_SLO_TTFT = typer.Option(
+    "--slo-ttft", "--ttft", metavar="DURATION", help="TTFT objective, as 500ms."
+)
+_SLO_TPOT = typer.Option(
+    "--slo-tpot", "--tpot", metavar="DURATION", help="TPOT objective, as 30ms."
+)
 _REPORT = typer.Option("--report", metavar="FILE", help="Write a page (.html) or plots (.png).")
 
 
@@ -83,9 +91,11 @@ def replay(  # noqa: PLR0913 - each is an option
     model: Annotated[str | None, _MODEL] = None,
     rate: Annotated[float | None, _RATE] = None,
     speed: Annotated[float | None, _SPEED] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of requests to send, from the first on.")
+    ] = None,
     duration: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The first so much, as 10m.")
+        str | None, typer.Option(metavar="DURATION", help="Length of the trace to send, as 10m.")
     ] = None,
     deadline: Annotated[str, _DEADLINE] = "10m",
     max_in_flight: Annotated[int, _IN_FLIGHT] = 1024,
@@ -100,7 +110,7 @@ def replay(  # noqa: PLR0913 - each is an option
     ignore_invalid: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out bad lines.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     output: Output = OutputFormat.TEXT,
     report: Annotated[Path | None, _REPORT] = None,
 ) -> None:

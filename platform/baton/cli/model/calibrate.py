@@ -30,7 +30,7 @@ _SHAPE = typer.Option(
 _PROFILE = typer.Option(
     "--profile",
     metavar="PREFIX",
-    help="For a log: predict by layer profiles, PREFIX_dense.csv, _attention and _per_sequence.",
+    help="Layer profiles to predict a log by: PREFIX_dense.csv, _attention and _per_sequence.",
 )
 _SKIP_BAD = typer.Option("--skip-bad", help="Leave out bad rows.")
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _TRACE = typer.Option("--trace", metavar="FILE", help="The traffic, in any known format.")
 _WORKLOAD = typer.Option(
-    "--workload", metavar="NAME", help="Instead of a trace: conv, code, chat, agents, ..."
+    "--workload", metavar="NAME", help="Workload instead of a trace: conv, code, chat, agents, ..."
 )
 _GPU = typer.Option("--gpu", metavar="NAME", help="An accelerator, as H100; repeatable.")
 _PRICE = typer.Option(
-    "--price", metavar="DOLLARS", help="Of one GPU for an hour; once for each --gpu.", min=0
+    "--price", metavar="DOLLARS", help="Price of one GPU-hour; once for each --gpu.", min=0
 )
 _CLASS = typer.Option(
     "--class",
@@ -40,7 +40,7 @@ def plan(  # noqa: PLR0913 - each is an option
     ],
     *,
     gpu: Annotated[list[str], _GPU],
-    gpus: Annotated[int | None, typer.Option(min=1, help="How many there are.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs that there are.")] = None,
     trace: Annotated[Path | None, _TRACE] = None,
     workload: Annotated[str | None, _WORKLOAD] = None,
     rate: Annotated[
@@ -57,18 +57,20 @@ def plan(  # noqa: PLR0913 - each is an option
     ] = 0.9,
     slo_class: Annotated[list[str] | None, _CLASS] = None,
     price: Annotated[list[float] | None, _PRICE] = None,
-    dtype: Annotated[str, typer.Option(help="Of the weights: bf16, fp8, int4, ...")] = AUTO,
+    dtype: Annotated[
+        str, typer.Option(help="Data type of the weights: bf16, fp8, int4, ...")
+    ] = AUTO,
     kv_dtype: Annotated[
-        str, typer.Option("--kv-dtype", help="Of the KV cache: bf16, fp8, ...")
+        str, typer.Option("--kv-dtype", help="Data type of the KV cache: bf16, fp8, ...")
     ] = AUTO,
     tp: Annotated[str, typer.Option(help="Tensor parallel sizes to try.")] = "1,2,4,8",
     pp: Annotated[str, typer.Option(help="Pipeline parallel sizes to try.")] = "1",
     max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", min=1, help="How many streams a replica may run.")
+        int, typer.Option("--max-num-seqs", min=1, help="Limit of streams of a replica.")
     ] = 512,
     quick: Annotated[bool, typer.Option("--quick", help="Simulate less, and err more.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="That simulate at a time.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that simulate at a time.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     ignore_invalid: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out bad lines.")
     ] = False,
@@ -77,7 +79,7 @@ def plan(  # noqa: PLR0913 - each is an option
     report: Annotated[Path | None, _REPORT] = None,
     write: Annotated[Path | None, _WRITE] = None,
 ) -> None:
-    """Find the cheapest fleet that keeps its promises.
+    """Find the cheapest fleet that meets its objectives.
 
     With a rate, the cheapest that carries it within the objectives; without, what carries most on
     the GPUs that there are. It is simulated, with the decisions of a live deployment; no GPU is

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _TRACE = typer.Option("--trace", metavar="FILE", help="Requests to serve, in any known format.")
 _WORKLOAD = typer.Option(
-    "--workload", metavar="NAME", help="Instead of a trace: conv, code, chat, agents, ..."
+    "--workload", metavar="NAME", help="Workload instead of a trace: conv, code, chat, agents, ..."
 )
 _RATE = typer.Option(
     "--rate", metavar="R", help="Requests/s: of a workload, or to bring a trace to.", min=0
@@ -35,7 +35,7 @@ _RATE = typer.Option(
 _SCALE = typer.Option(
     "--scale",
     metavar="R",
-    help="Instead of --rate, a run at each: attainment against rate; repeatable.",
+    help="Rate of one run instead of --rate: attainment against rate; repeatable.",
 )
 _COMPARE = typer.Option(
     "--compare",
@@ -54,7 +54,7 @@ _AUTOSCALER = typer.Option(
     help="Scale the pools by it: slo, static, module:function; a run for each; repeatable.",
 )
 _COLD_START = typer.Option(
-    "--cold-start", metavar="DURATION", help="How long a replica takes to start, as 60s."
+    "--cold-start", metavar="DURATION", help="Time that a replica takes to start, as 60s."
 )
 _REPORT = typer.Option("--report", metavar="FILE", help="Write a page (.html) or plots (.png).")
 
@@ -68,16 +68,20 @@ def simulate(  # noqa: PLR0913 - each is an option
     workload: Annotated[str | None, _WORKLOAD] = None,
     rate: Annotated[float | None, _RATE] = None,
     duration: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The first so much of it, as 10m.")
+        str | None, typer.Option(metavar="DURATION", help="Length to serve, as 10m.")
     ] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="The first so many of it.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Number of requests to serve.")
+    ] = None,
     scale: Annotated[list[float] | None, _SCALE] = None,
-    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     ttft: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="As --set slo.default.ttft=...")
+        str | None,
+        typer.Option(metavar="DURATION", help="TTFT objective, as --set slo.default.ttft=..."),
     ] = None,
     tpot: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="As --set slo.default.tpot=...")
+        str | None,
+        typer.Option(metavar="DURATION", help="TPOT objective, as --set slo.default.tpot=..."),
     ] = None,
     attainment: Annotated[
         float, typer.Option(help="The share that shall meet the objectives.", min=0, max=1)

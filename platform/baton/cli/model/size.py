@@ -35,16 +35,16 @@ class Question:
 
 _MODEL = typer.Argument(help="A hub id, or the path of a config.json or of its folder.")
 _GPU = typer.Option("--gpu", help="The accelerator, as H100 or a100_40gb.")
-_DTYPE = typer.Option("--dtype", help="Of the weights: bf16, fp8, int4, ...")
-_KV_DTYPE = typer.Option("--kv-dtype", help="Of the KV cache: bf16, fp8, ...")
+_DTYPE = typer.Option("--dtype", help="Data type of the weights: bf16, fp8, int4, ...")
+_KV_DTYPE = typer.Option("--kv-dtype", help="Data type of the KV cache: bf16, fp8, ...")
 _CONTEXT = typer.Option(
     "--context", metavar="TOKENS", min=1, help="Prompt and output of a request."
 )
 _UTILIZATION = typer.Option(
     "--utilization", min=0.01, max=1.0, help="The share of the memory that the engine may use."
 )
-_RUNNING = typer.Option("--max-num-seqs", min=1, help="How many requests may run at once.")
-_BATCHED = typer.Option("--max-num-batched-tokens", min=1, help="How many tokens fit a step.")
+_RUNNING = typer.Option("--max-num-seqs", min=1, help="Limit of requests that run at once.")
+_BATCHED = typer.Option("--max-num-batched-tokens", min=1, help="Limit of tokens in a step.")
 
 
 def size(  # noqa: PLR0913 - each is an option

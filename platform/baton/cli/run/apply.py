@@ -35,11 +35,11 @@ def apply(  # noqa: PLR0913 - each is an option
     *,
     sets: SetOptions = None,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Only show what differs, and what it would take.")
+        bool, typer.Option("--diff", help="Show only the differences and their effects.")
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Also ask every ingress whether it could; change nothing."),
+        typer.Option("--dry-run", help="Ask every ingress whether it accepts it; change nothing."),
     ] = False,
     allow_restart: Annotated[
         bool,
@@ -56,7 +56,7 @@ def apply(  # noqa: PLR0913 - each is an option
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Apply a configuration to what runs: all of it, or nothing."""
+    """Apply a configuration to the running deployment: all of it, or nothing."""
     backend = backend_of(context)
     options = rollout_options(
         timeout=timeout, bake=bake, wait=wait, rollback=rollback, address=address

@@ -19,7 +19,9 @@ def demo(
     *,
     config: Annotated[
         list[Path] | None,
-        typer.Option("--config", "-c", metavar="FILE", help=f"Instead of {_QUICKSTART}."),
+        typer.Option(
+            "--config", "-c", metavar="FILE", help=f"Configuration instead of {_QUICKSTART}."
+        ),
     ] = None,
     sets: SetOptions = None,
     allow_untested: AllowUntested = False,

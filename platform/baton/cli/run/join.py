@@ -26,7 +26,7 @@ def join(
             "--label",
             metavar="KEY=VALUE",
             parser=_label,
-            help="What that node is, as placement.labels names it; repeatable.",
+            help="Label of that node, as in placement.labels; repeatable.",
         ),
     ] = None,
     node_address: Annotated[
@@ -34,7 +34,7 @@ def join(
         typer.Option(
             "--node-address",
             metavar="ADDRESS",
-            help="Where others reach that node, if it has several addresses.",
+            help="Address of that node for other nodes, if it has several.",
         ),
     ] = None,
     address: LocalAddress = None,

@@ -18,7 +18,7 @@ def rollback(  # noqa: PLR0913 - each is an option
     to: Annotated[
         int | None,
         typer.Option(
-            "--to", metavar="N", min=0, help="A generation; else the last other one that was good."
+            "--to", metavar="N", min=0, help="A generation; else the last good one before."
         ),
     ] = None,
     timeout: Timeout = "10m",

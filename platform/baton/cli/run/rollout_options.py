@@ -16,19 +16,19 @@ WaitOption = Annotated[
     bool,
     typer.Option(
         "--wait/--no-wait",
-        help="Watch it to its end; else give the order, and nobody takes it back.",
+        help="Watch it to its end; else start it, without a rollback.",
     ),
 ]
 RollbackOption = Annotated[
     bool,
     typer.Option(
-        "--rollback/--no-rollback", help="Take back what does not work out; else leave it."
+        "--rollback/--no-rollback", help="Roll back after a failure; else leave it as it is."
     ),
 ]
 BakeOption = Annotated[
     str,
     typer.Option(
-        "--bake", metavar="DURATION", help="How long new replicas are watched before going on."
+        "--bake", metavar="DURATION", help="Time to watch new replicas before the next stage."
     ),
 ]
 

@@ -13,14 +13,16 @@ from baton.cli.output import OutputFormat, duration_text, print_report, report_e
 
 def scale(  # noqa: PLR0913 - each is an option
     context: typer.Context,
-    pool: Annotated[str, typer.Argument(metavar="POOL", help="As in the configuration.")],
+    pool: Annotated[str, typer.Argument(metavar="POOL", help="Pool, as in the configuration.")],
     replicas: Annotated[
-        int | None, typer.Argument(metavar="N", min=0, help="Exactly so many replicas.")
+        int | None, typer.Argument(metavar="N", min=0, help="Number of replicas.")
     ] = None,
     *,
     duration: Annotated[
         str | None,
-        typer.Option("--for", metavar="DURATION", help="How long it holds, as 30m; else for good."),
+        typer.Option(
+            "--for", metavar="DURATION", help="Time that it holds, as 30m; else for good."
+        ),
     ] = None,
     auto: Annotated[
         bool, typer.Option("--auto", help="Take it back: the pool is scaled as configured again.")
@@ -29,7 +31,7 @@ def scale(  # noqa: PLR0913 - each is an option
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Set a pool's replicas, whatever the autoscaler wants."""
+    """Set a pool's replicas, in place of the autoscaler."""
     if auto == (replicas is not None):
         raise typer.BadParameter("expected either a number of replicas or --auto", param_hint="N")
     if auto and duration is not None:

@@ -34,7 +34,7 @@ def up(  # noqa: PLR0913 - each is an option
         typer.Option(
             "--ray-address",
             metavar="HOST:PORT",
-            help="Of a Ray cluster that runs already, to deploy there; else RAY_ADDRESS.",
+            help="Address of a running Ray cluster to deploy to; else RAY_ADDRESS.",
         ),
     ] = None,
     allow_open: AllowOpenCluster = False,
@@ -44,7 +44,7 @@ def up(  # noqa: PLR0913 - each is an option
         typer.Option(
             "--timeout",
             metavar="DURATION",
-            help="How long to wait, as 90s or 5m; as long as engines may take unless said.",
+            help="Time limit, as 90s or 5m; by default as long as engines may take.",
         ),
     ] = None,
     output: Output = OutputFormat.TEXT,

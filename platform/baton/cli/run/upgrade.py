@@ -22,7 +22,7 @@ def upgrade(  # noqa: PLR0913 - each is an option
     context: typer.Context,
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be replaced.")
+        bool, typer.Option("--dry-run", help="Show only the processes to replace.")
     ] = False,
     timeout: Timeout = "10m",
     bake: BakeOption = "10s",
@@ -32,7 +32,7 @@ def upgrade(  # noqa: PLR0913 - each is an option
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Replace every process by one that runs this version of baton.
+    """Replace every process by a process of this version of baton.
 
     The environment of this command becomes theirs: it must lie in the same place on every node.
     """

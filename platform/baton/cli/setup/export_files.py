@@ -13,11 +13,9 @@ from baton.cli.output import OutputFormat, print_report, report_errors
 from baton.domain.errors import OperatorError
 
 _Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Where the files go; made where it is missing.")
+    Path, typer.Argument(metavar="DIR", help="Folder for the files; made where it is missing.")
 ]
-Force = Annotated[
-    bool, typer.Option("--force", help="Also replace files that are there and differ.")
-]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files that differ, too.")]
 _MAX_NAMED = 5
 
 
@@ -51,7 +49,7 @@ def rules(
     runbook_base: Annotated[
         str | None,
         typer.Option(
-            "--runbook-base", metavar="URL", help="Where the runbooks are read that alerts link to."
+            "--runbook-base", metavar="URL", help="Base URL of the runbooks that alerts link to."
         ),
     ] = None,
     force: Force = False,

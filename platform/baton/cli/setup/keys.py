@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from baton.runtime.keys.api_keys import ApiKey
 
 _FILE = typer.Option("--file", metavar="FILE", help="The key file of the tenant, as in its config.")
-_ID = typer.Argument(metavar="ID", help="Of the key, as 'baton keys list' shows it.")
+_ID = typer.Argument(metavar="ID", help="Id of the key, as 'baton keys list' shows it.")
 _EXPIRES = typer.Option(
     "--expires", metavar="DURATION", help="After which it is good for nothing, as 90d."
 )
@@ -25,14 +25,14 @@ _SHOWN_ONCE = "this is the only time that it is shown; what is kept cannot be tu
 
 
 def create(  # noqa: PLR0913 - each is an option of the verb
-    tenant: Annotated[str, typer.Option("--tenant", help="Who gets it.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="Tenant of the key.")],
     file: Annotated[Path, _FILE],
     *,
-    label: Annotated[str, typer.Option("--label", help="What it is for.")] = "",
+    label: Annotated[str, typer.Option("--label", help="Purpose of the key.")] = "",
     expires: Annotated[str | None, _EXPIRES] = None,
     administer: Annotated[
         bool,
-        typer.Option("--administer", help="It may load and unload LoRA adapters, too."),
+        typer.Option("--administer", help="Permit loading and unloading LoRA adapters, too."),
     ] = False,
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
@@ -97,7 +97,7 @@ def rotate(
     file: Annotated[Path, _FILE],
     *,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="DURATION", help="How long the old one stays good.")
+        str, typer.Option("--grace", metavar="DURATION", help="Time that the old key stays valid.")
     ] = "24h",
     expires: Annotated[str | None, _EXPIRES] = None,
     output: Output = OutputFormat.TEXT,

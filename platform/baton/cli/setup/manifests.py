@@ -32,19 +32,17 @@ def export(  # noqa: PLR0913 - each is an option
         str, typer.Option("--target", metavar="TARGET", help=f"One of {', '.join(TARGETS)}.")
     ],
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where the files go; made when missing.")
+        Path, typer.Option("--out", metavar="DIR", help="Folder for the files; made when missing.")
     ] = Path("manifests"),
     sets: SetOptions = None,
-    name: Annotated[str, typer.Option("--name", help="What the deployment is called.")] = "baton",
-    namespace: Annotated[
-        str, typer.Option("--namespace", help="Where in Kubernetes it is.")
-    ] = "baton",
+    name: Annotated[str, typer.Option("--name", help="Name of the deployment.")] = "baton",
+    namespace: Annotated[str, typer.Option("--namespace", help="Kubernetes namespace.")] = "baton",
     image: Annotated[
         str | None,
-        typer.Option("--image", help="What nodes run; else what the Dockerfiles make."),
+        typer.Option("--image", help="Image of the nodes; else that of the Dockerfiles."),
     ] = None,
     gpus_per_node: Annotated[
-        int, typer.Option("--gpus-per-node", metavar="COUNT", help="Of the largest node.")
+        int, typer.Option("--gpus-per-node", metavar="COUNT", help="GPUs of the largest node.")
     ] = 8,
     force: Force = False,
     output: Output = OutputFormat.TEXT,

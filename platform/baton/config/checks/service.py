@@ -82,7 +82,7 @@ def check_scaling(context: CheckContext) -> Iterator[Finding]:
         )
         if autoscaler.gpu_budget < initial_gpus:
             message = (
-                f"got {autoscaler.gpu_budget:g}, expected at least {initial_gpus:g}: so many GPUs"
+                f"got {autoscaler.gpu_budget:g}, expected at least {initial_gpus:g}: these GPUs"
             )
             yield context.finding(
                 ("autoscaler", "gpu_budget"), f"{message} do the pools start with"

@@ -424,10 +424,10 @@ def _check_ports(context: CheckContext) -> Iterator[Finding]:
         yield context.finding(path, message)
     elif server is not None and base <= server.port < base + port_count:
         message = (
-            f"got {server.port}, which is one of the side channel's ({base} to"
+            f"got {server.port}, expected a port outside the side channel's range ({base} to"
             f" {base + port_count - 1})"
         )
-        yield context.finding(("server", "port"), f"{message}, expected another")
+        yield context.finding(("server", "port"), message)
 
 
 def _check_timeouts(context: CheckContext) -> Iterator[Finding]:

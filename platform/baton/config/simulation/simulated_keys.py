@@ -280,7 +280,7 @@ def treatment_of(path: Path, config: DeploymentConfig, value: object) -> KeyTrea
             continue
         if matches(path, row.pattern):
             return row
-    raise LookupError(f"nobody has said whether {format_path(path)} is simulated")
+    raise LookupError(f"no row says whether {format_path(path)} is simulated")
 
 
 def unsimulated_notes(config: DeploymentConfig) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Addresses of a host and a port as text: the one place that makes them and takes them apart.
 
 An IPv6 address has colons of its own, so it stands in brackets before a port: `[::1]:8000`. A host
-by itself has none, in a configuration as for a socket. Nobody else may join the two with a colon.
+by itself has none, in a configuration as for a socket. No other code joins the two with a colon.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def format_address(host: str, port: int | str) -> str:
 
 
 def format_endpoint(scheme: str, host: str, port: int | str) -> str:
-    """`scheme://host:port`, for HTTP, ZMQ and what else writes addresses as URLs do."""
+    """`scheme://host:port`, for HTTP, ZMQ and other schemes that write addresses as URLs do."""
     return f"{scheme}://{format_address(host, port)}"
 
 
@@ -94,7 +94,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_loopback_address(address: str) -> bool:
-    """Whether only this machine reaches a `host:port`; of what is none, that is not known."""
+    """Whether only this machine reaches a `host:port`; false for other texts."""
     try:
         return is_loopback(parse_address(address).host)
     except ValueError:

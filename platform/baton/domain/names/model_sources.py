@@ -1,4 +1,4 @@
-"""Where a model may be: a hub id, a folder, a store of objects; and what is none of them."""
+"""Sources of a model: a hub id, a folder, an object store; and texts that are none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which process asked for an engine: told to all that are part of it, on whatever node they are."""
+"""The name of the process that asked for an engine: known to all processes of it, on every node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The one number by which a refused client is told when to come back.
 
-Whatever is said of a wait in seconds (HTTP's `Retry-After`, the text of an error, an entry of a
-gate's map) is said by `retry_after_seconds`, so that two of them never differ.
+`retry_after_seconds` rounds every wait in seconds (HTTP's `Retry-After`, the text of an error, an
+entry of a gate's map), so that no two of them differ.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 MIN_RETRY_AFTER_S = 1
-"""Sooner than any queue empties, and what a client that reads only the status waits anyway."""
+"""Sooner than any queue empties, and the wait of clients that read only the status."""
 MAX_RETRY_AFTER_S = 3600
 """A limit of zero per second never has room again; its client asks once an hour whether it was
 raised."""

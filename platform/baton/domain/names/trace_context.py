@@ -30,9 +30,9 @@ class TraceContext(NamedTuple):
     sampled: bool = False
     """Whether the caller keeps its part of the trace."""
     state: str = ""
-    """What other vendors have to say of it; passed on as it is."""
+    """Other vendors' state of the trace; passed on as it is."""
     operation: str = ""
-    """What was asked for, in the words of OpenTelemetry's `gen_ai.operation.name`."""
+    """The operation, in the words of OpenTelemetry's `gen_ai.operation.name`."""
 
 
 def parse_traceparent(parent: str, state: str = "") -> TraceContext | None:
@@ -54,7 +54,7 @@ def parse_traceparent(parent: str, state: str = "") -> TraceContext | None:
 
 
 def trace_headers(context: TraceContext, span_id: str) -> dict[str, str]:
-    """The headers for whoever works for span `span_id` of that trace."""
+    """The headers for a callee of span `span_id` of that trace."""
     flags = "01" if context.sampled else "00"
     headers = {"traceparent": f"00-{context.trace_id}-{span_id}-{flags}"}
     if context.state:
@@ -63,9 +63,9 @@ def trace_headers(context: TraceContext, span_id: str) -> dict[str, str]:
 
 
 def span_id(trace_id: str, name: str) -> str:
-    """The id of what a trace calls so: the same wherever, and whenever, it is asked for.
+    """The id of a trace's span by name: the same wherever, and whenever, it is computed.
 
-    So whoever works for a span can be told its id before that span is written down.
+    So a callee can get the id of its parent span before that span is written down.
     """
     digest = blake2b(f"{trace_id}/{name}".encode(), digest_size=_SPAN_BYTES).hexdigest()
     return digest if int(digest, 16) else digest[:-1] + "1"

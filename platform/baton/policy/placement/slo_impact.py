@@ -46,7 +46,7 @@ class SloImpact:
 
     def __post_init__(self) -> None:
         if self.tpot_slo_s is None and self.running_tpot_slo_s is None:
-            raise ValueError("promises: nobody is promised a pace, expected a TPOT for somebody")
+            raise ValueError("objectives: got no TPOT objective, expected at least one")
 
     @property
     def stream_tpot_slo_s(self) -> float:

@@ -292,7 +292,7 @@ def _lock(lock: IO[str], path: Path) -> None:
         except BlockingIOError as error:
             if time.monotonic() >= deadline_s:
                 raise OperatorError(
-                    f"somebody else is changing {path}", "try again when that has ended"
+                    f"another process is changing {path}", "try again when that has ended"
                 ) from error
             time.sleep(_LOCK_RETRY_S)
         else:

@@ -228,7 +228,7 @@ class LocalCluster:
         elif not port_is_free(host, port):
             raise ClusterFailed(
                 f"cannot listen on {format_address(host, port)}: the port is in use",
-                "stop whoever listens there, or set server.port",
+                "stop the process that listens there, or set server.port",
             )
 
     def _apply_environment(self, run_dir: Path, data_path: DataPath, ports: FrontPorts) -> None:

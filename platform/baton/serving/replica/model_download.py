@@ -102,7 +102,7 @@ async def fetch(
     except TimeoutError:
         raise EngineStartFailed(
             f"model {order.repository} had not come after {deadline_s:.0f} s",
-            "what has come is kept, so try again; or give it longer with engine.start_deadline",
+            "downloaded files are kept, so try again; or give it longer with engine.start_deadline",
         ) from None
     except EngineStartFailed as error:
         await asyncio.to_thread(reporter.failed, error)
@@ -141,9 +141,9 @@ async def _run_fetch(
     if not result.get("ended"):
         output_lines = (await asyncio.to_thread(process.tail)).splitlines()
         raise EngineStartFailed(
-            f"model {order.repository}: what fetches it has died:"
+            f"model {order.repository}: its download process has died:"
             f" {(output_lines or ['killed'])[-1]}",
-            "try again; what has come is kept",
+            "try again; downloaded files are kept",
         )
     if (why := result.get("trouble")) is not None:
         assert isinstance(why, list), "a reason and a remedy"

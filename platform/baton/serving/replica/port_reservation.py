@@ -65,7 +65,7 @@ class PortReservation:
         raise EngineStartFailed(
             f"no {count} free ports in a row among the {SIDE_CHANNEL_PORTS} from {base} on at "
             f"{host}; a port that an engine had rests for {QUARANTINE_S / 60:.0f} min",
-            "set transfer.side_channel.port_base to where ports are free, or see why so many "
+            "set transfer.side_channel.port_base to where ports are free, or see why many "
             "engines start",
         )
 

@@ -182,7 +182,7 @@ def _execute(deployment: ApplyTarget, plan: _ChangePlan, options: RolloutOptions
     """Commit, tell, resize, replace; or take it back."""
     live = LiveConfig(generation=plan.old.generation + 1, config=plan.new)
     if not deployment.commit(live, options.operation):
-        reason = f"generation {live.generation} was applied by somebody else at the same time"
+        reason = f"generation {live.generation} was applied by another command at the same time"
         raise ApplyRejected(reason, "nothing of yours has changed; look at --diff and apply again")
     try:
         deployment.set_status(live.generation, GenerationStatus.IN_PROGRESS)
@@ -231,7 +231,7 @@ def _abort(
     problems = [why, *_revert_generation(deployment, plan, generation + 1, options)]
     deployment.set_status(generation, GenerationStatus.REVERTED, why)
     raise ApplyRejected(
-        f"taken back, generation {generation + 1} is as before: {_join_lines(problems)}", remedy
+        f"rolled back, generation {generation + 1} is as before: {_join_lines(problems)}", remedy
     )
 
 

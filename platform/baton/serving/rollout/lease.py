@@ -66,8 +66,8 @@ class RolloutLease:
         if not self._is_own(stored):
             raise ApplyRejected(
                 f"this command was not heard of for {self._now_s() - self._renewed_at_s:.0f} s, and"
-                f" {stored.get('who', 'somebody else')} has begun to change what runs",
-                "what it has ordered so far stands; when the other is done, look at 'baton status'"
+                f" {stored.get('who', 'another command')} has begun to change what runs",
+                "its changes so far stay; when the other is done, look at 'baton status'"
                 " and 'baton history', then begin again",
             )
         self._write(overwrite=True)

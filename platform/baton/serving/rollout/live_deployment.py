@@ -102,7 +102,7 @@ class LiveDeployment:
             holder = self._lease.acquire()
         if holder:
             raise ApplyRejected(
-                f"somebody else is changing it: {holder}",
+                f"another command is changing it: {holder}",
                 "nothing of yours has changed; 'baton status' shows how far they are; a command"
                 " that was killed is forgotten after a minute",
             )

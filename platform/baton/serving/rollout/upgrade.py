@@ -109,5 +109,5 @@ def _check_link_protocol(record: BuildRecord) -> None:
             f" {PROTOCOL_VERSION}: old and"
             " new processes would refuse each other",
             "nothing has changed; start a second deployment beside it and move clients there, or"
-            " end this one and start it again",
+            " end this deployment and start it again",
         )

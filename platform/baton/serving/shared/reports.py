@@ -80,9 +80,9 @@ def route_report(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
     reports = [report for ingress_reports in answers for report in ingress_reports]
     if not reports:
         raise UnknownRequest(
-            f"no request {request_id!r} among those that ended lately",
-            "'baton trace' lists those that ended lately; ask again once it has ended; an ingress "
-            "keeps its last few thousand requests, its log has a request_ended event for each",
+            f"no request {request_id!r} among those that ended recently",
+            "'baton trace' lists those that ended recently; ask again once it has ended; an ingress"
+            " keeps its last few thousand requests, its log has a request_ended event for each",
         )
     return {"request_id": request_id, "requests": reports}
 
@@ -90,7 +90,7 @@ def route_report(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
 def merge_request_reports(
     answers: Iterable[Iterable[Row]], count: int, order: RecordSelection
 ) -> list[Row]:
-    """What several ingresses tell of requests that ended lately, as one list in that order."""
+    """What several ingresses tell of requests that ended recently, as one list in that order."""
     reports = [report for reports in answers for report in reports]
     if order is RecordSelection.SLOWEST:
         return nlargest(count, reports, key=itemgetter("slowness"))

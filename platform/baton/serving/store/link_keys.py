@@ -30,7 +30,7 @@ def fleet_keys(store: Store | None = None) -> FleetKeys:
         stored = store.get(_STORE_KEY)  # somebody else was first
     if stored is None:
         raise EngineStartFailed(
-            "link keys were made by somebody and are not there", "start the deployment again"
+            "link keys were made and are not there", "start the deployment again"
         )
     try:
         return FleetKeys.from_bytes(stored)

@@ -125,7 +125,7 @@ class KvMemory:
             if run.blocks[index] == own_block:
                 first_new = index if first_new is None else first_new
             elif first_new is not None:
-                raise AssertionError(f"block {index} was cached and the one before it was not")
+                raise AssertionError(f"block {index} was cached and the block before it was not")
         if first_new is not None:
             self._record_stored(run, first_new, full_blocks)
         run.cached_blocks = full_blocks

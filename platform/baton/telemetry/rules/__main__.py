@@ -15,7 +15,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m baton.telemetry.rules", description=__doc__)
     parser.add_argument("--write", type=Path, required=True, metavar="DIR")
     parser.add_argument(
-        "--runbook-base", default=RUNBOOKS, metavar="URL", help="where alerts' runbooks are read"
+        "--runbook-base",
+        default=RUNBOOKS,
+        metavar="URL",
+        help="base URL of the runbooks that alerts link to",
     )
     args = parser.parse_args(arguments)
     folder: Path = args.write

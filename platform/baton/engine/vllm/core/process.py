@@ -135,7 +135,7 @@ def _check_memory(settings: VllmEngineSettings) -> None:
     available_bytes = psutil.virtual_memory().available
     if required_bytes > available_bytes:
         raise EngineStartFailed(
-            f"not enough memory for the KV cache: {required_bytes:,} bytes wanted,"
+            f"not enough memory for the KV cache: {required_bytes:,} bytes needed,"
             f" {available_bytes:,} available",
             "lower kv_cache or end other processes",
         )

@@ -245,7 +245,7 @@ class FleetEngineServer:
         """
         fields = {"request_id": request_id}
         log_event(logger, logging.ERROR, "output_unreadable", fields, error=why)
-        error = EngineFailed(request_id, f"what its engine said cannot be read: {why}")
+        error = EngineFailed(request_id, f"the engine's message cannot be read: {why}")
         self.fail(request_id, error)
         self._hooks.on_abort((request_id,))
 

@@ -105,7 +105,7 @@ def shape_of(coordinator: Any) -> CacheShape | None:  # noqa: ANN401 - vLLM's, l
     size = min(own for own, _ in block_sizes)
     mismatched = [whole for _, whole in block_sizes if whole % size]
     if mismatched:
-        raise ValueError(f"blocks of {mismatched} tokens beside ones of {size}")
+        raise ValueError(f"blocks of {mismatched} tokens beside blocks of {size}")
     alignment = getattr(coordinator, "_cache_hit_alignment_tokens", managers[0].block_size)
     return CacheShape(tuple(cache_groups), alignment_tokens=lcm(alignment, size))
 

@@ -471,7 +471,7 @@ def _set_length_limits(params: SamplingParams, leg: Leg, *, supports_resume: boo
         raise ValueError(
             f"leg {leg.leg_id}: {resumed_tokens} of its {len(leg.prompt_token_ids)} tokens were"
             " generated,"
-            " expected at least one that was not"
+            " expected at least one prompt token"
         )
     if resumed_tokens and not _can_be_resumed(params, supports_resume=supports_resume):
         raise ValueError(
