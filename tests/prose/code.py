@@ -111,8 +111,8 @@ def _constants(tree: ast.Module) -> Iterator[Snippet]:
             case ast.Call():
                 yield from _of_call(node)
             case ast.Assign(targets=[ast.Name(id="message")], value=value):
-                if text := _text_of(value):
-                    yield Snippet(line=value.lineno, kind=Text.MESSAGE, text=text)
+                if message := _text_of(value):
+                    yield Snippet(line=value.lineno, kind=Text.MESSAGE, text=message)
 
 
 def _comments(source: str) -> Iterator[Snippet]:

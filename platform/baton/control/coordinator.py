@@ -8,11 +8,11 @@ those of requests and told apart by their ids. A leg that is given up is *closin
 confirms the abort, because an output that was already under way may still bring a KV handle, and
 with it blocks to free.
 
-What may fail: a leg (`LegFailed`, or an output that ends in ERROR or ABORT), a replica (whatever
-ran there is placed again, with the tokens already delivered as part of the prompt), and time
-(every phase has a deadline). What is done then is in `retries`, and who is counted on in `health`.
-A request ends exactly once: `StoreRequestRecord` is issued then and only then. The invariants are
-in `check_integrity`.
+A leg may fail (`LegFailed`, or an output that ends in ERROR or ABORT). A replica may fail: its
+requests are placed again, with the tokens already delivered as part of the prompt. Every phase has
+a deadline. `retries` decides about the next try, and `health` about replicas. A request ends
+exactly once: `StoreRequestRecord` is issued then and only then. The invariants are in
+`check_integrity`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _REJECTIONS = frozenset({LegFailure.REJECTED, LegFailure.INVALID})
 _NON_LINK_FAILURES = frozenset({LegFailure.OVERLOADED, LegFailure.UNREACHABLE, LegFailure.DRAINING})
 """Failures of a decode leg that say nothing of the link that its blocks would have taken."""
 _CAPACITY_EVENTS = (LoadReported, LegsAborted, ReplicaJoined, RoleChanged)
-"""After these somebody who waits may have a place, though no leg has ended."""
+"""After these a waiting request may have a place, though no leg has ended."""
 
 
 class Coordinator:
@@ -102,8 +102,8 @@ class Coordinator:
     ) -> None:
         """Begin with an empty fleet.
 
-        `priors` say, by pool, how long engines take in theory; of what tenants may use, this one of
-        so many `coordinators` lets in an equal share until it is told another.
+        `priors` say, by pool, how long engines take in theory. Of tenants' limits, this coordinator
+        uses an equal share, one of `coordinators`, until it gets another share.
         """
         self._limits = limits
         self._rules = rules or ServiceRules()
@@ -179,16 +179,16 @@ class Coordinator:
     ) -> Rejected | None:
         """Why `requests` more would be refused right now; None when they would be taken in.
 
-        To be asked before a request is read. Whoever knows who asks, and when it is, hears of that
-        tenant's limits, too; what else there is against a request only shows when it arrives. Of a
-        batch of more than may ever wait, those without a place are then turned away one by one.
+        To be asked before a request is read. With the tenant and the time, it includes that
+        tenant's limits, too; other reasons against a request only show when it arrives. Of a batch
+        of more than may ever wait, those without a place are then rejected one by one.
         """
         in_flight, pending = len(self._requests), self._pending
         at_s = self._handled_at_s if now_s is None else now_s
         if in_flight + requests > self._limits.max_requests:
             why = f"{in_flight} requests are in flight"
             return self._pending.queue_full_error("-", why, at_s)
-        # More than could ever wait may come when nobody does: an idle fleet takes in most at once.
+        # More than could ever wait may come to an empty queue: an idle fleet takes in most at once.
         queueable = min(requests, self._limits.max_queued_requests)
         excess = len(pending) + queueable - self._limits.max_queued_requests
         if (
@@ -206,15 +206,15 @@ class Coordinator:
     def can_serve(self) -> bool:
         """Whether a request that comes now can be served.
 
-        By a replica that takes work, or by one that is started because the request waits for it.
-        A fleet that starts for the first time cannot, until its first replica is there.
+        By a replica that takes work, or by a replica that is started because the request waits for
+        it. A fleet that starts for the first time cannot, until its first replica is there.
         """
         return self._pending.can_serve()
 
     def shedding_classes(self, now_s: float) -> list[SheddingClass]:
         """The tenants and classes of late of which one more would be refused by prediction now.
 
-        For a gate that knows no more of a request than who asks; it asks for the `rejection`, too.
+        For a gate that knows only the sender of a request; it asks for the `rejection`, too.
         """
         admission, slos = self._pending.admission, self._rules.slos
         expected_tokens = round(self._accounts.recent.prompt_tokens)
@@ -238,8 +238,8 @@ class Coordinator:
     ) -> None:
         """Go on by other rules, while requests are under way; None: as before.
 
-        What a request was promised when it arrived still counts for it. `TimerFired` should follow
-        at once, since somebody who waits may have a place by the new rules.
+        A request keeps the objectives of its arrival. `TimerFired` should follow at once, since a
+        waiting request may have a place by the new rules.
         """
         self._limits = limits or self._limits
         self._rules = rules or self._rules
@@ -253,7 +253,7 @@ class Coordinator:
             self._draining.reconfigure(limits)
 
     def report(self, coordinator_id: str, now_s: float) -> CoordinatorReport:
-        """What the controller should know: what was asked, what requests got, every pool."""
+        """The report for the controller: demand, results of requests, every pool."""
         requests, queued_ids = self._requests, self._pending.ids()
         requested_rates = self._tenant_limits.requested_rates(now_s)
         return self._reporter.report(
@@ -266,7 +266,7 @@ class Coordinator:
         )
 
     def admissions(self) -> tuple[AdmissionCount, ...]:
-        """What became of requests at the door, as totals since the start."""
+        """Results of admission, as totals since the start."""
         return self._accounts.admission_counts.rows()
 
     def fleet(self, now_s: float) -> FleetView:
@@ -300,11 +300,11 @@ class Coordinator:
         return {id_: self._health.circuit(id_, now_s) for id_ in self._fleet.ids}
 
     def failed_agents(self) -> Mapping[str, str]:
-        """Replicas that can pull from nobody though their sources serve others, and why."""
+        """Replicas that can pull from no source though their sources serve others, and why."""
         return self._prober.failed_agents()
 
     def pop_notices(self) -> tuple[PairNotice, ...]:
-        """What an operator should hear of pairs of replicas, since this was last called."""
+        """News of pairs of replicas for operators, since this was last called."""
         return self._prober.pop_notices()
 
     def check_integrity(self) -> None:
@@ -413,10 +413,10 @@ class Coordinator:
         return None
 
     def _on_rejected(self, event: RequestsRejected, now_s: float) -> None:
-        """Count them as what their client was told, like any that were read.
+        """Count them by the answer to their client, like any that were read.
 
-        How long their prompts are nobody knows: they are taken to be as long as others' lately.
-        Whoever asks for a class that it may not have is counted in its own.
+        The lengths of their prompts are not known: they are taken to be those of other recent
+        prompts. A request for a class that it may not have is counted in its own class.
         """
         accounts, tenant = self._accounts, self._rules.tenant(event.tenant)
         expected_tokens = round(accounts.recent.prompt_tokens)
@@ -449,7 +449,7 @@ class Coordinator:
                 continue
             leg = dispatched.leg
             state = get_request(leg.request_id)
-            if state is None:  # what runs and is of no request is a probe's
+            if state is None:  # a running leg without a request is a probe's
                 self._add_commands(self._prober.on_output(output, now_s))
             elif output.finish in REJECTED_FINISHES:
                 why, is_invalid = (
@@ -584,7 +584,7 @@ class Coordinator:
         self._lifecycle.retry_unplaced(now_s)
 
     def _on_role_changed(self, replica_id: str, role: Role, now_s: float) -> None:
-        """Other pairs are of interest from now on, and somebody who waits may have a place."""
+        """Other pairs are of interest from now on, and a waiting request may have a place."""
         view = self._fleet.change_role(replica_id, role)
         if view is not None and not view.draining:
             if self._is_probing:

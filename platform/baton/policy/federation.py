@@ -1,17 +1,17 @@
 """Which cluster a request goes to, where one front has several.
 
-Theory of operation. Between clusters nothing is exact: a front knows of each how far away it is,
-how long requests waited there when it last told, and what the front itself has sent since. It knows
-no cache. Instead each *family* of requests (those with the same first blocks) has a home, by
-weighted rendezvous hashing: fronts find the same one without asking anybody, larger clusters are
-home to more families, and when a cluster comes or goes only its own families move. A home is among
-the clusters that are near, where any is heard of, so that each region has one of its own. A request
-goes where its first token is predicted soonest,
+Theory of operation. Between clusters nothing is exact. A front knows how far away each cluster is,
+its last reported wait, and the requests that the front itself has sent since. It knows no cache.
+Instead each *family* of requests (those with the same first blocks) has a home, by weighted
+rendezvous hashing. Fronts find the same home without any message, and larger clusters are home to
+more families. When a cluster comes or goes only its own families move. A home is among the clusters
+that are near, if any is reachable, so that each region has one of its own. A request goes where its
+first token is predicted soonest,
 
     seconds = away_s + wait_s + (0 at home, else what computing the shared prefix takes),
 
-so a family leaves home exactly when the wait there exceeds what its cache is worth, and comes back
-when it does not. A cluster that is not heard of any more is nobody's choice while others are.
+so a family leaves home exactly when the wait there exceeds the value of its cache, and comes back
+when it does not. An unreachable cluster is not chosen while others are reachable.
 
 Source: rendezvous hashing, Thaler and Ravishankar 1998; weights by -w / ln(u) (Schindelhauer and
 Schomaker 2005).
@@ -45,11 +45,11 @@ class ClusterView:
 
     name: str
     replicas: int
-    """As it last told; larger ones are home to more families."""
+    """As last reported; larger clusters are home to more families."""
     round_trip_s: float = 0.0
     """There and back, from this front."""
     queue_wait_s: float = 0.0
-    """Until a request that comes now begins: as last told, and what this front has sent since, less
+    """Until a request that comes now begins: the last report, plus the requests sent since, less
     the time that has passed since."""
     is_unresponsive: bool = False
     """It should have told by now."""
@@ -82,7 +82,7 @@ def choose_cluster(
     Args:
         family: a hash of its first blocks; with tenant and adapter where caches are apart.
         clusters: at least one.
-        prefix_prefill_s: what computing the prefix takes that its family shares.
+        prefix_prefill_s: the time to compute the prefix that its family shares.
         max_home_round_trip_s: how far away its home may be, while there is a cluster within that.
     """
     home = home_cluster(family, _nearby(clusters, max_home_round_trip_s))

@@ -91,7 +91,7 @@ def check_rdma(source_id: str, ranks: Sequence[RankTransports], *, same_host: bo
         if rank.transports is None:
             raise RdmaMissing(
                 source_id,
-                f"the transport of the pulls of {location} cannot be read, and transfer.require_rdma"
+                f"the transport of pulls of {location} cannot be read, and transfer.require_rdma"
                 " wants RDMA; leave UCX_LOG_FILE and UCX_PROTO_INFO out of transfer.env and of "
                 "the pools' env",
             )

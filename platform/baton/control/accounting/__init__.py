@@ -1,1 +1,1 @@
-"""What requests and tenants got, as totals that only grow."""
+"""Results of requests and usage of tenants, as totals that only grow."""

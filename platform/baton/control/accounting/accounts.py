@@ -67,11 +67,11 @@ class _LegUsage:
 
 
 class RecentMeans:
-    """What requests are like that have ended lately; all 0 before the first.
+    """Means of recently ended requests; all 0 before the first.
 
-    Those that were cancelled with tokens are among them: most have come to a stop string, and what
-    was delivered is what there was to do for them. One that left before its first token says less
-    of what requests need than of how long it waited.
+    Those that were cancelled with tokens are among them: most have come to a stop string, and
+    needed no more than the delivered tokens. A request that left before its first token says less
+    of the need of requests than of its wait.
     """
 
     __slots__ = ("_count", "output_tokens", "prompt_tokens", "uncached_tokens")
@@ -83,7 +83,7 @@ class RecentMeans:
         self.output_tokens = 0.0
 
     def update(self, demand: DemandTotals) -> None:
-        """Take in what one request has needed."""
+        """Add the demand of one request."""
         self._count = min(self._count + 1, _MEAN_WINDOW_REQUESTS)
         weight = 1.0 / self._count
         self.prompt_tokens += (demand.prompt_tokens - self.prompt_tokens) * weight
@@ -139,7 +139,7 @@ class Accounts:
         """Where each request in flight decodes, or is to."""
         self._model = ""
         self._classes: dict[str, tuple[Slo, float]] = {}
-        """By name: what it promises, and when a request of it has last ended."""
+        """By name: its objectives, and when a request of it has last ended."""
 
     # -------------------------------------------------------------- what the machine says
 
@@ -166,8 +166,8 @@ class Accounts:
     ) -> None:
         """A leg has ended, well or not, or is given up: book what it took.
 
-        Whether it has `has_output` anything shows in what is known of its tokens, but for a prefill
-        leg that hands out a ticket and not one token.
+        Whether it has `has_output` anything shows in its known tokens, but for a prefill leg that
+        hands out a ticket and no token.
         """
         usage = self._leg_usages.pop(dispatched.leg.leg_id, None)
         if usage is None:
@@ -215,7 +215,7 @@ class Accounts:
     ) -> None:
         """Requests were refused before they were read: they count like any that are shed at once.
 
-        What they would have needed is taken to be what others lately have.
+        Their demand is taken to be that of other recent requests.
         """
         record = _rejected_record(error, slo, tenant, now_s)
         is_client_error, recent = error.is_client_error, self.recent
@@ -240,18 +240,18 @@ class Accounts:
     # -------------------------------------------------------------- what is asked of it
 
     def demand(self, in_flight: Iterable[RequestState]) -> DemandTotals:
-        """What has been asked for so far, expectations for what is under way among it."""
+        """The demand so far, with expectations for running requests."""
         total = self.slo_totals.demand
         for state in in_flight:
             total = sum_demand(total, self._expected_demand(state))
         return total
 
     def active_classes(self, now_s: float) -> tuple[Slo, ...]:
-        """What those classes promise that are in use."""
+        """The objectives of the classes that are in use."""
         return tuple(slo for slo, at_s in self._classes.values() if now_s - at_s <= _CLASS_ACTIVE_S)
 
     def check_integrity(self, in_flight: Iterable[str], running: Iterable[str]) -> None:
-        """Raise AssertionError when something is kept of what has ended."""
+        """Raise AssertionError when the state of an ended request is kept."""
         in_flight_ids = set(in_flight)
         assert self._gpu_s.keys() <= in_flight_ids, "costs of requests that have ended"
         assert self._decode_pools.keys() <= in_flight_ids, "pools of requests that have ended"
@@ -277,14 +277,14 @@ class Accounts:
         return device_s
 
     def _actual_demand(self, state: RequestState, record: RequestRecord) -> DemandTotals:
-        """What a request that has ended needed, or would have needed had it been served."""
+        """The demand of an ended request, or its expected demand had it been served."""
         has_output_count = record.outcome in {Phase.FINISHED, Phase.CANCELLED}
         return self._expected_demand(state, record.output_tokens if has_output_count else None)
 
     def _expected_demand(
         self, state: RequestState, output_tokens: int | None = None
     ) -> DemandTotals:
-        """What a request will need, or has needed where it is known how many tokens it got."""
+        """The expected demand of a request, or its demand where its tokens are known."""
         prompt_tokens = len(state.request.prompt_token_ids)
         if state.cached_tokens is None:
             uncached_tokens = prompt_tokens * (1.0 - self._fleet_model.reuse.hit_fraction)
@@ -300,7 +300,7 @@ class Accounts:
     def _expected_output_tokens(self, max_tokens: int) -> float:
         """How long an answer will be; 0 before any has ended.
 
-        What clients allow for says little: a fleet would be sized for answers ten times as long.
+        The clients' limit says little: a fleet would be sized for answers ten times as long.
         """
         timings = self._fleet_model.timings
         if timings.has_output_estimate(max_tokens):
@@ -316,7 +316,7 @@ def _reported_batch(view: ReplicaView) -> tuple[float, float]:
 
 
 def _rejected_record(error: Rejected, slo: Slo, tenant: str, now_s: float) -> RequestRecord:
-    """The story of a request of which nothing is known but who sent it."""
+    """The record of a request of which only the sender is known."""
     record = RequestRecord(
         request_id=error.request_id,
         outcome=Phase.SHED,

@@ -33,7 +33,7 @@ class ClassCounts:
         return ClassCounts(**{name: getattr(self, name) + getattr(other, name) for name in _COUNTS})
 
     def __sub__(self, other: ClassCounts) -> ClassCounts:
-        """What has been added since `other`."""
+        """The difference since `other`."""
         return ClassCounts(**{name: getattr(self, name) - getattr(other, name) for name in _COUNTS})
 
 

@@ -1,12 +1,12 @@
-"""What was since the beginning: every class over the window of its own target, and who used what.
+"""Totals since the beginning: every class over the window of its own target, and usage by tenant.
 
 *Theory of operation.* Coordinators report totals. The last report of each is kept, so everything
-together is a sum over coordinators, also over those that are gone or have begun again. Those that
-are heard of in the first minute may be older than these ledgers: they count from their first report
-on, so that what was used and what replicas cost are of one time. For classes,
-what has come in since a coordinator's last report is added to the hour that it came in; a target
-over thirty days looks at as many hours. Replicas cost from being asked for to being gone, whatever
-they do: that time is added up from look to look.
+together is a sum over coordinators, also over those that are gone or have begun again. Reports of
+the first minute may be of coordinators that are older than these ledgers. They count from their
+first report on, so that usage and cost of replicas are of one time. For classes, the growth since a
+coordinator's last report is added to the hour that it came in; a target over thirty days looks at
+as many hours. Replicas cost from their request to their end, idle or not: that time is added up
+from look to look.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton.policy.scaling.observation import PoolObservation
 
 _HOUR_S = 3600.0
 _COUNT_FIELDS = Tally._fields[4:]
-"""All but what a row is of."""
+"""All but the key of a row."""
 _ZERO = ClassCounts()
 _STARTUP_WINDOW_S = 60.0
 _MAX_COORDINATORS = 256
@@ -32,7 +32,7 @@ _MAX_COORDINATORS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCapacity:
-    """What the replicas of one pool have cost, in device-seconds, and how long they computed."""
+    """The cost of the replicas of one pool, in device-seconds, and their computing time."""
 
     device_s: float = 0.0
     busy_s: float = 0.0
@@ -53,7 +53,7 @@ class ClusterTotals:
         self._capacities_at_s: float | None = None
 
     def ingest(self, report: CoordinatorReport, now_s: float) -> None:
-        """Take in a coordinator's report, the first or one that is newer than its last."""
+        """Take in a coordinator's report, the first or a newer report than its last."""
         name = report.coordinator_id
         if self._started_at_s is None:
             self._started_at_s = now_s
@@ -72,7 +72,7 @@ class ClusterTotals:
     def record_capacity(
         self, pools: Iterable[PoolObservation], computed_s: Mapping[str, float], now_s: float
     ) -> None:
-        """So many replicas there were since the last look; `computed_s` is what they computed."""
+        """Add these replicas' time since the last look; `computed_s` is their computing time."""
         elapsed_s = (
             0.0 if self._capacities_at_s is None else max(0.0, now_s - self._capacities_at_s)
         )
@@ -105,7 +105,7 @@ class ClusterTotals:
         return tuple(GpuUsage(*key, rows[key]) for key in sorted(rows))
 
     def pools(self) -> Mapping[str, PoolCapacity]:
-        """What replicas have cost, by pool."""
+        """The cost of replicas, by pool."""
         return dict(self._capacities)
 
     def counts_in_window(self, slo: Slo, now_s: float) -> ClassCounts:

@@ -1,10 +1,10 @@
-"""What a coordinator tells the controller, put together when it is asked: every second or two.
+"""A coordinator's report to the controller, made on request: every second or two.
 
 *Theory of operation.* Counts come from the accounts and are totals since the start. Pools come from
-the fleet table, as this coordinator sees it now; only the time in engine steps is a total, kept
-here, since replicas that leave take their own totals with them: what a replica has counted more
-since it was last looked at is added to its pool's, when a report is made and when it is lost. A
-replica's total that has gone back is that of another life, and counts from zero.
+the fleet table, as this coordinator sees it now. Only the time in engine steps is a total kept
+here, since replicas that leave take their own totals with them. A replica's growth since its last
+look is added to its pool's total, when a report is made and when the replica is lost. A replica's
+total that has gone back is that of another life, and counts from zero.
 
 Takes time proportional to replicas and requests in flight, and none between reports.
 """
@@ -25,13 +25,13 @@ from baton.perf.capacity.capacity import max_decode_streams, prefill_tokens_per_
 from baton.policy.placement.device_seconds import prefill_device_s
 
 RequestedRates = tuple[tuple[str, float, float], ...]
-"""By tenant: requests and tokens per second that it has asked for here lately."""
+"""By tenant: its recent requests and tokens per second here."""
 
 _MIN_STEP_S = 1e-9
 
 
 class _Capacity(NamedTuple):
-    """What one replica of a pool can do; None: not known."""
+    """The capacity of one replica of a pool; None: not known."""
 
     prefill_tokens_per_s: float | None = None
     decode_tokens_per_s: float | None = None
@@ -138,9 +138,9 @@ class CoordinatorReporter:
         )
 
     def _capacity(self, active: Sequence[ReplicaView], tpot_s: float | None) -> _Capacity:
-        """Of one replica, for requests as they have been lately; unknown before there were any.
+        """Of one replica, for recent requests; unknown before there were any.
 
-        What a pool has not been seen to do it may do as well as another; that is not for here.
+        A pool may do as well as another in a phase that it has not run; that is not for here.
         """
         recent, timings = self._accounts.recent, self._fleet_model.timings
         if not active or not recent.prompt_tokens:
@@ -166,7 +166,7 @@ class CoordinatorReporter:
     # -------------------------------------------------------------- who waits
 
     def _queued_gpu_s(self, requests: Iterable[RequestState]) -> float:
-        """What the prompts of those that wait would take, on whoever prefills."""
+        """The cost of the waiting prompts, on their prefill replicas."""
         queued = tuple(requests)
         eligible = self._fleet.view(0.0).eligible
         prefiller = self._fleet.get(next(iter(eligible.prefill or eligible.decode), ""))
@@ -189,10 +189,10 @@ def least_slack_s(
     queued_ids: Collection[str] = (),
     drain_s: float = 0.0,
 ) -> float | None:
-    """What the request has left of its TTFT objective that is worst off; None: nobody waits.
+    """The least remaining TTFT slack of a waiting request; None without one.
 
-    A request that is placed has what its placement predicted still before it. Those that are held
-    go one after the other, whoever must begin soonest first, the last of them after `drain_s`.
+    A placed request has its predicted time still before it. Held requests go one after the other,
+    the most urgent first, the last of them after `drain_s`.
     """
     slacks: list[float] = []
     queued_slacks: list[float] = []
@@ -214,7 +214,7 @@ def least_slack_s(
 
 
 def _predicted_ttft_left_s(state: RequestState, now_s: float) -> float:
-    """What is left of what the running placement predicted; 0 when it predicted nothing."""
+    """The rest of the running placement's prediction; 0 without a prediction."""
     decision = state.decisions[-1] if state.decisions else None
     if decision is None or not decision.options:
         return 0.0
@@ -222,5 +222,5 @@ def _predicted_ttft_left_s(state: RequestState, now_s: float) -> float:
 
 
 def strictest_tpot_s(classes: Iterable[Slo]) -> float | None:
-    """The shortest time per token that any of these promises; None when none does."""
+    """The shortest TPOT objective of these classes; None without one."""
     return min((class_.tpot_s for class_ in classes if class_.tpot_s is not None), default=None)

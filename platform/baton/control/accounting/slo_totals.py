@@ -1,10 +1,10 @@
-"""What requests asked for and got: every ended one counted once, in a bounded number of rows.
+"""Demand and results of requests: every ended request counted once, in a bounded number of rows.
 
 *Theory of operation.* A coordinator tells of each request that ended (`ended`), with its judgement,
-and of each leg that is over what was computed for it (`add_gpu_s`). All counts are totals since the
-start. Rows are by class, tenant, model and pool; classes, models and pools come from the
-configuration, and tenants beyond `max_rows` are counted together under `OTHER`, so that nobody can
-fill the memory with names. Demand is counted for requests that have ended; what those under way
+and of each ended leg its computed tokens (`add_gpu_s`). All counts are totals since the start. Rows
+are by class, tenant, model and pool. Classes, models and pools come from the configuration. Tenants
+beyond `max_rows` are counted together under `OTHER`, so that clients cannot fill the memory with
+names. Demand is counted for requests that have ended; the expected demand of running requests is
 are expected to need is added when a report is made (`control.accounting.reporter`).
 """
 
@@ -25,7 +25,7 @@ from baton.domain.request import Phase
 from baton.policy.admission.slo_evaluation import excluded, tpot_s, ttft_s
 
 OTHER = "other"
-"""Tenants for whom there is no row left."""
+"""Tenants beyond the last row."""
 TallyKey = tuple[str, str, str, str]
 """Class, tenant, model, pool."""
 
@@ -139,8 +139,8 @@ class SloTotals:
     ) -> None:
         """Count a request that has ended; `decode_pool` is empty when it was never placed.
 
-        `is_client_error`: it was refused for what its tenant or client did, so it says nothing of
-        how well the fleet serves. `demand` is what it has turned out to need.
+        `is_client_error`: it was refused for its tenant's or client's fault, so it says nothing of
+        how well the fleet serves. `demand` is its actual demand.
         """
         key = (record.slo.name, record.tenant, model, decode_pool)
         self._row(key).add(record, is_client_error=is_client_error, was_placed=bool(decode_pool))
@@ -151,7 +151,7 @@ class SloTotals:
         self._demand = sum_demand(self._demand, demand)
 
     def add_gpu_s(self, tenant: str, pool: str, gpu_s: float) -> None:
-        """So many device-seconds of a pool went into a tenant's request."""
+        """Add device-seconds of a pool to a tenant's."""
         key = (tenant, pool)
         if key not in self._gpu_s and len(self._gpu_s) >= self._max_rows:
             key = (OTHER, pool)
@@ -159,7 +159,7 @@ class SloTotals:
 
     @property
     def demand(self) -> DemandTotals:
-        """What requests that have ended needed."""
+        """The demand of ended requests."""
         return self._demand
 
     def tallies(self) -> tuple[Tally, ...]:

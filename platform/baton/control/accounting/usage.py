@@ -1,10 +1,10 @@
-"""Who used what, and what it cost: rows that add up to all that replicas have cost.
+"""Usage and cost by tenant: rows that add up to the whole cost of the replicas.
 
-A tenant is charged the device-seconds that its requests took, as predicted from what was computed
-for them. Predictions err, so where those of a pool exceed the time that it computed in truth, they
-are scaled down to it. What is left has rows of its own: `OVERHEAD`, computed for nobody in
-particular (steps that were shared better than predicted, work that was thrown away, requests under
-way), and `IDLE`, paid for and not used. Tokens and money are never rounded here.
+A tenant is charged the device-seconds of its requests, predicted from their computed tokens.
+Predictions err, so where those of a pool exceed its actual computing time, they are scaled down to
+it. The rest has rows of its own. `OVERHEAD` is computed for no tenant in particular: steps that
+were shared better than predicted, discarded work, running requests. `IDLE` is paid for and not
+used. Tokens and money are never rounded here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
-    """One tenant, or one part of what is left."""
+    """One tenant, or one part of the rest."""
 
     tenant: str
     requests: int = 0
@@ -74,7 +74,7 @@ def usage_rows(
 def device_seconds(
     gpu_usage: Iterable[GpuUsage], pools: Mapping[str, PoolCapacity]
 ) -> Mapping[tuple[str, str], float]:
-    """By tenant and pool; what is nobody's, under `OVERHEAD` and `IDLE`. Of a pool: all it cost."""
+    """By tenant and pool; `OVERHEAD` and `IDLE` have the rest. Of a pool: its whole cost."""
     charged_s = _charged(gpu_usage, pools)
     charged_by_pool: defaultdict[str, float] = defaultdict(float)
     for (_, pool), device_s in charged_s.items():

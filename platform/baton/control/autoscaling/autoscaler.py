@@ -1,18 +1,18 @@
 """The autoscaler: turns what a policy wants into what is to be done, within every bound.
 
-Theory of operation. Whoever carries it out ticks the machine every `options.interval_s` with an
-`Observation`. A tick goes through five stages, none of which waits for anything:
+Theory of operation. The caller ticks the machine every `options.interval_s` with an `Observation`,
+and executes its actions. A tick goes through five stages, none of which waits for anything:
 
 1. *Doubt.* Input that is missing, not a number or out of all bounds (`unmet_preconditions`), a
    clock that went back, and a policy that raises or answers nonsense make the tick *hold*: every
    pool stays as it is, and the tick says why. Overrides are carried out nevertheless, unless the
    pool's own counts are among the nonsense: an operator has counted himself.
-2. *Ask.* The policy says how many replicas each pool should have, and who should flip. In a dry
-   run nothing comes of it: only overrides are carried out.
-3. *Bound.* Per pool, in this order: an override (exactly that many, no other bound but the budget),
-   min and max (at once when they were changed), starts that do not come up, the pause since the
+2. *Ask.* The policy says how many replicas each pool should have, and the flips. In a dry run
+   nothing comes of it: only overrides are carried out.
+3. *Bound.* Per pool, an override sets exactly that many, with no other bound but the budget. Else
+   the bounds are, in order: min and max (at once when they were changed), overdue starts,
    pool's last change, the largest step (`ScalingBehavior`). Then the GPU budget, over all pools
-   (`budget`).
+   budget, over all pools (`budget`).
 4. *Act.* Flips, then starts, then stops (`_actions_of`). Replicas that are starting count as had,
    so a want that stands is not asked for twice. Counts in actions are differences;
    `ScalingDecision.target_replicas` is the pool's new target, and setting that target twice does
@@ -20,10 +20,10 @@ Theory of operation. Whoever carries it out ticks the machine every `options.int
 5. *Remember.* The tick with all of its inputs: the last few hundred, and those in which something
    was done for longer.
 
-What may fail: starts. A pool whose replicas have been starting for three of its cold starts, with
-none becoming ready, gets no more until one does. A pool that is not seen any more is
-forgotten, its override is not. One that has no bounds is left as it is. Nothing here is persistent:
-after a restart, whoever owns the machine gives it the overrides again.
+Starts may fail. A pool whose replicas have been starting for three of its cold starts, with none
+becoming ready, gets no more until one does. A pool that is not seen any more is forgotten, its
+override is not. A pool without bounds is left as it is. Nothing here is persistent: after a
+restart, the owner of the machine gives it the overrides again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ScalingBehavior:
             self._starting_since_s = min(self._starting_since_s, at_s)
 
     def stuck_s(self, pool: PoolObservation, at_s: float) -> float | None:
-        """How long starts have been waited for in vain; None while they may yet come."""
+        """How long starts are overdue; None while they are in time."""
         timeout_s = max(STUCK_COLD_STARTS * pool.cold_start_s, _MIN_STUCK_S)
         if self._starting_since_s is None or at_s - self._starting_since_s <= timeout_s:
             return None
@@ -142,7 +142,7 @@ class Override:
 
     replicas: int
     until_s: float | None = None
-    """None: until it is taken back."""
+    """None: without an end."""
 
 
 class Autoscaler:
@@ -160,7 +160,7 @@ class Autoscaler:
     # ---------------------------------------------------------------- told by operators
 
     def override(self, pool: str, replicas: int, *, until_s: float | None, now_s: float) -> None:
-        """Keep a pool at exactly so many replicas until then; replaces what was said before.
+        """Keep a pool at exactly `replicas` replicas until then; replaces its last override.
 
         Raises:
             ValueError: that many cannot be had, or the time is past.
@@ -181,7 +181,7 @@ class Autoscaler:
         return self._overrides.pop(pool, None) is not None
 
     def overrides(self) -> Mapping[str, Override]:
-        """What stands, by pool."""
+        """The active overrides, by pool."""
         return dict(self._overrides)
 
     def reconfigure(self, policy: ScalingPolicy, options: AutoscalerOptions) -> None:
@@ -189,7 +189,7 @@ class Autoscaler:
         self._policy, self._options = policy, options
 
     def history(self) -> tuple[AutoscalerTick, ...]:
-        """The last ticks, and older ones in which something was done; oldest first."""
+        """The last ticks, and older ticks with actions; oldest first."""
         oldest_s = self._recent_ticks[0].at_s if self._recent_ticks else 0.0
         older = (tick for tick in self._action_ticks if tick.at_s < oldest_s)
         return (*older, *self._recent_ticks)
@@ -323,7 +323,7 @@ class Autoscaler:
     ) -> ScalingDecision:
         pool = observation.pools[name]
         if any(unmet_pool_preconditions(pool)):
-            return _hold_decision(name, 0, hold_reason)  # whatever it has; nobody can tell
+            return _hold_decision(name, 0, hold_reason)  # its number of replicas is unknown
         have = pool.ready_replicas + pool.starting
         override, bounds = self._overrides.get(name), self._options.bounds.get(name)
         if override is not None:
@@ -384,7 +384,7 @@ class Autoscaler:
     def _override_actions(
         self, decisions: tuple[ScalingDecision, ...], observation: Observation
     ) -> tuple[ScalingAction, ...]:
-        """What is done although nothing is decided: what operators have asked for by name."""
+        """The actions of a tick without decisions: the operators' overrides."""
         return _actions_of(
             tuple(each for each in decisions if each.pool in self._overrides), observation
         )
@@ -399,7 +399,7 @@ class Autoscaler:
 
 
 def _invalid_answer(pool: str, want: object) -> str:
-    """What is wrong with a policy's answer for a pool; empty when nothing is."""
+    """The fault of a policy's answer for a pool; empty when it is valid."""
     if not isinstance(want, DesiredReplicas):
         return f"answers {type(want).__name__} for {pool!r}, expected DesiredReplicas"
     if type(want.replicas) is not int or want.replicas < 0:
@@ -510,7 +510,7 @@ def _actions_of(
 
 
 def _flips(pool: PoolObservation, desired_roles: Mapping[Role, int]) -> list[ScalingAction]:
-    """What takes the pool from the roles that its replicas play to those that they should."""
+    """The flips from the present roles of the pool's replicas to the desired roles."""
     replicas_by_role = {
         Role.PREFILL: pool.prefill,
         Role.DECODE: pool.decode,

@@ -1,16 +1,17 @@
-"""What coordinators report, put together over a window: the observation of a scaling tick.
+"""Reports of coordinators, put together over a window: the observation of a scaling tick.
 
-*Theory of operation.* Whoever ticks an autoscaler gives each round of reports to `observe`, with
-what it knows of pools from elsewhere (how many replicas are starting, how long that takes). Rates
-come from two reports of one coordinator and that coordinator's own clock: the newest, and the one
-from the beginning of the window; then they are added up over coordinators. So a lost report costs
-nothing, a coordinator that is new counts from its second report on, and one that has started again
-(its clock or its counts go back) counts as new. Pools are seen by all coordinators alike: the one
-that knows most of a pool's replicas, and among those the freshest, is believed.
+*Theory of operation.* The autoscaler's caller gives each round of reports to `observe`, with other
+facts of pools (how many replicas are starting, how long that takes). Rates come from two reports of
+one coordinator and that coordinator's own clock: the newest, and that from the beginning of the
+window. Then they are added up over coordinators. So a lost report costs nothing, and a new
+coordinator counts from its second report on. A coordinator that has started again (its clock or its
+counts go back) counts as new. Pools are seen by all coordinators alike: the report with most of a
+pool's replicas, and among those the freshest, is believed.
 
-What may fail: reports that are missing, stale, repeated or nonsense. Such a one is left out, and
-`Observation.missing_inputs` says so in words; whoever scales by it holds still. Memory is bounded
-by the number of coordinators times the reports of one window, in which tenants are added up.
+Reports may be missing, stale, repeated or nonsense. Such a report is left out, and
+`Observation.missing_inputs` says so in words; the autoscaler then changes nothing. Memory is
+bounded by the number of coordinators times the reports of one window, in which tenants are added
+up.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from baton.policy.admission.slo_classes import DEFAULT_CLASS
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation, ServiceLevel
 
 _EXPIRY_WINDOWS = 10
-"""A coordinator that has not been heard for so many windows is gone."""
+"""A coordinator that has not been heard for this many windows is gone."""
 
 _WINDOW_TICKS = 15
 """Thirty seconds of ticks every two seconds."""
@@ -65,7 +66,7 @@ class ColdStartTimer:
     is the one that was asked for first, among those that have come up. A start that is given up was
     the last. A replica that was never seen to start measures nothing, and one that was out of sight
     for a while and comes back is no start. Counts come every few seconds, so a measurement errs by
-    as much. The median of the last few counts: one start on a slow disk says little of the next.
+    as much. The median of the last few counts: one start on a slow disk says next.
     """
 
     def __init__(self) -> None:
@@ -74,9 +75,9 @@ class ColdStartTimer:
         self._last_counts: tuple[int, int, int] | None = None
 
     def observe(self, *, starting: int, running: int, serving: int, now_s: float) -> None:
-        """So many are there now, `serving` being those that take work of those that are `running`.
+        """Take in the counts; `serving` replicas take work, among those that are `running`.
 
-        Who starts at the first look was asked for nobody knows when.
+        The request times of starts at the first look are unknown.
         """
         if self._last_counts is not None:
             were_starting, were_running, were_serving = self._last_counts
@@ -91,7 +92,7 @@ class ColdStartTimer:
 
     @property
     def measured_s(self) -> float | None:
-        """What to expect of the next one; None before any was seen from its beginning."""
+        """The expected time of the next start; None before any was seen from its beginning."""
         return median(self._durations_s) if self._durations_s else None
 
     def starting_for_s(self, now_s: float) -> float | None:
@@ -107,7 +108,7 @@ class ColdStartTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverOptions:
-    """Over which time, and what is too old."""
+    """The window, and the age limit of reports."""
 
     window_s: float = 30.0
     """Long enough for a mean of bursty arrivals, short beside a cold start."""
@@ -119,7 +120,7 @@ class ObserverOptions:
 
     @classmethod
     def for_interval(cls, interval_s: float) -> ObserverOptions:
-        """For who decides so often: who ticks faster sees changes sooner."""
+        """For this interval of decisions: shorter intervals see changes sooner."""
         defaults = cls()
         return replace(defaults, window_s=max(defaults.fast_window_s, _WINDOW_TICKS * interval_s))
 
@@ -134,7 +135,7 @@ _DEFAULT_ATTAINMENT_TARGET = Slo().attainment_target
 
 
 class _Sample(NamedTuple):
-    """What one report says in totals."""
+    """The totals of one report."""
 
     received_at_s: float
     """By the observer's clock."""
@@ -177,7 +178,7 @@ class _ReportHistory:
 
 
 _ReportAndHistory: TypeAlias = tuple[CoordinatorReport, _ReportHistory]
-"""A coordinator's last report, and what was kept of those before."""
+"""A coordinator's last report, and its kept history."""
 
 
 class Observer:
@@ -195,7 +196,7 @@ class Observer:
         self._known_pools: set[str] = set()
         self._active_classes: dict[str, tuple[str, ...]] = {}
         self.cluster_totals = ClusterTotals()
-        """What was since the beginning: classes over their own windows, usage."""
+        """Totals since the beginning: classes over their own windows, usage."""
         self.reconfigure(slos=slos)
 
     def reconfigure(
@@ -254,7 +255,7 @@ class Observer:
     def _observe_requests(
         self, reports_and_histories: Sequence[_ReportAndHistory], now_s: float, *, model: str = ""
     ) -> Observation:
-        """What was asked of some coordinators, and what they made of it; without pools."""
+        """Demand on some coordinators, and their results; without pools."""
         histories = [history for _, history in reports_and_histories if history.span_s > 0]
         slos = self._active_slos(histories, model)
         return Observation(
@@ -336,7 +337,7 @@ class Observer:
             del self._histories[name]
 
     def _active_slos(self, histories: Sequence[_ReportHistory], model: str) -> list[Slo]:
-        """What the classes promise in which requests have ended in the window, or did last."""
+        """The objectives of the classes whose requests have ended in the window, or did last."""
         changed_classes = {
             name
             for history in histories
@@ -449,7 +450,7 @@ class Observer:
     def _computed_s(
         self, pool: str, state: PoolState, reports: Sequence[CoordinatorReport], now_s: float
     ) -> float:
-        """How long its replicas computed, all together, since the report before this one."""
+        """How long its replicas computed, all together, since its last report."""
         best = best_pool_report(pool, state, reports)
         if best is None:
             return 0.0
@@ -462,7 +463,7 @@ class Observer:
     def _busy_fraction(
         self, pool: str, report: CoordinatorReport, replica_count: int
     ) -> float | None:
-        """What share of the window its replicas computed, as the one that is believed has it."""
+        """The share of the window that its replicas computed, by the believed report."""
         history = self._histories[report.coordinator_id]
         first_s, last_s = history.samples[0].busy_s.get(pool), history.samples[-1].busy_s.get(pool)
         if first_s is None or last_s is None or not replica_count or history.span_s <= 0:
@@ -512,7 +513,7 @@ def _demand(histories: Sequence[_ReportHistory]) -> Demand:
 
 
 def sum_deltas(pairs: Iterable[tuple[LatencyTotals, LatencyTotals]]) -> LatencyTotals:
-    """What was added between the first and the second of each pair, all together."""
+    """The sum of the differences between the first and the second of each pair."""
     total = NO_LATENCIES._replace(buckets=_NO_BUCKETS)
     for before, after in pairs:
         if not after.buckets:
@@ -547,7 +548,7 @@ def quantile_s(latencies: LatencyTotals, q: float) -> float | None:
 
 
 def _fit_buckets(buckets: tuple[int, ...]) -> tuple[int, ...]:
-    """The same counts, where another version of baton knows more edges than this one, or fewer."""
+    """The same counts, where another version of baton has more edges, or fewer."""
     bucket_count = len(_NO_BUCKETS)
     if len(buckets) > bucket_count:
         return (*buckets[: bucket_count - 1], sum(buckets[bucket_count - 1 :]))

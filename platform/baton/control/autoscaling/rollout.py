@@ -1,11 +1,10 @@
 """Whether a new generation of replicas may go on taking the place of an old one: a pure judgement.
 
-Theory of operation. Replicas are replaced in *stages*, one pool after the other. While a stage is
-under way, and for a while after (it *bakes*), what was done on new replicas is compared with what
-was done on those that they replace: legs that broke, and requests that missed what they were
-promised. New ones that are worse beyond chance, that end by themselves, or on which nearly
-everything breaks, are taken back. Nothing is guessed from few requests: then the time decides, and
-the verdict says so.
+Theory of operation. Replicas are replaced in *stages*, one pool after the other. During a stage,
+and for a while after (it *bakes*), results on new replicas are compared with results on those that
+they replace. The results are broken legs, and requests that missed their objectives. New replicas
+that are worse beyond chance, that end by themselves, or on which nearly everything breaks, are
+rolled back. Nothing is guessed from few requests: then the time decides, and the verdict says so.
 
 "Beyond chance" is said by Wilson's interval: the lower end for the new must lie above the upper end
 for the old, and by more than a margin. It is looked at many times in a rollout, so the interval is
@@ -24,10 +23,10 @@ from baton.domain.fleet import Role
 
 
 class RolloutCounts(NamedTuple):
-    """What some replicas have done since they started."""
+    """Results on some replicas since they started."""
 
     legs: int = 0
-    """That ran to their end or broke; those moved or cancelled are nobody's fault."""
+    """Legs that ran to their end or broke; moved and cancelled legs do not count."""
     failed_legs: int = 0
     evaluated: int = 0
     """Requests that they took part in and that were good or missed."""
@@ -42,7 +41,7 @@ NO_COUNTS = RolloutCounts()
 
 
 class RolloutAction(StrEnum):
-    """What to do now."""
+    """The next action."""
 
     HOLD = "hold"
     """Look again in a moment; no further stage begins."""
@@ -53,7 +52,7 @@ class RolloutAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutDecision:
-    """What to do, and why in words."""
+    """The action, and its reason in words."""
 
     action: RolloutAction
     why: str
@@ -79,7 +78,7 @@ class RolloutRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageObservation:
-    """What was seen of one stage."""
+    """The observation of one stage."""
 
     old: RolloutCounts = NO_COUNTS
     new: RolloutCounts = NO_COUNTS
@@ -90,7 +89,7 @@ class StageObservation:
 
 
 def evaluate_stage(stage: StageObservation, rules: RolloutRules) -> RolloutDecision:
-    """What to do, by what has been seen so far."""
+    """The action, by the results so far."""
     if why := _rollback_reason(stage, rules):
         return RolloutDecision(action=RolloutAction.ROLL_BACK, why=why)
     if stage.baked_s is None:
@@ -110,9 +109,10 @@ def evaluate_stage(stage: StageObservation, rules: RolloutRules) -> RolloutDecis
 def replacement_stages(pools: Mapping[str, Role], *, together: bool) -> tuple[tuple[str, ...], ...]:
     """In which order to replace the replicas of some pools.
 
-    Those that decode come first: a decode pool can prefill as well, so once it is proven, the
-    fleet can live without the other. Where the generations cannot exchange KV blocks, all pools
-    change `together`, so that old prefill replicas keep old decode replicas, and new ones new.
+    Decode pools come first: a decode pool can prefill as well, so once it is proven, the fleet can
+    live without the other. Where the generations cannot exchange KV blocks, all pools change
+    `together`, so that old prefill replicas keep old decode replicas, and new replicas are paired
+    with new replicas.
     """
     if together:
         return (tuple(sorted(pools)),) if pools else ()

@@ -1,1 +1,1 @@
-"""What a coordinator knows of replicas: facts, load, caches, health."""
+"""A coordinator's knowledge of replicas: facts, load, caches, health."""

@@ -1,7 +1,7 @@
 """Which LoRA adapters were added to the models of a running deployment, and which may be.
 
-Theory of operation. A registry is a value with a version; each change gives the next one. Whoever
-keeps it (the controller, in the cluster's store) lets only one writer have a version.
+Theory of operation. A registry is a value with a version; each change gives the next version. Its
+keeper (the controller, in the cluster's store) lets only one writer have a version.
 
 Every load has a number, and in the fleet an adapter goes by its *key*, `<name>@<number>`: engines
 and prefix indexes name KV blocks after it. So a name that is loaded again from elsewhere never
@@ -9,7 +9,7 @@ finds blocks that were computed with other weights, and requests under way end w
 they began with. An adapter that is unloaded is *draining* until no request needs it; new requests
 do not find it, replicas still do.
 
-What the configuration file says comes first: a name that the file has, too, is the file's.
+The configuration file comes first: a name that the file has, too, is the file's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RuntimeAdapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRules:
-    """What may be added to one model."""
+    """The adapters that may be added to one model."""
 
     max: int
     """Adapters at a time; 0: none."""
@@ -63,7 +63,7 @@ class AdapterRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """What a client asks for."""
+    """A client's order to load an adapter."""
 
     name: str
     source: str
@@ -95,7 +95,7 @@ class AdapterRegistry:
         return tuple(adapter for adapter in self.adapters if adapter.draining)
 
     def find(self, name: str) -> RuntimeAdapter | None:
-        """The one that new requests for a name get; None: there is none."""
+        """The adapter that new requests for a name get; None: there is none."""
         return next(
             (adapter for adapter in self.adapters if adapter.name == name and not adapter.draining),
             None,
@@ -166,7 +166,7 @@ def remove_drained(registry: AdapterRegistry, keys: Iterable[str]) -> AdapterReg
 def requestable_adapters(
     registry: AdapterRegistry, model: str, rules: RulesByModel
 ) -> dict[str, RuntimeAdapter]:
-    """What new requests for a model may name besides what the file has, by name."""
+    """The names that new requests for a model may use beyond the file's."""
     return {
         adapter.name: adapter
         for adapter in registry.adapters
@@ -278,7 +278,7 @@ def _check_quota(
     current: RuntimeAdapter | None,
     rules: AdapterRules,
 ) -> AdapterRejection | None:
-    """Why there are enough already; one that drains, or is replaced, does not count."""
+    """Why there are enough already; an adapter that drains, or is replaced, does not count."""
     others = [
         adapter for adapter in registry.adapters if not adapter.draining and adapter is not current
     ]

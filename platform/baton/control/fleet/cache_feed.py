@@ -1,26 +1,26 @@
 """Turns what an engine says of its prefix cache into the numbered updates that coordinators take.
 
-Theory of operation: an engine names a block in its own way and says of which tokens it is made;
-from those this computes our own chained hash, once, and from then on knows the block by the
-engine's name for as long as some tier holds it. A block can be named only if its parent can.
-Left out, and so told to nobody: blocks that stand for more than their tokens say, those of another
-size, those whose parent is not known, and all that follow them. Too little told costs a prefill
-that was not needed; nothing here ever tells of a block that the engine did not speak of.
+Theory of operation: an engine names a block in its own way and reports its tokens. From those this
+computes our own chained hash, once, and from then on knows the block by the engine's name for as
+long as some tier holds it. A block can be named only if its parent can. Some blocks are not
+reported: those that depend on more than their tokens, those of another size, those with an unknown
+parent, and all that follow them. A missing report costs an unneeded prefill; nothing here ever
+reports a block that the engine did not report.
 
 Two equal blocks may be cached at once (an engine need not notice); a block is gone when it was
 removed as often as it was stored.
 
-When batches are missing, any block may be gone. So all are doubted and the reader is told CLEARED.
-But what an engine cached before and still holds it will not store again, and its hottest prefixes
-would stay unknown for ever. Hence doubted blocks keep their names, and come back as soon as the
-engine proves that it holds them: it computes a new block only behind a whole chain of held ones.
+When batches are missing, any block may be gone. So all are suspect and the reader is told CLEARED.
+But an engine does not store its cached blocks again, and its hottest prefixes would stay unknown
+forever. Hence suspect blocks keep their names, and come back as soon as the engine proves that it
+holds them. It computes a new block only behind a whole chain of held blocks.
 
-Bound: for each tier, twice the blocks that fit into it, doubted ones among them; beyond that the
-oldest eighth is forgotten, doubted ones first. An engine that loses no event stays within one
+Bound: for each tier, twice the blocks that fit into it, suspect blocks among them; beyond that the
+oldest eighth is forgotten, suspect blocks first. An engine that loses no event stays within one
 capacity. Where it does not say how much its host memory holds, that counts as large as the KV cache
 at least.
 
-Changes gather until `pop_update`, which says what became of each block in the end: at most one
+Changes gather until `pop_update`, which reports the final state of each block. There is at most one
 CLEARED, one REMOVED and one STORED for each tier, however many events there were.
 """
 
@@ -54,7 +54,7 @@ _FORGET_DIVISOR: Final = 8
 
 @dataclass(slots=True, kw_only=True)
 class FeedCounters:
-    """What a feed has seen, in blocks but where it says otherwise; only ever grows."""
+    """Counts of a feed, in blocks unless named otherwise; only ever grow."""
 
     batches: int = 0
     late_batches: int = 0
@@ -102,7 +102,7 @@ class CacheFeed:
     # ------------------------------------------------------------------ what the engine says
 
     def apply(self, batch: KvEventBatch) -> None:
-        """Take in one batch; one that is not newer than the last is ignored."""
+        """Take in one batch; a batch that is not newer than the last is ignored."""
         expected = self._next_batch
         if expected is not None and batch.sequence < expected:
             self.counters.late_batches += 1
@@ -142,7 +142,7 @@ class CacheFeed:
         return len(self._tiers[tier].held)
 
     def pop_update(self) -> CacheUpdate | None:
-        """What changed since this was last called; None, and no new number, when nothing did."""
+        """The changes since this was last called; None, and no new number, without changes."""
         changes = tuple(
             concatenate.from_iterable(tier.pop_changes() for tier in self._tiers.values())
         )
@@ -154,8 +154,8 @@ class CacheFeed:
     def snapshot(self, max_blocks: int | None = None) -> CacheUpdate:
         """All that is held, parents before children; cut off after `max_blocks`.
 
-        Call `pop_update` first. What was not taken is in the snapshot, and comes again with the
-        next update, which does no harm.
+        Call `pop_update` first. Pending changes are in the snapshot, and come again with the next
+        update, which does no harm.
         """
         changes, remaining = [], max_blocks
         for tier in self._tiers.values():
@@ -192,13 +192,13 @@ class CacheFeed:
 
     def _assign_name(self, name: BlockHash, block: int) -> None:
         previous_block = self._hash_of.setdefault(name, block)
-        if previous_block != block:  # no sound engine does this: what the name stood for is gone
+        if previous_block != block:  # no sound engine does this: the old block is gone
             for tier in self._tiers.values():
                 tier.forget(previous_block)
             self._hash_of[name] = block
 
     def _chain_parent(self, event: BlocksStored) -> int | None:
-        """What the chain of these blocks goes on from; None when that is not known."""
+        """The parent of the chain of these blocks; None when that is not known."""
         if event.parent_hash is not None:
             return self._hash_of.get(event.parent_hash)
         return chain_root(
@@ -221,7 +221,7 @@ class CacheFeed:
         self._enforce_bound(tier)
 
     def _verify_chain(self, tier: _Tier, block: int) -> None:
-        """The engine holds this block, and so all before it: take back the doubts about them."""
+        """The engine holds this block, and so all before it: they are not suspect any more."""
         verified = []
         ancestor: int | None = block
         while ancestor is not None and ancestor in tier.unverified:

@@ -1,4 +1,4 @@
-"""What a coordinator knows of its fleet besides the loads: caches, timings, links, sessions.
+"""A coordinator's knowledge of its fleet beyond the loads: caches, timings, links, sessions.
 
 It is told facts, and answers what placement asks. Everything in it is an estimate or a hint: when
 events are late, lost or off, answers get worse and nothing breaks.
@@ -66,7 +66,7 @@ class PendingPrefills:
         now_s: float,
         load_s: float = 0.0,
     ) -> None:
-        """A prompt of which so many tokens must be computed went to a replica.
+        """A prompt with these tokens to compute went to a replica.
 
         Its adapter is loaded before that, for `load_s`, in which nothing else is computed there.
         """
@@ -83,7 +83,7 @@ class PendingPrefills:
         self._due_at_s[replica_id] = max(now_s, self._due_at_s.get(replica_id, 0.0)) + duration_s
 
     def remove(self, leg_id: str, now_s: float) -> None:
-        """A prompt is computed, or will not be; ones that are not out are ignored."""
+        """A prompt is computed, or will not be; prompts that are not out are ignored."""
         pending = self._pending.pop(leg_id, None)
         if pending is None:
             return
@@ -176,7 +176,7 @@ class FleetModel:
     # -------------------------------------------------------------- facts
 
     def on_replica_joined(self, facts: ReplicaFacts) -> None:
-        """A replica is new, or new again: what was known of its cache is not true any more."""
+        """A replica is new, or new again: the record of its cache is not true any more."""
         self.index.add_replica(
             facts.replica_id, capacity_blocks=facts.kv_blocks, lookahead_blocks=_peek_blocks(facts)
         )
@@ -205,18 +205,18 @@ class FleetModel:
         )
 
     def on_cache_update(self, replica_id: str, update: CacheUpdate, now_s: float) -> bool:
-        """Take in what a replica says of its cache; True when updates are missing before it."""
+        """Take in a replica's cache update; True when updates are missing before it."""
         return self.index.apply_update(replica_id, update, now_s)
 
     def on_link_report(self, replica_id: str, links: Sequence[LinkTotals], now_s: float) -> None:
-        """Take in what a replica has pulled from others."""
+        """Take in a replica's pulls from others."""
         for link in links:
             self.links.observe(replica_id, link, now_s)
 
     # -------------------------------------------------------------- answers
 
     def placement_context(self, now_s: float) -> PlacementContext:
-        """What placement may look at."""
+        """The inputs of placement."""
         return PlacementContext(
             fleet=self._fleet.view(now_s),
             timings=self.timings,
@@ -226,7 +226,7 @@ class FleetModel:
         )
 
     def placement_query(self, state: RequestState, now_s: float) -> PlacementQuery:
-        """What placement must know to place (or place again) this request."""
+        """The inputs for placing (or placing again) this request."""
         request = state.request
         session_replica_id = self._sessions.last_replica(request.tenant, request.session_id)
         return PlacementQuery(
@@ -264,7 +264,7 @@ class FleetModel:
         )
 
     def _prompt_credits(self, state: RequestState, now_s: float) -> ReplicationCredits:
-        """What was forgone for its prefixes; not known where their blocks have several names."""
+        """The losses for its prefixes; not known where their blocks have several names."""
         if len(self._family_sizes) != 1 or not len(self.prefix_credits):
             return NO_CREDITS
         return PromptCredits(
@@ -278,7 +278,7 @@ class FleetModel:
             self.prefix_credits.record(hashes, decision.replication_credit, now_s)
 
     def predict_prefill_s(self, replica_id: str, tokens: int, now_s: float) -> float:
-        """Until a replica has computed so many prompt tokens, after those sent there before."""
+        """Until a replica has computed these prompt tokens, after those sent there before."""
         view = self._fleet.get(replica_id)
         if view is None or not tokens:
             return 0.0
@@ -286,7 +286,7 @@ class FleetModel:
         return ahead_s + self.timings.of(view).prefill_s(tokens, running=view.load.running_requests)
 
     def cache_states(self, now_s: float) -> dict[str, dict[str, object]]:
-        """What is known of each replica's prefix cache, in plain values, for operators."""
+        """The known state of each replica's prefix cache, in plain values, for operators."""
         states = {
             family: self.index.replica_state(family, now_s) for family in sorted(self._families)
         }
@@ -306,7 +306,7 @@ class FleetModel:
     # -------------------------------------------------------------- what came of it
 
     def on_prefill_sent(self, leg: Leg, replica_id: str, tokens: int, now_s: float) -> None:
-        """A leg is about to go to a replica that must compute so much of its prompt."""
+        """A leg is about to go to a replica that must compute these tokens of its prompt."""
         view = self._fleet.get(replica_id)
         if view is None:
             return
@@ -348,7 +348,7 @@ class FleetModel:
             self.index.check_prediction(replica_id, state.block_hashes(family), blocks, now_s)
 
     def on_first_token(self, state: RequestState, replica_id: str, now_s: float) -> None:
-        """A request got its first token: compare with what was predicted."""
+        """A request got its first token: compare with the prediction."""
         decision = state.decisions[-1] if state.decisions else None
         view = self._fleet.get(replica_id)
         if view is not None and decision is not None and decision.options:
@@ -361,7 +361,7 @@ class FleetModel:
     def on_finished(
         self, state: RequestState, replica_id: str, now_s: float, *, decoded: bool = True
     ) -> None:
-        """A request ended well: its replica holds prompt and answer, for what comes next.
+        """A request ended well: its replica holds prompt and answer, for later requests.
 
         Its session is looked for where it was `decoded`.
         """
@@ -378,12 +378,12 @@ class FleetModel:
     def stream_closed(self, state: RequestState, replica_id: str, now_s: float) -> None:
         """A client had enough of its stream, which was not at its end; teaches as much as an end.
 
-        Mostly that is an end: engines whose frontend looks for stop strings cancel what has come to
-        one. Of who really went away, what it got is less than the answer would have been, and the
-        two cannot be told apart here. What it got is what was computed for it, though; and who asks
-        what to expect (of room, of replicas, of a tenant's quota) wants to know just that, for as
-        long as clients are as patient as they were. Not to learn of these would leave whole
-        workloads, all of whose answers end on stop strings, at half of what they allow for.
+        Mostly that is an end: engines whose frontend looks for stop strings cancel a stopped leg.
+        Of a client that really went away, the output is less than the answer would have been, and
+        the two cannot be told apart here. The output was computed, though, and expectations (of
+        room, of replicas, of a tenant's quota) need just that, for as long as clients behave as
+        before. Otherwise, workloads whose answers all end on stop strings would stay at half of
+        their limits.
         """
         self.on_finished(state, replica_id, now_s)
 

@@ -24,7 +24,7 @@ _NONE: frozenset[str] = frozenset()
 
 @dataclass(slots=True)
 class _SentLegs:
-    """What we have sent to one life of a replica."""
+    """The legs sent to one life of a replica."""
 
     sent_count: int = 0
     """How many, in all; the replica counts them too."""
@@ -48,8 +48,8 @@ class _SentLegs:
 class FleetTable:
     """Frozen views by replica id; a change replaces one view, so a snapshot costs nothing.
 
-    A load snapshot is a little old when it arrives, and does not know of what was sent meanwhile.
-    Replicas therefore say how many of our legs each snapshot knows of; later ones are *unseen* and
+    A load snapshot is a little old when it arrives, and does not include legs sent meanwhile.
+    Replicas therefore say how many of our legs each snapshot includes; later legs are *unseen* and
     counted on top of it.
     """
 
@@ -59,7 +59,7 @@ class FleetTable:
         self._last_queue_at_s: dict[str, float] = {}
         self._readonly_views = MappingProxyType(self._views)
         self._eligible: EligibleReplicas | None = None
-        """Who takes new work; None: to be found out, for somebody has come, gone or changed."""
+        """The replicas that take new work; None: to be found out, after a change."""
         self._inflight_legs = 0
         self._reported_requests = 0
         self._own_reported_legs = 0
@@ -80,7 +80,7 @@ class FleetTable:
         return self._views.get(replica_id)
 
     def view(self, at_s: float) -> FleetView:
-        """What a decision made now sees."""
+        """The input of a decision made now."""
         if self._eligible is None:
             self._eligible = EligibleReplicas.of(self._views)
         return FleetView(
@@ -193,7 +193,7 @@ class FleetTable:
         decodes: bool = True,
         adapter: str | None = None,
     ) -> None:
-        """A leg was sent to a replica, which must compute so many prompt tokens for it.
+        """A leg was sent to a replica, which must compute these prompt tokens for it.
 
         It `decodes` unless it is over with the prompt.
         """
@@ -250,7 +250,7 @@ class FleetTable:
             self._own_reported_legs += view.inflight_legs - view.unreported_legs
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a view disagrees with what was sent."""
+        """Raise AssertionError when a view disagrees with the sent legs."""
         sums = (self._inflight_legs, self._reported_requests, self._own_reported_legs)
         views = self._views.values()
         counted = (
@@ -277,7 +277,7 @@ def _with_changes(
     unreported: tuple[int, int],
     adapters: tuple[frozenset[str], frozenset[str]],
 ) -> ReplicaView:
-    """A view with so many more legs, tokens and streams. `replace` takes four times as long."""
+    """A view with added legs, tokens and streams. `replace` takes four times as long."""
     return ReplicaView(
         facts=view.facts,
         load=view.load,

@@ -1,13 +1,13 @@
 """Which replicas are counted on: their circuits, and whether they are heard of.
 
-*Theory of operation.* Told of whatever replicas say and of what becomes of legs, it keeps the
+*Theory of operation.* From messages of replicas and results of legs, it keeps the `Standing` of
 `Health` of every replica in the fleet table up to date, by which placement goes:
 
 - SILENT: it is suspect (`policy.resilience.liveness`);
 - QUARANTINED: its circuit lets nobody in now (`policy.resilience.circuit_breakers`);
-- SOUND: neither.
+- `SOUND`: neither.
 
-`on_time` says whom to leave now. Nobody is left while nobody else is heard of either: then it
+`on_time` says which replicas to leave now. None is left while no other is heard of either: then it
 is likelier this end that is cut off, and where would streams go? The link decides then.
 
 A replica that talks and does no *step* is *still*: its engine hangs. Engines may take seconds for
@@ -32,7 +32,7 @@ class ReplicaHealth:
         self._breakers = CircuitBreakers(options.circuit_breaker)
         self._liveness = LivenessTracker(options.heartbeat_timeout_s)
         self._tripped_unresponsive: set[str] = set()
-        """Silent ones that were tripped for it, and have not been heard of since."""
+        """Unresponsive replicas that were tripped for it, and have not been heard of since."""
         self._last_step_at_s: dict[str, float] = {}
         """By replica: when its engine was last known to move, or to have nothing to do."""
         self._step_counts: dict[str, int] = {}
@@ -56,7 +56,7 @@ class ReplicaHealth:
         self._update_health(replica_id, now_s)
 
     def on_replica_lost(self, replica_id: str, reason: LossReason, now_s: float) -> None:
-        """A replica is no member any more; whoever has just been left for its silence knew that."""
+        """A replica is no member any more; an unresponsive replica is tripped already."""
         already_tripped = replica_id in self._tripped_unresponsive
         self._liveness.on_replica_left(replica_id)
         self._tripped_unresponsive.discard(replica_id)
@@ -132,7 +132,7 @@ class ReplicaHealth:
             self.on_leg_failed(replica_id, leg_id, now_s, why)
 
     def trip(self, replica_id: str, now_s: float, why: str, *, with_pause: bool = False) -> None:
-        """Whatever runs on a replica is being taken from it; `with_pause`: it gets a rest first."""
+        """All work of a replica is being taken from it; `with_pause`: it gets a rest first."""
         self._breakers.trip(replica_id, now_s, why, with_pause=with_pause)
         self._schedule_half_open(now_s)
         self._update_health(replica_id, now_s)
@@ -147,7 +147,7 @@ class ReplicaHealth:
         return min(check_at_s, half_open_at_s)
 
     def on_time(self, now_s: float) -> tuple[str, ...]:
-        """Look around; returns the replicas that are to be left now, for they are silent."""
+        """Check heartbeats; returns the replicas that are to be left now."""
         if self._next_half_open_at_s is not None and now_s >= self._next_half_open_at_s:
             self._schedule_half_open(now_s)
             self._update_all(now_s)

@@ -2,17 +2,17 @@
 
 *Theory of operation.* Full attention needs every block of a prefix, a sliding window its last few,
 a state (Mamba, linear attention) just the one at its end. vLLM reuses the longest prefix of which
-every group of layers holds what it needs. So a reusable prefix says nothing of shorter ones, and
-the feed tells of exactly those prefixes that are reusable (`CacheShape`), by the hash of their last
-block. Where a group peeks, a draft model computes the block behind the prefix again, and it must be
-held; then the prefix goes by the hash of that block, and is shorter than it by `lookahead_tokens`.
+every group of layers holds its blocks. So a reusable prefix says nothing of shorter prefixes, and
+the feed reports exactly the reusable prefixes (`CacheShape`), by the hash of their last block.
+Where a group peeks, a draft model computes the block behind the prefix again, and it must be held.
+Then the prefix goes by the hash of that block, and is shorter than it by `lookahead_tokens`.
 
 Blocks form a tree, one node for each stretch of `block_size_tokens` and all before it. A node knows
 how often each group holds it, and from its parent, how far back the group's blocks reach without a
-hole. Events mark nodes; `pop_update` settles these and what hangs on them, from the root downwards.
+hole. Events mark nodes; `pop_update` settles these and their descendants, from the root downwards.
 
-What is not known counts as not held: blocks whose tokens the engine did not tell, blocks in the
-host's memory, and after missing batches all blocks, until the engine shows that it holds them. Full
+Unknown blocks count as not held. These are blocks with unreported tokens, blocks in the host's
+memory, and after missing batches all blocks, until the engine shows that it holds them. Full
 attention shows it by computing a block behind them.
 
 Names of blocks are the same in all groups. An event that leaves holes names blocks but not where
@@ -81,7 +81,7 @@ class HybridCacheFeed:
     # ------------------------------------------------------------------ what the engine says
 
     def apply(self, batch: KvEventBatch) -> None:
-        """Take in one batch; one that is not newer than the last is ignored."""
+        """Take in one batch; a batch that is not newer than the last is ignored."""
         expected = self._next_batch
         if expected is not None and batch.sequence < expected:
             self.counters.late_batches += 1
@@ -125,7 +125,7 @@ class HybridCacheFeed:
         return len(self._dirty_nodes) + len(self._removed_hashes)
 
     def pop_update(self) -> CacheUpdate | None:
-        """What changed since this was last called; None, and no new number, when nothing did."""
+        """The changes since this was last called; None, and no new number, without changes."""
         stored, removed = self._update_reusable()
         changes = []
         if self._cleared:
@@ -208,7 +208,7 @@ class HybridCacheFeed:
 
     def _assign_name(self, node: _Node, name: BlockHash) -> None:
         previous_node = self._node_by_name.setdefault(name, node)
-        if previous_node is not node:  # no sound engine does this: what the name stood for is gone
+        if previous_node is not node:  # no sound engine does this: the old block is gone
             self._node_by_name[name] = node
             previous_node.names.discard(name)
             previous_node.held = [0] * len(self._rules)
@@ -230,7 +230,7 @@ class HybridCacheFeed:
             self.counters.orphans += 1
 
     def _verify_ancestors(self, node: _Node, group: int) -> None:
-        """The engine computed a block of full attention behind this one: it holds all before it."""
+        """The engine computed a block of full attention behind it: it holds all before it."""
         if self._rules[group].needs is not PrefixRequirement.ALL:
             return
         ancestor: _Node | None = node
@@ -460,7 +460,7 @@ class _Node:
             ancestor = ancestor.parent
 
     def descendants(self, levels: int) -> Iterable[_Node]:
-        """The nodes that hang on it, so many levels down."""
+        """The nodes that hang on it, `levels` levels down."""
         level = list(self.children.values())
         for _ in range(levels):
             yield from level

@@ -32,7 +32,7 @@ class LegTable:
     def __init__(self, fleet: FleetTable) -> None:
         self._fleet = fleet
         self.ended_count = 0
-        """How many have ended: whoever sees it grow knows that something has come free."""
+        """How many have ended: growth shows that resources are free."""
         self._running: dict[str, DispatchedLeg] = {}
         self.get_running: Callable[[str], DispatchedLeg | None] = self._running.get
         """The running leg with this id; None when it has ended, is closing, or never was. It is
@@ -91,7 +91,7 @@ class LegTable:
         )
 
     def pop_overdue(self, now_s: float) -> Iterator[ClosingLeg]:
-        """Take out the closing legs that nobody confirmed in time."""
+        """Take out the closing legs that no replica confirmed in time."""
         for leg_id in self._abort_deadlines.pop_due(now_s):
             if (closing := self.confirm_closed(leg_id)) is not None:
                 yield closing

@@ -1,9 +1,9 @@
 """Which LoRA adapters an engine has in its memory, as its legs come and go.
 
 Theory of operation: an adapter is loaded for the first leg that needs it, and stays until another
-one needs its place: then the one goes that was unused for longest, of those that no leg needs if
-there are any. Engines forget by the same rule but do not say so; that is why somebody keeps book.
-A leg is told of when it comes and when it is over; its adapter, when it has been loaded.
+adapter needs its place. Then the least recently used adapter goes, of those that no leg needs if
+there are any. Engines forget by the same rule but do not say so; that is why this table exists. A
+leg is told of when it comes and when it is over; its adapter, when it has been loaded.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LoadedAdapters:
         self._loaded[name] = None
 
     def report(self) -> AdapterStatus:
-        """What others are told."""
+        """The report to coordinators."""
         loading = (name for name in self._leg_counts if name not in self._loaded)
         names = (*self._loaded, *loading)[:_MAX_REPORTED]
         return AdapterStatus(names, self._hits, self._loads, self._busy_s)

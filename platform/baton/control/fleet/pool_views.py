@@ -1,4 +1,4 @@
-"""One pool, as several coordinators see it and as whoever starts its replicas knows it."""
+"""One pool, as several coordinators see it and as the controller knows it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from baton.domain.fleet import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
-    """What is known of a pool by whoever starts and stops its replicas."""
+    """The controller's knowledge of a pool."""
 
     role: Role
-    """What its replicas start as."""
+    """The role in which its replicas start."""
     starting: int = 0
     draining: int = 0
     running: int | None = None
     """Started, and not told to stop; None: as coordinators see it."""
     gpus_per_replica: float = 1.0
     cold_start_s: float = 60.0
-    """What to expect until a start was seen."""
+    """The expected time until a start was seen."""
     model: str = ""
     """As in its coordinators' reports; empty where there is only one."""
 
@@ -29,7 +29,7 @@ class PoolState:
 def best_pool_report(
     name: str, state: PoolState, reports: Sequence[CoordinatorReport]
 ) -> tuple[CoordinatorReport, PoolReport] | None:
-    """Who knows most of a pool's replicas, the freshest first; None when nobody knows it."""
+    """The report with most of a pool's replicas, the freshest first; None without a report."""
     candidates = [
         (report, pool) for report in reports for pool in report.pools if pool.pool == name
     ]
@@ -69,7 +69,7 @@ def active_by_role(pool_report: PoolReport, state: PoolState) -> dict[Role, int]
 def best_capacities(
     name: str, reports: Sequence[CoordinatorReport], best: PoolReport
 ) -> PoolReport:
-    """A pool's capacities as the one that is believed has them, or else as any other does."""
+    """A pool's capacities by the believed report, or else by any other."""
     others = (pool for report in reports for pool in report.pools if pool.pool == name)
     measured = (
         other

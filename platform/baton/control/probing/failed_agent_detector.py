@@ -1,11 +1,11 @@
-"""Which targets' transfer agents are taken for broken, by what probes of their pairs have seen.
+"""Targets whose transfer agents are taken for broken, by results of probes of their pairs.
 
 Theory of operation. `PairProber` says how each whole probe's pull ended. A target is judged anew
-after each that failed; it is a suspect from when `agent_failure_reason` says so until a pull of it
+after each failed pull. It is a suspect from when `agent_failure_reason` says so until a pull of it
 goes well or it leaves. A suspect that `choose_replacement` names is told so, again with each
-failure, for what is told may be lost; whoever leaves as a suspect counts as replaced, whichever
-coordinator told it. What may fail: the target does not listen. Then it stays a suspect, and its
-pairs quarantined.
+failure, for the message may be lost. A replica that leaves as a suspect counts as replaced,
+whichever coordinator told it. If the target does not listen, it stays a suspect, and its pairs
+quarantined.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FailedAgentDetector:
         self._clear(pair.target.replica_id, now_s)
 
     def on_pull_failed(self, pair: Pair, now_s: float) -> list[Command]:
-        """It failed, though the source's side channel had answered; what is to be said of it."""
+        """The commands after a failed pull whose source's side channel had answered."""
         if not pair.failed_pulls_in_row:
             pair.pulls_fail_since_s = now_s
         pair.failed_pulls_in_row += 1

@@ -1,4 +1,4 @@
-"""What operators should hear about pairs of replicas: each change is said once."""
+"""News of pairs of replicas for operators: each change is said once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MAX_NOTICES = 256
 
 
 class PairNoticeKind(StrEnum):
-    """What has changed."""
+    """The kind of a change."""
 
     QUARANTINED = "pair quarantined"
     RECOVERED = "pair recovered"
     SOURCE_UNREACHABLE = "source unreachable"
-    """From every replica that might fetch from it: its listener is gone, whatever its health says.
+    """From every replica that might fetch from it: its listener is gone, even if it is healthy.
     """
     SOURCE_REACHABLE = "source reachable again"
     AGENT_FAILED = "agent broken"
-    """A target pulls from nobody, though its sources answer it and serve others."""
+    """A target pulls from no source, though its sources answer it and serve others."""
     AGENT_RECOVERED = "agent well again"
 
 
@@ -46,7 +46,7 @@ class PairNotices:
         self._pending: deque[PairNotice] = deque(maxlen=_MAX_NOTICES)
 
     def pop_all(self) -> tuple[PairNotice, ...]:
-        """What has changed since this was last called, oldest first."""
+        """The changes since this was last called, oldest first."""
         if not self._pending:
             return ()  # it is asked after each event
         notices = tuple(self._pending)
@@ -65,7 +65,7 @@ class PairNotices:
         )
 
     def is_unreachable(self, source_id: str) -> bool:
-        """Whether nobody reaches this source."""
+        """Whether no replica reaches this source."""
         return source_id in self._unreachable_ids
 
     def note_answer(self, pair: Pair, why: str, now_s: float, *, has_answered: bool) -> None:

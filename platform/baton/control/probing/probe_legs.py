@@ -1,4 +1,4 @@
-"""The legs and leases of probes: begun, ended, given up, and freed when nobody pulls."""
+"""The legs and leases of probes: begun, ended, given up, and freed without a pull."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ProbeLegs:
         self.commands.append(AbortLegs(replica_id=dispatched.replica_id, leg_ids=(leg_id,)))
 
     def release_lease(self, probe: Probe, now_s: float) -> None:
-        """Have the blocks freed that nobody pulls any more."""
+        """Have the blocks freed that no replica pulls any more."""
         if probe.lease is None:
             return
         fleet = self._fleet.view(now_s)

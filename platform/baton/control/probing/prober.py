@@ -1,9 +1,9 @@
 """The pair prober: can every prefill replica really hand blocks to every decode replica?
 
-Theory of operation. A probe of a pair walks CHECK (the target asks the source's side channel), and
-when it is a *whole* one PREFILL (the source computes a prompt of one block and a token) and PULL
-(the target fetches the block and decodes one token). Whole probes are made of pairs that are
-unknown, quarantined, doubted or slow, and otherwise rarely: not at all while requests' own pulls
+Theory of operation. A probe of a pair walks CHECK (the target asks the source's side channel). A
+*whole* probe walks PREFILL (the source computes a prompt of one block and a token) and PULL (the
+target fetches the block and decodes one token), too. Whole probes are made of pairs that are
+unknown, quarantined, suspect or slow, and otherwise rarely: not at all while requests' own pulls
 prove the pair. Each prompt is random, so no prefix cache hides the transfer; a target that computed
 the prompt itself after all did not get the block, and the probe has failed.
 
@@ -11,12 +11,12 @@ A probe ends once, with one of three verdicts. FAILED quarantines the link; it i
 1 s, 2 s, 4 s, ... 30 s until a whole probe goes well; where the pull itself failed,
 `failed_agent_detector` sees whether the target is at fault. OK ends a quarantine if it was whole.
 UNCLEAR changes nothing: what fails before the pull is due, or for want of a free place, says
-something of one replica's load but nothing of the pair, and an overload must not take links away.
+something of of the pair. An overload must not take links away.
 
 Its legs are in the same `LegTable` as those of requests. This machine is asked about legs that run
-(`owns`); a leg that it gave up is *closing* there, and the coordinator treats it, its late ticket
-and its lease like any other. What may fail: any step, either replica, and time; every step has a
-deadline, and a lease is released when its pull did not happen.
+(`owns`). A leg that it gave up is *closing* there, and the coordinator treats it, its late ticket
+and its lease like any other. Any step may fail, and either replica; every step has a deadline, and
+a lease is released when its pull did not happen.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ProbeOptions:
     max_running: int = 8
     """Probes under way at once."""
     max_per_s: float = 20.0
-    """Probes begun per second, besides a burst of `max_running`: a fleet of more than a hundred
+    """Probes begun per second, beyond a burst of `max_running`: a fleet of more than a hundred
     pairs is swept less often than every five seconds."""
     max_partners: int = 32
     """With how many others a replica is paired each way when it joins; in fleets of no more
@@ -127,7 +127,7 @@ class PairProber:
         )
         self._started_count = 0
         self.ignored_events = 0
-        """Answers that no probe waits for; late ones mostly."""
+        """Answers that no probe waits for; late answers mostly."""
 
     def reconfigure(self, limits: CoordinatorLimits) -> None:
         """Go on by other limits."""
@@ -231,7 +231,7 @@ class PairProber:
     # -------------------------------------------------------------- operators
 
     def pop_notices(self) -> tuple[PairNotice, ...]:
-        """What has changed since this was last called, at most the last 256."""
+        """The changes since this was last called, at most the last 256."""
         return self._notices.pop_all()
 
     def failed_agents(self) -> Mapping[str, str]:
@@ -297,7 +297,7 @@ class PairProber:
         if pair.suspect or self._links.state(*pair_ids) is not LinkState.OK:
             return True
         if self._links.is_slow(*pair_ids):
-            return True  # placement avoids it, so nobody else would see that it is well again
+            return True  # placement avoids it, so only a probe can see that it is well again
         proven_at_s = self._links.last_success_at_s(*pair_ids)
         return proven_at_s is None or now_s - proven_at_s >= self._options.transfer_every_s
 
@@ -316,7 +316,7 @@ class PairProber:
             self._legs.record_lease(probe, output.leg_id, kv_handle, now_s)
         if kv_handle is None or failed:
             self._legs.release_lease(probe, now_s)
-            # A broken engine says nothing of the pair; one that hands nothing out says all.
+            # A broken engine says nothing of the pair; an engine that hands nothing out says all.
             outcome = _ProbeOutcome.INCONCLUSIVE if failed else _ProbeOutcome.FAILED
             handle_note = "without a ticket" if kv_handle is None else "with a ticket"
             why = f"prefill: the source ended it in {output.finish}, {handle_note}"
@@ -415,8 +415,9 @@ class PairProber:
             options.max_retry_s, options.retry_s * 2.0 ** min(pair.failures_in_row - 1, 30)
         )
         if self._notices.is_unreachable(source_id):
-            # Its silence costs a place among the running probes each time, for seconds: all pairs
-            # together try it once per `retry_s`, and all come up when one of them reaches it.
+            # An unresponsive source costs a place among the running probes each time, for seconds.
+            # All pairs together try it once per `retry_s`, and all come up when one of them reaches
+            # it.
             round_robin_s = options.retry_s * len(self._schedule.pairs_from(source_id))
             if round_robin_s > backoff_s:
                 backoff_s = round_robin_s * self._rng.uniform(0.5, 1.5)

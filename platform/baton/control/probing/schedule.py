@@ -1,14 +1,14 @@
 """Which pairs of replicas there are to check, and which of them is next.
 
-Pairs that have just come into being, or into doubt, go first, in order; the others by when they are
-due, so that in a fleet too large for the allowed rate the pair that waited longest is next and the
-sweep just takes longer. Starts are spaced: in any `t` seconds at most `burst + t * per_s` of them.
+New and suspect pairs go first, in order; the others by when they are due. So in a fleet too large
+for the allowed rate the pair that waited longest is next and the sweep just takes longer. Starts
+are spaced: in any `t` seconds at most `burst + t * per_s` of them.
 
-A large fleet has more pairs than could ever be checked, or kept: of a thousand replicas a
-million. So a replica that joins is paired with at most `partners` others each way, drawn by lot,
-and with another when it has fewer left, because some went; a pair that nobody drew is watched from
-the moment at which something goes wrong on it until it is known to be well. Whoever has a broken
-side channel is found by its partners, as ever.
+A large fleet has more pairs than could ever be checked, or kept: of a thousand replicas a million.
+So a replica that joins is paired with at most `partners` others each way, drawn by lot. It gets
+another when it has fewer left, because some went. Another pair is watched from the moment at which
+something goes wrong on it until it is known to be well. A broken side channel is found by its
+partners, as ever.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ReplicaSampler:
             del self._by_layout[facts.layout]
 
     def sample(self, layout: str, limit: int, rng: Random) -> list[ReplicaFacts]:
-        """All of a layout; of more than `limit`, so many by lot."""
+        """All of a layout; of more than `limit`, a random sample of `limit`."""
         same_layout = self._by_layout.get(layout, [])
         return rng.sample(same_layout, limit) if len(same_layout) > limit else list(same_layout)
 
@@ -67,7 +67,7 @@ class ReplicaSampler:
 
 
 class Pair:
-    """A replica that may hand blocks over, one that may take them, and how checks of them went."""
+    """A replica that may hand blocks over, another that may take them, and their checks."""
 
     __slots__ = (
         "failed_pulls_in_row",
@@ -124,7 +124,7 @@ class PairSchedule:
         self._scheduled: list[tuple[float, int, Pair]] = []
         self._last_number = 0
         self._unsampled_count = 0
-        """Pairs that are watched though nobody drew them: few, if any."""
+        """Pairs that are watched though they were not drawn: few, if any."""
 
     def __len__(self) -> int:
         return sum(len(targets) for targets in self._by_source.values())

@@ -1,1 +1,1 @@
-"""Who waits for a replica, in which order, and who is rejected at once."""
+"""Requests that wait for a replica, their order, and immediate rejections."""

@@ -1,9 +1,9 @@
-"""Who is let in: what is predicted for a request and known of its rivals, put before `decide`.
+"""Admission of requests: predictions for a request and its rivals, put before `decide`.
 
 *Theory of operation.* `evaluate` turns a placement into a verdict and changes nothing that matters;
 `admit`, `enqueue` and `remove` keep the books. Only requests without a first placement are asked
-about: what was let in once goes on, whatever became of its replica, and before all who wait.
-Nothing is asked where no class promises anything, or where placement predicts nothing.
+about. An admitted request goes on, even without its replica, and before all that wait. Nothing is
+asked where no class has an objective, or where placement predicts nothing.
 """
 
 from __future__ import annotations
@@ -48,22 +48,23 @@ _FORECAST_TTL_S = 1e-4
 """How long a look at the whole fleet lasts, for each replica: at half a microsecond for one, that
 is half a percent of the time at most."""
 _MIN_BATCH_FRACTION = 0.25
-"""Of the streams that a replica may run, those that a stream is priced beside, at least: where
-tenants have to share the fleet it is full, and what a stream takes of an idle one says nothing."""
+"""Of the streams that a replica may run, those that a stream is priced beside, at least. Where
+tenants have to share the fleet it is full, and the cost on an idle replica says nothing."""
 _OVERRUN_QUANTILE = 0.99
-"""Of the first tokens that came, those that came no later than what is kept free."""
+"""Of the first tokens that came, those that came no later than the margin."""
 _NOT_EVALUATED = Admit(AdmissionReason.NOT_EVALUATED)
 
 
 class AdmissionController:
-    """The door of one coordinator."""
+    """Admission of one coordinator."""
 
     def __init__(
         self, *, fleet: FleetTable, fleet_model: FleetModel, first_token_timeout_s: float
     ) -> None:
         self.wait_queue = WaitQueue()
         self.first_token_timeout_s = first_token_timeout_s
-        """How long one waits to whom no first token in time is promised, or can be."""
+        """The limit of the wait of requests without a TTFT objective, or with an unattainable
+        one."""
         self._fleet = fleet
         self._fleet_model = fleet_model
         self._options = AdmissionOptions()
@@ -114,9 +115,9 @@ class AdmissionController:
         return decide(state.slo, forecast, limit, options=self._options)
 
     def _evaluate_best_effort(self, estimate: Estimate) -> AdmissionDecision:
-        """Nobody is promised anything; but nobody is to be given up in an engine's queue, either.
+        """Admission without objectives; but no request is to time out in an engine's queue, either.
 
-        What is kept free for errors is half of the time at most: nearer ones need no closer look.
+        The margin for errors is half of the time at most: nearer timeouts need no closer look.
         """
         ttft_s = estimate.unqueued_ttft_s + estimate.engine_queue_s
         if ttft_s <= self.first_token_timeout_s / 2:
@@ -131,7 +132,7 @@ class AdmissionController:
         return self._recent.recent_classes(now_s) if self._is_predictive else []
 
     def would_shed(self, tenant: Tenant, slo: Slo, now_s: float) -> Shed | None:
-        """What one more of a class would be told, as light as the lightest of late; None: come in.
+        """The answer to one more request of a class, as light as recent requests; None: admitted.
 
         Counts nothing, for nothing has arrived.
         """
@@ -167,7 +168,7 @@ class AdmissionController:
         """It is about to be placed; for the first time, or again."""
         if state.placed_at_s is None:
             self._admitted_by_priority[state.priority] += 1
-            if now_s < self._decode_forecast_expires_at_s:  # or else nobody asks for it any more
+            if now_s < self._decode_forecast_expires_at_s:  # or else it is not used any more
                 self._decode_forecast = self._decode_forecast._replace(
                     prefilling=self._decode_forecast.prefilling + self._fleet.peer_load_factor
                 )
@@ -193,7 +194,7 @@ class AdmissionController:
                 del self._admitted_by_priority[state.priority]
 
     def victim(self, state: RequestState) -> str | None:
-        """Who must go so that this one may wait; None when it comes before nobody."""
+        """The request that must go so that this request may wait; None without any."""
         return self.wait_queue.victim(PriorityBand(state.priority, state.band.is_attainable))
 
     def evictable_count(self, priority: int) -> int:
@@ -201,7 +202,7 @@ class AdmissionController:
         return self.wait_queue.count_below(PriorityBand(priority, is_attainable=True))
 
     def drain_s(self) -> float:
-        """How long until all who wait now have had their turns; 0 when nobody waits."""
+        """How long until all waiting requests have had their turns; 0 without any."""
         return self.wait_queue.drain_s(replicas=self._prefill_replica_count)
 
     # -------------------------------------------------------------- what is put before it
@@ -228,8 +229,8 @@ class AdmissionController:
     ) -> TtftLimit:
         """When its first token must come, not counting its wait for a replica.
 
-        What it was promised has passed by then: from when there is a replica it waits for its turn
-        as long as one to whom no first token in time is promised.
+        Its objective has passed by then: from when there is a replica it waits for its turn as long
+        as a request without a TTFT objective.
         """
         class_limit = self._class_limit(state.slo, unqueued_ttft_s)
         if state.total_replica_wait_s(now_s) <= 0:
@@ -294,7 +295,7 @@ class AdmissionController:
         decoder: ReplicaView,
         forecast: AdmissionForecast,
     ) -> AdmissionForecast:
-        """What only matters to one who is first in line."""
+        """The predictions that matter only to the first request in line."""
         option, timing = decision.options[0], self._fleet_model.timings.of(decoder)
         if option.queue_s > self._options.max_engine_queue_delay_s:
             running = decoder.load.running_requests if option.prefill_replica_id is None else 0
@@ -346,7 +347,7 @@ class AdmissionController:
         return max(0.0, misses) * peers / max(1, self._admitted_by_priority.total())
 
     def _current_decode_forecast(self, now_s: float) -> DecodeForecast:
-        """A look at the whole fleet, or the last one, and what was let in since."""
+        """A look at the whole fleet, or the last look, with later admissions."""
         if now_s >= self._decode_forecast_expires_at_s:
             self._decode_forecast = decode_forecast(self._fleet.view(now_s))
             self._decode_forecast_expires_at_s = now_s + _FORECAST_TTL_S * len(self._fleet)

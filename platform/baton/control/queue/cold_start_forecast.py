@@ -1,4 +1,4 @@
-"""What a coordinator is told of the start of its model's next replica."""
+"""The known facts of the start of a coordinator's next replica of its model."""
 
 from __future__ import annotations
 

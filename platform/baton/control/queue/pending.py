@@ -1,10 +1,10 @@
 """Requests that are not under way: those that wait for a replica, and those that wait their turn.
 
 *Theory of operation.* In `unplaced` are those that no replica can take, in order of arrival; all of
-them are tried when somebody joins. In `admission.wait_queue` are those that replicas could take,
-but shall not yet; only the first of them is tried, when capacity may have come free: a leg ended, a
-load was reported, somebody joined, or so much time has passed as the last try said. Together they
-are bounded. A try costs a placement, so after one that let nobody in the next comes
+them are tried when a replica joins. In `admission.wait_queue` are those that replicas could take,
+but shall not yet. Only the first of them is tried, when capacity may have come free. A leg ended, a
+load was reported, a replica joined, or the time of the last try has passed. Together they are
+bounded. A try costs a placement, so after a try without an admission the next comes
 `_MIN_RETRY_INTERVAL_S` later at the earliest, however much happens.
 """
 
@@ -22,7 +22,7 @@ from baton.policy.admission.decision import AdmissionReason, Enqueue
 _MIN_RETRY_INTERVAL_S = 0.005
 """Two hundred tries per second at most: at 0.2 ms for one, 4 % of the time."""
 _POLL_INTERVAL_S = 0.05
-"""What comes free without being told comes to light so soon."""
+"""The time in which unreported free resources are noticed."""
 _MISSING = object()
 _MIN_RETRY_AFTER_S = 1.0
 """HTTP's Retry-After is in whole seconds."""
@@ -39,12 +39,12 @@ class ColdStartWait:
     cold start, which takes far longer than any queue. The controller reports how long starts take,
     and when one is under way, how long it takes yet (`ColdStartReported`). Until then, a start is
     taken to begin when the first request waits. All of these are predictions: a start that is
-    overdue is expected within a part of what starts take.
+    expected within a part of the usual time.
     """
 
     def __init__(self, max_wait_s: float | None) -> None:
         self.max_wait_s = max_wait_s
-        """How long a request waits at most; None: nobody starts a replica because of it."""
+        """The limit of a request's wait; None: no replica starts because of it."""
         self._cold_start = ColdStart()
         self._reported_at_s: float | None = None
         self._requested_at_s: float | None = None
@@ -52,7 +52,7 @@ class ColdStartWait:
         """Whether there was a replica, or the fleet rests without one."""
 
     def on_cold_start(self, start: ColdStart, now_s: float) -> None:
-        """Take in what is known of starts. What was measured once is not replaced by a guess."""
+        """Take in the known facts of starts. A measurement is not replaced by a guess."""
         if self._cold_start.is_measured and not start.is_measured:
             start = start._replace(duration_s=self._cold_start.duration_s, is_measured=True)
         self._cold_start, self._reported_at_s = start, now_s
@@ -90,7 +90,7 @@ class ColdStartWait:
         return max(remaining_s, _OVERDUE_FRACTION * duration_s)
 
     def queue_timeout_s(self, now_s: float) -> float:
-        """How long a request that comes now waits for it; 0 where that would be in vain."""
+        """How long a request that comes now waits for it; 0 where that would be too long."""
         if self.max_wait_s is None or not self.triggers_start:
             return 0.0
         is_known = self._cold_start.is_measured or self._cold_start.remaining_s is not None
@@ -197,25 +197,25 @@ class PendingRequests:
     # -------------------------------------------------------------- waiting for a turn
 
     def on_admitted(self, state: RequestState, now_s: float) -> None:
-        """Somebody is about to be placed."""
+        """Note that a request is about to be placed."""
         self._remove_unplaced(state, now_s)
         self.admission.admit(state, now_s)
         self._cancel_retry_if_empty()
 
     def enqueue(self, state: RequestState, now_s: float) -> None:
-        """Somebody waits for its turn, and may be the first in line."""
+        """Note that a request waits for its turn, and may be the first in line."""
         self._remove_unplaced(state, now_s)
         self.admission.enqueue(state, now_s)
         self.on_capacity(now_s)
 
     def remove(self, state: RequestState, now_s: float) -> None:
-        """Somebody has ended, whether it waited or not."""
+        """Note that a request has ended, whether it waited or not."""
         self._remove_unplaced(state, now_s)
         self.admission.remove(state, now_s)
         self._cancel_retry_if_empty()
 
     def next_retry_at_s(self) -> float | None:
-        """When somebody is to be tried again at the latest."""
+        """When a request is to be tried again at the latest."""
         if self.head_retry_at_s is None or self.unplaced_retry_at_s is None:
             return (
                 self.unplaced_retry_at_s if self.head_retry_at_s is None else self.head_retry_at_s
@@ -223,18 +223,18 @@ class PendingRequests:
         return min(self.head_retry_at_s, self.unplaced_retry_at_s)
 
     def on_capacity(self, now_s: float) -> None:
-        """Somebody may have a place now: the first is tried at once, or after the pause."""
+        """Try the first waiting request, at once or after the pause: it may have a place."""
         at_s = max(now_s, self._last_failed_at_s + _MIN_RETRY_INTERVAL_S)
         if self.head_retry_at_s is None or at_s < self.head_retry_at_s:
             self.head_retry_at_s = at_s
 
     def retry_now(self) -> None:
-        """Rules are others now: whoever waits is tried with the next event."""
+        """Rules are others now: waiting requests are tried with the next event."""
         if self.admission.wait_queue:
             self.head_retry_at_s = float("-inf")
 
     def pop_due_head(self, now_s: float) -> str | None:
-        """Who is to be tried now; None when nobody is."""
+        """The request to be tried now; None without one."""
         if self.head_retry_at_s is None or now_s < self.head_retry_at_s:
             return None
         head = self.admission.wait_queue.head()
@@ -258,7 +258,7 @@ class PendingRequests:
             state.end_replica_wait(now_s)
 
     def _cancel_retry_if_empty(self) -> None:
-        """With nobody left to try no time is due: a body would wake up for it for ever."""
+        """Without waiting requests no time is due: the driver would wake up for it forever."""
         if not self.admission.wait_queue:
             self.head_retry_at_s = None
 

@@ -1,10 +1,10 @@
-"""What requests of each kind were predicted to need of late: whether one more would be taken in.
+"""Predicted needs of recent requests of each kind: whether one more would be admitted.
 
-*Theory of operation.* Where a gate refuses before a request is read, nobody knows how long its
-prompt is. So the lightest of those that came of late stands for it: if even that one would be
-turned away now, so would nearly all. What is remembered is forgotten within a second. While a gate
-refuses, nothing comes to remember, so it lets a few through every second, and by these it is seen
-when there is room again.
+*Theory of operation.* Where a gate refuses before a request is read, the length of its prompt is
+not known. So the lightest of the recent requests stands for it: if even that would be rejected now,
+so would nearly all. An estimate is forgotten within a second. While a gate refuses, no new estimate
+comes, so it lets a few requests through every second, and by these it is seen when there is room
+again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 _MAX_AGE_S = 1.0
 _MAX_ESTIMATES = 16
 _MAX_CLASSES = 1024
-"""Tenants times classes that are remembered; more, and the one that came first goes."""
+"""Tenants times classes that are remembered; with more, the oldest goes."""
 
 
 class Estimate(NamedTuple):
-    """What a request was predicted to need when it arrived, were it first in line."""
+    """The predicted need of a request when it arrived, were it first in line."""
 
     at_s: float
     unqueued_ttft_s: float
@@ -59,7 +59,7 @@ class RecentEstimates:
         return [name for name, kind in self._by_class.items() if kind and kind[-1].at_s >= since_s]
 
     def lightest(self, tenant: str, slo_class: str, now_s: float) -> Estimate | None:
-        """The one that needed least, as it would now; None when none came of late."""
+        """The lightest recent estimate, as of now; None without a recent one."""
         estimates = self._by_class.get((tenant, slo_class))
         while estimates and estimates[0].at_s < now_s - _MAX_AGE_S:
             estimates.popleft()

@@ -1,13 +1,12 @@
 """Tenants' limits at one coordinator: rates, and requests at a time, as shares of the whole.
 
 *Theory of operation.* A limit holds for the deployment; this coordinator has a fraction of it,
-which is an equal one until `share` says another. What a request will use is charged when it
-arrives, its prompt and the answer that is to be expected, and settled when it ends: what was not
-used is given back, what was used beyond it is owed, in the buckets that were charged and nowhere
-else: whoever gets a limit while requests run owes nothing for these. A request that got nothing at
-all is given back whole. Names that are not configured count for whoever stands for them, so there
-are never more accounts than tenants in the rules, and those of removed tenants until their last
-request has ended.
+which is an equal fraction until `share` says another. The expected use of a request, its prompt and
+its expected answer, is charged when it arrives. It is settled when it ends: unused tokens are given
+back, and excess tokens are owed, in the buckets that were charged and nowhere else. So a tenant
+that gets a limit while requests run owes nothing for these. A request that got nothing at all is
+given back whole. Names that are not configured count for their stand-in. So there are never more
+accounts than tenants in the rules, and those of removed tenants until their last request has ended.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class TenantLimits:
     """The accounts of all tenants at one coordinator."""
 
     def __init__(self, tenants: Mapping[str, Tenant], *, coordinators: int = 1) -> None:
-        """Begin with an equal share of each limit, full buckets and nobody in flight."""
+        """Begin with an equal share of each limit, full buckets and no request in flight."""
         if coordinators < 1:
             raise ValueError(f"coordinators is {coordinators}, expected at least 1")
         self._equal_share = QuotaFractions(*[1 / coordinators] * 3)
@@ -101,7 +100,7 @@ class TenantLimits:
                 _update_buckets(account, now_s)
 
     def acquire(self, tenant: Tenant, tokens: float, now_s: float) -> LimitExceeded | Charge:
-        """Why a request of so many tokens cannot be taken in now; or what it is charged."""
+        """Why a request of these tokens cannot be admitted now; or its charge."""
         account = self._account(tenant, now_s)
         account.demanded_requests.add(1.0, now_s)
         account.demanded_tokens.add(tokens, now_s)
@@ -121,7 +120,7 @@ class TenantLimits:
         return None if account is None else self._check_account(account, 1.0, now_s)
 
     def settle(self, charge: Charge, *, used_tokens: float, duration_s: float) -> None:
-        """A request that was charged so has ended and used so many tokens; 0 for none."""
+        """A request that was charged so has ended and used these tokens; 0 for none."""
         account = self._accounts[charge.tenant]
         account.in_flight -= 1
         if charge.token_bucket is not None:
@@ -136,7 +135,7 @@ class TenantLimits:
         self._drop_if_unused(account)
 
     def requested_rates(self, now_s: float) -> tuple[TenantRates, ...]:
-        """What tenants with a limit have asked for here lately, per second."""
+        """The recent demand here of tenants with a limit, per second."""
         return tuple(
             (name, account.demanded_requests.rate(now_s), account.demanded_tokens.rate(now_s))
             for name, account in sorted(self._accounts.items())
@@ -155,7 +154,7 @@ class TenantLimits:
     ) -> LimitExceeded | None:
         name, max_in_flight = account.tenant.name, account.max_in_flight
         if max_in_flight is not None and account.in_flight >= max_in_flight:
-            # With n at a time, one ends every n-th part of what one takes.
+            # With n at a time, one ends every n-th part of a request's time.
             wait_s = account.mean_duration_s / max_in_flight if max_in_flight else _NEXT_SHARE_S
             why = (
                 f"tenant {name!r} has {account.in_flight} requests in flight, at most"
@@ -180,7 +179,7 @@ class TenantLimits:
         return account
 
     def _drop_if_unused(self, account: _Account) -> None:
-        """Keep no account of a tenant that is gone, or of nobody in particular."""
+        """Keep no account of a tenant that is gone, or of none in particular."""
         name = account.tenant.name
         if not account.in_flight and name not in self._tenants:
             del self._accounts[name]
@@ -192,7 +191,7 @@ def _is_limited(tenant: Tenant) -> bool:
 
 
 def _update_buckets(account: _Account, now_s: float | None) -> None:
-    """Give an account the buckets that its limits and fractions say; what was in them stays."""
+    """Give an account the buckets of its limits and fractions; their content stays."""
     rate, fractions = account.tenant.rate, account.fractions
     account.request_bucket = _updated_bucket(
         account.request_bucket, rate.requests_per_s, fractions.requests, rate, now_s
@@ -218,7 +217,7 @@ def _updated_bucket(
 
 
 def _to_fractions(account: _Account, share: QuotaShare) -> QuotaFractions:
-    """A share as fractions of the limits; what has no limit, or no share, stays as it is."""
+    """A share as fractions of the limits; missing limits and shares change nothing."""
     rate, current = account.tenant.rate, account.fractions
     return QuotaFractions(
         _to_fraction(share.requests_per_s, rate.requests_per_s, current.requests),

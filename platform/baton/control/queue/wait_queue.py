@@ -1,18 +1,18 @@
 """Requests that wait at the coordinator for their turn, and how long that will take.
 
 *Theory of operation.* Those of a higher *band* always come first; inside a band tenants share by
-weight, and inside a tenant whoever must begin soonest comes first (`policy.fair_queue`). A band is
-a priority, and in it those who can still get what they are promised, before those who cannot.
+weight, and inside a tenant the most urgent request comes first (`policy.fair_queue`). A band is a
+priority, and in it requests that can still meet their objectives, before those that cannot.
 
-How long a turn takes is predicted from the work ahead and from how fast work has left the queue
-while somebody waited: device-seconds per second and replica, forgotten within seconds. What higher
-bands bring meanwhile is taken off. Before anything was measured each replica is taken to do a
-device-second per second. Where whoever is first waits for streams to end, work leaves by fits and
-starts, and turns come later than predicted: predictions are then stretched until hardly anybody
-waits in vain. Whatever they wait for, whoever waits in vain makes its band *doubted* for a while.
+How long a turn takes is predicted from the work ahead and from the queue's recent rate of work:
+device-seconds per second and replica, forgotten within seconds. Later work of higher bands is taken
+off. Before any measurement each replica is taken to do a device-second per second. Where the first
+request waits for streams to end, work leaves by fits and starts, and turns come later than
+predicted. Predictions are then stretched until hardly any request waits too long. For any cause, a
+request that waits too long makes its band *unreliable* for a while.
 
 The store is bounded by its owner, which asks for a `victim` when it is full. Nothing here is lost:
-whoever is added leaves by `admit` or `remove`.
+every added request leaves by `admit` or `remove`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _PRIOR_WEIGHT_S = 0.5
 """The time for which the guess counts: as soon as half a second was measured, that weighs as much.
 """
 _MIN_RATE_FRACTION = 0.02
-"""Of what the fleet does, what at least is taken to be left by higher bands: waits stay finite."""
+"""Of the fleet's rate, the least share that higher bands leave: waits stay finite."""
 
 _INFLATION_STEP = 1.1
-"""Each one that waited in vain makes predictions so much longer ..."""
+"""Each request that waited too long makes predictions this much longer ..."""
 _INFLATION_DECAY = 0.9998
-"""... and each one that had its turn, so much shorter: with ln 1.1 / -ln 0.9998 = 477 let in for
-each that waited in vain, and as many refused as let in, 0.2 % of those that are refused wait."""
+"""... and each turn in time, this much shorter. With ln 1.1 / -ln 0.9998 = 477 admitted for each
+that waited too long, and as many rejected as admitted, 0.2 % of the rejected wait."""
 _MISPREDICTION_DECAY = 0.002
-"""Of the doubt that one who waited in vain brings, what each one takes away that had its turn."""
+"""The part of an unreliability that each turn in time takes away."""
 _MAX_WAIT_INFLATION = 2.5
-"""A line of two fifths of what there is time for is still long enough to keep the fleet busy."""
+"""A line of two fifths of the available time is still long enough to keep the fleet busy."""
 
 
 class QueuePosition(NamedTuple):
-    """When somebody's turn comes."""
+    """The time of a request's turn."""
 
     request: QueuedRequest
     """Where it stands in line."""
@@ -52,22 +52,23 @@ class QueuePosition(NamedTuple):
 
 
 class WaitQueue:
-    """Whoever waits for its turn."""
+    """The requests that wait for their turns."""
 
     def __init__(self) -> None:
         self._bands: dict[PriorityBand, FairQueue] = {}
         self._band_of: dict[str, PriorityBand] = {}
         self._served_work = DecayedSum(_RATE_WINDOW_S)
-        """Work that left for the fleet, per replica, while somebody waited ..."""
+        """Work that left for the fleet, per replica, while requests waited ..."""
         self._busy_time = DecayedSum(_RATE_WINDOW_S)
-        """... and for how long somebody did: both on a clock that stands still while nobody waits.
+        """... and for how long they did: both on a clock that stops while the queue is empty.
         """
         self._arrived_work: dict[PriorityBand, DecayedSum] = {}
         """Work that was let in or held, by band."""
         self._wait_inflation: dict[PriorityBand, float] = {}
         """How much longer than predicted turns are taken to last; 1 where nothing is said."""
         self._misprediction_rates: dict[PriorityBand, float] = {}
-        """How much predictions for those who wait are doubted, from 0, which is not said, to 1."""
+        """How unreliable predictions for waiting requests are, from 0, which is not stored, to
+        1."""
         self.head_blocked_on_decode = False
         """Whether who is first was last seen to wait for streams to end, not for prompts."""
         self._busy_clock_s = 0.0
@@ -88,7 +89,7 @@ class WaitQueue:
     # -------------------------------------------------------------- who waits
 
     def add(self, band: PriorityBand, request: QueuedRequest, now_s: float) -> None:
-        """Somebody waits from now on."""
+        """Add a request to the queue."""
         self._advance_clock(now_s)
         if band not in self._bands:
             self._bands[band] = FairQueue()
@@ -98,7 +99,7 @@ class WaitQueue:
         self._note_arrival(band, request.work_s, now_s)
 
     def head(self) -> str | None:
-        """Who is first of all; None when nobody waits."""
+        """The first request of all; None when the queue is empty."""
         for queue in self._bands.values():
             if (request := queue.head()) is not None:
                 return request.request_id
@@ -107,7 +108,7 @@ class WaitQueue:
     def admit(
         self, band: PriorityBand, request: QueuedRequest, *, replicas: int, now_s: float
     ) -> None:
-        """Somebody goes to the fleet, whether it had to wait or not."""
+        """Note that a request goes to the fleet, whether it had to wait or not."""
         self._advance_clock(now_s)
         if self._band_of:
             self._served_work.add(request.work_s / max(1, replicas), self._busy_clock_s)
@@ -128,7 +129,7 @@ class WaitQueue:
             self._bands[band].serve_immediately(request)
 
     def record_timeout(self, request_id: str) -> None:
-        """Somebody waits whose turn will not come in time, though that was predicted."""
+        """Note that a waiting request's turn will not come in time, though that was predicted."""
         band = self._band_of.get(request_id)
         if band is None:
             return
@@ -138,7 +139,7 @@ class WaitQueue:
             self._wait_inflation[band] = min(_MAX_WAIT_INFLATION, inflation)
 
     def remove(self, request_id: str, now_s: float) -> None:
-        """Somebody waits no more, and does not go to the fleet; unknown ones are ignored."""
+        """Take out a request that does not go to the fleet; unknown requests are ignored."""
         band = self._band_of.get(request_id)
         if band is not None:
             self._advance_clock(now_s)
@@ -146,7 +147,7 @@ class WaitQueue:
             self._bands[band].remove(request_id)
 
     def victim(self, band: PriorityBand) -> str | None:
-        """Who makes room for one of this band: the newest of the lowest; None if none is lower."""
+        """The newest request of the lowest band below this band; None if none is lower."""
         for lowest_band in reversed(self._bands):
             newest = self._bands[lowest_band].newest_id()
             if newest is not None:
@@ -162,7 +163,7 @@ class WaitQueue:
     def position(
         self, band: PriorityBand, request: QueuedRequest, *, replicas: int, now_s: float
     ) -> QueuePosition | None:
-        """The turn that somebody who comes now would have; None: it would be first."""
+        """The turn of a request that comes now; None: it would be first."""
         queues = [line for other, line in self._bands.items() if len(line) and other >= band]
         if not queues:
             return None
@@ -178,7 +179,7 @@ class WaitQueue:
         return QueuePosition(request, work_ahead / rate * self._wait_inflation.get(band, 1.0))
 
     def misprediction_rate(self, band: PriorityBand) -> float:
-        """How much predictions for those of a band who wait are doubted, from 0 to 1."""
+        """How unreliable predictions for waiting requests of a band are, from 0 to 1."""
         return self._misprediction_rates.get(band, 0.0)
 
     def drain_s(self, *, replicas: int) -> float:

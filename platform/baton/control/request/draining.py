@@ -1,9 +1,9 @@
 """Replicas that drain: their streams may end there, and those that take too long are moved.
 
-*Theory of operation.* A replica that drains gets no new work. What runs there runs on: prompts are
-computed and handed off, blocks that others wait for are kept, streams go on. Streams that have not
-ended after `drain_timeout_s` are moved: aborted there, and resumed elsewhere with the tokens that
-they have. So a replica is free after a time that does not depend on how long answers are.
+*Theory of operation.* A replica that drains gets no new work. Its existing work goes on: prompts
+are computed and handed off, blocks that others wait for are kept, streams go on. Streams that have
+not ended after `drain_timeout_s` are moved: aborted there, and resumed elsewhere with the tokens
+that they have. So a replica is free after a time that does not depend on how long answers are.
 
 A move costs the computation of a prompt, and a pause in a stream. Hence at most
 `max_drain_migrations` are under way at a time, over all replicas that drain: the next one begins
@@ -11,9 +11,9 @@ when one has its next token, or has ended. None begins while no other replica ha
 when it cannot be carried over; such a stream ends where it is, and the replica waits. Only streams
 move: a request without a token yet has its first soon, and can be moved then.
 
-`begin` and `remove` say which replicas drain, `start_due_migrations` who is to be moved now; the
-caller moves them. Time is looked at in `start_due_migrations` only, when `next_at_s` has come: at
-the end of a patience, and from then on a few times a second while anything is left there.
+`begin` and `remove` say which replicas drain, `start_due_migrations` which streams to move now; the
+caller moves them. Time is looked at in `start_due_migrations` only, when `next_at_s` has come. That
+is at the end of a drain timeout, and from then on a few times a second while any stream is left.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class DrainingReplicas:
         """Requests that were moved and have not got a token since."""
 
     def reconfigure(self, limits: CoordinatorLimits) -> None:
-        """Go on by others; a patience that has begun stays as it is."""
+        """Go on with other limits; a drain timeout that has begun stays as it is."""
         self._limits = limits
 
     def begin(self, replica_id: str, now_s: float) -> None:
-        """A replica drains from now on; saying so twice does not begin its patience again."""
+        """A replica drains from now on; a repetition does not begin its timeout again."""
         if replica_id in self._fleet:
             self._next_check_at_s.setdefault(replica_id, now_s + self._limits.drain_timeout_s)
 
@@ -108,7 +108,7 @@ class DrainingReplicas:
         return any(_has_room(view, tokens) for view in self._other_replicas(state, now_s))
 
     def _other_replicas(self, state: RequestState, now_s: float) -> Iterator[ReplicaView]:
-        """Who takes new work, and has not failed it; this is not asked of those that drain."""
+        """Replicas that take new work, and have not failed it; drained replicas excluded."""
         fleet = self._fleet.view(now_s)
         for replica_id in fleet.eligible.decode or fleet.eligible.prefill:
             if replica_id not in state.avoid:
@@ -120,7 +120,7 @@ def _is_migrating(state: RequestState | None) -> bool:
 
 
 def _has_room(view: ReplicaView, tokens: int) -> bool:
-    """Whether a stream with so many tokens could begin there now."""
+    """Whether a stream with these tokens could begin there now."""
     load, facts = view.load, view.facts
     kv_used_fraction = load.kv_used_fraction + tokens / (facts.kv_blocks * facts.block_size_tokens)
     return (

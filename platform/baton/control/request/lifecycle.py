@@ -124,7 +124,7 @@ class RequestLifecycle:
         """Begin the first leg of a route, or wait where no replica can take the request.
 
         With `delay_if_tried`, a route over a replica that has just failed this request waits a
-        moment first: a replica that refuses at once would otherwise use up every attempt at once.
+        moment first. A replica that refuses at once would otherwise use up every attempt at once.
         """
         query = self._fleet_model.placement_query(state, now_s)
         decision = self._placer.place(query, self._fleet_model.placement_context(now_s))
@@ -202,7 +202,7 @@ class RequestLifecycle:
     def _emits_first_token(self, state: RequestState, decision: PlacementDecision) -> bool:
         """Whether the prefill leg of a route gives a client its token.
 
-        Where a policy predicts, it says so; and what is expected to go on after it must be able to.
+        Where a policy predicts, it says so; and the expected next phase must be possible.
         """
         route, option = decision.route, decision.chosen
         decoder = self._fleet.get(route.decode_replica_id)
@@ -215,7 +215,7 @@ class RequestLifecycle:
         return state.allow_early_token and (option is None or option.is_early_token)
 
     def _reusable_tokens(self, query: PlacementQuery, replica_id: str, tokens: int) -> int:
-        """How many of so many leading tokens a replica need not compute."""
+        """How many of these leading tokens a replica need not compute."""
         view = self._fleet.get(replica_id)
         if view is None:
             return 0
@@ -353,7 +353,7 @@ class RequestLifecycle:
     def _reported_cache_use(
         self, state: RequestState, dispatched: DispatchedLeg
     ) -> tuple[int | None, CacheUse | None]:
-        """What to tell a client of its prompt with its first tokens."""
+        """The report to a client on its prompt, with its first tokens."""
         if (use := state.prompt_use) is None:
             return None, None
         if state.request.fan_out_id is not None:
@@ -428,7 +428,7 @@ class RequestLifecycle:
         )
 
     def _is_complete(self, dispatched: DispatchedLeg, tokens: int) -> bool:
-        """Whether so many tokens are all that a leg's request, or its engine's context, allows."""
+        """Whether these tokens are all that a leg's request, or its engine's context, allows."""
         leg, view = dispatched.leg, self._fleet.get(dispatched.replica_id)
         max_len_tokens = float("inf") if view is None else view.facts.max_len_tokens
         return leg.max_tokens <= tokens or len(leg.prompt_token_ids) + tokens >= max_len_tokens
@@ -521,7 +521,7 @@ class RequestLifecycle:
     def _on_timeout(self, state: RequestState, now_s: float) -> None:
         """Abort the running leg, because its time is over, and go on elsewhere.
 
-        Where its engine has not done a step for about as long, whatever runs there goes, too.
+        Where its engine has not done a step for about as long, all its legs go, too.
         """
         replica_id, leg_id = state.running_leg.replica_id, state.leg_id
         if self._evacuate_stalled(replica_id, now_s) and state.leg_id != leg_id:
@@ -616,7 +616,7 @@ class RequestLifecycle:
                 self.fail(state, error, now_s)
 
     def _resume(self, state: RequestState, retry: Retry, now_s: float) -> None:
-        """Place again; what was delivered becomes part of the prompt."""
+        """Place again; delivered tokens become part of the prompt."""
         if retry.is_free:
             state.free_retry_at_tokens = len(state.generated)
         self.retries.on_retry(retry)

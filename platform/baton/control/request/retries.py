@@ -4,22 +4,22 @@
 The request is then placed again, with the tokens that its client has as part of its prompt. Four
 things bound how often:
 
-- no more than `max_failures` failed legs of one request; one that is hedged, or that a
-  replica refuses for the first time because it drains, has not failed;
+- no more than `max_failures` failed legs of one request; a hedged leg, or the first refusal
+  of a replica that drains, is no failure;
 - no more than `_MAX_CRASHES` replicas in a row that die with a request that gets no further;
 - a request that cannot be carried over ends once its client has tokens;
-- the *retry budget* (`policy.retry_budget`): second tries are a share of what arrives.
+- the *retry budget* (`policy.retry_budget`): retries are a share of arrivals.
 
-The budget is there for failures that breed failures. One that has a cause outside of the request,
-and is over once the request has left, breeds none: its replica was lost, frozen or is known to ail
-while others are well, or a handoff failed and will not be tried for it again. Such a second try is
+The budget is there for failures that breed failures. A failure that has a cause outside of the
+request, and is over once the request has left, breeds none. Its replica was lost, frozen or is
+known to ail while others are well, or a handoff failed and will not be retried for it. Such a retry
 *free*, so that the many streams of one lost replica are all carried over. It is free again once the
 request has got further, as a long stream may well outlive two replicas. A request that gets nowhere
-in between pays, so that one which kills its replicas is not carried from each to the next.
-What drains has not failed and costs nothing.
+progress in between pays, so that a request which kills its replicas is not carried from each to the
+next. A drain is no failure and costs nothing.
 
-When the budget is spent, a client that has got nothing is told to come back (503); one that has
-tokens is told in its stream.
+When the budget is spent, a client without output is told to come back (503); a client with tokens
+is told in its stream.
 
 `RetryPolicy` decides and changes nothing but its budget; `RequestLifecycle` acts on the decision.
 """
@@ -56,7 +56,7 @@ _EXTERNAL_CAUSES = frozenset(
 _UNCHARGED = frozenset({RetryReason.DRAINING, RetryReason.HEDGED})
 """Nothing has failed where a replica drains, and a hedge has paid already."""
 _POISON_REQUEST_THRESHOLD = 2
-"""A request that has failed on so many replicas is more likely to blame than the next one."""
+"""A request that has failed on this many replicas is more likely to blame than the next replica."""
 _MAX_CRASHES = 3
 """Replicas that may die with a request that gets no further: it may be what ends them."""
 
@@ -163,8 +163,8 @@ class RetryPolicy:
     ) -> float:
         """When to look whether another replica would be quicker; inf: never.
 
-        Not before some dozen first tokens have come: engines are slow to begin with, and what is
-        predicted of them is a guess.
+        Not before some dozen first tokens have come: engines are slow to begin with, and their
+        predictions are guesses.
         """
         if state.was_hedged or not overruns.is_known:
             return float("inf")

@@ -1,4 +1,4 @@
-"""On what terms a request was taken in: its place among others, and what its tenant paid."""
+"""The terms of a request's admission: its place among others, and its tenant's charge."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from baton.policy.admission.rate_limits import TokenBucket
 
 
 class PriorityBand(NamedTuple):
-    """Who comes before whom; the greater first."""
+    """The rank of a request; the greater first."""
 
     priority: int
     is_attainable: bool
 
 
 class Charge(NamedTuple):
-    """What a request that was taken in was charged, and to which buckets; None: to no limit."""
+    """The charge of an admitted request, and its buckets; None: to no limit."""
 
     tenant: str
     tokens: float

@@ -14,10 +14,9 @@ class RecoveryOptions:
     """When a replica is given up, and how often a request may be tried again."""
 
     heartbeat_timeout_s: float = 1.5
-    """A replica on which something runs, and of which nothing was heard for so long, is left; the
-    link says that it lives four times a second. Longer than three segments in a row take that a
-    network loses (0.2 + 0.4 + 0.8 s, TCP's least timeout doubled twice), shorter than the link
-    takes to break the session (2 s)."""
+    """A replica with work that is not heard of for this time is left; the link sends a heartbeat
+    four times a second. Longer than three lost segments in a row take (0.2 + 0.4 + 0.8 s, TCP's
+    least timeout doubled twice), shorter than the link takes to break the session (2 s)."""
     circuit_breaker: BreakerOptions = field(default_factory=BreakerOptions)
     retry_budget: RetryOptions = field(default_factory=RetryOptions)
     hedging: HedgeOptions = field(default_factory=HedgeOptions)

@@ -1,16 +1,17 @@
-"""How much of a request's prompt was cached, out of what each of its legs says of its own prompt.
+"""How many tokens of a request's prompt were cached, from the counts of each of its legs.
 
-*Theory of operation.* A client's usage is that of its request, as if one engine had served it that
-holds what all replicas of its route held when the request came. A leg knows less than that:
+*Theory of operation.* A client's usage is that of its request, as if one engine had served it. That
+engine would hold the blocks that all replicas of its route held when the request came. A leg knows
+less than that:
 
 - The first leg that computes the whole prompt decides, be it a local or a prefill leg. Its replica
   took the prompt's front from its cache and computed the rest.
 - Blocks that a decode leg pulls count as cached in its engine. They were computed for this very
   request, so a decode leg says nothing about a prompt that was handed off as a whole.
 - A prefill leg of a front only (a prefix fetch) says how much of it its replica held. The leg that
-  computes the rest decides: the longer of that front and of what its own cache held is cached.
-- What follows is a second try. It finds what the first try computed, and its prompt may end with
-  generated tokens; so nothing that it says changes what is known.
+  computes the rest decides: the longer of that front and of its own cached part is cached.
+- Later legs are retries. A retry finds blocks of the first try, and its prompt may end with
+  generated tokens; so it changes no known count.
 
 An engine that says nothing leaves it unknown: a later leg's figure would be another one.
 
@@ -33,7 +34,7 @@ _NO_CACHE_USE = CacheUse()
 
 
 class PromptUse(NamedTuple):
-    """What is known so far."""
+    """The known counts so far."""
 
     cached_tokens: int
     """Tokens that were in a cache before the request came."""
@@ -50,10 +51,10 @@ def use_after_leg(
     cached_tokens: int,
     cache_use: CacheUse | None,
 ) -> PromptUse | None:
-    """What is known once a leg's engine has said what it did not compute.
+    """The known counts after a leg's engine has reported its cached tokens.
 
     Args:
-        prior: What the legs before it have said.
+        prior: The counts of the legs before it.
         leg: The leg.
         prompt_tokens: The length of the request's own prompt.
         cached_tokens: Tokens of the leg's prompt that its engine did not compute.
@@ -77,7 +78,7 @@ def use_after_leg(
     if prior.cached_tokens >= local_tokens:
         external_tokens = prior.cache_use.external_tokens
     if created_tokens:
-        # The leg counts from the end of what it pulled, which is a token more than was held.
+        # The leg counts from the end of the pulled tokens, which is a token more than was held.
         created_tokens = max(0, cached_tokens + created_tokens - hit_tokens)
     else:
         created_tokens = prior.cache_use.created_tokens
@@ -85,13 +86,13 @@ def use_after_leg(
 
 
 class SharedPrompts:
-    """What clients are told of prompts to which they asked for several answers."""
+    """The usage that clients see for prompts with several answers."""
 
     def __init__(self) -> None:
         self._in_flight_counts: Counter[str] = Counter()
         """How many answers to each prompt are in flight."""
         self._first_use: dict[str, PromptUse] = {}
-        """What the first of them that spoke has said."""
+        """The counts of the first leg that reported."""
 
     def on_arrived(self, request: Request) -> None:
         """A request has arrived."""
@@ -108,11 +109,11 @@ class SharedPrompts:
             self._first_use.pop(request.fan_out_id, None)
 
     def client_use(self, request: Request, use: PromptUse, *, block_size_tokens: int) -> PromptUse:
-        """What to tell the client of a request about which this much is known.
+        """The usage to report to the client of a request with these counts.
 
         Args:
             request: The request, of which nothing was told yet.
-            use: What its own legs have said.
+            use: The counts of its own legs.
             block_size_tokens: Of the engine that runs it.
         """
         if request.fan_out_id is None:

@@ -38,7 +38,7 @@ _LEAVES_REPLICA = _EARLY_ENDS | {Phase.RESUME}
 TRANSITIONS: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
     {
         # A LOCAL placement and a disaggregated one both begin with PREFILL.
-        # ARRIVED → FAILED: it asks for what it may not have, now or later.
+        # ARRIVED → FAILED: it asks for something that it may not have, now or later.
         Phase.ARRIVED: frozenset({Phase.QUEUED, Phase.PREFILL, Phase.SHED, Phase.FAILED}),
         Phase.QUEUED: _EARLY_ENDS | {Phase.PREFILL, Phase.EVICTED},
         # PREFILL → DECODE is LOCAL's edge: the first token came from the replica that prefilled.
@@ -72,7 +72,7 @@ class KvTransfer(NamedTuple):
     source_id: str
     target_id: str
     predicted_s: float = 0.0
-    """What they are predicted to take, beside all that is under way."""
+    """Their predicted time, beside all running transfers."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class RunningLeg:
         self.note_times(times)
 
     def note_times(self, times: LegTimes | None) -> None:
-        """Its engine said how it spent its time; what makes no sense was not said."""
+        """Its engine's times; invalid times are ignored."""
         if times is not None and _is_valid(times):
             self.engine_times = times
 
@@ -105,7 +105,7 @@ class RunningLeg:
         output_tokens: int,
         last_output_at_s: float | None,
     ) -> LegRecord:
-        """It is over, having given so many tokens to the client, the last of them then."""
+        """Record its end, with the tokens it gave to the client, the last of them then."""
         kv_handle = self.leg.kv_handle
         return LegRecord(
             leg_id=self.leg.leg_id,
@@ -138,7 +138,7 @@ class RequestState:
     tenant: Tenant = _DEFAULT_TENANT
     """Whose limits and share it counts for."""
     slo: Slo = NO_SLO
-    """What it is promised; settled when it arrives, whatever is configured later."""
+    """Its objectives; settled when it arrives, even if the configuration changes later."""
     phase: Phase = Phase.ARRIVED
     generated: list[int] = field(default_factory=list)
     leg_id: str | None = None
@@ -152,11 +152,11 @@ class RequestState:
     transfer: KvTransfer | None = None
     """The transfer that is under way for it."""
     remaining_prefill_s: float = 0.0
-    """Of a transfer of a prefix only: what its target is predicted to take for the rest of the
-    prompt, and for those before it; 0 where the whole prompt is handed off."""
+    """Of a transfer of a prefix only: its target's predicted time for the rest of the prompt, and
+    for prompts before it; 0 where the whole prompt is handed off."""
     legs_started: int = 0
     current_leg: RunningLeg | None = None
-    """The one that runs."""
+    """The running leg."""
     leg_records: list[LegRecord] = field(default_factory=list)
     """Those that are over."""
     failures: int = 0
@@ -180,7 +180,7 @@ class RequestState:
     itl_violations: int = 0
     itl_threshold_s: float = 0.0
     charge: Charge | None = None
-    """What its tenant was charged for it; None before that."""
+    """Its tenant's charge for it; None before that."""
     queued_request: QueuedRequest | None = None
     """Its place in line; None while it was not asked whether it is let in."""
     band: PriorityBand = _NO_BAND
@@ -204,7 +204,7 @@ class RequestState:
 
     @property
     def priority(self) -> int:
-        """Who comes first: higher ones do."""
+        """Rank: higher priorities go first."""
         return self.slo.priority + self.tenant.priority
 
     @property
@@ -218,7 +218,7 @@ class RequestState:
         return None if self.prompt_use is None else self.prompt_use.cached_tokens
 
     def update_prompt_use(self, leg: Leg, cached_tokens: int, cache_use: CacheUse | None) -> None:
-        """Take in what a leg's engine says of the leg's prompt."""
+        """Take in the cached tokens that a leg's engine reports."""
         self.prompt_use = use_after_leg(
             self.prompt_use,
             leg,
@@ -251,7 +251,7 @@ class RequestState:
         self.phase = target
 
     def block_hashes(self, family: BlockFamily) -> list[int]:
-        """The names of the full blocks of its prompt, and of what was generated so far."""
+        """The names of the full blocks of its prompt and its generated tokens."""
         key = family, len(self.generated)
         hashes = self._hashes.get(key)
         if hashes is None:
@@ -268,18 +268,18 @@ class RequestState:
 
     @property
     def token_count(self) -> int:
-        """How many tokens its prompt and what was generated so far have."""
+        """How many tokens its prompt and its output so far have."""
         return len(self.request.prompt_token_ids) + len(self.generated)
 
     def tokens(self) -> TokenIds:
-        """Its prompt, followed by what was generated so far."""
+        """Its prompt, followed by its output so far."""
         prompt = self.request.prompt_token_ids
         if isinstance(prompt, HashedPrompt):
             return prompt.extended(len(self.generated))
         return (*prompt, *self.generated) if self.generated else prompt
 
     def record_itl(self, gap_s: float) -> None:
-        """Take in a time between two of its tokens; ones up to `itl_threshold_s` change nothing."""
+        """Take in a time between two of its tokens, if it is above `itl_threshold_s`."""
         self.max_itl_s = self.itl_threshold_s = max(self.max_itl_s, gap_s)
         if (limit_s := self.slo.itl_p99_s) is not None:
             self.itl_violations += gap_s > limit_s
@@ -332,9 +332,9 @@ class RequestState:
     def transfer_due_at_s(self, queued_at_s: float | None, transfer_s: float) -> float:
         """When its transfer, before which there last was a queue then, should bring a first token.
 
-        Blocks have `transfer_s`; what is computed after them has what it is predicted to take. Or
-        else each prefix that is fetched for a prompt with seconds left to compute would be given
-        up, and its link be blamed.
+        Blocks have `transfer_s`; the rest of the prompt has its predicted time. Or else each prefix
+        that is fetched for a prompt with seconds left to compute would be given up, and its link be
+        blamed.
         """
         started_at_s = max(self.running_leg.started_at_s, queued_at_s or 0.0)
         return started_at_s + transfer_s + self.remaining_prefill_s
@@ -368,7 +368,7 @@ class RequestState:
     def record(
         self, outcome: Phase, reason: str, now_s: float, *, is_client_error: bool, gpu_s: float
     ) -> RequestRecord:
-        """The story to keep once the request has ended, with its judgement and its cost."""
+        """The record to keep once the request has ended, with its judgement and its cost."""
         served = Served(
             outcome,
             len(self.generated),

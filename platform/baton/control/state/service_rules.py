@@ -1,4 +1,4 @@
-"""What a coordinator serves by: classes, tenants, admission. Replaced as a whole, while it runs."""
+"""A coordinator's rules: classes, tenants, admission. Replaced as a whole, while it runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ServiceRules:
 
     slos: SloClasses = field(default_factory=SloClasses)
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
-    """By name; one that is not there is served like `default`, or with no limits without one."""
+    """By name; an unknown tenant is served like `default`, or with no limits without one."""
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
 
     def tenant(self, name: str) -> Tenant:
-        """The tenant of that name, or whoever stands for those who are not known."""
+        """The tenant of that name, or the stand-in for unknown tenants."""
         return self.tenants.get(name) or self.tenants.get(DEFAULT_TENANT, _DEFAULT_TENANT)
 
     def highest_priority(self, name: str | None) -> int:

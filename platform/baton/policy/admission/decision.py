@@ -1,23 +1,23 @@
 """Admission: let a request through, hold it for a moment, or say no before any work is done.
 
 *Theory of operation.* `decide` is asked when a request arrives, and again whenever it is first in
-line and something may have come free. It is told what is predicted: how long until the first token
-if the request is let in now, how long it would wait for its turn, at what pace it would get its
-tokens by the time that its prompt is computed, and how many streams it would break. Then
+line and resources may be free. It gets the predicted time to first token if the request is admitted
+now, the wait for its turn, and its pace by the time that its prompt is computed. It also gets the
+number of streams that the request would break.
 
-- it is *admitted* when it is first in line, the engine has hardly a queue, and both objectives will
-  be met, its own and those of streams of its priority or above;
-- *held* when it will still be in time after its turn has come: a prompt that waits here can be
-  overtaken by who is more urgent, one that waits inside an engine cannot;
-- *shed* as soon as it is predicted to be late: its prompt is then never computed, and the client
-  knows within milliseconds when to come back.
+- It is *admitted* when it is first in line, the engine has hardly a queue, and all objectives will
+  be met. These are its own and those of streams of its priority or above.
+- It is *held* when it will still be in time after its turn has come. A more urgent request can
+  overtake a prompt that waits here, but not a prompt inside an engine.
+- It is *shed* as soon as it is predicted to be late: its prompt is then never computed, and the
+  client knows within milliseconds when to come back.
 
-Where nothing is promised to anybody, only those are turned away who would wait in an engine's
-queue for so long that they would be given up there, to be the last in another line.
+Without objectives, a request is rejected only if it would wait in an engine's queue until its
+timeout.
 
-An objective that a request could not meet on an idle fleet either (a prompt too long for its TTFT)
-is no reason to refuse it: it is served when there is room, after those of its priority that can be
-met, and waits no longer than one to whom nothing is promised.
+An objective that an idle fleet could not meet either (a prompt too long for its TTFT) is no reason
+to reject. Such a request is served when there is room, after attainable requests of its priority.
+It waits no longer than a request without objectives.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from baton.domain.slo import Slo
 _MAX_STREAMS_BROKEN = 0.5
 """Streams broken, as expected: from here on it is likelier than not that one is."""
 _QUEUED_EXTRA_MARGIN_FRACTION = 0.1
-"""Of the TTFT: where some were held in vain of late, who is to be held must be predicted to be so
-much earlier, at most, than who is let in at once. More is predicted of it, so more can go wrong."""
+"""Of the TTFT: after recent misses in the queue, a queued request needs this margin more than a
+request that is admitted at once. More is predicted of it, so more can go wrong."""
 _QUEUED_MARGIN_KEPT_FRACTION = 0.25
-"""Of what is kept free for errors, what is still kept free for one who was held: the rest is there
-to be used up. Found by trying, with the above and with twice the load on fleets short of either
-phase: at 1, an eighth of all refusals came late, after the tenth of a second and more that it takes
-a prediction to change its mind; at 0, up to 6 % of the prompts were computed in vain."""
+"""The share of the error margin that a queued request keeps; the rest is there to be used up. Found
+by trying, with the above and with twice the load on fleets short of either phase. At 1, an eighth
+of all rejections came late, because a prediction takes over 0.1 s to change. At 0, up to 6 % of the
+prompts were computed too late."""
 _QUEUE_WAIT_INFLATION = 1.25
-"""Turns are taken to last so much longer than predicted: who is held in vain learns late that it
-must come back, and who is turned away learns at once."""
+"""Waits are taken to last this much longer than predicted: a request that is held too long learns
+late that it must come back, a rejected one at once."""
 
 
 class AdmissionPolicy(StrEnum):
@@ -54,12 +54,12 @@ class AdmissionPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionOptions:
-    """What admission aims at."""
+    """The objectives of admission."""
 
     policy: AdmissionPolicy = AdmissionPolicy.PREDICTED
     max_engine_queue_delay_s: float = 0.05
-    """How much predicted prompt work may wait inside an engine, where nobody's priority or share
-    counts any more; what is beyond waits at the coordinator."""
+    """How much predicted prompt work may wait inside an engine, where priorities and shares do not
+    count any more; the rest waits at the coordinator."""
     slo_safety_margin_fraction: float = 0.1
     """Of an objective: kept free, since predictions err; more of it where they are seen to."""
 
@@ -76,12 +76,12 @@ class AdmissionOptions:
 
 
 class AdmissionReason(StrEnum):
-    """Why a request was let in, held or turned away."""
+    """Why a request was admitted, held or rejected."""
 
     MEETS_SLO = "in_time"
-    """It is predicted to get what it is promised."""
+    """It is predicted to meet its objectives."""
     NOT_EVALUATED = "not_judged"
-    """Nothing is promised to anybody, or nothing can be predicted."""
+    """There are no objectives, or no predictions."""
     BEHIND_OTHERS = "turn"
     """Others come first."""
     ENGINE_QUEUE = "engine_queue"
@@ -95,7 +95,7 @@ class AdmissionReason(StrEnum):
 
 
 class AdmissionForecast(NamedTuple):
-    """What is predicted for one request."""
+    """The predictions for one request."""
 
     waited_s: float
     """Since it arrived."""
@@ -110,10 +110,10 @@ class AdmissionForecast(NamedTuple):
     was_queued: bool = False
     """It was held before."""
     misprediction_rate: float = 0.0
-    """How much predictions for those who wait are doubted, from 0 to 1: some waited in vain."""
+    """How unreliable predictions for queued requests are, from 0 to 1: some waited too long."""
     has_idle_alternative: bool = False
-    """Another replica would begin at once: it is to wait where it is cheaper in all, which holds
-    nobody else up."""
+    """Another replica would begin at once: the request waits where it is cheaper in all, which
+    delays no other request."""
     tpot_s: float = 0.0
     """Between two of its tokens, by the time that its prompt is computed."""
     unloaded_tpot_s: float = 0.0
@@ -141,15 +141,15 @@ class Enqueue(NamedTuple):
 
 
 class Shed(NamedTuple):
-    """It is turned away."""
+    """It is rejected."""
 
     reason: AdmissionReason
     ttft_s: float
     """As predicted, from its arrival on."""
     ttft_limit_s: float
-    """What it should have been."""
+    """The limit of the predicted TTFT."""
     retry_after_s: float
-    """Until what is ahead of it will have become so much less that it would be in time."""
+    """Until enough of the work ahead is done for the request to be in time."""
 
 
 AdmissionDecision = Admit | Enqueue | Shed
@@ -161,7 +161,7 @@ class TtftLimit(NamedTuple):
     limit_s: float
     """So long after its arrival, at the latest."""
     is_attainable: bool
-    """Whether that is its objective, which an idle fleet would meet; or else mere patience."""
+    """Whether that is its objective, which an idle fleet would meet; or else only the timeout."""
     queued_limit_s: float
     """The same for one who was held; later, or else every small change of a prediction would send
     away those who have waited."""
@@ -177,9 +177,9 @@ def ttft_limit(
 ) -> TtftLimit:
     """How long after its arrival a request's first token may come.
 
-    `overrun_s` is how much later than predicted first tokens have come, all but a few of them. As
-    much is kept free, but never more than half of what the request leaves: where predictions are
-    that bad, nobody would be let in.
+    `overrun_s` is how much later than predicted first tokens have come, all but a few of them. This
+    margin is kept free, but never more than half of the remaining time: with worse predictions,
+    every request would be rejected.
     """
     if slo.ttft_s is None:
         return TtftLimit(
@@ -205,7 +205,7 @@ def ttft_limit(
 def decide(
     slo: Slo, forecast: AdmissionForecast, limit: TtftLimit, *, options: AdmissionOptions
 ) -> AdmissionDecision:
-    """Whether a request is let in now, waits, or is turned away."""
+    """Whether a request is admitted now, waits, or is rejected."""
     limit_s = limit.queued_limit_s if forecast.was_queued else limit.limit_s
     wait_s = forecast.engine_queue_s
     if forecast.queue_wait_s is not None:
@@ -234,10 +234,10 @@ def decide(
 def decide_without_slo(
     ttft_s: float, *, queue_s: float, first_token_timeout_s: float
 ) -> Admit | Shed:
-    """The same where nothing is promised to anybody.
+    """The same without any objective.
 
-    `first_token_timeout_s` after it was placed a request is given up that has no first token. Who
-    finds no queue is let in, however slow an engine is.
+    A request without a first token times out `first_token_timeout_s` after its placement. Without a
+    queue it is admitted, however slow an engine is.
     """
     excess_s = ttft_s - first_token_timeout_s
     if queue_s > 0.0 and excess_s > 0.0:

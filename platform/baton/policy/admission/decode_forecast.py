@@ -1,9 +1,9 @@
 """How many streams will be decoded by the time a prompt that begins now is computed.
 
-*Theory of operation.* What decode replicas run now is the wrong thing to look at: a prompt takes
-its time, and meanwhile others that are being computed become streams, and some of the present ones
-end. A coordinator that lets requests in by the present load lets in too many for as long as a
-prompt takes, then none, and the load of both pools swings. So, after `horizon_s`,
+*Theory of operation.* The present load of decode replicas is the wrong input. A prompt takes its
+time; meanwhile other prompts become streams, and some of the present streams end. Admission by the
+present load would admit too many requests for as long as a prompt takes, then none, and the load of
+both pools would swing. So, after `horizon_s`,
 
     streams = present x exp(-horizon / life) + those whose prompts are being computed
 
@@ -28,7 +28,7 @@ _NO_CAPACITY_TPOT_S = float("inf")
 
 
 class DecodeForecast(NamedTuple):
-    """What decodes, and what soon will, over all replicas that take new work."""
+    """Present and soon expected decode load, over all replicas that take new work."""
 
     replicas: int = 0
     streams: float = 0.0
@@ -36,7 +36,7 @@ class DecodeForecast(NamedTuple):
     """Requests whose prompts are computed elsewhere, or wait for it."""
     context_tokens: float = 0.0
     kv_capacity_tokens: float = 0.0
-    """What the KV caches of those that decode hold, all together."""
+    """The KV capacity of the decode replicas, all together."""
 
 
 class IncomingRequest(NamedTuple):
@@ -79,7 +79,7 @@ def decode_forecast(fleet: FleetView) -> DecodeForecast:
 def predicted_tpot_s(
     forecast: DecodeForecast, request: IncomingRequest, timing: EngineTiming
 ) -> float:
-    """The time between two tokens of a newcomer when its prompt is computed."""
+    """The time between two tokens of a new request when its prompt is computed."""
     context_per_stream = request.prompt_tokens + request.output_tokens / 2
     if forecast.streams >= 1 and forecast.context_tokens > 0:
         context_per_stream = max(1.0, forecast.context_tokens / forecast.streams)

@@ -1,15 +1,15 @@
-"""Who is next among tenants that want more than there is: start-time fair queueing.
+"""The order of tenants that want more than there is: start-time fair queueing.
 
-*Theory of operation.* Each tenant is a flow with a weight. What is served carries a *start tag* in
-virtual time: the later one of the present virtual time and the tag at which the flow's last one
-ended; it ends its work over the weight later. The flow with the smallest tag is next, and virtual
-time is the tag of what was served last. So flows that all wait get work in proportion to their
-weights, within one request of each; one that was idle begins at the present and has saved up
-nothing; and one alone has everything. Source: Goyal, Vin, Cheng, Start-Time Fair Queueing, IEEE/ACM
+*Theory of operation.* Each tenant is a flow with a weight. A served request carries a *start tag*
+in virtual time: the later one of the present virtual time and the flow's last end tag. Its end tag
+is its start tag plus its work over the weight. The flow with the smallest tag is next, and virtual
+time is the tag of the last served request. So flows that all wait get work in proportion to their
+weights, within one request of each. An idle flow begins at the present and has saved up nothing; a
+single flow has everything. Source: Goyal, Vin, Cheng, Start-Time Fair Queueing, IEEE/ACM
 Transactions on Networking 5(5), 1997.
 
-Inside a flow the one that must begin first comes first (earliest deadline first): whoever waits
-longest for its turn is then the one that can.
+Inside a flow the request that must begin first comes first (earliest deadline first): the request
+that can wait longest does so.
 
 Work is in predicted device-seconds, so a tenant of long prompts has fewer turns.
 """
@@ -21,23 +21,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _MAX_IDLE_FLOWS = 1024
-"""Flows that are remembered though nobody of them waits; more, and those that owe nothing go."""
+"""Flows that are remembered without a waiting request; above it, flows without debt are dropped."""
 
 
 _OVERTAKE_SAFETY_FACTOR = 2.0
-"""Nobody overtakes one who is left less than twice the time that its turn is predicted to take.
-Found by trying: at 1, an eighth of all refusals came late, to those who had been overtaken."""
+"""No request overtakes another with less than twice the predicted time of its turn left. Found by
+trying: at 1, an eighth of all rejections came late, for overtaken requests."""
 
 
 class QueuedRequest(NamedTuple):
-    """Somebody in the queue."""
+    """A request in the queue."""
 
     request_id: str
     flow: str
     weight: float
     work_s: float
     start_deadline_s: float
-    """When it must begin at the latest; or who it stands behind, see `assign_position`."""
+    """When it must begin at the latest; or the deadline it stands behind, see `assign_position`."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class FairQueue:
         return len(self._waiting)
 
     def push(self, request: QueuedRequest) -> None:
-        """Somebody waits from now on."""
+        """Add a request to the queue."""
         self._arrivals += 1
         self._waiting[request.request_id] = (request, self._arrivals)
         flow = self._flow(request)
@@ -83,28 +83,28 @@ class FairQueue:
         self.queued_work_s += request.work_s
 
     def head(self) -> QueuedRequest | None:
-        """Who is next; None when nobody waits."""
+        """The next request; None when the queue is empty."""
         if not self._backlogged:
             return None
         flow = min(self._backlogged.values(), key=_service_order)
         return self._waiting[flow.queue[0][2]][0]
 
     def serve(self, request_id: str) -> None:
-        """Somebody who waits has its turn, and its flow is charged for it."""
+        """Take a request out for its turn, and charge its flow."""
         request = self._waiting[request_id][0]
         flow = self._flows[request.flow]
         self._charge(flow, request)
         self.remove(request_id)
 
     def serve_immediately(self, request: QueuedRequest) -> None:
-        """Somebody had no need to wait; its flow is charged all the same."""
+        """Charge the flow of a request that need not wait."""
         flow = self._flow(request)
         flow.start_tag = max(flow.start_tag, self._virtual_time)
         self._charge(flow, request)
         self._drop_idle_flows()
 
     def remove(self, request_id: str) -> QueuedRequest | None:
-        """Somebody waits no more, and had no turn; None when it did not wait."""
+        """Take a request out without a turn; None when it did not wait."""
         entry = self._waiting.pop(request_id, None)
         if entry is None:
             return None
@@ -119,14 +119,14 @@ class FairQueue:
         return request
 
     def newest_id(self) -> str | None:
-        """Who came last of those who wait."""
+        """The newest request in the queue."""
         return next(reversed(self._waiting), None)
 
     def work_ahead_s(self, flow_name: str, *, weight: float, begin_by_s: float) -> float:
-        """How much is served before somebody who would come now.
+        """How much work is served before a request that would arrive now.
 
-        As if flows were served side by side, each at its share: what is ahead in its own line, and
-        of each other line as much as is due by the tag that it would have.
+        As if flows were served side by side, each at its share. It is the work ahead in its own
+        line, and of each other line the work that is due by the tag that it would have.
         """
         flow, own_work_s, tag = self._flows.get(flow_name), 0.0, self._virtual_time
         if flow is not None:
@@ -147,13 +147,13 @@ class FairQueue:
     def assign_position(
         self, request: QueuedRequest, *, now_s: float, rate: float
     ) -> QueuedRequest:
-        """Where in its line somebody who comes now shall stand: by its own time, or at the end.
+        """The deadline by which a new request is ordered in its line: its own, or the last.
 
-        At the end when somebody behind it would be late because of it, at so much work per second
-        for all lines. Earliest deadline first is the best order as long as all can be in time, and
-        a bad one when not: each newcomer in a hurry would then ruin one who has waited for long.
-        Where more is asked for than can be done lines are as long as they may be, hence everyone
-        stands in the order in which they came.
+        It stands at the end when another request behind it would be late because of it, at the
+        given work per second for all lines. Earliest deadline first is the best order as long as
+        all can be in time, and a bad one when not. Each urgent new request would then ruin an old
+        one. Under overload lines are as long as they may be, hence requests stand in the order of
+        arrival.
         """
         flow = self._flows.get(request.flow)
         if flow is None or not flow.queue:
@@ -185,7 +185,7 @@ class FairQueue:
             assert flow.queue == sorted(flow.queue), f"{name} is out of order"
 
     def _flow(self, request: QueuedRequest) -> _Flow:
-        """Its flow, by whatever weight it has now."""
+        """Its flow, with its current weight."""
         flow = self._flows.get(request.flow)
         if flow is None:
             flow = self._flows[request.flow] = _Flow(request.weight, self._virtual_time)
@@ -197,7 +197,7 @@ class FairQueue:
         flow.start_tag += request.work_s / request.weight
 
     def _drop_idle_flows(self) -> None:
-        """Forget flows that nobody waits in and whose tag is past: new ones begin alike."""
+        """Forget flows without waiting requests whose tag is past: new flows begin alike."""
         if len(self._flows) > self._max_flows:
             self._flows = {
                 name: flow
@@ -208,5 +208,5 @@ class FairQueue:
 
 
 def _service_order(flow: _Flow) -> tuple[float, int]:
-    """Whose turn it is: the smallest tag's; among equals, of the one that came first."""
+    """Sort key: the smallest tag first; among equal tags, the oldest flow."""
     return flow.start_tag, flow.queue[0][1]

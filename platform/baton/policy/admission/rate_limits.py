@@ -1,8 +1,8 @@
 """Rate limits: the bucket that one coordinator draws from, and how limits are dealt out to all.
 
-A tenant's limit holds for the whole deployment, and coordinators share no state: each has a share,
-which whoever hears of all of them deals out anew every few seconds by what was asked of each. The
-shares of a limit never add up to more than it.
+A tenant's limit holds for the whole deployment, and coordinators share no state. Each has a share,
+which the controller divides anew every few seconds by the demand on each. The shares of a limit
+never add up to more than it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from baton.domain.tenant import QuotaShare, Tenant
 
 _EVEN_SHARE_FRACTION = 0.2
-"""Of a limit: dealt out evenly whatever was asked, so that where a tenant comes for the first time
-it is not turned away. With four coordinators each keeps 5 %, and 80 % go to where they are used."""
+"""Of a limit: divided evenly without regard to demand, so that a tenant's first requests at a
+coordinator are not rejected. With four coordinators each keeps 5 %, and 80 % go to where they are
+used."""
 
 TenantRates = tuple[str, float, float]
 """A tenant; the requests, and the tokens, per second that it has asked one coordinator for."""
 
 
 class TokenBucket:
-    """So much comes in per second; at most what comes in `burst_s` is kept.
+    """A bucket that fills at a rate, up to the amount of `burst_s`.
 
-    What is larger than the whole bucket is let through when the bucket is full, and leaves a debt:
-    otherwise a prompt of more tokens than the bucket holds could never be served at all.
+    An amount larger than the whole bucket passes when the bucket is full, and leaves a debt.
+    Otherwise a prompt of more tokens than the bucket holds could never be served.
     """
 
     def __init__(self, rate_per_s: float, *, burst_s: float, now_s: float | None) -> None:
@@ -34,7 +35,7 @@ class TokenBucket:
         self._filled_at_s = now_s
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Until so much can be taken; 0 when it can be now."""
+        """Until this amount can be taken; 0 when it can be now."""
         self._fill(now_s)
         shortfall = min(amount, self._capacity) - self._tokens
         if shortfall <= 0:
@@ -42,7 +43,7 @@ class TokenBucket:
         return shortfall / self._rate_per_s if self._rate_per_s > 0 else math.inf
 
     def spend(self, amount: float) -> None:
-        """Take so much; more than there is leaves a debt. A negative amount is given back."""
+        """Take this amount; more than there is leaves a debt. A negative amount is given back."""
         self._tokens = min(self._capacity, self._tokens - amount)
 
     def set_rate(self, rate_per_s: float, *, burst_s: float, now_s: float | None = None) -> None:
@@ -62,7 +63,7 @@ class TokenBucket:
 def allocate_quotas(
     tenants: Iterable[Tenant], requested: Mapping[str, Sequence[TenantRates]]
 ) -> dict[str, dict[str, QuotaShare]]:
-    """Each coordinator's share of each tenant's limits, by what was asked of it lately.
+    """Each coordinator's share of each tenant's limits, by recent demand on it.
 
     `requested` has every coordinator that takes requests, also those of which nothing was asked.
     """
@@ -75,7 +76,7 @@ def allocate_quotas(
         coordinator_id: {} for coordinator_id in coordinator_ids
     }
     if not coordinator_ids:
-        return shares  # while a deployment starts there is nobody to deal anything to
+        return shares  # while a deployment starts there is no coordinator
     for tenant in tenants:
         rate, max_in_flight = tenant.rate, tenant.max_in_flight
         if (rate.requests_per_s, rate.tokens_per_s, max_in_flight) == (None, None, None):
@@ -101,7 +102,7 @@ def allocate_quotas(
 def max_min_shares(limit: float, demands: Sequence[float]) -> list[float]:
     """A limit, dealt out: a floor for everyone, the rest max-min fair, what is left over evenly.
 
-    Max-min fair: nobody gets more than it wants while another has less and wants more. Source:
+    Max-min fair: no claim gets more than it wants while another has less and wants more. Source:
     Bertsekas and Gallager, Data Networks, 6.5.2.
     """
     count = len(demands)
@@ -121,7 +122,7 @@ def _rate_shares(limit: float | None, demands: Sequence[float]) -> list[float] |
 
 
 def _integer_shares(limit: int | None, demands: Sequence[float]) -> list[int] | list[None]:
-    """Places, dealt out in proportion to what is wanted: whole ones, all of them.
+    """Places, divided in proportion to demand: whole places, all of them.
 
     Where there are fewer than coordinators, those that want most have one each; the others refuse
     until they are seen to want one, too.

@@ -1,4 +1,4 @@
-"""Which class a request is served in: what it asks for, what rules say, what its tenant has."""
+"""The class that a request is served in: as requested, by rule, or its tenant's."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SloClasses:
     def resolve(
         self, requested: str | None, tenant: Tenant, prompt_tokens: int
     ) -> Slo | ClassNotAllowed:
-        """The class of a request: what it asks for, else its tenant's, else by rule, else default.
+        """The class of a request: the requested one, else its tenant's, else by rule, else default.
 
         A tenant may ask for classes that its configuration lists; where it lists none, for those
         whose priority is not above that of the class it would get.

@@ -1,10 +1,11 @@
-"""Whether one request got what its class is promised; said once, when it has ended.
+"""Whether one request met the objectives of its class; evaluated once, when it has ended.
 
-Who finished is judged by the latencies. Who was shed, evicted or failed was not served: a miss, and
-its latencies are judged all the same. Who left early is judged by what was due when the client
-left: the first token while there was none, and then the next one at the pace that is promised. So
-a client that is tired of waiting counts against the fleet, and one that has read enough does not.
-One that left before anything was due and got nothing has shown nothing: see `excluded`.
+A finished request is judged by its latencies. A shed, evicted or failed request was not served: a
+miss, and its latencies are judged all the same. If the client left early, the tokens due until then
+count: the first token while there was none, and then the next one at the pace of the TPOT
+objective. So a client that is tired of waiting counts against the fleet, and a client that has read
+enough does not. A request whose client left before anything was due has shown nothing: see
+`excluded`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from baton.domain.slo import Slo, SloResult
 from baton.domain.value import Value
 
 MAX_ITL_VIOLATION_FRACTION = 0.01
-"""Of the gaps between two tokens of a request: what a promise for the 99th percentile leaves."""
+"""Of the gaps between two tokens of a request: the rest of an objective for the 99th percentile."""
 _NOT_SERVED = frozenset({Phase.SHED, Phase.EVICTED, Phase.FAILED})
 ROUNDING_S = 1e-9
-"""Sums of times miss a bound by so much that nobody could measure."""
+"""Rounding errors of sums of times, far below any measurement."""
 
 
 class Served(Value, kw_only=False):
-    """What one request got, as far as it is judged by it: so that its record is written once."""
+    """The evaluated results of one request, so that its record is written once."""
 
     outcome: Phase
     output_tokens: int
@@ -37,7 +38,7 @@ EndedRequest = Served | RequestRecord
 
 
 def evaluate_slo(ended: EndedRequest, slo: Slo) -> SloResult:
-    """Compare what a request got with what it was promised; what is not promised is met."""
+    """Compare a request's results with its objectives; a missing objective is met."""
     return SloResult(
         was_served=ended.outcome not in _NOT_SERVED,
         ttft_met=_is_within(_ttft_or_wait_s(ended), slo.ttft_s),
@@ -75,9 +76,9 @@ def _ttft_or_wait_s(ended: EndedRequest) -> float:
 
 
 def _is_tpot_met(ended: EndedRequest, objective_s: float) -> bool:
-    """Whether tokens came as promised, and none was due that never came.
+    """Whether tokens came at the pace of the objective, and none was overdue.
 
-    With a promise of 50 ms, a client that has 3 tokens and leaves 200 ms after the first one was
+    With an objective of 50 ms, a client that has 3 tokens and leaves 200 ms after the first one was
     owed a fourth after 150 ms.
     """
     measured_s = tpot_s(ended)

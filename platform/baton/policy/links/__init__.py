@@ -1,1 +1,1 @@
-"""What is known of the paths KV blocks take: bandwidth, setup, failures."""
+"""Estimates of the paths that KV blocks take: bandwidth, setup, failures."""

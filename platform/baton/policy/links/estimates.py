@@ -1,21 +1,21 @@
-"""What is known of the ways KV blocks can take: seconds, failures, and who may use which.
+"""Estimates of links: seconds of a transfer, failures, and permission to use a link.
 
 Theory of operation. A *link* is a pair of replicas, source and target. Its estimate is
 
     seconds = (setup_s + (bytes + bytes of others) * s_per_byte) * penalty
 
-The two coefficients are fitted to what the targets' engines count (`LinkTotals`: differences, so
-lost reports do no harm); a link of which nothing was counted borrows those of all links together,
-or what a probe of it has measured. The bytes of others are those of the flows that share a NIC with
+The two coefficients are fitted to the counts of the targets' engines (`LinkTotals`: differences, so
+lost reports do no harm). A link without counts uses those of all links together, or the measurement
+of a probe. The bytes of others are those of the flows that share a NIC with this link, see
 this one, see `transfers`. Only flows that this coordinator began are known; those of others show
-in what is measured. The penalty is paid for failures and fades.
+measurements. The penalty is paid for failures and fades.
 
     UNKNOWN ──probe or pull went well──▶ OK ◀──a whole probe went well──┐
        └──────────────┴──probe failed, or n handoffs in a row──▶ QUARANTINED
 
-An unknown link may be used, a quarantined one may not. Only a probe that moved blocks ends a
-quarantine; one that has just asked the side channel does not. Links are remembered while both
-replicas are members, and what comes late about others is dropped.
+An unknown link may be used, a quarantined link may not. Only a probe that moved blocks ends a
+quarantine; a probe of the side channel alone does not. Links are remembered while both replicas are
+members, and late news of others is dropped.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class LinkState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """What is believed of links before anything was seen, and how failures count."""
+    """Assumptions about links before any measurement, and the weight of failures."""
 
     setup_s: float = 0.002
     """Descriptors, notification, and the steps of both engines that notice."""
     bytes_per_s: float = 10e9
-    """What a NIC of 100 Gbit/s leaves of its 12.5 GB/s, to be on the safe side."""
+    """The usable part of the 12.5 GB/s of a NIC of 100 Gbit/s, to be on the safe side."""
     failure_penalty: float = 4.0
     """The estimate is multiplied by this after each failure ..."""
     max_penalty: float = 64.0
     """... up to this, ..."""
     penalty_half_life_s: float = 30.0
-    """... and what it is above 1 is halved within this time."""
+    """... and its excess over 1 is halved within this time."""
     failures_to_quarantine: int = 3
     """Handoffs over one link that fail in a row."""
 
@@ -63,9 +63,9 @@ class LinkRow(NamedTuple):
     target_id: str
     state: LinkState
     why: str
-    """Why it is quarantined, or what the last probe could not tell; empty when all is well."""
+    """Why it is quarantined, or the failure of its last probe; empty when all is well."""
     transport: str
-    """What the target's engine says carries the blocks; empty when it does not know."""
+    """The transport that the target's engine reports; empty when it does not know."""
     bytes_per_s: float
     setup_s: float
     p50_s: float | None
@@ -86,7 +86,7 @@ class LinkRow(NamedTuple):
 
 
 class LinkCounts(NamedTuple):
-    """What is counted of one link."""
+    """Counts of one link."""
 
     source_id: str
     target_id: str
@@ -97,7 +97,7 @@ class LinkCounts(NamedTuple):
 
 
 class _Link:
-    """What is remembered of one pair."""
+    """The state of one pair."""
 
     __slots__ = (
         "consecutive_failures",
@@ -149,7 +149,7 @@ class LinkTable:
     # ---------------------------------------------------------------- asked by placement
 
     def transfer_s(self, source_id: str, target_id: str, moved_bytes: int) -> float | None:
-        """Until so many bytes are moved, beside the flows in flight; None: do not use this pair."""
+        """Until these bytes are moved, beside the flows in flight; None: do not use this pair."""
         link = self._get(source_id, target_id)
         setup_s, s_per_byte = (
             self._common_fit.coefficients if link is None else link.meter.coefficients(self._now_s)
@@ -168,7 +168,7 @@ class LinkTable:
         return LinkState.UNKNOWN if link is None else link.state
 
     def why(self, source_id: str, target_id: str) -> str:
-        """Why the link is quarantined, or what its last probe could not tell; else empty."""
+        """Why the link is quarantined, or the failure of its last probe; else empty."""
         link = self._get(source_id, target_id)
         return "" if link is None else link.why
 
@@ -199,8 +199,8 @@ class LinkTable:
     def end_transfer(self, transfer_id: str, now_s: float, *, is_complete: bool = False) -> None:
         """The transfer is over; `is_complete`: its blocks are known to have come. Unknown: ignored.
 
-        A handoff that failed is told by `record_failure` as well; one that was given up for other
-        reasons is not.
+        The caller reports a failed handoff to `record_failure` as well, but not a handoff that
+        ended for other reasons.
         """
         self._advance_clock(now_s)
         self._transfers.end(transfer_id)
@@ -234,7 +234,7 @@ class LinkTable:
     # ---------------------------------------------------------------- what engines count
 
     def observe(self, target_id: str, totals: LinkTotals, now_s: float) -> None:
-        """Learn from what a replica has pulled from one source so far."""
+        """Learn from a replica's pulls from one source so far."""
         self._advance_clock(now_s)
         link = self._get_or_create(totals.source_id, target_id)
         if link.meter.ingest(totals, now_s):
@@ -344,7 +344,7 @@ class LinkTable:
         return None if sources is None else sources.get(source_id)
 
     def _get_or_create(self, source_id: str, target_id: str) -> _Link:
-        """The link to write to; one that is not remembered when a replica is not a member."""
+        """The link to write to; a link that is not remembered when a replica is not a member."""
         link = self._get(source_id, target_id)
         if link is None:
             link = _Link(LinkMeter(self._common_fit, source_id))

@@ -1,13 +1,12 @@
-"""What has been measured of one link: setup and bandwidth by what the target's engine counts.
+"""Measurements of one link: setup and bandwidth from the counts of the target's engine.
 
-Theory of operation. Least squares tell setup from bandwidth, but believe little of what is far off,
-for one stalled pull must not move them; a link that has become a hundred times slower would be used
-for dozens of pulls more. So the fit is multiplied by a *slowness*: the median of what the last rows
-took against what the fit makes of them. Each row weighs what the fit thinks it takes, so that the
-small pulls of probes do not outvote those of prompts, but never more than all others together: one
-stalled pull changes nothing. Rows weigh less as they age: placement avoids a slow link, and then
-only probes can tell that it is well again. Where none comes, the slowness itself fades. As the fit
-follows, it returns to one.
+Theory of operation. Least squares tell setup from bandwidth, but discount outliers, for one stalled
+pull must not move them. A link that has become a hundred times slower would be used for dozens of
+pulls more. So the fit is multiplied by a *slowness*: the median ratio of the last rows to the fit.
+Each row is weighted by its predicted time, so that the small pulls of probes do not outvote those
+of prompts. No row outweighs all others together: one stalled pull changes nothing. Rows weigh less
+as they age: placement avoids a slow link, and then only probes can tell that it is well again.
+Without probes, the slowness itself fades. As the fit follows, it returns to one.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class LinkMeter:
     def record_contention(self, contention: float) -> None:
         """A flow begins whose bytes and those of others beside it are `contention` times its own.
 
-        What the engine then counts for it took longer than alone; `ingest` puts that right.
+        The engine's count for it took longer than alone; `ingest` corrects that.
         """
         self._contention_sum += contention
         self._contention_count += 1
@@ -94,7 +93,7 @@ class LinkMeter:
     def seed_from_probe(self, elapsed_s: float, moved_bytes: int) -> None:
         """A probe moved blocks; the least that any has taken is believed until pulls are counted.
 
-        What a probe takes includes a step of the target, so it can only be too long.
+        The time of a probe includes a step of the target, so it can only be too long.
         """
         low, high = _SETUP_BOUNDS_S
         setup_s = min(max(elapsed_s - moved_bytes * self._common_fit.coefficients[1], low), high)

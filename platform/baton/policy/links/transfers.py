@@ -1,7 +1,7 @@
-"""The transfers in flight that this coordinator began, and what they cost each other.
+"""The transfers in flight that this coordinator began, and how they slow each other.
 
 Flows share a NIC evenly. While one more flow moves its bytes, each other flow at the same end moves
-at most as many, and no more than it has; of the two ends the busier one counts.
+at most as many, and no more than it has. Of the two ends the busier one counts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LinkTransfers:
         return len(self._transfers)
 
     def begin(self, transfer_id: str, transfer: Transfer) -> None:
-        """Count a flow; one that has the id already is over."""
+        """Count a flow; an earlier flow with this id is over."""
         self.end(transfer_id)
         self._transfers[transfer_id] = transfer
         for nics, replica_id in (
@@ -68,7 +68,7 @@ class LinkTransfers:
         return transfer
 
     def concurrent_bytes(self, source_id: str, target_id: str, moved_bytes: int) -> int:
-        """The bytes that others move at the busier end while so many of ours are moved."""
+        """The bytes that others move at the busier end while these bytes are moved."""
         if not self._transfers:
             return 0
         max_bytes = 0

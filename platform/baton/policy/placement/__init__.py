@@ -1,1 +1,1 @@
-"""Which replicas run a request, by what each choice is predicted to cost."""
+"""Placement: which replicas run a request, by predicted cost."""

@@ -1,4 +1,4 @@
-"""The ways to run a request on given replicas, each with what it is predicted to cost."""
+"""The ways to run a request on given replicas, each with its predicted cost."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MAX_PAIRED_REPLICAS = 2
 """Best prefill and best decode replicas that are paired with each other, and holders that a prefix
 is fetched from."""
 _MAX_DEPTHS = 4
-"""At which replicas' caches part ways from a prompt that are looked at: the deepest ones."""
+"""At how many depths of caches that share part of the prompt to look: the deepest."""
 _MIN_HANDOFF_SAVING_FRACTION = 0.05
 """A handoff must be predicted to save this fraction: it takes two legs, a lease and a transfer, and
 the model errs by as much."""
 
 
 class FirstTokenPlan(NamedTuple):
-    """When it goes out, and whether what comes after it is then as promised."""
+    """When the first token goes out, and whether the rest then meets its objectives."""
 
     is_early: bool
     breaks_slo: bool = False
@@ -48,7 +48,7 @@ class PlacementOption(Value, kw_only=False):
     prefill_tokens: int | None = None
     expected_misses: float = 0.0
     prefilled_by: ReplicaCost | None = None
-    """Who computes the prompt, and so stores it; None where that is fetched."""
+    """The replica that computes the prompt, and so stores it; None for a fetched prompt."""
 
 
 class PlacementOptions:
@@ -68,7 +68,7 @@ class PlacementOptions:
         self._slo_impact = slo_impact
 
     def costs(self, replica_ids: Iterable[str]) -> list[ReplicaCost]:
-        """What each of some replicas, among which one is chosen, would take for its part."""
+        """The predicted cost of each of some replicas for its part, among which one is chosen."""
         query, fleet, timings = self._query, self._context.fleet, self._context.timings
         output_tokens = timings.expected_output_tokens(query.max_tokens)
         replicas, at_s, peer_load_factor = fleet.replicas, fleet.at_s, fleet.peer_load_factor
@@ -189,12 +189,12 @@ class PlacementOptions:
     def choose_replication(
         self, ranked: Sequence[PlacementOption]
     ) -> tuple[PlacementOption | None, ReplicationCredit | None]:
-        """The way that others have paid for though it costs more than the best; what is forgone.
+        """The way that earlier losses have paid for, or None; records the losses otherwise.
 
-        Who computes what another replica holds has it from then on, for requests that begin alike.
-        Had it been there already, its way would have been better than the best by what is forgone
+        A replica that computes blocks of another holds them from then on, for requests that begin
+        alike. Had they been there already, its way would have been better than the best; the
         if the best is taken. See `replication` for when it is not. One copy would have spared
-        it, so it counts for one replica: the one that is nearest to its copy.
+        would have spared the loss, so it counts for one replica: the nearest to its copy.
         """
         depths = self._query.hits.depths()[:_MAX_DEPTHS]
         best, nearest, nearest_s = ranked[0], None, 0.0
@@ -224,7 +224,7 @@ class PlacementOptions:
         best: PlacementOption,
         depths: Sequence[int],
     ) -> ReplicationCredit | None:
-        """What is forgone because the replica of this way does not hold what another does."""
+        """The loss because the replica of this way does not hold the blocks of another."""
         credit, max_total_s, replica_id = None, 0.0, prefiller.view.replica_id
         for blocks in depths:
             if blocks <= prefiller.hit.blocks:
@@ -239,14 +239,14 @@ class PlacementOptions:
                 * (1 + prefiller.running_streams)
             )
             seconds = best.cost_s - (candidate.cost_s - saved_s)
-            # Prompts part ways where some block is their own: what others had in common counts.
+            # Prompts part ways at some block of their own: the common part counts.
             total_s = seconds + self._query.replication_credits.of(replica_id, blocks)
             if seconds > 0 and total_s > max_total_s:
                 credit, max_total_s = ReplicationCredit(replica_id, blocks, seconds), total_s
         return credit
 
     def handoff_cost_s(self, source: ReplicaView, target: ReplicaCost) -> float | None:
-        """What is left to pay, by all, when `target` decodes a prompt that `source` has prefilled.
+        """The remaining cost, for all, when `target` decodes a prompt that `source` has prefilled.
 
         None when it cannot.
         """
@@ -318,7 +318,7 @@ class PlacementOptions:
             return candidate
         streams_broken = float(token_timing.breaks_slo)
         if source.running_streams:
-            # It decodes, too: as a mixed replica, or for what it was meant before it was flipped.
+            # It decodes, too: as a mixed replica, or in its role before a flip.
             uncached_tokens = self._query.prompt_tokens - source.hit_tokens
             streams_broken += self._slo_impact.streams_broken(source, uncached_tokens)
         penalty_s = streams_broken * self._slo_impact.miss_penalty_s(target)
@@ -418,7 +418,7 @@ class PlacementOptions:
         return PlacementOption(0.0, cost_s, option, reason, expected_misses=expected_misses)
 
     def _interference_weight(self, cost: ReplicaCost) -> float:
-        """What a second lost by a running stream counts: less, far from its TPOT objective."""
+        """The weight of a second lost by a running stream: less, far from its TPOT objective."""
         slo_impact = self._slo_impact
         return 1.0 if slo_impact is None else min(1.0, cost.step_s / slo_impact.stream_tpot_slo_s)
 
@@ -433,7 +433,7 @@ def _first_decode_s(target: ReplicaCost) -> float:
 
 
 def _interference_s(cost: ReplicaCost, prompt_tokens: int) -> float:
-    """What the streams on a replica lose by one that computes so much of its prompt there."""
+    """Delay of the streams on a replica by a request that computes these prompt tokens there."""
     if not cost.running_streams:
         return 0.0
     return cost.running_streams * (
@@ -442,17 +442,17 @@ def _interference_s(cost: ReplicaCost, prompt_tokens: int) -> float:
 
 
 def _prefill_done_key(cost: ReplicaCost) -> tuple[float, str]:
-    """Who would be done with the prompt soonest."""
+    """Sort key: end of the prefill, soonest first."""
     return cost.prefill_done_s, cost.view.facts.replica_id
 
 
 def _queue_key(cost: ReplicaCost) -> tuple[float, str]:
-    """Who could begin with the prompt soonest."""
+    """Sort key: start of the prefill, soonest first."""
     return cost.queue_s, cost.view.facts.replica_id
 
 
 def _decode_ready_key(cost: ReplicaCost) -> tuple[float, int, str]:
-    """Who can take a prompt's blocks soonest, beside the fewest streams."""
+    """Sort key: readiness to take the prompt's blocks, then the fewest streams."""
     return (
         cost.capacity_wait_s + cost.adapter_load_s,
         cost.running_streams,
@@ -472,14 +472,14 @@ def plan_first_token(
     """Say whether to give it at once.
 
     Theory of operation. Whoever prefills has a first token before the blocks are moved. Given at
-    once, it is sooner by the handoff, and the handoff is a gap after it: of a stream of n tokens it
+    once, it saves the handoff, and the handoff becomes a gap after it. In a stream of n tokens the gap
     takes handoff / (n - 1) of each token's time, and no gap of it may be longer than is promised.
     Held back, it is part of the time to first token. So it is held back where it would break the
     pace, or a gap, unless the first token would then be late: of two promises one is broken anyway,
     and a client would rather see something.
 
     Args:
-        slo: What the request is promised.
+        slo: Objectives of the request.
         waited_s: Since it arrived.
         prefill_done_s: From now until the prefill ends, by prediction.
         handoff_s: From then until the decode replica's first token.

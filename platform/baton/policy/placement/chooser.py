@@ -1,14 +1,14 @@
 """Placement by a plain function that chooses one replica out of several.
 
-Theory of operation: who may run a phase follows from roles, draining, past failures of the request,
-layouts and links, and is the same for every policy; `ChooserPlacer` settles it. Who does is the
-chooser's word, and it is asked once for each leg: for the only leg of a LOCAL request, for the
-prefill leg, and for the decode leg when the prompt is finished. Until then the decode replica of a
-route is provisional: the least loaded one. A chooser that takes turns would skip replicas if it
-were asked twice.
+Theory of operation: the candidates of a phase follow from roles, draining, past failures of the
+request, layouts and links. They are the same for every policy; `ChooserPlacer` settles them. The
+chooser decides among them, and is asked once for each leg. That is the only leg of a LOCAL request,
+or the prefill leg, and the decode leg when the prompt is finished. Until then the decode replica of
+a route is provisional: the least loaded replica. A chooser that takes turns would skip replicas if
+it were asked twice.
 
 Roles are hints, never walls: with no decode replica left a prefill replica runs both phases, and
-with no prefill replica a decode replica does. A chooser that raises, or answers with what is no
+with no prefill replica a decode replica does. A chooser that raises, or answers with an invalid
 index, loses nothing: its failure is counted, and the least loaded candidate is taken.
 """
 
@@ -41,14 +41,14 @@ class Candidate(NamedTuple):
 
     view: ReplicaView
     hit: Hit
-    """What it holds of the prompt."""
+    """The part of the prompt that it holds."""
     timing: EngineTiming
 
 
 Chooser = Callable[[PlacementQuery, LegKind, Sequence[Candidate], Random], int | None]
-"""Chooses a candidate by its index. There is at least one, in order of their ids, and never one
-that must not be chosen. Where disaggregation is `auto`, None in answer to a prefill leg says that
-this request shall run on one replica."""
+"""Chooses a candidate by its index. There is at least one, in order of their ids, and each may be
+chosen. Where disaggregation is `auto`, None in answer to a prefill leg says that this request shall
+run on one replica."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class ChooserPlacer:
         self.name = name
         self.failures = 0
         self.last_failure = ""
-        """What went wrong when the chooser last failed; empty when it never did."""
+        """The last failure of the chooser; empty when it never failed."""
         self._chooser = chooser
         self._disaggregate = disaggregate
         self._random = rng
@@ -97,7 +97,7 @@ class ChooserPlacer:
     def place_decode(
         self, query: PlacementQuery, source: ReplicaView, context: PlacementContext
     ) -> str | None:
-        """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
+        """Choose the decode replica of a prompt that `source` has prefilled, or None."""
         reachable = [
             view
             for view in _views(context, context.fleet.eligible.decode)

@@ -1,6 +1,6 @@
-"""The device-seconds of a request: what fairness weighs before it runs, and bills show after.
+"""The device-seconds of a request: weighed by fairness before it runs, billed after.
 
-A prompt takes what its uncached tokens take alone, so whoever sends what is cached pays less. A
+A prompt takes the time of its uncached tokens alone, so a tenant with cached prompts pays less. A
 stream takes its part of each decode step that it is in: of a step of 20 ms with 40 streams, half a
 millisecond. Both times the devices of the replica.
 """
@@ -14,7 +14,7 @@ from baton.perf.timing import EngineTiming
 def prefill_device_s(
     timing: EngineTiming, uncached_tokens: float, *, devices: float = 1.0
 ) -> float:
-    """Device-seconds to compute so many prompt tokens."""
+    """Device-seconds to compute this number of prompt tokens."""
     return timing.prefill_s(round(max(0.0, uncached_tokens))) * devices
 
 
@@ -26,7 +26,7 @@ def decode_device_s(
     context_tokens: float = 0.0,
     devices: float = 1.0,
 ) -> float:
-    """Device-seconds to generate so many tokens beside others, `running` streams in all.
+    """Device-seconds to generate this number of tokens beside others, `running` streams in all.
 
     `context_tokens` is what all of them attend to, together.
     """

@@ -1,6 +1,6 @@
 """Placement: whether a request is disaggregated, and which replicas run its phases.
 
-What every placement policy is asked, what it may look at, and what it answers. Policies are in
+The questions to every placement policy, its inputs, and its answers. Policies are in `predicted`
 `predicted` (baton's own) and, through `chooser`, `simple` ones and the user's.
 """
 
@@ -37,19 +37,19 @@ class NoRouteReason(StrEnum):
 
 
 class NoRoute(Value, kw_only=True):
-    """Placement found nobody; the request waits or is refused."""
+    """Placement found no replica; the request waits or is rejected."""
 
     reason: NoRouteReason
 
 
 def no_route(fleet: FleetView) -> NoRoute:
-    """Say why nobody in this fleet can take a request."""
+    """Say why no replica of this fleet can take a request."""
     has_replicas = bool(fleet.replicas)
     return NoRoute(reason=NoRouteReason.ALL_DRAINING if has_replicas else NoRouteReason.NO_REPLICA)
 
 
 class PlacementQuery(Value, kw_only=True):
-    """What placement needs to know of a request."""
+    """The properties of a request that placement needs."""
 
     prompt_tokens: int
     max_tokens: int = 1
@@ -66,35 +66,35 @@ class PlacementQuery(Value, kw_only=True):
     reuses_per_token: float = 0.0
     """How often a token that is cached is used again before it goes, on average over the fleet."""
     replication_credits: ReplicationCredits = NO_CREDITS
-    """What was forgone of late because too few hold how it begins."""
+    """Recent losses because too few replicas hold its prefix."""
     allow_early_token: bool = False
     """Whether a replica that only prefills it gives it its first token."""
     waited_s: float = 0.0
     """Since the request arrived: its deadline is that much nearer."""
     slo: Slo | None = None
-    """What it is promised; None: what the placer was made with."""
+    """Its objectives; None: those that the placer was made with."""
     is_decode_saturated: bool = False
     """Streams that decode, and prompts that are on their way there, are as many as keep their pace:
     it stays where it is prefilled, if that keeps its own."""
 
 
 class LinkEstimates(Protocol):
-    """What is known of the ways that KV blocks can take."""
+    """Estimates of the links that KV blocks can take."""
 
     def transfer_s(self, source_id: str, target_id: str, moved_bytes: int) -> float | None:
-        """Until so many bytes are moved, beside the flows in flight; None: do not use this pair."""
+        """Until these bytes are moved, beside the flows in flight; None: do not use this pair."""
         ...
 
 
 class TimingEstimates(Protocol):
-    """What is known of how long engines take."""
+    """Estimates of engines' times."""
 
     def of(self, view: ReplicaView) -> EngineTiming:
         """How long this replica takes."""
         ...
 
     def prefill_time_fraction(self, view: ReplicaView, now_s: float) -> float:
-        """What share of its time this replica spends on prompts, while streams wait for it."""
+        """The share of its time that this replica spends on prompts, while streams wait for it."""
         ...
 
     def stream_context(self, view: ReplicaView) -> float | None:
@@ -107,7 +107,7 @@ class TimingEstimates(Protocol):
 
 
 class CacheCapacity(Protocol):
-    """What is known of how full KV caches are."""
+    """Estimates of how full KV caches are."""
 
     def free_blocks(self, replica_id: str) -> int:
         """Blocks that nothing is known to be stored in."""
@@ -120,11 +120,11 @@ class _FullCache:
 
 
 FULL_CACHE: CacheCapacity = _FullCache()
-"""Every cache is full: what is stored drives out what was."""
+"""Every cache is full: a stored block evicts another."""
 
 
 class PlacementContext(Value, kw_only=True):
-    """What placement may look at besides the request."""
+    """The inputs of placement beyond the request."""
 
     fleet: FleetView
     timings: TimingEstimates
@@ -147,15 +147,15 @@ class Placer(Protocol):
     def place_decode(
         self, query: PlacementQuery, source: ReplicaView, context: PlacementContext
     ) -> str | None:
-        """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
+        """Choose the decode replica of a prompt that `source` has prefilled, or None."""
         ...
 
 
 def choose_releaser(source: ReplicaView, fleet: FleetView) -> str | None:
-    """Choose who tells `source` to free a ticket's blocks; None when nobody can.
+    """Choose the replica that tells `source` to free a ticket's blocks; None without candidates.
 
     Engines free a ticket when the pulling side says so, hence any other replica of the same layout
-    will do; one that drains still can, and so may one that is not counted on.
+    will do. A draining replica still can, and so may an unhealthy replica.
     """
     candidates = [
         view
@@ -172,8 +172,8 @@ def least_loaded(views: Iterable[ReplicaView]) -> ReplicaView:
 
 
 def load_key(view: ReplicaView) -> tuple[int, int, str]:
-    """What least loaded means: fewest requests, then fewest tokens to compute, then by id."""
-    # Reports and what was sent since; or what is known to be there, where reports are missing.
+    """The meaning of least loaded: fewest requests, then fewest tokens to compute, then by id."""
+    # Reports and later legs; or the known legs, where reports are missing.
     reported = view.load.running_requests + view.load.queued_requests
     return (
         max(view.inflight_legs, reported + view.unreported_legs),

@@ -1,11 +1,11 @@
-"""Placement by predicted seconds: what each way to run a request costs it, and costs the others.
+"""Placement by predicted seconds: the cost of each way for the request and for the others.
 
-Theory of operation: for every candidate decode replica d there is LOCAL (d prefills too); for every
-prefill replica p and decode replica d there is REMOTE (p prefills, d pulls the blocks); and where
-some replica h holds much more of the prompt than d does, there is a prefix FETCH (h's blocks are
-pulled, d computes the rest). Each gets a predicted time to first token, from the engines' fitted
-timing, the load they reported, what was sent since, the link and its flows, and a *harm*: what the
-streams running there lose, added up over all of them. The costs are seconds, so nothing is weighed
+Theory of operation: for every candidate decode replica d there is LOCAL (d prefills too). For every
+prefill replica p and decode replica d there is REMOTE (p prefills, d pulls the blocks). Where some
+replica h holds much more of the prompt than d does, there is a prefix FETCH (h's blocks are pulled,
+d computes the rest). The predicted time to first token of each way follows from the engines' fitted
+timing, reported load, later legs, and the link with its flows. Its *harm* is the delay of the
+streams running there, added up over all of them. The costs are seconds, so nothing is weighed
 against unlike things:
 
     cost = predicted seconds over the TTFT objective, first; then
@@ -17,10 +17,10 @@ the seconds over one, and each has a price in seconds; see `slo_impact`.
 
 Without objectives every stream's second counts as one: the least sum of everybody's waiting wins.
 
-In a large fleet only a shortlist is looked at: those that hold most of the prompt, and the idler
-ones of a few pairs drawn by chance, which are close to the idlest of all (Source: Mitzenmacher, The
-Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001). The draw, and how ties
-break, differ between coordinators, so that several that see the same stale loads do not all choose
+In a large fleet only a shortlist is looked at. It has the replicas that hold most of the prompt,
+and the idler of each of a few random pairs, close to the idlest. The draw, and how ties break,
+differ between coordinators. So several that see the same stale loads do not all choose the same
+replica. Where no pair on it can hand a prompt over, see `partners`. Source: Mitzenmacher, The Power
 the same replica. Where nobody on it can hand a prompt over to another, see `can_receive`.
 """
 
@@ -53,28 +53,28 @@ NAME = "predicted"
 _MAX_OPTIONS_KEPT = 3
 """Options kept with a decision."""
 _COST_KEY = attrgetter("late_s", "cost_s")
-"""What ways are compared by."""
+"""The costs by which ways are compared."""
 _MIN_MISSES_AVOIDED = 0.5
-"""Requests that are to miss an objective less, as predicted, for a stream to stay where it was
-prefilled. Found by trying: with less, streams stayed while nobody prefilled there, and were held up
-when somebody did."""
+"""Predicted misses that a way must avoid for a stream to stay where it was prefilled. Found by
+trying: with less, streams stayed while the replica was free of prefills, and were held up by the
+next prefill."""
 _SESSION_TOLERANCE_FRACTION = 0.1
 """A session's own replica is preferred when it costs at most this fraction more than the best."""
 _SMALL_POOL_REPLICAS = 8
-"""A pool of so many is looked at as a whole."""
+"""A pool of at most this size is looked at as a whole."""
 _MAX_PAIR_CHECKS = 5_000
-"""At pairs in vain, about 2 ms: where a whole large pool is cut off, each request pays that."""
+"""Checks without a result, about 2 ms: if a whole large pool is cut off, each request pays that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedOptions:
-    """What placement aims at."""
+    """The objectives of placement."""
 
     disaggregate: Disaggregate = Disaggregate.AUTO
     ttft_slo_s: float | None = None
     """Of requests that bring no objectives of their own."""
     tpot_slo_s: float | None = None
-    """Likewise; and of the streams that run, whatever they are promised."""
+    """Likewise; and of the running streams, of any class."""
     decode_on_prefill_fraction: float = 0.25
     """Of a prefill replica's places in the batch, what streams may take that stay where they were
     prefilled; 0: none do."""
@@ -148,7 +148,7 @@ class PredictedPlacer:
     def place_decode(
         self, query: PlacementQuery, source: ReplicaView, context: PlacementContext
     ) -> str | None:
-        """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
+        """Choose the decode replica of a prompt that `source` has prefilled, or None."""
         replica_ids = context.fleet.eligible.decode
         if not replica_ids:
             return None
@@ -202,7 +202,7 @@ class PredictedPlacer:
         context: PlacementContext,
         decoders: Sequence[ReplicaCost],
     ) -> tuple[RouteReason | None, list[ReplicaCost], list[PlacementOption]]:
-        """Why there is no handoff, if there is none; who may prefill; and the handoffs."""
+        """The reason against handoffs, if any; the prefill candidates; and the handoffs."""
         forced_reason = self._forced_local_reason(query, context, decoders)
         prefillers = (
             [] if forced_reason else self._prefillers(placement_options, query, context, decoders)
@@ -222,7 +222,7 @@ class PredictedPlacer:
     def _further_handoffs(
         self, placement_options: PlacementOptions, query: PlacementQuery, context: PlacementContext
     ) -> tuple[list[ReplicaCost], list[PlacementOption]]:
-        """The handoffs among those that were not looked at, where nobody else can do it."""
+        """The handoffs beyond the shortlist, if the shortlist has none."""
         eligible = context.fleet.eligible
         targets = self._shortlist.prefer_untried(query, eligible.decode)
         untried = (replica_id for replica_id in eligible.prefill if replica_id not in query.avoid)
@@ -260,7 +260,7 @@ class PredictedPlacer:
         *,
         skip_busy: bool,
     ) -> list[PlacementOption]:
-        """A decode replica prefills, too; one that is busy with prompts only if nobody else can."""
+        """LOCAL ways; a replica busy with prompts is a candidate only without others."""
         max_prefill_fraction = self._options.prefill_on_decode_fraction
         usable = [
             cost
@@ -279,7 +279,7 @@ class PredictedPlacer:
     ) -> list[PlacementOption]:
         """A prefill replica decodes, too: where that keeps an objective more, or is no decoding.
 
-        What will be prefilled there later is not known, and would hold the stream up.
+        Later prefills there are not known, and would hold the stream up.
         """
         max_streams_fraction = self._options.decode_on_prefill_fraction
         is_prefill_only = query.max_tokens == 1
@@ -385,7 +385,7 @@ def _session_candidate(
 def _no_prefill_reason(
     query: PlacementQuery, context: PlacementContext, decoders: Sequence[ReplicaCost]
 ) -> RouteReason | None:
-    """Why nobody could prefill for another; None when somebody could."""
+    """Why no replica could prefill for another; None when a replica could."""
     prefillers = context.fleet.eligible.prefill
     if not prefillers and all(cost.view.facts.role is Role.MIXED for cost in decoders):
         return RouteReason.MIXED_POOL
@@ -412,7 +412,7 @@ def _mixed_prefillers(query: PlacementQuery, decoders: Sequence[ReplicaCost]) ->
 
 
 class Shortlist:
-    """Holders of the prefix, and the idler ones of pairs drawn by chance; keeps a generator."""
+    """Holders of the prefix, and the idler of each random pair; keeps a generator."""
 
     def __init__(self, limit: int, *, seed: int) -> None:
         self._limit = limit
@@ -421,7 +421,7 @@ class Shortlist:
     def select(
         self, query: PlacementQuery, fleet: FleetView, replica_ids: Sequence[str]
     ) -> Iterable[str]:
-        """Who of one pool's `replica_ids` is looked at.
+        """The shortlisted `replica_ids` of one pool.
 
         Replicas on which the request has failed are looked at only when there are no others.
         """
@@ -446,7 +446,7 @@ class Shortlist:
         return chosen
 
     def prefer_untried(self, query: PlacementQuery, ids: Sequence[str]) -> Sequence[str]:
-        """Those it is drawn from: on whom the request has not failed, or else all."""
+        """The replicas on which the request has not failed, or else all."""
         avoid = query.avoid
         return ([id_ for id_ in ids if id_ not in avoid] or ids) if avoid else ids
 

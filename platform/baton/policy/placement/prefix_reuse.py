@@ -7,14 +7,14 @@ found cached, then for each token that is computed, and so enters a cache, h / (
 from __future__ import annotations
 
 _MEMORY_TOKENS = 1_000_000.0
-"""Prompts of so many tokens ago weigh a third of the newest."""
+"""Prompts this many tokens ago weigh a third of the newest."""
 _MAX_REUSES_PER_TOKEN = 4.0
 """Reached at h = 0.8. Beyond it the estimate says more of its own noise than of the caches; and
-what is driven out is what was used longest ago, worth less than the average."""
+evicted blocks are the least recently used, worth less than the average."""
 
 
 class PrefixReuse:
-    """The fraction of prompt tokens that were cached, recent ones weighing more."""
+    """The fraction of prompt tokens that were cached; recent prompts weigh more."""
 
     __slots__ = ("_cached_tokens", "_prompt_tokens")
 
@@ -23,7 +23,7 @@ class PrefixReuse:
         self._prompt_tokens = 0.0
 
     def observe(self, cached_tokens: int, prompt_tokens: int) -> None:
-        """So many of a prompt's tokens were cached where it was prefilled."""
+        """Add a prompt, with its tokens that were cached where it was prefilled."""
         if not 0 <= cached_tokens <= prompt_tokens:
             return
         decay = max(0.0, 1 - prompt_tokens / _MEMORY_TOKENS)

@@ -1,4 +1,4 @@
-"""What running one request on one replica is predicted to take, and what it does to the others."""
+"""The predicted cost of one request on one replica, and its effect on other requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from baton.policy.placement.port import FULL_CACHE, CacheCapacity, PlacementQuer
 from baton.policy.prefix_cache.hits import Hit
 
 _DEFAULT_ADAPTER_LOAD_S = 0.5
-"""To load an adapter, as long as the replica has loaded none: a guess, of the order of what reading
-100 MB from a disk and unpacking them takes."""
+"""To load an adapter, as long as the replica has loaded none: a guess, about the time to read 100
+MB from a disk and unpack them."""
 _ROUND_TOKENS = 64
-"""A prompt's attention differs by little over so many tokens."""
+"""A prompt's attention differs by little over this number of tokens."""
 
 
 @dataclass(slots=True)
@@ -40,11 +40,11 @@ class ReplicaCost:
     output_tokens: float
     """How many it is expected to generate."""
     step_increase_s: float
-    """What this request adds to each step, beside the streams that run there."""
+    """The time that this request adds to each step, beside the streams that run there."""
     context_tokens: int
-    """What a step attends to without this request."""
+    """The tokens that a step attends to without this request."""
     attended_tokens: int
-    """What this request attends to, on average over its life."""
+    """The tokens that this request attends to, on average over its life."""
     ahead_tokens: int
     """Of the prompts ahead."""
     adapter_load_s: float = 0.0
@@ -54,13 +54,13 @@ class ReplicaCost:
     evicted_adapter: str | None = None
     """Another adapter, which goes for it."""
     extra_adapter_loads_s: float = 0.0
-    """Loads that it brings about besides its own; see `fill_relative_costs`."""
+    """Loads that it causes beyond its own; see `fill_relative_costs`."""
     own_decode_s: float = 0.0
-    """What it will spend decoding; see `fill_relative_costs`."""
+    """Its predicted time of decoding; see `fill_relative_costs`."""
     stream_slowdown_s: float = 0.0
-    """What each of those streams loses by this one beside it; see `fill_relative_costs`."""
+    """The delay of each of those streams by this request; see `fill_relative_costs`."""
     eviction_cost_s: float = 0.0
-    """Prefill that will be done again because of what its cache lets go for this prompt."""
+    """Prefill that will be done again because of blocks that its cache evicts for this prompt."""
     prefill_time_fraction: float = 0.0
     """Of its time, what prompts take from its streams; known where there is a TPOT objective."""
 
@@ -86,14 +86,13 @@ def replica_cost(  # noqa: PLR0913 - a call for each candidate: plain arguments,
     prefills_done_s: float | None = None,
     stream_context: float | None = None,
 ) -> ReplicaCost:
-    """Predict one replica's part, from its last report and what was sent to it since.
+    """Predict one replica's part, from its last report and the legs sent to it since.
 
     `peer_load_factor` is how many requests the fleet gets for each that is sent from here: others
-    have sent that much more since the report, and have seen the same report when they chose where
-    to. `prefills_done_s` is how long the prompts that were sent from here will yet take, by when
-    they were sent; so what was sent since the report need not be taken for untouched. None: that
-    is not known. `stream_context` is how many tokens each of its streams attends to; None: that is
-    not known.
+    have sent that many more since the report, and have seen the same report. `prefills_done_s` is
+    the remaining time of the prompts that were sent from here, by the time of sending. So prompts
+    sent since the report need not be taken for untouched. None: that is not known. `stream_context`
+    is how many tokens each of its streams attends to; None: that is not known.
 
     Asked for every candidate of every request, hence plain sums and few calls.
     """
@@ -151,10 +150,10 @@ def replica_cost(  # noqa: PLR0913 - a call for each candidate: plain arguments,
 
 
 def _add_adapter(cost: ReplicaCost, name: str) -> None:
-    """What a leg's adapter costs it: a load, and a wait where too many others run.
+    """Add the cost of a leg's adapter: a load, and a wait where too many others run.
 
-    An engine runs so many different ones at a time; with others a leg waits until all legs of one
-    of them have ended, and takes its place in the batch as any other would.
+    An engine runs a limited number of different adapters at a time. With others a leg waits until
+    all legs of one of them have ended, and takes its place in the batch as any other would.
     """
     view = cost.view
     if view.has_adapter(name):
@@ -173,7 +172,7 @@ def _add_adapter(cost: ReplicaCost, name: str) -> None:
 
 
 def adapter_load_s(view: ReplicaView) -> float:
-    """What loading one adapter takes on a replica: what it has taken so far, on average."""
+    """The time to load one adapter on a replica: its average so far."""
     adapters = view.load.adapters
     return adapters.loading_s / adapters.loads if adapters.loads else _DEFAULT_ADAPTER_LOAD_S
 
@@ -184,24 +183,23 @@ def fill_relative_costs(
     reuses_per_token: float,
     cache_capacity: CacheCapacity = FULL_CACHE,
 ) -> None:
-    """Fill in what can only be said of replicas beside each other, among which one is chosen.
+    """Fill in the costs that exist only between replicas, among which one is chosen.
 
-    `own_decode_s` and `stream_slowdown_s`: a stream too many does not stay one for its whole life:
-    as streams end, and the next ones are placed elsewhere, loads even out. Of S streams of L
+    `own_decode_s` and `stream_slowdown_s`: an excess stream does not stay in excess for its whole
+    life. As streams end, and the next are placed elsewhere, loads even out. Of S streams of L
     seconds each, one ends every L / S seconds, so an excess of e is gone after about e + 1 of
-    these: a difference lasts for the fraction (e + 1) / (S + 1) of a stream's life, and only that
-    much of it is the choice's own doing. For the rest of its life a stream is one of as many as
-    run on average, which attend to as much as on average. How long a step takes then is asked of
-    the replica's timing: a step need not grow evenly with its streams.
+    these. A difference lasts for the fraction (e + 1) / (S + 1) of a stream's life, and only that
+    part of it is the choice's own doing. For the rest of its life a stream runs among the average
+    number of streams, with the average context. The replica's timing gives the time of such a step:
+    a step need not grow evenly with its streams.
 
-    `eviction_cost_s`: what a replica computes though another holds it is stored a second time, and
-    drives out as much that was stored before, but for what there is room for. Of each token that
-    is stored, `reuses_per_token` are saved before it goes; so many, with the streams that they
-    would have delayed, are lost.
+    `eviction_cost_s`: computed blocks that another replica holds are stored a second time. They
+    evict as many others, beyond the free room. Of each stored token, `reuses_per_token` are saved
+    before it goes; they, and the delays of streams that they would have avoided, are lost.
 
-    `extra_adapter_loads_s`: an adapter that goes for this one's must be loaded again, unless
-    another of them has it, too. And while one of them loads this one's, to load it a second time
-    only keeps another replica busy.
+    `extra_adapter_loads_s`: an adapter that is evicted for this request's must be loaded again,
+    unless another of the replicas has it, too. And while one of them loads this request's adapter,
+    a second load of it only keeps another replica busy.
     """
     _count_extra_loads(costs)
     streams = max_hit_tokens = 0
@@ -239,7 +237,7 @@ def fill_relative_costs(
 
 
 def _evicted_tokens(tokens: int, cost: ReplicaCost, cache_capacity: CacheCapacity) -> int:
-    """How many tokens make way where so many are stored beside what the request brings anyway."""
+    """How many tokens are evicted for new tokens, beyond those that the request needs anyway."""
     if tokens <= 0:
         return 0
     facts = cost.view.facts
@@ -250,11 +248,11 @@ def _evicted_tokens(tokens: int, cost: ReplicaCost, cache_capacity: CacheCapacit
 def _context_tokens(
     view: ReplicaView, running: int, attended_tokens: int, stream_context: float | None
 ) -> int:
-    """What the streams on a replica attend to, all together; those it is yet to run among them.
+    """The tokens that the streams on a replica attend to, including those it is yet to run.
 
     Streams that share a prefix share its blocks, and each of them attends to all of it. So blocks
-    in use say how much that is only of streams that share nothing, and stand in for it only where
-    an engine does not say what its streams attend to.
+    in use equal that number only for streams that share nothing. They replace it only where an
+    engine does not report it.
     """
     facts, load = view.facts, view.load
     if facts.role is Role.PREFILL:
@@ -274,9 +272,9 @@ def _step_increase_s(
     context: int,
     attended_tokens: int,
 ) -> float:
-    """What one more stream adds to each step.
+    """The time that one more stream adds to each step.
 
-    The first one pays for what a step takes anyway, which is nothing that it adds.
+    The first stream pays for the fixed time of a step, which it does not add.
     """
     if not running:
         return timing.decode_request_s(context_tokens=attended_tokens)
@@ -300,7 +298,7 @@ def usable_tokens(hit: Hit, prompt_tokens: int, block_size_tokens: int) -> int:
 
 def _decoding_streams(view: ReplicaView, peer_load_factor: float) -> int:
     """Requests that a replica decodes for, or soon will."""
-    # What runs on a prefill replica is mostly prompts: those are its queue, not its streams.
+    # Prefill replicas run mostly prompts: those are the queue, not streams.
     if view.facts.role is Role.PREFILL:
         return int(view.inflight_streams * peer_load_factor)
     load = view.load
@@ -314,9 +312,9 @@ def _mean_length_tokens(
 ) -> int:
     """The length of which prompts take as long as `uncached_tokens` behind `ahead_tokens`.
 
-    What attention adds to a prompt of n tokens goes with n x n: ten prompts of 1,000 tokens each
-    take far less than one of 10,000. With a prompt of n and a of others of m, that is a mean of
-    n and m which weighs them by their tokens. Rounded, so that timings are asked the same again.
+    The attention of a prompt of n tokens grows with n x n: ten prompts of 1,000 tokens each take
+    far less than one of 10,000. With a prompt of n and a of others of m, that is a mean of n and m
+    which weighs them by their tokens. Rounded, so that timings are asked the same again.
     """
     load = view.load
     other_prompts = load.queued_requests + int(view.unreported_legs * peer_load_factor)

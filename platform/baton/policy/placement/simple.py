@@ -22,7 +22,7 @@ def choose_randomly(
 
 
 class RoundRobin:
-    """Each in its turn, by id, for each kind of leg; who joins or leaves disturbs nobody's turn."""
+    """Takes replicas in turn, by id, for each kind of leg; joins and leaves keep the order."""
 
     def __init__(self) -> None:
         self._last: dict[LegKind, str] = {}
@@ -63,4 +63,4 @@ POLICIES: Mapping[str, Callable[[], Chooser]] = MappingProxyType(
         LEAST_LOADED: lambda: choose_least_loaded,
     }
 )
-"""What makes each one."""
+"""The constructor of each chooser."""

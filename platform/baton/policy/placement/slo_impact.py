@@ -1,4 +1,4 @@
-"""How many requests are predicted to miss an objective because of one more, and what that costs.
+"""Predicted SLO misses because of one more request, and their cost.
 
 *Theory of operation.* A replica whose decode step takes `step_s`, and which spends the share s of
 its time on prompts, gives each of its streams a token every
@@ -8,14 +8,14 @@ its time on prompts, gives each of its streams a token every
 A stream gains slack against its TPOT objective with each token, objective - pace, and a prompt that
 is computed beside it takes the time of that prompt away at once. It is broken when that is more
 than it gains over its whole life. So the new request misses its TPOT when its pace there would, and
-of the streams beside it a share is broken, `broken_fraction`. What prompts that queue there anyway
-break does not count: only the difference that the new one makes.
+of the streams beside it a share is broken, `broken_fraction`. Streams that queued prompts break
+anyway do not count: only the difference of the new prompt does.
 
-A miss costs a multiple of what the request may take within its objectives. That makes seconds of
-it, which are compared with other seconds.
+A miss costs a multiple of the time that the request may take within its objectives. That makes
+seconds of it, which are compared with other seconds.
 
-Requests differ in what they are promised. Which classes the streams on a replica belong to is not
-known here, so they count with the objective that the placer was made with.
+Requests differ in their objectives. The classes of the streams on a replica are not known here, so
+they count with the objective that the placer was made with.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from baton.policy.placement.replica_cost import ReplicaCost
 _MIN_SLACK_FRACTION = 0.05
 """Of the objective: predictions err by as much, so no stream is ever given up as lost."""
 _MISS_PENALTY_MULTIPLE = 4.0
-"""A miss costs so many times what the request may take: to be sooner than one must be is worth far
-less than not to be late. Found by trying: at 1, prompts still went to where they broke streams
-while the prefill pool's queue was within the objective."""
+"""A miss costs this multiple of the time that the request may take: earliness is worth far less
+than punctuality. Found by trying: at 1, prompts still went to where they broke streams while the
+prefill pool's queue was within the objective."""
 
 
 @dataclass(frozen=True, slots=True)
 class SloImpact:
-    """What requests are served for."""
+    """The objectives of requests."""
 
     tpot_slo_s: float | None
-    """The request's own; None: it is promised no pace."""
+    """The request's own; None: it has no TPOT objective."""
     ttft_slo_s: float | None = None
     running_tpot_slo_s: float | None = None
     """That of the streams that run already; None: the same as the request's."""
@@ -50,7 +50,7 @@ class SloImpact:
 
     @property
     def stream_tpot_slo_s(self) -> float:
-        """What the streams that run already are promised for each token."""
+        """The TPOT objective of the running streams."""
         tpot_slo_s = self.tpot_slo_s if self.running_tpot_slo_s is None else self.running_tpot_slo_s
         assert tpot_slo_s is not None, "one of them is set"
         return tpot_slo_s
@@ -97,7 +97,7 @@ class SloImpact:
         return cost.running_streams * max(0.0, broken_after - broken_before)
 
     def miss_penalty_s(self, cost: ReplicaCost) -> float:
-        """What a request that keeps its objectives may take: the price of a miss."""
+        """The time that a request may take within its objectives: the price of a miss."""
         tpot_slo_s = self.stream_tpot_slo_s if self.tpot_slo_s is None else self.tpot_slo_s
         return _MISS_PENALTY_MULTIPLE * ((self.ttft_slo_s or 0.0) + cost.output_tokens * tpot_slo_s)
 
@@ -107,8 +107,8 @@ def broken_fraction(stall_s: float, *, slack_s: float, mean_output_tokens: float
 
     With a slack of `slack_s` a token, those are the streams of fewer than stall / slack tokens.
     Lengths are taken to be exponentially distributed. Streams that run at a given moment are then
-    distributed as Gamma of shape 2, for the longer one is the likelier it is met; of these,
-    1 - exp(-u) (1 + u) are below u mean lives.
+    distributed as Gamma of shape 2, because a longer stream is met more often. Of these, 1 -
+    exp(-u) (1 + u) are below u mean lives.
 
     Source: Feller, An Introduction to Probability Theory and Its Applications II, I.4 (waiting time
     paradox).

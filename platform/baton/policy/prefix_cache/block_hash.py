@@ -1,11 +1,11 @@
 """Chained block hashes: one number for a full block of tokens and everything before it.
 
 Replicas and coordinators compute them alike from token ids, so neither needs to know how an engine
-names its blocks. They are hints, not identities: a collision sends a request to a replica that
-turns out not to hold its prefix, which costs a prefill and nothing else, for engines match prefixes
-by themselves. Hence a fast hash that is not cryptographic: CPython's of tuples of integers, which
-unlike that of strings is the same in every process of one Python version (Ray wants one version in
-a cluster anyway), at a fifth of the cost of BLAKE2b per block.
+names its blocks. They are hints, not identities, for engines match prefixes by themselves. A
+collision sends a request to a replica without its prefix, which costs a prefill and nothing else.
+Hence a fast hash that is not cryptographic: CPython's of tuples of integers. Unlike that of strings
+it is the same in every process of one Python version, and Ray wants one version in a cluster
+anyway. It takes a fifth of the time of BLAKE2b per block.
 """
 
 from __future__ import annotations

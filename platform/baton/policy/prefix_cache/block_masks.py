@@ -1,13 +1,14 @@
 """Block hash → bitmask of the slots that hold the block, for millions of blocks.
 
-*Theory of operation.* A slot is a number that stands for a replica while it lives; `bit` is
-`1 << slot`. Most blocks have one holder and blocks of one chain tend to have the same ones, so
-masks are shared objects: a mask that was met before is reused (from a pool, which is emptied when
-it is full: sharing saves memory and is never needed for correctness).
+*Theory of operation.* A slot is a number that stands for a replica while it lives; `bit` is `1 <<
+slot`. Most blocks have one holder and blocks of one chain tend to have the same holders, so masks
+are shared objects: a mask that was met before is reused. The pool of masks is emptied when it is
+full: sharing saves memory and is never needed for correctness.
 
-The blocks are spread over many small dictionaries, for a dictionary that grows copies itself: at a
-million blocks one of them would stop the process for 30 to 70 ms, each of the small ones takes less
-than one. They are of unequal width, so that they do not all grow at about the same moment.
+The blocks are spread over many small dictionaries, for a dictionary that grows copies itself. At a
+million blocks a single dictionary would stop the process for 30 to 70 ms; each small dictionary
+takes less than one. They are of unequal width, so that they do not all grow at about the same
+moment.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class HolderMasks:
         return len(self._shards)
 
     def holders_of(self, block: int) -> int:
-        """The slots that hold a block; 0 when nobody does."""
+        """The slots that hold a block; 0 without any."""
         return self._table[block & _TABLE_MASK].get(block, 0)
 
     def unique_blocks(self) -> int:

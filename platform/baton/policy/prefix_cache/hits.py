@@ -1,4 +1,4 @@
-"""What a lookup in the prefix index says: how much of one prompt each replica holds."""
+"""The result of a lookup in the prefix index: how much of one prompt each replica holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Hit(NamedTuple):
     """How much of a prompt one replica holds."""
 
     blocks: int = 0
-    """Leading full blocks, in whatever tier."""
+    """Leading full blocks, in any tier."""
     host_blocks: int = 0
     """Those among them that must be loaded from the host's memory first."""
     source: HitSource = HitSource.NONE
@@ -27,14 +27,14 @@ class Hits(Protocol):
     """The answer to one lookup; valid until the index changes."""
 
     def of(self, replica_id: str) -> Hit:
-        """What one replica holds; `NO_HIT` when nothing, or when it is unknown."""
+        """The hit of one replica; `NO_HIT` when it holds nothing or is unknown."""
         ...
 
     def holders(self, limit: int) -> Sequence[str]:
         """Up to `limit` replicas that hold something, those that hold most first.
 
-        Where more hold the same number of blocks than fit, which of them is up to the index's own
-        seeded choice, so that several coordinators do not all name the same ones.
+        When too many hold the same number of blocks, the index's own seeded choice decides among
+        them, so that several coordinators do not all name the same replicas.
         """
         ...
 

@@ -1,11 +1,11 @@
-"""The prefix index: which replica holds how much of a prompt, from what is reported and predicted.
+"""The prefix index: which replica holds how much of a prompt, as reported and as predicted.
 
 *Theory of operation.* One index per coordinator, without I/O; all times are the caller's. It knows
-replicas from `add_replica` to `remove_replica`. What it believes has two sources:
+replicas from `add_replica` to `remove_replica`. Its knowledge has two sources:
 
 - *reported*: numbered updates from the replica (`baton.domain.cache`). While every number came, the
-  replica is *in step*: what is kept of it is what it held at that number. After a hole it is out of
-  step until a snapshot comes; what it reports is still taken, for a wrong hint costs one prefill.
+  replica is *in step*: its record equals its cache at that number. After a hole it is out of step
+  until a snapshot comes. Its reports are still used, for a wrong hint costs one prefill.
   `apply_update`, `on_heartbeat` and `check_prediction` return True when a snapshot should be asked
   for, at most every `resync_interval_s` for the same hole. An update that cannot be read counts as
   a hole.
@@ -13,11 +13,11 @@ replicas from `add_replica` to `remove_replica`. What it believes has two source
   believed for `unconfirmed_ttl_s` where the replica reports (by then its reports tell), for
   `prediction_ttl_s` where it does not, and never more of it than fits into its cache.
 
-Hits are hints: engines match prefixes by themselves. So whatever is wrong here (lost or late
-updates, collisions of hashes, garbage) makes a placement worse and breaks nothing; it is counted.
+Hits are hints: engines match prefixes by themselves. So an error here (lost or late updates,
+collisions of hashes, garbage) makes a placement worse and breaks nothing; it is counted.
 
 *Bounds.* At most `max_entries` reported pairs of replica and block are kept. The last tenth is for
-replicas below their equal share; what does not fit is dropped, the deepest blocks of each report
+replicas below their equal share; blocks beyond that are dropped, the deepest blocks of each report
 first, and counted as `dropped_blocks`.
 """
 
@@ -50,22 +50,22 @@ from baton.policy.prefix_cache.reported_blocks import ReportedBlocks
 from baton.policy.resilience.liveness import IDLE_GRACE_S
 
 _MAX_CONTRADICTIONS = 2
-"""So many answers in a row that contradict the index make it doubt what it knows of a replica."""
+"""This many contradicting answers in a row invalidate the index's record of a replica."""
 _SLACK_BLOCKS = 1
 """Engines compute the last prompt token even when its block is cached, hence that block."""
 _RESERVE_DIVISOR = 10
-"""One part in so many of `max_entries` is for replicas below their share."""
+"""The part of `max_entries` for replicas below their share, as a divisor."""
 
 
 class IndexMode(StrEnum):
-    """What the index believes."""
+    """The sources of the index."""
 
     EVENTS = "events"
-    """What engines report."""
+    """Reports of engines."""
     PREDICTED = "predicted"
     """Our own routing decisions."""
     HYBRID = "hybrid"
-    """Both; and what engines report as cached of each request corrects it."""
+    """Both; corrected by the cached tokens that engines report for each request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class IndexOptions:
     prediction_ttl_s: float = 120.0
     """How long a prediction is believed of a replica that reports nothing, or not any more."""
     unconfirmed_ttl_s: float = 5.0
-    """How long it is believed of one that does."""
+    """How long a prediction of a reporting replica is valid."""
     stale_after_s: float = 2.0 + IDLE_GRACE_S
     """A replica that has not vouched for its blocks for so long is called stale. An idle one
     vouches every 4 s, with its heartbeat."""
@@ -108,12 +108,12 @@ class PrefixIndex:
 
     @property
     def mode(self) -> IndexMode:
-        """What the index believes."""
+        """The sources of the index."""
         return self.options.mode
 
     @property
     def counters(self) -> IndexCounters:
-        """What happened so far."""
+        """Counts since the start."""
         return replace(self._counters)
 
     # ------------------------------------------------------------------ membership
@@ -195,10 +195,10 @@ class PrefixIndex:
         """An engine says how many blocks of a prompt it had cached when it began with it.
 
         The prompt itself is in its cache by now, so its prediction stays. But if the engine had
-        less than the index knew when the request was sent there (`predict`), twice in a row and
-        without a removal reported meanwhile, then what the index knows is wrong. If it was
-        predicted, all predictions for this replica are dropped; if it was the replica's own reports
-        that said more, it is out of step, and `on_heartbeat` will ask for a snapshot.
+        less than the index expected when the request was sent there (`predict`), the index may be
+        wrong. It is wrong after two such answers in a row without a reported removal. If the blocks
+        were predicted, all predictions for this replica are dropped. If the replica itself had
+        reported them, it is out of step, and `on_heartbeat` will ask for a snapshot.
         """
         record = self._record(replica_id)
         if record is None or not hashes or self.mode is IndexMode.EVENTS:
@@ -245,7 +245,7 @@ class PrefixIndex:
         reported = chain.leading_blocks(chain.reported_probe, record.bit)
         expected_blocks, source = self._expected_blocks(record, chain, reported, now_s)
         predictions = record.predictions
-        # What is reported needs no prediction; the last block carries the answer in any case.
+        # Reported blocks need no prediction; the last block carries the answer in any case.
         start = (
             min(reported, len(hashes) - 1) if record.lookahead_blocks is None else len(hashes) - 1
         )
@@ -264,13 +264,13 @@ class PrefixIndex:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is known of any block: then nobody needs a prompt's hashes."""
+        """Whether no block is known: then no caller needs a prompt's hashes."""
         return not (self._reported.entries or self._predicted.masks.entries)
 
     def look_up(
         self, hashes: Sequence[int], now_s: float, *, max_blocks: int | None = None
     ) -> Hits:
-        """What each replica holds of a prompt; valid until the index changes.
+        """The blocks of a prompt that each replica holds; valid until the index changes.
 
         `max_blocks` end before its last token, which engines always compute; None: all.
         """
@@ -304,7 +304,7 @@ class PrefixIndex:
     # ------------------------------------------------------------------ for operators
 
     def replica_state(self, replica_id: str, now_s: float) -> ReplicaIndexState | None:
-        """What is known of a replica; None when it is unknown."""
+        """The state of a replica; None when it is unknown."""
         record = self._replicas.get(replica_id)
         if record is None:
             return None

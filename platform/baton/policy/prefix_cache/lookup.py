@@ -1,15 +1,15 @@
 """How much of one chain of blocks each replica holds, found without looking at every block.
 
 *Theory of operation.* Engines reuse a block only after all blocks before it, store them in that
-order and evict the deepest first. So who holds block n is assumed to hold all before it: along the
-chain, holders only drop out. Where the holders at both ends of a span are the same nothing changes
-in between, so the few depths at which somebody drops out are found by bisection, in about
+order and evict the deepest first. So a holder of block n is assumed to hold all before it: along
+the chain, holders only drop out. Where the holders at both ends of a span are the same nothing
+changes in between. So the few depths at which a holder drops out are found by bisection, in about
 `log2(blocks)` probes each, however many replicas hold the prefix.
 
 An eviction may break the assumption. When a probe finds a holder that a block before it lacks, the
-chain is scanned from its start, which is exact. A hole that no probe falls into goes unnoticed:
-then a replica is credited with blocks up to the deepest probed one that it does hold. It is never
-credited with less than what it has, and no replica's hole spoils what is said of the others.
+chain is scanned from its start, which is exact. A hole that no probe falls into is not noticed.
+Then a replica is credited with blocks up to the deepest probed block that it does hold. It is never
+credited with too little, and no replica's hole spoils the result of the others.
 
 Replicas of hybrid models tell of whole prefixes, by their last block (`PrefixSlots`), and one says
 nothing of another. For those the chain is scanned from its end, which costs one probe a block where
@@ -40,14 +40,14 @@ class PrefixSlots(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The slots that hold at least so many leading blocks."""
+    """The slots that hold at least this number of leading blocks."""
 
     blocks: int
     slots: int
 
 
 class Chain:
-    """Who holds the blocks of one chain: in the KV cache, in any tier, or is expected to."""
+    """The holders of the blocks of one chain: in the KV cache, in any tier, or expected."""
 
     __slots__ = (
         "expected_probe",
@@ -71,10 +71,10 @@ class Chain:
 
         Args:
             hashes: its blocks.
-            tiers: what is reported of the GPU, what of the host, what is predicted.
+            tiers: reported blocks of the GPU and of the host, and predicted blocks.
             live_slots: the slots that count; None: all do.
-            prefix_slots: of these, the ones that tell of whole prefixes.
-            max_blocks: of a whole prefix, so many blocks are looked at; None: all.
+            prefix_slots: of these, those that report whole prefixes.
+            max_blocks: the limit of blocks of a whole prefix to look at; None: all.
         """
         gpu, host, predicted = tiers
         self.hashes = hashes
@@ -147,7 +147,7 @@ class Chain:
 def find_levels(probe: Probe, length: int) -> list[Level] | None:
     """Where holders drop out, the deepest first; None when the chain is seen to be broken."""
     levels: list[Level] = []
-    probed = [(length, 0)]  # what was probed beyond `low`, the nearest last; past the end is nobody
+    probed = [(length, 0)]  # probes beyond `low`, the nearest last; past the end there is no holder
     low, low_slots = 0, probe(0)
     while low_slots:
         high, high_slots = probed[-1]
@@ -169,7 +169,7 @@ def find_levels(probe: Probe, length: int) -> list[Level] | None:
 
 
 def scan_levels(probe: Probe, length: int) -> list[Level]:
-    """The same, by looking at every block: right whatever was evicted."""
+    """The same, by looking at every block: right after any eviction."""
     levels: list[Level] = []
     holders = probe(0)
     for position in range(1, length):
@@ -229,7 +229,7 @@ class PrefixHits:
         )
 
     def of(self, replica_id: str) -> Hit:
-        """What one replica holds; `NO_HIT` when nothing, or when it is unknown."""
+        """The hit of one replica; `NO_HIT` when it holds nothing or is unknown."""
         record = self._records.get(replica_id)
         if record is None:
             return NO_HIT
@@ -270,12 +270,12 @@ class PrefixHits:
         replica_ids: list[str] = []
         deeper_slots = 0
         for _, held in self._expected_levels:
-            new_slots = held ^ deeper_slots  # whoever holds more holds this much
+            new_slots = held ^ deeper_slots  # holders of more hold this much
             deeper_slots = held
             while new_slots and len(replica_ids) < limit:
                 bit = self._random_bit(new_slots)
                 new_slots ^= bit
-                # Whoever still asks after the index has changed may ask for one that is gone.
+                # A caller may ask after the index has changed, for a replica that is gone.
                 if (replica_id := self._by_bit.get(bit)) is not None:
                     replica_ids.append(replica_id)
         return replica_ids

@@ -1,13 +1,13 @@
-"""What replicas are expected to hold because we sent it there: with expiry, and least recent out.
+"""Expected blocks of replicas, from routed requests: with expiry, and least recent out.
 
 *Theory of operation.* A prediction is a chain of blocks, noted when a request is routed. A block
-belongs to the newest prediction that names it, and is forgotten with it: when it expires, or when
-its replica has more predicted blocks than fit into its cache and it is the oldest. A newer
-prediction takes over the blocks that both begin with, and within one prediction the deepest blocks
-go first; so whatever is left of a chain always starts where the chain started. A prediction of
-which newer ones have taken over every block is over, or else a prompt that is sent fifty times a
-second would be kept thousands of times until the first of them expires. These are looked for when
-there are twice as many as last time, so that the look costs next to nothing for each prediction.
+belongs to the newest prediction that names it, and is forgotten with it. It expires, or is evicted
+as the oldest when its replica has more predicted blocks than fit into its cache. A newer prediction
+takes over the blocks that both begin with, and within one prediction the deepest blocks go first.
+So the rest of a chain always starts where the chain started. A prediction whose every block was
+taken over is over. Otherwise a prompt that is sent fifty times a second would be kept thousands of
+times until the first of them expires. These are looked for when there are twice as many as last
+time, so that the search costs next to nothing for each prediction.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from baton.domain.handoff import HitSource
 from baton.policy.prefix_cache.block_masks import HolderMasks
 
 _MAX_SUPERSEDED = 64
-"""Predictions of one replica that may be kept although newer ones have replaced them."""
+"""Predictions of one replica that may be kept although newer predictions have replaced them."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Prediction:
-    """A chain that was sent to a replica, and what the replica was believed to hold of it."""
+    """A chain that was sent to a replica, and its expected blocks there at that time."""
 
     bit: int
     at_s: float
@@ -51,7 +51,7 @@ class ReplicaPredictions:
     oldest_first: deque[Prediction] = field(default_factory=deque)
     """Oldest first; those that are over may be among them."""
     cleanup_threshold: int = _MAX_SUPERSEDED
-    """When there are more of them, those that newer ones have replaced are dropped."""
+    """With more of them, those that newer predictions have replaced are dropped."""
 
 
 class PredictedBlocks:
@@ -107,7 +107,7 @@ class PredictedBlocks:
         """Masks and predictions agree, no replica has more than its capacity.
 
         Args:
-            by_slot: the slots in use, and what is predicted of them.
+            by_slot: the slots in use, and their predictions.
 
         Raises:
             AssertionError: it is not so.

@@ -1,4 +1,4 @@
-"""What the prefix index keeps of each replica besides its blocks, and what operators see of it."""
+"""The prefix index's record of each replica beyond its blocks, and its view for operators."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from baton.policy.prefix_cache.predicted_blocks import ReplicaPredictions
 
 @dataclass(slots=True, kw_only=True)
 class IndexCounters:
-    """What happened to an index so far."""
+    """Counts of an index since its start."""
 
     updates: int = 0
     snapshots: int = 0
     gaps: int = 0
     """Replicas fell out of step: holes in their numbers, or answers that contradict them."""
     late_updates: int = 0
-    """Older than what was known, or repeated: ignored."""
+    """Older than the known state, or repeated: ignored."""
     invalid_updates: int = 0
     """They could not be read."""
     unknown_replicas: int = 0
@@ -32,16 +32,16 @@ class IndexCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaIndexState:
-    """What the index knows of one replica, for operators."""
+    """The index's state of one replica, for operators."""
 
     gpu_blocks: int
     host_blocks: int
     predicted_blocks: int
     sequence: int
     in_sync: bool
-    """What is kept of it is what it held at `sequence`."""
+    """The record equals the replica's cache at `sequence`."""
     is_stale: bool
-    """It has not vouched for what it reported for a while, or never did."""
+    """It has not confirmed its reports for a while, or never did."""
     age_s: float | None
     """Since it last vouched; None when it never did."""
     gaps: int
@@ -82,12 +82,12 @@ class ReplicaRecord:
     def is_late(self, update: CacheUpdate) -> bool:
         """Whether an update says nothing new."""
         if update.is_snapshot:
-            # Out of step, any state that the replica was in is better than what is known.
+            # Out of step, any state that the replica was in is better than the known state.
             return self.in_sync and update.sequence < self.sequence
         return update.sequence <= self.sequence
 
     def confirm(self, now_s: float) -> None:
-        """What it reported is true at this moment."""
+        """Mark its reports as true at this moment."""
         self.confirmed_at_s, self.is_confirmed = now_s, True
 
     def is_stale(self, now_s: float, *, stale_s: float) -> bool:
@@ -104,7 +104,7 @@ class ReplicaRecord:
         return True
 
     def state(self, now_s: float, *, stale_s: float) -> ReplicaIndexState:
-        """What operators see."""
+        """The view for operators."""
         return ReplicaIndexState(
             gpu_blocks=self.reported_blocks[CacheTier.GPU],
             host_blocks=self.reported_blocks[CacheTier.HOST],

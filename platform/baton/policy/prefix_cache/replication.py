@@ -1,12 +1,12 @@
-"""What is lost because a prefix is held by too few: when to have it computed once more.
+"""The loss because too few replicas hold a prefix: when to have it computed once more.
 
-*Theory of operation.* A request goes where it costs least, and those that begin alike therefore go
-to who holds that beginning, for as long as they queue there for less than it takes to compute it.
-Each of them might have been served sooner by another replica if that had held the prefix, too: so
-much was *forgone*. What is forgone for one prefix is added up, for the replica that it brings
-nearest to a copy, and fades. When it comes to three times what one more copy costs, the next such
-request pays for one: it is computed where it is missing, and what it cost is taken off again. Loss
-before a copy is so bounded by its price.
+*Theory of operation.* A request goes where it costs least. Requests that begin alike therefore go
+to a holder of that beginning, for as long as they queue there for less than it takes to compute it.
+Each of them might have been served sooner by another replica if that had held the prefix, too: the
+difference is *forgone*. The losses for one prefix are added up, for the replica that it brings
+nearest to a copy, and fade. When they reach three times the cost of one more copy, the next such
+request pays for one. It is computed where it is missing, and its cost is subtracted. Loss before a
+copy is so bounded by its price.
 
 Source: Karlin, Manasse, Rudolph, Sleator, Competitive Snoopy Caching, Algorithmica 3 (1988): rent
 until the rent paid comes to the price, then buy.
@@ -25,21 +25,21 @@ from typing import Protocol
 from baton.domain.handoff import ReplicationCredit
 
 CREDIT_DECAY_S = 3.0
-"""What was forgone so long ago counts for a third. Found by trying: with 30 s, prefixes that are
-used now and then were stored several times, at the cost of others' (`make bench-routing`)."""
+"""A loss this long ago counts for a third. Found by trying: with 30 s, prefixes that are used now
+and then were stored several times, at the cost of others' (`make bench-routing`)."""
 COPY_PRICE_MULTIPLE = 3.0
-"""What must have been forgone, as a multiple of what a copy costs: a prefix may be about to go out
-of use, and predictions are not exact. Found by trying: at 1 to 2, prefixes in modest use were
-copied, and drove others out (`make bench-routing`); at 4, hot ones came too late."""
+"""The loss that justifies a copy, as a multiple of the cost of a copy: a prefix may be about to go
+out of use, and predictions are not exact. Found by trying: at 1 to 2, prefixes in modest use were
+copied, and evicted others (`make bench-routing`); at 4, hot prefixes were copied too late."""
 MAX_PREFIXES = 4096
 """Of all replicas together: some hundred bytes each."""
 
 
 class ReplicationCredits(Protocol):
-    """Of one prompt: what was forgone by others that began like it."""
+    """Of one prompt: losses of other requests that began like it."""
 
     def of(self, replica_id: str, blocks: int) -> float:
-        """Seconds forgone because this replica does not hold its first so many blocks."""
+        """Seconds forgone because this replica does not hold its first `blocks` blocks."""
         ...
 
 
@@ -76,7 +76,7 @@ class PrefixCredits:
             self._seconds.popitem(last=False)
 
     def of(self, key: tuple[str, int], now_s: float) -> float:
-        """What was forgone for this prefix; 0 for one that is not known."""
+        """The loss for this prefix; 0 for an unknown prefix."""
         seconds, at_s = self._seconds.get(key, (0.0, now_s))
         return seconds * exp(-max(0.0, now_s - at_s) / CREDIT_DECAY_S)
 
@@ -92,7 +92,7 @@ class PromptCredits:
         self._now_s = now_s
 
     def of(self, replica_id: str, blocks: int) -> float:
-        """Seconds forgone because this replica does not hold its first so many blocks."""
+        """Seconds forgone because this replica does not hold its first `blocks` blocks."""
         if not 0 < blocks <= len(self._hashes):
             return 0.0
         return self._credits.of((replica_id, self._hashes[blocks - 1]), self._now_s)

@@ -1,10 +1,11 @@
-"""What replicas said they hold, per tier, and the slots by which they are known.
+"""The blocks that replicas reported, per tier, and the slots by which they are known.
 
-*Theory of operation.* Nobody keeps a list of one replica's blocks: it would cost as much memory
-again. Instead, a replica that leaves, or whose cache was emptied, gives up its slot. The slot is
+*Theory of operation.* There is no list of one replica's blocks: it would cost as much memory again.
+Instead, a replica that leaves, or whose cache was emptied, gives up its slot. The slot is
 *retired*: it no longer counts (`live_slots` says which slots do) and its bits are swept out a part
 at a time, a part whenever `sweep` is called. Only then is its number given out again. Bits that
-wait to be swept still count as entries; whoever runs out of room sweeps to the end at once.
+wait to be swept still count as entries; a caller that runs out of room sweeps to the end at
+once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from baton.domain.cache import CacheTier
 from baton.policy.prefix_cache.block_masks import HolderMasks
 
 _MIN_RETIRED_SLOTS = 64
-"""Retired slots make every mask wider: so many, or as many as are in use, are let wait."""
+"""Retired slots make every mask wider: this many, or as many as are in use, may wait."""
 
 
 class ReportedBlocks:
@@ -60,11 +61,11 @@ class ReportedBlocks:
         return self._awaiting_sweep | self._sweeping_slots
 
     def tier(self, tier: CacheTier) -> HolderMasks:
-        """Who holds what in one tier; mind `live_slots`."""
+        """The holders of one tier's blocks; mind `live_slots`."""
         return self._tiers[tier]
 
     def allocate_slot(self) -> int:
-        """The bit of a slot that nobody uses, the lowest there is."""
+        """The bit of the lowest unused slot."""
         if self._free:
             self._free.sort(reverse=True)
             slot = self._free.pop()
@@ -75,7 +76,7 @@ class ReportedBlocks:
         return 1 << slot
 
     def retire_slot(self, bit: int) -> None:
-        """Whatever this slot holds no longer counts."""
+        """Retire a slot: its blocks no longer count."""
         self.live_slots &= ~bit
         self._awaiting_sweep |= bit
         allowed = max(_MIN_RETIRED_SLOTS, self.live_slots.bit_count())

@@ -1,4 +1,4 @@
-"""Circuit breakers: which replicas are left alone for a while, for what they did to requests.
+"""Circuit breakers: which replicas get no requests for a while because of failed requests.
 
 Theory of operation. Each replica has a *circuit*:
 
@@ -8,9 +8,9 @@ Theory of operation. Each replica has a *circuit*:
        └─────────────────────────a trial spoke or was done──────────────────┘
 
 A leg that begins while its replica's circuit is not closed is a *trial*. Half-open, one trial is
-let in at a time. An open circuit lets nobody in; where a fleet has no other replica whoever places
-uses it all the same, and a trial that goes well closes it at once. What becomes of legs that began
-before the circuit opened says nothing new, and is ignored.
+admitted at a time. An open circuit admits none. In a fleet without another replica, placement uses
+it all the same, and a trial that goes well closes it at once. Results of legs that began before the
+circuit opened say nothing new, and are ignored.
 
 A pause is twice as long as the one before, up to a most, until the circuit was closed for as long
 as the longest pause. A replica that is *gone*, or was not heard of, is tripped at once, and may be
@@ -65,7 +65,7 @@ class BreakerOptions:
 
 @dataclass(slots=True)
 class _BreakerState:
-    """What is remembered of one replica."""
+    """The state of one replica."""
 
     consecutive_failures: int = 0
     """In a row, while closed."""
@@ -95,7 +95,7 @@ class CircuitBreakers:
     def reconfigure(self, options: BreakerOptions) -> None:
         """Go on by others; a pause that has begun stays as long as it is.
 
-        Whoever has failed more often than is now borne is borne until it fails once more.
+        A replica with more failures than the new limit is borne until its next failure.
         """
         self._options = options
         for state in self._states.values():
@@ -180,13 +180,13 @@ class CircuitBreakers:
     # ---------------------------------------------------------------- told of replicas
 
     def half_open_all(self, now_s: float) -> None:
-        """Let every replica be tried now: what opened their circuits was not they."""
+        """Let every replica be tried now: the reason of the open circuits was not theirs."""
         for state in self._states.values():
             if state.open_until_s is not None:
                 state.open_until_s = min(state.open_until_s, now_s)
 
     def trip(self, replica_id: str, now_s: float, why: str, *, with_pause: bool = False) -> None:
-        """A replica is gone, frozen or cut off: whatever it did before, it is on trial now.
+        """Open the circuit of a replica that is gone, frozen or cut off, even if it was sound.
 
         With `with_pause` it is there, and gets the pause that failures would have earned it.
         """

@@ -2,9 +2,9 @@
 
 A pair over which no pull succeeds is not used; it does not say which end is at fault. The target is
 when its pulls fail from every source, while those sources answer it and serve other targets. A
-source that does not answer is no witness: nothing reaches it, and that is the network's doing, or
-its own. Where several targets look so at once, what they have in common is likelier at fault than
-they are, and to replace them one by one would mend nothing: then none is.
+source that does not answer is no witness: nothing reaches it, because of the network or of itself.
+Where several targets look so at once, a common cause is likelier than a fault of each. To replace
+them one by one would mend nothing, so none is replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AgentRules:
     min_duration_s: float = 30.0
     """... and how long they have failed."""
     min_witnesses: int = 2
-    """Sources that say so; where a target has one source only, that one."""
+    """Sources that say so; where a target has one source only, that source."""
     replacement_interval_s: float = 600.0
     """From one replica's replacement to the next."""
     max_suspect_fraction: float = 0.25
@@ -33,7 +33,7 @@ class AgentRules:
 
 
 class PullHistory(NamedTuple):
-    """What probes of one pair have seen, as far as its target is judged by it."""
+    """Results of probes of one pair, as far as they judge its target."""
 
     source_id: str
     consecutive_failures: int
@@ -104,7 +104,7 @@ def choose_replacement(
     Args:
         suspects: Targets whose agents are taken for broken.
         targets: How many there are in all.
-        last_notified: The one that was told last, which may not have heard it.
+        last_notified: The last replica that was told, which may not have heard it.
         since_last_s: Since that; None: none was told yet.
         rules: How many may be replaced, and how often.
     """

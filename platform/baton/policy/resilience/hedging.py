@@ -1,13 +1,13 @@
 """When a request whose first token does not come is better begun again on another replica.
 
-Theory of operation. Placement predicts when the first token will come. When it is later than that
-by a large factor, and later than all but one in a hundred lately were, something is wrong where it
-runs that nobody has reported yet. Then placement is asked once more, without that replica, and the
-leg is given up for another one if that one has *nothing to do before it* and would be done in less
-time than was waited already: how long a silent leg will still take is unknown, and with waiting
-times as spread as these are, as long again is the least to expect.
+Theory of operation. Placement predicts when the first token will come. A first token later than
+that by a large factor, and later than all but one in a hundred recent tokens, is a sign of an
+unreported failure. Then placement is asked once more, without that replica. The leg moves only to a
+replica that has *nothing to do before it* and would be done in less time than was waited already.
+The remaining time of the old leg is unknown, and with waiting times as spread as these are, as long
+again is the least to expect.
 
-At no time do two legs of a request run: the silent one is aborted first. See decision 27.
+At no time do two legs of a request run: the old leg is aborted first. See decision 27.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from baton.domain.handoff import PlacementDecision
 
 OVERRUN_QUANTILE = 0.99
-"""Of the first tokens that came lately, those that were no later than what is added."""
+"""Of recent first tokens, those that were no later than the added time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeOptions:
-    """How late is too late, and what makes another replica better."""
+    """How late is too late, and when another replica is better."""
 
     latency_multiple: float | None = 4.0
-    """So many times what was predicted; None: never."""
+    """As a multiple of the predicted time; None: never."""
     min_delay_s: float = 1.0
     """No sooner than this: short predictions err by more than their own length."""
     max_alternative_queue_s: float = 0.05
@@ -45,7 +45,7 @@ def hedge_after_s(
 ) -> float | None:
     """How long after a decision its first token is suspiciously late; None: that is not known.
 
-    `overrun_s` is how much later than predicted the latest of a hundred came lately.
+    `overrun_s` is how much later than predicted the latest of a hundred came recently.
     """
     if options.latency_multiple is None or not decision.options:
         return None

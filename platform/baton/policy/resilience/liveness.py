@@ -1,14 +1,13 @@
-"""Which replicas have fallen silent: a frozen process, a hung host, a cut cable all look like that.
+"""Unresponsive replicas: a frozen process, a hung host, a cut cable all look like that.
 
-Theory of operation. Every replica says something four times a second, whatever its engine does: the
-link has a life of its own. One that has nothing to do *rests* between its words, and may be silent
-for `IDLE_GRACE_S` more, for nobody waits for it; that ends when it is given work. One of which
-nothing was heard for half of `heartbeat_timeout_s` is *suspect* and gets no new work; after all of
-`heartbeat_timeout_s` it is *silent*, and what runs there is taken elsewhere. A word from it ends
-both.
+Theory of operation. Every replica sends a heartbeat four times a second, independent of its engine.
+An idle replica *rests* between heartbeats: it may be quiet for `IDLE_GRACE_S` more, until it is
+given work. After half of `heartbeat_timeout_s` without a message a replica is *suspect* and gets no
+new work. After all of `heartbeat_timeout_s` it is *unresponsive*, and its requests are taken
+elsewhere. A message from it ends both.
 
-Somebody looks a few times within `heartbeat_timeout_s`, while anything runs anywhere. When a look
-comes late, it is whoever looks that stood still, and nobody else is blamed for that time.
+A check runs a few times within `heartbeat_timeout_s`, while any request runs. When a check comes
+late, the checking process itself stood still, and no replica is blamed for that time.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 IDLE_GRACE_S = 3.75
 """How much longer it takes until who has nothing to do speaks again."""
 _CHECKS_PER_TIMEOUT = 6
-"""Within `heartbeat_timeout_s`: what is noticed is noticed a sixth late at most."""
+"""Within `heartbeat_timeout_s`: a failure is noticed a sixth late at most."""
 _SUSPECT_FRACTION = 0.5
 
 
@@ -43,31 +42,31 @@ class LivenessTracker:
         return self._heartbeat_timeout_s / _CHECKS_PER_TIMEOUT
 
     def on_replica_joined(self, replica_id: str, now_s: float) -> None:
-        """Somebody is there."""
+        """Track a replica from now on."""
         self._last_heartbeat_at_s[replica_id] = now_s
         self._suspects.discard(replica_id)
 
     def on_replica_left(self, replica_id: str) -> None:
-        """Somebody is gone."""
+        """Forget a replica."""
         self._last_heartbeat_at_s.pop(replica_id, None)
         self._suspects.discard(replica_id)
 
     def heartbeat(self, replica_id: str, now_s: float) -> None:
-        """A replica has said something; strangers are ignored."""
+        """Note a message of a replica; unknown replicas are ignored."""
         last_at_s = self._last_heartbeat_at_s.get(replica_id)
         if last_at_s is None:
             return
-        if now_s > last_at_s:  # later than what is excused of one that rests
+        if now_s > last_at_s:  # later than the grace of an idle replica
             self._last_heartbeat_at_s[replica_id] = now_s
         self._suspects.discard(replica_id)
 
     def set_idle(self, replica_id: str, now_s: float) -> None:
-        """A replica has said that it has nothing to do; strangers are ignored."""
+        """Note that a replica is idle; unknown replicas are ignored."""
         if replica_id in self._last_heartbeat_at_s:
             self._last_heartbeat_at_s[replica_id] = now_s + IDLE_GRACE_S
 
     def set_busy(self, replica_id: str, now_s: float) -> None:
-        """A replica is given something to do; strangers are ignored."""
+        """Note that a replica gets work; unknown replicas are ignored."""
         if replica_id in self._last_heartbeat_at_s:
             self._last_heartbeat_at_s[replica_id] = min(
                 now_s, self._last_heartbeat_at_s[replica_id]
@@ -103,7 +102,7 @@ class LivenessTracker:
         return True
 
     def unresponsive_s(self, replica_id: str, now_s: float) -> float:
-        """For how long a replica has said nothing, though it should have; 0 of strangers."""
+        """For how long a replica has missed its heartbeats; 0 for unknown replicas."""
         return max(0.0, now_s - self._last_heartbeat_at_s.get(replica_id, now_s))
 
     def is_suspect(self, replica_id: str) -> bool:

@@ -1,17 +1,17 @@
-"""How many second tries a fleet is asked for: a share of what arrives, and a few besides.
+"""The retry budget of a fleet: a share of arrivals, and a fixed minimum.
 
-Theory of operation. A request that fails is tried again; where everything fails, that multiplies
-the load on what is left, which then fails more (a *retry storm*). So over a window of time second
-tries may be at most
+Theory of operation. A failed request is retried; where everything fails, that multiplies the load
+on the remaining replicas, which then fail more (a *retry storm*). So over a window of time retries
+may be at most
 
     floor + fraction x arrivals in that window
 
-Those that *carry* a stream whose client has tokens already may use all of it; those of requests
-that have got nothing only the first part of it, `_NO_OUTPUT_FRACTION`, for they can be told to
-come back. The window slides in slots, so that at most a slot's worth is forgotten too soon.
+Retries that *carry* a stream whose client has tokens already may use all of it. Those of requests
+without output get only the first part of it, `_NO_OUTPUT_FRACTION`, for their clients can come
+back. The window slides in slots, so that at most a slot's worth is forgotten too soon.
 
 What is not asked here is free; see `control.request.retries` for what is. Source: Finagle's
-RetryBudget and gRPC's retry throttling (gRFC A6) bound retries by arrivals in the same way.
+RetryBudget RetryBudget and gRPC's retry throttling (gRFC A6) bound retries by arrivals in the same way.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class RetryOptions:
     """How large the budget is."""
 
     ratio: float = 0.2
-    """Second tries for each request that arrives."""
+    """Retries for each request that arrives."""
     min_retries: int = 30
-    """Second tries in a window, however little arrives."""
+    """Retries in a window, however little arrives."""
     window_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class RetryBudget:
 
     def __init__(self, options: RetryOptions | None = None) -> None:
         self.denied = 0
-        """Second tries that were not allowed, so far."""
+        """Retries that were denied, so far."""
         self._options = options or RetryOptions()
         self._slots: deque[_Slot] = deque()
         self._arrivals = 0
@@ -66,7 +66,7 @@ class RetryBudget:
         """Both of the window."""
 
     def reconfigure(self, options: RetryOptions) -> None:
-        """Go on by others; what is in the window counts as it did."""
+        """Go on with other options; the window keeps its counts."""
         if options.window_s != self._options.window_s:
             self._slots.clear()
             self._arrivals = self._retries = 0
@@ -78,7 +78,7 @@ class RetryBudget:
         self._arrivals += 1
 
     def spend(self, now_s: float, *, has_output: bool) -> bool:
-        """Whether a second try may be made now; it is counted when it may.
+        """Whether a retry may be made now; it is counted when it may.
 
         `has_output`: its client has tokens already, and would see its stream break.
         """
@@ -91,11 +91,11 @@ class RetryBudget:
         return True
 
     def max_retries(self) -> float:
-        """Second tries that the window allows in all."""
+        """Retries that the window allows in all."""
         return self._options.min_retries + self._options.ratio * self._arrivals
 
     def retry_after_s(self) -> float:
-        """When a client that was refused may come back: half of what was used is forgotten."""
+        """When a client may come back: half of the used budget is forgotten by then."""
         return max(1.0, self._options.window_s / 2)
 
     def check_integrity(self) -> None:
@@ -105,7 +105,7 @@ class RetryBudget:
         assert len(self._slots) <= _SLOTS, "slots are kept that are over"
 
     def _slot(self, now_s: float) -> _Slot:
-        """The present slot; what is out of the window is forgotten."""
+        """The present slot; slots out of the window are forgotten."""
         slots = self._slots
         number = int(now_s // (self._options.window_s / _SLOTS))
         if slots and slots[-1].number == number:

@@ -1,1 +1,1 @@
-"""How many replicas of which role there should be: what is seen, what is wanted, by which rule."""
+"""Scaling: how many replicas of each role there should be, from observed and desired state."""

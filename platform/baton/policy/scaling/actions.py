@@ -1,4 +1,4 @@
-"""What a tick of the autoscaler decided, and what is to be done about it."""
+"""The decisions of an autoscaler tick, and their actions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StartReplicas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopReplicas:
-    """Let replicas of a pool drain and stop; which ones is for whoever carries it out."""
+    """Let replicas of a pool drain and stop; the executor of the action chooses them."""
 
     pool: str
     replicas: int
@@ -45,9 +45,9 @@ class ScalingDecision:
     current_replicas: int
     """Replicas that take work or are starting."""
     target_replicas: int
-    """What it is to have now: what the policy wants, within every bound."""
+    """The number of replicas to have now: the policy's, within every bound."""
     desired_replicas: int
-    """What the policy wants."""
+    """The policy's number of replicas."""
     reason: ScalingReason
     why: str = ""
     inputs: Mapping[str, float] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class ScalingDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalerTick:
-    """What was decided at one moment, with everything that it was decided from."""
+    """The decisions of one moment, with all their inputs."""
 
     at_s: float
     policy: str

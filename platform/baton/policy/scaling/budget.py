@@ -1,4 +1,4 @@
-"""Who gets the GPUs when there are not enough for what all pools want."""
+"""Division of the GPUs when there are not enough for all pools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuClaim:
-    """What one pool has and would have."""
+    """The present and desired replicas of one pool."""
 
     pool: str
     current_replicas: int
@@ -28,9 +28,9 @@ class GpuClaim:
 def apply_gpu_budget(claims: Iterable[GpuClaim], budget: float | None) -> Mapping[str, int]:
     """How many replicas each pool may have now.
 
-    GPUs are given one replica at a time to the pool that has the smallest part of what it wants.
-    What runs is taken away only where a budget was lowered, first where it is missed least. Ties go
-    by name, so the order of pools does not matter.
+    GPUs are given one replica at a time to the pool that has the smallest part of its claim.
+    Running replicas are taken away only where a budget was lowered, first where they are missed
+    least. Ties go by name, so the order of pools does not matter.
     """
     by_pool = {claim.pool: claim for claim in sorted(claims, key=lambda claim: claim.pool)}
     if budget is None:
@@ -50,7 +50,7 @@ def apply_gpu_budget(claims: Iterable[GpuClaim], budget: float | None) -> Mappin
 def _reclaim(
     claims: Mapping[str, GpuClaim], granted: dict[str, int], *, used: float, budget: float
 ) -> float:
-    """Take replicas away until the rest fits; what is used then."""
+    """Take replicas away until the rest fits; the GPUs used then."""
     while used > budget + _ROUNDING:
         reclaimable = [pool for pool, claim in claims.items() if granted[pool] > claim.min_replicas]
         if not reclaimable:

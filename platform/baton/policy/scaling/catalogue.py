@@ -22,7 +22,7 @@ RULES: Mapping[ScalingRule, Callable[[AutoscalerOptions], ScalingPolicy]] = Mapp
 
 
 def make_scaling_policy(rule: str, options: AutoscalerOptions) -> ScalingPolicy:
-    """A new policy: one that ships, by name, or the user's own, by `module:function`.
+    """A new policy: a built-in policy, by name, or the user's own, by `module:function`.
 
     The user's is called with the options, and answers with something that has a `name` and
     `desired`; a class will do.

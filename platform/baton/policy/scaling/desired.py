@@ -1,4 +1,4 @@
-"""What a scaling policy answers, and the port that every policy matches."""
+"""The answer of a scaling policy, and the port that every policy matches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ScalingReason(StrEnum):
     STEADY = "steady"
     """As many as there are."""
     DEMAND = "demand"
-    """What is asked for now needs so many."""
+    """Present demand needs this many."""
     FORECAST = "forecast"
-    """What will be asked for when a new replica would be ready needs so many."""
+    """The demand at the time when a new replica would be ready needs this many."""
     LATE_REQUESTS = "slack"
     """Requests that wait now would be late."""
     ROLE_FLIP = "balance"
@@ -50,7 +50,7 @@ class DesiredReplicas:
     why: str = ""
     """In words, with numbers."""
     inputs: Mapping[str, float] = field(default_factory=dict)
-    """What it was worked out from, by name with unit."""
+    """Its inputs, by name with unit."""
     role_flips: Mapping[Role, int] = field(default_factory=dict)
     """How many of its replicas should play another role than the pool's own."""
 
@@ -65,7 +65,7 @@ class ScalingPolicy(Protocol):
     name: str
 
     def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
-        """What every pool in `observation` should have.
+        """The desired replicas of every pool in `observation`.
 
         Called once a tick, `observation.at_s` going up.
         """

@@ -10,7 +10,7 @@ from baton.policy.scaling.options import AutoscalerOptions
 
 
 class Static:
-    """Every pool as it was configured; one that was not, as it is."""
+    """Every pool as it was configured; an unconfigured pool, as it is."""
 
     name = "static"
 

@@ -1,20 +1,19 @@
-"""What will be asked for when a replica that is started now would be ready.
+"""The forecast of demand at the time when a replica that is started now would be ready.
 
 Theory of operation. A level and a damped trend are smoothed from the rates that ticks see, by the
-time between them, so that uneven ticks and gaps do no harm. Every so often what is predicted for
-one horizon ahead is put aside, and compared when its time comes. The last few dozen of these
-errors, relative to what was predicted, give a quantile that is added to what is predicted next. So
-steady demand costs little headroom and jumpy demand costs much, without anybody setting it. Errors
-of a lull, which are large beside what was predicted then, say little of a burst's: what is added
-never leads beyond the most that has been seen, which is forgotten over an hour. Memory is bounded,
-and nothing is ever negative.
+time between them, so that uneven ticks and gaps do no harm. Every so often the forecast for one
+horizon ahead is put aside, and compared when its time comes. The last few dozen of these relative
+errors give a quantile that is added to the next forecast. So steady demand costs little headroom
+and jumpy demand costs much, without any setting. Relative errors of a lull are large, and say
+little of a burst's. So the addition never leads beyond the highest rate seen, which is forgotten
+over an hour. Memory is bounded, and nothing is ever negative.
 
 Source: E. Gardner and E. McKenzie, Forecasting trends in time series (1985), for the damped trend,
 written for uneven steps: with smoothing times T the weight of a step dt is 1 - exp(-dt / T).
 
-A memory of the same time yesterday was tried and left out: on the one public fortnight of rates
-there is (ServeGen, m-large), tokens asked for correlate with those of a day before by 0.1 and less,
-and the value of an hour ago is the better guess by far.
+A memory of the same time yesterday was tried and left out. On the one public fortnight of rates
+there is (ServeGen, m-large), requested tokens correlate with those of a day before by 0.1 and less.
+The value of an hour ago is the better guess by far.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MIN_CHECK_INTERVAL_S = 5.0
 _MAX_RELATIVE_ERROR = 3.0
 """Relative: four times what was predicted, or more, says no more than that it was a burst."""
 _ERROR_SCALE_FLOOR_FRACTION = 0.05
-"""Of the usual level: errors are not taken relative to less, so that silence does not count for
+"""Of the usual level: errors are not taken relative to less, so that idle time does not count for
 much."""
 _BASELINE_S = 3600.0
 
@@ -41,19 +40,19 @@ class RateForecast:
     """One series of rates, and its near future."""
 
     def __init__(self, *, level_s: float = 15.0, trend_s: float = 120.0) -> None:
-        """Smooth the level and the trend over so many seconds; a trend lasts as long again."""
+        """Smooth the level and the trend over these times; a trend lasts as long again."""
         self._level_s, self._trend_s = level_s, trend_s
         self._at_s: float | None = None
         self._level = 0.0
         self._trend = 0.0
         self._baseline = 0.0
         self._peak = 0.0
-        """Seen, falling to what is usual."""
+        """Highest rate seen, falling to the usual rate."""
         self._pending_checks: deque[tuple[float, float]] = deque()
         self._errors: deque[float] = deque(maxlen=_MAX_ERRORS)
 
     def observe(self, at_s: float, rate: float, *, horizon_s: float) -> None:
-        """Take in what the rate is now, and put aside what is predicted one horizon on."""
+        """Take in the present rate, and put aside the forecast for one horizon ahead."""
         if not (math.isfinite(rate) and rate >= 0):
             return
         if self._at_s is None or at_s < self._at_s:
@@ -65,7 +64,7 @@ class RateForecast:
         self._schedule_check(at_s, horizon_s)
 
     def predict(self, horizon_s: float, *, quantile: float | None = None) -> float:
-        """The rate so many seconds after the last one seen; at its mean without a quantile."""
+        """The rate `horizon_s` after the last rate seen; at its mean without a quantile."""
         mean = self._mean(horizon_s)
         if quantile is None or len(self._errors) < _MIN_ERRORS:
             return mean

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 _TARGET_UTILIZATION: Final = 0.6
-"""Of what an ingress can do, that is asked of each; the rest is for bursts."""
+"""The target utilization of each ingress; the rest is for bursts."""
 _SCALE_DOWN_UTILIZATION: Final = 0.45
-"""Of what the rest could do, at which one of them may go."""
+"""The utilization of the remaining ingresses at which one ingress may go."""
 _STABILIZATION_WINDOW_S: Final = 60.0
 
 
@@ -43,7 +43,7 @@ class IngressSizer:
 
         Args:
             current: As many as there are to be at present.
-            utilizations: Of each, the part used of what one ingress can do; 1 is all of it.
+            utilizations: The used part of each ingress's capacity; 1 is all of it.
             now_s: On the caller's clock.
         """
         total_utilization = sum(utilizations)

@@ -14,12 +14,12 @@ from baton.policy.scaling.observation import Observation, PoolObservation
 _NOMINAL_TPOT_S = 0.05
 """How fast a stream is taken to go where nothing says; only the fluctuation hangs on it."""
 _MIN_MISS_FRACTION = 1e-4
-"""No number of replicas serves everybody in time, whatever comes."""
+"""No number of replicas serves every request in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What has to be kept, and how irregular the demand is for which."""
+    """The objective to keep, and the irregularity of the demand."""
 
     ttft_s: float | None
     tpot_s: float | None
@@ -45,7 +45,7 @@ def objective_of(observation: Observation, squared_variation: float) -> Objectiv
 def prefill_replicas(
     pool: PoolObservation, objective: Objective, *, tokens_per_s: float, mean_tokens: float
 ) -> float | None:
-    """Replicas like this pool's, for so many prompt tokens; None while it is not known."""
+    """Replicas like this pool's, for these prompt tokens; None while it is not known."""
     capacity = pool.prefill_tokens_per_s
     if capacity is None:
         return None
@@ -62,7 +62,7 @@ def prefill_replicas(
 def decode_replicas(
     pool: PoolObservation, objective: Objective, *, tokens_per_s: float
 ) -> float | None:
-    """Replicas like this pool's, for so many generated tokens; None while it is not known."""
+    """Replicas like this pool's, for these generated tokens; None while it is not known."""
     capacity = pool.decode_tokens_per_s
     if capacity is None:
         return None

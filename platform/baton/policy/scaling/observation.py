@@ -1,4 +1,4 @@
-"""What a scaling decision sees: the demand, what requests got, and every pool, over one window."""
+"""The input of a scaling decision: demand, SLO results, and every pool, over one window."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from baton.domain.fleet import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What was asked for, per second, by all who arrived: also those who were refused."""
+    """Demand per second, of all arrived requests: also of rejected requests."""
 
     requests_per_s: float = 0.0
     prompt_tokens_per_s: float = 0.0
-    """That had to be computed: what was cached is not among them."""
+    """Prompt tokens that had to be computed, without cached tokens."""
     output_tokens_per_s: float = 0.0
-    """Generated, and what those who were refused would have generated, as far as is known."""
+    """Generated, and the expected output of rejected requests, as far as it is known."""
     mean_prompt_tokens: float = 0.0
-    """Of a request, cached ones among them."""
+    """Of a request, cached tokens among them."""
     mean_uncached_tokens: float = 0.0
     mean_output_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLevel:
-    """What requests got that ended in the window; None where none did."""
+    """SLO results of requests that ended in the window; None where none did."""
 
     attainment: float | None = None
-    """The share of them that met every objective, refused ones among the misses."""
+    """The share of them that met every objective; rejected requests are misses."""
     ttft_mean_s: float | None = None
     ttft_p90_s: float | None = None
     tpot_mean_s: float | None = None
@@ -48,9 +48,9 @@ class PoolObservation:
 
     name: str
     role: Role
-    """What its replicas start as."""
+    """The role in which its replicas start."""
     prefill: int = 0
-    """Replicas that take work, by what they are meant for at present."""
+    """Replicas that take work, by their present role."""
     decode: int = 0
     mixed: int = 0
     starting: int = 0
@@ -61,8 +61,8 @@ class PoolObservation:
     is_cold_start_measured: bool = False
     """Whether it was."""
     oldest_start_age_s: float | None = None
-    """How long ago the first of those that start was asked for; None: none starts, or nobody saw
-    when it was."""
+    """How long ago the first of the starting replicas was requested; None: none starts, or the time
+    is unknown."""
     prefill_tokens_per_s: float | None = None
     """Prompt tokens that one replica computes, doing nothing else; None: not known."""
     decode_tokens_per_s: float | None = None
@@ -87,7 +87,7 @@ class PoolObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one tick sees."""
+    """The input of one tick."""
 
     at_s: float
     window_s: float
@@ -101,6 +101,6 @@ class Observation:
     attainment_target: float = 0.99
     """Of those classes: the share of requests that are to meet them."""
     missing_inputs: tuple[str, ...] = ()
-    """What could not be seen, in words; a tick that misses anything holds still."""
+    """Missing inputs, in words; a tick that misses any changes nothing."""
     models: Mapping[str, Observation] = field(default_factory=dict)
     """Where there are several: the same of each one's own requests and pools, by its name."""

@@ -1,4 +1,4 @@
-"""What an operator may say about scaling, and the bounds within which every policy is kept."""
+"""The operator's options of scaling, and the bounds of every policy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class StepLimits:
     max_step: int = 4
     """Replicas at a time, ..."""
     max_fraction: float = 0.5
-    """... or so much of the pool, where that is more: large pools change as fast as small ones."""
+    """... or this share of the pool, where that is more: large pools change as fast as small
+    pools."""
     headroom_fraction: float = 0.2
-    """Down only: what must be left free after a step down, so that it need not be taken back; no
-    more than half a replica, for the need of a large pool wavers by a smaller part."""
+    """Down only: the free share that must remain after a step down, so that it need not be undone.
+    It is at most half a replica, for the need of a large pool wavers by a smaller part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class PoolBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloScalingOptions:
-    """What baton's own policy goes by."""
+    """The options of baton's own policy."""
 
     quantile: float = 0.3
     """Of its own recent errors, by which a forecast is raised. Below the median: needs have
@@ -56,23 +57,23 @@ class SloScalingOptions:
     flip_urgent_s: float = 6.0
     """For so long needs are looked at where requests suffer and nothing can be started."""
     flip_lead_s: float = 10.0
-    """So long ahead a flip looks where streams become more: about what they take to come to as many
-    as they will be, and the most that can be said from a window as short as that of urgent ones.
-    Where ticks are so rare that three do not fall into that, it does not look ahead."""
+    """How far ahead a flip looks while streams increase. It is about the time until their number is
+    reached, and the limit of a forecast from a window as short as that of urgent flips. Where ticks
+    are so rare that three do not fall into that, it does not look ahead."""
     flip_dwell_s: float = 120.0
     """Between a flip one way and the next the other way."""
     clear_backlog_s: float = 10.0
     """Within which a backlog that would be late is to be worked off."""
     surplus_cooldowns: float = 0.5
-    """How long a pool that is not needed at all is kept after it has grown, in cooldowns of stops,
-    and one cold start more; what is needed in part, longer in proportion."""
+    """How long a pool without any need is kept after it has grown, in cooldowns of stops, and one
+    cold start more. A partly needed pool stays longer in proportion."""
     max_correction: float = 2.0
     """The most by which needs are raised when requests are late although there should be enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalerOptions:
-    """What holds for all policies."""
+    """The options of all policies."""
 
     interval_s: float = 2.0
     gpu_budget: float | None = None
@@ -80,10 +81,10 @@ class AutoscalerOptions:
     scale_up: StepLimits = StepLimits(cooldown_s=0.0, max_step=4)
     scale_down: StepLimits = StepLimits(cooldown_s=360.0, max_step=1)
     """`cooldown_s` is also the window over which baton's own policy looks back for the greatest
-    need. What was needed once in six minutes is kept, and what was not goes sooner than it would by
-    patience alone: found by trying on both loads of `make bench-slo`."""
+    need. A need within six minutes is kept, and surplus goes sooner than by the cooldown alone:
+    found by trying on both loads of `make bench-slo`."""
     scale_to_zero: bool = False
-    """Pools whose `min` is 0 may lose their last replica when nothing has been asked for."""
+    """Pools with `min` 0 may lose their last replica when there was no demand."""
     dry_run: bool = False
     """Say what would be done, and do nothing."""
     bounds: Mapping[str, PoolBounds] = field(default_factory=dict)

@@ -4,18 +4,18 @@ Theory of operation. Demand is prompt tokens to be computed and tokens to be gen
 each has a `RateForecast`. Pools fall into *groups*, one for each need: those that prefill, those
 that decode, and those that do both (`groups`). A group's need, in replicas, is the greatest of
 
-- what demand needs *now*, so that the tail is served, not just the mean (`needs`);
-- what it will need when a replica started now is ready, at a quantile (`forecast`);
-- what works off, in time, the backlog that will be left by then, when somebody who waits would be
-  late (the fast loop);
-- what the streams under way occupy, and those that are held at the door will.
+- the need of *present* demand, so that the tail is served, not just the mean (`needs`);
+- the need when a replica started now is ready, at a quantile (`forecast`);
+- the need to work off the backlog that will be left by then, if requests would be late (the fast
+  loop);
+- the need of the running streams, and of those that admission holds.
 
 A `CapacityCorrection` raises needs when requests are late although there should be enough. A
 `NeedStabilizer` turns the need into a target: up at once, down when that is worth going back on. A
-role that is short takes the cheapest that there is: replicas of the other role that have been to
+role that is short takes the cheapest replicas that there are: spare replicas of the other role
 spare (`role_flips`), then new ones. What is to spare in the end is stopped.
 
-A pool whose capacity is not known yet stays as it is, and gets one replica at a time while somebody
+A pool whose capacity is not known yet stays as it is, and gets one replica at a time while requests
 would be late. Units: tokens per second, seconds, replicas of a group's strongest pool.
 """
 
@@ -67,11 +67,11 @@ _MIN_WINDOW_PAIRS = 20
 _NORMAL_MEDIAN = 0.455
 """The median of the square of a standard normal deviate."""
 _MAX_SQUARED_VARIATION = 3.0
-"""What requests by themselves can explain: prompts as varied as published ones (Azure's code and
-conversation: 0.9) that come in clumps of two. What varies more over half a minute is the rate,
-which stays high for longer than a promised wait: no surplus averages that out, as the formula of
-the queue has it, and replicas held ready against it stand idle until the next burst, and are too
-few then. That is for the forecast and the backlog to answer. Believed up to 16, it cost a seventh
+"""The irregularity that single requests can explain: prompts as varied as published traces (Azure's
+code and conversation: 0.9) that come in clumps of two. Above it the rate itself varies over half a
+minute, and stays high for longer than a TTFT objective. No surplus averages that out, though the
+formula of the queue assumes it. Replicas held ready against it stand idle until the next burst, and
+are too few then. The forecast and the backlog answer that. Believed up to 16, it cost a seventh
 more GPU-hours on Azure's code completions, for two requests in a hundred more in time."""
 _POISSON_SQUARED_VARIATION = 2.0
 """Poisson arrivals (1) of prompts as varied as an exponential distribution's (1)."""
@@ -87,7 +87,7 @@ class _Need:
     backlog: float = 0.0
     occupied: float = 0.0
     occupied_soon: float = 0.0
-    """What `occupied` will come to within seconds, while streams become more."""
+    """The value of `occupied` within seconds, while streams increase."""
     inputs: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -134,7 +134,7 @@ class SloPolicy:
         self._idle_since_s: float | None = None
 
     def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
-        """What every pool should have."""
+        """The desired replicas of every pool."""
         now, later = self._observe_demand(observation)
         groups = pool_groups(observation, self._options.bounds)
         needs = self._needs(observation, groups, now, later)
@@ -229,7 +229,7 @@ class SloPolicy:
         return needs
 
     def _occupied_soon(self, at_s: float, role: Role, need: float | None, occupied: float) -> float:
-        """What the streams of decode will occupy shortly.
+        """The replicas that the streams of decode will occupy shortly.
 
         How long answers are is known when they end, but that more run than before at once. While
         it is not known what a replica can do, they occupy nothing: that they do afterwards is no
@@ -276,7 +276,7 @@ class SloPolicy:
     def _backlog_need(
         self, observation: Observation, groups: PoolGroups, role: Role, later: TokenRates
     ) -> float:
-        """What clears in time what will still wait when a new replica is ready."""
+        """The need that clears, in time, the backlog at the readiness of a new replica."""
         pools, slack_s = groups.pools(role), observation.service.min_ttft_slack_s
         capacity = pools[0].prefill_tokens_per_s
         if slack_s is None or slack_s >= 0 or capacity is None:
@@ -391,7 +391,7 @@ def _desired_replicas(
         ]
     reference_pools = {role: pool.name for role, pool in groups.reference_pools().items()}
     inputs: dict[Role, Mapping[str, float]] = {
-        # What is not met is what pools' bounds do not let the role have.
+        # Bounds of pools deny the role the unmet need.
         role: {"target": float(target), "unmet": max(0.0, target - groups.replicas(role))}
         for role, target in targets.items()
     }
@@ -468,10 +468,10 @@ def _scale_to_zero(idle_s: float) -> DesiredReplicas:
 class CapacityCorrection:
     """A factor on one role's need, from 1 to a bound.
 
-    Theory of operation. Capacities come from models, and models err. While attainment is below its
-    target, this role's objective the worse kept one, and the role has for a minute had all that
-    its need called for, the factor goes up a tenth a minute; otherwise it fades, with a time
-    constant of half an hour.
+    Theory of operation. Capacities come from models, and models err. The factor goes up a tenth a
+    minute while attainment is below its target because of this role's objective. The role must also
+    have had its whole need for a minute. Otherwise the factor fades, with a time constant of half
+    an hour.
     """
 
     def __init__(self, max_factor: float) -> None:
@@ -520,8 +520,8 @@ class BurstinessEstimator:
     """Estimates ca^2 + cs^2: of arrivals and of prompts' lengths.
 
     The work W that arrives in a window has Var(W) / (E[W] E[n]) = ca^2 + cs^2 when the window holds
-    many arrivals. The variance is taken from differences between windows next to each other, so
-    that slow changes of the rate do not count, and from their median, so that single jumps do not.
+    many arrivals. The variance is taken from differences between adjacent windows, so that slow
+    changes of the rate do not count. It is taken from their median, so that single jumps do not.
 
     Source: the variance of a compound renewal process (D. Cox, Renewal Theory, 1962).
     """

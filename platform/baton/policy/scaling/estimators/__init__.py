@@ -1,1 +1,1 @@
-"""What recent values say of the next ones."""
+"""Estimates of the next values from recent values."""

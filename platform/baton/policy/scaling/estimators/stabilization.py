@@ -14,17 +14,17 @@ _MAX_HEADROOM_REPLICAS = 0.5
 class NeedStabilizer:
     """Follows one need, in replicas.
 
-    Theory of operation. What is had goes up to the need at once. It goes down to the greatest need
-    of the last `window_s`, and a little headroom: what is stopped must not be wanted back. And
-    while the last change was upwards, only when enough has been to spare since all of it was last
-    needed: the spare share of the pool, added up over time, has to come to `min_surplus_s` and one
-    cold start, which is paid for again by who stops too soon. So a quarter too many is kept four
-    times as long as all too many, a need that goes up and down quickly is followed up only, and one
-    that falls for good is followed down without more pauses.
+    Theory of operation. The target goes up to the need at once. It goes down to the greatest need
+    of the last `window_s`, and a little headroom, so that stopped replicas are not needed again.
+    After a growth, it goes down only when enough has been to spare since all of it was last needed.
+    The spare share of the pool, added up over time, has to come to `min_surplus_s` and one cold
+    start, the price of stopping too soon. So a quarter too many is kept four times as long as all
+    too many. A need that goes up and down quickly is followed up only, and a need that falls for
+    good is followed down without more pauses.
 
     Source: the surplus that is waited for is the rent of ski rental (Karlin et al., Competitive
-    snoopy caching, 1988): paying as much for waiting as going back on a change would cost is never
-    more than twice what knowing the future would.
+    snoopy caching, 1988). To pay as much for waiting as for reverting a change is never more than
+    twice the cost of an optimal choice.
     """
 
     def __init__(self, window_s: float, *, headroom_fraction: float, min_surplus_s: float) -> None:
@@ -40,7 +40,7 @@ class NeedStabilizer:
     def target(self, at_s: float, *, current: int, need: float, cold_start_s: float = 0.0) -> int:
         """How many to have now."""
         elapsed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
-        elapsed_s = min(elapsed_s, self._window_s)  # what was not seen was not to spare
+        elapsed_s = min(elapsed_s, self._window_s)  # an unseen surplus does not count
         self._at_s = at_s
         self._record_change(current)
         need_with_headroom = need + min(self._headroom * need, _MAX_HEADROOM_REPLICAS)
@@ -57,7 +57,7 @@ class NeedStabilizer:
         return stabilized if self._is_falling or is_surplus_lasting else current
 
     def _record_change(self, current: int) -> None:
-        """See which way the last change went, whoever made it."""
+        """Note the direction of the last change, by any cause."""
         if self._current is not None and current != self._current:
             self._is_falling, self._surplus_s = current < self._current, 0.0
         self._current = current

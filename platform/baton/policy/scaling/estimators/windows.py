@@ -1,4 +1,4 @@
-"""What the values of the last while say: their greatest, and how fast they rise."""
+"""Recent values: their greatest, and how fast they rise."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MIN_POINTS = 3
 class SlidingMax:
     """The maximum over a sliding window of time, in constant time a value on average.
 
-    Only values that may yet be the maximum are kept: each one later and smaller than the one
-    before. A value that comes within a thousandth of the window after a greater one is not kept, so
-    no more than a thousand ever are, and one may count for that much less long.
+    Only values that may yet be the maximum are kept: each later and smaller than the last. A value
+    that comes within a thousandth of the window after a greater value is not kept. So no more than
+    a thousand ever are, and each may count for that much less long.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -25,7 +25,7 @@ class SlidingMax:
         """Take in a value; the maximum of those at most a window old, this one among them."""
         values = self._values
         if values and at_s < values[-1][0]:
-            values.clear()  # the clock went back: what was seen before is of no known age
+            values.clear()  # the clock went back: the age of earlier values is unknown
         while values and values[-1][1] <= value:
             values.pop()
         if not values or at_s - values[-1][0] >= self._window_s / 1000:

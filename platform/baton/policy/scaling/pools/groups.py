@@ -49,7 +49,7 @@ class PoolGroups:
         return {role: self.pools(role)[0] for role in roles}
 
     def replicas(self, role: Role) -> int:
-        """Who plays a role, or will when started."""
+        """Replicas that play a role, or will when started."""
         if role is Role.MIXED or self.assignment is None:
             return sum(seat.replicas for seat in self.mixed)
         return self.assignment.whole_replicas(role)
@@ -98,7 +98,7 @@ def group_needs(
 def occupied_replicas(
     pools: list[PoolObservation], objective: Objective, *, queued_requests: int
 ) -> float:
-    """What the streams under way occupy, and those held will, in replicas of the first pool.
+    """The replicas of the first pool that running and held streams occupy.
 
     Admission lets no more streams run than keep their pace: a role that is short of replicas shows
     it by who waits.
@@ -117,7 +117,7 @@ class PerModelPolicy:
     """Asks a policy of its own for each model; where there is one model, that one for all.
 
     What one model is asked for says nothing about the pools of another. What they do share is GPUs:
-    the autoscaler grants what all of them want together, within one budget.
+    the autoscaler grants the desired replicas of all of them together, within one budget.
     """
 
     def __init__(self, make: Callable[[], ScalingPolicy]) -> None:
@@ -126,7 +126,7 @@ class PerModelPolicy:
         self.name = make().name
 
     def desired(self, observation: Observation) -> Mapping[str, DesiredReplicas]:
-        """What every pool in `observation` should have."""
+        """The desired replicas of every pool in `observation`."""
         desired_by_pool: dict[str, DesiredReplicas] = {}
         for model, model_observation in (observation.models or {"": observation}).items():
             if model not in self._policies:

@@ -1,9 +1,9 @@
-"""Who is in which pool and plays which role, while it is being rearranged on paper.
+"""The planned pool and role of each replica, while the plan is made.
 
-Replicas of a pool that prefills may play at decoding and the other way round; how many do is what a
-`PlannedPool` calls *away*. A role's *players* are its own pools' replicas, but for those away, and
-the other role's that are away. Pools of one role may be of different strength: players are counted
-in replicas of the role's first pool, the one that does most for each GPU.
+Replicas of a prefill pool may play at decoding and the other way round; a `PlannedPool` calls their
+number *away*. A role's *players* are its own pools' replicas, but for those away, and the other
+role's that are away. Pools of one role may be of different strength: players are counted in
+replicas of the role's first pool, which does most for each GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.policy.scaling.observation import PoolObservation
 from baton.policy.scaling.options import PoolBounds
 
 _EQUAL_CAPACITY_RATIO = 1.1
-"""Strengths that differ by less are the same: what is measured wavers, and the order must not."""
+"""Strengths that differ by less are the same: measurements waver, and the order must not."""
 
 
 _ROUNDING = 1e-6
@@ -57,11 +57,11 @@ class PoolAssignment:
         return (*self.planned[Role.PREFILL], *self.planned[Role.DECODE])
 
     def whole_replicas(self, role: Role) -> int:
-        """Who plays the role, or will when started; in whole replicas of the first pool."""
+        """Replicas, now or when started, of the role; in whole replicas of the first pool."""
         return math.floor(self.effective_replicas(role) + _ROUNDING)
 
     def effective_replicas(self, role: Role) -> float:
-        """The same, with what is left of a replica."""
+        """The same, with fractions of a replica."""
         own_replicas = sum(
             (seat.replicas - seat.flipped) * self._relative_capacity(seat, role)
             for seat in self.planned[role]
@@ -73,7 +73,7 @@ class PoolAssignment:
         return own_replicas + borrowed
 
     def with_flip(self, target_role: Role, replicas: int) -> PoolAssignment:
-        """What it would be after a flip; this one stays as it is."""
+        """The assignment after a flip; this assignment stays as it is."""
         flipped = PoolAssignment((), {})
         flipped.planned = {
             role: [copy(seat) for seat in seats] for role, seats in self.planned.items()
@@ -92,7 +92,7 @@ class PoolAssignment:
         """Have players of the other role play `target_role`; how many could."""
         remaining = min(replicas, max(0, self._ready_replicas(other_role(target_role)) - 1))
         requested = remaining
-        for seat in self.planned[target_role]:  # who is away comes home first
+        for seat in self.planned[target_role]:  # replicas that are away come home first
             returned = min(remaining, seat.flipped)
             seat.flipped -= returned
             remaining -= returned
@@ -104,7 +104,7 @@ class PoolAssignment:
         return requested - remaining
 
     def grow(self, role: Role, replicas: float) -> float:
-        """Start replicas for the role; what is left when its pools, and then all, are full.
+        """Start replicas for the role; the rest when its pools, and then all, are full.
 
         A replica that is started in the other role's pool can play this role once it is ready.
         """
@@ -117,7 +117,7 @@ class PoolAssignment:
         )
 
     def shrink(self, role: Role, replicas: int) -> None:
-        """Stop so many players at most; own ones first, of the weakest pool."""
+        """Stop at most this many players; own replicas first, of the weakest pool."""
         remaining = float(replicas)
         for seat in reversed(self.planned[role]):
             weight = self._relative_capacity(seat, role)
@@ -169,7 +169,7 @@ def plan_pools(
 
 
 def resize(planned_pools: Sequence[PlannedPool], replicas: int) -> None:
-    """Have so many replicas in pools that all do the same, as far as bounds let them."""
+    """Have this many replicas in pools that all do the same, as far as bounds let them."""
     current = sum(seat.replicas for seat in planned_pools)
     _start_replicas(planned_pools, max(0, replicas - current), lambda _: 1.0)
     surplus = max(0, current - replicas)
@@ -180,7 +180,7 @@ def resize(planned_pools: Sequence[PlannedPool], replicas: int) -> None:
 
 
 def other_role(role: Role) -> Role:
-    """The role that is not this one, of the two."""
+    """The other role of the two."""
     return Role.DECODE if role is Role.PREFILL else Role.PREFILL
 
 
@@ -211,6 +211,6 @@ def _capacity(pool: PoolObservation, role: Role) -> float | None:
 
 
 def _capacity_order(pool: PoolObservation, role: Role) -> tuple[int, str]:
-    """By what a GPU of it does, in coarse steps; then by name."""
+    """Sort key: performance of a GPU, in coarse steps; then the name."""
     capacity_per_gpu = (_capacity(pool, role) or 1.0) / pool.gpus_per_replica
     return (-round(math.log2(capacity_per_gpu)), pool.name)

@@ -25,7 +25,7 @@ Source: three of each under code completions, which need 5.2 and 0.2, serve 0.84
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlipResult:
-    """What comes of a tick."""
+    """The result of a tick."""
 
     role: Role
     flipped: int = 0
@@ -38,24 +38,24 @@ class RoleNeeds:
     """Of both roles, in replicas."""
 
     greatest: Mapping[Role, float | None]
-    """With what is foreseen; None: not known, and nothing flips."""
+    """With the forecast; None: not known, and nothing flips."""
     present: Mapping[Role, float]
-    """Without it, as it is or will be within seconds: a flip is done long before what is foreseen
-    for starts."""
+    """Without the forecast, as it is or will be within seconds: a flip is done long before the
+    horizon of starts."""
 
 
 class RoleRebalancer:
     """Decides on flips.
 
-    Theory of operation. Of two roles that are short, the worse served one is helped. A replica
-    flips to it when the other one keeps what it needs, and has needed at most for `flip_window_s`:
-    a stream that ended just now says nothing. What is to spare now is waited for as long, instead
-    of starting others: a flip takes less.
-    Where nothing can be started, for want of GPUs or within bounds, a shortage is shared out by
-    what roles needed at present, in the last `flip_urgent_s`: so many flip as serve the worse
-    served role best, if that is better by a tenth. Every second is paid for by somebody then, and
-    rates are means over half a minute as it is. Between a flip and one in the other direction there
-    is a dwell, so that what a flip costs (the replica's streams end first) is earned back.
+    Theory of operation. Of two roles that are short, the worse served role is helped. A replica
+    flips to it when the other role keeps its need, and the greatest need of the last
+    `flip_window_s`: a stream that ended just now says nothing. Replicas that become free soon are
+    waited for as long, instead of starting others: a flip takes less. Where nothing can be started,
+    for want of GPUs or within bounds, a shortage is shared by the roles' needs of the last
+    `flip_urgent_s`. The number of flips is the best for the worse served role, if that is better by
+    a tenth. Requests pay for every second then, and rates are means over half a minute as it is.
+    Between a flip and a flip in the other direction there is a dwell, so that the cost of a flip
+    (the replica's streams end first) is earned back.
 
     Source: the flip of TaiChi (arXiv 2508.01989) and Arrow (arXiv 2505.11916), with this trigger.
     """
@@ -157,7 +157,7 @@ class RoleRebalancer:
 def _worse_served(
     assignment: PoolAssignment, needs: Mapping[Role, float], lacking: Mapping[Role, int]
 ) -> Role:
-    """Whom to help: targets alone do not tell, for they go down late."""
+    """The role to help: targets alone do not tell, for they go down late."""
 
     def shortage(role: Role) -> tuple[bool, float]:
         return lacking[role] > 0, needs[role] / max(assignment.effective_replicas(role), 1e-9)
