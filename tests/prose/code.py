@@ -50,7 +50,7 @@ _ERROR = re.compile(
 _DIRECTIVE = re.compile(r"#\s*(?:!|noqa|type:|ruff:|fmt:|pragma|pyright|-{3,}|={3,})")
 _SECTION = re.compile(r"(?:Args|Attributes|Raises|Returns|Source|Yields|Example):$")
 _ENTRY = re.compile(r"\s+[\w.*, ]+: ")
-_PERSON = re.compile(r"\b(?:whom|who else|whose\b(?! \w))", re.IGNORECASE)
+_PERSON = re.compile(r"\b(?:whom|who else|whose\b(?! [\w`]))", re.IGNORECASE)
 _ONE = re.compile(r"\b(?:ones|(?:this|that|every) one\b(?! [a-z])|one (?:that|of which|whose))\b")
 _STARTS: Final = re.compile(
     r"(?:about|also|and|as|at|because|before|both|but|by|during|either|everything|for|from|how|however"

@@ -28,7 +28,7 @@ from baton.domain.errors import BatonError
 _LOGGER = logging.getLogger(__name__)
 _T = TypeVar("_T")
 MAX_REQUEST_ID_CHARS: Final = 1024
-"""Characters of a request's id that somebody may ask for."""
+"""Longest request id that a caller may ask for, in characters."""
 MAX_CONCURRENT_QUERIES: Final = 4
 """Answers on demand that are worked on at once; more wait for their turn."""
 _CACHE_CONTROL: Final = "public, max-age=31536000, immutable"
@@ -44,8 +44,8 @@ SECTIONS: Final = (
 def console_app(feed: Feed, *, hub: Hub | None = None, deadline_s: float = 5.0) -> Starlette:
     """The console over a feed; `state.hub.close()` ends its streams.
 
-    It may be mounted anywhere: the page names everything relative to itself. Who may see it is for
-    whoever mounts it to decide.
+    It may be mounted anywhere: the page names everything relative to itself. The mounting
+    application decides about access.
     """
     handlers = _Handlers(feed, hub or Hub(feed), deadline_s)
     app = Starlette(
@@ -99,7 +99,7 @@ class _Handlers:
         return EventStream(self.hub, frozenset(map(Topic, names)))
 
     async def request(self, request: Request) -> Response:
-        """The whole stories of one request."""
+        """The whole records of one request."""
         request_id = request.query_params.get("id", "")
         if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS:
             return JSONResponse(

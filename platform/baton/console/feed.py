@@ -1,4 +1,4 @@
-"""What the console shows, and where it gets it from."""
+"""The data of the console, and its source."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Feed(Protocol):
     """
 
     async def overview(self) -> Row:
-        """Pools, classes, demand, autoscaler, ingresses: what `baton status -o json` prints."""
+        """Pools, classes, demand, autoscaler, ingresses: the output of `baton status -o json`."""
         ...
 
     async def links(self) -> Sequence[Row]:
-        """Every pair of replicas; what `baton links -o json` has under `links`."""
+        """Every pair of replicas: `links` in the output of `baton links -o json`."""
         ...
 
     async def requests(self, count: int, order: RecordSelection) -> Sequence[Row]:
@@ -29,7 +29,7 @@ class Feed(Protocol):
         ...
 
     async def request(self, request_id: str) -> Sequence[Row]:
-        """The stories of one request; empty when nobody remembers it."""
+        """The records of one request; empty when no ingress remembers it."""
         ...
 
     async def ticks(self, count: int) -> Sequence[Row]:

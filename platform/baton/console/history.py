@@ -1,4 +1,4 @@
-"""The last minutes of what the charts draw, in columns, one place for each poll."""
+"""The last minutes of the charts' data, in columns, one place for each poll."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MAX_POINTS: Final = 600
 MAX_AGE_S: Final = 600.0
 """How far back charts go; at a poll a second, as many seconds as there are places."""
 MAX_SERIES: Final = 64
-"""Classes and pools of which a history is kept; later ones are drawn from when others have gone."""
+"""Classes and pools with a kept history; later series are drawn when others have gone."""
 
 Column = list[float | None]
 
 
 class History:
-    """Points of the last polls; what a new viewer's charts begin with."""
+    """Points of the last polls, with which a new viewer's charts begin."""
 
     def __init__(self, max_points: int = MAX_POINTS) -> None:
         self._points: deque[dict[str, float | None]] = deque(maxlen=max_points)

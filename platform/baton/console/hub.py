@@ -2,13 +2,12 @@
 
 *Theory of operation.* A viewer joins with the topics that it watches and gets a mailbox. While
 there are viewers, each source that any of them watches is read about once a second, encoded once,
-and put into the mailboxes; with nobody there nothing is asked of the controller,
-`STOP_POLLING_AFTER_S` after the last one has left (a page that is loaded again, or shows another
-section, is gone for a moment only). Large answers are read less often, so that no source takes
-more than `MAX_BYTES_PER_S` of a viewer. A source that fails or does not answer in time is named to
-its viewers, with since when, and read again; the others go on. Viewers are at most `MAX_VIEWERS`.
-What is kept: the newest frame of each topic, and the history of the charts. Times are in seconds
-of the clock that is given.
+and put into the mailboxes. Without viewers the controller is not asked, from `STOP_POLLING_AFTER_S`
+after the last has left: a page that is loaded again, or shows another section, is gone for a moment
+only. Large answers are read less often, so that no source takes more than `MAX_BYTES_PER_S` of a
+viewer. A source that fails or does not answer in time is named to its viewers, with since when, and
+read again; the others go on. Viewers are at most `MAX_VIEWERS`. The hub keeps the newest frame of
+each topic, and the history of the charts. Times are in seconds of the clock that is given.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Hub:
         self._sources = make_sources(feed, self._history, clock)
         self._viewers: set[Mailbox] = set()
         self._frames: dict[str, Frame] = {}
-        """Of topics that somebody watches, and of those that cannot be read, by `trouble:` name."""
+        """Of watched topics, and of those that cannot be read, by `trouble:` name."""
         self._failing_since: dict[Source, float] = {}
         """Sources that cannot be read, and since when."""
         self._wake = {source: asyncio.Event() for source in self._sources}
@@ -84,7 +83,7 @@ class Hub:
         return self._task is not None
 
     def subscribe(self, topics: frozenset[Topic]) -> Mailbox:
-        """Begin to watch; what is known already waits in the mailbox.
+        """Begin to watch; the kept frames already wait in the mailbox.
 
         Raises:
             TooManyViewers: try again later.
@@ -135,7 +134,7 @@ class Hub:
             )
 
     def _stop(self) -> None:
-        """End the poll, and forget what would be old when somebody comes."""
+        """End the poll, and forget frames that would be old for the next viewer."""
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         self._linger_timer, task, self._task = None, self._task, None
@@ -150,7 +149,7 @@ class Hub:
                 group.create_task(self._poll_source(source))
 
     async def _poll_source(self, source: Source) -> None:
-        """Read one source again and again while somebody watches it."""
+        """Read one source again and again while a viewer watches it."""
         wake = self._wake[source]
         while True:
             wake.clear()
@@ -171,7 +170,7 @@ class Hub:
         return topic not in self._frames and f"trouble:{topic}" not in self._frames
 
     def _discard_frames(self, topics: frozenset[Topic]) -> None:
-        """Nobody watches these: what is kept of them will be old when somebody does."""
+        """Forget the frames of unwatched topics: they would be old for the next viewer."""
         for topic in topics:
             self._frames.pop(topic, None)
             self._frames.pop(f"trouble:{topic}", None)
@@ -217,7 +216,7 @@ class Hub:
             self._send(f"trouble:{topic}", topic, frame)
 
     def _send(self, key: str, topic: Topic, frame: Frame) -> None:
-        """Keep a frame for who comes, and send it to who watches; what is known is not said."""
+        """Keep a frame, and send it to the viewers of its topic, unless it is unchanged."""
         if self._frames.get(key) == frame:
             return
         self._frames[key] = frame

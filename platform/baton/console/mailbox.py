@@ -1,4 +1,4 @@
-"""What waits to be sent to one viewer: of each topic the newest, and nothing else."""
+"""The frames that wait to be sent to one viewer: the newest of each topic, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Frame = bytes
 
 
 class Mailbox:
-    """Bounded by the number of topics: who reads slowly loses updates, and costs no memory."""
+    """Bounded by the number of topics: a slow reader loses updates, and costs no memory."""
 
     def __init__(self, topics: frozenset[Topic]) -> None:
         self.topics = topics

@@ -1,4 +1,4 @@
-"""What every answer of the console goes through: read-only, and closed to other pages."""
+"""The rules for every answer of the console: read-only, and closed to other pages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SecurityMiddleware:
 
 
 def rejection(scope: Scope) -> ASGIApp | None:
-    """The answer to what is not let through; None for what is."""
+    """The answer to a rejected request; None for an accepted request."""
     if scope["method"] != "GET":
         return PlainTextResponse("the console only reads: GET\n", 405, headers={"allow": "GET"})
     headers = Headers(scope=scope)

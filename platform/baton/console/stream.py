@@ -22,7 +22,7 @@ _RETRY_AFTER_S = 10.0
 
 
 class EventStream:
-    """An ASGI response. What a viewer cannot take in time is left out: see `Mailbox`."""
+    """An ASGI response. A slow viewer misses frames: see `Mailbox`."""
 
     def __init__(self, hub: Hub, topics: frozenset[Topic], *, keepalive_s: float = 15.0) -> None:
         self._hub = hub

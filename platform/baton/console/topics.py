@@ -1,4 +1,4 @@
-"""What a viewer can watch, and how each of it is read from the feed."""
+"""The topics that a viewer can watch, and how each is read from the feed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_LINKS: Final = 4096
 
 
 class Topic(StrEnum):
-    """What one section of the page shows; names of server-sent events."""
+    """The content of one section of the page; names of server-sent events."""
 
     OVERVIEW = "overview"
     """Watched by every viewer: the header shows it, too."""
@@ -39,14 +39,14 @@ class Source:
     """One call of the feed, and the topics that it serves."""
 
     name: str
-    """What is not shown when it fails."""
+    """The missing content when it fails."""
     topics: frozenset[Topic]
     read: Callable[[frozenset[Topic]], Awaitable[Views]]
-    """Given the topics that somebody watches."""
+    """Given the topics that viewers watch."""
 
 
 def make_sources(feed: Feed, history: History, clock: Callable[[], float]) -> tuple[Source, ...]:
-    """Every source; what the overview says goes into the history."""
+    """Every source; the overview goes into the history."""
 
     async def overview(watched: frozenset[Topic]) -> Views:
         report = await feed.overview()

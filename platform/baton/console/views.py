@@ -1,4 +1,4 @@
-"""What the page is sent: reports for operators, cut down to what is drawn."""
+"""The data for the page: reports for operators, cut down to the drawn values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPLICA_FIELDS = (
 
 
 def overview_view(report: Json) -> JsonDict:
-    """What the header and the overview show, without the replicas."""
+    """The data of the header and the overview, without the replicas."""
     ingresses: Sequence[Json] = report.get("ingresses") or ()
     return {
         "baton": report.get("baton"),
@@ -49,7 +49,7 @@ def overview_view(report: Json) -> JsonDict:
 
 
 def service_view(report: Json) -> JsonDict:
-    """All classes together: how many requests end, how many of them as promised."""
+    """All classes together: how many requests end, how many of them within their objectives."""
     classes: Sequence[Json] = report.get("classes") or ()
     ended_per_s = sum(row["requests_per_s"] for row in classes)
     good_per_s = sum(row["goodput_per_s"] for row in classes)

@@ -1,10 +1,9 @@
 """The configuration as a cluster of several nodes needs it: open to others, with files in place.
 
-*Theory of operation.* In a cluster, clients and Prometheus come from other machines, so what
-listens on loopback listens everywhere, behind the network's own rules; and key files lie where
-secrets are mounted. Everything else stays as it is written: manifests hold the keys that somebody
-gave and no defaults. What only `baton up` can do on its own machine is refused here rather than
-left out in silence.
+*Theory of operation.* In a cluster, clients and Prometheus come from other machines. So loopback
+listeners listen everywhere, behind the network's own rules, and key files lie where secrets are
+mounted. Everything else stays as it is written: manifests hold the configured keys and no defaults.
+Options that only `baton up` supports on its own machine are refused here rather than left out.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - guarded by a network policy, a to
 KEYS_DIR: Final = PurePosixPath("/etc/baton/keys")
 """API keys of tenants, a file for each."""
 TOKEN_FILE: Final = PurePosixPath("/etc/baton/console/token")
-"""What metrics and the console ask for."""
+"""The token for metrics and the console."""
 _DEFAULT_ORIGIN: Final = "default"
 
 PlainDict = dict[str, object]
@@ -42,7 +41,7 @@ class ClusterDeployment:
     explicit_values: Mapping[str, object]
     """The same as plain values, without keys that have their defaults."""
     key_files: Mapping[str, str]
-    """By their name in the cluster's folder of keys: what the file is called here."""
+    """By their name in the cluster's folder of keys: the file's name here."""
     token_file: str | None
     """Which file here holds what metrics and the console ask for; None where none is named."""
 
@@ -135,7 +134,7 @@ def _pool_overrides(
     origins: Mapping[str, str],
     paths: tuple[Path, Path],
 ) -> PlainDict:
-    """Options of a pool that are not the very ones of its model: same value, said at one place."""
+    """Options of a pool that differ from its model's: the same value is said at one place."""
     overrides: PlainDict = {}
     for key, value in pool.items():
         model_value = model.get(key)
@@ -153,7 +152,7 @@ def _pool_overrides(
 
 
 def _explicit_values(new: object, old: object, origins: Mapping[str, str], path: Path) -> PlainDict:
-    """Keys that somebody gave, or that are others now than they were."""
+    """Configured keys, and keys whose value differs from the former value."""
     values: PlainDict = {}
     assert isinstance(new, Mapping), "a section is written as a mapping"
     for key, value in new.items():

@@ -20,7 +20,7 @@ FRONT_PORTS: Final = FrontPorts(
 )
 """Each node has one front and addresses of its own, so the same ports do everywhere."""
 _DUAL_STACK_ADDRESS: Final = "::0"
-"""What Ray Serve is told instead of `::`, which is the same: it would listen at IPv4 alone.
+"""The value for Ray Serve in place of `::`, which Serve would take for IPv4 alone.
 
 Source: Ray 2.60, serve/_private/haproxy.py, `frontend_host`, which makes `*` of `::`.
 """

@@ -36,7 +36,7 @@ def manifest_files(target: Target, loaded: LoadedConfig, settings: ManifestSetti
     """Files by their path below a folder.
 
     Raises:
-        CannotExport: the configuration asks for what this form cannot give.
+        CannotExport: this form cannot give what the configuration needs.
     """
     return _FILES[target](loaded, settings)
 

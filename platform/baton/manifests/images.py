@@ -1,4 +1,4 @@
-"""Dockerfiles for machines with and without GPUs, and what images are called."""
+"""Dockerfiles for machines with and without GPUs, and the names of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Prometheus operator reads: whom to ask, and our rules."""
+"""Objects of the Prometheus operator: targets, and our rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GROUPS: Final = "groups:\n"
 
 
 def monitor_objects(deployment: ClusterDeployment, settings: ManifestSettings) -> list[PlainDict]:
-    """Whom to ask."""
+    """The targets."""
     objects = [pod_monitor(settings)]
     if deployment.config.observability.metrics.enabled:
         objects.append(scrape_config(deployment, settings))

@@ -1,9 +1,9 @@
-"""Who reaches what: services, disruption budgets and a network policy.
+"""Network access: services, disruption budgets and a network policy.
 
 *Theory of operation.* The pods of one deployment trust each other, as its processes do. Clients
-reach the fronts alone; whoever watches reaches the metrics, which ask for a token; and KubeRay's
-operator reaches the head. Everybody else reaches nothing: KV transfers and side channels
-have no guard of their own but this.
+reach the fronts alone; monitoring reaches the metrics, which ask for a token; and KubeRay's
+operator reaches the head. Other peers reach nothing: KV transfers and side channels have no guard
+of their own but this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.manifests.settings import ManifestSettings
 from baton.serving.shared.names import INGRESS
 
 _EPHEMERAL_PORTS: Final = (32768, 60999)
-"""Linux' range for ports that nobody chose: metrics of ingresses and replicas are there."""
+"""Linux' range for ports without a choice: metrics of ingresses and replicas are there."""
 _PROMETHEUS_LABELS: Final = {"app.kubernetes.io/name": "prometheus"}
 _KUBERAY_OPERATOR_LABELS: Final = {"app.kubernetes.io/name": "kuberay-operator"}
 
@@ -87,7 +87,7 @@ def network_policy(deployment: ClusterDeployment, settings: ManifestSettings) ->
 
 
 def metadata(name: str, settings: ManifestSettings) -> PlainDict:
-    """What an object is called, and whose it is."""
+    """The name and the labels of an object."""
     labels = {"app.kubernetes.io/name": "baton", NAME_LABEL: settings.name}
     return {"name": name, "namespace": settings.namespace, "labels": labels}
 

@@ -1,4 +1,4 @@
-"""What nodes a deployment stands on: one group for the front, one for each pool."""
+"""The nodes of a deployment: one group for the front, one for each pool."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Two ingresses fit on one, so that one can be replaced where there is one.
 """
 _MIB: Final = 1024**2
 RAY_MEMORY_MIB: Final = math.ceil(RAY_BYTES / _MIB)
-"""What Ray needs of a node's memory besides."""
+"""Ray's own part of a node's memory."""
 DEFAULT_ENGINE_BYTES: Final = 4 * 1024**3
 """Of a node for engines of which nothing is known."""
 

@@ -1,4 +1,4 @@
-"""What a configuration may not have where every node is a pod: taken ports, files that are nowhere.
+"""Limits of a configuration where every node is a pod: taken ports, missing files.
 
 *Theory of operation.* The processes of one pod share its ports, and a pod sees the files of its
 image and those that are mounted. A chart refuses the same: it reads the ports from a file of its
@@ -54,8 +54,8 @@ def check_pods(config: DeploymentConfig) -> None:
     """See whether pods can give what the configuration asks for.
 
     Raises:
-        CannotExport: two would listen on one port, a secret is in a file that no pod has, or nobody
-            knows where the folder of models is.
+        CannotExport: two would listen on one port, a secret is in a file that no pod has, or the
+            folder of models is not known.
     """
     for key, port in _listen_ports(config).items():
         for reserved in RESERVED_PORTS:

@@ -1,4 +1,4 @@
-"""The pods of Ray's nodes: one container each, not root, with what the deployment needs mounted."""
+"""The pods of Ray's nodes: one container each, not root, with the deployment's needs mounted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PodTemplates:
         return self.deployment.config.cluster.model_cache
 
     def template(self, group: NodeGroup, *, probes: PlainDict, is_front: bool = False) -> PlainDict:
-        """What every pod of a group is made from."""
+        """The template of every pod of a group."""
         is_engine = not is_front and group.name != "head"
         spec: PlainDict = {
             "automountServiceAccountToken": False,
@@ -132,7 +132,7 @@ def is_cache_shared(cache: ModelCache) -> bool:
 
 
 def model_claim(cache: ModelCache) -> PlainDict:
-    """What is wanted of the volume that manifests bring along for models."""
+    """The spec of the volume that manifests bring along for models."""
     assert cache.size_bytes is not None, "asked for where a volume is needed"
     spec: PlainDict = {
         "accessModes": ["ReadWriteMany"],
@@ -150,7 +150,7 @@ def resources(
     needs_rdma: bool = False,
     stores_models: bool = False,
 ) -> PlainDict:
-    """What a pod asks for. CPUs have no limit: an engine that is throttled is late.
+    """The resources of a pod. CPUs have no limit: an engine that is throttled is late.
 
     With its `stores_models` it goes where the disk has room for them: else it would be evicted.
     """

@@ -1,4 +1,4 @@
-"""What Ray Serve is told to run, in its own declarative form (`serve deploy`, `serveConfigV2`)."""
+"""Ray Serve's configuration, in its own declarative form (`serve deploy`, `serveConfigV2`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MIN_RESOURCE: Final = 0.001
 def serve_config(deployment: ClusterDeployment, *, pin_to_nodes: bool = True) -> PlainDict:
     """The whole of it: Ray's `ServeDeploySchema`.
 
-    The configuration goes along as the application's argument, so that whoever changes it changes
-    this, and Serve sees that there is something to do.
+    The configuration goes along as the application's argument. So a change of it changes this, and
+    Serve sees that there is something to do.
 
     Args:
-        deployment: What is to run.
+        deployment: The deployment to run.
         pin_to_nodes: Whether nodes say what they are for, as those of our own manifests do; else
             ingress and controller go wherever there is room.
     """
@@ -35,7 +35,8 @@ def serve_config(deployment: ClusterDeployment, *, pin_to_nodes: bool = True) ->
         else []
     )
     return {
-        # Where ingresses are the front, Serve starts its proxy on the head alone, whatever is said.
+        # Where ingresses are the front, Serve starts its proxy on the head alone, without regard to
+        # this.
         "proxy_location": "HeadOnly" if uses_ingress_listener(config) else "EveryNode",
         "http_options": {"host": host, "port": port},
         "applications": [

@@ -1,4 +1,4 @@
-"""What manifests need to know besides the configuration: names, and which image."""
+"""Settings of manifests beyond the configuration: names, and the image."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import Final
 from baton.domain.errors import OperatorError
 
 _MAX_NAME_LENGTH: Final = 40
-"""Names of Kubernetes hold 63 characters, and `-ingress` and the like are added to this one."""
+"""Names of Kubernetes hold 63 characters, and suffixes such as `-ingress` are added to this
+name."""
 _IMAGE_PATTERN: Final = re.compile(r"[!-~]+")
 """Whether it exists is the registry's to say; blanks would end it."""
 _NAME_PATTERN: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 class CannotExport(OperatorError):
-    """What the configuration asks for cannot be had in this form of deployment."""
+    """This form of deployment cannot satisfy the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSettings:
-    """What things are called, and what they run."""
+    """Names of objects, and the image that they run."""
 
     name: str = "baton"
     """Of the deployment: every object's name begins with it."""
     namespace: str = "baton"
     """Where in Kubernetes they are."""
     image: str | None = None
-    """None: the one that the Dockerfiles make, by the version of baton."""
+    """None: the image of the Dockerfiles, by the version of baton."""
     gpus_per_node: int = 8
     """Replicas with more GPUs span nodes. Source: HGX and DGX machines have eight."""
 

@@ -11,7 +11,7 @@ from typing import Final
 _PLAIN_SCALAR: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+(?:/[a-z]+)?")
 _HEXADECIMAL: Final = re.compile(r"0[xX]")
 _RESERVED_WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
-"""Which some reader takes for something else than a text, as what begins like `0xff`."""
+"""Words that some reader takes for another type than text, like texts such as `0xff`."""
 _INDENT: Final = "  "
 
 

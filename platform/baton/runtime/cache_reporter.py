@@ -1,10 +1,10 @@
 """Follows an engine's cache events and has coordinators told: soon, seldom, and in order.
 
-Theory of operation: the first change after a pause is sent at once, later ones gather until
+Theory of operation: the first change after a pause is sent at once. Later changes gather until
 `FLUSH_S` after the last frame, or until they are many. Snapshots are sent with a flush, right after
-what had gathered, so that a snapshot and the updates before and after it have numbers in a row. An
-engine that falls silent about its cache, for whatever reason, costs its replica nothing but the
-coordinators' knowledge of what is held there.
+the gathered changes, so that a snapshot and the updates before and after it have numbers in a row.
+An engine that stops reporting its cache costs its replica nothing but the coordinators' knowledge
+of its blocks.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class CacheReporter:
 
     @property
     def counters(self) -> FeedCounters:
-        """What the engine said."""
+        """The engine's counts."""
         return self._feed.counters
 
     async def follow(self, batches: AsyncIterator[KvEventBatch]) -> None:
-        """Pass on what the engine says until it says no more."""
+        """Pass on the engine's events until they end."""
         if not self._enabled:
             return
         try:

@@ -1,8 +1,8 @@
 """The asyncio driver: feeds the coordinator and carries out its commands.
 
 Everything here runs on one event loop, synchronously: an event goes in, the commands that come out
-are carried out at once, and none of them waits. What a command cannot do (a full or broken link)
-comes back as another event, which is handled next.
+are carried out at once, and none of them waits. A failed command (a full or broken link) comes back
+as another event, which is handled next.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class Driver:
         self.on_event(RequestsCancelled(request_ids=request_ids))
 
     def on_event(self, event: Event) -> None:
-        """Handle one event and whatever it leads to. Safe to call from within itself.
+        """Handle one event and its consequences. Safe to call from within itself.
 
         Raises:
-            Exception: what the first command raised that could not be carried out; all the others
-                were, for the coordinator counts on each of them.
+            Exception: the error of the first failed command; all the others were carried out, for
+            the coordinator counts on each of them.
         """
         self._events.append(event)
         if self._handling:
@@ -111,7 +111,8 @@ class Driver:
     ) -> Rejected | None:
         """Refuse `requests` more before they are read, if they must be; None: send them.
 
-        Whoever is told why must refuse them, for they are counted; and ask no more about them.
+        A caller that gets a reason must refuse them, for they are counted; and ask no more about
+        them.
         """
         now_s = self._clock.now_s()
         error = self._coordinator.rejection(requests=requests, tenant=tenant, now_s=now_s)

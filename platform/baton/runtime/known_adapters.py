@@ -41,7 +41,7 @@ class KnownAdapters:
         return self._fixed
 
     def replace_added(self, added: Mapping[str, str]) -> None:
-        """Have these besides those from the start, and no others."""
+        """Have these beyond those from the start, and no others."""
         self._added = dict(added)
 
     async def source(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The ports of the live body: what the driver and the replica host need from the outside.
+"""The ports of the live body: the needs of the driver and the replica host from the outside.
 
 Protocols live here, with their consumers; adapters match them without subclassing.
 """
@@ -19,18 +19,18 @@ class Engine(Protocol):
     """The inference engine inside a replica.
 
     Theory of operation: `start` once, then `submit` / `abort` / `release` at any time while one
-    consumer iterates `steps`, and one more `kv_events`. Every submitted leg ends exactly once in
-    `steps`: with an output whose `finish` is set, with a `LegOutput` whose finish is ERROR (details
-    in the log), or, after `abort`, silently. A leg that the engine only finds wrong when it looks
-    at it ends in INVALID or REFUSED, with why as its stop reason. Nothing here blocks the event
-    loop.
+    consumer iterates `steps`, and another `kv_events`. Every submitted leg ends exactly once in
+    `steps`. It ends with an output whose `finish` is set, with a `LegOutput` with ERROR (details in
+    the log), or, after `abort`, without an output. A leg that the engine only finds
+    wrong when it looks at it ends in INVALID or REFUSED, with why as its stop reason. Nothing here
+    blocks the event loop.
     """
 
     async def start(self) -> ReplicaFacts:
         """Bring the engine up and say what it is.
 
         Raises:
-            EngineStartFailed: with one clear line and what to do about it.
+            EngineStartFailed: with one clear line and a remedy.
         """
         ...
 
@@ -72,11 +72,11 @@ class Engine(Protocol):
         ...
 
     def links(self) -> tuple[LinkTotals, ...]:
-        """What was pulled so far, by source; cheap, never blocks."""
+        """The pulls so far, by source; cheap, never blocks."""
         ...
 
     async def check_side_channel(self, source_id: str, address: str, deadline_s: float) -> None:
-        """Ask replica `source_id` at `address` for what a pull from it needs; move no block.
+        """Ask replica `source_id` at `address` for the data of a pull from it; move no block.
 
         Returns when the answer came and blocks could be pulled, at the latest after `deadline_s`.
 
@@ -127,7 +127,7 @@ class ReplicaLink(Protocol):
 
 
 class Frontend(Protocol):
-    """The client side: whoever turned an HTTP request into tokens and streams tokens back."""
+    """The client side: turns HTTP requests into tokens and streams tokens back."""
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Stream tokens to clients; one call per engine step."""
@@ -139,7 +139,7 @@ class Frontend(Protocol):
 
 
 class Recorder(Protocol):
-    """Whoever keeps the stories of ended requests."""
+    """Keeps the records of ended requests."""
 
     def record(self, record: RequestRecord) -> None:
         """Keep one record; called exactly once for each request."""

@@ -9,9 +9,9 @@ for all peers that are reached alike:
     | Range  |    Description     |               Config               |
     | 0..inf | software emulation | 52% on tcp/lo and 48% on tcp/eth0  |
 
-UCX does not name the peer there, only whether it is on the same node. So what is known is known per
-node: peers on this one, and peers on others. Each worker of an engine has an agent of its own, and
-may be on a node of its own, so each reads its own file and says what is in it.
+UCX does not name the peer there, only whether it is on the same node. So transports are known per
+node: peers on the same node, and peers on others. Each worker of an engine has an agent of its own,
+and may be on a node of its own, so each reads and reports its own file.
 
 Source: UCX 1.23 (nixl 1.5.1), UCX_PROTO_INFO; a test with two agents holds it.
 """
@@ -46,12 +46,12 @@ class Locality(StrEnum):
 
 
 Transports = Mapping[Locality, frozenset[str]]
-"""What carried pulls so far; a reach that was not used is missing."""
+"""The transports of pulls so far; an unused reach is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTransports:
-    """What one worker of an engine says of its own pulls."""
+    """One engine worker's report of its own pulls."""
 
     rank: int
     node: str
@@ -61,7 +61,7 @@ class RankTransports:
 
 
 def read_own_transports(environment: Mapping[str, str], pid: int) -> Transports | None:
-    """What carried the pulls of this process; None where its log was sent elsewhere.
+    """The transports of this process's pulls; None where its log was sent elsewhere.
 
     Reads a file: not for an event loop.
     """
@@ -77,7 +77,7 @@ def log_name() -> str:
 
 
 def read_transports(folder: Path, *, pid: int | None = None) -> Transports:
-    """What carried pulls of all processes that log there, or of one.
+    """The transports of the pulls of all processes that log there, or of one.
 
     Several transports that share one pull are one entry, joined by "+". Two entries under one reach
     mean that peers are reached in different ways. Reads files: not for an event loop.

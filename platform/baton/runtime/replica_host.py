@@ -1,14 +1,14 @@
 """Binds an engine to the fleet link: the body of a replica.
 
 Theory of operation: legs go to the engine in the order in which they arrived, one call at a time,
-so that an abort can never overtake its leg; aborts are gathered while one is under way and go as
-one call; releases, which may wait for another replica, have a queue of their own. Each engine step
-is split by coordinator and sent before the next one is taken, so an `Aborted` frame follows every
-output of its leg. All queues are bounded: legs by `max_live_legs`, aborts by the legs that live,
-releases by `max_releases`. Legs that wait here, for whatever reason, are reported as queued. What
-is told besides (the prefix cache, pulls, checks of other replicas) fails no leg. When the engine
-dies, every coordinator is told and `failed` is set; the host never restarts an engine. States:
-STARTED ─drain()─▶ DRAINING ─nothing lives─▶ DRAINED, and CLOSED from any.
+so that an abort can never overtake its leg. Aborts are gathered during an abort call and go as one
+call. Releases, which may wait for another replica, have a queue of their own. Each engine step is
+split by coordinator and sent before the next is taken, so an `Aborted` frame follows every output
+of its leg. All queues are bounded: legs by `max_live_legs`, aborts by the legs that live, releases
+by `max_releases`. Legs that wait here are always reported as queued. Other reports (the prefix
+cache, pulls, checks of other replicas) fail no leg. When the engine dies, every coordinator is told
+and `failed` is set; the host never restarts an engine. States: STARTED ─drain()─▶ DRAINING ─nothing
+lives─▶ DRAINED, and CLOSED from any.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Job = Callable[[], Coroutine[None, None, None]]
 
 @dataclass(slots=True, kw_only=True)
 class _HostCounters:
-    """What a replica host has seen; only ever grows."""
+    """Counts of a replica host; only ever grow."""
 
     submitted: int = 0
     failed: int = 0
@@ -61,7 +61,7 @@ class HostOptions:
     max_releases: int = 1024
     """Releases that wait their turn; more are dropped, for their leases expire."""
     lease_s: float = 30.0
-    """How long the engine keeps the blocks of a ticket that nobody pulls."""
+    """How long the engine keeps the blocks of a ticket without a pull."""
     submit_timeout_s: float = 30.0
     abort_timeout_s: float = 30.0
     """An engine that does not stop a leg within this is taken for dead."""
@@ -161,7 +161,7 @@ class ReplicaHost:
 
     @property
     def cache_counters(self) -> FeedCounters:
-        """What the engine said of its prefix cache; zeros before `start`."""
+        """The engine's counts of its prefix cache; zeros before `start`."""
         return FeedCounters() if self._cache is None else self._cache.counters
 
     @property
@@ -182,7 +182,7 @@ class ReplicaHost:
 
     @property
     def facts(self) -> ReplicaFacts | None:
-        """What the replica is, with its present role; None before `start`."""
+        """The replica's facts, with its present role; None before `start`."""
         return self._facts if self._server is None else self._server.facts
 
     def set_role(self, role: Role) -> bool:
@@ -204,7 +204,7 @@ class ReplicaHost:
     def drain(self, deadline_s: float | None = None) -> None:
         """Refuse new legs and say so in every beat; `drained` is set when nothing lives here.
 
-        At once where the engine has died: nothing can live here, whatever was not heard to end.
+        At once where the engine has died: nothing can live here, even without reported ends.
         """
         if self._draining:
             return
@@ -279,7 +279,7 @@ class ReplicaHost:
         self._inbox.abort(leg_ids)
 
     def orphan(self, leg_ids: tuple[str, ...]) -> None:
-        """Queue an abort that nobody waits for."""
+        """Queue an abort without a requester."""
         self._inbox.orphans.update(leg_ids)
         self._inbox.abort(leg_ids)
 
@@ -304,7 +304,7 @@ class ReplicaHost:
         return reported, self._draining
 
     def links(self) -> tuple[LinkTotals, ...]:
-        """What the engine has pulled so far."""
+        """The engine's pulls so far."""
         return self._engine.links()
 
     def sync_cache(self, *, immediately: bool) -> None:
@@ -403,8 +403,8 @@ class ReplicaHost:
 class _OutstandingLeases:
     """Tickets whose blocks may still be kept, as far as this side can know.
 
-    The pulling side, not this one, is told when blocks have moved. But an engine of which no block
-    is in use keeps none for anybody, once its load has caught up with the last ticket:
+    The pulling side, not this side, is told when blocks have moved. But an engine without a used
+    block keeps none for other replicas, once its load has caught up with the last ticket:
     `load_lag_s`.
     """
 
@@ -451,7 +451,7 @@ class _EngineInbox:
     def __init__(self, *, max_releases: int) -> None:
         self.releases: asyncio.Queue[KvHandle] = asyncio.Queue(max_releases)
         self.orphans: set[str] = set()
-        """Legs that nobody owns and that may still run."""
+        """Legs without an owner that may still run."""
         self._queue: deque[Leg | tuple[str, ...]] = deque()
         """Bounded by the host: legs by `max_live_legs`, aborts by the legs that live."""
         self._abort_requested: set[str] = set()

@@ -24,11 +24,11 @@ def parse_role(replica_id: str, name: str) -> Role:
 def check_role(facts: ReplicaFacts, role: Role) -> None:
     """Refuse a role that a replica's engine cannot play.
 
-    Every engine can decode, and prefill for itself; only one that hands blocks over can prefill for
-    others.
+    Every engine can decode, and prefill for itself; only an engine that hands blocks over can
+    prefill for others.
 
     Raises:
-        RoleUnsupported: saying why, and what would help.
+        RoleUnsupported: saying why, with a remedy.
     """
     if role is Role.PREFILL and not facts.side_channel:
         raise RoleUnsupported(

@@ -1,8 +1,8 @@
 """Checks whether blocks could be pulled from other replicas: seldom, bounded, answered to all.
 
-Theory of operation: a check that is asked for while one of the same source is under way waits for
-that one's result, and one asked for right after gets the last result again. A few run at a time,
-the others wait in a bounded queue; what finds it full is refused, for it will be asked for again.
+Theory of operation: a check that is requested while a check of the same source is under way waits
+for its result. A check right after that gets the last result again. A few run at a time, the others
+wait in a bounded queue; a check that finds it full is refused, for it will be requested again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.runtime.process.log_events import log_event
 _LOG = logging.getLogger(__name__)
 
 WORKERS: Final = 16
-"""Checks that run at a time: as many silent sources do not hold up the others."""
+"""Checks that run at a time: as many unresponsive sources do not hold up the others."""
 _MAX_QUEUED: Final = 1024
 _RESULT_TTL_S: Final = 0.5
 GRACE_S: Final = 1.0
@@ -33,7 +33,7 @@ class _Result(NamedTuple):
 
 
 class OnCheckResult(Protocol):
-    """Whoever hears how checks ended."""
+    """Hears how checks ended."""
 
     def __call__(self, source_id: str, address: str, *, elapsed_s: float, why: str) -> None:
         """One check ended; `why` is empty when all was well."""

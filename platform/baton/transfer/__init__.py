@@ -1,1 +1,1 @@
-"""What is asked of NIXL and UCX: side channels checked, transports read, settings chosen."""
+"""Use of NIXL and UCX: side channels checked, transports read, settings chosen."""

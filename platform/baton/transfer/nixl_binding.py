@@ -1,4 +1,4 @@
-"""What baton touches of the extension module beneath NIXL's Python API."""
+"""The parts that baton uses of the extension module beneath NIXL's Python API."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """How eagerly a NIXL agent's progress thread looks for work.
 
-Theory of operation: NIXL's Python API sets `pthrDelay`, the pause of the agent's progress thread
-in microseconds, to 0: it polls without pause and burns most of a core for as long as the agent
-lives, idle or not. Neither NIXL nor vLLM has an option for it. So `install`, which vLLM calls in
-each engine process (entry point group `vllm.general_plugins`) before any agent exists, puts
-itself between NIXL's Python API and its binding and sets the pause on the way. On the same occasion
-it has UCX's log emptied from the first agent on, where that is wanted.
+Theory of operation: NIXL's Python API sets `pthrDelay`, the pause of the agent's progress thread in
+microseconds, to 0. So the thread polls without pause and burns most of a core for as long as the
+agent lives, idle or not. Neither NIXL nor vLLM has an option for it. vLLM calls `install` in each
+engine process (entry point group `vllm.general_plugins`) before any agent exists. It puts itself
+between NIXL's Python API and its binding and sets the pause on the way. It also has UCX's log
+emptied from the first agent on, if configured.
 
 On RDMA the network card moves data without the thread's help and the smallest delay is wanted:
 there the variable is not set and nothing is changed.

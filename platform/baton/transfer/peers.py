@@ -1,10 +1,9 @@
-"""What one engine knows of the engines it pulls from: do they answer, and what carries the blocks.
+"""An engine's knowledge of the engines it pulls from: reachability, and the transport of blocks.
 
-Theory of operation. Side channels are checked when somebody asks. On the way the engine's workers
-are asked what UCX has chosen in them by then, but not each time, for a busy engine answers between
-two steps: soon again while something is not known yet, seldom once it is. What a worker said last
-counts until it says something else; one that has never answered makes every transport unknown, and
-no pair one that has RDMA.
+Theory of operation. Side channels are checked on request. On the way the engine's workers are asked
+for UCX's choice so far. This is not done each time, for a busy engine answers between two steps:
+soon again while a choice is unknown, seldom once all are known. A worker's last answer counts until
+its next. A worker that has never answered makes every transport unknown, and no pair has RDMA then.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Peers:
         self._workers = workers
         self._require_rdma = require_rdma
         self._folder = scratch_folder("baton-ucx-")
-        # Nobody closes this; a TemporaryDirectory would warn of that.
+        # It is never closed; a TemporaryDirectory would warn of that.
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._hosts: dict[str, str] = {}
         self.query_ranks: QueryRanks = _no_ranks
@@ -66,7 +65,7 @@ class Peers:
         return {**UCX_SETTINGS, **transport_environment(self._folder)}
 
     def ranks(self) -> tuple[RankTransports, ...]:
-        """What each worker has said of its pulls, by rank; those that never did are missing."""
+        """Each worker's report of its pulls, by rank; workers without a report are missing."""
         return tuple(self._ranks[rank] for rank in sorted(self._ranks))
 
     async def check(self, source_id: str, address: str, deadline_s: float) -> None:
@@ -85,7 +84,7 @@ class Peers:
             self._check_rdma(source_id)
 
     def transport(self, source_id: str) -> str:
-        """What carries blocks from a replica; empty while it is not known of every worker."""
+        """The transport of blocks from a replica; empty while any worker's is unknown."""
         if source_id not in self._hosts:
             return ""
         return transport_to(
@@ -118,7 +117,7 @@ class Peers:
             async with asyncio.timeout(_QUERY_TIMEOUT_S):
                 reports = await self.query_ranks()
         except TimeoutError:
-            pass  # it is in a long step; what was known holds
+            pass  # it is in a long step; the last answers hold
         finally:
             self._query_in_flight = False
         for rank in reports:
@@ -149,5 +148,5 @@ class Peers:
 def _host(address: str) -> str:
     try:
         return parse_address(address).host
-    except ValueError:  # whoever asks there is told
+    except ValueError:  # a query there reports it
         return ""

@@ -1,14 +1,14 @@
-"""Asks an engine's side channel for what a pull from it needs, as another engine would.
+"""Asks an engine's side channel for the data of a pull from it, as another engine would.
 
-Theory of operation: before vLLM's first pull from an engine it asks a thread of that engine, the
-handshake listener, for the metadata of the engine's NIXL agent (a ZMQ request on a TCP port). That
-thread ends for good at the first packet that it cannot read, while the engine goes on and calls
-itself healthy: prefills still succeed there, and every new decode engine fails to pull from it.
-`check_side_channel` sends the very request that an engine sends and reads the answer as far as it
-can be read without being an engine, so that such a replica is found before requests are.
+Theory of operation: vLLM's first pull from an engine asks the handshake listener, a thread of that
+engine, for the metadata of its NIXL agent. It is a ZMQ request on a TCP port. That thread ends for
+good at the first packet that it cannot read, while the engine goes on and calls itself healthy.
+Prefills still succeed there, and every new decode engine fails to pull from it.
+`check_side_channel` sends an engine's request and reads the answer as far as a client can that is
+no engine. So such a replica is found before requests are lost.
 
 A ZMQ socket says nothing about a peer that is not there, it just waits. So a plain connection is
-tried first, which tells "nobody listens" from "does not answer".
+tried first, which tells "no process listens" from "does not answer".
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PAYLOAD = msgspec.msgpack.Decoder(_Payload)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideChannelFacts:
-    """What a side channel answered."""
+    """The answer of a side channel."""
 
     compatibility: str
     """vLLM's digest of all that must be equal for blocks to be exchanged."""
@@ -105,7 +105,7 @@ async def check_side_channel(
     Returns at the latest after `deadline_s`; `expected_compatibility` None accepts any hash.
 
     Raises:
-        TransferFailed: nobody listens, nobody answers in time, or the answer cannot be used.
+        TransferFailed: no process listens, no answer comes in time, or the answer cannot be used.
     """
     loop = asyncio.get_running_loop()
     started_s = loop.time()

@@ -1,11 +1,11 @@
 """Which transport UCX really uses between two engines: read from UCX itself, never assumed.
 
-Theory of operation: what UCX would rather use is no secret, but what it did choose for a pair of
-processes depends on devices, namespaces, permissions and the peer, and NIXL has no call that tells.
-`transport_environment` has UCX print it (`ucx_log` sees to it that it gets out), each worker reads
+Theory of operation: UCX's preference is no secret. Its choice for a pair of processes depends on
+devices, namespaces, permissions and the peer, and NIXL has no call for it.
+`transport_environment` has UCX print it (`ucx_log` sees to it that it gets out). Each worker reads
 its own (`runtime.rank_transports`), and here all workers of an engine are put together. An engine
-pulls by all of its workers at once: one that says nothing makes the answer unknown, and one whose
-way is not allowed makes the whole pair's not allowed.
+pulls by all of its workers at once. A worker without a report makes the answer unknown, and a
+forbidden transport of one worker makes the whole pair forbidden.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ def transport_to(ranks: Sequence[RankTransports], *, workers: int, same_host: bo
 def check_rdma(source_id: str, ranks: Sequence[RankTransports], *, same_host: bool) -> None:
     """Refuse a link that a deployment with `require_rdma` must not use.
 
-    Transports inside a node (NVLink, shared memory) pass, and so does one that is not known yet:
-    nothing was pulled over it so far.
+    Transports inside a node (NVLink, shared memory) pass, and so does an unknown transport: nothing
+    was pulled over it so far.
 
     Raises:
-        RdmaMissing: pulls of a worker go through the kernel's network stack, or nobody can tell.
+        RdmaMissing: pulls of a worker go through the kernel's network stack, or it is not known.
     """
     locality = _locality(ranks, same_host=same_host)
     for rank in ranks:

@@ -1,9 +1,9 @@
 """Gets what UCX has written about itself out of an engine process and into its log file.
 
-Theory of operation: UCX writes its log through a buffer of 4 kB, and what it says about transports
-is shorter: it would stay inside the process until that ends. UCX exports a function that empties
-the buffer, and a thread of the engine process calls it once in a while. It starts with the first
-agent, for only then is UCX there, and only in the processes that use it.
+Theory of operation: UCX writes its log through a buffer of 4 kB, and its report of transports is
+shorter: it would stay inside the process until that ends. UCX exports a function that empties the
+buffer, and a thread of the engine process calls it once in a while. It starts with the first agent,
+for only then is UCX there, and only in the processes that use it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def use_local_log_folder(environment: MutableMapping[str, str]) -> None:
     """Where the folder of UCX's log is another node's, make one on this node and log there.
 
     To be called before UCX is loaded, which opens its log then. The folder goes with this process;
-    that of one that is killed goes with the run directory, where there is one.
+    after a kill it goes with the run directory, if there is one.
     """
     log = Path(environment.get(LOG_VARIABLE, ""))
     if log.name != log_name() or log.parent.is_dir():

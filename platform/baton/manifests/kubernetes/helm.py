@@ -1,10 +1,10 @@
 """A Helm chart: the RayService follows `config` in its values, whose schema is baton's own.
 
-*Theory of operation.* What depends on the configuration's pools is a template written by hand, for
-it loops over them; what depends on names and ports alone is rendered here, with Helm's expressions
-for these. Some of what a chart holds follows from the configuration in ways that no template can
-repeat: it keeps what that was made from (`files/checks.yaml`), and fails where its values say
-something else. That the chart with its own values gives what `kuberay` gives is a test.
+*Theory of operation.* Parts that depend on the configuration's pools are a template written by
+hand, for it loops over them. Parts that depend on names and ports alone are rendered here, with
+Helm's expressions for these. Some of a chart's content follows from the configuration in ways that
+no template can repeat. The chart keeps the source values (`files/checks.yaml`), and fails where its
+values differ. A test compares the chart with its own values to the output of `kuberay`.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _without_lookahead(schema: object) -> object:
 
 
 def _chart_config(deployment: ClusterDeployment) -> PlainDict:
-    """What is written, and the keys that templates read, which may have their defaults."""
+    """The configured keys, and the keys that templates read, which may have their defaults."""
     values: PlainDict = json.loads(json.dumps(deployment.explicit_values))
     for path in _TEMPLATE_KEYS:
         section = values
@@ -218,7 +218,7 @@ def _chart_config(deployment: ClusterDeployment) -> PlainDict:
 
 
 def _export_checks(deployment: ClusterDeployment) -> PlainDict:
-    """What the chart's values are compared with."""
+    """The values with which the chart's values are compared."""
     return {
         "exported": {".".join(path): _config_value(deployment, path) for path in _EXPORT_TIME_KEYS},
         "taken": [

@@ -22,9 +22,9 @@ from baton.manifests.settings import ManifestSettings
 from baton.manifests.yaml_writer import yaml_text
 
 RAY_VERSION: Final = "2.60.0"
-"""What the images hold; a test compares it with the lock."""
+"""The version in the images; a test compares it with the lock."""
 _IDLE_TIMEOUT_S: Final = 300
-"""A node without a replica is given back after this long, so that one that moves finds room."""
+"""A node without a replica is given back after this time, so that a moving replica finds room."""
 AUTOSCALER_OPTIONS: Final[Mapping[str, object]] = {
     "idleTimeoutSeconds": _IDLE_TIMEOUT_S,
     "upscalingMode": "Default",
@@ -37,7 +37,7 @@ AUTOSCALER_OPTIONS: Final[Mapping[str, object]] = {
 
 
 def kuberay_files(deployment: ClusterDeployment, settings: ManifestSettings) -> Mapping[str, bytes]:
-    """One file for each kind of object, and what to do with them."""
+    """One file for each kind of object, and instructions."""
     rdma = deployment.config.transfer.require_rdma
     texts = manifests_by_file(deployment, settings, rdma=rdma)
     return {name: text.encode() for name, text in texts.items()}
@@ -92,7 +92,7 @@ def ray_service(
         "kind": "RayService",
         "metadata": metadata(settings.name, settings),
         "spec": {
-            # The head's own front would be one that clients cannot rely on: they come to others.
+            # Clients cannot rely on a front of the head: they come to others.
             "excludeHeadPodFromServeSvc": True,
             "serveConfigV2": yaml_text(serve_config(deployment)),
             "rayClusterConfig": {

@@ -1,4 +1,4 @@
-"""A kustomize base, and overlays for what differs between clusters: GPUs and RDMA."""
+"""A kustomize base, and overlays for differences between clusters: GPUs and RDMA."""
 
 from __future__ import annotations
 

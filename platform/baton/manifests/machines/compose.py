@@ -19,7 +19,7 @@ _DASHBOARDS_DIR: Final = "/var/lib/grafana/dashboards/baton"
 """As the provisioning that is shipped names it."""
 _TOKEN_PATH: Final = "/run/secrets/console"  # noqa: S105 - where it is, not what it is
 _RETENTION: Final = "31d"
-"""The rules' longest window is 30 days, and some of what lies before it is read for it too."""
+"""The rules' longest window is 30 days, and they read a little more before it."""
 
 
 def compose_files(config: DeploymentConfig, settings: ManifestSettings) -> Mapping[str, bytes]:
@@ -29,7 +29,7 @@ def compose_files(config: DeploymentConfig, settings: ManifestSettings) -> Mappi
     otherwise, and listen on loopback themselves.
 
     Raises:
-        CannotExport: this baton has no metrics, or nobody knows yet on which port.
+        CannotExport: this baton has no metrics, or their port is not known yet.
     """
     if not config.observability.metrics.enabled:
         raise CannotExport(

@@ -1,4 +1,4 @@
-"""A cluster for `ray up`, on machines in AWS that Ray starts and stops, and what to serve on it.
+"""A cluster for `ray up`, on machines in AWS that Ray starts and stops, and its application.
 
 *Theory of operation.* Accelerators come by eight. A node declares what its machine has, so that Ray
 puts as many replicas there as it has room for, and rents another machine only when none has any
@@ -49,7 +49,7 @@ _RAY_MEMORY_FRACTION: Final = 0.7
 """Of a machine's memory: the rest is for objects. Source: Ray 2.60's default."""
 _CPU_INSTANCE: Final = "m7i.4xlarge"
 _LOCAL_CONSOLE_TOKEN: Final = "~/.baton/console-token"  # noqa: S105 - a path
-"""On the machine of whoever runs `ray up`, where the configuration names no file."""
+"""On the machine that runs `ray up`, where the configuration names no file."""
 _RAY_TOKEN_FILE: Final = "~/.ray/auth_token"  # noqa: S105 - where Ray looks for it, not what it is
 _OPEN_FILES_OPTION: Final = "--ulimit nofile=65536:65536"
 _HEAD_START_COMMAND: Final = (
@@ -60,13 +60,13 @@ _WORKER_START_COMMAND: Final = "ray start --address=$RAY_HEAD_IP:6379"
 
 
 def ray_up_files(deployment: ClusterDeployment, settings: ManifestSettings) -> Mapping[str, bytes]:
-    """`cluster.yaml` for `ray up`, `serve.yaml` for `serve deploy` on what that starts.
+    """`cluster.yaml` for `ray up`, `serve.yaml` for `serve deploy` on that cluster.
 
     `serve-anywhere.yaml` is for a cluster that runs already, whose nodes are of any kind.
 
     Raises:
-        CannotExport: a pool wants an accelerator of which no machine is known, or more of a machine
-            than it has; or a variable is read from a file whose path is not whole.
+        CannotExport: a pool wants an accelerator without a known machine, or too much of a
+            machine; or a variable is read from a file whose path is not whole.
     """
     return {
         "cluster.yaml": yaml_text(_cluster(deployment, settings)).encode(),
@@ -141,8 +141,8 @@ def _assign_instances(
         replicas_per_instance = _replicas_per_instance(
             instance_type, group, config.pools[group.name].placement.max_per_node
         )
-        # A replica may go to another pool's machine: then this one's has room for as many only if
-        # they are alike.
+        # A replica may go to another pool's machine. Then this pool's machine has room for as many
+        # only if they are alike.
         is_uniform = all(
             _replica_shape(group, config) == _replica_shape(pool, config)
             for pool in pools

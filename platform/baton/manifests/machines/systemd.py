@@ -1,4 +1,4 @@
-"""Units for bare machines: one that runs everything, or a head, nodes and the application."""
+"""Units for bare machines: a single unit for everything, or a head, nodes and the application."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from baton.manifests.settings import ManifestSettings
 from baton.manifests.yaml_writer import yaml_text
 
 _STOP_MARGIN_S: Final = 90
-"""For what comes after the last stream: Serve's own shutdown, and ending what still lives."""
+"""For the time after the last stream: Serve's own shutdown, and ending the rest."""
 _TOKEN_VARIABLES: Final = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/etc/baton/ray-token"}
 _CLUSTER_UNITS: Final = (
     "baton-head.service",

@@ -1,9 +1,9 @@
-"""API keys: what one looks like, what is kept of it, and whose a key is that somebody shows.
+"""API keys: their format, their stored form, and the lookup of a presented key's owner.
 
 A key is `bt_<id>_<secret>`. The id names it in lists and logs; the secret is 256 bits from the
-system's generator. What is kept is a plain SHA-256 of the whole key: slow hashes and salts protect
-secrets that people choose and that can be guessed, while nobody tries 2^256 keys, however fast each
-try is. So a check costs microseconds, and wrong keys cannot be used to keep a server busy.
+system's generator. A plain SHA-256 of the whole key is stored. Slow hashes and salts protect
+secrets that people choose and that can be guessed, while 2^256 keys cannot be tried, however fast
+each try is. So a check costs microseconds, and wrong keys cannot be used to keep a server busy.
 
 A key file holds one key a line and is for people to read:
 
@@ -32,7 +32,7 @@ _ID_CHARS = 10
 _SECRET_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # noqa: S105 - an alphabet, not-a-secret
 # 62^43 > 2^256.
 _SECRET_CHARS = 43
-# Longer ones are none of ours and are not even hashed.
+# Longer keys are none of ours and are not even hashed.
 _MAX_TOKEN_CHARS = 128
 _DIGEST_PREFIX = "sha256:"
 _MAY_ADMINISTER = "may=administer"
@@ -45,7 +45,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 class KeyState(StrEnum):
-    """What a key is good for."""
+    """The validity of a key."""
 
     ACTIVE = "active"
     EXPIRED = "expired"
@@ -58,7 +58,7 @@ class BadKeyLine(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """What is kept of a key: enough to know it again, not enough to make it."""
+    """The stored form of a key: enough to know it again, not enough to make it."""
 
     key_id: str
     digest: str
@@ -69,7 +69,7 @@ class ApiKey:
     revoked_at: datetime | None = None
     label: str = ""
     is_admin: bool = False
-    """Whether it may change what is served, besides asking for it."""
+    """Whether it may also change the served models."""
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.key_id):
@@ -88,7 +88,7 @@ class ApiKey:
             )
 
     def state(self, now: datetime) -> KeyState:
-        """What it is good for at `now`."""
+        """The validity at `now`."""
         if self.revoked_at is not None:
             return KeyState.REVOKED
         if self.expires_at is not None and now >= self.expires_at:
@@ -122,7 +122,7 @@ def mint(
     is_admin: bool = False,
     choose_char: Callable[[str], str] = secrets.choice,
 ) -> tuple[ApiKey, str]:
-    """A new key: what to keep of it, and the key itself, which is nowhere afterwards.
+    """A new key: its stored form, and the key itself, which is nowhere afterwards.
 
     Raises:
         BadKeyLine: the tenant or the label cannot be written down.
@@ -184,7 +184,7 @@ class ValidKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidKey:
-    """A key that is not good. Why it is not is told only to whoever has its secret."""
+    """An invalid key. Only a caller with its secret learns the reason."""
 
     state: KeyState | None = None
     key_id: str | None = None
@@ -210,8 +210,8 @@ class KeyRing:
             return InvalidKey()
         key_id, _, _ = token.removeprefix(KEY_PREFIX).partition("_")
         key, digest = self._by_id.get(key_id, (None, _DUMMY_DIGEST))
-        # What is compared is a hash, whose first bytes nobody can choose; in constant time all the
-        # same.
+        # The compared value is a hash, whose first bytes no caller can choose; in constant time all
+        # the same.
         matches = hmac.compare_digest(_digest(token).encode(), digest)
         if key is None or not matches:
             return InvalidKey()
@@ -221,7 +221,7 @@ class KeyRing:
         return ValidKey(key_id=key_id, tenant=key.tenant, is_admin=key.is_admin)
 
     def by_digest(self, now: datetime) -> dict[str, ValidKey | InvalidKey]:
-        """What each key is good for, by its digest, for who looks keys up somewhere else."""
+        """The validity of each key, by its digest, for lookups elsewhere."""
         results: dict[str, ValidKey | InvalidKey] = {}
         for key_id, (key, _digest) in self._by_id.items():
             state = key.state(now)

@@ -1,10 +1,10 @@
 """Key files: read again when they change, and changed by one process at a time.
 
-Theory of operation: `KeyFiles` keeps a ring of the keys in some files. Whoever owns it calls `poll`
-about once a second, in a thread, since a file may be on a slow disk; a file whose time, size or
-inode changed is read again. One that cannot be read or has a bad line leaves its last good keys in
+Theory of operation: `KeyFiles` keeps a ring of the keys in some files. Its owner calls `poll` about
+once a second, in a thread, since a file may be on a slow disk. A file whose time, size or inode
+changed is read again. A file that cannot be read or has a bad line leaves its last good keys in
 place, and that is said once. Revoking a key therefore takes effect within a poll, and a mistake in
-a file locks nobody out. `edit_key_file` is how files change: under a lock, and replaced as a
+a file locks no client out. `edit_key_file` is how files change: under a lock, and replaced as a
 whole, so that a reader never sees half a file.
 """
 
@@ -36,7 +36,7 @@ Signature = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyNotice:
-    """What became of a file that changed."""
+    """The result of reading a changed file."""
 
     path: str
     keys: int
@@ -61,7 +61,7 @@ class KeyFiles:
         self._watched: dict[Path, _WatchedFile] = {}
         self._ring = KeyRing()
         self._ring_lock = threading.Lock()
-        """Held while a ring is made: whoever makes the last one has seen the last files."""
+        """Held while a ring is made: the maker of the last ring has seen the last files."""
         self.watch(files or {})
 
     @property
@@ -72,8 +72,7 @@ class KeyFiles:
     def watch(self, files: Mapping[str, Path]) -> None:
         """Watch these files from now on, by tenant; several tenants may share one.
 
-        Keys of files that are no longer among them stop counting at once, new ones count from the
-        next poll on.
+        Keys of removed files stop counting at once, keys of new files count from the next poll on.
         """
         tenants: dict[Path, set[str]] = {}
         for tenant, path in files.items():
@@ -107,7 +106,7 @@ class KeyFiles:
         self, path: Path, file: _WatchedFile, watched: Mapping[Path, _WatchedFile]
     ) -> KeyNotice | None:
         try:
-            # Taken before it is read: what is written meanwhile shows in the next poll.
+            # Taken before it is read: later writes show in the next poll.
             signature = _signature(path)
             if signature == file.signature:
                 return None
@@ -227,7 +226,7 @@ class KeyDocument:
         self.lines.append(key)
 
     def revoke(self, key_id: str, now: datetime) -> ApiKey:
-        """Have a key count no more; one that is revoked already stays as it is.
+        """Have a key count no more; a revoked key stays as it is.
 
         Raises:
             OperatorError: there is none of that id.
@@ -255,14 +254,14 @@ class KeyDocument:
 
 @contextmanager
 def edit_key_file(path: Path, *, create: bool = False) -> Iterator[KeyDocument]:
-    """Change a key file: nobody else does meanwhile, and it is written only when nothing fails.
+    """Change a key file: no other process does meanwhile, and it is written only without an error.
 
     Raises:
-        OperatorError: there is no such file, or somebody else holds it.
+        OperatorError: there is no such file, or another process holds it.
         ConfigInvalid: it has bad lines.
         OSError: it cannot be read or written.
     """
-    # A link stays a link: what it points to is replaced.
+    # A link stays a link: its target is replaced.
     path = path.resolve()
     if create:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

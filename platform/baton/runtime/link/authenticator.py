@@ -1,15 +1,15 @@
-"""Who stands before a replica's link: lets coordinators in, and counts and tells who is not one.
+"""Authentication at a replica's link: lets coordinators in, and counts and reports other peers.
 
 Theory of operation: ZMQ asks about each connection that knows the replicas' public key, over a
-socket inside the process (ZAP, ZMQ's RFC 27), whether the other side's public key is a good one.
-Whoever does not get that far fails the handshake: garbage, no key, a wrong one, another program, a
-recording, or silence for `handshake_s`. Both are dealt with on the event loop that the link lives
-on. A stranger costs one count, and one line a minute for all.
+socket inside the process (ZAP, ZMQ's RFC 27). The question is whether the other side's public key
+is a good one. Other peers fail the handshake: garbage, no key, a wrong key, another program, a
+recording, or no message for `handshake_s`. Both are dealt with on the event loop that the link
+lives on. An unauthenticated peer costs one count, and one line a minute for all.
 
 ZMQ tells through a *monitor* of connections that come and go, by their descriptors, and of
-handshakes that succeed, without saying whose; of some that fail it says nothing. So strangers are
-who came, less those who succeeded, less those who may still be at it: who came lately and are still
-there. That is too few for a moment after a coordinator has come, and never too many.
+handshakes that succeed, without the connection; of some failures it says nothing. So the number of
+unauthenticated peers is that of all connections, less those that succeeded, less recent connections
+that still exist. That is too few for a moment after a coordinator has come, and never too many.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _ZAP_VERSION: Final = b"1.0"
 _ZAP_REQUEST_PARTS: Final = 9
-"""Who asks, nothing, version, number, domain, address, routing id, mechanism, public key."""
+"""Peer, nothing, version, number, domain, address, routing id, mechanism, public key."""
 _LOG_INTERVAL_S: Final = 60.0
 _BATCH: Final = 256
 
@@ -83,7 +83,7 @@ class ZapAuthenticator:
         def answer(parts: list[bytes]) -> None:
             channel.send(_zap_reply(parts, expected_key))
 
-        # Questions are no frames: they have counters of their own, which nobody reads.
+        # Questions are no frames: they have counters of their own, which are not read.
         channel = Channel(
             socket, answer, batch_frames=options.batch_frames, counters=LinkCounters()
         )

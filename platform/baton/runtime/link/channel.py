@@ -1,15 +1,15 @@
-"""A ZMQ socket on an event loop: sends never wait, and what arrived is drained in batches.
+"""A ZMQ socket on an event loop: sends never wait, and arrived messages are drained in batches.
 
 Theory of operation: ZMQ signals a socket's file descriptor on an *edge*: after any call on the
-socket the descriptor may be silent although messages wait. So every wakeup drains until ZMQ says
-"again", and after every send the socket is asked whether something has come. A drain takes at most
-`batch_frames` messages before others get their turn. No task, no future and no await per message;
-the same code runs on asyncio's and on uvloop's loop.
+socket the descriptor may give no signal although messages wait. So every wakeup drains until ZMQ
+says "again", and after every send the socket is asked whether something has come. A drain takes at
+most `batch_frames` messages before others get their turn. No task, no future and no await per
+message; the same code runs on asyncio's and on uvloop's loop.
 
 To ask a socket costs more than to take a small message from it, and in a large fleet most messages
-come alone. So a signal is answered by taking one, unasked, and where each message has the same
-number of parts nobody asks for more of them. A peer that sends another number shifts what follows;
-whoever reads `parts` parts must tell that from what is in them.
+come alone. So a signal is answered by taking a message, unasked, and with a fixed number of parts
+the socket is not asked for more parts. A peer that sends another number shifts the following
+messages; a reader of `parts` parts must detect that by their content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MORE = int(zmq.SNDMORE) | _NOBLOCK
 
 
 class SendResult(StrEnum):
-    """What became of a message that was to be sent."""
+    """The result of a send."""
 
     QUEUED = "queued"
     QUEUE_FULL = "full"
@@ -41,7 +41,7 @@ class SendResult(StrEnum):
 
 
 def configure(socket: zmq.Socket[bytes], address: str, options: LinkOptions) -> None:
-    """Bound a link socket's queues, message size and patience, and guard it by the keys.
+    """Bound a link socket's queues, message size and timeouts, and guard it by the keys.
 
     `address` tells IPv6 by brackets.
     """
@@ -132,7 +132,7 @@ class Channel:
             return SendResult.NOT_CONNECTED
         result = try_send(self._socket, parts)
         if result is SendResult.QUEUE_FULL:
-            # ZMQ may not have looked yet at what its I/O thread has freed; asking makes it look.
+            # ZMQ may have missed the room that its I/O thread has freed; asking makes it look.
             self._has_message()
             result = try_send(self._socket, parts)
         if result is SendResult.QUEUED:

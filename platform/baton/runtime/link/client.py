@@ -1,11 +1,10 @@
 """The coordinator's end of the fleet link: one connection per replica, one timer for all.
 
-Theory of operation: every `beat_s` each connection has its turn to beat and to look at how long it
-has heard nothing. In a large fleet that is tens of milliseconds in which no token would move, so
-turns are taken by a few connections at a time, spread over the beat. To who has nothing to do and
-was sent nothing, only one beat of a few goes out; replicas do the same. When this process itself
-did not run for longer than a beat, no replica is to blame for the silence: that holds for one turn
-of each connection.
+Theory of operation: every `beat_s` each connection has its turn to beat and to check its last
+message. In a large fleet that is tens of milliseconds in which no token would move, so turns are
+taken by a few connections at a time, spread over the beat. An idle replica without new work gets
+only one beat of a few; replicas do the same. When this process itself did not run for longer than a
+beat, no replica is to blame for the missing messages: that holds for one turn of each connection.
 """
 
 from __future__ import annotations

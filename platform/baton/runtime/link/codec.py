@@ -1,11 +1,11 @@
 """The strict, bounded encoding of the fleet link's frames.
 
 Theory of operation: a frame is a ZMQ multipart message `[kind, body, blob...]`: one byte, a
-MessagePack array, and for `Submit` two blobs (prompt token ids as little-endian int32, and the
-payload that only engines read), so that a prompt of 100,000 tokens is copied as 400 kB and never
-walked as MessagePack integers. Block hashes travel likewise, as bytes inside their frame. There is
-one decoder for each direction. Whatever is not exactly a frame of that direction raises `BadFrame`
-and nothing else.
+MessagePack array, and for `Submit` two blobs. The blobs are prompt token ids as little-endian
+int32, and the payload that only engines read. So a prompt of 100,000 tokens is copied as 400 kB and
+never walked as MessagePack integers. Block hashes travel likewise, as bytes inside their frame.
+There is one decoder for each direction. Any other input than a frame of that direction raises
+`BadFrame` and nothing else.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from baton.runtime.link.frames import (
 )
 
 REPLICA_PARTS: Final = 2
-"""Kind and body: what each frame of a replica has, and each of a coordinator but `Submit`."""
+"""Kind and body: the parts of each frame of a replica, and of a coordinator but `Submit`."""
 _TOKEN_BYTES: Final = 4
 
 
@@ -190,7 +190,7 @@ def decode_from_coordinator(parts: Sequence[bytes]) -> FromCoordinator:
 
     Raises:
         ProtocolMismatch: it said hello in another version.
-        BadFrame: it is no frame, or one that only replicas send.
+        BadFrame: it is no frame, or only replicas send it.
     """
     if parts and parts[0] == _SUBMIT:
         return _decode_submit(parts)
@@ -202,7 +202,7 @@ def decode_from_replica(parts: Sequence[bytes]) -> FromReplica:
 
     Raises:
         ProtocolMismatch: it answered in another version.
-        BadFrame: it is no frame, or one that only coordinators send.
+        BadFrame: it is no frame, or only coordinators send it.
     """
     return _decode(parts, _FROM_REPLICA)
 

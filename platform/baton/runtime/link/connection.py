@@ -6,8 +6,8 @@ Theory of operation:
        ▲                        │ refused, broken         │ silent, broken, goodbye, gap, bad frame
        └────────────────────────┴─────────────────────────┘
 
-Each session has a socket of its own with a routing id of its own, so no frame of an earlier session
-can reach a later one, and closing the socket drops whatever was queued for a dead peer. Leaving
+Each session has a socket of its own with a routing id of its own. So no frame of an earlier session
+can reach a later session, and closing the socket drops all frames queued for a dead peer. Leaving
 JOINED emits `ReplicaLost` exactly once. All entry points are synchronous and run on the event loop;
 `on_event` may call back into this object at any time, so after each event the state is read anew.
 """
@@ -56,7 +56,7 @@ _HANDSHAKE_REFUSED = "it hangs up on us: its link keys are other ones, or it is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkContext:
-    """What all connections of one coordinator share."""
+    """The state that all connections of one coordinator share."""
 
     context: zmq.Context[zmq.Socket[bytes]]
     coordinator_id: str
@@ -206,7 +206,7 @@ class ReplicaConnection:
     def tick(self, now_s: float, *, stalled: bool) -> None:
         """Do what time asks for: beats, liveness, retries.
 
-        `stalled`: this process itself did not run just before; nobody can be blamed for that.
+        `stalled`: this process itself did not run just before; no replica can be blamed for that.
         """
         if self._state is _State.JOINED:
             self._tick_joined(now_s, stalled=stalled)
@@ -269,7 +269,7 @@ class ReplicaConnection:
     def _on_disconnected(self) -> None:
         channel = self._channel
         if channel is not None:
-            channel.drain()  # what arrived before the break counts, a parting word above all
+            channel.drain()  # frames before the break count, a parting word above all
         if channel is not self._channel:
             return
         if (

@@ -1,4 +1,4 @@
-"""The frames of the fleet link: what each side may say, with its bounds. `codec` encodes them.
+"""The frames of the fleet link: the messages of each side, with their bounds. `codec` encodes them.
 
 `Open`, `Accept` and `Close` tolerate fields appended by later versions, so that a version
 mismatch can always be told in plain words; all others are exact.
@@ -68,7 +68,7 @@ LOSS_REASONS: Final[Mapping[CloseReason, LossReason]] = MappingProxyType(
         CloseReason.TOO_MANY_COORDINATORS: LossReason.OUT_OF_SYNC,
     }
 )
-"""What a coordinator makes of a replica's parting word."""
+"""A coordinator's reading of a replica's parting word."""
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True):
@@ -107,7 +107,7 @@ class Abort(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 class Release(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Coordinator: nobody will pull this ticket's blocks."""
+    """Coordinator: no replica will pull this ticket's blocks."""
 
     tokens: Count
     blocks: Count
@@ -135,7 +135,7 @@ class CheckSideChannel(msgspec.Struct, array_like=True, frozen=True, forbid_unkn
 
 
 class AgentBroken(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Coordinator: you pull from nobody though others do, and are to be replaced."""
+    """Coordinator: you pull from no source though others do, and are to be replaced."""
 
     why: ReasonText
 
@@ -150,10 +150,10 @@ class ReplicaBeat(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
 
 
 class RoleChanged(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Replica: I am meant for something else from now on; what runs here runs on.
+    """Replica: I have another role from now on; my existing work finishes.
 
-    `epoch` counts the changes of this replica's life: one that is not later than another that was
-    heard says nothing.
+    `epoch` counts the changes of this replica's life: an epoch that is not later than the last is
+    ignored.
     """
 
     role: Role
@@ -161,7 +161,7 @@ class RoleChanged(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
 
 
 class Step(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Replica: what one engine step produced for one session's legs; `seq` counts from 1."""
+    """Replica: output of one engine step for one session's legs; `seq` counts from 1."""
 
     seq: Annotated[int, msgspec.Meta(ge=1)]
     outputs: tuple[LegOutput, ...]
@@ -182,7 +182,7 @@ class Aborted(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
 
 class CacheUpdate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Replica: what changed in the prefix cache, or all that it holds."""
+    """Replica: the changes of the prefix cache, or its whole content."""
 
     update: cache.CacheUpdate
 
@@ -202,7 +202,7 @@ class CacheUpdate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
 
 
 class LinkReport(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Replica: what it has pulled so far, from sources of which something is new."""
+    """Replica: its pulls so far, from sources with news."""
 
     links: Annotated[tuple[LinkTotals, ...], msgspec.Meta(max_length=MAX_IDS_IN_FRAME)]
 

@@ -1,8 +1,8 @@
-"""The keys of one deployment's fleet links: whoever has them may speak on a link, nobody else.
+"""The keys of one deployment's fleet links: only their owners may speak on a link.
 
 Theory of operation: links are encrypted and authenticated by CURVE (ZMQ's CurveZMQ, by libsodium).
-All replicas of a deployment have one key pair, and all its coordinators another. A coordinator
-must know the replicas' public key before it can say anything, and finds out by it whether a replica
+All replicas of a deployment have one key pair, and all its coordinators another. A coordinator must
+know the replicas' public key before it can say anything, and finds out by it whether a replica
 answers; a replica asks its `authenticator` whether the other side's public key is the
 coordinators'. A recorded conversation is of no use to whoever plays it again: both sides make new
 keys for each connection. Frames are encrypted in ZMQ's I/O thread, so that no event loop waits for
@@ -20,7 +20,7 @@ import zmq
 ZAP_DOMAIN: Final = "baton"
 """ZMQ asks a gate about connections of this name, and with one set refuses them without a gate."""
 ENCRYPTION_OVERHEAD_BYTES: Final = 33
-"""What encryption adds to a part. Source: MESSAGE of CurveZMQ (ZMQ's RFC 26)."""
+"""The size that encryption adds to a part. Source: MESSAGE of CurveZMQ (ZMQ's RFC 26)."""
 _KEY_CHARS: Final = 40
 
 

@@ -1,8 +1,8 @@
 """For how long a peer has said nothing, while this process could have heard it.
 
-When this process did not run for a while, what its peers said meanwhile has still to be read: they
-get half a liveness for that, once in a silence. Once, because on a busy machine a process is late
-again and again, and forgiving each time would make a dead peer live on.
+When this process did not run for a while, its peers' messages of that time have still to be read.
+They get half a liveness for that, once in a timeout. Once, because on a busy machine a process is
+late again and again, and forgiving each time would make a dead peer live on.
 
 Where nothing is under way both ends *rest*: they speak less often, and are borne with for as much
 longer. That ends when there is something to do: from then on a peer has what others have.
@@ -23,7 +23,7 @@ class HeartbeatMonitor:
     )
 
     def __init__(self, timeout_s: float, now_s: float, *, idle_extra_s: float) -> None:
-        """`idle_extra_s`: for how much longer who rests may be silent."""
+        """`idle_extra_s`: how much longer the timeout of an idle peer is."""
         self._timeout_s = self._current_timeout_s = timeout_s
         self._idle_extra_s = idle_extra_s
         self.beat(now_s)
@@ -38,7 +38,7 @@ class HeartbeatMonitor:
         self._current_timeout_s = self._timeout_s + self._idle_extra_s
 
     def set_busy(self, now_s: float) -> None:
-        """There is something to do from now on; what it did not say at rest is no silence."""
+        """The peer has work from now on; its idle time does not count against it."""
         if self._current_timeout_s > self._timeout_s:
             self._current_timeout_s = self._timeout_s
             self._last_beat_at_s = min(now_s, self._last_beat_at_s + self._idle_extra_s)

@@ -1,4 +1,4 @@
-"""How a fleet link is tuned, and what it counts."""
+"""Options of a fleet link, and its counters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class LinkOptions:
     max_coordinators: int = 1024
     """Sessions that one replica serves at a time."""
     keys: FleetKeys | None = field(default=None, repr=False)
-    """Of the deployment. None: whoever reaches a replica may speak, in clear; for tests alone."""
+    """Of the deployment. None: any peer that reaches a replica may speak, in clear; for tests
+    alone."""
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s:
@@ -45,8 +46,9 @@ class LinkOptions:
     def idle_beat_divisor(self) -> int:
         """Of how many beats one is sent where nothing is under way and nothing new.
 
-        In a large fleet most replicas of a moment are idle, and their beats are what an ingress
-        does most. Nobody waits for one that rests: given work, it speaks as often as ever.
+        In a large fleet most replicas of a moment are idle, and their beats are most of an
+        ingress's work. No request waits for an idle replica: given work, it speaks as often as
+        ever.
         """
         return max(
             1,
@@ -58,22 +60,22 @@ class LinkOptions:
 
     @property
     def idle_extra_s(self) -> float:
-        """For how much longer than others who rests may be silent."""
+        """How much longer the timeout of an idle peer is than that of others."""
         return (self.idle_beat_divisor - 1) * self.heartbeat_interval_s
 
 
 def next_tick_at_s(due_at_s: float, now_s: float, interval_s: float, *, beat_s: float) -> float:
     """When to tick next, after a tick that was due at `due_at_s`.
 
-    Who is a little late each time must not beat ever later: peers count on so many beats in a time.
-    What a process that did not run for a beat has missed is not made up for.
+    A process that is a little late each time must not beat ever later: peers count on a number of
+    beats in a time. Beats that a stopped process has missed are not made up for.
     """
     return now_s + interval_s if now_s - due_at_s > beat_s else max(now_s, due_at_s + interval_s)
 
 
 @dataclass(slots=True, kw_only=True)
 class LinkCounters:
-    """What one end of the fleet link has seen since it was made; only ever grows."""
+    """Counts of one end of the fleet link since it was made; only ever grow."""
 
     frames_in: int = 0
     frames_out: int = 0

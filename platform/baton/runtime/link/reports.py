@@ -1,9 +1,9 @@
-"""What a replica tells coordinators besides their legs: its prefix cache, its pulls, its checks.
+"""A replica's reports to coordinators beyond their legs: its prefix cache, its pulls, its checks.
 
-Theory of operation: none of this may cost a session anything, nor wait. What a full send queue has
-no room for is left out: a cache update that is missing shows in the numbers and is asked for again,
-pulls are added up and said with the next beat, a check is wanted again in a while. A session gets
-no update before its first snapshot, and none between asking for another and getting it.
+Theory of operation: none of this may cost a session anything, nor wait. Reports that a full send
+queue has no room for are left out. A missing cache update shows in the numbers and is asked for
+again, pulls are added up and said with the next beat, a check is repeated in a while. A session
+gets no update before its first snapshot, and none between asking for another and getting it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Reports:
     # ------------------------------------------------------------------ pulls
 
     def record_links(self, links: Iterable[LinkTotals]) -> None:
-        """Take in what was pulled so far; `send_links` tells what is new in it."""
+        """Take in the pulls so far; `send_links` sends the news."""
         previous, version = self._links, self._links_version + 1
         current = {link.source_id: (link, version) for link in links}
         for source_id, (link, _) in current.items():
@@ -85,7 +85,7 @@ class Reports:
         self._check_requesters.setdefault((source_id, address), set()).add(session)
 
     def drop_check_requesters(self, source_id: str, address: str) -> None:
-        """Nobody will hear of this check."""
+        """Drop a check whose requesters are gone."""
         self._check_requesters.pop((source_id, address), None)
 
     def send_check_result(

@@ -1,12 +1,12 @@
 """The replica's end of the fleet link: one bound socket, a session for each coordinator.
 
-Theory of operation: a session begins with `Open` and ends when its coordinator says goodbye, goes
-silent, disconnects, opens a newer session, sends a bad frame, or lets its send queue fill up.
+Theory of operation: a session begins with `Open`. It ends when its coordinator says goodbye, times
+out, disconnects, opens a newer session, sends a bad frame, or lets its send queue fill up. However
 However it ends, its legs are handed to `_LinkHandler.orphan` to be aborted: whoever waited for them
-has gone, or has been told to start over. A frame from a peer without a session is answered with
-`Close(NO_SESSION)`, so a coordinator that missed the end of its session learns of it with its
-next beat. Nothing here waits, and one coordinator's full queue costs no other anything. What may
-be left out when a queue is full goes through `reports`; all else ends a session that has no room.
+been told to start over. A frame from a peer without a session is answered with `Close(NO_SESSION)`,
+so a coordinator that missed the end of its session learns of it with its next beat. Nothing here
+waits, and one coordinator's full queue costs no other anything. Frames that may be left out when a
+queue is full go through `reports`; all others end a session that has no room.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLOSE_LINGER_S = 0.1
 
 
 class _LinkHandler(Protocol):
-    """Who runs the legs. Called synchronously on the event loop; must not wait."""
+    """The runner of legs. Called synchronously on the event loop; must not wait."""
 
     def submit(self, leg: Leg) -> None:
         """A coordinator wants a leg run. It is owned from now until it ends."""
@@ -49,11 +49,11 @@ class _LinkHandler(Protocol):
         ...
 
     def orphan(self, leg_ids: tuple[str, ...]) -> None:
-        """Nobody owns these legs any more: stop them; nobody needs to hear of it."""
+        """Stop these legs, which have no owner any more; no reply is needed."""
         ...
 
     def release(self, kv_handle: KvHandle) -> None:
-        """A coordinator says that nobody will pull this ticket's blocks."""
+        """A coordinator says that no replica will pull this ticket's blocks."""
         ...
 
     def load_status(self) -> tuple[Load, bool]:
@@ -64,13 +64,13 @@ class _LinkHandler(Protocol):
         ...
 
     def links(self) -> Iterable[LinkTotals]:
-        """What was pulled so far, by source; called once every `beat_s`."""
+        """The pulls so far, by source; called once every `beat_s`."""
         ...
 
     def sync_cache(self, *, immediately: bool) -> None:
         """Sessions want a snapshot of the prefix cache through `LinkServer.reports`.
 
-        At once, or as soon as one is due: whoever asks often gets no more than it can read.
+        At once, or as soon as a snapshot is due: a frequent caller gets no more than it can read.
         """
         ...
 
@@ -82,7 +82,7 @@ class _LinkHandler(Protocol):
         ...
 
     def report_broken_agent(self, why: str) -> None:
-        """A coordinator says that the engine pulls from nobody, though its sources serve others."""
+        """A coordinator says that the engine can pull from no source, though others can."""
         ...
 
 
@@ -143,7 +143,7 @@ class LinkServer:
 
     @property
     def facts(self) -> ReplicaFacts:
-        """What new sessions are told."""
+        """The facts for new sessions."""
         return self._facts
 
     @property
@@ -197,13 +197,13 @@ class LinkServer:
         self._handler.orphan((leg_id,))
 
     def send_leg_failed(self, leg_id: str, failure: LegFailure, why: str = "") -> None:
-        """Tell a leg's owner that it ended without finishing; ignored when nobody owns it."""
+        """Tell a leg's owner that it ended without finishing; ignored without an owner."""
         session = self._legs.unassign(leg_id)
         if session is not None:
             self._send(session, _leg_failed_frame(leg_id, failure, why))
 
     def send_legs_aborted(self, leg_ids: Iterable[str]) -> None:
-        """Tell whoever asked that these legs no longer run, also if they ended by themselves."""
+        """Tell the sender that these legs no longer run, also if they ended by themselves."""
         for session, session_leg_ids in self._legs.on_aborted(leg_ids).items():
             self._send(session, codec.encode(frames.Aborted(tuple(session_leg_ids))))
 
@@ -228,7 +228,7 @@ class LinkServer:
     def close_sessions(self, reason: CloseReason, why: str = "") -> None:
         """End every session, and answer every later hello with the same words.
 
-        Legs are not handed to `orphan`: whoever parts for good ends its engine too.
+        Legs are not handed to `orphan`: a replica that parts for good ends its engine too.
         """
         self._close_frame = frames.Close(reason, why[: frames.MAX_WHY_CHARS])
         for session in tuple(self._sessions.values()):

@@ -32,7 +32,7 @@ class Session:
     """Legs that the coordinator wants aborted and has had no answer for."""
 
     def on_beat_sent(self, beat: ReplicaBeat, now_s: float) -> None:
-        """Note what the coordinator is told: of one that rests it expects less, and says less."""
+        """Note the beat: an idle replica's coordinator expects less, and says less."""
         self.last_sent_beat, self.beats_since_sent = beat, 0
         if beat.load.total_requests:
             self.heartbeat_monitor.set_busy(now_s)
@@ -57,7 +57,7 @@ class LegOwners:
         return True
 
     def unassign(self, leg_id: str) -> Session | None:
-        """Take a leg from its owner, and return that; None when nobody owns it."""
+        """Take a leg from its owner, and return that; None without an owner."""
         session = self.by_leg.pop(leg_id, None)
         if session is not None:
             session.legs.discard(leg_id)
@@ -87,7 +87,7 @@ class LegOwners:
         return ids_by_session
 
     def remove_session(self, session: Session) -> None:
-        """Forget a session; what it owned is still to be read in `session.legs`."""
+        """Forget a session; its legs are still to be read in `session.legs`."""
         for leg_id in session.legs:
             del self.by_leg[leg_id]
         for leg_id in session.aborting:

@@ -1,1 +1,1 @@
-"""What a long-lived process needs of its machine: clock, sockets, child processes."""
+"""A long-lived process and its machine: clock, sockets, child processes."""

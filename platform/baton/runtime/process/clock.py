@@ -14,5 +14,5 @@ class MonotonicClock:
         return time.monotonic()
 
     def wall_offset_s(self) -> float:
-        """What to add to these seconds, by now, for seconds since 1970."""
+        """The present difference between these seconds and seconds since 1970."""
         return datetime.now(UTC).timestamp() - time.monotonic()

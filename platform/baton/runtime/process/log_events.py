@@ -1,4 +1,4 @@
-"""Structured log events, for whoever logs; `telemetry.logs` writes them."""
+"""Structured log events; `telemetry.logs` writes them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def log_event(
 ) -> None:
     """Write one event with its fields; values are numbers, enums or short strings.
 
-    `error` adds where it was raised: for what should not happen, not for what is foreseen.
+    `error` adds the place of the error: for unexpected errors, not for foreseen errors.
     """
     logger.log(level, event, extra={FIELDS: fields}, exc_info=error)

@@ -1,10 +1,10 @@
 """A program that this process runs for itself: started, watched, and never left behind.
 
-Theory of operation: the program is started by the thread that runs the event loop, because the
-kernel takes the death of the starting thread for that of the parent (`tied`). Its end is told by a
-descriptor of its process, so that no thread waits for it and no signal handler is needed. What it
-writes goes to a log of its own, of which the last lines are shown when it dies early. It is killed
-with this process, however that ends.
+Theory of operation: the program is started by the thread that runs the event loop. The kernel
+takes the death of the starting thread for that of the parent (`tied`). A descriptor of its
+process tells its end, so that no thread waits for it and no signal handler is needed. Its output
+goes to a log of its own, of which the last lines are shown when it dies early. It is killed with
+this process, however that ends.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _KILL_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What to run."""
+    """The program to run."""
 
     name: str
     """As it is called in logs."""
     argv: Sequence[str]
     """The first is the path of the program."""
     log: Path
-    """What it writes, from its start on; its folder exists."""
+    """The log of its output, from its start on; its folder exists."""
     pass_fds: Sequence[int] = ()
     """Descriptors that it inherits under the same numbers."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What it sees besides what this process sees."""
+    """Environment variables beyond those of this process."""
 
 
 class OwnedProcess:

@@ -1,8 +1,8 @@
 """Runs a program that dies with the process that asked for it.
 
-Theory of operation: the kernel is told to kill this process when its parent dies, and then it
-becomes the program, which inherits that order and every descriptor it was passed. Python cannot
-give the order between fork and exec without risking a deadlock in a parent that has threads.
+Theory of operation: the kernel is told to kill this process when its parent dies. Then it becomes
+the program, which inherits that order and every descriptor it was passed. Python cannot give the
+order between fork and exec without risking a deadlock in a parent that has threads.
 
 It is run by path and without packages: nothing of baton may be imported here.
 """

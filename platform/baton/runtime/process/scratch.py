@@ -1,7 +1,7 @@
 """Folders for sockets and logs that nothing outlives.
 
-Whoever made one removes it, but a process that is killed removes nothing. So they are made in the
-run directory of the deployment, where its processes know one, and go with it at the latest.
+The maker of a folder removes it, but a process that is killed removes nothing. So they are made in
+the run directory of the deployment, if it is known, and go with it at the latest.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _SHORT_PARENT = "/tmp"  # noqa: S108 - a fresh folder of our own is made in it
 def scratch_folder(prefix: str, *, short: bool = False) -> Path:
     """Make a folder of this user alone, whose name begins with `prefix`.
 
-    Where there is no run directory it is where temporary files are; or, where its path must be
-    `short` enough for a socket in it, in `/tmp`. Its mode keeps out whoever else comes there.
+    Without a run directory it is where temporary files are; or, where its path must be `short`
+    enough for a socket in it, in `/tmp`. Its mode keeps out other users.
     """
     run_dir = os.environ.get(RUN_DIR_VARIABLE, "")
     parent = (

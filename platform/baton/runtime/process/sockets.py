@@ -6,7 +6,7 @@ import socket
 
 
 def resolve_bind_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, ...]]:
-    """What a socket of which family is bound to; a name is looked up, its IPv4 address first.
+    """Family and address to bind a socket to; a name is looked up, its IPv4 address first.
 
     Blocks on a name server where the host is a name.
 
@@ -23,7 +23,7 @@ def create_bound_socket(
 ) -> socket.socket:
     """A socket at that host and port, which does not listen yet.
 
-    At `::` it is one for IPv4 addresses, too, whatever the machine's default is.
+    At `::` it is one for IPv4 addresses, too, with any default of the machine.
 
     Raises:
         OSError: there is no such address here, or the port is taken.
