@@ -19,7 +19,6 @@ ALWAYS: Final = (Text.HELP, Text.MESSAGE)
 NOT_YET: Final[Mapping[str, int]] = MappingProxyType(
     {
         "bench": 132,
-        "cli": 148,
         "config": 242,
         "engine": 491,
         "perf": 202,

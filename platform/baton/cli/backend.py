@@ -1,4 +1,4 @@
-"""What the verbs need from the rest of baton, loaded only by the verb that needs it."""
+"""The verbs' backend in the rest of baton, loaded only by the verb that needs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LogLine(Protocol):
     def to_dict(self) -> dict[str, object]:
         """Its fields: `at`, `source`, and `level` and `event` or, of other lines, `text`.
 
-        Besides, `node`, where it is of a cluster with several.
+        In a cluster with several nodes, also `node`.
         """
         ...
 
@@ -49,7 +49,7 @@ class AttachedDeployment(Protocol):
 
 
 class Commands(Protocol):
-    """What carries out the verbs; `baton.serving.commands` is one."""
+    """The port that carries out the verbs; `baton.serving.commands` is one."""
 
     def up(
         self, config: LoadedConfig, *, block: bool, timeout_s: float | None, progress: Progress
@@ -65,7 +65,7 @@ class Commands(Protocol):
         ...
 
     def attach(self, *, address: str | None) -> AbstractContextManager[AttachedDeployment]:
-        """What runs, to be asked again and again.
+        """The running deployment, to be asked again and again.
 
         Raises:
             NotRunning: nothing does.
@@ -73,7 +73,7 @@ class Commands(Protocol):
         ...
 
     def status(self, *, address: str | None) -> Report:
-        """What runs, here or on the Ray cluster at `address`.
+        """The running deployment, here or on the Ray cluster at `address`.
 
         Raises:
             NotRunning: nothing does.
@@ -90,7 +90,7 @@ class Commands(Protocol):
         ...
 
     def requests(self, count: int, *, order: str, address: str | None) -> Report:
-        """Stories of the last requests, under `requests`; `order` is a `RecordSelection`.
+        """Records of the last requests, under `requests`; `order` is a `RecordSelection`.
 
         Raises:
             NotRunning: there is no deployment.
@@ -98,7 +98,7 @@ class Commands(Protocol):
         ...
 
     def links(self, *, address: str | None) -> Report:
-        """Every pair of replicas between which KV blocks may move, and what is known of it.
+        """Every pair of replicas between which KV blocks may move, and its state.
 
         Raises:
             NotRunning: there is no deployment.
@@ -108,11 +108,11 @@ class Commands(Protocol):
     def scale(
         self, pool: str, replicas: int, *, for_s: float | None, address: str | None
     ) -> Report:
-        """Have exactly so many replicas of a pool, for a while or, with None, until told.
+        """Have exactly `replicas` replicas of a pool, for a while or, with None, until told.
 
         Raises:
             NotRunning: there is no deployment.
-            ScalingRejected: there is no such pool, or it may not have so many.
+            ScalingRejected: there is no such pool, or it may not have that many.
         """
         ...
 
@@ -130,16 +130,16 @@ class Commands(Protocol):
 
         Raises:
             NotRunning: there is no deployment.
-            ApplyRejected: it cannot, or could not be kept; what held before does.
+            ApplyRejected: it cannot, or could not be kept; the previous configuration stays.
         """
         ...
 
     def rollback(self, to: int | None, options: ApplyOptions, *, progress: Progress) -> Report:
-        """Have what runs go by an earlier configuration; None: the last other one that was good.
+        """Return to an earlier configuration; None: the last good configuration before.
 
         Raises:
             NotRunning: there is no deployment.
-            ApplyRejected: it cannot, or could not be kept; what held before does.
+            ApplyRejected: it cannot, or could not be kept; the previous configuration stays.
         """
         ...
 
@@ -169,7 +169,7 @@ class Commands(Protocol):
         ...
 
     def usage(self, *, address: str | None) -> Report:
-        """What each tenant has used, and what nobody has.
+        """The usage of each tenant, and the rest.
 
         Raises:
             NotRunning: there is no deployment.
@@ -179,16 +179,16 @@ class Commands(Protocol):
     def doctor(
         self, config: LoadedConfig | None, *, address: str | None, progress: Progress
     ) -> Report:
-        """Numbered checks of this machine, of a configuration, and of what runs; under `checks`.
+        """Numbered checks of this machine, a configuration, and the deployment; under `checks`.
 
-        `ok` says whether none failed. What is found wrong is never raised.
+        `ok` says whether none failed. Failed checks are never raised.
         """
         ...
 
     def logs(
         self, query: LogQuery, *, follow: bool, progress: Progress, address: str | None = None
     ) -> Iterable[LogLine | None]:
-        """What was logged, and with `follow` what will be; None for nothing new for a moment.
+        """Log entries, and with `follow` later entries; None for no news for a moment.
 
         `progress` hears of nodes whose lines are missing.
 
@@ -200,7 +200,7 @@ class Commands(Protocol):
     def join_script(
         self, *, labels: Sequence[str], node_address: str | None, address: str | None
     ) -> Report:
-        """What another machine runs to join: `environment`, `command`, both as a `script`.
+        """The commands for another machine to join: `environment`, `command`, both as a `script`.
 
         Raises:
             NotRunning: there is no deployment here, or there are several and none was named.

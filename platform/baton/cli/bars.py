@@ -21,10 +21,10 @@ def can_draw_blocks() -> bool:
 
 
 def range_bar(from_fraction: float, to_fraction: float, width: int, *, blocks: bool = True) -> str:
-    """A bar from one place of a line to another; what is not nothing is seen.
+    """A bar from one place of a line to another; any part above zero is visible.
 
-    Ends are rounded to eighths of a character; the start to whole ones, for no block begins in the
-    middle of one.
+    Ends are rounded to eighths of a character; the start to whole characters, for no block begins
+    in the middle of one.
     """
     start = min(width - 1, max(0, int(from_fraction * width + 1e-9)))
     if to_fraction <= from_fraction:
@@ -34,7 +34,7 @@ def range_bar(from_fraction: float, to_fraction: float, width: int, *, blocks: b
 
 
 def bar(cells: float, *, blocks: bool = True) -> str:
-    """A bar so many characters long, to an eighth of one."""
+    """A bar of this many characters, to an eighth of one."""
     if not blocks:
         return "#" * max(1, round(cells)) if cells > 0 else ""
     full_cells, eighths = divmod(round(cells * _EIGHTHS_PER_CELL), _EIGHTHS_PER_CELL)

@@ -22,7 +22,7 @@ class Verb(NamedTuple):
     """One word after `baton`."""
 
     help: str
-    """What `baton --help` says of it: the first sentence of its own help."""
+    """Its text in `baton --help`: the first sentence of its own help."""
     entry_point: str | Mapping[str, str]
     """Module and function below `baton.cli`; of a verb with verbs of its own, theirs by name."""
 
@@ -138,7 +138,7 @@ DEPRECATED_VERBS: Mapping[str, str] = MappingProxyType({"fit": "model.fit:fit"})
 
 
 class _Formatter(Protocol):
-    """What help is written to."""
+    """The writer of help."""
 
     width: int
 
@@ -147,7 +147,7 @@ class _Formatter(Protocol):
         ...
 
     def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Names and what they mean, in two columns."""
+        """Write names and their meanings, in two columns."""
         ...
 
 
@@ -159,7 +159,7 @@ def build_app() -> typer.Typer:
         help="Serve LLMs with vLLM in separate prefill and decode pools on Ray.",
         no_args_is_help=True,
         add_completion=False,
-        # Plain text: what rich would draw costs more time than all else that --help does.
+        # Plain text: rich would take more time than the rest of --help.
         rich_markup_mode=None,
         # Locals in a traceback could show what must not be shown.
         pretty_exceptions_enable=False,
@@ -178,7 +178,7 @@ def main() -> None:
 
 
 class _LazyCommands(MutableMapping[str, _CommandOrGroup]):
-    """Commands by name; a verb is imported and built when somebody asks for it."""
+    """Commands by name; a verb is imported and built on use."""
 
     def __init__(self) -> None:
         self._verbs = {name: verb for verbs in VERBS.values() for name, verb in verbs.items()}
@@ -245,7 +245,7 @@ def _build(name: str, verb: Verb) -> _CommandOrGroup:
     if isinstance(verb.entry_point, Mapping):
         for subcommand, entry_point in verb.entry_point.items():
             app.command(subcommand)(_load_function(entry_point))
-        app.callback()(_no_op)  # also one verb alone is a verb of this one
+        app.callback()(_no_op)  # also a single subcommand stays a subcommand
     else:
         app.command(name)(_load_function(verb.entry_point))
     return _command(app)

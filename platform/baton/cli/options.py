@@ -108,7 +108,7 @@ def load_files(
 
 
 def config_overrides(sets: list[str] | None, *, allow_untested: bool) -> list[str]:
-    """What options set of a configuration."""
+    """The overrides of a configuration from options."""
     return [*(sets or ()), *([f"{KEY}=true"] if allow_untested else ())]
 
 

@@ -1,4 +1,4 @@
-"""What the verbs print: data to stdout, progress and errors to stderr, and the exit codes."""
+"""The verbs' output: data to stdout, progress and errors to stderr, and the exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OutputFormat(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """What a verb's exit status means."""
+    """The meaning of a verb's exit status."""
 
     OK = 0
     FAILURE = 1
@@ -44,7 +44,7 @@ class ExitCode(IntEnum):
 
 
 class TextStyle(StrEnum):
-    """What colour says; never the only thing that does."""
+    """The meaning of a colour; never the only sign of it."""
 
     GOOD = "green"
     WARNING = "yellow"
@@ -96,7 +96,7 @@ def report_errors() -> Iterator[None]:
 
 
 def _is_reader_gone() -> bool:
-    """Whether nobody reads any more what is printed; else it was another pipe that broke."""
+    """Whether the reader of the output is gone; else it was another pipe that broke."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
         with suppress(io.UnsupportedOperation):  # no file of the system's
@@ -179,7 +179,7 @@ def table_lines(rows: Sequence[Mapping[str, object]], indent: str = "") -> Itera
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks and what else moves a cursor, such as why an engine has failed."""
+    """Text without line breaks and other cursor controls, such as why an engine has failed."""
     if text.isprintable():
         return text
     return " ".join(
@@ -197,7 +197,7 @@ def duration_text(duration_s: float | None) -> str:
         count, remaining_s = divmod(remaining_s, unit_s)
         counts.append((count, unit))
     first_unit = next(index for index, (count, _) in enumerate(counts) if count)
-    # Two units tell enough: whoever reads "3 d 4 h" does not ask for minutes.
+    # Two units tell enough: a reader of "3 d 4 h" does not need minutes.
     text = " ".join(
         f"{count} {unit}" for count, unit in counts[first_unit : first_unit + 2] if count
     )

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 _WARM_UP_S = {"chat": 600.0}
-"""Of workloads with sessions, how long before the first request that is kept they begin: 4 turns
-of 39 s in the mean, 16 and more in one session of a hundred."""
+"""Of workloads with sessions, how long before the first kept request they begin. It is 4 turns of
+39 s in the mean, 16 and more in one session of a hundred."""
 _MAX_REQUESTS = 5_000_000
 """That are made up: some gigabytes of memory."""
 
@@ -29,7 +29,7 @@ def load_trace(
     """The trace in a file; `rate_per_s` is for formats that do not say when requests arrive.
 
     Raises:
-        TraceUnusable: it cannot be read; says which line, and what is wrong with it.
+        TraceUnusable: it cannot be read; says which line, and why.
     """
     from baton.simulator.workloads.formats import read_trace  # here: keeps --help fast
 
@@ -85,7 +85,7 @@ def make_workload(
     max_requests: int | None = None,
     seed: int = 0,
 ) -> Trace:
-    """The workload of that name, for so long or so many requests; one of the two may be left out.
+    """The workload of that name, for a time or a number of requests; one may be left out.
 
     Conversations are under way when it begins: from an empty start it would take minutes until as
     many turns arrive as are asked for.

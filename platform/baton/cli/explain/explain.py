@@ -34,7 +34,7 @@ def route(
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show how a request was placed, and from what it was chosen."""
+    """Show how a request was placed, and the options it was chosen from."""
     with report_errors():
         report = backend_of(context).commands().explain_route(request_id, address=address)
     if resolve_format(output, as_json=as_json) is OutputFormat.JSON:
@@ -161,7 +161,7 @@ def _hit_text(option: JsonDict) -> str:
 
 
 def _route_change(route: JsonDict, final_route: JsonDict) -> str | None:
-    """What became of a route between the decision and the handoff; None when nothing did."""
+    """The change of a route between the decision and the handoff; None without a change."""
     if _route_text(route) == _route_text(final_route):
         return None
     if (route["mode"], route["prefill_replica"]) == (

@@ -1,4 +1,4 @@
-"""`baton explain scale`: what the autoscaler decided lately, and from what."""
+"""`baton explain scale`: recent decisions of the autoscaler, and their inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scale(
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what the autoscaler decided, and from what.
+    """Show the decisions of the autoscaler, and their inputs.
 
     Per pool what it has and is to have, why, and from which numbers.
     """

@@ -56,7 +56,7 @@ def trace(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Show where a request's time went, predicted against actual.
 
-    Without a request, those are listed that have ended lately.
+    Without a request, it lists recently ended requests.
     """
     with report_errors():
         commands = backend_of(context).commands()

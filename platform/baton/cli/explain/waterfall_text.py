@@ -13,7 +13,7 @@ _DEFAULT_WIDTH = 80
 _MAX_WIDTH = 160
 _MIN_BAR_WIDTH = 20
 _FIGURES_WIDTH = 24
-"""What took and what was predicted, beside the bars."""
+"""The actual and the predicted time, beside the bars."""
 _PART_STYLES = {"held": TextStyle.DIM, "queue": TextStyle.WARNING, "lost": TextStyle.BAD}
 
 
@@ -107,7 +107,7 @@ def leg_lines(request: JsonDict) -> Iterator[str]:
 
 
 def _leg_row(leg: JsonDict) -> dict[str, object]:
-    """What is told of a leg; `queued` and `computed` are by the engine's own clock."""
+    """The row of a leg; `queued` and `computed` are by the engine's own clock."""
     computed, cached = leg.get("prompt_tokens"), leg.get("cached_tokens")
     row = {
         "kind": leg.get("kind"),

@@ -1,4 +1,4 @@
-"""`baton doctor`: what is wrong here, why it matters, and what to do."""
+"""`baton doctor`: problems here, their effects, and their fixes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def doctor(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Find what is wrong, why it matters, and the fix.
 
-    Looks at this machine, at a configuration if one is named, and at what runs. Exits with 1 when a
+    Checks this machine, a named configuration, and the running deployment. Exits with 1 when a
     check failed.
     """
     backend = backend_of(context)

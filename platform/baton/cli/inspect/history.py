@@ -1,4 +1,4 @@
-"""`baton history`: the configurations that were applied, and what became of each."""
+"""`baton history`: the configurations that were applied, and their results."""
 
 from __future__ import annotations
 

@@ -22,16 +22,16 @@ _STALE_AFTER_INTERVALS = 3
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What was told last, and when it came."""
+    """The last answer, and its time."""
 
     value: T
     at_s: float
 
 
 class Poller(Generic[T]):
-    """Asks in a thread of its own, so that a screen goes on while nobody answers.
+    """Asks in a thread of its own, so that a screen goes on without an answer.
 
-    What is raised but says that nobody answered just now ends it, and is raised again by `latest`.
+    Any error but a missing answer ends it, and is raised again by `latest`.
     """
 
     def __init__(self, fetch: Callable[[], T], interval_s: float) -> None:
@@ -46,7 +46,7 @@ class Poller(Generic[T]):
         threading.Thread(target=self._run, name="asker", daemon=True).start()
 
     def latest(self, wait_s: float) -> Answer[T] | None:
-        """What was told last, after waiting for news for so long; None before anything was."""
+        """The last answer, after waiting for news for this time; None before any."""
         self._updated.wait(wait_s)
         self._updated.clear()
         if self._error is not None:
@@ -84,7 +84,7 @@ class Poller(Generic[T]):
 
 
 def is_terminal() -> bool:
-    """Whether somebody looks at what is printed."""
+    """Whether the output goes to a terminal."""
     return sys.stdout.isatty()
 
 
@@ -100,9 +100,9 @@ def watch_screen(
     draw: Callable[[Console, T, str], RenderableType],
     interval_s: float,
 ) -> None:
-    """Redraw the whole screen with what is told, until Ctrl-C.
+    """Redraw the whole screen with each answer, until Ctrl-C.
 
-    `draw` is given where it is drawn, what was told last, and what is wrong now, if anything.
+    `draw` gets the screen, the last answer, and the present problem, if any.
     """
     from rich.live import Live
 
@@ -122,7 +122,7 @@ def watch_screen(
 
 
 def repeat(fetch: Callable[[], T], show: Callable[[T], None], interval_s: float) -> None:
-    """Show what is told again and again, until Ctrl-C; who does not answer just now is said once.
+    """Show answers again and again, until Ctrl-C; a missing answer is said once.
 
     Raises:
         BatonError: there was no first answer, or there will be none any more.

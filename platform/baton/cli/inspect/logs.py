@@ -1,4 +1,4 @@
-"""`baton logs`: what the processes of the deployment here have logged."""
+"""`baton logs`: the log entries of the processes of the deployment here."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def logs(  # noqa: PLR0913 - each is an option
     """Show what the processes of the deployment have logged.
 
     Events of all of them in the order of their time, from the files on this machine; on a Ray
-    cluster that ran before, from those of all its nodes. JSON is one object a line. Not seen:
-    what 'baton up' itself prints, and what 'observability.logs.level' keeps from being written.
+    cluster that ran before, from those of all its nodes. JSON is one object a line. It has no
+    output of 'baton up' itself, and no entries below 'observability.logs.level'.
     """
     as_lines = resolve_format(output, as_json=as_json) is OutputFormat.JSON
     with report_errors():

@@ -1,4 +1,4 @@
-"""`baton status`: what runs."""
+"""`baton status`: the running deployment."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def _render(screen: Console, report: Report, alarm: str) -> RenderableType:
 def text_report(report: Report) -> Report:
     """The report as a person wants it: one table of replicas, one line for each ingress.
 
-    Every ingress sees the whole fleet; what the first one sees that has reached a replica is
-    shown, beside what Ray knows.
+    Every ingress sees the whole fleet. The view of the first ingress that has reached a replica is
+    shown, beside Ray's.
     """
     ingresses = cast("list[JsonDict]", report.get("ingresses", []))
     members = cast("list[JsonDict]", report.get("members", []))
@@ -122,7 +122,7 @@ def text_report(report: Report) -> Report:
 
 
 def _rollout_text(rollout: JsonDict) -> str:
-    """What it was, how far it is, and since when; one that nobody goes on with stays under way."""
+    """The rollout, its progress, and its start; an abandoned rollout stays under way."""
     generation = rollout.get("generation")
     title = rollout["what"] if generation is None else f"{rollout['what']}, generation {generation}"
     why = f": {rollout['why']}" if rollout["why"] else ""
@@ -138,7 +138,7 @@ def _policy_failure(ingress: JsonDict) -> str:
 
 
 def _service_rows(report: Report) -> Report:
-    """What requests get, what waits, and how pools are scaled; as far as the controller says it."""
+    """Results of requests, queues, and scaling of pools, as far as the controller reports them."""
     rows: dict[str, object] = {}
     if scaling := cast("JsonDict", report.get("autoscaler")):
         rows["autoscaler"] = _scaling_text(scaling)
@@ -157,7 +157,7 @@ def _service_rows(report: Report) -> Report:
 
 
 def _scaling_text(scaling: JsonDict) -> str:
-    """The policy, and why it did nothing or what it did last."""
+    """The policy, and its last action or the reason against one."""
     text = str(scaling["policy"])
     if pause_reason := scaling["held"]:
         return f"{text}; held, because {pause_reason}"
@@ -250,7 +250,7 @@ def _replica_row(member: JsonDict, views: list[JsonDict]) -> dict[str, object]:
 
 
 def _cache_cells(views: list[JsonDict]) -> dict[str, object]:
-    """What the first view's index holds of a replica, and the worst state that any has it in."""
+    """The first view's index of a replica, and the worst state of all views."""
     caches = [view["cache"] for view in views if "cache" in view]
     if not caches:
         return {}

@@ -116,7 +116,7 @@ def _watch(deployment: AttachedDeployment, interval_s: float) -> None:
 def top_report(
     status: Mapping[str, object], links: Mapping[str, object], requests: Mapping[str, object]
 ) -> dict[str, object]:
-    """Everything of one refresh; `None` for what is not known yet."""
+    """Everything of one refresh; `None` for unknown parts."""
     status_report = cast("_JsonDict", status)
     ingresses: list[_JsonDict] = status_report.get("ingresses", [])
     return {
@@ -138,7 +138,7 @@ def top_report(
 
 
 def _service(status: _JsonDict) -> dict[str, object]:
-    """All classes together: their goodput, and what is asked for."""
+    """All classes together: their goodput, and the demand."""
     demand = status.get("demand") or {}
     return service_view(status) | {
         "offered_per_s": demand.get("requests_per_s"),
@@ -157,7 +157,7 @@ def _pools(status: _JsonDict, ingresses: list[_JsonDict]) -> list[_JsonDict]:
 
 
 def _load(pool: str, views: Iterable[Mapping[str, Any]]) -> _JsonDict:
-    """What the replicas of a pool do; none is among the views twice."""
+    """The load of a pool's replicas; none is among the views twice."""
     pool_views = [view for view in views if view["pool"] == pool]
     kv_used_fractions = [view["kv_used_fraction"] for view in pool_views]
     return {
@@ -182,13 +182,13 @@ def _links(rows: list[_JsonDict]) -> dict[str, object]:
 
 
 def _link_severity(row: _JsonDict) -> tuple[bool, bool, int, float]:
-    """Those that do not work first, then those that failed, then the slow ones."""
+    """Broken links first, then those that failed, then slow links."""
     p99_s = row["p99_s"] if row["p99_s"] is not None else 0.0
     return (row["state"] != "quarantined", row["state"] == "ok", -row["failures"], -p99_s)
 
 
 def _warnings(status: _JsonDict, ingresses: list[_JsonDict]) -> Iterable[str]:
-    """What an operator should know, in a line each."""
+    """Warnings for an operator, in a line each."""
     scaling = status.get("autoscaler") or {}
     if pause_reason := scaling.get("held"):
         yield f"the autoscaler holds still: {pause_reason}"

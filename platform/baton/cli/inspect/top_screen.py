@@ -31,7 +31,7 @@ _STATE_STYLES = {"ok": "green", "unknown": "yellow", "quarantined": "red"}
 
 @dataclass(slots=True)
 class History:
-    """What a screen remembers from refresh to refresh."""
+    """The memory of a screen from refresh to refresh."""
 
     goodput_per_s: list[float] = field(default_factory=list)
     moved_bytes: int | None = None
@@ -100,7 +100,7 @@ def render(report: JsonDict, history: History, frame: Frame) -> RenderableType:
 
 
 def _allot_rows(frame: Frame, row_counts: Sequence[int], warning_count: int) -> tuple[int, ...]:
-    """How many rows each part gets: all, or of too few at least one, the first ones most."""
+    """How many rows each part gets: all, or of too few at least one, the first parts most."""
     if frame.height is None:
         return tuple(row_counts)
     titles = sum(1 for rows in row_counts if rows)

@@ -1,4 +1,4 @@
-"""`baton usage`: what each tenant has used, and what it cost."""
+"""`baton usage`: the usage of each tenant, and its cost."""
 
 from __future__ import annotations
 

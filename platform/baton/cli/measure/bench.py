@@ -1,4 +1,4 @@
-"""`baton bench`: a load against an endpoint, and what it met."""
+"""`baton bench`: a load against an endpoint, and its results."""
 
 from __future__ import annotations
 
@@ -148,9 +148,9 @@ def bench(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Send a load to an endpoint and measure what its users would meet.
 
-    In open loop requests come when they are due, whatever the endpoint does, and latencies count
+    In open loop requests are sent when they are due, even to a slow endpoint, and latencies count
     from then. A run in which this client was too slow is called invalid. Ctrl-C ends it early, with
-    what there is.
+    the results so far.
     """
     from baton.bench.client.client import Api
     from baton.bench.findings.metrics import SloObjectives
@@ -222,7 +222,7 @@ def _run(args: BenchArgs, *, output: OutputFormat, report: Path | None) -> None:
     else:
         print_study(build_study(findings, background), sys.stdout)
     if report is not None:
-        # After it was printed: what was measured is not lost where it cannot be written.
+        # After it was printed: measurements are not lost where they cannot be written.
         with report_errors():
             for file in bench_run.write_files(findings, background, report):
                 typer.echo(f"report: {file}", err=True)

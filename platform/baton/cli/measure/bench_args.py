@@ -1,4 +1,4 @@
-"""What `baton bench` was asked for."""
+"""The arguments of `baton bench`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDPOINT = "endpoint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Who is asked, and how."""
+    """The endpoint, and how to ask it."""
 
     url: str
     model: str | None
@@ -30,7 +30,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptArgs:
-    """What is asked: a file of prompts, a trace, a workload, or prompts that are made up."""
+    """The source of prompts: a file, a trace, a workload, or a generator."""
 
     dataset: Path | None
     trace: Path | None
@@ -40,7 +40,7 @@ class PromptArgs:
     tokenizer: str
     prompt: TokenRange
     output: TokenRange | None
-    """None for what a file says of each prompt, else for the usual length."""
+    """None for a file's length of each prompt, else for the usual length."""
     shared_tokens: int
     shared_prompts: int
     classes: tuple[tuple[str, float], ...]

@@ -1,4 +1,4 @@
-"""The options of `baton bench`, from text to values; BadParameter for what means nothing."""
+"""The options of `baton bench`, from text to values; BadParameter for invalid texts."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def parse_length(requests: int | None, duration: str | None) -> MeasuredLength:
 
 
 def parse_warm_up(text: str) -> WarmUp:
-    """So many requests (`8`) or so long (`5s`)."""
+    """A number of requests (`8`) or a time (`5s`)."""
     from baton.bench.load import WarmUp
 
     if text.isdigit():

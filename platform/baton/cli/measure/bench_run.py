@@ -1,4 +1,4 @@
-"""What `baton bench` was asked for, made into a benchmark, carried out and written down."""
+"""A benchmark from the arguments of `baton bench`: made, carried out and written down."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _DEFAULT_LENGTH = MeasuredLength(duration_s=30.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BenchInputs:
-    """What had to be found out first."""
+    """The inputs that are looked up first."""
 
     model: ServedModel
     words: WordCosts | None
@@ -326,7 +326,7 @@ async def _gather_inputs(args: BenchArgs) -> _BenchInputs:
 
 
 def _token_counter(args: BenchArgs, client: CompletionClient, model: ServedModel) -> TokenCounter:
-    """Who counts tokens: the endpoint, a tokenizer's file, or nobody."""
+    """The counter of tokens: the endpoint, a tokenizer's file, or none."""
     tokenizer, is_chat = args.prompts.tokenizer, args.endpoint.api is Api.CHAT
     if tokenizer == ENDPOINT:
 

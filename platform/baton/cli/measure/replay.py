@@ -117,7 +117,7 @@ def replay(  # noqa: PLR0913 - each is an option
     """Send a trace to a running endpoint, and measure.
 
     Requests are sent when they are due. They do not wait for answers to others, so an
-    overloaded endpoint looks overloaded. Ctrl-C ends it early, with what was measured so far.
+    overloaded endpoint looks overloaded. Ctrl-C ends it early, with the results so far.
     """
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of TRACE and --workload", param_hint="TRACE")
@@ -299,7 +299,7 @@ def _objectives(args: _ReplayArgs) -> Objectives:
 
 
 def _notes(args: _ReplayArgs, trace: Trace, replayed: ReplayResult) -> tuple[str, ...]:
-    """What a reader must know to judge the figures."""
+    """Notes that a reader needs to judge the figures."""
     has_sessions = any(request.session_id is not None for request in trace.requests)
     counts = (
         (

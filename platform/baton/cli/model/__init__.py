@@ -1,1 +1,1 @@
-"""Verbs that calculate: what fits, what a fleet carries, which fleet to take."""
+"""Verbs that calculate: fit of a model, capacity of a fleet, choice of a fleet."""

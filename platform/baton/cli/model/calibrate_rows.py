@@ -20,7 +20,7 @@ ROWS_SUFFIX = ".csv"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationArgs:
-    """What the model is calibrated on before it predicts."""
+    """The data that the model is calibrated on before it predicts."""
 
     rows_path: Path | None = None
     """A CSV of rows; None for the model as it comes."""
@@ -35,10 +35,10 @@ def evaluate_rows(
     ignore_invalid: bool,
     on_progress: Callable[[float], None],
 ) -> dict[str, object]:
-    """Each row as measured and as predicted, the errors of all, and what was left out and why.
+    """Each row as measured and as predicted, the errors of all, and the skipped rows.
 
     Raises:
-        TraceUnusable: a file cannot be read; says which line, and what is wrong with it.
+        TraceUnusable: a file cannot be read; says which line, and why.
     """
     from baton.bench.accuracy.accuracy import Evaluation, calibrate_engines, evaluate_rows
 
@@ -69,7 +69,7 @@ def evaluate_rows(
 
 
 def _group_by_reason(rows: Sequence[SkippedRow]) -> list[dict[str, object]]:
-    """By why; what exactly is wrong is said of the first of each group."""
+    """By reason; the first of each group has its exact error."""
     groups: dict[str, list[SkippedRow]] = {}
     for row in rows:
         groups.setdefault(row.reason, []).append(row)
@@ -147,7 +147,7 @@ def _errors(evaluation: Evaluation) -> dict[str, object]:
 
 
 def _figures(ttft: ErrorStats, tpot: ErrorStats) -> dict[str, float]:
-    """Fractions of what was measured."""
+    """Fractions of the measured values."""
     return {
         "ttft_mape": round(ttft.mape, 4),
         "ttft_bias": round(ttft.bias, 4),

@@ -1,4 +1,4 @@
-"""How `baton plan` asks the planner, and what it makes of the answer."""
+"""How `baton plan` asks the planner, and its report of the answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _STAGES = {plan.STAGE: (0.0, 0.25), explore.STAGE: (0.25, 0.55), sensitivity.STA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanArgs:
-    """What was asked on the command line."""
+    """The arguments of the command line."""
 
     model: str
     accelerators: tuple[str, ...]
@@ -149,7 +149,7 @@ def run_planner(args: PlanArgs, *, on_progress: Callable[[float], None]) -> Plan
         effort=QUICK_SEARCH if args.quick else SearchEffort(),
         seed=args.seed,
     )
-    if args.write is not None:  # before minutes are spent on what cannot be written
+    if args.write is not None:  # before minutes are spent on an unwritable plan
         check_writable(question, source=args.model, stored_dtype=stored_dtype)
     with _process_pool(args.processes) as run_all:
         best_plan = plan.plan(
@@ -191,7 +191,7 @@ def _offers(args: PlanArgs) -> tuple[AcceleratorOffer, ...]:
 
 @contextmanager
 def _process_pool(count: int) -> Iterator[ParallelMap]:
-    """So many that simulate at a time; with one, this process itself does."""
+    """Processes that simulate at a time; with one, this process itself does."""
     if count == 1:
         yield map
         return
@@ -268,7 +268,7 @@ def study_of(result: PlanResult, *, command: str) -> Study:
 
 
 def _labels(trades: Sequence[PlannedTrade]) -> Iterator[str]:
-    """What each is, where that is not what the one before it was."""
+    """The name of each, where it differs from the last name."""
     previous = ""
     for trade in trades:
         yield "" if trade.label == previous else trade.label

@@ -1,4 +1,4 @@
-"""What `baton plan` prints: for people, and as JSON."""
+"""The output of `baton plan`: for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCHEMA = 1
 
 
 def facts(plan: Plan) -> dict[str, str]:
-    """What was asked, in words."""
+    """The arguments, in words."""
     question, mix = plan.question, plan.mix
     names = ", ".join(offer.accelerator.name for offer in question.offers)
     rate_text = (
@@ -52,7 +52,7 @@ def print_plan(plan: Plan, file: TextIO) -> None:
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """The answer for a person, a paragraph each: question, answer, fleets, doubts."""
+    """The answer for a person, a paragraph each: question, answer, fleets, uncertainties."""
     for name, value in facts(plan).items():
         yield f"{name}: {value}"
     yield ""
@@ -152,7 +152,7 @@ def _candidate_row(candidate: Candidate, plan: Plan) -> dict[str, str]:
 
 
 def sensitivity_rows(plan: Plan) -> list[dict[str, str]]:
-    """What becomes of the answer, as a table."""
+    """The sensitivity of the answer, as a table."""
     return [_sensitivity_row(sensitivity) for sensitivity in plan.sensitivity]
 
 
@@ -168,7 +168,7 @@ def _sensitivity_row(sensitivity: Sensitivity) -> dict[str, str]:
 
 
 def plan_json(plan: Plan) -> dict[str, object]:
-    """The answer as plain values; what is infinite or unknown is null."""
+    """The answer as plain values; infinite or unknown values are null."""
     best, rate = plan.best, plan.question.rate_per_s
     return {
         "schema": _SCHEMA,

@@ -1,4 +1,4 @@
-"""What `baton simulate` runs: one configuration or several, at one rate or several."""
+"""The runs of `baton simulate`: one configuration or several, at one rate or several."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COLOCATED = "colocated"
 
 
 class CannotSimulate(OperatorError):
-    """What was asked for contradicts itself or the configuration."""
+    """The arguments contradict each other or the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +82,14 @@ class _Variant:
     """One configuration among those that are compared."""
 
     change: str
-    """What is different about it; nothing for the first."""
+    """Its difference from the first; empty for the first."""
     config: DeploymentConfig
     deployment: SimulatedDeployment
     warnings: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """What it is called in a report."""
+        """Its name in a report."""
         if self.change or self.config.autoscaler is None:
             return self.change or str(self.config.router.policy)
         return f"{_AUTOSCALER}={self.config.autoscaler.policy}"
@@ -106,7 +106,7 @@ class _Variant:
 
     @property
     def scaling(self) -> str:
-        """Who scales it, in words; nothing for nobody."""
+        """Its scaling policy, in words; empty without one."""
         scaler = self.config.autoscaler
         if scaler is None:
             return ""
@@ -175,7 +175,7 @@ class _TotalProgress:
         self._on_progress = on_progress
 
     def on_run_progress(self, fraction: float) -> None:
-        """So much of the run under way is done."""
+        """This fraction of the present run is done."""
         self._on_progress((self._ended_runs + fraction) / self._runs)
 
     def on_run_ended(self) -> None:
@@ -186,7 +186,7 @@ class _TotalProgress:
 
 # ------------------------------------------------------------------ what is compared
 def _with_autoscalers(args: SimulateArgs) -> SimulateArgs:
-    """The first scaling policy for what is run anyway, the others to be compared with it."""
+    """The first scaling policy for the main run, the others to be compared with it."""
     if not args.autoscalers:
         return args
     first, *others = dict.fromkeys(args.autoscalers)
@@ -223,7 +223,7 @@ def _load_config(args: SimulateArgs, changes: Sequence[str]) -> LoadedConfig:
     """The configuration with changes.
 
     Plain policies do not decide whether to disaggregate. Where the configuration leaves that open,
-    and the change says nothing of it, they split whatever they can.
+    and the change says nothing of it, they split every request that they can.
     """
     sets = [*args.sets, *changes]
     try:

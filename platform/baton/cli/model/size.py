@@ -25,7 +25,7 @@ _MAX_DEVICES_PER_REPLICA = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What was asked, read and looked up."""
+    """The parsed and looked up arguments."""
 
     memory: MemoryModel
     tp: int
@@ -115,7 +115,7 @@ def _question(memory: MemoryModel, *, tp: int, pp: int, context_tokens: int | No
     if context_tokens is None:
         context_tokens = min(shape.max_len_tokens, _DEFAULT_CONTEXT_TOKENS)
     else:
-        # Layers with a window keep less of it: what takes as many bytes when counted in full.
+        # Layers with a window keep less of it: this length in full takes as many bytes.
         min_kv_tokens = round(shape.kv_bytes(context_tokens, kv) / shape.kv_token_bytes(kv))
         memory = replace(memory, min_kv_tokens=min_kv_tokens)
     return Question(memory=memory, tp=tp, pp=pp, context_tokens=context_tokens)

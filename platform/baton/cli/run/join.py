@@ -1,4 +1,4 @@
-"""`baton join`: what another machine runs to become a node of a deployment's cluster."""
+"""`baton join`: commands for another machine to become a node of a deployment's cluster."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ BakeOption = Annotated[
 def rollout_options(
     *, timeout: str, bake: str, wait: bool, rollback: bool, address: str | None
 ) -> ApplyOptions:
-    """What was asked for.
+    """The chosen options.
 
     Raises:
         BadParameter: a duration is none.
@@ -53,6 +53,6 @@ def rollout_options(
 
 
 def rollout_lines(result: Mapping[str, Any]) -> list[str]:
-    """What was replaced, and what new replicas were found good by."""
+    """The replaced processes, and the evidence for the new replicas."""
     lines = [f"{name}: replicas replaced one by one" for name in result.get("replaced", [])]
     return [*lines, *result.get("why", [])]

@@ -50,7 +50,7 @@ def scale(  # noqa: PLR0913 - each is an option
 
 
 def report_line(report: Report) -> str:
-    """What happens now, in one line."""
+    """The next steps, in one line."""
     result = cast("dict[str, Any]", report)
     pool, previous, target = result["pool"], result["had"], result["target"]
     text = (

@@ -52,7 +52,7 @@ def upgrade(  # noqa: PLR0913 - each is an option
 
 
 def report_lines(report: Report) -> list[str]:
-    """What was replaced, then what came of it."""
+    """The replaced processes, then the results."""
     result = cast("dict[str, Any]", report)
     if result["code"] is None:
         return ["what runs is of this version already"]

@@ -57,7 +57,7 @@ def show(
 ) -> None:
     """Print the effective configuration: every key, with defaults and layers applied.
 
-    And what engines take for what they are not told, as comments.
+    Defaults of engines are in comments.
     """
     from baton.config import render  # here: keeps --help fast
     from baton.config.derive.effective_options import (

@@ -105,7 +105,7 @@ def _read_if_exists(path: Path) -> bytes | None:
 
 
 def print_written(report: Mapping[str, object], output: OutputFormat, next_step: str) -> None:
-    """Say which files were written, and what to do with them."""
+    """Print which files were written, and the next step."""
     if output is OutputFormat.JSON:
         print_report(report, output)
         return

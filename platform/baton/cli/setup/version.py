@@ -1,4 +1,4 @@
-"""`baton version`: what is installed."""
+"""`baton version`: the installed versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.cli.output import OutputFormat, print_report
 def version(*, output: Output = OutputFormat.TEXT) -> None:
     """Show which versions are installed.
 
-    Of baton, and of what it runs on.
+    Of baton, and of its dependencies.
     """
     distributions = {
         "ray": ("ray",),
