@@ -35,7 +35,7 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             ),
             "up": Verb("Start a deployment, and hold it until Ctrl-C.", "run.up:up"),
             "apply": Verb(
-                "Apply a configuration to the running deployment: all of it, or nothing.",
+                "Apply a configuration: all of it, or nothing.",
                 "run.apply:apply",
             ),
             "rollback": Verb(

@@ -56,7 +56,7 @@ def apply(  # noqa: PLR0913 - each is an option
     output: Output = OutputFormat.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Apply a configuration to the running deployment: all of it, or nothing."""
+    """Apply a configuration: all of it, or nothing."""
     backend = backend_of(context)
     options = rollout_options(
         timeout=timeout, bake=bake, wait=wait, rollback=rollback, address=address
