@@ -237,7 +237,7 @@ def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
         ),
         (
             "slo: {classes: {long: {match: output_tokens > 9}}}",
-            "x0.yaml:4:31: slo.classes.long.match: got 'output_tokens > 9', expected a condition such"
+            "x0.yaml:4:31: slo.classes.long.match: got 'output_tokens > 9', expected a condition"
             " such as 'prompt_tokens > 8000', with >, >=, < or <=",
         ),
         ("slo: {default: {match: prompt_tokens > 1}}", "slo.default.match: unknown key"),

@@ -530,11 +530,11 @@ def _check_frontend(context: CheckContext) -> Iterator[Finding]:
         return
     if server.api_server is not ApiServerKind.RUST:
         if server.listener is ListenerKind.INGRESS:
-            message = (
-                "there is a gate before the Rust frontend only; expected server.api_server 'rust'"
-            )
+            message = "but only the Rust frontend has a gate"
             yield context.finding(
-                _LISTENER_KEY, f"got 'ingress', {message}, or server.listener 'ray-serve'"
+                _LISTENER_KEY,
+                f"got 'ingress', {message}; expected server.api_server 'rust' or server.listener"
+                " 'ray-serve'",
             )
         return
     if len(context.model_names) > 1:

@@ -471,8 +471,9 @@ def plan_first_token(
 ) -> FirstTokenPlan:
     """Say whether to give it at once.
 
-    Theory of operation. Whoever prefills has a first token before the blocks are moved. Given at
-    once, it saves the handoff, and the handoff becomes a gap after it. In a stream of n tokens the gap
+    Theory of operation. The prefill replica has a first token before the blocks are moved. Given
+    at once, it saves the handoff, and the handoff becomes a gap after it. In a stream of n tokens
+    the gap
     takes handoff / (n - 1) of each token's time, and no gap of it may be longer than is promised.
     Held back, it is part of the time to first token. So it is held back where it would break the
     pace, or a gap, unless the first token would then be late: of two promises one is broken anyway,

@@ -34,7 +34,8 @@ class HedgeOptions:
     def __post_init__(self) -> None:
         if self.latency_multiple is not None and not self.latency_multiple > 1:
             raise ValueError(
-                f"hedging: latency_multiple is {self.latency_multiple}, expected more than 1, or none"
+                f"hedging: latency_multiple is {self.latency_multiple}, expected more than"
+                " 1, or none"
             )
         if not self.min_delay_s > 0:
             raise ValueError(f"hedging: min_delay_s is {self.min_delay_s}, expected more than 0")

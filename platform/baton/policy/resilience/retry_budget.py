@@ -10,8 +10,8 @@ Retries that *carry* a stream whose client has tokens already may use all of it.
 without output get only the first part of it, `_NO_OUTPUT_FRACTION`, for their clients can come
 back. The window slides in slots, so that at most a slot's worth is forgotten too soon.
 
-What is not asked here is free; see `control.request.retries` for what is. Source: Finagle's
-RetryBudget RetryBudget and gRPC's retry throttling (gRFC A6) bound retries by arrivals in the same way.
+Retries outside this budget are free; see `control.request.retries` for its scope. Source: Finagle's
+RetryBudget and gRPC's retry throttling (gRFC A6) bound retries by arrivals in the same way.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Theory of operation: a session begins with `Open`. It ends when its coordinator says goodbye, times
 out, disconnects, opens a newer session, sends a bad frame, or lets its send queue fill up. However
-However it ends, its legs are handed to `_LinkHandler.orphan` to be aborted: whoever waited for them
+it ends, its legs are handed to `_LinkHandler.orphan` to be aborted: their owner has gone, or has
 been told to start over. A frame from a peer without a session is answered with `Close(NO_SESSION)`,
 so a coordinator that missed the end of its session learns of it with its next beat. Nothing here
 waits, and one coordinator's full queue costs no other anything. Frames that may be left out when a

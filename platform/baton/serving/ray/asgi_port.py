@@ -93,8 +93,8 @@ def serve_at_port(port_server: PortServer, environ: Mapping[str, str]) -> None:
     """
     if environ.get("RAY_SERVE_ENABLE_DIRECT_INGRESS") != "1":
         raise EngineStartFailed(
-            "server.api_server 'rust': requests come here through Ray Serve's Python proxy, expected"
-            " HAProxy",
+            "server.api_server 'rust': requests come here through Ray Serve's Python proxy,"
+            " expected HAProxy",
             "install ray[serve] on Linux, or use server.api_server 'python'",
         )
     from ray.serve._private import replica

@@ -84,8 +84,8 @@ class V1Settings:
             )
         if self.scheduling is Scheduling.PREFILL_FIRST:  # whole prompts keep to no such budget
             raise ValueError(
-                f"simulated engine: max_batched_tokens_while_decoding is {tokens}, expected none with"
-                f" scheduling '{self.scheduling}', which cuts no prompt: leave one of them out"
+                f"simulated engine: max_batched_tokens_while_decoding is {tokens}, expected none"
+                f" with scheduling '{self.scheduling}', which cuts no prompt: leave one of them out"
             )
 
     def token_budget(self, has_streaming_run: Callable[[], bool]) -> int:
