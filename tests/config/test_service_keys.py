@@ -275,8 +275,7 @@ def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
         ),
         (
             "autoscaler: {gpu_budget: 3}",
-            "autoscaler.gpu_budget: got 3, expected at least 4: so many GPUs do the pools start"
-            " with",
+            "autoscaler.gpu_budget: got 3, expected at least 4, which the pools start with",
         ),
         ("autoscaler: {policy: slow}", "autoscaler.policy: got 'slow', expected 'slo', 'static'"),
         ("autoscaler: {interval: 10ms}", "autoscaler.interval: got '10ms', expected a duration"),

@@ -203,7 +203,7 @@ def test_nobody_is_let_in_before_its_turn_or_late(
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="engine_queue_s"):
+    with pytest.raises(ValueError, match="max_engine_queue_delay_s"):
         AdmissionOptions(max_engine_queue_delay_s=-1.0)
     with pytest.raises(ValueError, match="margin_fraction"):
         AdmissionOptions(slo_safety_margin_fraction=1.0)

@@ -86,5 +86,5 @@ def test_the_price_of_a_miss_is_what_the_request_itself_may_take() -> None:
 
 
 def test_promises_to_nobody_are_refused() -> None:
-    with pytest.raises(ValueError, match="pace"):
+    with pytest.raises(ValueError, match="no TPOT objective"):
         SloImpact(None, 1.0, None)

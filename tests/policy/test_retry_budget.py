@@ -65,9 +65,9 @@ def test_another_budget_holds_at_once() -> None:
     made.check_integrity()
 
 
-@pytest.mark.parametrize("wrong", [{"budget_ratio": -0.1}, {"min_retries": -1}, {"window_s": 0.0}])
+@pytest.mark.parametrize("wrong", [{"ratio": -0.1}, {"min_retries": -1}, {"window_s": 0.0}])
 def test_senseless_options_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"retries: .* expected"):
+    with pytest.raises(ValueError, match=r"retry_budget: .* expected"):
         RetryOptions(**wrong)  # type: ignore[arg-type]
 
 

@@ -328,7 +328,7 @@ OLD_NAMES: Mapping[str, str] = {
     "RequestState.was_hedged": "hedged",
     "RequestsRejected": "RequestsRefused",
     "RetryBudgetExhausted": "RetriesSpent",
-    "RetryOptions.budget_ratio": "fraction",
+    "RetryOptions.ratio": "fraction",
     "RetryOptions.min_retries": "floor",
     "RetryReason": "Trouble",
     "RetryReason.ENGINE_ERROR": "FAILED",

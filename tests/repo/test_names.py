@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import io
+import itertools
 import re
 import tokenize
 from collections.abc import Iterator
@@ -124,3 +125,30 @@ def test_a_loop_names_what_it_holds() -> None:
     }
     assert vague == set()
     assert list(loop_variables(ast.parse("[one for one in ()]"))) == ["one"]
+
+
+_NAMES_A_FIELD = re.compile(r"\b(?:([a-z_]+) is|and ([a-z_]+)) $")
+
+
+def misnamed_fields(source: str) -> Iterator[str]:
+    """Fields of `self` that a message shows under another name: `pause_s is {self.open_s}`."""
+    for text in ast.walk(ast.parse(source)):
+        if not isinstance(text, ast.JoinedStr):
+            continue
+        for part, value in itertools.pairwise(text.values):
+            match part, value:
+                case (
+                    ast.Constant(value=str(before)),
+                    ast.FormattedValue(value=ast.Attribute(ast.Name("self"), field)),
+                ):
+                    said = _NAMES_A_FIELD.search(before)
+                    if said is not None and field not in said.groups():
+                        yield f"{value.lineno}: '{said[0].strip()}' shows self.{field}"
+
+
+def test_messages_call_a_field_by_its_name() -> None:
+    platform = (file for file in python_files() if "platform" in file.parts)
+    found = {str(file): list(misnamed_fields(file.read_text())) for file in platform}
+    assert {file: lines for file, lines in found.items() if lines} == {}
+    assert list(misnamed_fields('f"link: pause_s is {self.open_s}, expected more"'))
+    assert not list(misnamed_fields('f"link: open_s is {self.open_s}, expected more"'))

@@ -91,7 +91,9 @@ def test_whatever_dies_and_joins_every_request_ends_once_and_nothing_is_left(see
     made = fleet(
         replicas={Role.PREFILL: 2, Role.DECODE: 3},
         options=FleetOptions(seed=seed),
-        coordinators=[coordinator(n, resume_timeout_s=20.0, queue_wait_s=20.0) for n in range(2)],
+        coordinators=[
+            coordinator(n, resume_timeout_s=20.0, queue_timeout_s=20.0) for n in range(2)
+        ],
         tokens=tokens,
     )
     rng = random.Random(seed)
@@ -330,7 +332,7 @@ def test_poisson_arrivals_have_their_rate_and_their_spread() -> None:
 
 # ---------------------------------------------------------------------- deadlines and latencies
 def test_a_deadline_passes_though_nothing_happens() -> None:
-    made = fleet(replicas={}, coordinators=[coordinator(0, queue_wait_s=3.0)])
+    made = fleet(replicas={}, coordinators=[coordinator(0, queue_timeout_s=3.0)])
     made.send(requests(1)[0])
     made.run(until_ended=1, until_s=60.0)
     (record,) = made.records

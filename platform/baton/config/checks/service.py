@@ -81,11 +81,9 @@ def check_scaling(context: CheckContext) -> Iterator[Finding]:
             pool.replicas.initial * devices_per_replica(pool) for pool in pools.values()
         )
         if autoscaler.gpu_budget < initial_gpus:
-            message = (
-                f"got {autoscaler.gpu_budget:g}, expected at least {initial_gpus:g}: these GPUs"
-            )
+            message = f"got {autoscaler.gpu_budget:g}, expected at least {initial_gpus:g}"
             yield context.finding(
-                ("autoscaler", "gpu_budget"), f"{message} do the pools start with"
+                ("autoscaler", "gpu_budget"), f"{message}, which the pools start with"
             )
 
 

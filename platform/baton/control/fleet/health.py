@@ -1,6 +1,6 @@
 """Which replicas are counted on: their circuits, and whether they are heard of.
 
-*Theory of operation.* From messages of replicas and results of legs, it keeps the `Standing` of
+*Theory of operation.* From messages of replicas and results of legs, it keeps the
 `Health` of every replica in the fleet table up to date, by which placement goes:
 
 - SILENT: it is suspect (`policy.resilience.liveness`);

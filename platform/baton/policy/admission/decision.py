@@ -66,12 +66,13 @@ class AdmissionOptions:
     def __post_init__(self) -> None:
         if self.max_engine_queue_delay_s < 0:
             raise ValueError(
-                f"admission: engine_queue_s is {self.max_engine_queue_delay_s}, expected >= 0"
+                f"admission: max_engine_queue_delay_s is {self.max_engine_queue_delay_s},"
+                " expected >= 0"
             )
         if not 0 <= self.slo_safety_margin_fraction < 1:
             raise ValueError(
-                f"admission: margin_fraction is {self.slo_safety_margin_fraction}, expected from"
-                " 0 to below 1"
+                f"admission: slo_safety_margin_fraction is {self.slo_safety_margin_fraction},"
+                " expected from 0 to below 1"
             )
 
 

@@ -54,12 +54,14 @@ class BreakerOptions:
 
     def __post_init__(self) -> None:
         if self.failure_threshold < 1:
-            raise ValueError(f"breaker: failures is {self.failure_threshold}, expected at least 1")
+            raise ValueError(
+                f"breaker: failure_threshold is {self.failure_threshold}, expected at least 1"
+            )
         if not 0 < self.open_duration_s <= self.max_open_duration_s:
             raise ValueError(
-                f"breaker: pause_s is {self.open_duration_s} and max_pause_s"
+                f"breaker: open_duration_s is {self.open_duration_s} and max_open_duration_s"
                 f" {self.max_open_duration_s}, expected"
-                " 0 < pause_s <= max_pause_s"
+                " 0 < open_duration_s <= max_open_duration_s"
             )
 
 

@@ -38,12 +38,14 @@ class RetryOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= _MAX_FRACTION:
             raise ValueError(
-                f"retries: fraction is {self.ratio}, expected from 0 to {_MAX_FRACTION:g}"
+                f"retry_budget: ratio is {self.ratio}, expected from 0 to {_MAX_FRACTION:g}"
             )
         if self.min_retries < 0:
-            raise ValueError(f"retries: floor is {self.min_retries}, expected at least 0")
+            raise ValueError(
+                f"retry_budget: min_retries is {self.min_retries}, expected at least 0"
+            )
         if not self.window_s > 0:
-            raise ValueError(f"retries: window_s is {self.window_s}, expected more than 0")
+            raise ValueError(f"retry_budget: window_s is {self.window_s}, expected more than 0")
 
 
 @dataclass(slots=True)

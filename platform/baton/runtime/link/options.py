@@ -37,9 +37,9 @@ class LinkOptions:
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s:
             raise ValueError(
-                f"link: beat_s is {self.heartbeat_interval_s} and liveness_s"
-                f" {self.heartbeat_timeout_s}, expected"
-                " 0 < beat_s < liveness_s"
+                f"link: heartbeat_interval_s is {self.heartbeat_interval_s} and"
+                f" heartbeat_timeout_s {self.heartbeat_timeout_s}, expected"
+                " 0 < heartbeat_interval_s < heartbeat_timeout_s"
             )
 
     @property
