@@ -7,6 +7,7 @@ python -m tests.shape --json FILE   and keep
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -34,14 +35,16 @@ _TERM = re.compile(r"^\| (?!Term \|)", re.MULTILINE)
 def counts() -> Mapping[str, int]:
     """Every figure, by what it counts."""
     files, functions = path_of_a_handed_off_request()
-    crowded = crowded_folders()
+    folders = files_by_folder()
     return {
         "files of the brain that one handed-off request enters": len(files),
         "functions of the brain that it enters": len(functions),
         "modules of baton": len(_sources(PACKAGE)),
         "modules with one importer": len(modules_with_one_importer()),
-        f"folders of baton with more than {MOST_FILES} files": len(crowded),
-        "files in the fullest folder": max(crowded.values(), default=0),
+        f"folders of baton with more than {MOST_FILES} files": sum(
+            count > MOST_FILES for count in folders.values()
+        ),
+        "files in the fullest folder": max(folders.values()),
         "lines of platform/": _lines(_sources(ROOT / "platform")),
         "lines of tests/": _lines(_sources(ROOT / "tests")),
         "words of documents": sum(len(_text(path).split()) for path in documents()),
@@ -96,14 +99,13 @@ def modules_with_one_importer() -> Sequence[str]:
     )
 
 
-def crowded_folders() -> Mapping[str, int]:
-    """Folders with too many Python files, and how many each has."""
-    found = Counter(str(path.parent.relative_to(PACKAGE)) for path in _sources(PACKAGE))
-    return {folder: count for folder, count in found.most_common() if count > MOST_FILES}
+def files_by_folder() -> Mapping[str, int]:
+    """The number of Python files of each folder."""
+    return Counter(str(path.parent.relative_to(PACKAGE)) for path in _sources(PACKAGE))
 
 
 def documents() -> Sequence[Path]:
-    """What somebody may read through: all documents but records and what is rendered."""
+    """Documents but records and rendered ones."""
     found = [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
@@ -121,8 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = counts()
     for what, count in found.items():
         sys.stdout.write(f"{count:>8,}  {what}\n")
-    for folder, count in crowded_folders().items():
-        sys.stdout.write(f"{count:>8,}  files in {folder}\n")
+    for folder, count in files_by_folder().items():
+        if count > MOST_FILES:
+            sys.stdout.write(f"{count:>8,}  files in {folder}\n")
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
@@ -151,7 +154,13 @@ def _loops_over_one() -> int:
     paths = [
         path for name in ("platform", "tests", "benchmarks") for path in folders(name).rglob("*.py")
     ]
-    return sum(_text(path).count("for one in ") for path in paths)
+    loops = (
+        loop
+        for path in paths
+        for loop in ast.walk(ast.parse(_text(path)))
+        if isinstance(loop, ast.For | ast.AsyncFor | ast.comprehension)
+    )
+    return sum(isinstance(loop.target, ast.Name) and loop.target.id == "one" for loop in loops)
 
 
 def _text(path: Path) -> str:
