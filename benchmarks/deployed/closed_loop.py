@@ -106,7 +106,7 @@ class Watch:
         if not before:
             return False
         return all(
-            row["want"] <= _of(before[-1], row["pool"], "want") and not row["draining"]
+            row["desired"] <= _of(before[-1], row["pool"], "desired") and not row["draining"]
             for row in self.rows[-1]["pools"]
         )
 
@@ -122,7 +122,7 @@ class Watch:
                 {
                     "at_s": time.perf_counter(),
                     "pools": status["pools"],
-                    "held": status["autoscaler"]["held"],
+                    "paused_reason": status["autoscaler"]["paused_reason"],
                     "demand": status["demand"],
                 }
             )
@@ -218,7 +218,7 @@ def figures(
     (_, step_at_s, _), (_, low_at_s, _), (_, end_s, _) = load.phases()
     back = back_s(good, step_at_s, low_at_s, target)
     pools = sorted({row["pool"] for other in rows for row in other["pools"]})
-    wants = {name: [_of(row, name, "want") for row in rows] for name in pools}
+    wants = {name: [_of(row, name, "desired") for row in rows] for name in pools}
     starts_s = started_in_s(rows)
     cold_s = max(starts_s, default=0.0)
     return {
@@ -290,7 +290,7 @@ def draw(path: Path, load: Load, drawn: Mapping[str, Any]) -> None:
     shares.set_ylabel(f"share of {_BIN_S:g} s")
     for name in sorted({row["pool"] for other in rows for row in other["pools"]}):
         at = [row["at_s"] for row in rows]
-        line = replicas.step(at, [_of(row, name, "want") for row in rows], where="post")[0]
+        line = replicas.step(at, [_of(row, name, "desired") for row in rows], where="post")[0]
         line.set_label(f"{name} wanted")
         ready = [_of(row, name, "ready") for row in rows]
         replicas.step(
@@ -317,9 +317,9 @@ def started_in_s(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """How long each growth of a pool took until all of it was ready, to the second."""
     found = []
     for name in sorted({row["pool"] for other in rows for row in other["pools"]}):
-        asked_at_s, had = None, _of(rows[0], name, "want") if rows else 0.0
+        asked_at_s, had = None, _of(rows[0], name, "desired") if rows else 0.0
         for row in rows:
-            want, ready = _of(row, name, "want"), _of(row, name, "ready")
+            want, ready = _of(row, name, "desired"), _of(row, name, "ready")
             if want > had and asked_at_s is None:
                 asked_at_s = row["at_s"]
             if asked_at_s is not None and ready >= want:
@@ -334,7 +334,7 @@ def _of(row: Mapping[str, Any], pool: str, name: str) -> float:
 
 
 def _last(rows: Sequence[Mapping[str, Any]], pool: str) -> float:
-    return _of(rows[-1], pool, "want") if rows else 0.0
+    return _of(rows[-1], pool, "desired") if rows else 0.0
 
 
 def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:

@@ -36,7 +36,9 @@ def sent(*spans: tuple[float, float, bool]) -> list[tuple[float, bool]]:
 
 
 def row(at_s: float, **pools: tuple[int, int]) -> dict[str, object]:
-    rows = [{"pool": name, "want": want, "ready": ready} for name, (want, ready) in pools.items()]
+    rows = [
+        {"pool": name, "desired": want, "ready": ready} for name, (want, ready) in pools.items()
+    ]
     return {"at_s": at_s, "pools": rows}
 
 

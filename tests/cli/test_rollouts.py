@@ -117,7 +117,7 @@ def test_generations_are_listed_with_their_fate_and_the_one_that_holds_is_marked
     assert [row["generation"] for row in shown] == ["0", "1 *"]
     assert (shown[0]["when"], shown[1]["when"][:4], shown[1]["why"]) == ("-", "2001", "no such key")
     scripted = Scripted(report)
-    assert "taken back" in run(scripted, "history").stdout
+    assert "reverted" in run(scripted, "history").stdout
     assert json.loads(run(scripted, "history", "--json").stdout) == report
 
 

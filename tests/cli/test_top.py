@@ -33,7 +33,7 @@ CLASS: dict[str, Any] = {
 }
 POOL: dict[str, Any] = {
     "pool": "decode",
-    "want": 3,
+    "desired": 3,
     "ready": 2,
     "starting": 1,
     "draining": 0,
@@ -60,9 +60,9 @@ STATUS: dict[str, Any] = {
     "up_s": 734.0,
     "generation": 3,
     "classes": [CLASS],
-    "demand": {"requests_per_s": 12.6, "refused_per_s": 0.2, "in_flight": 31, "held": 2},
+    "demand": {"requests_per_s": 12.6, "refused_per_s": 0.2, "in_flight": 31, "queued": 2},
     "pools": [POOL],
-    "autoscaler": {"held": ""},
+    "autoscaler": {"paused_reason": ""},
     "ingresses": [INGRESS],
 }
 LINK: dict[str, Any] = {
@@ -154,7 +154,10 @@ def test_the_worst_pairs_come_first_and_all_are_counted() -> None:
 @pytest.mark.parametrize(
     ("status", "trouble"),
     [
-        ({"autoscaler": {"held": "nobody reports"}}, "the autoscaler holds still: nobody reports"),
+        (
+            {"autoscaler": {"paused_reason": "nobody reports"}},
+            "the autoscaler holds still: nobody reports",
+        ),
         ({"pools": [POOL | {"trouble": "it died\nwhy"}]}, "pool decode: it died"),
         ({"ingresses": [INGRESS | {"healthy": False}]}, "1 of 1 ingresses cannot serve"),
         ({"ingresses": [INGRESS | {"unjoined": {"d": "x"}}]}, "not joined everywhere: d"),
@@ -224,7 +227,7 @@ def test_no_deployment_is_too_large_for_a_screen(
         stories=stories,
         classes=[CLASS] * classes,
         pools=[POOL] * pools,
-        autoscaler={"held": "x" * 300},
+        autoscaler={"paused_reason": "x" * 300},
     )
     shown = screen(report, width=width, height=height, alarm=alarm, footer="foot")
     assert len(shown) <= height
@@ -244,8 +247,10 @@ def test_what_looks_like_markup_is_shown_as_it_is() -> None:
 
 
 def test_a_line_break_in_a_name_or_a_trouble_takes_no_line() -> None:
-    plain = told(links=[LINK | {"why": "no answer"}], autoscaler={"held": "it died"})
-    broken = told(links=[LINK | {"why": "no\nanswer"}], autoscaler={"held": "it\r\n  died"})
+    plain = told(links=[LINK | {"why": "no answer"}], autoscaler={"paused_reason": "it died"})
+    broken = told(
+        links=[LINK | {"why": "no\nanswer"}], autoscaler={"paused_reason": "it\r\n  died"}
+    )
     assert screen(broken, width=160) == screen(plain, width=160)
 
 

@@ -118,11 +118,17 @@ def test_what_was_broken_is_said_first() -> None:
 
 
 def test_a_request_without_a_first_token_is_one_waterfall() -> None:
-    held = {"part": "held", "replica": None, "from_s": 0.0, "to_s": 1.0, "predicted_s": None}
+    held = {
+        "part": "ingress_wait",
+        "replica": None,
+        "from_s": 0.0,
+        "to_s": 1.0,
+        "predicted_s": None,
+    }
     said = lines(first_token_s=None, waterfall=[held], tpot_s=None)
     assert "  no first token in 1 s" in said
     assert not [line for line in said if "to the end" in line]
-    assert "ingress" in line_with("held ", first_token_s=None, waterfall=[held], tpot_s=None)
+    assert "ingress" in line_with("ingress_wait", first_token_s=None, waterfall=[held], tpot_s=None)
 
 
 def test_each_resume_says_why() -> None:

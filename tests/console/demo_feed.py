@@ -147,7 +147,7 @@ class DemoFeed:
         return [
             {
                 "pool": pool,
-                "want": size + (pool == "decode" and load > 0.9),
+                "desired": size + (pool == "decode" and load > 0.9),
                 "ready": size,
                 "starting": int(pool == "decode" and load > 0.9),
                 "draining": 0,
@@ -185,7 +185,7 @@ class DemoFeed:
             "refused_per_s": round(max(0.0, load - 0.9) * 8, 3),
             "attainment": round(1.0 - max(0.0, load - 0.86) * 0.3, 6),
             "in_flight": int(150 * load),
-            "held": int(max(0.0, load - 0.8) * 40),
+            "queued": int(max(0.0, load - 0.8) * 40),
             "slack_s": round(0.42 - 0.4 * load, 6),
             "window_s": 30.0,
         }
@@ -193,7 +193,7 @@ class DemoFeed:
     def _autoscaler(self) -> Row:
         return {
             "policy": "slo: 1..8 prefill, 1..12 decode, every 2 s",
-            "held": "",
+            "paused_reason": "",
             "last_action": {"age_s": 74.0, "actions": ["start 1 of decode"]},
             "overrides": [],
             "turns": 4050,
@@ -285,7 +285,7 @@ class DemoFeed:
         return {
             "age_s": round(now_s - number * 2.0, 3),
             "policy": "slo",
-            "held": "",
+            "paused_reason": "",
             "dry_run": False,
             "actions": actions,
             "pools": [
@@ -322,7 +322,7 @@ def _pool_decision(pool: str, have: int, want: int, load: float) -> Row:
     return {
         "pool": pool,
         "have": have,
-        "want": want,
+        "desired": want,
         "asked": want,
         "reason": "demand" if want > have else "spare" if want < have else "steady",
         "why": f"{pool} needs {need:.1f} now, {need + 0.2:.1f} in 42 s, so {want} play it",

@@ -19,13 +19,13 @@ OVERVIEW: Row = {
         {"replica_id": "b#p#1", "pool": "p", "role": "prefill", "node": "10.0.0.1", "pid": 1},
         {"replica_id": "b#d#2", "pool": "d", "role": "decode", "node": "10.0.0.1", "pid": 2},
     ],
-    "pools": [{"pool": "d", "want": 2, "ready": 1}, {"pool": "p", "want": 1, "ready": 1}],
+    "pools": [{"pool": "d", "desired": 2, "ready": 1}, {"pool": "p", "desired": 1, "ready": 1}],
     "classes": [
         {"class": "fast", "attainment": 0.9, "requests_per_s": 4.0, "goodput_per_s": 3.0},
         {"class": "slow", "attainment": None, "requests_per_s": 0.0, "goodput_per_s": 0.0},
     ],
-    "demand": {"requests_per_s": 5.0, "refused_per_s": 0.5, "in_flight": 7, "held": 2},
-    "autoscaler": {"policy": "slo", "held": "", "last_action": None},
+    "demand": {"requests_per_s": 5.0, "refused_per_s": 0.5, "in_flight": 7, "queued": 2},
+    "autoscaler": {"policy": "slo", "paused_reason": "", "last_action": None},
     "ingresses": [
         {
             "healthy": True,
@@ -64,11 +64,11 @@ def request_report(request_id: str, **fields: object) -> Row:
 
 def tick(age_s: float, want: int = 1, *actions: str) -> Row:
     """One tick about one pool."""
-    pool = {"pool": "d", "have": 1, "want": want, "reason": "steady", "clipped_by": ""}
+    pool = {"pool": "d", "have": 1, "desired": want, "reason": "steady", "clipped_by": ""}
     return {
         "age_s": age_s,
         "policy": "slo",
-        "held": "",
+        "paused_reason": "",
         "dry_run": False,
         "actions": list(actions),
         "pools": [pool],

@@ -102,7 +102,7 @@ def test_a_point_has_rates_and_a_column_for_each_class_and_pool() -> None:
     assert point["goodput_per_s"] == 3.0
     assert point["attainment/fast"] == 0.9
     assert point["attainment/slow"] is None
-    assert (point["want/d"], point["ready/d"]) == (2, 1)
+    assert (point["desired/d"], point["ready/d"]) == (2, 1)
 
 
 def test_without_classes_there_is_no_goodput_rather_than_none_of_it() -> None:

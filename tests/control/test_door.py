@@ -71,8 +71,8 @@ def test_who_is_placed_at_once_and_who_after_a_wait_are_told_apart() -> None:
     at.join("m", Role.MIXED)
     at.arrive(request("goes", tenant="lab"))
     assert door(at) == {
-        ("default", "admitted", "held"): 1,
-        ("batch", "admitted", "at_once"): 1,
+        ("default", "admitted", "queued"): 1,
+        ("batch", "admitted", "immediate"): 1,
     }
 
 
@@ -81,7 +81,7 @@ def test_whoever_is_let_in_is_counted_then_and_not_again_when_it_ends_or_is_resu
     at.join_prefill_decode(prefill=1, decode=2)
     for name in ("done", "resumed", "left"):
         at.arrive(request(name))
-    assert door(at) == {("default", "admitted", "at_once"): 3}
+    assert door(at) == {("default", "admitted", "immediate"): 3}
     at.cancel("left")
     for leg_id, (where, leg) in tuple(at.legs.items()):
         if leg.request_id == "resumed" and where == "p0":
@@ -89,7 +89,7 @@ def test_whoever_is_let_in_is_counted_then_and_not_again_when_it_ends_or_is_resu
     at.disconnect("d0")
     at.disconnect("d1")
     at.run_to_end()
-    assert door(at) == {("default", "admitted", "at_once"): 3}
+    assert door(at) == {("default", "admitted", "immediate"): 3}
 
 
 def test_whoever_is_kept_out_is_counted_with_the_reason() -> None:
@@ -107,10 +107,10 @@ def test_whoever_is_kept_out_is_counted_with_the_reason() -> None:
         ("batch", "evicted", "no_capacity"): 1,
         ("default", "evicted", "no_capacity"): 1,  # the one that was charged
         ("default", "shed", "queue_full"): 1,
-        ("default", "cancelled", "left"): 1,
-        ("default", "barred", "prompt_too_long"): 1,
-        ("default", "barred", "rate_limited"): 1,
-        ("default", "barred", "not_allowed"): 1,
+        ("default", "cancelled", "client_disconnected"): 1,
+        ("default", "client_error", "prompt_too_long"): 1,
+        ("default", "client_error", "rate_limited"): 1,
+        ("default", "client_error", "not_allowed"): 1,
     }
     assert sum(door(at).values()) == len(at.records)
     barred = {name for name, record in at.records.items() if record.is_client_error}
@@ -155,7 +155,7 @@ def test_who_is_refused_unread_for_its_own_doing_is_barred_and_no_demand() -> No
     row = tallies(at)["default", "slow"]
     assert (row.client_errors, row.evaluated, row.shed) == (1, 0, 0)
     assert at.coordinator.report("c", 0.0).demand == before
-    assert door(at) == {("default", "barred", "rate_limited"): 1}
+    assert door(at) == {("default", "client_error", "rate_limited"): 1}
 
 
 def test_who_is_refused_unread_has_asked_for_as_much_as_others_lately() -> None:

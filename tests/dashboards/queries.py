@@ -48,7 +48,7 @@ _VALUES: Final[Mapping[str, frozenset[str]]] = {
     Label.BOUND: frozenset(PoolBound),
     Label.MODE: frozenset(HandoffMode),
     Label.OBJECTIVE: frozenset(Objective),
-    Label.OUTCOME: frozenset({*Phase, *AdmissionOutcome, *TickOutcome, "barred"}),
+    Label.OUTCOME: frozenset({*Phase, *AdmissionOutcome, *TickOutcome, "client_error"}),
     Label.PART: frozenset(Part),
     Label.PHASE: frozenset({*Phase, *EnginePhase}),
     Label.ROLE: frozenset(Role),

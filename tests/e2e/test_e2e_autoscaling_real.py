@@ -43,14 +43,14 @@ def test_a_replica_comes_under_load_serves_and_goes_again_when_there_is_none(
             streaming = [pool.submit(keep_streaming, baton, n, over) for n in range(CLIENTS)]
             try:
                 grown = baton.wait_for(lambda status: decode(status)["ready"] == 2, 300)
-                assert decode(grown)["want"] == 2
+                assert decode(grown)["desired"] == 2
                 # The one that came is given work, too.
                 baton.wait_for(lambda status: len(busy(status)) == 2, 120)
             finally:
                 over.set()
             assert all(future.result(240 * slowdown()) > 0 for future in streaming)
         shrunk = baton.wait_for(lambda status: decode(status)["ready"] == 1, 300)
-        assert decode(shrunk)["want"] == 1
+        assert decode(shrunk)["desired"] == 1
         assert len(baton.stream("and one more")) > 0
 
 

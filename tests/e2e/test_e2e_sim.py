@@ -311,7 +311,7 @@ def test_a_pool_is_scaled_by_hand_for_a_while_and_a_new_controller_keeps_to_it(
         baton.wait_for(lambda status: decoding(status) == 2, 40)
     assert {text for text, _ in streams} == set(undisturbed)
     (row,) = [row for row in baton.status()["pools"] if row["pool"] == "decode"]
-    assert (row["want"], row["draining"]) == (2, 0)
+    assert (row["desired"], row["draining"]) == (2, 0)
     assert "expected 0 to 8" in baton.run_failing("scale", "decode", "99")
     assert "pool 'nobody'" in baton.run_failing("scale", "nobody", "1")
 
@@ -373,7 +373,7 @@ def unlike(chance: random.Random, tokens: int) -> list[int]:
 def prefilling(status: dict[str, Any]) -> int:
     """Replicas of the prefill pool, once Serve has as many as it should."""
     (row,) = [row for row in status["pools"] if row["pool"] == "prefill"]
-    return int(row["want"]) if row["want"] == row["ready"] else 0
+    return int(row["desired"]) if row["desired"] == row["ready"] else 0
 
 
 def attains(status: dict[str, Any], share: float) -> bool:

@@ -52,7 +52,7 @@ async def test_pools_are_told_with_their_sizes_bounds_and_prices() -> None:
     watched = Watched()
     await watched.world.settle()
     found = watched.told()
-    assert found[c.POOL_REPLICAS.name, "decode", "want"] == 2
+    assert found[c.POOL_REPLICAS.name, "decode", "desired"] == 2
     assert found[c.POOL_REPLICAS.name, "decode", "ready"] == 2
     assert found[c.POOL_BOUNDS.name, "decode", "max"] == 8
     assert found[c.POOL_PRICE.name, "decode"] == 4.0
@@ -65,7 +65,7 @@ async def test_turns_and_decisions_are_counted_beyond_what_is_remembered() -> No
     watched = Watched()
     await watched.world.tick(350)
     found = watched.told()
-    held = found.get((c.SCALING_DECISIONS.name, "decode", "held"), 0)
+    held = found.get((c.SCALING_DECISIONS.name, "decode", "paused"), 0)
     fixed = found[c.SCALING_DECISIONS.name, "decode", "fixed"]
     assert held + fixed == 350, "a history of 300 ticks cannot say that"
     turns = [value for key, value in found.items() if key[0] == c.AUTOSCALER_TICKS.name]

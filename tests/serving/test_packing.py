@@ -25,8 +25,8 @@ def test_what_was_not_packed_is_left_as_it_is() -> None:
 
 def test_six_hundred_ticks_with_all_their_numbers_go_into_a_message() -> None:
     inputs = {f"input_{number}_tokens_per_s": number * 1.37 for number in range(20)}
-    pools = [{"pool": pool, "have": 2, "want": 3, "inputs": inputs} for pool in ("p", "d")]
-    ticks = [{"age_s": age * 2.013, "held": "", "pools": pools} for age in range(600)]
+    pools = [{"pool": pool, "have": 2, "desired": 3, "inputs": inputs} for pool in ("p", "d")]
+    ticks = [{"age_s": age * 2.013, "paused_reason": "", "pools": pools} for age in range(600)]
     assert len(pack({"ticks": ticks})) < INLINE_BYTES
 
 

@@ -73,7 +73,7 @@ def test_a_tick_is_told_by_its_age_with_everything_it_was_decided_from() -> None
         {
             "pool": "decode",
             "have": 2,
-            "want": 4,
+            "desired": 4,
             "asked": 4,
             "reason": "forecast",
             "why": "decode needs 2.1 now",
@@ -113,14 +113,14 @@ def test_a_pool_is_told_as_serve_and_ingresses_see_it() -> None:
     states = {"decode": DeploymentState(name="decode", target=4, running=3, message="no GPU")}
     seen = Observation(at_s=0.0, window_s=1.0, pools={"decode": pool})
     (row,) = pool_rows(seen, states)
-    assert [row[name] for name in ("want", "ready", "starting", "draining")] == [4, 3, 1, 1]
+    assert [row[name] for name in ("desired", "ready", "starting", "draining")] == [4, 3, 1, 1]
     assert (row["prefill"], row["decode"], row["trouble"]) == (1, 2, "no GPU")
 
 
 def test_a_pool_of_which_nothing_was_seen_is_told_as_serve_has_it() -> None:
     state = DeploymentState(name="decode", target=2, running=1, starting=1)
     assert pool_rows(None, {"decode": state}) == [
-        {"pool": "decode", "want": 2, "ready": 1, "starting": 1, "draining": 0}
+        {"pool": "decode", "desired": 2, "ready": 1, "starting": 1, "draining": 0}
     ]
     assert demand_row(None) is None
 
@@ -156,7 +156,7 @@ def test_a_tick_that_does_something_is_read_apart_with_its_reason_and_inputs() -
 
 
 def test_a_tick_that_held_says_why() -> None:
-    assert lines(tick(held="ingress: no answer"))[2].endswith("held, because ingress: no answer")
+    assert lines(tick(held="ingress: no answer"))[2].endswith("paused, because ingress: no answer")
 
 
 def test_a_loop_that_has_not_ticked_says_so() -> None:

@@ -118,7 +118,7 @@ def test_pools_are_told_as_ingresses_see_them() -> None:
     found = told(FULL)
     assert {
         key[2]: value for key, value in found.items() if key[:2] == (c.POOL_REPLICAS.name, "decode")
-    } == {"want": 5, "ready": 4, "starting": 5, "draining": 6}
+    } == {"desired": 5, "ready": 4, "starting": 5, "draining": 6}
     assert found[c.POOL_ROLES.name, "decode", "prefill"] == 1
     assert found[c.POOL_ROLES.name, "decode", "decode"] == 2
     assert found[c.POOL_BOUNDS.name, "decode", "max"] == 8
@@ -152,7 +152,7 @@ def test_a_decision_is_told_with_what_it_was_made_from_and_what_was_asked_for() 
 
 
 @pytest.mark.parametrize(
-    ("tick", "held"), [(TICK, 0), (replace(TICK, paused_reason="silent"), 1), (None, 1)]
+    ("tick", "held"), [(TICK, 0), (replace(TICK, paused_reason="unresponsive"), 1), (None, 1)]
 )
 def test_an_autoscaler_that_has_decided_nothing_is_held(
     tick: AutoscalerTick | None, held: int
@@ -164,7 +164,7 @@ def test_a_class_is_told_with_its_promises_and_how_it_fares() -> None:
     found = told(FULL)
     assert found[c.SLO_TARGET.name, "chat"] == 0.9
     assert found[c.SLO_OBJECTIVE.name, "chat", "itl"] == 0.2
-    assert found[c.SLO_ATTAINMENT.name, "chat", "lately"] == 0.8
+    assert found[c.SLO_ATTAINMENT.name, "chat", "recent"] == 0.8
     assert found[c.SLO_ATTAINMENT.name, "chat", "target"] == 0.95
     assert found[c.SLO_BUDGET.name, "chat"] == pytest.approx(0.5)
 

@@ -168,7 +168,7 @@ def test_rare_outcomes_are_told_before_there_are_any() -> None:
         "evicted": 0,
         "failed": 0,
         "cancelled": 0,
-        "barred": 0,
+        "client_error": 0,
     }
 
 
@@ -176,13 +176,13 @@ def test_second_tries_are_told_by_what_was_wrong_and_circuits_by_pool_and_state(
     at = World()
     at.join_prefill_decode(decode=2)
     told = Told(at)
-    assert told(c.RETRIES)["failed",] == 0
+    assert told(c.RETRIES)["engine_error",] == 0
     for number in range(3):
         at.arrive(request(f"r{number}"))
     for leg_id in tuple(at.legs):
         at.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
     tries = told(c.RETRIES)
-    assert (tries["failed",], tries["lost",]) == (3, 0)
+    assert (tries["engine_error",], tries["replica_lost",]) == (3, 0)
     assert told(c.RETRIES_DENIED) == {(): 0}
     assert told(c.CIRCUIT_BREAKERS) == {
         ("prefill", "closed"): 0,

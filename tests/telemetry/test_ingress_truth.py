@@ -112,14 +112,14 @@ class Client:
 
     def became(self) -> str:
         if self.error is not None:
-            return "barred" if self.error.is_client_error else "missed"
+            return "client_error" if self.error.is_client_error else "missed"
         if self.finished:
             return "good" if self.in_time and self.at_pace and self.even else "missed"
         assert self.left_at_s is not None
         if not self.tokens:
             waited_s = self.left_at_s - self.sent_at_s
             due = self.slo.ttft_s is not None and waited_s > self.slo.ttft_s + ROUNDING_S
-            return "missed" if due else "excused"
+            return "missed" if due else "excluded"
         owed = self.slo.tpot_s is not None and (
             self.left_at_s - self.first_at_s > self.tokens * self.slo.tpot_s + ROUNDING_S
         )
@@ -269,9 +269,9 @@ def test_there_are_many_of_every_kind() -> None:
     clients = after_the_storm().clients
     assert len(clients) == REQUESTS_SENT >= 1000
     became = Counter(client.became() for client in clients.values())
-    assert min(became[kind] for kind in ("good", "missed", "barred", "excused")) >= 15, became
+    assert min(became[kind] for kind in ("good", "missed", "client_error", "excluded")) >= 15, became
     outcomes = told(REQUESTS.name, "outcome")
-    assert set(outcomes) == {"finished", "shed", "evicted", "failed", "cancelled", "barred"}
+    assert set(outcomes) == {"finished", "shed", "evicted", "failed", "cancelled", "client_error"}
     assert min(outcomes.values()) >= 5, outcomes
     late = sum(client.finished and client.became() == "missed" for client in clients.values())
     assert late >= 15
@@ -288,8 +288,8 @@ def test_the_good_ones_of_each_class_are_those_that_its_clients_count() -> None:
 
 
 def test_who_is_excused_or_barred_is_in_neither() -> None:
-    assert told(SLO_EXCLUDED.name, "slo_class") == counted("excused")
-    assert told(REQUESTS.name, "outcome")["barred"] == sum(counted("barred").values())
+    assert told(SLO_EXCLUDED.name, "slo_class") == counted("excluded")
+    assert told(REQUESTS.name, "outcome")["client_error"] == sum(counted("client_error").values())
 
 
 def test_every_request_is_counted_once_however_it_ended() -> None:
@@ -303,7 +303,7 @@ def test_every_outcome_is_what_clients_have_seen() -> None:
     assert outcomes["finished"] == sum(client.finished for client in clients)
     assert outcomes["cancelled"] == sum(client.left_at_s is not None for client in clients)
     errors = sum(client.error is not None for client in clients)
-    assert sum(outcomes[kind] for kind in ("shed", "evicted", "failed", "barred")) == errors
+    assert sum(outcomes[kind] for kind in ("shed", "evicted", "failed", "client_error")) == errors
 
 
 def test_why_nobody_was_let_in_is_what_clients_were_told() -> None:
@@ -314,7 +314,7 @@ def test_why_nobody_was_let_in_is_what_clients_were_told() -> None:
         if client.error is not None and not client.tokens
     )
     reasons = told(ADMISSIONS.name, "reason")
-    for word in ("queue_full", "too_late", "rate_limited", "prompt_too_long", "not_allowed"):
+    for word in ("queue_full", "slo_unattainable", "rate_limited", "prompt_too_long", "not_allowed"):
         assert reasons[word] == never[word] > 0, word
 
 
@@ -323,7 +323,7 @@ def test_the_share_of_first_tokens_in_time_can_be_read_off_the_histogram_exactly
         served = [
             client
             for client in after_the_storm().clients.values()
-            if client.slo is slo and client.tokens and client.became() != "barred"
+            if client.slo is slo and client.tokens and client.became() != "client_error"
         ]
         edge = f"{slo.ttft_s:.10g}" if slo.ttft_s != 3.0 else "3.0"
         in_time = told(f"{TTFT.name}_bucket", "slo_class", le=edge)

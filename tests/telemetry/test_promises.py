@@ -67,7 +67,7 @@ HANDED_OFF = (
 
 def test_the_parts_of_a_ttft_are_what_engines_said() -> None:
     assert ttft_parts(evolve(RECORD, legs=HANDED_OFF)) == {
-        "held_s": 0.25,
+        "ingress_wait_s": 0.25,
         "lost_s": 0.0,
         "queue_s": 0.375,
         "prefill_s": 0.125,
@@ -133,7 +133,7 @@ def test_the_headline_says_whose_it_was_and_how_it_was_judged() -> None:
     )
     assert (told["tenant"], told["slo_class"]) == ("acme", "chat")
     assert (told["verdict"], told["missed"]) == ("missed", "served,ttft")
-    assert (told["held_s"], told["gpu_s"], told["tpot_s"]) == (0.5, 2.0, 0.25)
+    assert (told["queue_wait_s"], told["gpu_s"], told["tpot_s"]) == (0.5, 2.0, 0.25)
 
 
 def test_each_objective_that_was_broken_is_named() -> None:
@@ -155,4 +155,4 @@ def test_one_that_is_barred_is_neither_good_nor_has_it_missed_anything() -> None
     )
     assert (headline(refused)["verdict"], missed_objectives(refused)) == ("missed", ("served",))
     barred = evolve(refused, is_client_error=True)
-    assert (headline(barred)["verdict"], missed_objectives(barred)) == ("barred", ())
+    assert (headline(barred)["verdict"], missed_objectives(barred)) == ("client_error", ())

@@ -94,7 +94,7 @@ def test_a_resume_is_told_with_its_reason_between_the_legs() -> None:
     assert len(str(span.attributes["baton.reason"])) == MAX_TEXT_CHARS
     assert span.attributes["baton.placed_again"] is True
     assert only("lost", resumed).replica_id == "d"
-    assert [s.error for s in spans_of(resumed) if s.name == "leg decode"] == ["broken"]
+    assert [s.error for s in spans_of(resumed) if s.name == "leg decode"] == ["failed"]
 
 
 def test_a_request_that_was_refused_says_why_and_was_never_anywhere() -> None:

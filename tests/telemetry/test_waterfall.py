@@ -143,17 +143,17 @@ def test_the_rest_of_a_prompt_whose_front_was_fetched_is_prefill() -> None:
 
 def test_a_request_that_was_never_placed_was_held_all_along() -> None:
     refused = evolve(told(outcome=Phase.EVICTED), ended_at_s=107.0)
-    assert brief(refused) == [("held", "", 0.0, 7.0)]
+    assert brief(refused) == [("ingress_wait", "", 0.0, 7.0)]
 
 
 def test_what_came_to_nothing_is_lost_time_and_the_wait_after_it_is_held() -> None:
     broken = evolve(DECODE, outcome=LegOutcome.FAILED, output_tokens=0, ended_at_s=101.25)
     again = evolve(LOCAL, route_index=1, started_at_s=102.0, first_output_at_s=102.5)
     assert brief(told(PREFILL, evolve(broken, first_output_at_s=None), again)) == [
-        ("held", "", 0.0, 0.25),
+        ("ingress_wait", "", 0.0, 0.25),
         ("lost", "p", 0.25, 1.0),
         ("lost", "d", 1.0, 1.25),
-        ("held", "", 1.25, 2.0),
+        ("ingress_wait", "", 1.25, 2.0),
         ("queue", "d", 2.0, 2.375),
         ("prefill", "d", 2.375, 2.5),
         ("decode", "d", 2.5, 3.0),

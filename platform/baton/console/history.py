@@ -45,12 +45,12 @@ def make_point(report: Json, at_s: float) -> dict[str, float | None]:
         "goodput_per_s": _number(service["goodput_per_s"]) if report.get("classes") else None,
         "refused_per_s": demand.get("refused_per_s"),
         "in_flight": demand.get("in_flight"),
-        "held": demand.get("held"),
+        "queued": demand.get("queued"),
     }
     for row in (report.get("classes") or ())[:MAX_SERIES]:
         point[f"attainment/{row['class']}"] = row["attainment"]
     for row in (report.get("pools") or ())[:MAX_SERIES]:
-        point[f"want/{row['pool']}"] = row["want"]
+        point[f"desired/{row['pool']}"] = row["desired"]
         point[f"ready/{row['pool']}"] = row["ready"]
     return point
 

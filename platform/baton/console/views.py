@@ -130,10 +130,10 @@ def tick_runs(ticks: Sequence[Json]) -> list[JsonDict]:
 
 def _group_key(tick: Json) -> object:
     pools = [
-        (pool["pool"], pool["have"], pool["want"], pool["reason"], pool["clipped_by"])
+        (pool["pool"], pool["have"], pool["desired"], pool["reason"], pool["clipped_by"])
         for pool in tick["pools"]
     ]
-    return (tick["held"], tick["actions"], tick["policy"], tick["dry_run"], pools)
+    return (tick["paused_reason"], tick["actions"], tick["policy"], tick["dry_run"], pools)
 
 
 def _sum_counts(counts: Iterable[Json | None]) -> dict[str, int]:

@@ -30,11 +30,11 @@ class PrefixRequirement(StrEnum):
 
     ALL = "all"
     """Every block: full attention."""
-    TRAILING_BLOCKS = "last"
+    TRAILING_BLOCKS = "trailing_blocks"
     """The last N blocks: a sliding window; one, for a state."""
     CHUNK = "chunk"
     """The blocks since the last multiple of N tokens: chunked local attention."""
-    NONE = "nothing"
+    NONE = "none"
     """Scratch memory of one request, which is never shared."""
 
 

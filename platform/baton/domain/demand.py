@@ -62,15 +62,15 @@ class AdmissionOutcome(StrEnum):
     EVICTED = "evicted"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    CLIENT_ERROR = "barred"
+    CLIENT_ERROR = "client_error"
     """Shed or failed for its own doing."""
 
 
 class AdmissionPath(StrEnum):
     """How a request was let in."""
 
-    IMMEDIATE = "at_once"
-    QUEUED = "held"
+    IMMEDIATE = "immediate"
+    QUEUED = "queued"
     """After it had waited here."""
 
 

@@ -22,10 +22,10 @@ class Role(StrEnum):
 class Health(StrEnum):
     """Whether a replica is counted on for new work; the best first."""
 
-    HEALTHY = "sound"
-    EJECTED = "quarantined"
+    HEALTHY = "healthy"
+    EJECTED = "ejected"
     """It has failed requests, or was away, and must show first that it is well."""
-    UNRESPONSIVE = "silent"
+    UNRESPONSIVE = "unresponsive"
     """It should have been heard of by now."""
 
 
@@ -34,13 +34,13 @@ class LossReason(StrEnum):
 
     LEFT = "left"
     """It is gone from the membership that Ray reports."""
-    UNRESPONSIVE = "silent"
+    UNRESPONSIVE = "unresponsive"
     """No heartbeat within the liveness deadline."""
     DISCONNECTED = "disconnected"
     """The link's connection broke (a killed process looks like this)."""
     ENGINE_DEAD = "engine_dead"
     """Its engine process died."""
-    OUT_OF_SYNC = "out_of_step"
+    OUT_OF_SYNC = "out_of_sync"
     """Frames were lost on the link, so its streams cannot be trusted."""
 
 

@@ -25,7 +25,7 @@ class RouteReason(StrEnum):
     DISAGGREGATED = "disaggregated"
     LOCAL_FASTER = "local_faster"
     """Prefilling on the decode replica is predicted to cost less than a handoff."""
-    DECODE_ON_PREFILL = "deflected"
+    DECODE_ON_PREFILL = "decode_on_prefill"
     """A prefill replica decodes it, too: that is predicted to keep more objectives than a handoff,
     or there is next to nothing to decode."""
     PREFIX_FETCH = "prefix_fetch"
@@ -262,7 +262,7 @@ class LegOutput(NamedTuple):
 class LegFailure(StrEnum):
     """Why a leg ended without its engine finishing it."""
 
-    REJECTED = "refused"
+    REJECTED = "rejected"
     """The engine did not accept it, and has not failed: another try would end the same."""
     INVALID = "invalid"
     """Likewise, because of its request: the client gets the reason."""

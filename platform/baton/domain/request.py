@@ -36,7 +36,7 @@ class FinishReason(StrEnum):
     REPETITION = "repetition"
     INVALID = "invalid"
     """The request itself is wrong: any engine would end it so. The stop reason says why."""
-    REJECTED = "refused"
+    REJECTED = "rejected"
     """The engine cannot run it, and has not failed: a retry would end the same. Likewise."""
 
 

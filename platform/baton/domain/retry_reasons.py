@@ -9,21 +9,21 @@ from typing import NamedTuple
 class RetryReason(StrEnum):
     """The failure that caused a retry (a metric label, hence an enum)."""
 
-    REPLICA_LOST = "lost"
+    REPLICA_LOST = "replica_lost"
     """Its replica is gone, or could not be reached."""
-    UNRESPONSIVE = "silent"
+    UNRESPONSIVE = "unresponsive"
     """Nothing was heard of its replica, frozen or cut off, for as long as is borne."""
-    ENGINE_STALLED = "still"
+    ENGINE_STALLED = "engine_stalled"
     """Its replica says that it has work, and has not done a step of it."""
-    ENGINE_ERROR = "failed"
+    ENGINE_ERROR = "engine_error"
     """The engine ended it."""
-    OVERLOADED = "full"
+    OVERLOADED = "overloaded"
     """A bounded queue on the way to its replica was full."""
-    FIRST_TOKEN_TIMEOUT = "late"  # noqa: S105 - no secret
+    FIRST_TOKEN_TIMEOUT = "first_token_timeout"  # noqa: S105 - no secret
     """Its first token did not come in time."""
-    TOKEN_TIMEOUT = "stalled"  # noqa: S105 - no secret
+    TOKEN_TIMEOUT = "token_timeout"  # noqa: S105 - no secret
     """Its next token did not come in time."""
-    HANDOFF_FAILED = "handoff"
+    HANDOFF_FAILED = "handoff_failed"
     """Its blocks did not get from one replica to the other."""
     HEDGED = "hedged"
     """Its first token was much later than predicted, and another replica had nothing to do."""

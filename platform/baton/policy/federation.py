@@ -33,7 +33,7 @@ class ChoiceReason(StrEnum):
     """Why a cluster was chosen."""
 
     HOME = "home"
-    OVERFLOWED = "spilled"
+    OVERFLOWED = "overflowed"
     """Its home would have taken longer."""
     FAILED_OVER = "failed_over"
     """Its home is not heard of."""

@@ -48,7 +48,7 @@ class Label(StrEnum):
     MODEL = "model"
     POOL = "pool"
     OUTCOME = "outcome"
-    """How a request ended: `domain.request.Phase` of those that are ends, or `barred`; of
+    """How a request ended: `domain.request.Phase` of those that are ends, or `client_error`; of
     admissions, see `domain.demand.AdmissionOutcome`."""
     OBJECTIVE = "objective"
     """See `Objective`."""
@@ -580,7 +580,7 @@ SLO_OBJECTIVE = _gauge(
 SLO_ATTAINMENT = _gauge(
     _CONTROLLER,
     "baton_slo_attainment_fraction",
-    "Attainment; `lately`: recent.",
+    "Attainment; `recent`: the last half minute.",
     Label.SLO_CLASS,
     Label.WINDOW,
 )

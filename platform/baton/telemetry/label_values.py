@@ -15,7 +15,7 @@ baton's own policy gives it."""
 class PoolCount(StrEnum):
     """Which replicas of a pool are counted (`state`)."""
 
-    DESIRED = "want"
+    DESIRED = "desired"
     READY = "ready"
     STARTING = "starting"
     DRAINING = "draining"
@@ -67,7 +67,7 @@ class TickOutcome(StrEnum):
     """How a turn of the scaling loop ended (`outcome`)."""
 
     DECIDED = "decided"
-    PAUSED = "held"
+    PAUSED = "paused"
     """Something could not be seen, so nothing was changed."""
     FAILED = "failed"
 
@@ -75,7 +75,7 @@ class TickOutcome(StrEnum):
 class Window(StrEnum):
     """Over which time attainment is taken (`window`)."""
 
-    RECENT = "lately"
+    RECENT = "recent"
     """The last half minute or so: what the autoscaler goes by."""
     TARGET = "target"
     """The time over which the class' target counts, as far as this controller has lived."""

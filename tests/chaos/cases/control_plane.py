@@ -91,7 +91,7 @@ def controller_killed(folder: Path) -> Outcome:
             )
             ended = sum(exchange.ending is not None for exchange in clients.exchanges)
             uncounted = ended - _counted_requests(processes)
-    handover_ticks = [tick for tick in ticks if "another controller acted" in tick["held"]]
+    handover_ticks = [tick for tick in ticks if "another controller acted" in tick["paused_reason"]]
     actions = [what for tick in handover_ticks for what in tick["actions"]]
     bounds = [
         at_most("until another controller answers, s", round(back_s, 1), 20.0),
@@ -109,7 +109,7 @@ def controller_killed(folder: Path) -> Outcome:
 def _controller_state(processes: DeploymentProcesses) -> dict[str, Any]:
     """What a new controller has to find out again."""
     status = processes.status()
-    pools = {row["pool"]: row["want"] for row in status["pools"]}
+    pools = {row["pool"]: row["desired"] for row in status["pools"]}
     overrides = {row["pool"]: row["replicas"] for row in status["autoscaler"]["overrides"]}
     return {"generation": status["generation"], "overrides": overrides, "targets": pools}
 
@@ -153,7 +153,7 @@ def serve_controller_killed(folder: Path) -> Outcome:
 
 
 def _desired_replicas(status: dict[str, Any], pool: str) -> int | None:
-    desired = [row["want"] for row in status["pools"] if row["pool"] == pool]
+    desired = [row["desired"] for row in status["pools"] if row["pool"] == pool]
     return desired[0] if desired else None
 
 

@@ -170,7 +170,7 @@ def prometheus_down(folder: Path) -> Outcome:
     bounds = [
         at_least("turns of the scaling loop in 20 s", turns, 15),
         exactly("turns and calls that failed", last["failed_turns"] + last["failed_calls"], 0),
-        exactly("what makes it hold", last["held"], ""),
+        exactly("what makes it hold", last["paused_reason"], ""),
         exactly("endpoints that answer a scraper that reads", answered, len(targets)),
     ]
     return outcome(
@@ -223,7 +223,7 @@ def corrupted_reports() -> dict[str, CorruptReport]:
         }
         corruptions |= {
             f"{name} {text}": partial(_corrupt_report, name, value)
-            for name in ("in_flight", "held")
+            for name in ("in_flight", "queued")
         }
         if not math.isfinite(value):
             corruptions |= {

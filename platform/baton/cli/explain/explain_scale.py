@@ -70,8 +70,10 @@ def _runs(ticks: Iterable[JsonDict]) -> Iterator[list[JsonDict]]:
 
 
 def _group_key(tick: JsonDict) -> object:
-    pools = [(p["pool"], p["have"], p["want"], p["reason"], p["clipped_by"]) for p in tick["pools"]]
-    return (tick["held"], tick["actions"], tick["policy"], tick["dry_run"], pools)
+    pools = [
+        (p["pool"], p["have"], p["desired"], p["reason"], p["clipped_by"]) for p in tick["pools"]
+    ]
+    return (tick["paused_reason"], tick["actions"], tick["policy"], tick["dry_run"], pools)
 
 
 def _run_lines(run: list[JsonDict]) -> Iterator[str]:
@@ -91,25 +93,25 @@ def _run_lines(run: list[JsonDict]) -> Iterator[str]:
 
 
 def _outcome(tick: JsonDict) -> str:
-    if tick["held"]:
-        return f"held, because {tick['held']}"
+    if tick["paused_reason"]:
+        return f"paused, because {tick['paused_reason']}"
     if tick["actions"]:
         return ", ".join(tick["actions"])
     return "would act, but this is a dry run" if _would_act(tick) else "no change"
 
 
 def _would_act(tick: JsonDict) -> bool:
-    return tick["dry_run"] and any(p["have"] != p["want"] or p["flips"] for p in tick["pools"])
+    return tick["dry_run"] and any(p["have"] != p["desired"] or p["flips"] for p in tick["pools"])
 
 
 def _pool_row(pool: JsonDict) -> dict[str, object]:
-    unclipped = "" if pool["asked"] == pool["want"] else f"{pool['asked']} asked"
+    unclipped = "" if pool["asked"] == pool["desired"] else f"{pool['asked']} asked"
     clipped = f"{unclipped}, clipped by {pool['clipped_by']}" if pool["clipped_by"] else unclipped
     flips = ", ".join(f"{count} as {role}" for role, count in pool["flips"].items() if count)
     return {
         "pool": pool["pool"],
         "have": pool["have"],
-        "want": pool["want"],
+        "desired": pool["desired"],
         "reason": pool["reason"],
         "bounds": clipped.removeprefix(", ") or "-",
         "flips": flips or "-",

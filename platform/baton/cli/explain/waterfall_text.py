@@ -14,7 +14,7 @@ _MAX_WIDTH = 160
 _MIN_BAR_WIDTH = 20
 _FIGURES_WIDTH = 24
 """The actual and the predicted time, beside the bars."""
-_PART_STYLES = {"held": TextStyle.DIM, "queue": TextStyle.WARNING, "lost": TextStyle.BAD}
+_PART_STYLES = {"ingress_wait": TextStyle.DIM, "queue": TextStyle.WARNING, "lost": TextStyle.BAD}
 
 
 def screen_width() -> int:

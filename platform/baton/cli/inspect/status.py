@@ -159,8 +159,8 @@ def _service_rows(report: Report) -> Report:
 def _scaling_text(scaling: JsonDict) -> str:
     """The policy, and its last action or the reason against one."""
     text = str(scaling["policy"])
-    if pause_reason := scaling["held"]:
-        return f"{text}; held, because {pause_reason}"
+    if pause_reason := scaling["paused_reason"]:
+        return f"{text}; paused, because {pause_reason}"
     if (last_action := scaling["last_action"]) is not None:
         return (
             f"{text}; last {', '.join(last_action['actions'])},"
@@ -180,7 +180,7 @@ def _override_text(override: JsonDict) -> str:
 def _admission_text(demand: JsonDict) -> str:
     text = (
         f"{demand['requests_per_s']:g} requests/s, {demand['refused_per_s']:g} refused/s, "
-        f"{demand['in_flight']} in flight, {demand['held']} held"
+        f"{demand['in_flight']} in flight, {demand['queued']} queued"
     )
     slack_s = demand["slack_s"]
     if slack_s is None:
@@ -190,7 +190,7 @@ def _admission_text(demand: JsonDict) -> str:
 
 
 def _pool_row(pool: JsonDict) -> dict[str, object]:
-    row = {name: pool[name] for name in ("pool", "want", "ready", "starting", "draining")}
+    row = {name: pool[name] for name in ("pool", "desired", "ready", "starting", "draining")}
     if "prefill" in pool:
         role_counts = {role: pool[role] for role in ("prefill", "decode", "mixed") if pool[role]}
         row["roles"] = ", ".join(f"{count} {role}" for role, count in role_counts.items()) or "-"

@@ -146,7 +146,7 @@ def _service(status: _JsonDict) -> dict[str, object]:
         "prompt_tokens_per_s": demand.get("prompt_tokens_per_s"),
         "output_tokens_per_s": demand.get("output_tokens_per_s"),
         "in_flight": demand.get("in_flight"),
-        "held": demand.get("held"),
+        "queued": demand.get("queued"),
         "slack_s": demand.get("slack_s"),
     }
 
@@ -190,7 +190,7 @@ def _link_severity(row: _JsonDict) -> tuple[bool, bool, int, float]:
 def _warnings(status: _JsonDict, ingresses: list[_JsonDict]) -> Iterable[str]:
     """Warnings for an operator, in a line each."""
     scaling = status.get("autoscaler") or {}
-    if pause_reason := scaling.get("held"):
+    if pause_reason := scaling.get("paused_reason"):
         yield f"the autoscaler holds still: {pause_reason}"
     for pool in status.get("pools") or []:
         if trouble := pool.get("trouble"):

@@ -195,7 +195,7 @@ def _load_line(service: JsonDict) -> Text:
         f"offered {_number(service['offered_per_s'])}/s",
         f"refused {_number(service['refused_per_s'])}/s",
         f"in flight {_number(service['in_flight'])}",
-        f"held {_number(service['held'])}",
+        f"queued {_number(service['queued'])}",
     ]
     slack_s = service["slack_s"]
     if slack_s is not None:
@@ -238,7 +238,7 @@ def _share_style(share: float | None, target: float | None) -> str:
 
 def _pool_table() -> Table:
     return _table(
-        ("pool", False), ("want", True), ("ready", True), ("start", True), ("drain", True),
+        ("pool", False), ("desired", True), ("ready", True), ("start", True), ("drain", True),
         ("roles", False), ("busy", False), ("kv", False), ("run", True), ("queue", True),
     )  # fmt: skip
 
@@ -246,10 +246,10 @@ def _pool_table() -> Table:
 def _pool_row(row: JsonDict, frame: Frame) -> list[Cell]:
     role_counts = {role: row.get(role) or 0 for role in ("prefill", "decode", "mixed")}
     roles = ", ".join(f"{count} {role}" for role, count in role_counts.items() if count) or "-"
-    is_short = row["ready"] < row["want"]
+    is_short = row["ready"] < row["desired"]
     return [
         str(row["pool"]),
-        str(row["want"]),
+        str(row["desired"]),
         Text(str(row["ready"]), style="yellow" if is_short else ""),
         str(row["starting"]),
         str(row["draining"]),

@@ -44,7 +44,7 @@ function poolOf(pool, told, rows, name) {
   if (!rows.length) return null;
   const row = told.pools.find((one) => one.pool === pool);
   return h("div", { class: "pool", key: pool },
-    h("h2", {}, pool, row ? h("span", { class: "faint" }, ` ${row.ready} of ${row.want} ready`) : null),
+    h("h2", {}, pool, row ? h("span", { class: "faint" }, ` ${row.ready} of ${row.desired} ready`) : null),
     h("ul", { class: "replicas" }, rows.map((one) => h("li", { key: one.replica_id }, replica(one, name)))),
   );
 }

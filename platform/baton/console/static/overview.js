@@ -55,7 +55,7 @@ function stats(demand) {
     ["prompt tokens to compute", short(demand?.prompt_tokens_per_s), "/s"],
     ["output tokens", short(demand?.output_tokens_per_s), "/s"],
     ["in flight", whole(demand?.in_flight), ""],
-    ["held", whole(demand?.held), ""],
+    ["queued", whole(demand?.queued), ""],
     ["refused", rate(demand?.refused_per_s), "/s"],
     [late ? "most urgent is late by" : "most urgent has left", seconds(demand?.slack_s == null ? null : Math.abs(demand.slack_s)), "", late],
   ];
@@ -94,7 +94,7 @@ function pools(rows) {
     h("div", { class: "cards" }, rows.map((row) => h("a", { class: "card", key: row.pool, href: "#fleet", "data-row": true },
       h("div", { class: "card-head" }, h("b", {}, row.pool), h("span", { class: "faint" }, roles(row))),
       h("div", { class: "pips", "aria-hidden": "true" }, pips(row)),
-      h("div", { class: "card-line" }, h("span", {}, h("b", {}, whole(row.ready)), ` of ${whole(row.want)} ready`), row.starting ? h("span", {}, `${row.starting} starting`) : null, row.draining ? h("span", {}, `${row.draining} draining`) : null),
+      h("div", { class: "card-line" }, h("span", {}, h("b", {}, whole(row.ready)), ` of ${whole(row.desired)} ready`), row.starting ? h("span", {}, `${row.starting} starting`) : null, row.draining ? h("span", {}, `${row.draining} draining`) : null),
       meter(row.busy ?? null, "busy"),
       row.trouble ? h("p", { class: "bad note" }, `✕ ${String(row.trouble).split("\n")[0]}`) : null,
     ))),
@@ -109,7 +109,7 @@ function roles(row) {
 function pips(row) {
   const plays = ["prefill", "decode", "mixed"].map((role) => [role, row[role] ?? 0]);
   const told = plays.reduce((sum, [, count]) => sum + count, 0);
-  const kinds = [...plays, ["ready", row.ready - told], ["starting", row.starting], ["draining", row.draining], ["missing", row.want - row.ready - row.starting]];
+  const kinds = [...plays, ["ready", row.ready - told], ["starting", row.starting], ["draining", row.draining], ["missing", row.desired - row.ready - row.starting]];
   const all = kinds.flatMap(([kind, count]) => Array.from({ length: Math.max(0, count ?? 0) }, (_, at) => [kind, at]));
   return all.slice(0, 48).map(([kind, at]) => h("i", { key: `${kind}${at}`, class: `pip ${kind}` }));
 }
@@ -129,7 +129,7 @@ function autoscaler(told) {
   const last = told.last_action;
   return h("section", { key: "scaling" },
     h("h2", {}, h("a", { href: "#scaling" }, "Autoscaler")),
-    h("p", {}, told.held ? [h("b", { class: "warn" }, "held"), ` because ${told.held}`] : last ? [h("b", {}, last.actions.join(", ")), h("span", { class: "faint" }, ` ${ago(last.age_s)}`)] : "has had nothing to change"),
+    h("p", {}, told.paused_reason ? [h("b", { class: "warn" }, "paused"), ` because ${told.paused_reason}`] : last ? [h("b", {}, last.actions.join(", ")), h("span", { class: "faint" }, ` ${ago(last.age_s)}`)] : "has had nothing to change"),
     h("p", { class: "faint" }, told.policy),
     (told.overrides ?? []).map((one) => h("p", { key: one.pool, class: "warn" }, `by hand: ${one.pool} at ${one.replicas} ${one.remaining_s === null ? "until taken back" : `for ${seconds(one.remaining_s)} more`}`)),
     told.last_failure ? h("p", { class: "bad" }, `✕ ${told.failed_calls + told.failed_turns} failures, the last: ${told.last_failure}`) : null,

@@ -5,7 +5,7 @@ import { ago, route, seconds, shortId, whole, words } from "./format.js";
 import { detail } from "./request.js";
 
 const ORDERS = [["latest", "l"], ["missed", "m"], ["slowest", "s"]];
-const PARTS = ["held", "lost", "queue", "prefill", "transfer", "decode"];
+const PARTS = ["ingress_wait", "lost", "queue", "prefill", "transfer", "decode"];
 
 export const requests = {
   topics: (state) => [state.order],

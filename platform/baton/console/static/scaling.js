@@ -12,7 +12,7 @@ const replicas = new Chart({
   lines: (history) => Object.keys(history).filter((name) => name.startsWith("ready/")).slice(0, MOST_POOLS).flatMap((name, at) => {
     const pool = name.slice("ready/".length);
     return [
-      { name: `want/${pool}`, label: `${pool} wanted`, color: INKS[at], dash: [4, 4], width: 1.25, step: true },
+      { name: `desired/${pool}`, label: `${pool} desired`, color: INKS[at], dash: [4, 4], width: 1.25, step: true },
       { name, label: `${pool} ready`, color: INKS[at], step: true },
     ];
   }),
@@ -44,7 +44,7 @@ export const scaling = {
 function standing(told) {
   const items = [
     ["turns", whole(told.turns)], ["failed turns", whole(told.failed_turns)], ["failed calls", whole(told.failed_calls)],
-    ["held", told.held || "no"], ["by hand", (told.overrides ?? []).map((one) => `${one.pool} at ${one.replicas}`).join(", ") || "none"],
+    ["paused", told.paused_reason || "no"], ["by hand", (told.overrides ?? []).map((one) => `${one.pool} at ${one.replicas}`).join(", ") || "none"],
   ];
   return h("dl", { class: "stats", key: "standing" }, items.map(([name, value]) => h("div", { key: name }, h("dt", {}, name), h("dd", { class: "smaller" }, value))));
 }
@@ -74,9 +74,9 @@ function identity(run, live) {
 }
 
 function outcome(run) {
-  if (run.held) return ["warn", `held, because ${run.held}`];
+  if (run.paused_reason) return ["warn", `paused, because ${run.paused_reason}`];
   if (run.actions.length) return ["acted", run.actions.join(", ")];
-  const would = run.dry_run && run.pools.some((pool) => pool.have !== pool.want || Object.values(pool.flips).some(Boolean));
+  const would = run.dry_run && run.pools.some((pool) => pool.have !== pool.desired || Object.values(pool.flips).some(Boolean));
   return would ? ["warn", "would act, but this is a dry run"] : ["faint", "no change"];
 }
 
@@ -87,7 +87,7 @@ function entry(run, age, live) {
     h("details", {},
       h("summary", { "data-row": true },
         h("span", { class: "entry-text" }, text),
-        h("span", { class: "entry-pools" }, run.pools.map((pool) => h("span", { key: pool.pool, class: pool.have === pool.want ? "faint" : "" }, `${pool.pool} `, h("b", { class: "n" }, pool.have === pool.want ? pool.want : `${pool.have} → ${pool.want}`), ` ${words(pool.reason)}`))),
+        h("span", { class: "entry-pools" }, run.pools.map((pool) => h("span", { key: pool.pool, class: pool.have === pool.desired ? "faint" : "" }, `${pool.pool} `, h("b", { class: "n" }, pool.have === pool.desired ? pool.desired : `${pool.have} → ${pool.desired}`), ` ${words(pool.reason)}`))),
         h("span", { class: "faint nowrap" }, when)),
       run.pools.map((pool) => poolPart(pool)),
     ),
@@ -96,7 +96,7 @@ function entry(run, age, live) {
 
 function poolPart(pool) {
   const flips = Object.entries(pool.flips).filter(([, count]) => count).map(([role, count]) => `${count} as ${role}`).join(", ");
-  const bounds = [pool.asked === pool.want ? "" : `${pool.asked} asked`, pool.clipped_by ? `clipped by ${words(pool.clipped_by)}` : ""].filter(Boolean).join(", ");
+  const bounds = [pool.asked === pool.desired ? "" : `${pool.asked} asked`, pool.clipped_by ? `clipped by ${words(pool.clipped_by)}` : ""].filter(Boolean).join(", ");
   return h("div", { class: "entry-pool", key: pool.pool },
     h("p", {}, h("b", {}, `${pool.pool}: `), pool.why || words(pool.reason), bounds ? h("span", { class: "warn" }, ` (${bounds})`) : null, flips ? h("span", {}, `; ${flips}`) : null),
     h("dl", { class: "facts inputs" }, Object.entries(pool.inputs).map(([name, value]) => h("div", { key: name }, h("dt", {}, words(name)), h("dd", {}, value === null ? "–" : name.endsWith("_s") && !name.endsWith("per_s") ? seconds(value) : digits(value, 4))))),

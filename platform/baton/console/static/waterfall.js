@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { promised as axisText, seconds, shortId } from "./format.js";
 
-const PARTS = new Set(["held", "lost", "queue", "prefill", "transfer", "decode"]);
+const PARTS = new Set(["ingress_wait", "lost", "queue", "prefill", "transfer", "decode"]);
 
 export function waterfall(told, ctx) {
   const bars = told.waterfall ?? [];

@@ -558,7 +558,7 @@ def _fit_buckets(buckets: tuple[int, ...]) -> tuple[int, ...]:
 def report_problems(report: CoordinatorReport) -> Iterator[str]:
     """Everything that is wrong with a report, in words."""
     signed = {"at_s": report.at_s, "slack_s": report.slack_s or 0.0}
-    non_negative: dict[str, float] = {"in_flight": report.in_flight, "held": report.queued}
+    non_negative: dict[str, float] = {"in_flight": report.in_flight, "queued": report.queued}
     non_negative |= {f"demand.{key}": value for key, value in report.demand._asdict().items()}
     non_negative |= {"ttft.sum_s": report.ttft.sum_s, "tpot.sum_s": report.tpot.sum_s}
     for pool in report.pools:

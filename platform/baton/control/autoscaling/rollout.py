@@ -45,7 +45,7 @@ class RolloutAction(StrEnum):
 
     HOLD = "hold"
     """Look again in a moment; no further stage begins."""
-    PROCEED = "go on"
+    PROCEED = "proceed"
     """This stage is good; the next may begin."""
     ROLL_BACK = "roll back"
 

@@ -20,9 +20,9 @@ class PairNoticeKind(StrEnum):
     """From every replica that might fetch from it: its listener is gone, even if it is healthy.
     """
     SOURCE_REACHABLE = "source reachable again"
-    AGENT_FAILED = "agent broken"
+    AGENT_FAILED = "agent failed"
     """A target pulls from no source, though its sources answer it and serve others."""
-    AGENT_RECOVERED = "agent well again"
+    AGENT_RECOVERED = "agent recovered"
 
 
 class PairNotice(NamedTuple):

@@ -91,7 +91,7 @@ class ProbeOptions:
 class _ProbeOutcome(StrEnum):
     OK = "ok"
     FAILED = "failed"
-    INCONCLUSIVE = "unclear"
+    INCONCLUSIVE = "inconclusive"
 
 
 class PairProber:

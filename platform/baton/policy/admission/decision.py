@@ -79,19 +79,19 @@ class AdmissionOptions:
 class AdmissionReason(StrEnum):
     """Why a request was admitted, held or rejected."""
 
-    MEETS_SLO = "in_time"
+    MEETS_SLO = "meets_slo"
     """It is predicted to meet its objectives."""
-    NOT_EVALUATED = "not_judged"
+    NOT_EVALUATED = "not_evaluated"
     """There are no objectives, or no predictions."""
-    BEHIND_OTHERS = "turn"
+    BEHIND_OTHERS = "behind_others"
     """Others come first."""
     ENGINE_QUEUE = "engine_queue"
     """The engine that would take it has prompts enough for now."""
-    TPOT_UNATTAINABLE = "pace"
+    TPOT_UNATTAINABLE = "tpot_unattainable"
     """Streams would be too many by the time its prompt is computed."""
-    INTERFERENCE = "breaks"
+    INTERFERENCE = "interference"
     """Streams that are under way would miss their pace because of it."""
-    SLO_UNATTAINABLE = "too_late"
+    SLO_UNATTAINABLE = "slo_unattainable"
     """It could not have its first token in time."""
 
 

@@ -34,9 +34,9 @@ class SendResult(StrEnum):
     """The result of a send."""
 
     QUEUED = "queued"
-    QUEUE_FULL = "full"
+    QUEUE_FULL = "queue_full"
     """The bounded queue has no room."""
-    NOT_CONNECTED = "nobody"
+    NOT_CONNECTED = "not_connected"
     """The peer is not connected."""
 
 

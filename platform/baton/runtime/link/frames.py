@@ -45,14 +45,14 @@ class CloseReason(StrEnum):
     ENGINE_DEAD = "engine_dead"
     NO_SESSION = "no_session"
     """The other side is not, or no longer, known: it may say hello again."""
-    UNRESPONSIVE = "silent"
+    UNRESPONSIVE = "unresponsive"
     """The other side was not heard within the liveness deadline."""
     REPLACED = "replaced"
     """The same coordinator opened a newer session."""
     BAD_FRAME = "bad_frame"
-    PROTOCOL_MISMATCH = "protocol"
+    PROTOCOL_MISMATCH = "protocol_mismatch"
     """The two sides speak different versions of this protocol."""
-    TOO_MANY_COORDINATORS = "full"
+    TOO_MANY_COORDINATORS = "too_many_coordinators"
     """The replica serves as many coordinators as it may."""
 
 

@@ -270,7 +270,7 @@ class ControllerService:
         now_s = self._clock.now_s()
         return {
             "policy": self._loop.plan.description,
-            "held": ticks[-1].paused_reason if ticks else "no tick yet",
+            "paused_reason": ticks[-1].paused_reason if ticks else "no tick yet",
             "last_action": None
             if last_acting_tick is None
             else tick_rows([last_acting_tick], now_s)[0],

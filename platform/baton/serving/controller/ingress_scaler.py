@@ -78,7 +78,7 @@ class IngressScaler:
         if desired != target:
             fields = {
                 "had": target,
-                "want": desired,
+                "desired": desired,
                 "busy": [round(busy_fraction, 2) for busy_fraction in busy_fractions],
             }
             log_event(_LOGGER, logging.INFO, "ingresses_scaled", fields)

@@ -231,14 +231,16 @@ def check_pools(status: JsonDict) -> Check:
     ]
     if failing:
         return topic.failed(few(failing), "see 'baton logs --level warning' for why they end")
-    empty = [pool["pool"] for pool in pools if pool["want"] and not pool["ready"]]
+    empty = [pool["pool"] for pool in pools if pool["desired"] and not pool["ready"]]
     if empty:
         return topic.failed(
             f"{', '.join(empty)}: no replica is ready",
             "wait while they start ('baton status --watch'); else see 'baton logs'",
         )
     below_target = [
-        f"{p['pool']} has {p['ready']} of {p['want']}" for p in pools if p["ready"] < p["want"]
+        f"{p['pool']} has {p['ready']} of {p['desired']}"
+        for p in pools
+        if p["ready"] < p["desired"]
     ]
     if below_target:
         return topic.warned(
@@ -368,7 +370,7 @@ def check_autoscaler(status: JsonDict) -> Check:
     scaling = cast("JsonDict", status.get("autoscaler") or {})
     if not scaling:
         return topic.skipped("the controller does not tell")
-    if pause_reason := scaling["held"]:
+    if pause_reason := scaling["paused_reason"]:
         return topic.warned(
             f"it holds still, because {pause_reason}",
             "wait a minute after a start; else see the reports below, and 'baton explain scale'",

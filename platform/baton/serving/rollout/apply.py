@@ -240,7 +240,7 @@ def _revert_generation(
 ) -> Sequence[str]:
     """The old configuration as the next generation, unless somebody has applied another since."""
     reverted = LiveConfig(generation=generation, config=plan.old.config)
-    if not deployment.commit(reverted, "taken back"):
+    if not deployment.commit(reverted, "reverted"):
         return ["somebody else has applied another since"]
     problems = list(
         _activate(

@@ -140,7 +140,7 @@ def run_rollout(
     header = {"what": options.operation, "generation": generation}
 
     def report_progress(line: str) -> None:
-        fleet.record_progress({**header, "state": "under way", "why": line})
+        fleet.record_progress({**header, "state": "in progress", "why": line})
         options.on_progress(line)
 
     if not options.wait:
@@ -162,8 +162,10 @@ def revert(
 ) -> tuple[str, ...]:
     """Have these builds again, and wait until they run; what went wrong."""
     names = tuple(name for stage in plan.stages for name in stage)
-    header = {"what": f"{options.operation}, taken back"}
-    fleet.record_progress({**header, "state": "under way", "why": f"replacing {', '.join(names)}"})
+    header = {"what": f"{options.operation}, rolled back"}
+    fleet.record_progress(
+        {**header, "state": "in progress", "why": f"replacing {', '.join(names)}"}
+    )
     until_s = options.now_s() + options.stage_timeout_s
     why = order_builds(fleet, builds, options)
     why = why or f"the old replicas were not back after {options.stage_timeout_s:.0f} s"

@@ -385,7 +385,7 @@ class ScalingLoop:
             self.counters.record_scaling(pool, current=previous, desired=desired)
             if (last_state := self._last_states.get(pool)) is not None:
                 self._last_states[pool] = replace(last_state, target=desired)
-            fields = {"pool": pool, "had": previous, "want": desired, "why": why}
+            fields = {"pool": pool, "had": previous, "desired": desired, "why": why}
             log_event(_LOGGER, logging.INFO, "pool_scaled", fields)
         return has_scaled
 

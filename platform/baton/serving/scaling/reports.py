@@ -78,7 +78,7 @@ def pool_rows(observation: Observation | None, states: Mapping[str, DeploymentSt
     """Each pool: how many replicas it is to have, and what those it has do."""
     rows: list[Row] = []
     for name, state in sorted(states.items()):
-        row: dict[str, object] = {"pool": name, "want": state.target}
+        row: dict[str, object] = {"pool": name, "desired": state.target}
         pool = None if observation is None else observation.pools.get(name)
         row |= {
             "ready": state.running if pool is None else pool.ready_replicas,
@@ -109,7 +109,7 @@ def demand_row(observation: Observation | None) -> Row | None:
         "refused_per_s": round(service.rejected_per_s, 3),
         "attainment": _rounded(service.attainment),
         "in_flight": service.in_flight,
-        "held": service.queued_requests,
+        "queued": service.queued_requests,
         "slack_s": _rounded(service.min_ttft_slack_s),
         "window_s": round(observation.window_s, 1),
     }
@@ -150,7 +150,7 @@ def _tick_row(tick: AutoscalerTick, now_s: float) -> Row:
     return {
         "age_s": round(now_s - tick.at_s, 3),
         "policy": tick.policy,
-        "held": tick.paused_reason,
+        "paused_reason": tick.paused_reason,
         "dry_run": tick.dry_run,
         "actions": [action_text(action) for action in tick.actions],
         "pools": [_decision_row(decision) for decision in tick.decisions],
@@ -161,7 +161,7 @@ def _decision_row(decision: ScalingDecision) -> Row:
     return {
         "pool": decision.pool,
         "have": decision.current_replicas,
-        "want": decision.target_replicas,
+        "desired": decision.target_replicas,
         "asked": decision.desired_replicas,
         "reason": str(decision.reason),
         "why": decision.why,

@@ -144,12 +144,12 @@ class GenerationStatus(StrEnum):
 
     STARTED = "started"
     """The deployment was started with it."""
-    IN_PROGRESS = "under way"
+    IN_PROGRESS = "in progress"
     """Somebody is carrying it out, or was and is gone."""
     APPLIED = "applied"
-    REVERTED = "taken back"
+    REVERTED = "reverted"
     """It did not work out; the next generation is as the one before it."""
-    NOT_REVERTED = "left as it is"
+    NOT_REVERTED = "not reverted"
     """It did not work out, and its operator wanted no way back."""
 
 

@@ -23,9 +23,9 @@ def verdict(record: RequestRecord) -> str:
     refused for what its tenant or client did.
     """
     if record.is_client_error:
-        return "barred"
+        return "client_error"
     if excluded(record, record.slo_result):
-        return "excused"
+        return "excluded"
     return "good" if record.slo_result.is_good else "missed"
 
 

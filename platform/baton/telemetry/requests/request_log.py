@@ -146,7 +146,7 @@ def headline(record: RequestRecord) -> RequestReport:
         "missed": ",".join(missed_objectives(record)),
         "tpot_s": _rounded_or_none(tpot_s(record)),
         "worst_gap_s": _rounded(record.max_itl_s),
-        "held_s": _rounded(record.queue_wait_s),
+        "queue_wait_s": _rounded(record.queue_wait_s),
         "gpu_s": _rounded(record.gpu_s),
         "trace_id": None if record.trace is None else record.trace.trace_id,
     } | _prediction_fields(_decision_of_first_token(record), record)

@@ -121,7 +121,7 @@ class _SpanBuilder:
             "admission",
             record.arrived_at_s,
             placed_at_s,
-            held_s=record.queue_wait_s,
+            queue_wait_s=record.queue_wait_s,
             admitted=bool(record.legs),
             reason="" if record.legs else record.reason[:MAX_TEXT_CHARS],
         )
@@ -251,7 +251,7 @@ def _request_attributes(record: RequestRecord) -> dict[str, Attribute]:
             "ttft_s": ttft_s(record),
             "tpot_s": tpot_s(record),
             "worst_gap_s": record.max_itl_s,
-            "held_s": record.queue_wait_s,
+            "queue_wait_s": record.queue_wait_s,
             "resumes": record.resumes,
             "handed_off_blocks": record.handed_off_blocks,
             "gpu_s": record.gpu_s,

@@ -21,7 +21,7 @@ from baton.domain.request import Phase
 class Part(StrEnum):
     """What a request was doing (a metric label, hence an enum)."""
 
-    INGRESS_WAIT = "held"
+    INGRESS_WAIT = "ingress_wait"
     """It waited at the ingress for its turn."""
     LOST = "lost"
     """A leg of it ran that came to nothing, or said nothing any more."""
