@@ -11,10 +11,10 @@ from baton.bench.accuracy.accuracy import (
     Evaluation,
     calibrate_engines,
     evaluate_rows,
+    recipe_of,
     unfit_reason,
 )
 from baton.bench.accuracy.measurements import MeasuredRow, read_rows
-from baton.bench.accuracy.recipes import recipe_of
 from baton.perf.fitting.calibration import ErrorStats, MeasurementKind
 
 FIT_ROWS = Path("perf/silicon/h100_dense.csv")
@@ -76,7 +76,7 @@ def _unfit_kind(row: MeasuredRow) -> str | None:
 def subsets(evaluation: Evaluation) -> dict[str, list[EvaluatedRow]]:
     """The rows that are not saturated: all, those whose benchmark is published, by engine.
 
-    How the others were run has to be assumed in part (`baton.bench.accuracy.recipes`).
+    How the others were run has to be assumed in part (`baton.bench.accuracy`).
     """
     rows = list(evaluation.unsaturated)
     published = [row for row in rows if recipe_of(row.row).is_published]

@@ -10,10 +10,11 @@ from baton.bench.accuracy.accuracy import (
     EvaluatedRow,
     calibrate_engines,
     evaluate_rows,
+    recipe_of,
     unfit_reason,
+    weight_dtype,
 )
 from baton.bench.accuracy.measurements import MeasuredRow
-from baton.bench.accuracy.recipes import recipe_of, weight_dtype
 from baton.perf.fitting.calibration import MeasurementKind
 from baton.perf.hardware.accelerators import Dtype
 

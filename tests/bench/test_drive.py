@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.bench.client.client import Api, ClientOptions, CompletionClient, ServedModel
-from baton.bench.client.timer import Timer
-from baton.bench.driver import LoadDriver, LoadResult, PlanShare
+from baton.bench.driver import LoadDriver, LoadResult, PlanShare, Timer
 from baton.bench.load import LoadPlan, SyntheticRequests, TokenRange
 from baton.bench.prompts.word_prompts import WordCosts
 from tests.bench.samples import plan, source

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from baton.bench.findings.tables import confidence_interval
+from baton.bench.findings.document import confidence_interval
 
 
 def test_an_interval_is_students() -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from baton.bench.accuracy.accuracy import busy_fractions, implausible_reason
 from baton.bench.accuracy.measurements import MeasuredRow
-from baton.bench.accuracy.plausibility import busy_fractions, implausible_reason
 from baton.perf.hardware.accelerators import Dtype
 
 ROW = MeasuredRow(

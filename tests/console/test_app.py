@@ -305,7 +305,7 @@ async def test_closing_the_hub_ends_a_stream_that_nobody_left() -> None:
 
 
 async def test_a_quiet_stream_says_that_it_is_still_there() -> None:
-    from baton.console.stream import EventStream
+    from baton.console.app import EventStream
 
     hub = Hub(ScriptedFeed(hanging={"overview"}), poll_options=QUICK)
     async with running_viewer(EventStream(hub, frozenset(), keepalive_s=0.005)) as viewer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from baton.console.history import History, make_point
+from baton.console.topics import History, make_point
 from baton.console.views import (
     MAX_REQUEST_ID_CHARS,
     fleet_view,

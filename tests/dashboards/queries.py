@@ -20,20 +20,18 @@ from baton.policy.resilience.circuit_breakers import CircuitState
 from baton.telemetry.catalogue import (
     CATALOGUE,
     Component,
+    EnginePhase,
+    EngineRequestState,
+    FrameOutcome,
     Kind,
     Label,
     Metric,
     Objective,
-    TokenKind,
-)
-from baton.telemetry.label_values import (
-    EnginePhase,
-    EngineRequestState,
-    FrameOutcome,
     PoolBound,
     PoolCount,
     ScalingAction,
     TickOutcome,
+    TokenKind,
     Window,
 )
 from baton.telemetry.requests.waterfall import Part

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.utils import floatToGoString
 
 from baton.telemetry import catalogue as c
-from baton.telemetry.edges import digest
-from baton.telemetry.histograms import Histogram
+from baton.telemetry.histograms import Histogram, digest
 from tests.dashboards.pages import (
     GET_TOOLS,
     find_panel,

@@ -14,8 +14,15 @@ from ruamel.yaml import YAML
 from baton.policy.scaling.actions import AutoscalerTick, ScalingDecision
 from baton.policy.scaling.desired import ScalingReason
 from baton.telemetry import rules
-from baton.telemetry.catalogue import CATALOGUE, REQUESTS, SCALING_INPUT, SLACK, TTFT
-from baton.telemetry.label_values import DESIRED, UNMET
+from baton.telemetry.catalogue import (
+    CATALOGUE,
+    DESIRED,
+    REQUESTS,
+    SCALING_INPUT,
+    SLACK,
+    TTFT,
+    UNMET,
+)
 from baton.telemetry.metrics.controller import ControllerState, controller_families
 from baton.telemetry.metrics.usage_meter import UsageMeter
 from baton.telemetry.rules import render

@@ -18,7 +18,7 @@ from baton.config.schema.service import SloObjectives, Timeouts
 from baton.control.state.limits import CoordinatorLimits
 from baton.domain.slo import Slo
 from baton.telemetry import catalogue as c
-from baton.telemetry.edges import all_edges, changed_edges, digest
+from baton.telemetry.histograms import all_edges, changed_edges, digest
 from tests.config.test_config_properties import CONFIGS, Tree, load, slow_machines
 
 HISTOGRAMS = [metric for metric in c.CATALOGUE if metric.kind is c.Kind.HISTOGRAM]

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.telemetry.catalogue import ITL, OTHER, TTFT, TTFT_RATIO
-from baton.telemetry.edges import digest
-from baton.telemetry.histograms import MAX_EDGE_SETS, Histogram
+from baton.telemetry.histograms import MAX_EDGE_SETS, Histogram, digest
 
 VALUES = st.floats(0, 20_000, allow_nan=False)
 CHAT = ("chat", "tiny", "decode")

@@ -19,11 +19,11 @@ from baton.domain.value import evolve
 from baton.policy.admission.slo_classes import SloClasses
 from baton.policy.links.estimates import LinkCounts, LinkState
 from baton.telemetry import catalogue as c
-from baton.telemetry.metrics.ingress import IngressMetrics
-from baton.telemetry.metrics.ingress_families import (
+from baton.telemetry.metrics.ingress import (
     HandoffFailuresByTarget,
     IngressCollector,
     IngressFacts,
+    IngressMetrics,
 )
 from tests.control.world import LIMITS, World, request
 

@@ -271,7 +271,8 @@ def test_there_are_many_of_every_kind() -> None:
     became = Counter(client.became() for client in clients.values())
     assert min(became[kind] for kind in ("good", "missed", "client_error", "excluded")) >= 15, became
     outcomes = told(REQUESTS.name, "outcome")
-    assert set(outcomes) == {"finished", "shed", "evicted", "failed", "cancelled", "client_error"}
+    ended = {"finished", "shed", "evicted", "failed", "cancelled", "client_error"}
+    assert set(outcomes) == ended
     assert min(outcomes.values()) >= 5, outcomes
     late = sum(client.finished and client.became() == "missed" for client in clients.values())
     assert late >= 15
@@ -314,7 +315,8 @@ def test_why_nobody_was_let_in_is_what_clients_were_told() -> None:
         if client.error is not None and not client.tokens
     )
     reasons = told(ADMISSIONS.name, "reason")
-    for word in ("queue_full", "slo_unattainable", "rate_limited", "prompt_too_long", "not_allowed"):
+    causes = ("queue_full", "slo_unattainable", "rate_limited", "prompt_too_long", "not_allowed")
+    for word in causes:
         assert reasons[word] == never[word] > 0, word
 
 

@@ -6,8 +6,7 @@ from typing import cast
 
 from baton.policy.scaling.actions import AutoscalerTick, ScalingDecision
 from baton.policy.scaling.desired import ScalingReason
-from baton.telemetry.catalogue import OTHER
-from baton.telemetry.label_values import ScalingAction, TickOutcome
+from baton.telemetry.catalogue import OTHER, ScalingAction, TickOutcome
 from baton.telemetry.metrics.scaling_counters import ScalingCounters
 
 

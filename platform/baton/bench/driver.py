@@ -1,18 +1,18 @@
-"""Sends a load to an endpoint and notes what each request met.
+"""Sends a load to an endpoint and measures each request.
 
-Theory of operation: in open loop one task walks the plan. It makes each question ahead of its time,
-waits until it is due, takes a slot and starts a task that asks it. Nothing that the endpoint does
-moves a due time, and latencies count from then: whoever is sent late, because all slots are taken
-or this process is busy, waits as its user would have waited. In closed loop each stream is a task
-that asks one question after another. Another task wakes every few milliseconds and notes how late
-it does: that much later than they came may answers have been read. A stop cancels what is under
-way; it is left out and counted. Several processes each send every n-th thread; they share a clock,
-not a loop.
+*Theory of operation.* In open loop one task walks the plan: it encodes each request, waits until it
+is due, takes a slot and starts a task. The endpoint never moves a due time, and latencies count
+from it: a late send, because all slots are taken or the process is busy, counts as waiting. In
+closed loop each stream is a task that sends one request after another. A further task measures the
+lag of the event loop, by which reads may be late. A stop cancels requests in flight, which are only
+counted. Several processes each send every n-th conversation; they share a clock, not a loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import time
 from array import array
 from collections.abc import Callable, Coroutine, Iterator
@@ -22,27 +22,36 @@ from itertools import count
 
 from baton.bench.client.client import CompletionClient, EncodedRequest, Message, ServedModel
 from baton.bench.client.samples import RequestSample, SentRequest, build_sample
-from baton.bench.client.timer import Timer
 from baton.bench.load import LoadPlan, RequestFactory
 from baton.simulator.workloads.trace import TraceRequest
 
 _LAG_INTERVAL_S = 0.02
 _MAX_PREPARED_BYTES = 128 << 20
-"""Of questions that are made before a run begins; the rest is made while it runs."""
-
+"""Of requests that are encoded before a run begins."""
 _PREPARE_BATCH = 64
-"""Questions, before a stop is looked for."""
+"""Requests between two checks for a stop."""
+_ABSOLUTE = 1
+"""Source: timerfd_settime(2), TFD_TIMER_ABSTIME."""
+_NS_PER_S = 1_000_000_000
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("first", _Timespec))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanShare:
-    """Which threads of a plan are sent from here: every `shares`-th, from `index` on."""
+    """A share of a plan's conversations: every `shares`-th, from `index` on."""
 
     index: int = 0
     shares: int = 1
 
     def conversation_indices(self, limit: int | None) -> Iterator[int]:
-        """Of the threads."""
+        """Indices of this share's conversations below `limit`."""
         return (
             iter(range(self.index, limit, self.shares))
             if limit is not None
@@ -50,32 +59,30 @@ class PlanShare:
         )
 
     def portion_of(self, amount: int) -> int:
-        """Of so many streams or slots, those that are here."""
+        """This share's part of streams or slots."""
         return amount // self.shares + (self.index < amount % self.shares)
 
 
 @dataclass(slots=True, kw_only=True)
 class LoadResult:
-    """What came of a load, or of a share of it."""
+    """Results of a load, or of a share of it."""
 
     samples: list[RequestSample] = field(default_factory=list)
-    """Of those that ended, in order."""
+    """Of ended requests, in order."""
     loop_lags_s: array[float] = field(default_factory=lambda: array("d"))
-    """How late the client's own event loop was, every few milliseconds."""
     busy_fraction: float = 0.0
-    """Of a core that the busiest client used."""
     truncated_prompts: int = 0
-    """Cut, since with their output they were longer than the endpoint takes."""
+    """Cut, because prompt and output exceeded the model's length."""
     skipped_too_long: int = 0
-    """Left out: the output alone is longer."""
+    """Not sent, because the output alone exceeds it."""
     dropped_turns: int = 0
-    """Never asked, since a turn before them failed."""
+    """Not sent, because an earlier turn failed."""
     unfinished: int = 0
-    """Under way, or not sent yet, when the run was stopped; those not begun only in open loop."""
+    """In flight when the run was stopped; in open loop also not sent."""
     stopped: bool = False
 
     def merge(self, other: LoadResult) -> None:
-        """Another share's."""
+        """Add another share's result."""
         self.samples = sorted([*self.samples, *other.samples])
         self.loop_lags_s.extend(other.loop_lags_s)
         self.busy_fraction = max(self.busy_fraction, other.busy_fraction)
@@ -88,8 +95,6 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedRequest:
-    """A question that can be sent."""
-
     index: int
     request: TraceRequest
     prepared: EncodedRequest
@@ -123,7 +128,7 @@ class LoadDriver:
         self._on_progress = on_progress
 
     async def prepare(self, stop: asyncio.Event) -> None:
-        """Make questions ahead of the run, as many as may be kept, or until `stop` is set."""
+        """Encode requests ahead of the run, up to a limit of memory or until `stop`."""
         limit = (
             len(self._plan.starts_s)
             if self._plan.concurrency is None
@@ -142,7 +147,7 @@ class LoadDriver:
     async def run(self, start_at_s: float, stop: asyncio.Event) -> LoadResult:
         """Send everything and wait for all answers, or until `stop` is set.
 
-        `start_at_s`, of the monotonic clock, is when the plan's times begin.
+        The plan's times count from `start_at_s` of the monotonic clock.
         """
         self._start_at_s = start_at_s
         timer = Timer()
@@ -221,7 +226,7 @@ class LoadDriver:
     async def _run_conversation(
         self, prepared: _PreparedRequest, due_at_s: float, stop: asyncio.Event
     ) -> None:
-        """Ask a question, and those that follow on its answer."""
+        """Send a request, and the turns that follow on its answer."""
         last_index = prepared.index + self._plan.turns - 1
         while True:
             self._started_requests += 1
@@ -268,7 +273,6 @@ class LoadDriver:
     def _prepare_request(
         self, number: int, history: tuple[Message, ...] = ()
     ) -> _PreparedRequest | None:
-        """A question, ready to be sent; None if the endpoint cannot take it."""
         request = self._fit_to_context(self._factory.request(number))
         if request is None:
             return None
@@ -285,7 +289,7 @@ class LoadDriver:
         return _PreparedRequest(number, request, prepared, messages)
 
     def _fit_to_context(self, request: TraceRequest) -> TraceRequest | None:
-        """The request with its prompt cut to what the endpoint takes; None if nothing is left."""
+        """The request with its prompt cut to the model's length; None if nothing is left."""
         max_tokens = self._model.max_tokens
         if max_tokens is None or request.prompt_tokens + request.output_tokens <= max_tokens:
             return request
@@ -311,7 +315,6 @@ class LoadDriver:
 
 
 async def _sleep_until(due_at_s: float, stop: asyncio.Event) -> None:
-    """Wait for a time, or for `stop` if that comes first."""
     wait_s = due_at_s - time.monotonic()
     if wait_s <= 0:
         await asyncio.sleep(0)  # answers are read even while requests are behind their time
@@ -319,3 +322,58 @@ async def _sleep_until(due_at_s: float, stop: asyncio.Event) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
             await stop.wait()
+
+
+class Timer:
+    """A timer for one task, accurate to some tens of microseconds.
+
+    Event loops round waits up to whole milliseconds, a few percent of a short TTFT. Linux's timerfd
+    does not; other systems use the loop's timers.
+    """
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._file = -1
+        with suppress(AttributeError):  # not Linux
+            self._file = self._libc.timerfd_create(
+                time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC
+            )
+        if self._file >= 0:
+            asyncio.get_running_loop().add_reader(self._file, self._read)
+
+    def close(self) -> None:
+        """Close the timer."""
+        if self._file >= 0:
+            asyncio.get_running_loop().remove_reader(self._file)
+            os.close(self._file)
+            self._file = -1
+
+    def wake(self) -> None:
+        """Wake the waiting task now."""
+        self._woken.set()
+
+    async def sleep_until(self, at_s: float) -> None:
+        """Wait for a time of the monotonic clock, or for `wake`."""
+        wait_s = at_s - time.monotonic()
+        if wait_s <= 0:
+            await asyncio.sleep(0)  # answers are read even while requests are behind their time
+            return
+        self._woken.clear()
+        if self._file < 0 or not self._arm(at_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._woken.wait()
+            return
+        await self._woken.wait()
+
+    def _arm(self, at_s: float) -> bool:
+        whole_ns = int(at_s * _NS_PER_S)
+        setting = _Itimerspec(first=_Timespec(whole_ns // _NS_PER_S, whole_ns % _NS_PER_S))
+        status: int = self._libc.timerfd_settime(self._file, _ABSOLUTE, ctypes.byref(setting), None)
+        return status == 0
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._file, 8)
+        self._woken.set()

@@ -1,15 +1,15 @@
-"""Figures as people read them, with their units."""
+"""Formats figures with their units."""
 
 from __future__ import annotations
 
 import math
 
 NO_VALUE = "-"
-"""Stands where there is no figure."""
+"""Stands for a missing figure."""
 
 
 def format_seconds(duration_s: float | None) -> str:
-    """`0.8 ms`, `231 ms`, `1.24 s`, `600 s`: three digits; `-` for none, `never` for infinite."""
+    """`0.8 ms`, `231 ms`, `1.24 s`, `600 s`: three digits; `-` for None, `never` for infinity."""
     if duration_s is None or math.isnan(duration_s):
         return NO_VALUE
     if math.isinf(duration_s):
@@ -19,7 +19,7 @@ def format_seconds(duration_s: float | None) -> str:
 
 
 def format_percent(fraction: float | None) -> str:
-    """`93.2 %`; nothing that fell short becomes `100 %`, nor anything that is there `0 %`."""
+    """`93.2 %`; only 1 is `100 %`, only 0 is `0 %`."""
     if fraction is None or math.isnan(fraction):
         return NO_VALUE
     percent = 100 * fraction
@@ -34,7 +34,7 @@ _MIN_PERCENT = 0.1
 
 
 def format_number(number: float | None) -> str:
-    """Three digits, or all of a whole number's, in groups of three: `0.0123`, `12.3`, `12,031`."""
+    """Three digits, or a whole number in groups of three: `0.0123`, `12.3`, `12,031`."""
     if number is None or math.isnan(number):
         return NO_VALUE
     if math.isinf(number):

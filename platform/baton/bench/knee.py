@@ -1,9 +1,9 @@
-"""Finds the highest rate at which a promise is kept, in as few runs as it takes.
+"""Finds the highest rate that reaches the target attainment, in few runs.
 
-Theory of operation: from the first rate on it doubles until the promise is broken, or halves until
-it is kept, and then halves what is between, on a scale of ratios, until the two ends are near
-enough. A rate at which the client itself was the bottleneck says nothing of the endpoint: nothing
-above it is tried, and a knee that would lie below it is only a lower bound.
+*Theory of operation.* From the first rate on the search doubles until a rate fails, or halves until
+one passes. Then it bisects on a scale of ratios until both ends are close enough. A rate at which
+the client was the bottleneck does not describe the endpoint: higher rates are not tried, and the
+knee is then a lower bound.
 """
 
 from __future__ import annotations
@@ -14,49 +14,47 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KneeOptions:
-    """How to look."""
+    """Limits of the search."""
 
     initial_rate_per_s: float
     target: float
     tolerance: float = 0.05
-    """How far apart, as a share, the highest rate that keeps the promise and the lowest that breaks
-    it may be."""
+    """Distance, as a share, between the highest passing and the lowest failing rate."""
     max_runs: int = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A rate that was tried."""
+    """A tried rate."""
 
     rate_per_s: float
     attainment: float
     valid: bool
-    """Whether it was the endpoint that was measured."""
+    """Whether the endpoint, not the client, was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee:
-    """What was found."""
+    """The result of a search."""
 
     rate_per_s: float | None
-    """The highest rate that kept the promise; None when none did."""
+    """The highest passing rate."""
     lowest_failing_per_s: float | None
-    """The lowest that broke it; None when none did."""
     is_bracketed: bool
-    """Whether the knee is known to lie between the two, near enough."""
+    """Whether the knee is between the two, within the tolerance."""
     description: str
     probes: tuple[Probe, ...]
 
 
 @dataclass(slots=True)
 class KneeSearch:
-    """Asks for rates one after another."""
+    """Proposes rates one after another."""
 
     options: KneeOptions
     probes: list[Probe] = field(default_factory=list)
 
     def next_rate(self) -> float | None:
-        """The rate to try next; None when there is nothing more to find out."""
+        """The rate to try next; None at the end of the search."""
         if not self.probes:
             return self.options.initial_rate_per_s
         if len(self.probes) >= self.options.max_runs:
@@ -72,11 +70,11 @@ class KneeSearch:
         return math.sqrt(passing_per_s * failing.rate_per_s)
 
     def add_probe(self, rate_per_s: float, attainment: float, *, valid: bool) -> None:
-        """What came of a rate."""
+        """Add the result of a rate."""
         self.probes.append(Probe(rate_per_s, attainment, valid))
 
     def knee(self) -> Knee:
-        """What is known so far."""
+        """The result so far."""
         passing_per_s, failing = self._highest_passing(), self._lowest_failing()
         is_close = (
             passing_per_s is not None
@@ -108,9 +106,8 @@ class KneeSearch:
             return f"between {passing_per_s:.4g}/s and {failing.rate_per_s:.4g}/s"
         if not failing.valid:
             return (
-                f"not bracketed: at least {passing_per_s:.4g}/s; at {failing.rate_per_s:.4g}/s"
-                " the client,"
-                " not the endpoint, was what was measured"
+                f"not bracketed: at least {passing_per_s:.4g}/s; at {failing.rate_per_s:.4g}/s the"
+                " client, not the endpoint, was what was measured"
             )
         return (
             f"not near enough: between {passing_per_s:.4g}/s and {failing.rate_per_s:.4g}/s after"
@@ -123,7 +120,7 @@ class KneeSearch:
 
     def _lowest_failing(self) -> Probe | None:
         failing = [probe for probe in self.probes if not self._passes(probe)]
-        return min(failing, key=lambda level: level.rate_per_s, default=None)
+        return min(failing, key=lambda probe: probe.rate_per_s, default=None)
 
     def _passes(self, probe: Probe) -> bool:
         return probe.valid and probe.attainment >= self.options.target

@@ -1,11 +1,10 @@
-"""What is sent to an endpoint and when: the same load for the same seed, whoever sends which part.
+"""The requests of a load and their times: equal for equal seeds, however processes share them.
 
-Theory of operation: a load is a row of *threads*: one request each, or a conversation of several
-turns. In open loop each thread has a time, and comes then whatever the endpoint does. In closed
-loop there are as many streams as there shall be requests under way, each of which begins the next
-thread when its last has ended. Request `n` depends on `n` and the seed alone, so that several
-processes can share a load without telling each other anything. Lengths, arrivals and what prompts
-share come from the generators that the simulator uses.
+*Theory of operation.* A load is a sequence of conversations of one or more turns. In open loop each
+has a start time, regardless of the endpoint. In closed loop as many streams as requests in flight
+each begin the next conversation when their last has ended. Request `n` depends on `n` and the seed
+alone, so that processes can share a load without communication. Lengths, arrivals and shared
+prefixes come from the simulator's generators.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.trace import TraceRequest
 
 _CACHED_BLOCKS = 4096
-"""A few megabytes: the blocks that are asked for again and again."""
+"""A few megabytes of frequent blocks."""
 
 
 class ArrivalProcess(StrEnum):
-    """How arrivals are spaced."""
+    """The distribution of gaps between arrivals."""
 
     CONSTANT = "constant"
     POISSON = "poisson"
@@ -39,13 +38,13 @@ class ArrivalProcess(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """A number of tokens, any from `low` to `high` with the same chance."""
+    """A uniform number of tokens from `low` to `high`."""
 
     low: int
     high: int
 
     def draw(self, rng: random.Random) -> int:
-        """One of them."""
+        """A random number of them."""
         return rng.randint(self.low, self.high)
 
 
@@ -56,13 +55,13 @@ class SyntheticRequests:
     prompt: TokenRange
     output: TokenRange
     shared_tokens: int = 0
-    """At the front of each prompt, one of `shared_prompts` that requests have in common."""
+    """Length of the prefix of each prompt, one of `shared_prompts`."""
     shared_prompts: int = 1
     classes: tuple[tuple[str, float], ...] = ()
-    """SLO classes that requests ask for, and how often, in any unit."""
+    """Requested SLO classes and their weights."""
 
     def request(self, index: int, seed: str) -> TraceRequest:
-        """Request `index`; the same for the same seed."""
+        """Request `index`; equal for equal seeds."""
         rng = random.Random(f"{seed} {index}")  # noqa: S311 - seeded, not secret
         prompt, output = self.prompt.draw(rng), self.output.draw(rng)
         shared_block_ids = (rng.randrange(self.shared_prompts),) if self.shared_tokens else ()
@@ -78,7 +77,7 @@ class SyntheticRequests:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequests:
-    """The requests of a trace, in order, and again from the start when they are used up."""
+    """The requests of a trace, in order, repeated from the start at its end."""
 
     requests: tuple[TraceRequest, ...]
 
@@ -89,12 +88,12 @@ class RecordedRequests:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRequests:
-    """The prompts of a file, likewise; each says how long its answer shall be."""
+    """The prompts of a file, likewise, with their output lengths."""
 
     rows: tuple[DatasetRow, ...]
 
     def request(self, index: int, _seed: str) -> TraceRequest:
-        """Request `index`; how long its prompt is, the endpoint will say."""
+        """Request `index`; only the endpoint knows the length of its prompt."""
         output = self.rows[index % len(self.rows)].output_tokens
         assert output is not None, "a row without a length was let in"
         return TraceRequest(0.0, 0, output)
@@ -102,28 +101,25 @@ class DatasetRequests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSource:
-    """Where requests come from."""
+    """The source of a load's requests."""
 
     requests: SyntheticRequests | RecordedRequests | DatasetRequests
     api: Api
     seed: str
-    """Of lengths and classes."""
     text_seed: str
-    """Of what prompts say: with another no cache has them."""
+    """Of texts: another seed makes prompts that are in no cache."""
     block_tokens: int = 16
-    """Of what `block_ids` of the requests name."""
     vocabulary: int = 8_000
-    """Prompts have token ids below this. No model of today knows fewer, and that they come from a
-    corner of a larger vocabulary changes nothing about how long they take."""
+    """Token ids of prompts are smaller. Current models have larger vocabularies; ids do not affect
+    times."""
     word_costs: WordCosts | None = None
     """To make prompts of words; None makes them of token ids."""
     slo_classes: tuple[str, ...] = ()
-    """The SLO classes that may be asked for. Traces also name kinds of requests that are no classes
-    of who serves them."""
+    """SLO classes that may be requested; traces also name kinds of requests that are none."""
 
 
 class RequestFactory:
-    """Makes the questions of a source."""
+    """Makes the requests of a source."""
 
     def __init__(self, source: RequestSource) -> None:
         self._source = source
@@ -136,7 +132,7 @@ class RequestFactory:
         )
 
     def request(self, index: int) -> TraceRequest:
-        """What request `index` is like."""
+        """The lengths and class of request `index`."""
         request = self._source.requests.request(index, self._source.seed)
         return (
             request
@@ -147,7 +143,7 @@ class RequestFactory:
     def build_completion_request(
         self, index: int, request: TraceRequest, history: Sequence[Message] = ()
     ) -> CompletionRequest:
-        """How it is asked, after what was said before in its conversation."""
+        """The request for an answer, after its conversation's `history`."""
         prompt = self._build_prompt(index, request, history)
         if self._source.api is Api.CHAT and isinstance(prompt, str):
             prompt = [*history, Message(role="user", content=prompt)]
@@ -177,7 +173,7 @@ class RequestFactory:
     def _build_text(
         self, words: WordPromptFactory, number: int, request: TraceRequest, *, is_first_turn: bool
     ) -> str:
-        """Blocks with equal ids are equal runs of words, as they are of token ids."""
+        """Blocks with equal ids are equal words."""
         block_tokens, seed = self._source.block_tokens, self._source.text_seed
         remaining_tokens = request.prompt_tokens
         text = ""
@@ -188,7 +184,7 @@ class RequestFactory:
                 min(block_tokens, remaining_tokens), f"{seed} shared {block}", without_overhead=True
             )
             remaining_tokens -= block_tokens
-        # What stands around a prompt is paid for once in a conversation, at its front.
+        # A chat template's tokens count once in a conversation, at its front.
         return (
             text
             + words.build_text(
@@ -201,7 +197,7 @@ class RequestFactory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp:
-    """What does not count, at a run's beginning: so many requests, or so long."""
+    """The part of a run, in requests or seconds, that is not measured."""
 
     requests: int = 0
     duration_s: float = 0.0
@@ -209,30 +205,29 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """One run's load."""
+    """The load of one run."""
 
     source: RequestSource
     starts_s: tuple[float, ...] = ()
-    """When threads come, from the run's beginning on, in open loop."""
+    """In open loop: start times of conversations."""
     concurrency: int | None = None
-    """Requests under way at any time in closed loop; None for an open one."""
+    """In closed loop: requests in flight; else None."""
     max_conversations: int | None = None
-    """No more than so many, in closed loop; None until its time is over."""
+    """In closed loop: None for no limit but the time."""
     stop_starting_s: float = float("inf")
-    """No thread begins later, in closed loop."""
+    """In closed loop: no conversation begins later."""
     turns: int = 1
     think_s: float = 0.0
-    """From an answer's end to the next turn."""
     warm_up: WarmUp = WarmUp()
 
     def is_measured(self, index: int, due_s: float) -> bool:
-        """Whether a request is measured, or of the warm-up."""
+        """Whether a request is after the warm-up."""
         return index >= self.warm_up.requests and due_s >= self.warm_up.duration_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLength:
-    """How much is measured: so many requests, or so long; one of the two."""
+    """The measured part of a run: either requests or seconds."""
 
     requests: int | None = None
     duration_s: float | None = None
@@ -247,10 +242,10 @@ def start_times(
     length: MeasuredLength,
     seed: str,
 ) -> tuple[float, ...]:
-    """Times from 0 on at which threads come, of the warm-up and of what is measured.
+    """Start times of conversations from 0 on, of the warm-up and the measured part.
 
     Raises:
-        ValueError: a rate or a burstiness that is not above 0.
+        ValueError: a rate or burstiness is not above 0.
     """
     rng = random.Random(f"{seed} arrivals")  # noqa: S311 - seeded, not secret
     match process:
@@ -276,9 +271,9 @@ def start_times(
 class TokenPromptFactory:
     """Makes the token ids of prompts.
 
-    Blocks with equal ids in the trace are equal runs of tokens; what a trace gives no id is like
-    nothing else. What a model answers is its own, so a session's next prompt shares the earlier
-    prompt with it, but not the earlier answer.
+    Blocks with equal ids in the trace are equal tokens; all other tokens are unique. Answers are
+    the model's own, so a session's next prompt shares the earlier prompt, but not the earlier
+    answer.
     """
 
     def __init__(self, *, block_tokens: int, vocabulary: int, seed: int | str = 0) -> None:
@@ -308,7 +303,7 @@ class TokenPromptFactory:
         return self._random_ids(name, self._block_tokens)
 
     def _random_ids(self, name: str, tokens: int) -> list[int]:
-        """Random ids, the same for the same name; fast, for prompts have up to a million."""
+        """Random ids, equal for equal names; fast, because prompts may have a million."""
         rng = random.Random(f"{self._seed} {name}")  # noqa: S311 - made up, not secret
         random_numbers = array("I", rng.randbytes(4 * tokens))
         vocabulary = self._vocabulary

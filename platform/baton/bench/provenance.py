@@ -1,4 +1,4 @@
-"""Where figures come from: which source, which versions, which machine."""
+"""The origin of figures: source, versions, machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import baton
 
 _GIT_TIMEOUT_S = 5.0
 _PACKAGES = ("aiohttp", "uvloop", "msgspec")
-"""What the client's own speed depends on."""
+"""Packages that affect the client's speed."""
 
 
 def provenance() -> dict[str, object]:
-    """Versions, the commit where baton runs from a checkout, and the machine of the client."""
+    """Versions, the commit of a checkout, and the client's machine."""
     return {
         "baton": baton.__version__,
         "git_sha": _git_describe(Path(baton.__file__).parent),
@@ -41,7 +41,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_describe(folder: Path) -> str | None:
-    """None where there is no checkout, or no git; `-dirty` where something was changed in it."""
+    """None without a checkout or git; `-dirty` after changes."""
     try:
         result = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],  # noqa: S607

@@ -1,6 +1,6 @@
 """Replays a trace against a live endpoint, in open loop: requests do not wait for answers.
 
-How it is sent, and what late sends mean, is in `driver`.
+`bench.driver` sends them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from baton.bench.load import LoadPlan, RecordedRequests, RequestSource
 from baton.simulator.outcome import Outcome
 from baton.simulator.workloads.trace import Trace
 
-LATE_SEND_THRESHOLD_S = 0.02
-"""A send this much behind its time counts as late: about one step of an engine."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """How to replay."""
+    """Options of a replay."""
 
     vocabulary: int = 8_000
     max_in_flight: int = 1024
@@ -32,22 +29,16 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What came of a replay."""
+    """Results of a replay; for the counts see `LoadResult`."""
 
     outcomes: tuple[Outcome, ...]
-    """Of those that ended, in order of arrival."""
     failures: Mapping[str, int]
-    """Causes, and how often."""
     late_sends: int = 0
     max_late_s: float = 0.0
     truncated_prompts: int = 0
-    """Cut, since with their output they were longer than the endpoint takes."""
     skipped_too_long: int = 0
-    """Left out: the output alone is longer."""
     short_answers: int = 0
-    """Finished with fewer tokens than were asked for."""
     unfinished: int = 0
-    """Under way, or not sent yet, when the replay was stopped."""
 
 
 class Replay:
@@ -95,9 +86,7 @@ def _to_result(load_result: LoadResult) -> ReplayResult:
     return ReplayResult(
         outcomes=tuple(sample.to_outcome() for sample in load_result.samples),
         failures=dict(failures.most_common()),
-        late_sends=sum(
-            sample.send_delay_s > LATE_SEND_THRESHOLD_S for sample in load_result.samples
-        ),
+        late_sends=sum(sample.is_late for sample in load_result.samples),
         max_late_s=max((sample.send_delay_s for sample in load_result.samples), default=0.0),
         truncated_prompts=load_result.truncated_prompts,
         skipped_too_long=load_result.skipped_too_long,

@@ -1,9 +1,8 @@
-"""Sends a load from one process, or from several where one core is not enough.
+"""Sends a load from one or several processes, because one core may not be enough.
 
-Theory of operation: each process builds its own share of the plan from the plan itself, says that
-it is ready, is told when the run begins (the monotonic clock is the same in all processes of a
-machine), and hands its samples back at the end. A SIGINT stops each; what has ended until then is
-kept. A process that dies takes the run with it.
+*Theory of operation.* Each process builds its own share of the plan, reports that it is ready, gets
+the start time and returns its samples. All processes of a machine have one monotonic clock. A
+SIGINT stops each; ended requests are kept. A failed process fails the run.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from baton.domain.errors import OperatorError
 T = TypeVar("T")
 
 _READY_TIMEOUT_S = 120.0
-"""For processes to start and to make their questions."""
+"""For starting processes and encoding their requests."""
 _START_DELAY_S = 0.2
-"""From when all are ready until the run begins."""
+"""From the last ready process to the start of the run."""
 _PROGRESS_INTERVAL_S = 0.5
 _RESERVED_FILES = 128
-"""That a process has open beside its connections."""
+"""Open files of a process other than connections."""
 _TIMEOUT_MARGIN_S = 30.0
-"""For what a run needs beside its load and the deadline of its last answer."""
+"""Of a run, beyond its load and the deadline of its last answer."""
 
 
 class ClientProcessFailed(OperatorError):
-    """A process that sends a part of the load has ended, or does not answer."""
+    """A process that sends a share of the load has ended, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadJob:
-    """All that it takes to send a plan."""
+    """A plan, its endpoint and its processes."""
 
     client_options: ClientOptions
     model: ServedModel
@@ -57,7 +56,7 @@ class LoadJob:
 
 
 def run_async(coroutine: Coroutine[None, None, T]) -> T:
-    """Run it in an event loop: uvloop's where that is installed, which costs less per read."""
+    """Run it in an event loop, if possible uvloop's, whose reads cost less."""
     try:
         import uvloop
     except ImportError:
@@ -67,10 +66,10 @@ def run_async(coroutine: Coroutine[None, None, T]) -> T:
 
 
 def run_load(job: LoadJob, on_progress: Callable[[int], None]) -> LoadResult:
-    """Send a plan and return what came of it; Ctrl-C ends it early, with what has ended.
+    """Send a plan and return the result; Ctrl-C ends it early, with the ended requests.
 
     Raises:
-        ClientProcessFailed: one of several processes has died or does not answer.
+        ClientProcessFailed: one of several processes has ended or does not answer.
     """
     if job.processes == 1:
         return run_async(_run_share(job, PlanShare(), time.monotonic, on_progress))
@@ -78,11 +77,7 @@ def run_load(job: LoadJob, on_progress: Callable[[int], None]) -> LoadResult:
 
 
 def _raise_file_limit(min_files: int) -> None:
-    """Let this process have so many connections open.
-
-    Raises:
-        ClientProcessFailed: it may not; they would fail, and look like the endpoint's failures.
-    """
+    """Allow `min_files` open files; failed connections would look like the endpoint's failures."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= min_files or soft == resource.RLIM_INFINITY:
         return
@@ -100,7 +95,6 @@ async def _run_share(
     get_start_time: Callable[[], float],
     on_progress: Callable[[int], None],
 ) -> LoadResult:
-    """Send a share; `get_start_time`, called when all is ready, says when the run begins."""
     _raise_file_limit(share.portion_of(job.max_in_flight) + _RESERVED_FILES)
     stop = asyncio.Event()
     if threading.current_thread() is threading.main_thread():
@@ -122,7 +116,7 @@ async def _run_share(
 
 @contextmanager
 def _frozen_heap() -> Iterator[None]:
-    """What was made before the run is not looked through in it: that would stop all answers."""
+    """Excludes existing objects from garbage collection, which would delay reads."""
     gc.collect()
     gc.freeze()
     try:
@@ -156,7 +150,6 @@ def _run_processes(job: LoadJob, on_progress: Callable[[int], None]) -> LoadResu
 
 
 def _worker_main(job: LoadJob, share: PlanShare, parent: Connection) -> None:
-    """Be one of the processes."""
 
     def get_start_time() -> float:
         parent.send(None)
@@ -177,7 +170,6 @@ def _worker_main(job: LoadJob, share: PlanShare, parent: Connection) -> None:
 
 
 def _start_all(connections: list[Connection]) -> None:
-    """Wait until all are ready and tell them when to begin."""
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     for number, connection in enumerate(connections):
         try:
@@ -222,7 +214,7 @@ def _collect(
 
 
 def _timeout_s(job: LoadJob) -> float:
-    """Until when every process must have ended, in seconds from the beginning."""
+    """When every process must have ended, in seconds since the start."""
     plan = job.plan
     answer_time_s = plan.turns * (job.client_options.timeout_s + plan.think_s) + _TIMEOUT_MARGIN_S
     if plan.starts_s:
@@ -234,7 +226,7 @@ def _timeout_s(job: LoadJob) -> float:
 
 @contextmanager
 def _forward_interrupts(processes: list[SpawnProcess]) -> Iterator[None]:
-    """A SIGINT reaches the processes also where only this one is sent it."""
+    """Forwards SIGINT to the processes, even if only this one receives it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

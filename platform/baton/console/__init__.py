@@ -1,1 +1,1 @@
-"""A live web page that shows what the fleet is doing."""
+"""A live web page of the fleet's state."""

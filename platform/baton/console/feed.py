@@ -1,4 +1,4 @@
-"""The data of the console, and its source."""
+"""The port through which the console reads the fleet's state."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Row = Mapping[str, object]
 
 
 class Feed(Protocol):
-    """Plain values, as `baton ... -o json` prints them; nothing here changes anything.
+    """Plain values, as `baton ... -o json` prints them; every call only reads.
 
-    Every call has a deadline of its own and raises `BatonError` when it cannot be answered.
+    Every call has its own deadline and raises `BatonError` when it fails.
     """
 
     async def overview(self) -> Row:
@@ -25,11 +25,11 @@ class Feed(Protocol):
         ...
 
     async def requests(self, count: int, order: RecordSelection) -> Sequence[Row]:
-        """Stories of requests that have ended lately (`telemetry.requests.request_log`)."""
+        """Reports of recently ended requests (`telemetry.requests.request_log`)."""
         ...
 
     async def request(self, request_id: str) -> Sequence[Row]:
-        """The records of one request; empty when no ingress remembers it."""
+        """The records of one request; empty when no ingress has them."""
         ...
 
     async def ticks(self, count: int) -> Sequence[Row]:
@@ -37,5 +37,5 @@ class Feed(Protocol):
         ...
 
     async def config(self) -> str:
-        """The configuration that holds, as YAML; secrets are not shown."""
+        """The current configuration as YAML, without secrets."""
         ...

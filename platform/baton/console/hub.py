@@ -1,13 +1,11 @@
-"""One poll of the fleet for everybody who watches it.
+"""Polls the fleet once for all viewers.
 
-*Theory of operation.* A viewer joins with the topics that it watches and gets a mailbox. While
-there are viewers, each source that any of them watches is read about once a second, encoded once,
-and put into the mailboxes. Without viewers the controller is not asked, from `STOP_POLLING_AFTER_S`
-after the last has left: a page that is loaded again, or shows another section, is gone for a moment
-only. Large answers are read less often, so that no source takes more than `MAX_BYTES_PER_S` of a
-viewer. A source that fails or does not answer in time is named to its viewers, with since when, and
-read again; the others go on. Viewers are at most `MAX_VIEWERS`. The hub keeps the newest frame of
-each topic, and the history of the charts. Times are in seconds of the clock that is given.
+*Theory of operation.* A viewer subscribes to topics and gets a mailbox. While there are viewers,
+each source of a watched topic is read about once a second, encoded once, and put into mailboxes.
+Polling stops `STOP_POLLING_AFTER_S` after the last viewer has left: a reloading page is absent only
+for a moment. Large answers are read less often, so that no source takes more than `MAX_BYTES_PER_S`
+of a viewer. A source that fails is named to its viewers, with the time since when, and read again;
+the others continue. The hub keeps the newest frame of each topic, and the history of the charts.
 """
 
 from __future__ import annotations
@@ -23,20 +21,19 @@ from typing import Final
 import msgspec
 
 from baton.console.feed import Feed
-from baton.console.history import History
-from baton.console.mailbox import Frame, Mailbox
-from baton.console.topics import Source, Topic, make_sources
+from baton.console.topics import History, Source, Topic, make_sources
 from baton.domain.errors import BatonError
 
 _LOGGER = logging.getLogger(__name__)
 MAX_VIEWERS: Final = 32
 STOP_POLLING_AFTER_S: Final = 10.0
 MAX_BYTES_PER_S: Final = 65536
+_Frame = bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollOptions:
-    """How often the fleet is asked, and how long is waited for an answer, in seconds."""
+    """Interval and deadline of polls, in seconds."""
 
     interval_s: float = 1.0
     deadline_s: float = 5.0
@@ -44,11 +41,11 @@ class PollOptions:
 
 
 class TooManyViewers(Exception):
-    """There is no room for another viewer."""
+    """The limit of viewers is reached."""
 
 
 class Hub:
-    """See the module's theory of operation. `close` ends it and every viewer's stream."""
+    """See the module. `close` ends it and every viewer's stream."""
 
     def __init__(
         self,
@@ -64,29 +61,28 @@ class Hub:
         self._history = History()
         self._sources = make_sources(feed, self._history, clock)
         self._viewers: set[Mailbox] = set()
-        self._frames: dict[str, Frame] = {}
-        """Of watched topics, and of those that cannot be read, by `trouble:` name."""
+        self._frames: dict[str, _Frame] = {}
+        """By watched topic, or `trouble:` and the topic if its source fails."""
         self._failing_since: dict[Source, float] = {}
-        """Sources that cannot be read, and since when."""
         self._wake = {source: asyncio.Event() for source in self._sources}
         self._task: asyncio.Task[None] | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
 
     @property
     def viewer_count(self) -> int:
-        """How many watch now."""
+        """Present viewers."""
         return len(self._viewers)
 
     @property
     def is_polling(self) -> bool:
-        """Whether anything is asked of the fleet."""
+        """Whether the fleet is polled."""
         return self._task is not None
 
     def subscribe(self, topics: frozenset[Topic]) -> Mailbox:
-        """Begin to watch; the kept frames already wait in the mailbox.
+        """A mailbox for these topics, with the kept frames in it.
 
         Raises:
-            TooManyViewers: try again later.
+            TooManyViewers: the limit is reached.
         """
         if len(self._viewers) >= self._max_viewers:
             raise TooManyViewers(f"{self._max_viewers} pages watch already")
@@ -103,7 +99,7 @@ class Hub:
         return mailbox
 
     def unsubscribe(self, mailbox: Mailbox) -> None:
-        """Watch no longer. Idempotent."""
+        """End a viewer's subscription. Idempotent."""
         self._viewers.discard(mailbox)
         mailbox.close()
         if not self._viewers and self._task is not None and self._linger_timer is None:
@@ -128,13 +124,13 @@ class Hub:
             self._linger_timer.cancel()
             self._linger_timer = None
         if self._task is None:
-            # A context of its own: the poll is no part of the request that happens to start it.
+            # Its own context: the poll does not belong to the request that starts it.
             self._task = asyncio.create_task(
                 self._poll(), name="console", context=contextvars.Context()
             )
 
     def _stop(self) -> None:
-        """End the poll, and forget frames that would be old for the next viewer."""
+        """End the poll, and drop frames that would be stale for the next viewer."""
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         self._linger_timer, task, self._task = None, self._task, None
@@ -149,7 +145,7 @@ class Hub:
                 group.create_task(self._poll_source(source))
 
     async def _poll_source(self, source: Source) -> None:
-        """Read one source again and again while a viewer watches it."""
+        """Read a source repeatedly while a viewer watches it."""
         wake = self._wake[source]
         while True:
             wake.clear()
@@ -170,17 +166,17 @@ class Hub:
         return topic not in self._frames and f"trouble:{topic}" not in self._frames
 
     def _discard_frames(self, topics: frozenset[Topic]) -> None:
-        """Forget the frames of unwatched topics: they would be old for the next viewer."""
+        """Drop frames of unwatched topics, which would be stale for the next viewer."""
         for topic in topics:
             self._frames.pop(topic, None)
             self._frames.pop(f"trouble:{topic}", None)
 
     async def _read(self, source: Source, watched: frozenset[Topic]) -> int:
-        """Read it once and send what it says, or why it says nothing; how many bytes that are."""
+        """Read a source once and send its frames or its failure; returns the size of the frames."""
         try:
             async with asyncio.timeout(self._poll_options.deadline_s):
                 views = await source.read(watched)
-            frames = {topic: frame_of(topic, view) for topic, view in views.items()}
+            frames = {topic: _frame_of(topic, view) for topic, view in views.items()}
         except TimeoutError:
             self._on_failure(source, f"no answer within {self._poll_options.deadline_s:g} s")
         except BatonError as error:
@@ -211,12 +207,12 @@ class Hub:
     def _send_failure(self, source: Source, why: str | None) -> None:
         since_s = self._failing_since.get(source)
         for_s = None if since_s is None else round(self._clock() - since_s, 1)
-        frame = frame_of("trouble", {"source": source.name, "why": why, "for_s": for_s})
+        frame = _frame_of("trouble", {"source": source.name, "why": why, "for_s": for_s})
         for topic in sorted(source.topics):
             self._send(f"trouble:{topic}", topic, frame)
 
-    def _send(self, key: str, topic: Topic, frame: Frame) -> None:
-        """Keep a frame, and send it to the viewers of its topic, unless it is unchanged."""
+    def _send(self, key: str, topic: Topic, frame: _Frame) -> None:
+        """Keep a frame, and send it to viewers of its topic, unless unchanged."""
         if self._frames.get(key) == frame:
             return
         self._frames[key] = frame
@@ -224,15 +220,44 @@ class Hub:
             if topic in mailbox.topics:
                 mailbox.put(key, frame)
 
-    def _hello_frame(self) -> Frame:
+    def _hello_frame(self) -> _Frame:
         hello = {
             "now_s": round(self._clock(), 3),
             "every_s": self._poll_options.interval_s,
             "history": self._history.columns(self._clock()),
         }
-        return frame_of("hello", hello)
+        return _frame_of("hello", hello)
 
 
-def frame_of(event: str, value: object) -> Frame:
-    """One server-sent event; JSON has no line breaks outside of its strings, and none inside."""
+def _frame_of(event: str, value: object) -> _Frame:
+    """A server-sent event; JSON contains no raw line breaks."""
     return b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(value))
+
+
+class Mailbox:
+    """Holds the newest frame of each topic: a slow viewer loses updates and costs no memory."""
+
+    def __init__(self, topics: frozenset[Topic]) -> None:
+        self.topics = topics
+        self._pending: dict[str, _Frame] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def put(self, key: str, frame: _Frame) -> None:
+        """Replace the waiting frame of that key."""
+        self._pending[key] = frame
+        self._changed.set()
+
+    def close(self) -> None:
+        """End `drain`. Idempotent."""
+        self._closed = True
+        self._changed.set()
+
+    async def drain(self) -> bytes:
+        """Waits for frames; empty after `close`."""
+        await self._changed.wait()
+        frames = b"".join(self._pending.values())
+        self._pending.clear()
+        if not self._closed:
+            self._changed.clear()
+        return frames

@@ -1,28 +1,41 @@
-"""The topics that a viewer can watch, and how each is read from the feed."""
+"""The topics that a viewer can watch, and their sources."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from baton.console.feed import Feed
-from baton.console.history import History
-from baton.console.views import fleet_view, overview_view, request_row, tick_runs
+from baton.console.views import (
+    Json,
+    fleet_view,
+    overview_view,
+    request_row,
+    service_view,
+    tick_runs,
+)
 from baton.domain.commands import RecordSelection
 
 MAX_REQUESTS: Final = 40
 MAX_TICKS: Final = 120
 MAX_LINKS: Final = 4096
-"""Pairs that are sent: a map of 64 by 64."""
+"""Pairs in a frame: a map of 64 by 64."""
+_MAX_POINTS: Final = 600
+_MAX_AGE_S: Final = 600.0
+"""The time span of charts; at a poll a second, `_MAX_POINTS` cover it."""
+_MAX_SERIES: Final = 64
+"""Classes, and pools, with a history."""
+_Column = list[float | None]
 
 
 class Topic(StrEnum):
-    """The content of one section of the page; names of server-sent events."""
+    """The data of a section of the page; names of server-sent events."""
 
     OVERVIEW = "overview"
-    """Watched by every viewer: the header shows it, too."""
+    """Watched by every viewer, for the header."""
     FLEET = "fleet"
     LINKS = "links"
     LATEST = "latest"
@@ -36,17 +49,16 @@ Views = Mapping[Topic, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One call of the feed, and the topics that it serves."""
+    """One call of the feed, and its topics."""
 
     name: str
-    """The missing content when it fails."""
+    """Named to viewers when it fails."""
     topics: frozenset[Topic]
     read: Callable[[frozenset[Topic]], Awaitable[Views]]
-    """Given the topics that viewers watch."""
 
 
 def make_sources(feed: Feed, history: History, clock: Callable[[], float]) -> tuple[Source, ...]:
-    """Every source; the overview goes into the history."""
+    """Every source; the overview also goes into the history."""
 
     async def overview(watched: frozenset[Topic]) -> Views:
         report = await feed.overview()
@@ -80,3 +92,50 @@ def make_sources(feed: Feed, history: History, clock: Callable[[], float]) -> tu
         requests(Topic.SLOWEST, RecordSelection.SLOWEST),
         Source(name="ticks", topics=frozenset({Topic.TICKS}), read=ticks),
     )
+
+
+class History:
+    """Points of the last polls, for the charts of new viewers."""
+
+    def __init__(self, max_points: int = _MAX_POINTS) -> None:
+        self._points: deque[dict[str, float | None]] = deque(maxlen=max_points)
+
+    def add(self, report: Json, at_s: float) -> dict[str, float | None]:
+        """Keep and return the point of a report."""
+        point = make_point(report, at_s)
+        self._points.append(point)
+        return point
+
+    def columns(self, now_s: float) -> dict[str, _Column]:
+        """One column for each series, of equal length; None for missing values."""
+        points = [point for point in self._points if _age_s(point, now_s) <= _MAX_AGE_S]
+        names = dict.fromkeys(name for point in points for name in point)
+        return {name: [point.get(name) for point in points] for name in names}
+
+
+def make_point(report: Json, at_s: float) -> dict[str, float | None]:
+    """Rates, attainment by class and replicas by pool at one moment; names are `kind/name`."""
+    demand: dict[str, Any] = report.get("demand") or {}
+    service = service_view(report)
+    point: dict[str, float | None] = {
+        "at_s": round(at_s, 3),
+        "offered_per_s": demand.get("requests_per_s"),
+        "goodput_per_s": _number(service["goodput_per_s"]) if report.get("classes") else None,
+        "refused_per_s": demand.get("refused_per_s"),
+        "in_flight": demand.get("in_flight"),
+        "queued": demand.get("queued"),
+    }
+    for row in (report.get("classes") or ())[:_MAX_SERIES]:
+        point[f"attainment/{row['class']}"] = row["attainment"]
+    for row in (report.get("pools") or ())[:_MAX_SERIES]:
+        point[f"desired/{row['pool']}"] = row["desired"]
+        point[f"ready/{row['pool']}"] = row["ready"]
+    return point
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _age_s(point: dict[str, float | None], now_s: float) -> float:
+    return now_s - (point["at_s"] or 0.0)

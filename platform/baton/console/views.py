@@ -1,4 +1,4 @@
-"""The data for the page: reports for operators, cut down to the drawn values."""
+"""Reports for operators, reduced to the values on the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Json = Mapping[str, Any]
 JsonDict = dict[str, object]
 
 MAX_REQUEST_ID_CHARS: Final = 256
-"""Characters of a request's id that are shown; clients choose them."""
+"""Shown characters of a request's id, which clients choose."""
 _REQUEST_FIELDS = (
     "outcome", "reason", "mode", "prefill_replica", "decode_replica", "slo_class", "tenant",
     "verdict", "missed", "first_token_s", "tpot_s", "ended_s", "prompt_tokens", "cached_tokens",
@@ -24,7 +24,7 @@ _REPLICA_FIELDS = (
 
 
 def overview_view(report: Json) -> JsonDict:
-    """The data of the header and the overview, without the replicas."""
+    """The data of the header and the overview, without replicas."""
     ingresses: Sequence[Json] = report.get("ingresses") or ()
     return {
         "baton": report.get("baton"),
@@ -49,7 +49,7 @@ def overview_view(report: Json) -> JsonDict:
 
 
 def service_view(report: Json) -> JsonDict:
-    """All classes together: how many requests end, how many of them within their objectives."""
+    """Rates of ended requests and of goodput, over all classes."""
     classes: Sequence[Json] = report.get("classes") or ()
     ended_per_s = sum(row["requests_per_s"] for row in classes)
     good_per_s = sum(row["goodput_per_s"] for row in classes)
@@ -61,7 +61,7 @@ def service_view(report: Json) -> JsonDict:
 
 
 def fleet_view(report: Json) -> JsonDict:
-    """Every replica that Ray knows, as the first ingress sees it that has reached it."""
+    """Every replica that Ray lists, as the first ingress that has reached it sees it."""
     ingresses: Sequence[Json] = report.get("ingresses") or ()
     views = first_views(ingresses)
     leases: Counter[str] = Counter()
@@ -76,7 +76,7 @@ def fleet_view(report: Json) -> JsonDict:
 
 
 def first_views(ingresses: Iterable[Json]) -> dict[str, Json]:
-    """Each replica as the first ingress sees it that has reached it; a new one has reached none."""
+    """Each replica as the first ingress that has reached it sees it."""
     seen: dict[str, Json] = {}
     for ingress in ingresses:
         for row in ingress.get("replicas") or ():
@@ -106,7 +106,7 @@ def _index_state(cache: Json) -> str:
 
 
 def request_row(report: Json) -> JsonDict:
-    """One line of the list of requests: the headline, and its time as bars."""
+    """A row of the list of requests: the headline, and its time as bars."""
     row: JsonDict = {name: report.get(name) for name in _REQUEST_FIELDS}
     row["request_id"] = str(report["request_id"])[:MAX_REQUEST_ID_CHARS]
     row["bars"] = [
@@ -116,7 +116,7 @@ def request_row(report: Json) -> JsonDict:
 
 
 def tick_runs(ticks: Sequence[Json]) -> list[JsonDict]:
-    """Newest first; ticks in a row that decide the same are told once, by the newest of them."""
+    """Newest first; consecutive ticks with the same decision are one run."""
     runs: list[list[Json]] = []
     for tick in ticks:
         if runs and _group_key(runs[-1][-1]) == _group_key(tick):
@@ -144,7 +144,7 @@ def _sum_counts(counts: Iterable[Json | None]) -> dict[str, int]:
 
 
 def _unreachable(ingresses: Iterable[Json]) -> dict[str, str]:
-    """Replicas that some ingress cannot reach, and why the first of those cannot."""
+    """Unreachable replicas, each with the first reported reason."""
     reasons: dict[str, str] = {}
     for ingress in ingresses:
         for replica_id, why in (ingress.get("unjoined") or {}).items():

@@ -1,1 +1,1 @@
-"""Manifests for clusters and machines, all rendered from the one configuration."""
+"""Manifests for clusters and machines, rendered from the configuration."""

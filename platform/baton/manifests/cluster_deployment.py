@@ -1,9 +1,8 @@
-"""The configuration as a cluster of several nodes needs it: open to others, with files in place.
+"""Adapts a configuration to a cluster of several nodes.
 
-*Theory of operation.* In a cluster, clients and Prometheus come from other machines. So loopback
-listeners listen everywhere, behind the network's own rules, and key files lie where secrets are
-mounted. Everything else stays as it is written: manifests hold the configured keys and no defaults.
-Options that only `baton up` supports on its own machine are refused here rather than left out.
+In a cluster, clients and Prometheus come from other machines. So loopback listeners listen on all
+addresses, guarded by the network's rules, and key files are where secrets are mounted. Other keys
+stay as configured, without defaults. Options that only `baton up` supports are rejected.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from baton.manifests.settings import CannotExport
 
 ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - guarded by a network policy, a token and keys
 KEYS_DIR: Final = PurePosixPath("/etc/baton/keys")
-"""API keys of tenants, a file for each."""
+"""API keys of tenants, one file each."""
 TOKEN_FILE: Final = PurePosixPath("/etc/baton/console/token")
-"""The token for metrics and the console."""
 _DEFAULT_ORIGIN: Final = "default"
 
 PlainDict = dict[str, object]
@@ -35,24 +33,24 @@ PlainDict = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDeployment:
-    """A configuration for a cluster, and which files have to be brought there."""
+    """A configuration for a cluster, and the files that it needs there."""
 
     config: DeploymentConfig
     explicit_values: Mapping[str, object]
-    """The same as plain values, without keys that have their defaults."""
+    """The configuration as plain values, without defaults."""
     key_files: Mapping[str, str]
-    """By their name in the cluster's folder of keys: the file's name here."""
+    """File on this machine, by name in `KEYS_DIR`."""
     token_file: str | None
-    """Which file here holds what metrics and the console ask for; None where none is named."""
+    """On this machine."""
 
     @property
     def needs_gpus(self) -> bool:
-        """Whether any pool runs on GPUs."""
+        """Whether a pool runs on GPUs."""
         return any(pool.resources.gpus for pool in self.config.pools.values())
 
     @property
     def needs_token(self) -> bool:
-        """Whether anything is served to Prometheus or to people."""
+        """Whether metrics or console are served."""
         observability = self.config.observability
         return observability.metrics.enabled or observability.console.enabled
 
@@ -61,7 +59,7 @@ def adapt_to_cluster(loaded: LoadedConfig) -> ClusterDeployment:
     """The same deployment, for a cluster.
 
     Raises:
-        CannotExport: it ends TLS itself, as only `baton up` does, or two key files have one name.
+        CannotExport: it terminates TLS, which only `baton up` does, or two key files have one name.
     """
     config = loaded.config
     if config.security.tls != TlsConfig():
@@ -78,9 +76,8 @@ def adapt_to_cluster(loaded: LoadedConfig) -> ClusterDeployment:
         file_name = PurePosixPath(tenant.keys_file).name
         if key_files.setdefault(file_name, tenant.keys_file) != tenant.keys_file:
             raise CannotExport(
-                f"tenants have the key files {key_files[file_name]} and {tenant.keys_file},"
-                " which would be"
-                f" one file {KEYS_DIR / file_name}",
+                f"tenants have the key files {key_files[file_name]} and {tenant.keys_file}, which"
+                f" would be one file {KEYS_DIR / file_name}",
                 "give them different names",
             )
         tenants[name] = replace(tenant, keys_file=str(KEYS_DIR / file_name))
@@ -94,17 +91,15 @@ def adapt_to_cluster(loaded: LoadedConfig) -> ClusterDeployment:
 
 
 def explicit_config_values(loaded: LoadedConfig) -> Mapping[str, object]:
-    """The configuration as plain values, without keys that have their defaults."""
+    """The configuration as plain values, without defaults."""
     return _explicit_values_for(loaded.config, loaded)
 
 
 def _explicit_values_for(config: DeploymentConfig, loaded: LoadedConfig) -> Mapping[str, object]:
     all_values = to_plain(config)
     explicit = _explicit_values(all_values, to_plain(loaded.config), loaded.origins, ())
-    for entry in (
-        explicit,
-        all_values,
-    ):  # the latter for a class or a tenant of which nothing is said
+    # All values, if a class or a tenant has no explicit key.
+    for entry in (explicit, all_values):
         _omit_inherited(entry, config, loaded.origins)
         if load_text(json.dumps(entry)) == config:
             return entry
@@ -114,7 +109,7 @@ def _explicit_values_for(config: DeploymentConfig, loaded: LoadedConfig) -> Mapp
 def _omit_inherited(
     values: PlainDict, config: DeploymentConfig, origins: Mapping[str, str]
 ) -> None:
-    """Take out engine options that pools have from their models, so that they go on following."""
+    """Remove engine options that pools inherit, so that they keep following their models."""
     models, pools = to_plain(config)["models"], values["pools"]
     assert isinstance(models, Mapping), "models are a section"
     assert isinstance(pools, Mapping), "pools are a section"
@@ -134,7 +129,7 @@ def _pool_overrides(
     origins: Mapping[str, str],
     paths: tuple[Path, Path],
 ) -> PlainDict:
-    """Options of a pool that differ from its model's: the same value is said at one place."""
+    """Options of a pool that differ from its model's in value or origin."""
     overrides: PlainDict = {}
     for key, value in pool.items():
         model_value = model.get(key)
@@ -152,7 +147,7 @@ def _pool_overrides(
 
 
 def _explicit_values(new: object, old: object, origins: Mapping[str, str], path: Path) -> PlainDict:
-    """Configured keys, and keys whose value differs from the former value."""
+    """Configured keys, and keys whose value has changed."""
     values: PlainDict = {}
     assert isinstance(new, Mapping), "a section is written as a mapping"
     for key, value in new.items():
@@ -173,7 +168,7 @@ def _listen_everywhere(
     config: DeploymentConfig, tenants: Mapping[str, TenantConfig]
 ) -> DeploymentConfig:
     observability, server = config.observability, config.server
-    # Port 0, any free one, could not be named in a manifest.
+    # A manifest cannot name port 0, which means any free port.
     metrics = replace(
         observability.metrics,
         host=any_address(observability.metrics.host),

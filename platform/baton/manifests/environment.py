@@ -1,4 +1,4 @@
-"""The variables that every process of Ray must see, on every node, before it starts."""
+"""Environment variables that every Ray process needs, on every node, before it starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.config.schema.deployment import DeploymentConfig, ListenerKind
 from baton.serving.front.data_path import DataPath, FrontPorts, FrontSettings, serve_environment
 
 RUN_DIR: Final = Path("/tmp/baton")  # noqa: S108 - of a container, or of the service alone
-"""Where HAProxy's files and sockets are; short, for a socket's path holds 107 bytes."""
+"""HAProxy's files and sockets; short, because a socket's path holds 107 bytes."""
 FRONT_PORTS: Final = FrontPorts(
     stats=21000,
     metrics=21001,
@@ -18,23 +18,23 @@ FRONT_PORTS: Final = FrontPorts(
     replica_http_min=21004,
     replica_http_max=21203,
 )
-"""Each node has one front and addresses of its own, so the same ports do everywhere."""
+"""The same on every node, because each has one front and its own addresses."""
 _DUAL_STACK_ADDRESS: Final = "::0"
-"""The value for Ray Serve in place of `::`, which Serve would take for IPv4 alone.
+"""Replaces `::` for Ray Serve, which would use IPv4 alone.
 
 Source: Ray 2.60, serve/_private/haproxy.py, `frontend_host`, which makes `*` of `::`.
 """
 _HEAD_RECONNECT_TIMEOUT_S: Final = 600
-"""How long a node waits for a head that comes back (with its memory, in Redis) before it ends."""
+"""How long a node waits for a restarted head, whose state is in Redis, before it ends."""
 
 
 def uses_ingress_listener(config: DeploymentConfig) -> bool:
-    """Whether ingresses listen where clients come, and nothing of Ray Serve's."""
+    """Whether clients connect to ingresses instead of Ray Serve's front."""
     return config.server.listener is ListenerKind.INGRESS
 
 
 def serve_address(config: DeploymentConfig) -> tuple[str, int]:
-    """Where Ray Serve's own front listens: where clients come, unless ingresses do."""
+    """Where Ray Serve's front listens: the clients' address, unless ingresses use it."""
     if uses_ingress_listener(config):
         return "127.0.0.1", FRONT_PORTS.fallback_http
     host = config.server.host
@@ -42,7 +42,7 @@ def serve_address(config: DeploymentConfig) -> tuple[str, int]:
 
 
 def ray_variables(config: DeploymentConfig) -> dict[str, str]:
-    """Variables by name, in a stable order."""
+    """Variables by name, sorted."""
     front_settings = FrontSettings(
         data_path=DataPath.INGRESS_HAPROXY
         if uses_ingress_listener(config)

@@ -1,4 +1,4 @@
-"""Every form of deployment, and the files of each."""
+"""Every target of `baton manifests`, and its files."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Target(StrEnum):
 
 
 def manifest_files(target: Target, loaded: LoadedConfig, settings: ManifestSettings) -> Files:
-    """Files by their path below a folder.
+    """Files by path below a folder.
 
     Raises:
-        CannotExport: this form cannot give what the configuration needs.
+        CannotExport: the target cannot satisfy the configuration.
     """
     return _FILES[target](loaded, settings)
 

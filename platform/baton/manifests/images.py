@@ -11,13 +11,12 @@ from baton.manifests.cluster_deployment import ClusterDeployment
 from baton.manifests.settings import ManifestSettings
 
 BATON_UID: Final = 10001
-"""The user that containers run as; the Dockerfiles make it."""
+"""The user of containers; the Dockerfiles create it."""
 MODELS_DIR: Final = "/models"
-"""Where models from the hub are kept."""
 
 
 def image_name(deployment: ClusterDeployment, settings: ManifestSettings) -> str:
-    """The image that every node runs."""
+    """The image of every node."""
     if settings.image is not None:
         return settings.image
     return f"baton:{baton.__version__}-{'cuda' if deployment.needs_gpus else 'cpu'}"
@@ -28,5 +27,5 @@ def docker_files() -> Mapping[str, bytes]:
     folder = resources.files("baton.manifests") / "templates" / "docker"
     dockerignore = (folder / "dockerignore").read_bytes()
     files = {name: (folder / name).read_bytes() for name in ("Dockerfile.cpu", "Dockerfile.cuda")}
-    # BuildKit finds what to ignore beside the Dockerfile, by its name.
+    # BuildKit finds the ignore file by the Dockerfile's name.
     return files | {f"{name}.dockerignore": dockerignore for name in files}

@@ -1,4 +1,4 @@
-"""Objects of the Prometheus operator: targets, and our rules."""
+"""Objects of the Prometheus operator: targets and rules."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from baton.manifests.yaml_writer import yaml_text
 from baton.telemetry import rules
 
 SCRAPE_INTERVAL: Final = "5s"
-"""As the dashboards expect it."""
+"""The dashboards expect it."""
 _GROUPS: Final = "groups:\n"
 
 
 def monitor_objects(deployment: ClusterDeployment, settings: ManifestSettings) -> list[PlainDict]:
     """The targets."""
-    objects = [pod_monitor(settings)]
+    objects = [_pod_monitor(settings)]
     if deployment.config.observability.metrics.enabled:
-        objects.append(scrape_config(deployment, settings))
+        objects.append(_scrape_config(deployment, settings))
     return objects
 
 
-def pod_monitor(settings: ManifestSettings) -> PlainDict:
-    """Ray's own metrics, of every node."""
+def _pod_monitor(settings: ManifestSettings) -> PlainDict:
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
@@ -38,8 +37,8 @@ def pod_monitor(settings: ManifestSettings) -> PlainDict:
     }
 
 
-def scrape_config(deployment: ClusterDeployment, settings: ManifestSettings) -> PlainDict:
-    """The metrics of baton: the controller names every process that has some."""
+def _scrape_config(deployment: ClusterDeployment, settings: ManifestSettings) -> PlainDict:
+    """The metrics of baton: the controller lists every process that has some."""
     port = deployment.config.observability.metrics.port
     token = {"name": f"{settings.name}-console", "key": "token"}
     authorization = {"type": "Bearer", "credentials": token}
@@ -58,14 +57,14 @@ def scrape_config(deployment: ClusterDeployment, settings: ManifestSettings) -> 
                     "authorization": authorization,
                 }
             ],
-            # The dashboards and rules know a deployment by the name of its job.
+            # Dashboards and rules select a deployment by its job.
             "relabelings": [{"targetLabel": "job", "replacement": settings.name}],
         },
     }
 
 
 def prometheus_rule(settings: ManifestSettings) -> str:
-    """A PrometheusRule with our recording rules and alerts, all of them."""
+    """A PrometheusRule with all recording rules and alerts."""
     header: PlainDict = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -75,6 +74,6 @@ def prometheus_rule(settings: ManifestSettings) -> str:
 
 
 def rule_groups() -> str:
-    """The groups of every rule file, as they are written there, under one key."""
+    """The groups of all rule files, under one key."""
     texts = (text.decode().partition(_GROUPS)[2] for text in rules.files().values())
     return _GROUPS + "".join(texts)

@@ -1,9 +1,8 @@
 """Network access: services, disruption budgets and a network policy.
 
-*Theory of operation.* The pods of one deployment trust each other, as its processes do. Clients
-reach the fronts alone; monitoring reaches the metrics, which ask for a token; and KubeRay's
-operator reaches the head. Other peers reach nothing: KV transfers and side channels have no guard
-of their own but this.
+Pods of one deployment trust each other. Clients reach the fronts alone; monitoring reaches the
+metrics, which need a token; KubeRay's operator reaches the head. Nothing else has access: this
+policy is the only guard of KV transfers and side channels.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from baton.manifests.settings import ManifestSettings
 from baton.serving.shared.names import INGRESS
 
 _EPHEMERAL_PORTS: Final = (32768, 60999)
-"""Linux' range for ports without a choice: metrics of ingresses and replicas are there."""
+"""Linux' default range, in which ingresses and replicas serve metrics."""
 _PROMETHEUS_LABELS: Final = {"app.kubernetes.io/name": "prometheus"}
 _KUBERAY_OPERATOR_LABELS: Final = {"app.kubernetes.io/name": "kuberay-operator"}
 
 
 def services(deployment: ClusterDeployment, settings: ManifestSettings) -> list[PlainDict]:
-    """Where clients come, and where the console and the metrics are."""
+    """The API for clients; console and metrics."""
     config, name = deployment.config, settings.name
     objects = [_service(name, "api", INGRESS, config.server.port, settings)]
     if deployment.needs_token:
@@ -35,7 +34,7 @@ def services(deployment: ClusterDeployment, settings: ManifestSettings) -> list[
 def disruption_budgets(
     deployment: ClusterDeployment, settings: ManifestSettings
 ) -> list[PlainDict]:
-    """At most one pod of a group is moved at a time; the head, which holds all state, never."""
+    """At most one pod of a group is evicted at a time; the head, which holds all state, never."""
     groups = {"head": 0, INGRESS: 1} | dict.fromkeys(deployment.config.pools, 1)
     return [
         {
@@ -52,7 +51,7 @@ def disruption_budgets(
 
 
 def network_policy(deployment: ClusterDeployment, settings: ManifestSettings) -> PlainDict:
-    """See the module. Outwards everything is allowed: models come from a hub."""
+    """See the module. All egress is allowed: models come from a hub."""
     config = deployment.config
     all_namespaces: PlainDict = {"namespaceSelector": {}}
     own_pods = [{"podSelector": label_selector({NAME_LABEL: settings.name})}]
@@ -87,7 +86,7 @@ def network_policy(deployment: ClusterDeployment, settings: ManifestSettings) ->
 
 
 def metadata(name: str, settings: ManifestSettings) -> PlainDict:
-    """The name and the labels of an object."""
+    """Name and labels of an object."""
     labels = {"app.kubernetes.io/name": "baton", NAME_LABEL: settings.name}
     return {"name": name, "namespace": settings.namespace, "labels": labels}
 

@@ -1,4 +1,4 @@
-"""The nodes of a deployment: one group for the front, one for each pool."""
+"""The nodes of a deployment: a group for the front, and one for each pool."""
 
 from __future__ import annotations
 
@@ -16,24 +16,21 @@ from baton.serving.preflight.checks import INGRESS_BYTES, RAY_BYTES, replica_byt
 from baton.serving.shared.names import INGRESS
 
 FRONT_RESOURCE: Final = "baton_front"
-"""Ray's resource of nodes for ingresses: these run nowhere else, and engines find no CPU there."""
+"""Ray resource of nodes for ingresses: these run nowhere else, and engines find no CPU there."""
 HEAD_RESOURCE: Final = "baton_head"
-"""Ray's resource of the head, where the controller is, so that others know where to find it."""
+"""Ray resource of the head, where the controller runs."""
 FRONT_SHARE: Final = 0.5
-"""Of a node's `FRONT_RESOURCE`.
-
-Two ingresses fit on one, so that one can be replaced where there is one.
-"""
+"""Of a node's `FRONT_RESOURCE`: two ingresses fit, so that a single node can replace its
+ingress."""
 _MIB: Final = 1024**2
 RAY_MEMORY_MIB: Final = math.ceil(RAY_BYTES / _MIB)
-"""Ray's own part of a node's memory."""
 DEFAULT_ENGINE_BYTES: Final = 4 * 1024**3
-"""Of a node for engines of which nothing is known."""
+"""Of a node, for engines of unknown size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Nodes that are alike, one replica on each, or each replica on several."""
+    """Equal nodes, with a replica on each or on several."""
 
     name: str
     start: int
@@ -43,21 +40,19 @@ class NodeGroup:
     """Of each node, as Ray counts them."""
     gpus: int = 0
     nodes_per_replica: int = 1
-    """Nodes that one replica spans."""
     memory_bytes: int = 0
-    """Main memory that one node needs at least."""
+    """The least main memory of a node."""
     models_bytes: int = 0
-    """Disk that a model takes which each node fetches for itself; 0: it does not, or is unknown."""
+    """Disk for the model that each node downloads; 0: none, or unknown."""
     memory_limit_bytes: int | None = None
-    """Only where the configuration says what a replica takes."""
+    """Only if the configuration limits a replica's memory."""
     resources: Mapping[str, int] = field(default_factory=dict)
-    """Further resources of Ray."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of Ray's nodes, as they are: values, no selectors."""
+    """Of Ray's nodes: values, not selectors."""
 
 
 def head_group() -> NodeGroup:
-    """The node of Ray's head and of the controller; no engine is ever put there."""
+    """The node of Ray's head and the controller, without engines."""
     return NodeGroup(
         name="head",
         start=1,
@@ -87,8 +82,8 @@ def pool_groups(config: DeploymentConfig, settings: ManifestSettings) -> list[No
     """One group for each pool, in the order of the configuration.
 
     Raises:
-        CannotExport: a replica cannot be laid out on nodes of that many GPUs, or a pool's name is
-            none for a group of nodes.
+        CannotExport: a replica does not divide into nodes of that many GPUs, or a pool's name is
+            invalid.
     """
     for name in config.pools:
         if "_" in name or name == "head":
@@ -96,15 +91,10 @@ def pool_groups(config: DeploymentConfig, settings: ManifestSettings) -> list[No
                 f"pools.{name}: groups of nodes can be called so in no cluster",
                 "use '-' for '_', and no pool 'head'",
             )
-    return [pool_group(config, name, settings) for name in config.pools]
+    return [_pool_group(config, name, settings) for name in config.pools]
 
 
-def pool_group(config: DeploymentConfig, name: str, settings: ManifestSettings) -> NodeGroup:
-    """The nodes of one pool.
-
-    Raises:
-        CannotExport: as `pool_groups`.
-    """
+def _pool_group(config: DeploymentConfig, name: str, settings: ManifestSettings) -> NodeGroup:
     pool = config.pools[name]
     nodes = _nodes_per_replica(name, pool, settings)
     resources, counts = pool.resources, pool.replicas
@@ -126,7 +116,7 @@ def pool_group(config: DeploymentConfig, name: str, settings: ManifestSettings) 
         memory_limit_bytes=None
         if memory_limit_bytes is None
         else _round_up_to_mib(memory_limit_bytes) + _round_up_to_mib(RAY_BYTES),
-        # Ray finds out which GPUs a node has; its autoscaler has to be told before there is one.
+        # Ray detects the GPUs of a node; its autoscaler needs them before a node exists.
         resources={} if accelerator is None else {f"accelerator_type:{accelerator}": 1},
         labels=_labels_satisfying(pool.placement.labels),
     )
@@ -140,7 +130,7 @@ def _downloaded_bytes(config: DeploymentConfig, pool: PoolConfig) -> int:
 
 
 def _labels_satisfying(selectors: Mapping[str, str]) -> dict[str, str]:
-    """Labels that a node may have to be chosen; one without a label passes what negates it."""
+    """Labels that satisfy these selectors; a missing label satisfies a negation."""
     return {
         name: selector.removeprefix("in(").removesuffix(")").split(",")[0]
         for name, selector in selectors.items()
@@ -167,5 +157,4 @@ def _nodes_per_replica(name: str, pool: PoolConfig, settings: ManifestSettings) 
 
 
 def _round_up_to_mib(size_bytes: int) -> int:
-    """Rounded up to whole MiB, so that manifests are easy to read."""
     return math.ceil(size_bytes / _MIB) * _MIB

@@ -1,8 +1,7 @@
-"""Limits of a configuration where every node is a pod: taken ports, missing files.
+"""Limits of a configuration whose nodes are pods: reserved ports, missing files.
 
-*Theory of operation.* The processes of one pod share its ports, and a pod sees the files of its
-image and those that are mounted. A chart refuses the same: it reads the ports from a file of its
-own, for its configuration may be changed after it was exported.
+Processes of a pod share its ports, and see only files of the image and mounts. A chart makes the
+same checks with its own list of ports, because its configuration can change after the export.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from baton.manifests.environment import FRONT_PORTS
 from baton.manifests.settings import CannotExport
 
 AGENT_PORT: Final = 52365
-"""Where Ray's agent of a node tells whether its raylet lives. Source: Ray 2.60's default."""
+"""Ray's agent of a node, with its health check. Source: Ray 2.60's default."""
 METRICS_PORT: Final = 8080
-"""Ray's own metrics of a node, where KubeRay has it put them."""
+"""Ray's metrics of a node; KubeRay's choice."""
 HEAD_PORTS: Final[Mapping[str, int]] = {"gcs": 6379, "dashboard": 8265, "client": 10001}
-"""Of Ray's head, by their names in its pod. Source: Ray 2.60's defaults."""
+"""Of Ray's head, by name in its pod. Source: Ray 2.60's defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedPorts:
-    """Ports that others than baton listen on, both ends among them."""
+    """Ports, both ends included, of another process than baton."""
 
     first: int
     last: int
@@ -47,15 +46,15 @@ RESERVED_PORTS: Final = (
     ),
     ReservedPorts(first=AGENT_PORT, last=AGENT_PORT, owner="Ray's agent"),
 )
-"""Serve has a front on the head too, so what is taken there is taken for clients."""
+"""Serve has a front on the head too, so the head's ports are reserved on all nodes."""
 
 
 def check_pods(config: DeploymentConfig) -> None:
-    """See whether pods can give what the configuration asks for.
+    """Check that pods can satisfy the configuration.
 
     Raises:
-        CannotExport: two would listen on one port, a secret is in a file that no pod has, or the
-            folder of models is not known.
+        CannotExport: a port is reserved, a secret is in a file that no pod has, or the folder of
+            models is relative.
     """
     for key, port in _listen_ports(config).items():
         for reserved in RESERVED_PORTS:

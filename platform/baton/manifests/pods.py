@@ -1,4 +1,4 @@
-"""The pods of Ray's nodes: one container each, not root, with the deployment's needs mounted."""
+"""Pods of Ray's nodes: one container each, not root, with secrets and models mounted."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from baton.manifests.pod_limits import AGENT_PORT, HEAD_PORTS, METRICS_PORT
 from baton.manifests.settings import ManifestSettings
 
 GROUP_LABEL: Final = "baton/group"
-"""On every pod: which group of nodes it belongs to."""
+"""The group of nodes of a pod."""
 NAME_LABEL: Final = "app.kubernetes.io/instance"
 RDMA_RESOURCE: Final = "rdma/hca"
-"""As the RDMA device plugins' examples name it; another name is a line in an overlay or value."""
+"""As in the RDMA device plugins' examples; an overlay or value can name another."""
 _HEAD_CPU_REQUEST: Final = "500m"
 _FRONT_CPU_REQUEST: Final = 2
-"""An ingress keeps one core busy, HAProxy the other."""
+"""One core for an ingress, one for HAProxy."""
 _MIB: Final = 1024**2
 _SECRET_FILE_MODE: Final = 0o440
 POD_SECURITY: Final[Mapping[str, object]] = {
@@ -39,7 +39,7 @@ RAYLET_HEALTH_COMMAND: Final = (
     "wget --tries 1 -T 4 -q -O- "
     f"http://localhost:{AGENT_PORT}/api/local_raylet_healthz | grep -q success",
 )
-"""Ends with 0 while a node's raylet lives; KubeRay asks in the same way."""
+"""Exits with 0 while a node's raylet lives, as KubeRay's own probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,25 +49,25 @@ class PodTemplates:
     deployment: ClusterDeployment
     settings: ManifestSettings
     rdma: bool = False
-    """Whether engines get an RDMA device."""
 
     @property
     def _model_cache(self) -> ModelCache:
         return self.deployment.config.cluster.model_cache
 
     def template(self, group: NodeGroup, *, probes: PlainDict, is_front: bool = False) -> PlainDict:
-        """The template of every pod of a group."""
+        """The template of a group's pods."""
         is_engine = not is_front and group.name != "head"
         spec: PlainDict = {
             "automountServiceAccountToken": False,
             "securityContext": POD_SECURITY,
             "containers": [self._container(group, probes, is_engine=is_engine, is_front=is_front)],
-            "volumes": volumes(self.deployment, self.settings.name),
+            "volumes": _volumes(self.deployment, self.settings.name),
         }
         if group.name == "head":
             del spec["automountServiceAccountToken"]  # Ray's autoscaler asks for pods from there
         else:
-            # An evicted pod's streams go on elsewhere; this is for those that end by themselves.
+            # Streams of an evicted pod resume elsewhere; the grace period is for those that end in
+            # time.
             spec["terminationGracePeriodSeconds"] = 60
         if is_front:
             spec["topologySpreadConstraints"] = [_spread_constraint(self.settings.name, group.name)]
@@ -77,38 +77,38 @@ class PodTemplates:
         self, group: NodeGroup, probes: PlainDict, *, is_engine: bool, is_front: bool
     ) -> PlainDict:
         rdma = self.rdma and is_engine
-        # RDMA pins memory, which only this lets a process do beyond a small limit.
+        # RDMA pins more memory than an unprivileged process may.
         capabilities = {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if rdma else {})
         return {
             "name": f"ray-{'head' if group.name == 'head' else 'worker'}",
             "image": image_name(self.deployment, self.settings),
-            "env": environment(self.deployment, self.settings.name),
+            "env": _environment(self.deployment, self.settings.name),
             "ports": _ports(self.deployment, group, is_front=is_front),
             "envFrom": [
                 {"secretRef": {"name": f"{self.settings.name}-environment", "optional": True}}
             ],
-            "resources": resources(
+            "resources": _resources(
                 group,
                 is_front=is_front,
                 needs_rdma=rdma,
-                stores_models=not is_cache_shared(self._model_cache),
+                stores_models=not _is_cache_shared(self._model_cache),
             ),
             "securityContext": {
                 "allowPrivilegeEscalation": False,
                 "capabilities": capabilities,
             },
             **probes,
-            "volumeMounts": volume_mounts(self.deployment),
+            "volumeMounts": _volume_mounts(self.deployment),
         }
 
 
 def pod_labels(name: str, group: str) -> dict[str, str]:
-    """By which services, policies and monitors find the pods of a group."""
+    """Services, policies and monitors select the pods of a group by these."""
     return {"app.kubernetes.io/name": "baton", NAME_LABEL: name, GROUP_LABEL: group}
 
 
-def environment(deployment: ClusterDeployment, name: str) -> list[PlainDict]:
-    """Ray's and Serve's variables, where models are kept, and the hub's token if there is one."""
+def _environment(deployment: ClusterDeployment, name: str) -> list[PlainDict]:
+    """Variables of Ray and Serve, the folder of models, and the hub's token if there is one."""
     cache_dir = models_dir(deployment.config)
     variables = ray_variables(deployment.config) | {"HF_HOME": cache_dir}
     entries: list[PlainDict] = [{"name": key, "value": variables[key]} for key in sorted(variables)]
@@ -117,22 +117,20 @@ def environment(deployment: ClusterDeployment, name: str) -> list[PlainDict]:
 
 
 def models_dir(config: DeploymentConfig) -> str:
-    """Where models of a hub are kept in a pod."""
+    """The folder of downloaded models in a pod."""
     return config.cluster.model_cache.path or MODELS_DIR
 
 
-def claim_name(cache: ModelCache, name: str) -> str | None:
-    """The claim by which pods of a deployment share their models; None where there is none."""
+def _claim_name(cache: ModelCache, name: str) -> str | None:
     return f"{name}-models" if cache.size_bytes is not None else cache.claim
 
 
-def is_cache_shared(cache: ModelCache) -> bool:
-    """Whether models outlive the pod that fetches them."""
+def _is_cache_shared(cache: ModelCache) -> bool:
     return (cache.path, cache.claim, cache.size_bytes) != (None, None, None)
 
 
 def model_claim(cache: ModelCache) -> PlainDict:
-    """The spec of the volume that manifests bring along for models."""
+    """The spec of the claim for models."""
     assert cache.size_bytes is not None, "asked for where a volume is needed"
     spec: PlainDict = {
         "accessModes": ["ReadWriteMany"],
@@ -143,16 +141,16 @@ def model_claim(cache: ModelCache) -> PlainDict:
     return spec
 
 
-def resources(
+def _resources(
     group: NodeGroup,
     *,
     is_front: bool = False,
     needs_rdma: bool = False,
     stores_models: bool = False,
 ) -> PlainDict:
-    """The resources of a pod. CPUs have no limit: an engine that is throttled is late.
+    """The resources of a pod. CPUs have no limit: throttling would delay an engine.
 
-    With its `stores_models` it goes where the disk has room for them: else it would be evicted.
+    `stores_models` requests disk for the model; otherwise the pod could be evicted.
     """
     cpu = (
         str(group.cpus)
@@ -174,8 +172,8 @@ def resources(
     return {"requests": requests, "limits": limits} if limits else {"requests": requests}
 
 
-def volumes(deployment: ClusterDeployment, name: str) -> list[PlainDict]:
-    """Secrets, a place for models, and shared memory for the workers of an engine."""
+def _volumes(deployment: ClusterDeployment, name: str) -> list[PlainDict]:
+    """Secrets, models, and shared memory for an engine's workers."""
     entries: list[PlainDict] = [
         {"name": "models", **_models_volume(deployment.config.cluster.model_cache, name)},
         {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
@@ -190,14 +188,13 @@ def volumes(deployment: ClusterDeployment, name: str) -> list[PlainDict]:
 def _models_volume(cache: ModelCache, name: str) -> PlainDict:
     if cache.path is not None:
         return {"hostPath": {"path": cache.path, "type": "DirectoryOrCreate"}}
-    claim = claim_name(cache, name)
+    claim = _claim_name(cache, name)
     if claim is not None:
         return {"persistentVolumeClaim": {"claimName": claim}}
     return {"emptyDir": {}}
 
 
-def volume_mounts(deployment: ClusterDeployment) -> list[PlainDict]:
-    """Where they are."""
+def _volume_mounts(deployment: ClusterDeployment) -> list[PlainDict]:
     entries: list[PlainDict] = [
         {"name": "models", "mountPath": models_dir(deployment.config)},
         {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - of the container
@@ -209,48 +206,30 @@ def volume_mounts(deployment: ClusterDeployment) -> list[PlainDict]:
     return entries
 
 
-def head_probes() -> PlainDict:
-    """The head is alive while its raylet and the control store answer."""
-    liveness = _raylet_probe()
+def raylet_probes() -> PlainDict:
+    """Probes of a node's raylet; Serve and baton check what runs on it."""
+    probe: PlainDict = {
+        "exec": {"command": list(RAYLET_HEALTH_COMMAND)},
+        "periodSeconds": 10,
+        "timeoutSeconds": 5,
+        "failureThreshold": 6,
+    }
     return {
-        "startupProbe": _startup_probe(liveness),
-        "livenessProbe": liveness,
-        "readinessProbe": liveness,
+        "startupProbe": {**probe, "failureThreshold": 30},
+        "livenessProbe": probe,
+        "readinessProbe": probe,
     }
 
 
 def front_probes(port: int) -> PlainDict:
-    """A front gets requests once it serves them; before that it is only alive."""
+    """Probes of a front, which is ready while it serves requests."""
     readiness: PlainDict = {
         "httpGet": {"path": "/-/healthz", "port": port},
         "periodSeconds": 5,
         "timeoutSeconds": 3,
         "failureThreshold": 2,
     }
-    liveness = _raylet_probe()
-    return {
-        "startupProbe": _startup_probe(liveness),
-        "livenessProbe": liveness,
-        "readinessProbe": readiness,
-    }
-
-
-def engine_probes() -> PlainDict:
-    """A node of engines is alive while its raylet is; engines are watched by Serve and by baton."""
-    return head_probes()
-
-
-def _raylet_probe() -> PlainDict:
-    return {
-        "exec": {"command": list(RAYLET_HEALTH_COMMAND)},
-        "periodSeconds": 10,
-        "timeoutSeconds": 5,
-        "failureThreshold": 6,
-    }
-
-
-def _startup_probe(liveness: PlainDict) -> PlainDict:
-    return {**liveness, "failureThreshold": 30}
+    return raylet_probes() | {"readinessProbe": readiness}
 
 
 def _ports(deployment: ClusterDeployment, group: NodeGroup, *, is_front: bool) -> list[PlainDict]:
@@ -265,7 +244,6 @@ def _ports(deployment: ClusterDeployment, group: NodeGroup, *, is_front: bool) -
 
 
 def _spread_constraint(name: str, group: str) -> PlainDict:
-    """Fronts go to different machines where there are any."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -279,7 +257,7 @@ def _secret_volume(volume: str, secret: str) -> PlainDict:
 
 
 def memory_request(group: NodeGroup) -> str:
-    """The main memory that a node of a group asks for."""
+    """The memory request of a node."""
     return mib_text(group.memory_bytes)
 
 

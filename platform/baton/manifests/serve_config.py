@@ -1,4 +1,4 @@
-"""Ray Serve's configuration, in its own declarative form (`serve deploy`, `serveConfigV2`)."""
+"""Ray Serve's declarative configuration (`serve deploy`, `serveConfigV2`)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ _MIN_RESOURCE: Final = 0.001
 
 
 def serve_config(deployment: ClusterDeployment, *, pin_to_nodes: bool = True) -> PlainDict:
-    """The whole of it: Ray's `ServeDeploySchema`.
+    """Ray's `ServeDeploySchema`; the configuration is an argument in it, so Serve sees its changes.
 
-    The configuration goes along as the application's argument. So a change of it changes this, and
-    Serve sees that there is something to do.
-
-    Args:
-        deployment: The deployment to run.
-        pin_to_nodes: Whether nodes say what they are for, as those of our own manifests do; else
-            ingress and controller go wherever there is room.
+    With `pin_to_nodes`, nodes must have the resources of baton's manifests; else ingress and
+    controller run anywhere.
     """
     config = deployment.config
     host, port = serve_address(config)
@@ -35,8 +30,7 @@ def serve_config(deployment: ClusterDeployment, *, pin_to_nodes: bool = True) ->
         else []
     )
     return {
-        # Where ingresses are the front, Serve starts its proxy on the head alone, without regard to
-        # this.
+        # With ingresses as the front, Serve starts its proxy on the head alone.
         "proxy_location": "HeadOnly" if uses_ingress_listener(config) else "EveryNode",
         "http_options": {"host": host, "port": port},
         "applications": [
@@ -44,7 +38,7 @@ def serve_config(deployment: ClusterDeployment, *, pin_to_nodes: bool = True) ->
                 "name": APP,
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
-                # Pools are sized by the controller, not by Serve's own autoscaler.
+                # The controller sizes pools, not Serve's autoscaler.
                 "external_scaler_enabled": True,
                 "args": {"config": deployment.explicit_values},
                 **({"deployments": pinned_deployments} if pinned_deployments else {}),
@@ -54,6 +48,6 @@ def serve_config(deployment: ClusterDeployment, *, pin_to_nodes: bool = True) ->
 
 
 def _pinned_deployment(deployment: str, resource: str, amount: float) -> PlainDict:
-    """A deployment on the nodes that have a resource, and on no others."""
+    """A deployment that runs only on nodes with a resource."""
     options: PlainDict = {"num_cpus": 0, "resources": {resource: amount}}
     return {"name": deployment, "ray_actor_options": options}

@@ -9,27 +9,26 @@ from typing import Final
 from baton.domain.errors import OperatorError
 
 _MAX_NAME_LENGTH: Final = 40
-"""Names of Kubernetes hold 63 characters, and suffixes such as `-ingress` are added to this
-name."""
+"""Names of Kubernetes have 63 characters; suffixes such as `-ingress` need the rest."""
 _IMAGE_PATTERN: Final = re.compile(r"[!-~]+")
-"""Whether it exists is the registry's to say; blanks would end it."""
+"""Without white space; the registry knows whether it exists."""
 _NAME_PATTERN: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 class CannotExport(OperatorError):
-    """This form of deployment cannot satisfy the configuration."""
+    """The form of deployment cannot satisfy the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSettings:
-    """Names of objects, and the image that they run."""
+    """Names of objects, their image, and GPUs of nodes."""
 
     name: str = "baton"
-    """Of the deployment: every object's name begins with it."""
+    """Of the deployment: the prefix of every object's name."""
     namespace: str = "baton"
-    """Where in Kubernetes they are."""
+    """Of Kubernetes."""
     image: str | None = None
-    """None: the image of the Dockerfiles, by the version of baton."""
+    """None: the image of the Dockerfiles, by baton's version."""
     gpus_per_node: int = 8
     """Replicas with more GPUs span nodes. Source: HGX and DGX machines have eight."""
 

@@ -1,4 +1,4 @@
-"""Plain values as YAML that people can read: long texts as blocks, keys in the order given."""
+"""Readable YAML of plain values: long texts as blocks, keys in the given order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final
 _PLAIN_SCALAR: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+(?:/[a-z]+)?")
 _HEXADECIMAL: Final = re.compile(r"0[xX]")
 _RESERVED_WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
-"""Words that some reader takes for another type than text, like texts such as `0xff`."""
+"""Words that some YAML reader does not take for text."""
 _INDENT: Final = "  "
 
 
 def yaml_text(*documents: object) -> str:
-    """One document, or several one after another."""
+    """One document or several."""
     return "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
 
 
@@ -47,7 +47,7 @@ def _entry(prefix: str, value: object) -> Iterator[str]:
 
 
 def _fits_block_scalar(text: str) -> bool:
-    """Whether a block holds it to the letter: blanks at its edges and odd breaks would be lost."""
+    """Whether a block keeps it exactly: blanks at its ends and unusual breaks would be lost."""
     lines = text.removesuffix("\n").split("\n")
     loses_whitespace = not lines[-1] or text[0] in " \t\n"
     return not loses_whitespace and all(
@@ -62,7 +62,7 @@ def _scalar(value: object) -> str:
         return "[]"
     if isinstance(value, str) and _is_plain_string(value):
         return value
-    # JSON leaves some characters as they are that YAML breaks lines at, or refuses.
+    # YAML breaks lines at, or rejects, some characters that JSON leaves as they are.
     quoted = json.dumps(value, ensure_ascii=False)
     return "".join(
         character if character.isprintable() else f"\\U{ord(character):08x}" for character in quoted

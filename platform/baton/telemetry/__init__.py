@@ -1,1 +1,1 @@
-"""What baton says of itself: logs and the stories of requests."""
+"""Metrics, logs, traces, dashboards and alert rules."""

@@ -1,31 +1,102 @@
-"""Every metric of baton, declared once: its name, kind, unit, labels and meaning.
+"""Every metric of baton: its name, kind, unit, labels and meaning.
 
-*Theory of operation.* Collectors, dashboards, alert rules and docs name metrics by these values and
-by nothing else, so that a metric that is renamed here is renamed everywhere, or a test fails. Three
-kinds of process expose them, each its own, and a scrape adds to each target (`serving`'s service
-discovery) the labels `component`, `pool` and `replica`; metrics do not repeat those.
+Collectors, dashboards, alert rules and documents name metrics by these values only: tests find a
+name that is not here. A scrape adds the labels `component`, `pool` and `replica` to each target.
 
-Names are `baton_<noun>_<unit>[_total]`, in seconds, bytes and tokens. Values of labels come from
-enumerations, from the configuration (classes, tenants, models, pools) or from the fleet (replicas),
-each of which is bounded; what is beyond `MAX_LABEL_VALUES` of a label is counted together under
-`OTHER`. Nothing is counted per token for each request: counters are read from totals that are kept
-anyway, histograms observe once a request, gaps between tokens once an engine step.
+Names are `baton_<noun>_<unit>[_total]`, in seconds, bytes and tokens. Values of labels are bounded:
+they come from enumerations, the configuration or the fleet, and those beyond `MAX_LABEL_VALUES`
+count as `OTHER`. Nothing is counted per token: counters read existing totals, histograms observe
+once a request or once an engine step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 OTHER: Final = "other"
-"""Values of a label for which there is no room left."""
+"""Stands for values of a label beyond `MAX_LABEL_VALUES`."""
 MAX_LABEL_VALUES: Final = 256
-"""Different values of one label of one metric in one process."""
+"""Of one label of one metric in one process."""
+DESIRED: Final = "asked"
+"""Of `input`: the policy's desired replicas, before bounds."""
+UNMET: Final = "unmet"
+"""Of `input`, from baton's own policy: replicas that a role lacks because its pools are at their
+maximum."""
+
+
+class PoolCount(StrEnum):
+    """Of `state`: the state of a pool's replicas."""
+
+    DESIRED = "desired"
+    READY = "ready"
+    STARTING = "starting"
+    DRAINING = "draining"
+
+
+class PoolBound(StrEnum):
+    """Of `bound`."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+class EnginePhase(StrEnum):
+    """Of `phase`: the work of an engine step; a mixed step counts for both."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class EngineRequestState(StrEnum):
+    """Of `state`: the state of a request within an engine."""
+
+    RUNNING = "running"
+    QUEUED = "queued"
+    PULLING = "pulling"
+    """Its KV blocks are in transfer."""
+
+
+class FrameOutcome(StrEnum):
+    """Of `state`: the result of a frame of the fleet link."""
+
+    RECEIVED = "received"
+    SENT = "sent"
+    BAD = "bad"
+    DROPPED = "dropped"
+    """The session was over, or the send queue full."""
+
+
+class ScalingAction(StrEnum):
+    """Of `action`."""
+
+    START = "start"
+    STOP = "stop"
+    FLIP = "flip"
+
+
+class TickOutcome(StrEnum):
+    """Of `outcome`: the end of a tick of the scaling loop."""
+
+    DECIDED = "decided"
+    PAUSED = "paused"
+    """An input was missing, so nothing changed."""
+    FAILED = "failed"
+
+
+class Window(StrEnum):
+    """Of `window`: the time over which attainment is computed."""
+
+    RECENT = "recent"
+    """About the last 30 s, which the autoscaler uses."""
+    TARGET = "target"
+    """The period of the class's target, at most the life of this controller."""
 
 
 class Kind(StrEnum):
-    """What a metric's value does."""
+    """How a metric's value changes."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -33,7 +104,7 @@ class Kind(StrEnum):
 
 
 class Component(StrEnum):
-    """Which process exposes a metric; the label `component` of its target."""
+    """The process that exposes a metric; the label `component` of its target."""
 
     INGRESS = "ingress"
     REPLICA = "replica"
@@ -48,14 +119,14 @@ class Label(StrEnum):
     MODEL = "model"
     POOL = "pool"
     OUTCOME = "outcome"
-    """How a request ended: `domain.request.Phase` of those that are ends, or `client_error`; of
-    admissions, see `domain.demand.AdmissionOutcome`."""
+    """Of requests: a final `domain.request.Phase`, or `client_error`. Of admissions:
+    `domain.demand.AdmissionOutcome`."""
     OBJECTIVE = "objective"
     """See `Objective`."""
     PART = "part"
     """See `telemetry.waterfall.Part`."""
     REASON = "reason"
-    """Of admissions: `domain.demand.AdmissionPath` or `domain.errors.Cause`; of placements:
+    """Of admissions: `domain.demand.AdmissionPath` or `domain.errors.Cause`. Of placements:
     `domain.handoff.RouteReason`."""
     MODE = "mode"
     PHASE = "phase"
@@ -63,7 +134,7 @@ class Label(StrEnum):
     """See `TokenKind`."""
     SOURCE = "source"
     TARGET = "target"
-    """Replicas: where blocks come from, and where they go."""
+    """`SOURCE` and `TARGET` are replicas: blocks move from one to the other."""
     TRANSPORT = "transport"
     STATE = "state"
     ROLE = "role"
@@ -74,31 +145,28 @@ class Label(StrEnum):
     VERSION = "version"
     ENGINE = "engine"
     EDGES = "edges"
-    """Which edges a histogram's buckets have: a digest of them, the same for the same edges. Counts
-    of different edges are never added up."""
 
 
 class Objective(StrEnum):
-    """What a judged request met."""
+    """An objective that an evaluated request met."""
 
     GOODPUT = "goodput"
-    """All of it."""
     TTFT = "ttft"
     TPOT = "tpot"
     ITL = "itl"
 
 
 class TokenKind(StrEnum):
-    """Tokens of requests, by what they cost."""
+    """Tokens of requests, by cost."""
 
     PROMPT = "prompt"
     CACHED = "cached"
-    """Of the prompt's, those that no engine had to compute."""
+    """The part of the prompt that no engine computed."""
     OUTPUT = "output"
 
 
 class Deadline(StrEnum):
-    """A timeout that bounds what a histogram observes, by its key in the configuration."""
+    """A timeout that bounds the observations of a histogram, by its key in the configuration."""
 
     QUEUE_WAIT = "admission.queue_timeout"
     FIRST_TOKEN = "admission.timeouts.first_token"  # noqa: S105 - a key of the configuration
@@ -110,14 +178,15 @@ class Deadline(StrEnum):
 
 
 MAX_TIMEOUT_S: Final = 86_400.0
-"""The longest timeout and the longest objective that a configuration may have (`config.bounds`)."""
-# In steps of two to five, for what is slow: two minutes or four is all that one asks then.
+"""The longest timeout or objective that `config.bounds` allows."""
+
+# Coarse steps: slow requests need no precise quantile.
 _SLOW_EDGES_S: Final = (
     10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 7_200.0, MAX_TIMEOUT_S,
 )  # fmt: skip
-# OpenTelemetry's advice for `gen_ai.server.*`, and on to the longest timeout that there may be.
-# Every process has these edges; those that follow its configuration are added (`telemetry.edges`).
-# Source: OpenTelemetry semantic conventions, Generative AI metrics.
+
+# OpenTelemetry's advice for `gen_ai.server.*`, extended to the longest timeout. Source:
+# OpenTelemetry semantic conventions, Generative AI metrics.
 TTFT_EDGES_S: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
     *_SLOW_EDGES_S,
@@ -133,7 +202,8 @@ ITL_EDGES_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0,
     *_SLOW_EDGES_S,
 )  # fmt: skip
-# No deadline bounds how wrong a prediction is. Beyond ten times either way it is just wrong.
+
+# No timeout bounds the error of a prediction.
 RATIO_EDGES: Final = (
     0.05, 0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0, 20.0, 100.0,
 )  # fmt: skip
@@ -141,7 +211,7 @@ RATIO_EDGES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric."""
+    """Declares a metric."""
 
     name: str
     """As a query writes it: counters with `_total`, histograms without `_bucket`."""
@@ -150,26 +220,30 @@ class Metric:
     help: str
     labels: tuple[Label, ...] = ()
     edges: tuple[float, ...] = ()
-    """Of a histogram, without those that follow the configuration."""
     objective: Objective | None = None
-    """Of a histogram: it has an edge at each class's."""
+    """A histogram has an edge at each class's objective of this kind."""
     deadlines: tuple[Deadline, ...] = ()
-    """Of a histogram: the timeouts that bound what it observes; it has an edge at each."""
+    """A histogram has an edge at each of these timeouts."""
     deprecated_name: str | None = None
-    """Its former name, which is exported, too. Histograms have none: they are most of a scrape."""
+    """A former name, which is exported too. Histograms have none: they are most of a scrape."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names by which it is exported."""
+        """All exported names."""
         return (self.name,) if self.deprecated_name is None else (self.name, self.deprecated_name)
 
 
-def _counter(
-    component: Component, name: str, text: str, *labels: Label, formerly: str | None = None
+def _metric(
+    kind: Kind,
+    component: Component,
+    name: str,
+    text: str,
+    *labels: Label,
+    formerly: str | None = None,
 ) -> Metric:
     return Metric(
         name=name,
-        kind=Kind.COUNTER,
+        kind=kind,
         component=component,
         help=text,
         labels=labels,
@@ -177,17 +251,8 @@ def _counter(
     )
 
 
-def _gauge(
-    component: Component, name: str, text: str, *labels: Label, formerly: str | None = None
-) -> Metric:
-    return Metric(
-        name=name,
-        kind=Kind.GAUGE,
-        component=component,
-        help=text,
-        labels=labels,
-        deprecated_name=formerly,
-    )
+_counter = partial(_metric, Kind.COUNTER)
+_gauge = partial(_metric, Kind.GAUGE)
 
 
 def _histogram(
@@ -214,8 +279,9 @@ def _histogram(
 _INGRESS, _REPLICA, _CONTROLLER = Component.INGRESS, Component.REPLICA, Component.CONTROLLER
 _REQUEST_LABELS = (Label.SLO_CLASS, Label.TENANT, Label.MODEL, Label.POOL)
 _LATENCY_LABELS = (Label.SLO_CLASS, Label.MODEL, Label.POOL)
-# A stream goes on elsewhere when its replica stalls or is lost: it waits for a place, then for a
-# token. Where the first token comes early, a handoff is a gap, too.
+
+# A gap can contain a stall, the placement of a resume and its first token. With early first tokens
+# it contains a handoff, too.
 _GAP_DEADLINES = (
     Deadline.STALL,
     Deadline.RESUME,
@@ -307,12 +373,9 @@ HANDOFF_GAP = _histogram(
     deadlines=(Deadline.TRANSFER, Deadline.LEASE, Deadline.FIRST_TOKEN, Deadline.TOTAL),
 )
 TTFT_PARTS = _counter(
-    _INGRESS,
-    "baton_ttft_part_seconds_total",
-    "Total TTFT, by part.",
-    *_LATENCY_LABELS,
-    Label.PART,
+    _INGRESS, "baton_ttft_part_seconds_total", "Total TTFT, by part.", *_LATENCY_LABELS, Label.PART
 )
+
 # ------------------------------------------------------------------- ingress: admission and routes
 ADMISSIONS = _counter(
     _INGRESS,
@@ -324,10 +387,7 @@ ADMISSIONS = _counter(
 )
 IN_FLIGHT = _gauge(_INGRESS, "baton_in_flight_requests", "Requests in flight.", Label.PHASE)
 QUEUED_REQUESTS = _gauge(
-    _INGRESS,
-    "baton_queued_requests",
-    "Queued requests.",
-    formerly="baton_held_requests",
+    _INGRESS, "baton_queued_requests", "Queued requests.", formerly="baton_held_requests"
 )
 SLACK = _gauge(
     _INGRESS,
@@ -335,11 +395,7 @@ SLACK = _gauge(
     "Time left to the most urgent TTFT objective; below 0: late.",
 )
 PLACEMENTS = _counter(
-    _INGRESS,
-    "baton_placements_total",
-    "Placements of ended requests.",
-    Label.MODE,
-    Label.REASON,
+    _INGRESS, "baton_placements_total", "Placements of ended requests.", Label.MODE, Label.REASON
 )
 RESUMES = _counter(_INGRESS, "baton_resumes_total", "Streams resumed on another replica.")
 RETRIES = _counter(
@@ -374,16 +430,12 @@ STEP_ERROR = _gauge(
     _INGRESS, "baton_step_time_error_fraction", "Mean error of predicted step times.", Label.POOL
 )
 PREDICTED_HIT_TOKENS = _counter(
-    _INGRESS,
-    "baton_predicted_hit_tokens_total",
-    "Prompt tokens predicted as cached.",
+    _INGRESS, "baton_predicted_hit_tokens_total", "Prompt tokens predicted as cached."
 )
 INDEX_BLOCKS = _gauge(
-    _INGRESS,
-    "baton_prefix_index_blocks",
-    "Blocks in the prefix index.",
-    Label.SOURCE,
+    _INGRESS, "baton_prefix_index_blocks", "Blocks in the prefix index.", Label.SOURCE
 )
+
 # ------------------------------------------------------------------- ingress: links and leases
 LINK_PAIRS = _gauge(_INGRESS, "baton_link_pairs", "Replica pairs.", Label.STATE)
 LINK_BANDWIDTH = _gauge(
@@ -395,18 +447,10 @@ LINK_BANDWIDTH = _gauge(
     Label.TRANSPORT,
 )
 LINK_SETUP = _gauge(
-    _INGRESS,
-    "baton_link_setup_seconds",
-    "Fixed time per pull.",
-    Label.SOURCE,
-    Label.TARGET,
+    _INGRESS, "baton_link_setup_seconds", "Fixed time per pull.", Label.SOURCE, Label.TARGET
 )
 LINK_QUARANTINED = _gauge(
-    _INGRESS,
-    "baton_link_quarantined",
-    "1: the pair is quarantined.",
-    Label.SOURCE,
-    Label.TARGET,
+    _INGRESS, "baton_link_quarantined", "1: the pair is quarantined.", Label.SOURCE, Label.TARGET
 )
 AGENT_FAILED = _gauge(
     _INGRESS,
@@ -435,6 +479,7 @@ UNREACHABLE_REPLICAS = _gauge(
     "Replicas known to Ray but unreachable.",
     formerly="baton_unjoined_replicas",
 )
+
 # ------------------------------------------------------------------- replicas
 REPLICA_INFO = _gauge(
     _REPLICA,
@@ -453,9 +498,12 @@ QUEUED_TOKENS = _gauge(_REPLICA, "baton_engine_queued_tokens", "Queued prompt to
 KV_USED = _gauge(_REPLICA, "baton_engine_kv_used_fraction", "KV cache usage.")
 STEP_TIME = _gauge(_REPLICA, "baton_engine_step_seconds", "Moving average of step time.")
 PULLS = _counter(
-    _REPLICA, "baton_transfer_pulls_total", "KV pulls into the replica.", Label.SOURCE,
+    _REPLICA,
+    "baton_transfer_pulls_total",
+    "KV pulls into the replica.",
+    Label.SOURCE,
     Label.TRANSPORT,
-)  # fmt: skip
+)
 PULLED_BYTES = _counter(
     _REPLICA, "baton_transfer_bytes_total", "Pulled bytes.", Label.SOURCE, Label.TRANSPORT
 )
@@ -465,9 +513,7 @@ PULL_TIME = _counter(
 PULL_FAILURES = _counter(_REPLICA, "baton_transfer_failures_total", "Failed pulls.", Label.SOURCE)
 EXPIRED_LEASES = _counter(_REPLICA, "baton_expired_leases_total", "KV leases that expired.")
 VOID_PULLS = _counter(
-    _REPLICA,
-    "baton_void_pulls_total",
-    "Pulls discarded: the source no longer held the blocks.",
+    _REPLICA, "baton_void_pulls_total", "Pulls discarded: the source no longer held the blocks."
 )
 ADAPTERS = _gauge(_REPLICA, "baton_adapters_loaded", "Loaded or loading LoRA adapters.")
 ADAPTER_HITS = _counter(
@@ -481,10 +527,7 @@ ADAPTER_TIME = _counter(
 )
 LIVE_LEGS = _gauge(_REPLICA, "baton_live_legs", "Legs in flight.")
 REPLICA_KV_LEASES = _gauge(
-    _REPLICA,
-    "baton_replica_kv_leases",
-    "KV leases held.",
-    formerly="baton_held_leases",
+    _REPLICA, "baton_replica_kv_leases", "KV leases held.", formerly="baton_held_leases"
 )
 COORDINATORS = _gauge(_REPLICA, "baton_coordinators", "Connected coordinators.")
 LINK_FRAMES = _counter(_REPLICA, "baton_link_frames_total", "Fleet link frames.", Label.STATE)
@@ -494,11 +537,11 @@ LINK_AUTH_FAILURES = _counter(
     "Fleet link connections that failed authentication.",
     formerly="baton_link_strangers_total",
 )
+
 # ------------------------------------------------------------------- controller: pools
 POOL_REPLICAS = _gauge(
-    _CONTROLLER, "baton_pool_replicas", "Replicas; `want`: desired.", Label.POOL,
-    Label.STATE,
-)  # fmt: skip
+    _CONTROLLER, "baton_pool_replicas", "Replicas; `want`: desired.", Label.POOL, Label.STATE
+)
 POOL_ROLES = _gauge(
     _CONTROLLER, "baton_pool_role_replicas", "Ready replicas.", Label.POOL, Label.ROLE
 )
@@ -517,6 +560,7 @@ POOL_CAPACITY = _gauge(
     Label.TOKENS,
 )
 POOL_PRICE = _gauge(_CONTROLLER, "baton_pool_price_per_hour", "Price of one replica.", Label.POOL)
+
 # ------------------------------------------------------------------- controller: demand, scaling
 DEMAND_REQUESTS = _gauge(_CONTROLLER, "baton_demand_requests_per_second", "Demand.")
 DEMAND_TOKENS = _gauge(
@@ -526,11 +570,7 @@ DEMAND_TOKENS = _gauge(
     Label.TOKENS,
 )
 SCALING_INPUT = _gauge(
-    _CONTROLLER,
-    "baton_scaling_input",
-    "Inputs of the last decision.",
-    Label.POOL,
-    Label.INPUT,
+    _CONTROLLER, "baton_scaling_input", "Inputs of the last decision.", Label.POOL, Label.INPUT
 )
 SCALING_DECISIONS = _counter(
     _CONTROLLER,
@@ -572,6 +612,7 @@ UNRESPONSIVE_INGRESSES = _gauge(
     "Ingresses without a report last tick.",
     formerly="baton_silent_ingresses",
 )
+
 # ------------------------------------------------------------------- controller: promises, money
 SLO_TARGET = _gauge(_CONTROLLER, "baton_slo_target_fraction", "Target attainment.", Label.SLO_CLASS)
 SLO_OBJECTIVE = _gauge(
@@ -591,21 +632,20 @@ SLO_BUDGET = _gauge(
     Label.SLO_CLASS,
 )
 GPU_SECONDS = _counter(
-    _CONTROLLER, "baton_gpu_seconds_total", "Device time of tenants' requests.",
-    Label.TENANT, Label.POOL,
-)  # fmt: skip
+    _CONTROLLER,
+    "baton_gpu_seconds_total",
+    "Device time of tenants' requests.",
+    Label.TENANT,
+    Label.POOL,
+)
 PAID_GPU_SECONDS = _counter(
     _CONTROLLER,
     "baton_paid_gpu_seconds_total",
     "Device time of replicas, used or idle.",
     Label.POOL,
 )
-COST = _counter(
-    _CONTROLLER,
-    "baton_cost_total",
-    "Cost, including idle and overhead.",
-    Label.TENANT,
-)
+COST = _counter(_CONTROLLER, "baton_cost_total", "Cost, including idle and overhead.", Label.TENANT)
+
 # ------------------------------------------------------------------- controller: itself
 CONFIG_GENERATION = _gauge(_CONTROLLER, "baton_config_generation", "Generation in force.")
 INGRESS_GENERATION = _gauge(
@@ -618,9 +658,7 @@ CONFIG_REJECTED = _counter(
     formerly="baton_config_refused_total",
 )
 BUILD_INFO = _gauge(_CONTROLLER, "baton_build_info", "Always 1.", Label.VERSION, Label.MODEL)
-
 CATALOGUE: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )
-"""All of them, in order."""
 BY_NAME: Final = {metric.name: metric for metric in CATALOGUE}

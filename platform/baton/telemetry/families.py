@@ -1,9 +1,7 @@
-"""Numbers that are known when they are asked for, as Prometheus' client wants them.
+"""Metrics that are read during a scrape, as families of Prometheus' client.
 
-A collector makes one `Families`, adds to it what it knows, and yields what it holds. The labels of
-each number are those that the catalogue declares, in that order. A label of a metric with more
-different values than `MAX_LABEL_VALUES` has the rest added up as `other`; its other labels stay as
-they are. Who was first keeps its value, so whoever adds counters does so in an order that stays.
+A label with more than `MAX_LABEL_VALUES` values has the rest added up as `other`. The first values
+keep their names: callers add counters in a stable order, so that no series goes down.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from baton.telemetry.catalogue import MAX_LABEL_VALUES, OTHER, Kind, Metric
 
 
 class Families:
-    """Collects numbers for one scrape."""
+    """Collects values for one scrape."""
 
     def __init__(self, *, max_values: int = MAX_LABEL_VALUES) -> None:
         self._max_values = max_values
@@ -27,10 +25,10 @@ class Families:
         self._label_values: dict[Metric, tuple[set[str], ...]] = {}
 
     def add(self, metric: Metric, value: float | None, *labels: str) -> None:
-        """Add to a metric; None and what is not finite are not numbers, and are left out.
+        """Add to a metric; None and values that are not finite are left out.
 
         Raises:
-            ValueError: these are not as many labels as the catalogue declares.
+            ValueError: the labels are not as many as the catalogue declares.
         """
         if len(labels) != len(metric.labels):
             expected = ", ".join(metric.labels) or "none"
@@ -43,7 +41,6 @@ class Families:
         samples[labels] = samples.get(labels, 0.0) + value
 
     def _bound_labels(self, metric: Metric, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """The same labels, where there is room for their values."""
         known_values = self._label_values.get(metric)
         if known_values is None:
             known_values = self._label_values[metric] = tuple(set() for _ in labels)
@@ -60,7 +57,7 @@ class Families:
         return label
 
     def collect(self) -> Iterator[Family]:
-        """One family for each name of a metric that was added to."""
+        """One family for each name of each metric with a value."""
         for metric, values in self._samples.items():
             for name in metric.names:
                 family = _family(metric, name)

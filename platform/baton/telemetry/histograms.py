@@ -1,37 +1,66 @@
-"""Histograms that are cheap to observe, some of whose edges follow the configuration.
+"""Histograms that are cheap to observe, and whose edges follow the configuration.
 
-*Theory of operation.* An observation is one binary search and two additions, with a weight, so that
-what many share is observed once. With other edges (`set_edges`) new series begin at zero under
-another value of the label `edges`, and what was observed before stays as it was, in its own
-series: no count ever falls, and no bucket is added up with those that it does not belong to. The
-series of the last `MAX_EDGE_SETS` sets are told; an older set that comes again begins at zero.
+An observation is a binary search and two additions, with a weight. A histogram has the catalogue's
+edges, and one at each objective and timeout that bounds its values. So the share within either is
+exact, and no quantile ends below a timeout.
 
-Rows are bounded. Beyond `max_rows` a new row keeps the first of its labels (the class), and the
-others become `other`. Beyond twice as many all of them do.
+Objectives and timeouts change while a deployment runs, and ingresses may use different generations.
+Buckets of different edges, added up by `le`, would give wrong quantiles. So each set of edges has
+its own series: the label `edges` is a digest of the set. Older series stay as they are, so no count
+falls. Series of the last `MAX_EDGE_SETS` sets are exported; an older set that returns begins at
+zero.
+
+Rows are bounded: beyond `max_rows`, a new row keeps its first label (the class) and the others
+become `other`. Beyond twice as many, all become `other`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
 from itertools import accumulate
-from typing import Final
+from typing import Final, assert_never
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
+from baton.control.state.limits import CoordinatorLimits
+from baton.domain.slo import Slo
 from baton.policy.admission.slo_evaluation import ROUNDING_S
-from baton.telemetry.catalogue import MAX_LABEL_VALUES, OTHER, Label, Metric
-from baton.telemetry.edges import digest
+from baton.telemetry.catalogue import (
+    CATALOGUE,
+    MAX_LABEL_VALUES,
+    OTHER,
+    Deadline,
+    Kind,
+    Label,
+    Metric,
+    Objective,
+)
 
 MAX_EDGE_SETS: Final = 3
-"""Sets of edges whose series one process tells: the present one and those before it."""
+"""Sets of edges whose series one process exports: the current and former sets."""
 _INFINITY = "+Inf"
+_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedEdges:
+    """A difference of one histogram's edges between two configurations."""
+
+    metric: Metric
+    added_s: tuple[float, ...]
+    removed_s: tuple[float, ...]
+
+    def __str__(self) -> str:
+        new = [f"+{edge_s:g} s" for edge_s in self.added_s]
+        old = [f"-{edge_s:g} s" for edge_s in self.removed_s]
+        return f"{self.metric.name}: {', '.join((*new, *old))}"
 
 
 class _Row:
-    """One set of labels."""
-
     __slots__ = ("counts", "total")
 
     def __init__(self, buckets: int) -> None:
@@ -48,7 +77,7 @@ _Rows = dict[tuple[str, ...], _Row]
 
 
 class Histogram:
-    """One metric's; see the module."""
+    """The histogram of one metric; see the module."""
 
     def __init__(
         self, metric: Metric, edges: Iterable[float] = (), *, max_rows: int = MAX_LABEL_VALUES
@@ -60,11 +89,11 @@ class Histogram:
         self._edges = metric.edges
         self._rows: _Rows = {}
         self._previous_rows: dict[tuple[float, ...], _Rows] = {}
-        """What was observed with other edges, the latest last."""
+        """Rows of former edges, the latest last."""
         self.set_edges(edges)
 
     def set_edges(self, edges: Iterable[float]) -> bool:
-        """Have an edge at each of these, besides the catalogue's; whether that changed anything."""
+        """Use these edges and the catalogue's; returns whether that changes anything."""
         new_edges = tuple(sorted({*self._metric.edges, *edges}))
         if new_edges == self._edges:
             return False
@@ -76,7 +105,7 @@ class Histogram:
         return True
 
     def observe(self, value: float, *labels: str, weight: int = 1) -> None:
-        """Count a value `weight` times; one at an edge, but for rounding, is within it."""
+        """Count a value `weight` times. A value at an edge, within rounding, is below it."""
         row = self._rows.get(labels)
         if row is None:
             row = self._new_row(labels)
@@ -84,7 +113,7 @@ class Histogram:
         row.total += value * weight
 
     def copy(self) -> Histogram:
-        """What was observed so far; nothing changes it."""
+        """A snapshot."""
         clone = Histogram(self._metric, self._edges, max_rows=self._max_rows)
         clone._rows = _copy_rows(self._rows)
         clone._previous_rows = {
@@ -93,7 +122,7 @@ class Histogram:
         return clone
 
     def family(self) -> HistogramMetricFamily:
-        """What was observed so far, as Prometheus' client wants it."""
+        """The series for Prometheus' client."""
         metric = self._metric
         family = HistogramMetricFamily(metric.name, metric.help, labels=[*map(str, metric.labels)])
         for edges, rows in (*self._previous_rows.items(), (self._edges, self._rows)):
@@ -118,3 +147,70 @@ class Histogram:
 
 def _copy_rows(rows: _Rows) -> _Rows:
     return {labels: row.copy() for labels, row in rows.items()}
+
+
+def _edges_of(
+    metric: Metric, classes: Iterable[Slo], limits: CoordinatorLimits
+) -> tuple[float, ...]:
+    objective = metric.objective
+    objectives = () if objective is None else [_objective_s(objective, slo) for slo in classes]
+    timeouts_s = _deadlines_s(limits)
+    deadlines = [timeouts_s[deadline] for deadline in metric.deadlines]
+    configured = {edge_s for edge_s in (*objectives, *deadlines) if edge_s is not None}
+    return tuple(sorted({*metric.edges, *configured}))
+
+
+def all_edges(
+    classes: Iterable[Slo], limits: CoordinatorLimits
+) -> Mapping[Metric, tuple[float, ...]]:
+    """The edges of each histogram of the catalogue."""
+    classes = tuple(classes)
+    histograms = (metric for metric in CATALOGUE if metric.kind is Kind.HISTOGRAM)
+    return {metric: _edges_of(metric, classes, limits) for metric in histograms}
+
+
+def changed_edges(
+    old: Mapping[Metric, tuple[float, ...]], new: Mapping[Metric, tuple[float, ...]]
+) -> tuple[ChangedEdges, ...]:
+    """Each histogram whose edges differ, in the catalogue's order."""
+    return tuple(
+        ChangedEdges(
+            metric=metric,
+            added_s=tuple(sorted({*new[metric]} - {*old[metric]})),
+            removed_s=tuple(sorted({*old[metric]} - {*new[metric]})),
+        )
+        for metric in new
+        if new[metric] != old[metric]
+    )
+
+
+def digest(edges: Iterable[float]) -> str:
+    """The value of the label `edges`; equal in every process for equal edges."""
+    text = ",".join(map(floatToGoString, edges))
+    return sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _objective_s(objective: Objective, slo: Slo) -> float | None:
+    match objective:
+        case Objective.TTFT:
+            return slo.ttft_s
+        case Objective.TPOT:
+            return slo.tpot_s
+        case Objective.ITL:
+            return slo.itl_p99_s
+        case Objective.GOODPUT:
+            raise ValueError("goodput: has no seconds, expected an objective for a latency")
+        case _:
+            assert_never(objective)
+
+
+def _deadlines_s(limits: CoordinatorLimits) -> Mapping[Deadline, float]:
+    return {
+        Deadline.QUEUE_WAIT: limits.queue_timeout_s,
+        Deadline.FIRST_TOKEN: limits.first_token_timeout_s,
+        Deadline.STALL: limits.stall_timeout_s,
+        Deadline.RESUME: limits.resume_timeout_s,
+        Deadline.TOTAL: limits.total_timeout_s,
+        Deadline.TRANSFER: limits.transfer_deadline_s,
+        Deadline.LEASE: limits.lease_s,
+    }

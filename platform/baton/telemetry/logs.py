@@ -1,4 +1,4 @@
-"""Structured logs: one event per decision, as JSON or as text; never a prompt, a token or a key."""
+"""Structured logs, as JSON or text, one event per decision; never a prompt, a token or a key."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ROOT_LOGGER = "baton"
 
 
 class LogFormat(StrEnum):
-    """How log events are written."""
+    """The format of log events."""
 
     JSON = "json"
     TEXT = "text"
 
 
 def configure_logs(log_format: LogFormat, level: str) -> None:
-    """Send the events of this process to stderr in the given format; may be called again."""
+    """Send the events of this process to stderr in the given format. Idempotent."""
     # The real stderr: in a replica, `sys.stderr` is Ray's, which walks the stack for every line.
     handler = _LossyStderrHandler(sys.__stderr__)
     handler.setFormatter(_JsonLines() if log_format is LogFormat.JSON else _TextLines())
@@ -37,13 +37,13 @@ def configure_logs(log_format: LogFormat, level: str) -> None:
 
 
 class _LossyStderrHandler(logging.StreamHandler[TextIO]):
-    """Stands by what is being done: a line that cannot be written is lost, and that is all.
+    """Drops a line that cannot be written.
 
-    Python's own handler prints a traceback for each, to where the line could not be written either.
+    Python's own handler would print a traceback for each, to the same stream.
     """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - it is logging's name
-        """Say nothing of a disk that is full, or of whoever read this and has gone."""
+        """Ignore a full disk and a closed pipe."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
@@ -65,7 +65,7 @@ class _JsonLines(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         try:
             return json.dumps(line, default=str, allow_nan=False)
-        except ValueError:  # JSON has no word for what is not finite
+        except ValueError:  # JSON has no NaN and no infinity
             return json.dumps(_json_safe(line), default=str)
 
 
@@ -93,6 +93,6 @@ def _json_safe(value: object) -> object:
 
 
 def _quote_value(value: object) -> str:
-    """As it is, or quoted where it would be read as more than one value, or as another line."""
+    """The text, quoted if it could be read as several values or lines."""
     text = str(value)
     return text if text.isprintable() and " " not in text else json.dumps(text)

@@ -1,1 +1,1 @@
-"""How far the performance model is off what others measured."""
+"""Errors of the performance model against published measurements."""

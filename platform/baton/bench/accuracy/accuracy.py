@@ -1,7 +1,13 @@
-"""Judges the model by measured rows: predicts each, and says how far off it is, and which way."""
+"""Compares measured rows with the performance model's predictions.
+
+Rows tell tokens and clients only. Recipes say how they were measured: from public scripts of
+benchmarks and documentation of engines, with named assumptions, independent of measured values.
+"""
 
 from __future__ import annotations
 
+import math
+import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +15,9 @@ from functools import partial
 from typing import NamedTuple
 
 from baton.bench.accuracy.measurements import MeasuredRow
-from baton.bench.accuracy.plausibility import implausible_reason
-from baton.bench.accuracy.recipes import recipe_of, weight_dtype
 from baton.domain.errors import BatonError, OutOfRange
 from baton.perf.capacity import closed_loop
+from baton.perf.capacity.closed_loop import ClosedLoop, RequestLengths
 from baton.perf.fitting.calibration import (
     Calibration,
     Conditions,
@@ -23,10 +28,12 @@ from baton.perf.fitting.calibration import (
     calibrate_jointly,
     error_stats,
 )
+from baton.perf.hardware.accelerators import DTYPE_BYTES, Accelerator, Dtype
 from baton.perf.hardware.catalogue import find_accelerator
 from baton.perf.hardware.efficiency import Efficiency, engine_efficiency
 from baton.perf.model import memory
-from baton.perf.model.known_models import find_shape
+from baton.perf.model.known_models import dtype_hint, find_shape
+from baton.perf.model.shape import ModelShape
 from baton.perf.steps.roofline import Roofline, compute_dtype, is_narrow
 from baton.simulator.outcome import mean
 from baton.simulator.single_engine import simulate_engine
@@ -34,59 +41,147 @@ from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import TraceRequest
 
 SATURATED_TTFT_S = 4.0
-"""Rows with longer times to first tokens tell of queues for memory, not of the engine's speed."""
+"""A longer TTFT is dominated by queueing for memory, not by the engine's speed."""
 _BLOCK_SIZE_TOKENS = 16
 _FIRST_TOKEN_S = 0.007
-"""From an engine's first token to its client where nothing was calibrated.
-Source: fit to vLLM's rows on H100 (InferenceX)."""
+"""From an engine's first token to its client, without a calibration. Source: fit to vLLM's rows on
+H100 (InferenceX)."""
+_BEST_PRODUCTS = 0.97
+_BEST_NARROW_PRODUCTS = 0.85
+"""Shares of the rated operations per second that the best product reaches, with 16-bit and narrower
+inputs. Source: AIConfigurator's tables of vLLM 0.14 and 0.24 on A100, H100 (0.97, 0.81) and H200
+(0.95, 0.85)."""
+_BEST_ATTENTION = 0.80
+"""The same for attention over prompts. Source: the same tables (H100, 16,384 tokens)."""
+_REDUCED_BYTES = 2.0
+"""Per number that devices of a group sum up, twice a layer; each sends it at least once, if the
+switch sums. Source: NVLink SHARP (NVIDIA, Hopper architecture)."""
+_INFERENCE_X_LENGTHS = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
+"""Source: InferenceMAX README, benchmark client configuration."""
+_SEED = 0
+_MAX_FRONTEND_BUSY_FRACTION = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    """One way of measuring."""
+
+    name: str
+    is_published: bool
+    kv: Dtype
+    min_length_fraction: float = 1.0
+    """Lengths are uniform from this share of the nominal length to all of it."""
+    requests_per_client: int = 10
+    starts_warm: bool = False
+    """Whether clients were at different points of their requests when measuring began. Then means
+    leave out the first two requests of each client, and the first outputs have random lengths."""
+    max_batched_tokens: int = 8192
+    reserved_slots: int = 0
+    """Slots of the batch, one per client, that no request gets."""
+    gather_steps: int = 0
+    gather_tokens: int = 0
+    frontend_requests_per_s: float = math.inf
+    frontend_tokens_per_s: float = math.inf
+    """Both are the limits of the server in front of the engine."""
+
+    def is_engine_bound(self, row: MeasuredRow) -> bool:
+        """Whether the frontend was at most half busy, so that the row describes the engine."""
+        request_s = row.ttft_s + (row.output_tokens - 1) * row.tpot_s
+        requests_per_s = row.concurrency / request_s
+        tokens_per_s = requests_per_s * row.output_tokens
+        busy = requests_per_s / self.frontend_requests_per_s
+        return max(busy, tokens_per_s / self.frontend_tokens_per_s) <= _MAX_FRONTEND_BUSY_FRACTION
+
+    def draw_lengths(self, row: MeasuredRow) -> list[RequestLengths]:
+        """Lengths of the clients' requests, in order; equal for equal rows."""
+        rng = random.Random(_SEED)  # noqa: S311 - lengths, no secrets
+
+        def draw(nominal: int) -> int:
+            return rng.randint(max(2, int(nominal * self.min_length_fraction)), max(2, nominal))
+
+        count = row.concurrency * self.requests_per_client
+        lengths = [
+            RequestLengths(draw(row.prompt_tokens), draw(row.output_tokens)) for _ in range(count)
+        ]
+        if self.starts_warm:
+            for number, other in enumerate(lengths[: row.concurrency]):
+                lengths[number] = RequestLengths(
+                    other.prompt_tokens, rng.randint(2, other.output_tokens)
+                )
+        return lengths
+
+    def closed_loop(self, row: MeasuredRow) -> ClosedLoop:
+        """The load on the engine."""
+        return ClosedLoop(
+            clients=row.concurrency,
+            max_running_requests=max(1, row.concurrency - self.reserved_slots),
+            max_batched_tokens=self.max_batched_tokens,
+            warm_up_requests=2 * row.concurrency if self.starts_warm else 0,
+            max_prefill_delay_steps=self.gather_steps,
+            prefill_batch_tokens=self.gather_tokens,
+        )
+
+
+class _BusyFractions(NamedTuple):
+    """Shares of the time, at the best rates."""
+
+    products: float
+    """Arithmetic, or reads of the weights once a step if those take longer."""
+    attention: float
+    kv_reads: float
+    """For each decoded token."""
+    links: float
+
+    @property
+    def total(self) -> float:
+        """Above 1 is impossible."""
+        return sum(self)
 
 
 class EvaluatedRow(NamedTuple):
-    """One row and what the model makes of it."""
+    """A row and its predictions."""
 
     row: MeasuredRow
     ttft: Residual
     tpot: Residual
     is_simulated: bool
-    """By the simulated engine; else by the closed loop that calibration uses."""
+    """By the simulated engine; else by the closed loop of the calibration."""
     implausible_reason: str | None = None
-    """Why it cannot be, whatever the model says; see `bench.plausibility`."""
+    """Why no engine can have measured this; see `implausible_reason`."""
 
     @property
     def is_saturated(self) -> bool:
-        """Whether it is left out of the headline."""
+        """Whether summaries leave it out."""
         return self.row.ttft_s >= SATURATED_TTFT_S
 
 
 class SkippedRow(NamedTuple):
-    """One row that nothing can be said of."""
+    """A row without a prediction."""
 
     row: MeasuredRow
     reason: str
-    """The same for all rows of a kind."""
     detail: str = ""
-    """What of this row it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Of all rows: none is dropped, each is in one of the two."""
+    """All rows: each is in one of the two."""
 
     evaluated: tuple[EvaluatedRow, ...]
     skipped: tuple[SkippedRow, ...]
 
     @property
     def unsaturated(self) -> tuple[EvaluatedRow, ...]:
-        """Those that are not saturated."""
+        """The rows that are not saturated."""
         return tuple(row for row in self.evaluated if not row.is_saturated)
 
     @property
     def plausible(self) -> tuple[EvaluatedRow, ...]:
-        """Those of the counted that can be."""
+        """The unsaturated rows that are plausible."""
         return tuple(row for row in self.unsaturated if row.implausible_reason is None)
 
     def plausible_in_suspect_sweeps(self) -> tuple[EvaluatedRow, ...]:
-        """Those that can be, of sweeps of which others cannot: what spoiled those may be in them.
+        """Plausible rows of sweeps with implausible rows, which the same cause may affect.
 
         A sweep is the rows of one engine, version, model and device.
         """
@@ -96,19 +191,19 @@ class Evaluation:
         return tuple(row for row in self.plausible if _sweep_key(row.row) in suspect_sweeps)
 
     def errors(self, rows: Iterable[EvaluatedRow] | None = None) -> tuple[ErrorStats, ErrorStats]:
-        """Of times to first tokens and per output token; of all rows that are not saturated."""
+        """Errors of TTFT and TPOT, by default of all unsaturated rows."""
         evaluated = self.unsaturated if rows is None else list(rows)
         return error_stats([row.ttft for row in evaluated]), error_stats(
             [row.tpot for row in evaluated]
         )
 
     def groups(self) -> dict[tuple[str, str, str], tuple[EvaluatedRow, ...]]:
-        """The rows that are not saturated, by engine, model and device."""
+        """The unsaturated rows by engine, model and device."""
         grouped: dict[tuple[str, str, str], list[EvaluatedRow]] = defaultdict(list)
-        for other in self.unsaturated:
-            row = other.row
+        for evaluated in self.unsaturated:
+            row = evaluated.row
             engine = f"{row.backend} {row.version}".strip()
-            grouped[engine, row.model, f"{row.system} tp{row.tp}"].append(other)
+            grouped[engine, row.model, f"{row.system} tp{row.tp}"].append(evaluated)
         return {key: tuple(rows) for key, rows in sorted(grouped.items())}
 
 
@@ -117,11 +212,11 @@ def _sweep_key(row: MeasuredRow) -> tuple[str, str, str, str]:
 
 
 Calibrations = Mapping[str, Calibration]
-"""By engine ("vllm", "trtllm"): what kernels take is alike in all of them."""
+"""By engine ("vllm", "trtllm"); kernels are alike in all of them."""
 
 
 def calibrate_engines(rows: Sequence[MeasuredRow]) -> dict[str, Calibration]:
-    """One calibration for each engine that has rows which can be fitted to, fitted together."""
+    """A calibration for each engine with usable rows, fitted together."""
     usable = [row for row in rows if unfit_reason(row) is None]
     engines = sorted({row.backend for row in usable})
     if not engines:
@@ -133,7 +228,7 @@ def calibrate_engines(rows: Sequence[MeasuredRow]) -> dict[str, Calibration]:
 
 
 def unfit_reason(row: MeasuredRow) -> str | None:
-    """Why nothing is fitted to a row; None when it is."""
+    """Why calibration leaves a row out; None if it is used."""
     if row.disaggregated:
         return "it measured separate pools"
     if row.ttft_s >= SATURATED_TTFT_S:
@@ -154,7 +249,7 @@ def evaluate_rows(
     calibrations: Calibrations | None = None,
     extrapolate: bool = False,
 ) -> Evaluation:
-    """Predict every row; by an engine that was not calibrated as if it were vLLM."""
+    """Predict every row; an engine without a calibration uses vLLM's."""
     evaluated, skipped = [], []
     for row in rows:
         try:
@@ -183,20 +278,16 @@ def _evaluate_row(
     predict = _predict_simulated if is_simulated else _predict_closed_loop
     ttft_s, tpot_s = predict(row, efficiency)
     return EvaluatedRow(
-        row,
-        Residual(row.name, MeasurementKind.FIRST_TOKEN, row.ttft_s, ttft_s + first_token_s),
-        Residual(row.name, MeasurementKind.OUTPUT_TOKEN, row.tpot_s, tpot_s),
-        is_simulated,
-        implausible_reason(row),
+        row=row,
+        ttft=Residual(row.name, MeasurementKind.FIRST_TOKEN, row.ttft_s, ttft_s + first_token_s),
+        tpot=Residual(row.name, MeasurementKind.OUTPUT_TOKEN, row.tpot_s, tpot_s),
+        is_simulated=is_simulated,
+        implausible_reason=implausible_reason(row),
     )
 
 
 def _predict_simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
-    """Mean latencies of the simulated engine, which schedules as vLLM does and runs out of memory.
-
-    Raises:
-        InsufficientMemory: the model does not fit the row's devices.
-    """
+    """Mean latencies of the simulated engine, which schedules and fills memory as vLLM does."""
     recipe, shape = recipe_of(row), find_shape(row.model)
     loop = recipe.closed_loop(row)
     memory_fit = memory.fit(
@@ -228,8 +319,8 @@ def _predict_simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float,
 
 
 def _predict_closed_loop(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
-    loop_result = _run_closed_loop(row, efficiency)
-    return sum(loop_result.ttft), sum(loop_result.tpot)
+    latencies = _run_closed_loop(row, efficiency)
+    return sum(latencies.ttft), sum(latencies.tpot)
 
 
 def _run_closed_loop(row: MeasuredRow, efficiency: Efficiency) -> closed_loop.MeanLatencies:
@@ -244,11 +335,11 @@ def _build_observations(
 ) -> list[Measurement]:
     observations = []
     for row in rows:
-        loop_result, conditions = _run_closed_loop(row, efficiencies[row.backend]), _conditions(row)
+        latencies, conditions = _run_closed_loop(row, efficiencies[row.backend]), _conditions(row)
         narrow = is_narrow(compute_dtype(weight_dtype(row), find_accelerator(row.system)))
         for kind, measured_s, parts in (
-            (MeasurementKind.FIRST_TOKEN, row.ttft_s, loop_result.ttft),
-            (MeasurementKind.OUTPUT_TOKEN, row.tpot_s, loop_result.tpot),
+            (MeasurementKind.FIRST_TOKEN, row.ttft_s, latencies.ttft),
+            (MeasurementKind.OUTPUT_TOKEN, row.tpot_s, latencies.tpot),
         ):
             observations.append(
                 Measurement(
@@ -283,3 +374,153 @@ def _roofline(row: MeasuredRow, efficiency: Efficiency) -> Roofline:
         kv=recipe_of(row).kv,
         efficiency=efficiency,
     )
+
+
+def implausible_reason(row: MeasuredRow) -> str | None:
+    """Why a row is impossible; None if it may be possible.
+
+    No prediction takes part. By Little's law, the clients and latencies imply a rate of requests.
+    Each request needs arithmetic, reads of keys and values, and exchanges of activations. These
+    depend on each other within a step and cannot overlap. At the best rates of data sheets and
+    kernel tables, all of it must fit into the time. If it does not, something was not computed:
+    most likely repeated random prompts that were in the prefix cache.
+    """
+    fractions = busy_fractions(row)
+    if fractions.total <= 1.0:
+        return None
+    return (
+        f"it implies more than its devices can compute: at their best they would be busy for"
+        f" {fractions.total:.0%} of the time (products {fractions.products:.0%}, attention"
+        f" {fractions.attention:.0%}, keys and values {fractions.kv_reads:.0%}, links"
+        f" {fractions.links:.0%})"
+    )
+
+
+def busy_fractions(row: MeasuredRow) -> _BusyFractions:
+    """The least utilization of a row's devices.
+
+    Raises:
+        BatonError: its model or device is unknown.
+    """
+    shape, device = find_shape(row.model), find_accelerator(row.system)
+    devices, mean_length_fraction = row.tp * row.pp, (1.0 + recipe_of(row).min_length_fraction) / 2
+    prompt, output = (
+        row.prompt_tokens * mean_length_fraction,
+        row.output_tokens * mean_length_fraction,
+    )
+    requests_per_s = row.concurrency / (row.ttft_s + (output - 1) * row.tpot_s)
+    tokens = prompt + output - 1
+    read_bytes = output * shape.kv_bytes(int(prompt + output / 2), recipe_of(row).kv)
+    all_reduce_bytes = 2 * shape.layers * tokens * shape.hidden * _REDUCED_BYTES
+    return _BusyFractions(
+        products=_products_fraction(row, requests_per_s * tokens, requests_per_s * output)
+        / devices,
+        attention=requests_per_s * _attention_s(shape, device, prompt) / devices,
+        kv_reads=requests_per_s * read_bytes / (devices * device.memory_bytes_per_s),
+        links=requests_per_s * all_reduce_bytes / device.peer_bytes_per_s if row.tp > 1 else 0.0,
+    )
+
+
+def _products_fraction(row: MeasuredRow, tokens_per_s: float, sampled_per_s: float) -> float:
+    """Device seconds a second."""
+    shape, device, weights = find_shape(row.model), find_accelerator(row.system), weight_dtype(row)
+    inputs = compute_dtype(weights, device)
+    best_efficiency = _BEST_NARROW_PRODUCTS if is_narrow(inputs) else _BEST_PRODUCTS
+    layers_s = (
+        2
+        * tokens_per_s
+        * shape.active_layer_parameters
+        / (device.flops_of(inputs) * best_efficiency)
+    )
+    rate = device.flops_of(Dtype.BF16) * _BEST_PRODUCTS
+    compute_s = layers_s + 2 * sampled_per_s * shape.output_parameters / rate
+    # Each step gives one token of each request, and reads the active weights.
+    step_bytes = shape.active_layer_parameters * DTYPE_BYTES[weights]
+    return max(compute_s, step_bytes / row.tpot_s / device.memory_bytes_per_s)
+
+
+def _attention_s(shape: ModelShape, device: Accelerator, prompt_tokens: float) -> float:
+    """Of one prompt on one device, at the rate of its narrowest type, without windowed layers."""
+    latent = shape.latent
+    width = 2 * shape.head_dim
+    if latent is not None:
+        width = latent.nope_dim + latent.rope_dim + latent.value_dim
+    layers = shape.layers - shape.windowed_layers
+    pairs = layers * prompt_tokens * prompt_tokens / 2
+    return 2 * shape.heads * width * pairs / (device.flops_of(Dtype.FP8) * _BEST_ATTENTION)
+
+
+def recipe_of(row: MeasuredRow) -> _Recipe:
+    """The recipe of a row."""
+    if (row.prompt_tokens, row.output_tokens) in _INFERENCE_X_LENGTHS:
+        return _inference_x(row)
+    return _fixed_lengths(row)
+
+
+def _inference_x(row: MeasuredRow) -> _Recipe:
+    """Ten requests for each client, all clients at once, no warm-up, random lengths.
+
+    vLLM keeps keys and values in FP8 with FP8 and FP4 weights, but not on H100; TensorRT-LLM does
+    everywhere. It also delays prompts of 1k/1k runs on fewer than eight devices for up to 20 steps.
+
+    Source: InferenceMAX, benchmarks/70b_fp8_{h100_docker,h200_slurm,b200_slurm,h200_trt_slurm}.sh.
+    """
+    has_narrow_weights = row.weights in {Dtype.FP8, Dtype.FP4, Dtype.INT4, Dtype.INT8}
+    if row.backend != "trtllm":
+        has_16_bit_kv = not has_narrow_weights or row.system == "h100_sxm"
+        kv = Dtype.BF16 if has_16_bit_kv else Dtype.FP8
+        return _Recipe(name="InferenceX", is_published=True, kv=kv, min_length_fraction=0.8)
+    waits_for_batch = row.prompt_tokens == row.output_tokens and row.tp < 8  # noqa: PLR2004 - as above
+    return _Recipe(
+        name="InferenceX, TensorRT-LLM",
+        is_published=True,
+        kv=Dtype.FP8 if has_narrow_weights else Dtype.BF16,
+        min_length_fraction=0.8,
+        max_batched_tokens=16384,
+        gather_steps=20 if waits_for_batch else 0,
+        gather_tokens=int(0.9 * 16384) if waits_for_batch else 0,
+    )
+
+
+def _fixed_lengths(row: MeasuredRow) -> _Recipe:
+    """Runs of AIConfigurator: fixed lengths; the number of requests is not published.
+
+    TensorRT-LLM's rows show no trace of a simultaneous start, so they had a warm-up. Engines that
+    mix prefill and decode in a step spread clients over their requests, so a warm-up is assumed for
+    all of them. SGLang does not mix by default (`--enable-mixed-chunk`): its clients stay
+    synchronous, and ten requests for each are assumed.
+
+    TensorRT-LLM's rows show one waiting client if the batch has a slot for each: one slot is a
+    dummy request's that pads CUDA graphs. On H100 they level off at 36 requests and 9,000 tokens a
+    second on any number of devices.
+
+    Keys and values have the engines' default type: FP8 if an NVIDIA checkpoint in FP8 says so, else
+    16 bits.
+    """
+    kv = Dtype.FP8 if row.weights is Dtype.FP8 and row.model.startswith("nvidia/") else Dtype.BF16
+    if row.backend == "sglang":
+        return _Recipe(name="fixed lengths, SGLang", is_published=False, kv=kv)
+    recipe = _Recipe(
+        name="fixed lengths",
+        is_published=False,
+        kv=kv,
+        requests_per_client=6,
+        starts_warm=True,
+    )
+    if row.backend != "trtllm":
+        return recipe
+    return replace(
+        recipe,
+        name="fixed lengths, TensorRT-LLM",
+        frontend_requests_per_s=36,
+        frontend_tokens_per_s=9000,
+        reserved_slots=1,
+    )
+
+
+def weight_dtype(row: MeasuredRow) -> Dtype:
+    """The type of most of its weights."""
+    shape = find_shape(row.model)
+    if shape.experts is not None and row.experts is not None:
+        return row.experts
+    return row.weights or dtype_hint(row.model) or Dtype.BF16

@@ -1,6 +1,6 @@
-"""Reads tables of kernel times (parquet, as AIConfigurator keeps them) and compares the curves.
+"""Compares tables of kernel times (AIConfigurator's parquet files) with the model's curves.
 
-`pyarrow` is imported when a table is read and not before; without it the error says what to do.
+`pyarrow` is imported when a table is read.
 """
 
 from __future__ import annotations
@@ -24,20 +24,14 @@ _MIN_WEIGHTS = 2_000_000
 _MIN_SIDE = 512
 _MAX_DEPTH = 16_384
 _MAX_ROWS = 16_384
-"""Products of models one would serve; outside, launches and shapes unlike any model's decide."""
+"""Limits of compared products: others are dominated by launches, or unlike any model's."""
 _ELEMENT_BYTES = 2
-"""Of all-reduces' sizes, which count elements; see `perf.collectives`."""
+"""Sizes of all-reduces count elements."""
 _DTYPES = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "fp8": Dtype.FP8}
 
 
-def read_table(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """The rows of a table that has those columns.
-
-    Raises:
-        PreflightFailed: pyarrow is not installed.
-        TraceInvalid: the file is no such table.
-        OSError: it cannot be read.
-    """
+def _read_table(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """The rows of a table with these columns, or `PreflightFailed` without pyarrow."""
     try:
         from pyarrow import (  # type: ignore[import-untyped]  # it ships no types
             ArrowException,
@@ -60,9 +54,14 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]
 
 
 def compare_products(path: Path, accelerator: Accelerator) -> list[Residual]:
-    """Measured matrix products against the curves, of those types that there are curves for."""
+    """Measured matrix products against the curves, for types with curves.
+
+    Raises:
+        PreflightFailed: pyarrow is not installed.
+        TraceInvalid: the file is no such table.
+    """
     residuals = []
-    for row in read_table(path, ("gemm_dtype", "m", "n", "k", "latency")):
+    for row in _read_table(path, ("gemm_dtype", "m", "n", "k", "latency")):
         dtype, m, n, k = _DTYPES.get(row["gemm_dtype"]), row["m"], row["n"], row["k"]
         is_too_small = min(n, k) < _MIN_SIDE or n * k < _MIN_WEIGHTS
         if dtype is None or is_too_small or k > _MAX_DEPTH or m > _MAX_ROWS:
@@ -77,9 +76,9 @@ def compare_products(path: Path, accelerator: Accelerator) -> list[Residual]:
 
 
 def compare_all_reduces(path: Path, accelerator: Accelerator) -> list[Residual]:
-    """Measured all-reduces in CUDA graphs against `perf.collectives`."""
+    """Measured all-reduces in CUDA graphs against `perf.hardware.collectives`; raises likewise."""
     residuals = []
-    for row in read_table(path, ("backend", "num_gpus", "message_size", "latency")):
+    for row in _read_table(path, ("backend", "num_gpus", "message_size", "latency")):
         if row["backend"] != "vllm_graph":
             continue
         payload_bytes = row["message_size"] * _ELEMENT_BYTES
@@ -92,12 +91,12 @@ def compare_all_reduces(path: Path, accelerator: Accelerator) -> list[Residual]:
 
 
 def attention_observations(path: Path, accelerator: Accelerator) -> list[Measurement]:
-    """Measured attention of one layer as observations: prompts when `step` is 0, else decodes."""
+    """Measured attention of one layer: prefill if `step` is 0, else decode; raises likewise."""
     columns = (
         "batch_size isl num_heads num_key_value_heads head_dim kv_cache_dtype step latency op_name"
     )
     observations = []
-    for row in read_table(path, columns.split()):
+    for row in _read_table(path, columns.split()):
         uneven = row["num_heads"] % row["num_key_value_heads"]
         if uneven or row["head_dim"] != _HEAD_DIM or row.get("window_size"):
             continue
@@ -119,7 +118,6 @@ def attention_observations(path: Path, accelerator: Accelerator) -> list[Measure
 
 _HEAD_DIM = 128
 _UNCORRECTED = Efficiency(attention=1.0)
-"""The curves themselves."""
 
 
 def _batch(row: Mapping[str, Any]) -> StepBatch:

@@ -1,7 +1,7 @@
-"""A real vLLM engine's run as a benchmark logged it, and the same arrivals in the simulated engine.
+"""Compares a logged run of a vLLM engine with the simulated engine under the same arrivals.
 
-Source of the format: casys-kaist/LLMServingSim, bench: `requests.jsonl`, and beside it `meta.json`
-with the engine's own arguments under `engine_kwargs`.
+Source of the format: casys-kaist/LLMServingSim, bench: `requests.jsonl` and `meta.json`, with the
+engine's arguments under `engine_kwargs`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DTYPES = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "half": Dtype.FP16, "f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedEngine:
-    """What the engine was started with, as far as it matters here."""
+    """The relevant arguments of the engine."""
 
     model: str
     tp: int
@@ -61,19 +61,18 @@ class LoggedEngine:
     block_size_tokens: int
     utilization: float
     weights: Dtype | None
-    """None where it says `auto`: as the model is stored."""
+    """None for `auto`: as the model is stored."""
     kv: Dtype | None
-    """None where it says `auto`: as the activations."""
+    """None for `auto`: as the activations."""
     not_modelled: tuple[str, ...] = ()
-    """Arguments that the simulated engine is not given, and that may make a difference."""
+    """Other arguments, which may make a difference."""
 
 
 def read_engine(text: str, name: str) -> LoggedEngine:
-    """The engine of a `meta.json`; what it does not say has vLLM's default.
+    """The engine of a `meta.json`; missing arguments have vLLM's defaults.
 
     Raises:
-        TraceInvalid: not JSON, no model, or a figure that makes no sense; line 0, for the whole
-            file.
+        TraceInvalid: not JSON, no model, or an invalid argument; with line 0, for the whole file.
     """
     try:
         meta = json.loads(text)
@@ -112,7 +111,7 @@ def read_engine(text: str, name: str) -> LoggedEngine:
 
 
 def _is_ignored(key: str, value: object) -> bool:
-    """Whether an argument says something that nobody reads; None and false say nothing."""
+    """Whether an argument may matter and is not modelled; None and false are no arguments."""
     return bool(value) and key not in _READ_ARGUMENTS and key not in IRRELEVANT_ARGUMENTS
 
 
@@ -152,7 +151,7 @@ def _dtype(value: object, key: str, name: str) -> Dtype | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Of all requests of a run, in seconds; TPOT of those with more than one token."""
+    """Of all requests of a run, in seconds; TPOT of requests with more than one token."""
 
     ttfts_s: Sequence[float]
     tpots_s: Sequence[float]
@@ -171,12 +170,10 @@ class Latencies:
 
 
 def logged_latencies(log: Sequence[LoggedRequest]) -> Latencies:
-    """As they were measured."""
+    """The measured latencies."""
     return Latencies(
-        ttfts_s=[logged_request.ttft_s for logged_request in log],
-        tpots_s=[
-            logged_request.tpot_s for logged_request in log if logged_request.output_tokens > 1
-        ],
+        ttfts_s=[request.ttft_s for request in log],
+        tpots_s=[request.tpot_s for request in log if request.output_tokens > 1],
     )
 
 
@@ -186,9 +183,9 @@ def replayed_latencies(
     memory: MemoryModel,
     timing: StepTiming,
 ) -> Latencies:
-    """Of the same arrivals in the simulated engine; in turn, where several shared them.
+    """Latencies of the same arrivals in simulated engines, which share them round robin.
 
-    A log does not say what prompts have in common, so nothing is taken to be cached.
+    Nothing is cached, because a log does not contain prompts.
 
     Raises:
         InsufficientMemory: the model does not fit such devices.
@@ -206,10 +203,7 @@ def replayed_latencies(
         pipeline_stages=engine.pp,
     )
     requests = [
-        TraceRequest(
-            logged_request.at_s, logged_request.prompt_tokens, logged_request.output_tokens
-        )
-        for logged_request in log
+        TraceRequest(request.at_s, request.prompt_tokens, request.output_tokens) for request in log
     ]
     outcomes = [
         outcome

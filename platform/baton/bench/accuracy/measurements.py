@@ -1,4 +1,4 @@
-"""Reads what others have measured: benchmark rows, request logs, profiles, published fits."""
+"""Reads published measurements: benchmark rows, request logs, profiles, fits."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _DTYPES = {
     "int4_wo": Dtype.INT4,
     "w4afp8": Dtype.INT4,
 }
-"""As benchmark rows spell them. Source: NVIDIA AIConfigurator, GEMMQuantMode and MoEQuantMode."""
+"""Names in benchmark rows. Source: NVIDIA AIConfigurator, GEMMQuantMode and MoEQuantMode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRow:
-    """One engine in a closed loop: `concurrency` clients, mean latencies."""
+    """Mean latencies of one engine in a closed loop of `concurrency` clients."""
 
     line: int
     backend: str
@@ -66,7 +66,6 @@ class MeasuredRow:
     model: str
     system: str
     weights: Dtype | None
-    """None where the row does not say."""
     experts: Dtype | None
     disaggregated: bool
     prompt_tokens: int
@@ -79,7 +78,7 @@ class MeasuredRow:
 
     @property
     def name(self) -> str:
-        """What it is known by in reports."""
+        """For reports."""
         model = self.model.rsplit("/", 1)[-1]
         return (
             f"{self.backend} {model} {self.system} tp{self.tp}"
@@ -90,13 +89,12 @@ class MeasuredRow:
 def read_rows(
     lines: Iterable[str], name: str, *, ignore_invalid: bool = False
 ) -> tuple[list[MeasuredRow], int]:
-    """The rows of a CSV of measured latencies, and how many bad ones were left out.
+    """The rows of a CSV of measured latencies, and the number of skipped rows.
 
-    Columns as AIConfigurator keeps public InferenceX runs: backend, model_path, system, isl, osl,
-    tp_size, concurrency, silicon_ttft_ms, silicon_tpot_ms, and more that are used when there.
+    Columns are those of AIConfigurator's InferenceX runs: `_ROW_COLUMNS` and optional columns.
 
     Raises:
-        TraceInvalid: the header lacks a column; a row is bad, unless `ignore_invalid`.
+        TraceInvalid: the header lacks a column; a row is invalid, unless `ignore_invalid`.
     """
     return _read_table(lines, name, _ROW_COLUMNS, _parse_row, ignore_invalid=ignore_invalid)
 
@@ -146,27 +144,26 @@ def _parse_dtype(text: str | None, column: str) -> Dtype | None:
 
 
 class LoggedRequest(NamedTuple):
-    """One request of a real engine's log."""
+    """One request of an engine's log."""
 
     at_s: float
-    """Of its arrival, since the first."""
+    """Arrival, since the first."""
     prompt_tokens: int
     output_tokens: int
     ttft_s: float
-    """From when the engine queued it."""
+    """Since the engine queued it."""
     tpot_s: float
 
 
 def read_request_log(
     lines: Iterable[str], name: str, *, ignore_invalid: bool = False
 ) -> tuple[list[LoggedRequest], int]:
-    """Requests in order of arrival from JSON lines, and how many bad ones were left out.
+    """Requests in order of arrival from JSON lines, and the number of skipped lines.
 
-    Source: casys-kaist/LLMServingSim, bench: `arrival_time`, `queued_ts`, `first_token_ts`,
-    `last_token_ts`, `input_toks`, `output_toks`.
+    Source: casys-kaist/LLMServingSim, bench.
 
     Raises:
-        TraceInvalid: a line is bad, unless `ignore_invalid`; there are none.
+        TraceInvalid: a line is invalid, unless `ignore_invalid`; there are none.
     """
     logged, skipped = parse_lines(
         numbered_lines(lines), name, _parse_logged_request, ignore_invalid=ignore_invalid
@@ -202,10 +199,10 @@ def _parse_logged_request(line: str) -> LoggedRequest:
 def layer_profile(
     dense: Iterable[str], attention: Iterable[str], per_sequence: Iterable[str], *, layers: int
 ) -> LayerProfile:
-    """The parts of a model on one device, from LLMServingSim's three tables.
+    """The layers of a model on one device, from LLMServingSim's three tables.
 
     Raises:
-        TraceInvalid: a table lacks a column, or a row is bad.
+        TraceInvalid: a table lacks a column, or a row is invalid.
     """
     rows, _ = _read_table(attention, "attention profile", _ATTENTION_COLUMNS, _parse_attention_row)
     return LayerProfile(
@@ -242,10 +239,10 @@ def _read_curves(lines: Iterable[str], name: str, x_column: str) -> dict[str, In
 def splitwise_timing(
     lines: Iterable[str], name: str, *, model: str, hardware: str, tp: int
 ) -> InterpolatedTiming:
-    """The curves of one model on one kind of machine: medians of Splitwise's `perf_model.csv`.
+    """The curves of a model on a machine: medians of Splitwise's `perf_model.csv`.
 
     Raises:
-        TraceInvalid: the header lacks a column, a row is bad, or none is of this kind.
+        TraceInvalid: the header lacks a column, a row is invalid, or no row is of this kind.
     """
     prompts: dict[float, list[float]] = defaultdict(list)
     decodes: dict[float, list[float]] = defaultdict(list)
@@ -278,7 +275,7 @@ def distserve_timing(text: str, name: str, *, model: str, tp: int, pp: int) -> P
     """DistServe's coefficients of a model at some tensor parallelism, from its JSON.
 
     Raises:
-        TraceInvalid: not JSON, or no coefficients of this kind.
+        TraceInvalid: not JSON, or no such coefficients.
     """
     try:
         coefficients = json.loads(text)[model][str(tp)]
@@ -315,7 +312,7 @@ def _read_table(
     *,
     ignore_invalid: bool = False,
 ) -> tuple[list[T], int]:
-    """What `parse` makes of each row of a CSV, which gives it the fields and the line's number."""
+    """Results of `parse`, given the fields and line number of a row, and the skipped rows."""
     reader = csv.DictReader(lines)
     missing = [column for column in columns if column not in (reader.fieldnames or ())]
     if missing:
@@ -333,7 +330,7 @@ def _read_table(
 
 
 def _check_fields(fields: Mapping[str | None, object], columns: tuple[str, ...]) -> dict[str, str]:
-    """The fields of a row, of which csv says by None which are too many or too few."""
+    """The fields of a row; csv marks surplus fields with the key None."""
     if None in fields:
         raise ValueError("more fields than the header has columns")
     text_fields = {key: text for key, text in fields.items() if key and isinstance(text, str)}

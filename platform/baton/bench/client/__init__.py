@@ -1,1 +1,1 @@
-"""A streaming client that notes when tokens come."""
+"""A streaming client that measures the times of tokens."""

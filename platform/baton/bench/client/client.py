@@ -1,10 +1,8 @@
-"""A client of an OpenAI-compatible endpoint that streams answers and notes when tokens come.
+"""A client of OpenAI-compatible endpoints that streams answers and measures the times of tokens.
 
-Theory of operation: one session keeps connections for reuse. A question is made into bytes before
-it is due, so that sending it costs no more than writing them. While an answer comes each read gets
-one time, and all events in it have that time. What goes wrong with one answer is in that answer;
-nothing is tried again, for a second try would hide what the first one met. Times are those of the
-monotonic clock, in seconds.
+*Theory of operation.* Requests are encoded before they are due, so that sending only writes bytes.
+All events in one read have the time of that read. A failure is part of the answer; nothing is
+retried, because a retry would hide it. Times are seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -26,38 +24,32 @@ if TYPE_CHECKING:  # imported where it is used: keeps the command line fast
     import aiohttp
 
 _CALL_TIMEOUT_S = 10.0
-"""For the list of models, for counting tokens, and for a connection to be made."""
+"""For the list of models, for counting tokens, and for connecting."""
 _STREAM_END_TIMEOUT_S = 1.0
-"""For a stream's end after its last event; a connection that does not end is not used again."""
+"""For a stream's end after its last event; later the connection is closed."""
 _KEEP_ALIVE_S = 4.0
-"""How long an idle connection is kept: less than servers do (uvicorn: 5 s), so that none is closed
-while a request is on its way."""
+"""How long an idle connection is kept: less than servers do (uvicorn: 5 s), so that none closes
+under a request."""
 _MAX_ERROR_CHARACTERS = 160
 _OK = 200
 _DONE = b"[DONE]"
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading somebody's JSON raises; the last: it is nested deeply, if only in parts unread."""
+"""Errors of decoding JSON; RecursionError for deep nesting, even in unread parts."""
 _MAX_EVENT_BYTES = 16 << 20
-"""Of an event that has not ended: more is no stream of events."""
+"""A longer event is no event stream."""
 
 
 class _PromptTokensDetails(msgspec.Struct):
-    """Of a prompt's tokens."""
-
     cached_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
-    """Tokens as the endpoint counts them."""
-
     prompt_tokens: int | None = None
     completion_tokens: int = 0
     prompt_tokens_details: _PromptTokensDetails | None = None
 
 
 class _Delta(msgspec.Struct):
-    """A piece of a chat's answer."""
-
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
@@ -65,7 +57,6 @@ class _Delta(msgspec.Struct):
     tool_calls: msgspec.Raw = msgspec.Raw(b"null")
 
     def has_content(self) -> bool:
-        """Whether there is anything of an answer in it."""
         return bool(
             self.content
             or self.reasoning_content
@@ -75,21 +66,18 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """A piece of an answer."""
-
     text: str | None = None
     delta: _Delta | None = None
     finish_reason: str | None = None
 
     @property
     def answer_text(self) -> str:
-        """The text of this piece; nothing for a token without."""
         return (self.text if self.delta is None else self.delta.content) or ""
 
     def has_tokens(self) -> bool:
-        """Whether tokens came with it: not with a message that only opens or ends the answer.
+        """Whether it has tokens: not if it only opens or ends the answer.
 
-        A token may be without text, e.g. a part of a character.
+        A token may have no text, e.g. a part of a character.
         """
         if self.delta is None or self.delta.has_content():
             return True
@@ -105,27 +93,27 @@ class Chunk(msgspec.Struct):
 
 
 class StreamInvalid(ValueError):
-    """These bytes are no stream of events."""
+    """The bytes are no event stream."""
 
 
 class EndpointUnusable(OperatorError):
-    """An endpoint answers, but not with what is needed of it."""
+    """An endpoint answers, but not as needed."""
 
 
 class Api(StrEnum):
-    """Which of an endpoint's interfaces is asked."""
+    """A kind of completion endpoint."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Of its URL."""
         return "/v1/completions" if self is Api.COMPLETIONS else "/v1/chat/completions"
 
 
 class Message(TypedDict):
-    """One of a conversation."""
+    """A message of a conversation."""
 
     role: str
     content: str
@@ -133,16 +121,16 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model that an endpoint says it serves."""
+    """A model that an endpoint serves."""
 
     name: str
     max_tokens: int | None = None
-    """Of prompt and output together; None when the endpoint does not say."""
+    """Of prompt and output together; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """One answer that is asked for."""
+    """A request for one answer."""
 
     prompt: Sequence[int] | str | Sequence[Message]
     """Token ids or text for completions, messages for chat."""
@@ -152,21 +140,21 @@ class CompletionRequest:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The prompt of a chat; nothing for a completion's."""
+        """The messages of a chat; empty for a completion."""
         if isinstance(self.prompt, str):
             return ()
         return tuple(message for message in self.prompt if not isinstance(message, int))
 
     @property
     def api(self) -> Api:
-        """The interface that takes such a prompt."""
+        """The kind of endpoint for this prompt."""
         chat = not isinstance(self.prompt, str) and isinstance(next(iter(self.prompt), None), dict)
         return Api.CHAT if chat else Api.COMPLETIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedRequest:
-    """A question as bytes."""
+    """A request as bytes."""
 
     api: Api
     body: bytes
@@ -176,30 +164,28 @@ class EncodedRequest:
 
 @dataclass(slots=True, kw_only=True)
 class CompletionResponse:
-    """What came of a question, as far as it came."""
+    """An answer, as far as it was received."""
 
     sent_at_s: float = 0.0
     first_token_at_s: float | None = None
     last_token_at_s: float | None = None
     ended_at_s: float = 0.0
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
-    """Between one piece of the answer and the next, in order."""
+    """Between consecutive pieces of the answer."""
     chunks: int = 0
     output_tokens: int | None = None
-    """As the endpoint counted them; None when it did not say."""
+    """As the endpoint counted them; None if it did not."""
     prompt_tokens: int | None = None
-    """Likewise."""
     cached_tokens: int = 0
     is_finished: bool = False
     failure: str | None = None
-    """Why it did not finish, in words that are the same for the same cause."""
+    """Why it did not finish; equal for equal causes."""
     failure_kind: str | None = None
-    """Of the failure: `timeout`, `connection`, `http 429`, `stream`."""
+    """`timeout`, `connection`, `http 429`, `stream`."""
     text_pieces: list[str] = field(default_factory=list)
-    """Its pieces, where they are kept."""
 
     def on_tokens(self, now_s: float) -> None:
-        """A piece with tokens has arrived."""
+        """Record a piece with tokens."""
         if self.last_token_at_s is None:
             self.first_token_at_s = now_s
         else:
@@ -208,7 +194,7 @@ class CompletionResponse:
         self.chunks += 1
 
     def fail(self, kind: str, failure: str) -> None:
-        """Note why it did not finish; the first cause counts."""
+        """Record why it did not finish; the first cause counts."""
         if self.failure is None:
             self.failure_kind, self.failure = kind, failure
 
@@ -228,20 +214,19 @@ class _TokenCount(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """How to talk to an endpoint."""
+    """How to call an endpoint."""
 
     url: str
-    """Without `/v1`, though that does no harm."""
     timeout_s: float = 600.0
-    """For one answer, until its last token."""
+    """Until the last token of an answer."""
     max_connections: int = 1024
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class CompletionClient:
-    """Asks an endpoint; use it as a context manager, in an event loop.
+    """Calls an endpoint; an asynchronous context manager.
 
-    Outputs have the length that is asked for: `ignore_eos` is vLLM's.
+    Outputs have the requested length: `ignore_eos` is vLLM's.
     """
 
     def __init__(
@@ -254,14 +239,14 @@ class CompletionClient:
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        """Open no connection yet."""
+        """Open a session, without connecting yet."""
         import aiohttp
 
         self._http = aiohttp.ClientSession(
-            # A proxy between would be measured too: none is taken from the environment.
+            # Proxies of the environment are ignored: they would be measured, too.
             trust_env=False,
             headers=dict(self._options.headers),
-            # Deadlines are ours.
+            # This client has its own deadlines.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CALL_TIMEOUT_S),
             connector=aiohttp.TCPConnector(
                 limit=self._options.max_connections,
@@ -283,11 +268,11 @@ class CompletionClient:
             await self._http.close()
 
     async def get_model(self, name: str | None = None) -> ServedModel:
-        """The model of that name, or the first that is served.
+        """The model of that name, or the first served model.
 
         Raises:
             NotRunning: nothing answers.
-            EndpointUnusable: it answers something else, or does not serve the model.
+            EndpointUnusable: the answer is unexpected, or the model is not served.
         """
         url = self._options.url
         status, body = await self._call("GET", "/v1/models", None)
@@ -300,16 +285,16 @@ class CompletionClient:
                 f"{url}/v1/models answered {status} and no list of models: {_error_text(body)}",
                 "name the URL of an OpenAI-compatible endpoint; where it wants a key, give one",
             )
-        model = next((other for other in models if name in {None, other.id}), None)
+        model = next((served for served in models if name in {None, served.id}), None)
         if model is None:
-            served = ", ".join(other.id for other in models) or "none"
+            names = ", ".join(served.id for served in models) or "none"
             raise EndpointUnusable(
-                f"{url} serves no model {name!r}, only {served}", "correct --model"
+                f"{url} serves no model {name!r}, only {names}", "correct --model"
             )
         return ServedModel(name=model.id, max_tokens=model.max_model_len)
 
     async def count_tokens(self, model: str, prompt: str | Sequence[Message]) -> int | None:
-        """Tokens of a prompt as the endpoint's `/tokenize` counts them; None where there is none.
+        """Tokens of a prompt as the endpoint's `/tokenize` counts them; None if it has none.
 
         Raises:
             NotRunning: nothing answers.
@@ -318,21 +303,13 @@ class CompletionClient:
         body = msgspec.json.encode({"model": model, key: prompt})
         status, response_body = await self._call("POST", "/tokenize", body)
         try:
-            return (
-                msgspec.json.decode(response_body, type=_TokenCount).count
-                if status == _OK
-                else None
-            )
+            counted = msgspec.json.decode(response_body, type=_TokenCount)
         except DECODE_ERRORS:
             return None
+        return counted.count if status == _OK else None
 
     async def _call(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """A short call: status and body.
-
-        Raises:
-            NotRunning: nothing answers.
-            EndpointUnusable: its URL is none.
-        """
+        """A short call: status and body."""
         import aiohttp
 
         try:
@@ -358,7 +335,7 @@ class CompletionClient:
     def encode(
         self, model: str, request: CompletionRequest, *, keep_text: bool = False
     ) -> EncodedRequest:
-        """A question as it will be sent."""
+        """The request as bytes."""
         api = request.api
         body = {
             "model": model,
@@ -371,7 +348,7 @@ class CompletionClient:
         }
         headers = dict(_JSON)
         if request.session_id is not None:
-            # Any text is a session's name, but not a header.
+            # A session's name may be any text, a header not.
             headers["X-Session-ID"] = request.session_id.encode(
                 "ascii", "xmlcharrefreplace"
             ).decode()
@@ -382,7 +359,7 @@ class CompletionClient:
         )
 
     async def complete(self, encoded: EncodedRequest) -> CompletionResponse:
-        """Stream an answer; what goes wrong is in it."""
+        """Stream an answer; failures are part of it."""
         import aiohttp
 
         result = CompletionResponse(sent_at_s=self._clock())
@@ -390,7 +367,7 @@ class CompletionClient:
             async with asyncio.timeout(self._options.timeout_s):
                 await self._stream(encoded, result)
         except (aiohttp.ClientError, OSError) as error:
-            # A deadline is an OSError too, and so is one of aiohttp's for a connection to be made.
+            # A TimeoutError is an OSError too, and aiohttp has a subclass for connecting.
             if type(error) is TimeoutError:
                 result.fail("timeout", f"not finished within {self._options.timeout_s:g} s")
             else:
@@ -424,7 +401,7 @@ class CompletionClient:
     def _process_events(
         self, events: list[bytes], result: CompletionResponse, *, keep_text: bool
     ) -> bool:
-        """Note what the events of one read say; returns whether there may be more."""
+        """Record the events of one read; returns whether more may follow."""
         now_s = self._clock()
         for data in events:
             if data == _DONE:
@@ -453,7 +430,7 @@ _JSON = {"Content-Type": "application/json"}
 
 
 async def _read_to_end(response: aiohttp.ClientResponse) -> None:
-    """Read what follows the last event, so that the connection can be used again."""
+    """Read what follows the last event, so that the connection can be reused."""
     try:
         async with asyncio.timeout(_STREAM_END_TIMEOUT_S):
             while not response.content.at_eof():
@@ -485,9 +462,10 @@ def _error_message(error: object) -> str:
 
 
 class EventReader:
-    """Takes bytes as they come, in pieces of any size; gives the data of each event that ended.
+    """Splits bytes into events, and gives the data of each.
 
-    Of the fields only `data` is kept; lines end in LF or CRLF.
+    Other fields than `data` are ignored; lines end in LF or CRLF.
+
     Source: WHATWG HTML, server-sent events.
     """
 
@@ -499,7 +477,7 @@ class EventReader:
         """The data of the events that this piece completes.
 
         Raises:
-            StreamInvalid: an event is longer than any could be.
+            StreamInvalid: an event is too long.
         """
         *lines, self._partial_line = (self._partial_line + piece).split(b"\n")
         if len(self._partial_line) > _MAX_EVENT_BYTES:
@@ -515,5 +493,5 @@ class EventReader:
         return [data for data in events if data]
 
     def close(self) -> list[bytes]:
-        """The data of a last event that no blank line ended, as some servers leave it."""
+        """The data of a last event without a blank line, which some servers omit."""
         return self.feed(b"\n\n")

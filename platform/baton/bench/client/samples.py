@@ -1,4 +1,4 @@
-"""What one request met, as its client saw it."""
+"""The measurements of one request."""
 
 from __future__ import annotations
 
@@ -12,49 +12,52 @@ from baton.bench.client.client import CompletionResponse
 from baton.policy.admission.slo_classes import DEFAULT_CLASS
 from baton.simulator.outcome import Outcome
 
+LATE_SEND_THRESHOLD_S = 0.02
+"""A longer delay counts as late: about one step of an engine."""
+
 
 class RequestSample(NamedTuple):
-    """One request. A NamedTuple: there may be millions. Times are seconds since the run began."""
+    """A NamedTuple, because there may be millions. Times are seconds since the run began."""
 
     request_index: int
-    """Its place in the load."""
     due_s: float
-    """When it should have been sent: its user came then."""
+    """When it should have been sent."""
     sent_s: float
     first_token_s: float | None
-    """Its first token; None when none came."""
     last_token_s: float | None
     ended_s: float
     prompt_tokens: int
-    """As the endpoint counted them, else as they were asked for."""
+    """As the endpoint counted them, else as requested."""
     output_tokens: int
-    """Likewise, else as many as there were pieces."""
+    """Likewise, else the number of pieces."""
     gaps_s: Sequence[float] = ()
-    """Between the pieces of the answer, in order."""
     cached_tokens: int = 0
     requested_prompt_tokens: int = 0
     requested_output_tokens: int = 0
     has_usage: bool = True
-    """Whether the endpoint said how many tokens it generated."""
     ok: bool = True
     failure: str | None = None
     failure_kind: str | None = None
-    """Of the failure."""
     slo_class: str = DEFAULT_CLASS
 
     @property
     def send_delay_s(self) -> float:
-        """How much later than it was due it was sent."""
+        """From due to sent."""
         return self.sent_s - self.due_s
 
     @property
+    def is_late(self) -> bool:
+        """Whether it was sent more than `LATE_SEND_THRESHOLD_S` after it was due."""
+        return self.send_delay_s > LATE_SEND_THRESHOLD_S
+
+    @property
     def ttft_s(self) -> float:
-        """From when it was due to its first token; infinite when none came."""
+        """From due to the first token; infinite without one."""
         return math.inf if self.first_token_s is None else self.first_token_s - self.due_s
 
     @property
     def ttft_from_send_s(self) -> float:
-        """The same from when it was sent, as `vllm bench serve` counts."""
+        """From sent to the first token, as `vllm bench serve` counts."""
         return self.ttft_s - self.send_delay_s
 
     @property
@@ -66,21 +69,21 @@ class RequestSample(NamedTuple):
 
     @property
     def e2e_s(self) -> float:
-        """From when it was due to its last token, or until it was given up."""
+        """From due to the last token, or to the failure."""
         return self.completed_s - self.due_s
 
     @property
     def completed_s(self) -> float:
-        """When its last token came, or it was given up."""
+        """The time of the last token, or of the failure."""
         return self.last_token_s if self.ok and self.last_token_s is not None else self.ended_s
 
     @property
     def is_short(self) -> bool:
-        """Whether it finished with fewer tokens than were asked for."""
+        """Whether it finished with fewer tokens than requested."""
         return self.ok and self.has_usage and self.output_tokens < self.requested_output_tokens
 
     def to_outcome(self, origin_s: float = 0.0) -> Outcome:
-        """The same for a report, its arrival counted from `origin_s`."""
+        """The same for a report, with arrival since `origin_s`."""
         return Outcome(
             arrived_at_s=self.due_s - origin_s,
             prompt_tokens=self.prompt_tokens,
@@ -97,11 +100,10 @@ class RequestSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentRequest:
-    """What a sample has to say of its request, besides the answer."""
+    """The fields of a sample that its request determines."""
 
     index: int
     due_at_s: float
-    """Of the monotonic clock."""
     prompt_tokens: int
     output_tokens: int
     slo_class: str | None = None
@@ -110,7 +112,7 @@ class SentRequest:
 def build_sample(
     request: SentRequest, answer: CompletionResponse, start_at_s: float
 ) -> RequestSample:
-    """A request and its answer, with times from when the run began."""
+    """The sample of a request and its answer."""
 
     def relative_s(at_s: float | None) -> float | None:
         return None if at_s is None else at_s - start_at_s

@@ -1,1 +1,1 @@
-"""What a benchmark found, as figures and tables."""
+"""Results of a benchmark, as figures and tables."""

@@ -1,9 +1,8 @@
-"""A benchmark: runs at several rates, each several times, or a search for the knee.
+"""A benchmark: repeated runs at several rates, or a search for the knee.
 
-Theory of operation: every run has lengths and arrivals that depend on the seed and its repeat
-alone, so that rates differ by nothing but the rate; and texts of its own, so that no run finds the
-prompts of another in a cache. A run begins when the one before has ended and all its answers are
-in. When one is stopped none follows.
+*Theory of operation.* Lengths and arrivals of a run depend only on the seed and the repeat, so that
+rates differ in nothing else. Each run has its own texts, so that no run finds prompts of another in
+a cache. A run begins when all answers of the one before are in. A stopped run is the last.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from baton.simulator.workloads.trace import Trace
 
 
 class LoadUnusable(OperatorError):
-    """A load cannot be made as it was asked for."""
+    """The requested load is impossible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoop:
-    """Requests come at a rate, whatever the endpoint does."""
+    """Requests arrive at a rate, regardless of the endpoint."""
 
     rates_per_s: tuple[float, ...]
     process: ArrivalProcess = ArrivalProcess.POISSON
@@ -50,17 +49,17 @@ class OpenLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
-    """So many requests are under way at any time."""
+    """A constant number of requests in flight."""
 
     concurrencies: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReplay:
-    """Requests come when a trace says, and are what it says."""
+    """Requests and arrivals of a trace."""
 
     make_trace: Callable[[float | None, int], Trace]
-    """The trace at a rate, for a repeat; None leaves its rate as it is."""
+    """The trace at a rate, for a repeat; None keeps its rate."""
     rates_per_s: tuple[float | None, ...] = (None,)
 
 
@@ -69,7 +68,7 @@ Arrivals = OpenLoop | ClosedLoop | TraceReplay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """What is run."""
+    """The specification of a benchmark."""
 
     make_source: Callable[[str, str], RequestSource]
     """Of requests, given a seed of lengths and one of texts."""
@@ -83,28 +82,27 @@ class Benchmark:
     seed: int = 0
     slo: SloObjectives = field(default_factory=SloObjectives)
     knee: KneeOptions | None = None
-    """To search from its first rate on, instead of the rates of an open loop."""
+    """Search from its first rate on, instead of the rates of an open loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
-    """One run, and what it amounts to."""
+    """One run and its metrics."""
 
     rate_per_s: float | None
-    """That was asked for; None in closed loop and for a trace's own times."""
+    """None in closed loop and for a trace's own times."""
     concurrency: int | None
     repeat: int
     metrics: BenchmarkMetrics
     samples: tuple[RequestSample, ...]
-    """That were measured."""
 
     @property
     def load_label(self) -> str:
         """The load of this run in a word."""
-        return format_load(self.rate_per_s, self.concurrency)
+        return _format_load(self.rate_per_s, self.concurrency)
 
 
-def format_load(rate_per_s: float | None, concurrency: int | None) -> str:
+def _format_load(rate_per_s: float | None, concurrency: int | None) -> str:
     """A load in a word: `4/s`, `16 streams`, `as recorded`."""
     if concurrency is not None:
         return f"{concurrency} stream{'s' if concurrency > 1 else ''}"
@@ -113,19 +111,19 @@ def format_load(rate_per_s: float | None, concurrency: int | None) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class BenchmarkResult:
-    """What came of a benchmark."""
+    """Results of a benchmark."""
 
     runs: list[BenchmarkRun] = field(default_factory=list)
     knee: Knee | None = None
 
     @property
     def is_partial(self) -> bool:
-        """Whether it was stopped before its end."""
+        """Whether it was stopped."""
         return any(run.metrics.is_partial for run in self.runs)
 
     @property
     def invalid_reasons(self) -> tuple[str, ...]:
-        """What is wrong with runs, each with the run; empty when all can be believed."""
+        """Why runs are invalid, each with the run; empty if all are valid."""
         return tuple(
             f"{run.load_label}, run {run.repeat + 1}: {why}"
             for run in self.runs
@@ -133,7 +131,7 @@ class BenchmarkResult:
         )
 
     def runs_by_load(self) -> dict[str, list[BenchmarkRun]]:
-        """Runs by load, the lowest first; those of one load are its repeats."""
+        """Runs by load, the lowest first; runs of a load are its repeats."""
         ordered = sorted(self.runs, key=lambda run: (run.rate_per_s or 0.0, run.concurrency or 0))
         by_load: dict[str, list[BenchmarkRun]] = {}
         for run in ordered:
@@ -142,15 +140,15 @@ class BenchmarkResult:
 
 
 class SendPlan(Protocol):
-    """Sends a plan and returns what came of it."""
+    """Sends a plan and returns the result."""
 
     def __call__(self, plan: LoadPlan, label: str) -> LoadResult:
-        """`label` names the run, for whoever looks on."""
+        """`label` names the run in progress reports."""
         ...
 
 
 def run_benchmark(benchmark: Benchmark, send: SendPlan) -> BenchmarkResult:
-    """Run it all, or until a run is stopped."""
+    """Run all, or until a run is stopped."""
     result = BenchmarkResult()
     if benchmark.knee is not None:
         _search_knee(benchmark, benchmark.knee, send, result)
@@ -172,7 +170,7 @@ def run_benchmark(benchmark: Benchmark, send: SendPlan) -> BenchmarkResult:
 def _search_knee(
     benchmark: Benchmark, options: KneeOptions, send: SendPlan, result: BenchmarkResult
 ) -> None:
-    """Look for the knee; a rate's attainment is the mean of its repeats'."""
+    """A rate's attainment is the mean of its repeats."""
     search = KneeSearch(options)
     while (rate := search.next_rate()) is not None:
         runs_before = len(result.runs)
@@ -198,7 +196,7 @@ def _run_repeats(
     """All repeats of one load; returns whether none was stopped."""
     for repeat in range(benchmark.repeats):
         plan = build_plan(benchmark, rate, concurrency, repeat=repeat, run_index=len(result.runs))
-        label = format_load(rate, concurrency)
+        label = _format_load(rate, concurrency)
         if benchmark.repeats > 1:
             label += f", run {repeat + 1} of {benchmark.repeats}"
         load_result = send(plan, label)
@@ -224,7 +222,7 @@ def build_plan(
     repeat: int,
     run_index: int,
 ) -> LoadPlan:
-    """The load of one run, the `run_index`-th of all.
+    """The load of run `run_index`.
 
     Raises:
         LoadUnusable: no request would be measured.
@@ -250,9 +248,9 @@ def build_plan(
         case ClosedLoop():
             assert concurrency is not None, "a closed loop without streams"
             return _closed_loop_plan(plan, benchmark, concurrency)
-        case OpenLoop(process=process, burstiness=burstiness):
+        case OpenLoop() as arrivals:
             assert rate is not None, "an open loop without a rate"
-            return _open_loop_plan(plan, benchmark, rate, (process, burstiness), seed=seed)
+            return _open_loop_plan(plan, benchmark, rate, arrivals, seed=seed)
         case _:
             assert_never(benchmark.arrivals)
 
@@ -261,18 +259,17 @@ def _open_loop_plan(
     plan: LoadPlan,
     benchmark: Benchmark,
     rate: float,
-    arrivals: tuple[ArrivalProcess, float],
+    arrivals: OpenLoop,
     *,
     seed: str,
 ) -> LoadPlan:
-    """A conversation's turns are requests too: with several, fewer threads make the same rate."""
+    """Turns are requests too, so conversations start at a fraction of the rate."""
     turns = benchmark.turns
-    process, burstiness = arrivals
     length, warm_up = benchmark.length, benchmark.warm_up
     times_s = start_times(
-        process,
+        arrivals.process,
         rate / turns,
-        burstiness,
+        arrivals.burstiness,
         warm_up=replace(warm_up, requests=-(-warm_up.requests // turns)),
         length=length
         if length.requests is None
@@ -283,7 +280,6 @@ def _open_loop_plan(
 
 
 def _check_measured(plan: LoadPlan, label: str) -> LoadPlan:
-    """The plan, if any request of it is measured."""
     starts_s = enumerate(plan.starts_s)
     if not any(plan.is_measured(index * plan.turns, due_s) for index, due_s in starts_s):
         raise LoadUnusable(

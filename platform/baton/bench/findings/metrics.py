@@ -1,8 +1,7 @@
-"""What one run amounts to, and whether its figures may be believed.
+"""The metrics of one run, and whether they are valid.
 
-Definitions are those of `vllm bench serve` (vllm/benchmarks/serve.py, `calculate_metrics`) but
-where said: latencies count from when a request was due, and the same from when it was sent stands
-beside.
+Definitions are those of `vllm bench serve` (vllm/benchmarks/serve.py, `calculate_metrics`), except
+that latencies count from when a request was due. Latencies from when it was sent are given, too.
 """
 
 from __future__ import annotations
@@ -13,28 +12,26 @@ from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
 
-from baton.bench.client.samples import RequestSample
+from baton.bench.client.samples import LATE_SEND_THRESHOLD_S, RequestSample
 from baton.bench.driver import LoadResult
 from baton.bench.load import LoadPlan
 from baton.policy.admission.slo_classes import DEFAULT_CLASS
 from baton.simulator.outcome import Objectives, mean, quantile
 
-LATE_SEND_THRESHOLD_S = 0.02
-"""A send this much behind its time counts as late: about one step of an engine."""
 MAX_LATE_FRACTION = 0.01
-"""Of the requests may be late; beyond that latencies tell of the client."""
+"""Of requests; with more, latencies describe the client."""
 MAX_LAG_S = 0.02
-"""By which the client may read late, at the 99th percentile."""
+"""Of the client's event loop, at the 99th percentile."""
 MAX_BUSY_FRACTION = 0.9
-"""Of a core may a client be busy; beyond that it is what is measured."""
+"""Of a core; above, the client is the bottleneck."""
 
 _MIN_DECODED_TOKENS = 2
-"""An answer with fewer tokens has no time between tokens."""
+"""Fewer tokens have no time between tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Where some values lie; all nan when there are none."""
+    """Statistics of some values; all nan without values."""
 
     mean: float
     p50: float
@@ -47,7 +44,7 @@ class Distribution:
 
 
 def distribution(values: Iterable[float]) -> Distribution:
-    """Quantiles, linear between neighbours as numpy's."""
+    """Quantiles with linear interpolation, as numpy's."""
     ordered = sorted(values)
     p50, p90, p95, p99, p999, maximum = (
         quantile(ordered, q) for q in (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
@@ -66,20 +63,19 @@ def distribution(values: Iterable[float]) -> Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloObjectives:
-    """What requests are promised, each class something of its own."""
+    """Objectives by class."""
 
     objectives: Mapping[str, Objectives] = field(default_factory=lambda: MappingProxyType({}))
-    """By class; those of `default` hold for classes that are not named."""
+    """By class; those of `default` apply to other classes."""
     target: float = 0.99
-    """The share that shall meet them."""
 
     @property
     def has_objectives(self) -> bool:
-        """Whether anything is promised."""
+        """Whether there is any objective."""
         return bool(self.objectives)
 
     def is_met_by(self, sample: RequestSample) -> bool:
-        """Whether a request got all it was promised; nothing is promised to unnamed classes."""
+        """Whether a request met its objectives, if its class has any."""
         limits = self.objectives.get(sample.slo_class, self.objectives.get(DEFAULT_CLASS))
         return sample.ok and (limits is None or limits.are_met(sample.to_outcome()))
 
@@ -99,79 +95,74 @@ class ClassMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMetrics:
-    """How well the client itself kept up."""
+    """How well the client kept up."""
 
     late_sends: int
-    """Requests sent more than `LATE_SEND_THRESHOLD_S` after they were due."""
     send_lateness: Distribution
     loop_lag: Distribution
-    """How late its event loop was: so late may answers have been read."""
+    """Of its event loop: reads may be late by as much."""
     busy_fraction: float
-    """Of a core, by the busiest client process; over the whole run."""
+    """Of a core, by the busiest process, over the whole run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkMetrics:
-    """One run."""
+    """The metrics of one run."""
 
     requests: int
     """Measured: without the warm-up."""
     completed: int
     failed: int
     unfinished: int
-    """Under way or not sent when the run was stopped, measured or not; in nothing else."""
+    """In flight or not sent when the run was stopped; not in other counts."""
     dropped_turns: int
     warm_up_requests: int
     window_start_s: float
     """When the first measured request was due, since the run began."""
     window_end_s: float
-    """When the last of them ended."""
     offered_per_s: float
     """The rate at which measured requests were due."""
     requests_per_s: float
-    """That completed."""
     output_tokens_per_s: float
     total_tokens_per_s: float
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
     ttft: Distribution
-    """From when they were due, like `e2e`."""
+    """Since due, like `e2e`."""
     ttft_from_send: Distribution
     tpot: Distribution
     itl: Distribution
-    """Between pieces of an answer, of all answers together; a piece may be several tokens."""
+    """Between pieces, of all answers together; a piece may be several tokens."""
     e2e: Distribution
     e2e_from_send: Distribution
     met_requests: int
     attainment: float
-    """Of all measured requests, failed ones included."""
+    """Of all measured requests; failed requests miss."""
     goodput_per_s: float
     classes: tuple[ClassMetrics, ...]
     failures: Mapping[str, int]
     failure_kinds: Mapping[str, int]
-    """Failures by kind: `timeout`, `connection`, `http 429`, `stream`."""
     truncated_prompts: int
     skipped_too_long: int
     short_answers: int
     prompt_length_mismatches: int
-    """Prompts that the endpoint counts otherwise than they were asked for."""
+    """Prompts whose length differs from the requested length."""
     client: ClientMetrics
     is_partial: bool
-    """It was stopped."""
     invalid_reasons: tuple[str, ...]
-    """Why its figures are not the endpoint's; empty for a run to believe."""
+    """Why the figures describe the client; empty for a valid run."""
 
     @property
     def window_s(self) -> float:
-        """Over this rates are counted."""
+        """The time over which rates are counted."""
         return self.window_end_s - self.window_start_s
 
 
 def calculate_metrics(
     load_result: LoadResult, plan: LoadPlan, slo: SloObjectives
 ) -> BenchmarkMetrics:
-    """A run's figures."""
+    """The metrics of a run."""
     measured = measured_samples(load_result, plan)
     completed = [sample for sample in measured if sample.ok]
     from_s = min((sample.due_s for sample in measured), default=0.0)
@@ -225,7 +216,7 @@ def calculate_metrics(
 
 
 def measured_samples(load_result: LoadResult, plan: LoadPlan) -> list[RequestSample]:
-    """The requests that are not of the warm-up."""
+    """Samples after the warm-up."""
     return [
         sample
         for sample in load_result.samples
@@ -235,10 +226,8 @@ def measured_samples(load_result: LoadResult, plan: LoadPlan) -> list[RequestSam
 
 def _client_metrics(load_result: LoadResult, measured: Sequence[RequestSample]) -> ClientMetrics:
     return ClientMetrics(
-        late_sends=sum(
-            request_sample.send_delay_s > LATE_SEND_THRESHOLD_S for request_sample in measured
-        ),
-        send_lateness=distribution(request_sample.send_delay_s for request_sample in measured),
+        late_sends=sum(sample.is_late for sample in measured),
+        send_lateness=distribution(sample.send_delay_s for sample in measured),
         loop_lag=distribution(load_result.loop_lags_s),
         busy_fraction=load_result.busy_fraction,
     )
@@ -252,20 +241,18 @@ def _invalid_reasons(client: ClientMetrics, measured: Sequence[RequestSample]) -
         yield (
             f"the client sent {client.late_sends} of {len(measured)} requests more than"
             f" {LATE_SEND_THRESHOLD_S * 1000:g} ms after they were due, at worst by"
-            f" {client.send_lateness.maximum:.3f} s:"
-            " its own delay is in their latencies"
+            f" {client.send_lateness.maximum:.3f} s: its own delay is in their latencies"
         )
     if client.loop_lag.p99 > MAX_LAG_S:
         yield (
-            f"the client read late: its event loop was {client.loop_lag.p99 * 1000:.0f} ms"
-            " behind at the"
-            f" 99th percentile, expected {MAX_LAG_S * 1000:g} ms"
+            f"the client read late: its event loop was {client.loop_lag.p99 * 1000:.0f} ms behind"
+            f" at the 99th percentile, expected {MAX_LAG_S * 1000:g} ms"
         )
     if client.busy_fraction > MAX_BUSY_FRACTION:
         yield (
             f"a client process used {client.busy_fraction:.0%} of a core, expected at most"
-            f" {MAX_BUSY_FRACTION:.0%}:"
-            " it may not have sent and read as fast as the endpoint could"
+            f" {MAX_BUSY_FRACTION:.0%}: it may not have sent and read as fast as the endpoint"
+            " could"
         )
 
 
@@ -273,8 +260,8 @@ def _class_metrics(
     measured: Sequence[RequestSample], slo: SloObjectives, window_s: float
 ) -> tuple[ClassMetrics, ...]:
     by_class: dict[str, list[RequestSample]] = {}
-    for request_sample in measured:
-        by_class.setdefault(request_sample.slo_class, []).append(request_sample)
+    for sample in measured:
+        by_class.setdefault(sample.slo_class, []).append(sample)
     metrics = []
     for name, samples in sorted(by_class.items()):
         met_requests = sum(slo.is_met_by(sample) for sample in samples)

@@ -1,1 +1,1 @@
-"""Prompts out of datasets, traces and made-up words."""
+"""Prompts from datasets and from random words."""

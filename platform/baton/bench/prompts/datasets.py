@@ -1,4 +1,4 @@
-"""Prompts out of a file: JSON or JSON lines, as ShareGPT and vLLM's benchmarks have them."""
+"""Prompts from a file: JSON or JSON lines, as in ShareGPT and vLLM's benchmarks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class DatasetRow(NamedTuple):
     """One prompt."""
 
     messages: tuple[Message, ...]
-    """As a conversation; a plain prompt is one message of a user."""
     output_tokens: int | None = None
     answer: str | None = None
-    """That was given to it, whose length may be taken."""
+    """The recorded answer, whose length may be used."""
 
     @property
     def text(self) -> str:
@@ -33,14 +32,13 @@ class DatasetRow(NamedTuple):
 def read_rows(
     text: str, name: str, *, ignore_invalid: bool = False
 ) -> tuple[list[DatasetRow], int]:
-    """The prompts of a file, and how many bad entries were left out.
+    """The prompts of a file, and the number of skipped entries.
 
-    Known are: `{"prompt": ..., "output_tokens": ...}` (vLLM's custom data set), `{"messages": ...}`
-    (OpenAI), and `{"conversations": [{"from": "human", "value": ...}, ...]}` (ShareGPT), of which
-    the first prompt and its answer are taken, as vLLM does.
+    Formats are vLLM's custom data set (`prompt`), OpenAI (`messages`) and ShareGPT
+    (`conversations`). Like vLLM, only the first prompt and its answer are used.
 
     Raises:
-        TraceInvalid: an entry is bad, unless `ignore_invalid`; there are none.
+        TraceInvalid: an entry is invalid, unless `ignore_invalid`; there are none.
     """
     rows: list[DatasetRow] = []
     skipped = 0
@@ -64,7 +62,7 @@ def shuffled(rows: Sequence[DatasetRow], seed: str) -> list[DatasetRow]:
 
 
 def _entries(text: str, name: str) -> Iterator[tuple[int, object]]:
-    """Each with its line, or for a JSON array with its place in it."""
+    """Entries with their line, or with their position in a JSON array."""
     if text.lstrip("\ufeff \t\r\n").startswith("["):
         try:
             entries = json.loads(text.lstrip("\ufeff"))
@@ -72,7 +70,7 @@ def _entries(text: str, name: str) -> Iterator[tuple[int, object]]:
             raise TraceInvalid(name, 1, f"not JSON: {error}") from error
         yield from enumerate(entries, start=1)
         return
-    # Not splitlines(): JSON text may hold other marks that end a line, such as U+2028.
+    # Not splitlines(): JSON text may contain other line separators, such as U+2028.
     for number, line in numbered_lines(text.split("\n")):
         if line.strip():
             try:
@@ -103,7 +101,6 @@ def _parse_row(entry: object) -> DatasetRow:
 
 
 def _first_exchange(messages: list[Message], output: int | None) -> DatasetRow:
-    """Up to its first prompt, with the answer to that."""
     prompt_index = next(
         (at for at, message in enumerate(messages) if message["role"] == "user"), None
     )
@@ -129,5 +126,5 @@ def _error_text(error: Exception) -> str:
 
 
 def lacks_output_lengths(rows: Iterable[DatasetRow]) -> bool:
-    """Whether any prompt does not say how long its answer shall be."""
+    """Whether a prompt has no output length."""
     return any(row.output_tokens is None for row in rows)

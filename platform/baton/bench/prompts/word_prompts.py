@@ -1,9 +1,9 @@
-"""Prompts of random words with a wanted number of tokens, as a tokenizer counts them.
+"""Prompts of random words with a given number of tokens.
 
-Theory of operation: tokenizers of today split at spaces first, so a text costs what its words cost
-one by one, plus what stands around it (a first token, a chat template). Each word of a list is
-counted once, with a space in front; texts are put together from those. Whether the sum held shows
-in every answer: endpoints say how many tokens a prompt had, and where that differs it is reported.
+*Theory of operation.* Tokenizers split at spaces first, so a text costs the sum of its words, plus
+an overhead (a first token, a chat template). Each word of a list is counted once, with a space in
+front. Endpoints report the tokens of each prompt; differences from the requested number are
+reported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 TokenCounter = Callable[[str], Awaitable[int | None]]
-"""Tokens of a prompt with all that stands around it; None when they cannot be counted."""
+"""Tokens of a prompt with its overhead; None if unknown."""
 
 _COMMON_WORDS = """
     the of and to in a is that for it was on are as with his they at be this from have or by one had
@@ -23,24 +23,23 @@ _COMMON_WORDS = """
     long little very after words called just where most know
 """
 WORDS = tuple(_COMMON_WORDS.split())
-"""Common ones: most vocabularies have each as one token."""
+"""Common words: most vocabularies have a token for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordCosts:
-    """What words cost in tokens."""
+    """Tokens of words."""
 
     costs: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(WORDS, 1))
     overhead_tokens: int = 0
-    """Tokens of a prompt that are in no word."""
     is_exact: bool = False
-    """Whether a tokenizer said so; else a word is taken for a token."""
+    """Whether a tokenizer counted them; else each word counts as a token."""
 
 
 async def measure_word_costs(count: TokenCounter) -> WordCosts:
-    """What each word costs; a token for each where nobody can count.
+    """The cost of each word; one token for each if `count` cannot tell.
 
-    Words whose cost depends on what stands before them are left out.
+    Words whose cost depends on the word before them are left out.
     """
     single_cost, double_cost = await count(f" {WORDS[0]}"), await count(f" {WORDS[0]} {WORDS[0]}")
     if single_cost is None or double_cost is None:
@@ -70,10 +69,10 @@ class WordPromptFactory:
         self._by_cost = {cost: word for word, cost in self._words}
 
     def build_text(self, tokens: int, name: str, *, without_overhead: bool = False) -> str:
-        """Random words, the same for the same name, that cost so many tokens.
+        """Random words of `tokens` tokens, equal for equal names.
 
-        What stands around a prompt is counted in unless `without_overhead`. At least one word;
-        where no word costs just what is left at the end, the text is up to a word shorter.
+        The overhead is included unless `without_overhead`. The text has at least one word. Without
+        a word of the remaining cost, it is up to a word shorter.
         """
         remaining_tokens = tokens if without_overhead else tokens - self._overhead_tokens
         rng = random.Random(name)  # noqa: S311 - made up, not secret

@@ -8,7 +8,6 @@ from dataclasses import asdict
 import baton
 from baton.bench.report.study import RunResult, Study
 from baton.bench.report.summary import (
-    RunSummary,
     attainment_by_class,
     capacity,
     rate_curves_for,
@@ -18,11 +17,11 @@ from baton.bench.report.summary import (
 )
 
 SCHEMA_VERSION = 1
-"""Counted up when a key changes its meaning or goes away."""
+"""Rises when a key changes its meaning or goes away."""
 
 
 def study_to_dict(study: Study) -> dict[str, object]:
-    """The whole study but its single requests; what is no number is null."""
+    """The study without single requests; numbers that are not finite are null."""
     report: dict[str, object] = {
         "schema_version": SCHEMA_VERSION,
         "title": study.title,
@@ -60,27 +59,18 @@ def study_to_dict(study: Study) -> dict[str, object]:
 
 def _result_to_dict(study: Study, result: RunResult) -> dict[str, object]:
     summary = summarize(result, study.objectives)
-    return (
-        asdict(summary)
-        | _derived(summary)
-        | {
-            "counts": dict(result.event_counts),
-            "scaling": None if result.scaling is None else asdict(result.scaling),
-            "shares": [asdict(attainment) for attainment in attainment_by_class(result)],
-        }
-    )
-
-
-def _derived(summary: RunSummary) -> dict[str, object]:
-    return {
+    return asdict(summary) | {
         "rate_per_device": summary.rate_per_device,
         "goodput_per_device": summary.goodput_per_device,
         "output_tokens_per_device": summary.output_tokens_per_device,
+        "counts": dict(result.event_counts),
+        "scaling": None if result.scaling is None else asdict(result.scaling),
+        "shares": [asdict(attainment) for attainment in attainment_by_class(result)],
     }
 
 
 def json_safe(value: object) -> object:
-    """The same with null for what JSON has no number for."""
+    """The same with null for numbers that are not finite."""
     match value:
         case float() if not math.isfinite(value):
             return None

@@ -1,7 +1,6 @@
-"""The plots of a study, each drawn into a figure of its own or a part of a larger one.
+"""The plots of a study, each drawn into its own figure or a part of a larger one.
 
-Nothing of matplotlib's global state is used, and nothing but the study is drawn: the same study
-gives the same bytes with the same matplotlib.
+Equal studies give equal bytes with one version of matplotlib, whose global state is not used.
 """
 
 from __future__ import annotations
@@ -30,13 +29,10 @@ from baton.simulator.outcome import Objectives, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
 COLORS = ("#2563eb", "#ea580c", "#0d9488", "#9333ea", "#ca8a04", "#db2777", "#475569", "#65a30d")
-"""Of the runs, in order; told apart also without red or green."""
+"""Of runs, in order; distinguishable without red or green."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 INK, FAINT, TARGET = "#1e293b", "#94a3b8", "#dc2626"
 STYLE: dict[Any, Any] = {
@@ -65,9 +61,8 @@ STYLE: dict[Any, Any] = {
 }
 _MINUTES_AXIS_FROM_S = 600.0
 _MAX_LABELLED_POINTS = 12
-"""Points that may each bear a label."""
+"""With more points, none has a label."""
 _MAX_POINTS = 500
-"""More are not to be told apart in a plot."""
 _MAX_BINS = 60
 _MIN_REQUESTS_PER_BIN = 20
 _WIDTH_IN = 10.0
@@ -78,21 +73,21 @@ _DPI = 120
 
 
 class PlotsMissing(OperatorError):
-    """What draws plots is not installed."""
+    """matplotlib is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ArrivalBins:
-    """Requests by when they arrived, in equal stretches of time from the first arrival on."""
+    """Requests by arrival, in equal intervals from the first arrival on."""
 
     width_s: float
     arrivals_per_s: tuple[float, ...]
     attainment: tuple[float, ...]
-    """The share that met the objectives; 1 where none arrived."""
+    """The share that met the objectives; 1 without arrivals."""
 
     @property
     def edges_s(self) -> tuple[float, ...]:
-        """The beginning of each, and the end of the last."""
+        """The start of each interval, and the end of the last."""
         return tuple(number * self.width_s for number in range(len(self.attainment) + 1))
 
 
@@ -102,13 +97,12 @@ class Panel:
 
     title: str
     caption: str
-    """What is to be seen, in a sentence."""
     height_in: float
     draw: Callable[[FigureBase, Study], None]
 
 
 def panels_for(study: Study) -> list[Panel]:
-    """The plots that this study has something for."""
+    """The plots for which this study has data."""
     panels = []
     if any(curve.points for curve in rate_curves_for(study)):
         panels.append(_BY_RATE)
@@ -116,9 +110,7 @@ def panels_for(study: Study) -> list[Panel]:
         panels.append(_BY_SCALE)
     if len(tradeoffs_for(study)) > 1:
         panels.append(_TRADEOFFS)
-    if any(
-        representative_result.outcomes for representative_result in representative_results(study)
-    ):
+    if any(result.outcomes for result in representative_results(study)):
         panels += [_LATENCIES, _TIMELINE]
     return panels
 
@@ -354,7 +346,6 @@ def _attainment(axes: Axes, results: Sequence[RunResult], study: Study, unit_s: 
 
 # ------------------------------------------------------------------ in common
 def _rate_caption(study: Study) -> str:
-    """Which of several rates is shown; nothing where there is one."""
     results = representative_results(study)
     if len(study.results) == len(results):
         return ""
@@ -412,9 +403,9 @@ _TIMELINE = Panel(
 
 
 def cumulative_distribution(values: Sequence[float], total: int) -> tuple[list[float], list[float]]:
-    """Values in order, and the share of all `total` requests that is at or below each.
+    """Sorted values, and the share of all `total` requests at or below each.
 
-    Infinite values are left out and still counted, so that the curve then ends below 1.
+    Infinite values count without a point, so that the curve ends below 1.
     """
     ordered = sorted(value for value in values if value < float("inf"))
     if not ordered:
@@ -429,7 +420,7 @@ def cumulative_distribution(values: Sequence[float], total: int) -> tuple[list[f
 
 
 def bin_by_arrival(outcomes: Sequence[Outcome], objectives: Objectives) -> _ArrivalBins:
-    """How many arrived when, and how many of those met the objectives."""
+    """Arrivals by time, and the share of each interval that met the objectives."""
     if not outcomes:
         return _ArrivalBins(1.0, (), ())
     start_s = min(outcome.arrived_at_s for outcome in outcomes)
@@ -446,9 +437,9 @@ def bin_by_arrival(outcomes: Sequence[Outcome], objectives: Objectives) -> _Arri
 
 
 def count_in_flight(outcomes: Sequence[Outcome], times_s: Sequence[float]) -> list[int]:
-    """Requests that had arrived and not ended at each time, counted from the first arrival.
+    """Requests in flight at each time since the first arrival.
 
-    Those that never end count until they were given up, if that is known, else not at all.
+    Requests without an end are not counted.
     """
     if not outcomes:
         return [0 for _ in times_s]
@@ -508,7 +499,7 @@ def render_sheet(study: Study) -> bytes:
 
 
 def _provenance_lines(study: Study) -> list[str]:
-    """Where the figures come from, in lines that fit the sheet."""
+    """The origin of the figures, in lines that fit the sheet."""
     lines = [
         f"({study.evidence.mark}) {study.evidence} · objectives: {format_objectives(study)}",
         *(f"{name}: {value}" for name, value in study.facts.items()),
@@ -519,13 +510,13 @@ def _provenance_lines(study: Study) -> list[str]:
 
 def _to_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    # Without the name and version of what drew it.
+    # Without the name and version of matplotlib.
     figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def require_plots() -> None:
-    """Refuse where plots cannot be drawn.
+    """Check that plots can be drawn.
 
     Raises:
         PlotsMissing: matplotlib is not installed.

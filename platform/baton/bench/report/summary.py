@@ -1,4 +1,4 @@
-"""What a run amounts to: quantiles, attainment, goodput, tokens per second and device."""
+"""The metrics of a run: quantiles, attainment, goodput, tokens per second and device."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from baton.bench.report.study import Curve, RunResult, Study, Tradeoff
 from baton.simulator.outcome import Objectives, Outcome, attainment, mean, quantile
 
 OBJECTIVE_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
-"""By which objectives are multiplied, to see how near to the edge a run is."""
+"""Factors of objectives, which show how close to the limit a run is."""
 
 _LONG_TAIL_FRACTION = 0.2
-"""Of a run, after its last arrival: from then on its rates say little of a steady state."""
+"""Of a run, after its last arrival; with more, rates do not describe a steady state."""
 _MIN_DECODED_TOKENS = 2
-"""A request with fewer output tokens has no time between tokens."""
+"""Fewer tokens have no time between tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyQuantiles:
-    """Where some seconds lie; nan when there are none."""
+    """In seconds; nan without values."""
 
     mean: float
     p50: float
@@ -29,35 +29,30 @@ class LatencyQuantiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run in figures."""
+    """The metrics of one run."""
 
     name: str
     requests: int
     failed: int
-    """That did not finish, for whatever reason; they miss all objectives."""
+    """Not finished, for any reason; they miss all objectives."""
     span_s: float
-    """From the first arrival to the last end: over this, rates are counted.
-    Source: vLLM's benchmark_serving."""
+    """From the first arrival to the last end: the time over which rates are counted. Source: vLLM's
+    benchmark_serving."""
     rate_per_s: float
-    """At which requests arrived, or were offered if that is known."""
+    """Offered, or else of arrivals."""
     ttft: LatencyQuantiles
-    """Of the requests that got a token."""
     tpot: LatencyQuantiles
-    """Of the requests that got two tokens."""
+    """Of requests with two tokens."""
     max_itl: LatencyQuantiles
-    """The longest time between two tokens of a request."""
     e2e: LatencyQuantiles
-    """Of the requests that finished."""
     attainment: float
     ttft_attainment: float
     tpot_attainment: float
     goodput_per_s: float
-    """Requests per second that met all objectives."""
     output_tokens_per_s: float
     total_tokens_per_s: float
     """Prompts, cached or not, and outputs."""
     cached_fraction: float
-    """Of the tokens of all prompts."""
     devices: float
 
     @property
@@ -77,7 +72,7 @@ class RunSummary:
 
 
 def summarize(result: RunResult, objectives: Objectives) -> RunSummary:
-    """The figures of a run."""
+    """The metrics of a run."""
     outcomes = result.outcomes
     span_s = run_span_s(outcomes)
     decoded_outcomes = [
@@ -109,18 +104,18 @@ def summarize(result: RunResult, objectives: Objectives) -> RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassAttainment:
-    """The requests of one tenant in one class, each judged by what that class is promised."""
+    """The requests of a tenant in a class, judged by the class's objectives."""
 
     slo_class: str
     tenant: str
     requests: int
     unserved_requests: int
-    """Refused, failed, or cut off."""
+    """Rejected, failed, or aborted."""
     attainment: float
 
 
 def attainment_by_class(result: RunResult) -> tuple[ClassAttainment, ...]:
-    """One for each class and tenant that there are requests of, in alphabetical order."""
+    """One for each class and tenant with requests, sorted."""
     outcomes_by_class: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in result.outcomes:
         outcomes_by_class.setdefault((outcome.slo_class, outcome.tenant), []).append(outcome)
@@ -145,18 +140,16 @@ def run_span_s(outcomes: Sequence[Outcome]) -> float:
 
 
 def tail_notes(results: Iterable[RunResult]) -> Iterator[str]:
-    """What a reader must know where much of a run's time is after its last arrival."""
+    """A note if much of a run's time is after its last arrival."""
     max_tail_fraction = max((_tail_fraction(result.outcomes) for result in results), default=0.0)
     if max_tail_fraction > _LONG_TAIL_FRACTION:
         yield (
-            f"Up to {max_tail_fraction:.0%} of a run's time is after its last arrival. Goodput"
-            " and tokens/s are"
-            " means over all of it: a longer trace has higher ones."
+            f"Up to {max_tail_fraction:.0%} of a run's time is after its last arrival. Goodput and"
+            " tokens/s are means over all of it: a longer trace has higher ones."
         )
 
 
 def _tail_fraction(outcomes: Sequence[Outcome]) -> float:
-    """The share of a run's time after its last arrival."""
     if not outcomes:
         return 0.0
     arrivals = [outcome.arrived_at_s for outcome in outcomes]
@@ -170,7 +163,7 @@ def _ended_at_s(outcome: Outcome) -> float:
 
 
 def offered_rate(result: RunResult) -> float:
-    """Requests per second that were offered, or at which they came; 0 for fewer than two."""
+    """Offered requests per second, else the rate of arrivals; 0 for fewer than two."""
     if result.offered_per_s is not None:
         return result.offered_per_s
     arrivals = [outcome.arrived_at_s for outcome in result.outcomes]
@@ -185,27 +178,24 @@ def scale_objectives(objectives: Objectives, factor: float) -> Objectives:
 
 
 def scale_curves_for(study: Study) -> tuple[Curve, ...]:
-    """Attainment against the scale of the objectives: as given, else the runs that are shown.
+    """Attainment by scale of the objectives: the given curves, else the shown runs.
 
-    Those are then judged by the objectives times each of `OBJECTIVE_SCALES`.
+    Those are judged by the objectives times each of `OBJECTIVE_SCALES`.
     """
     if study.scale_curves or not study.has_objectives:
         return study.scale_curves
     limits = [(scale, scale_objectives(study.objectives, scale)) for scale in OBJECTIVE_SCALES]
     return tuple(
         Curve(
-            name=representative_result.name,
-            points=tuple(
-                (scale, attainment(representative_result.outcomes, limit))
-                for scale, limit in limits
-            ),
+            name=result.name,
+            points=tuple((scale, attainment(result.outcomes, limit)) for scale, limit in limits),
         )
-        for representative_result in representative_results(study)
+        for result in representative_results(study)
     )
 
 
 def rate_curves_for(study: Study) -> tuple[Curve, ...]:
-    """Attainment against rate and device: as given, else one for each name with several rates."""
+    """Attainment by rate and device: the given curves, else one for each name."""
     if study.rate_curves or not study.has_objectives:
         return study.rate_curves
     points: dict[str, list[tuple[float, float]]] = {}
@@ -220,9 +210,9 @@ def rate_curves_for(study: Study) -> tuple[Curve, ...]:
 
 
 def capacity(curve: Curve, target: float) -> float | None:
-    """The highest rate and device at which the target is met, at all lower ones too; None for none.
+    """The highest rate per device up to which the target is always met; None without one.
 
-    Linear between the last point that meets it and the next; when all do, the last: a lower bound.
+    Linear between the last point that meets it and the next; if all do, the last: a lower bound.
     """
     highest_rate: float | None = None
     previous: tuple[float, float] | None = None
@@ -237,7 +227,7 @@ def capacity(curve: Curve, target: float) -> float | None:
 
 
 def tradeoffs_for(study: Study) -> tuple[Tradeoff, ...]:
-    """Tokens per second for a user against per device: as given, else one for each result."""
+    """The given tradeoffs, else one for each result."""
     if study.tradeoffs:
         return study.tradeoffs
     tradeoffs = []
@@ -256,9 +246,10 @@ def tradeoffs_for(study: Study) -> tuple[Tradeoff, ...]:
 
 
 def representative_results(study: Study) -> tuple[RunResult, ...]:
-    """The runs whose distributions are worth a look: one for each name.
+    """The runs whose distributions are shown: one for each name.
 
-    All at the same rate: the highest at which the first name meets the target, else the lowest.
+    All have about the same rate: the highest at which the first name meets the target, else the
+    lowest.
     """
     first_named = [result for result in study.results if result.name == study.results[0].name]
     passing = [

@@ -1,4 +1,4 @@
-"""A study as tables of text, which the terminal and the HTML page share."""
+"""A study as tables of text, for the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TextIO
 from baton.bench.formatting import NO_VALUE, format_number, format_percent, format_seconds
 from baton.bench.report.study import ScalingSummary, Study, Table
 from baton.bench.report.summary import (
-    ClassAttainment,
     LatencyQuantiles,
     RunSummary,
     attainment_by_class,
@@ -24,7 +23,7 @@ _WIDTH_CHARS = 200
 
 
 def tables_of(study: Study) -> tuple[Table, ...]:
-    """All tables of a study, the most telling first."""
+    """All tables of a study, the most important first."""
     tables = list(study.tables)
     if not study.has_result_tables:
         return tuple(tables)
@@ -56,16 +55,12 @@ def format_objectives(study: Study) -> str:
 
 
 def format_target(study: Study) -> str:
-    """The target, as it was given: `90 %`, `99.9 %`."""
+    """The target as given: `90 %`, `99.9 %`."""
     return f"{100 * study.target:.6g} %"
 
 
 def _summary_table(study: Study) -> Table:
-    """One column a run, the figures below each other."""
-    summaries = [
-        summarize(representative_result, study.objectives)
-        for representative_result in representative_results(study)
-    ]
+    summaries = [summarize(result, study.objectives) for result in representative_results(study)]
     rows = [
         (label, *(text(summary) for summary in summaries)) for label, text in _summary_lines(study)
     ]
@@ -119,17 +114,13 @@ def _summary_lines(study: Study) -> list[_Line]:
 
 
 def _scaling_lines(study: Study) -> list[_Line]:
-    """What autoscalers did, where there was one."""
-    scaling_by_name = {
-        representative_result.name: representative_result.scaling
-        for representative_result in representative_results(study)
-    }
+    scaling_by_name = {result.name: result.scaling for result in representative_results(study)}
     if not any(scaling_by_name.values()):
         return []
 
     def line(label: str, figure: Callable[[ScalingSummary], float]) -> _Line:
-        def text(one: RunSummary) -> str:
-            scaling = scaling_by_name[one.name]
+        def text(summary: RunSummary) -> str:
+            scaling = scaling_by_name[summary.name]
             return NO_VALUE if scaling is None else format_number(figure(scaling))
 
         return label, text
@@ -142,12 +133,11 @@ def _scaling_lines(study: Study) -> list[_Line]:
 
 
 def _class_tables(study: Study) -> list[Table]:
-    """Each class and tenant by itself, where there are several."""
     shares_by_run = {
-        representative_result.name: {
-            _key(share): share for share in attainment_by_class(representative_result)
+        result.name: {
+            (share.slo_class, share.tenant): share for share in attainment_by_class(result)
         }
-        for representative_result in representative_results(study)
+        for result in representative_results(study)
     }
     keys = sorted({key for shares in shares_by_run.values() for key in shares})
     if len(keys) <= 1:
@@ -165,15 +155,8 @@ def _class_tables(study: Study) -> list[Table]:
     return [Table(title="Attainment by class and tenant", columns=columns, rows=tuple(rows))]
 
 
-def _key(share: ClassAttainment) -> tuple[str, str]:
-    return share.slo_class, share.tenant
-
-
 def _count_lines(study: Study) -> list[_Line]:
-    counts = {
-        representative_result.name: representative_result.event_counts
-        for representative_result in representative_results(study)
-    }
+    counts = {result.name: result.event_counts for result in representative_results(study)}
     names = dict.fromkeys(name for count in counts.values() for name in count)
     return [
         (name, lambda summary, name=name: format_number(counts[summary.name].get(name, 0)))  # type: ignore[misc]
@@ -182,7 +165,6 @@ def _count_lines(study: Study) -> list[_Line]:
 
 
 def _rate_table(study: Study) -> Table:
-    """One row a run, the lowest rate first."""
     columns = (
         *("", "requests/s", f"/{study.device}", "failed", "TTFT p50", "p99", "TPOT p50", "p99"),
         *(("attainment", f"goodput/s/{study.device}") if study.has_objectives else ()),
@@ -232,7 +214,7 @@ def _capacity_table(study: Study) -> Table:
 
 
 def _scale_table(study: Study) -> Table:
-    """One row a name; curves of one study have their scales in common."""
+    """A row for each name; curves of a study have the same scales."""
     curves = scale_curves_for(study)
     method = "a run for each" if study.scale_curves else "the same run, judged by objectives times"
     return Table(
@@ -258,9 +240,9 @@ def _single_objective_text(study: Study, summary: RunSummary) -> str:
 
 
 def print_study(study: Study, file: TextIO, *, color: bool | None = None) -> None:
-    """Print it as tables; coloured when `file` is a terminal unless said."""
-    from rich.console import Console  # here: keeps --help fast
-    from rich.table import Table
+    """Print the study as tables; by default coloured on a terminal."""
+    import rich.table  # here: keeps --help fast
+    from rich.console import Console
     from rich.text import Text
 
     console = Console(
@@ -275,15 +257,15 @@ def print_study(study: Study, file: TextIO, *, color: bool | None = None) -> Non
     facts = {"figures": f"({study.evidence.mark}) {study.evidence}"} | dict(study.facts)
     for name, value in (facts | {"objectives": format_objectives(study)}).items():
         console.print(Text(f"{name}: ", style="dim") + Text(value))
-    for other in tables_of(study):
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for number, column in enumerate(other.columns):
-            table.add_column(column, justify="right" if number else "left", no_wrap=True)
-        for row in other.rows:
-            table.add_row(*row)
+    for table in tables_of(study):
+        rich_table = rich.table.Table(box=None, pad_edge=False, header_style="dim")
+        for number, column in enumerate(table.columns):
+            rich_table.add_column(column, justify="right" if number else "left", no_wrap=True)
+        for row in table.rows:
+            rich_table.add_row(*row)
         console.print()
-        console.print(Text(f"{other.title} ({study.evidence.mark})", style="bold"))
-        console.print(table)
+        console.print(Text(f"{table.title} ({study.evidence.mark})", style="bold"))
+        console.print(rich_table)
     console.print()
     for note in study.notes:
         console.print(Text(f"note: {note}", style="dim"))

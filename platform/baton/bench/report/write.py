@@ -1,4 +1,4 @@
-"""A study into a file: `.html` or `.png`."""
+"""Writes a study to a file: `.html` or `.png`."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ _DEFINITIONS = (
 
 
 class ReportUnwritable(OperatorError):
-    """A report cannot be written where it was asked for."""
+    """A report cannot be written to the given path."""
 
 
 def check_report_path(path: Path) -> None:
-    """Refuse, before the work is done, what `write_report` could not write.
+    """Check a path of `write_report` before the work is done.
 
     Raises:
-        ReportUnwritable: the file is of another kind, or cannot be written there.
+        ReportUnwritable: the file has another suffix, or cannot be written.
         PlotsMissing: matplotlib is not installed.
     """
     if path.suffix.lower() not in _SUFFIXES:
@@ -76,10 +76,10 @@ def check_report_path(path: Path) -> None:
 
 
 def check_writable(path: Path, label: str) -> None:
-    """Refuse, before the work is done, a place where no file can be written.
+    """Check that a file can be written, before the work is done.
 
     Raises:
-        ReportUnwritable: there is no such folder, it is a folder itself, or that is not allowed.
+        ReportUnwritable: the folder is missing, the path is a folder, or permission is denied.
     """
     if not path.absolute().parent.is_dir():
         raise _unwritable(path, label, f"no folder {str(path.parent)!r}", "make the folder")
@@ -99,7 +99,7 @@ def write_report(study: Study, path: Path) -> None:
     """Write a page with tables and plots (`.html`), or the plots alone (`.png`).
 
     Raises:
-        ReportUnwritable: the file is of another kind, or cannot be written there.
+        ReportUnwritable: the file has another suffix, or cannot be written.
         PlotsMissing: matplotlib is not installed.
     """
     check_report_path(path)
@@ -112,7 +112,7 @@ def write_report(study: Study, path: Path) -> None:
 
 
 def render_page(study: Study) -> str:
-    """The HTML; the same for the same study.
+    """The HTML; equal for equal studies.
 
     Raises:
         PlotsMissing: matplotlib is not installed.

@@ -1,10 +1,10 @@
-"""A Helm chart: the RayService follows `config` in its values, whose schema is baton's own.
+"""A Helm chart: the RayService follows `config` in its values, whose schema is baton's.
 
-*Theory of operation.* Parts that depend on the configuration's pools are a template written by
-hand, for it loops over them. Parts that depend on names and ports alone are rendered here, with
-Helm's expressions for these. Some of a chart's content follows from the configuration in ways that
-no template can repeat. The chart keeps the source values (`files/checks.yaml`), and fails where its
-values differ. A test compares the chart with its own values to the output of `kuberay`.
+*Theory of operation.* Parts that depend on pools are a handwritten template with loops. Parts that
+depend on names and ports alone are rendered here, with Helm's expressions in them. Other content
+follows from the configuration in ways that no template can repeat: the chart keeps the values that
+it was made from (`files/checks.yaml`), and fails if its values differ. A test compares the rendered
+chart with the output of `kuberay`.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from baton.manifests.yaml_writer import yaml_text
 _NAME_PLACEHOLDER: Final = "the-release"
 _NAMESPACE_PLACEHOLDER: Final = "its-space"
 _LOOKAHEAD: Final = re.compile(r"\(\?:\[([^]]+)]\|\[([^]]+)]\(\?=\[\1]\)\)\{0,(\d+)}")
-"""Of a name: `(?:[a-z0-9]|[_-](?=[a-z0-9])){0,47}`, a separator only before something else."""
+"""As in `(?:[a-z0-9]|[_-](?=[a-z0-9])){0,47}`: no separator at the end of a name."""
 _PORT_PLACEHOLDER: Final = 900_001
 _METRICS_PORT_PLACEHOLDER: Final = 900_002
-"""No ports, so that nothing else is taken for them."""
+"""Both are beyond any port, so that nothing else has their digits."""
 _EXPRESSIONS: Final = {
     _NAME_PLACEHOLDER: "{{ .Release.Name }}",
     _NAMESPACE_PLACEHOLDER: "{{ .Release.Namespace }}",
@@ -64,29 +64,29 @@ _EXPORT_TIME_KEYS: Final = (
     ("observability", "metrics", "enabled"),
     ("server", "listener"),
 )
-"""Keys from which variables and objects are made when a chart is exported."""
+"""Keys that determine variables and objects when a chart is exported."""
 _TEMPLATE_KEYS: Final = (
     *_EXPORT_TIME_KEYS,
     ("observability", "metrics", "port"),
     ("server", "host"),
     ("server", "port"),
 )
-"""Keys that templates read, which are to be there with their defaults too."""
+"""Keys that templates read, so that values have them even at their defaults."""
 
 
 def helm_files(deployment: ClusterDeployment, settings: ManifestSettings) -> Mapping[str, bytes]:
     """The chart.
 
     Raises:
-        CannotExport: pods cannot give what the configuration asks for.
+        CannotExport: pods cannot satisfy the configuration.
     """
     check_pods(deployment.config)
     template_settings = replace(settings, name=_NAME_PLACEHOLDER, namespace=_NAMESPACE_PLACEHOLDER)
     template_deployment = replace(deployment, config=_with_placeholders(deployment.config))
     texts = {
         "Chart.yaml": yaml_text(_chart(settings)),
-        "values.yaml": yaml_text(chart_values(deployment, settings)),
-        "values.schema.json": json.dumps(values_schema(), indent=2) + "\n",
+        "values.yaml": yaml_text(_chart_values(deployment, settings)),
+        "values.schema.json": json.dumps(_values_schema(), indent=2) + "\n",
         "files/checks.yaml": yaml_text(_export_checks(deployment)),
         "files/rules.yaml": rule_groups(),
         "templates/services.yaml": _template(services(template_deployment, template_settings)),
@@ -102,8 +102,8 @@ def helm_files(deployment: ClusterDeployment, settings: ManifestSettings) -> Map
     return {name: text.encode() for name, text in sorted((texts | static_templates).items())}
 
 
-def chart_values(deployment: ClusterDeployment, settings: ManifestSettings) -> PlainDict:
-    """The chart's own values; all but `config` is what clusters differ in."""
+def _chart_values(deployment: ClusterDeployment, settings: ManifestSettings) -> PlainDict:
+    """The chart's default values: `config`, and the differences between clusters."""
     config = deployment.config
     pool_memory = {group.name: memory_request(group) for group in pool_groups(config, settings)}
     return {
@@ -138,8 +138,8 @@ def chart_values(deployment: ClusterDeployment, settings: ManifestSettings) -> P
     }
 
 
-def values_schema() -> PlainDict:
-    """JSON Schema of the values: of `config`, it is that of a configuration file."""
+def _values_schema() -> PlainDict:
+    """JSON Schema of the values, with the configuration's schema for `config`."""
     text: PlainDict = {"type": "string"}
     whole: PlainDict = {"type": "integer", "minimum": 0}
     text_map: PlainDict = {"type": "object", "additionalProperties": text}
@@ -190,7 +190,7 @@ def _closed_object(properties: Mapping[str, object]) -> PlainDict:
 
 
 def _without_lookahead(schema: object) -> object:
-    """The same schema for Helm, whose regular expressions know no look-ahead."""
+    """The same schema for Helm, whose regular expressions have no lookahead."""
     if isinstance(schema, list):
         return [_without_lookahead(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -205,7 +205,6 @@ def _without_lookahead(schema: object) -> object:
 
 
 def _chart_config(deployment: ClusterDeployment) -> PlainDict:
-    """The configured keys, and the keys that templates read, which may have their defaults."""
     values: PlainDict = json.loads(json.dumps(deployment.explicit_values))
     for path in _TEMPLATE_KEYS:
         section = values
@@ -218,7 +217,6 @@ def _chart_config(deployment: ClusterDeployment) -> PlainDict:
 
 
 def _export_checks(deployment: ClusterDeployment) -> PlainDict:
-    """The values with which the chart's values are compared."""
     return {
         "exported": {".".join(path): _config_value(deployment, path) for path in _EXPORT_TIME_KEYS},
         "taken": [
@@ -237,7 +235,6 @@ def _config_value(deployment: ClusterDeployment, path: tuple[str, ...]) -> objec
 
 
 def _with_placeholders(config: DeploymentConfig) -> DeploymentConfig:
-    """The same, with numbers for ports that become expressions."""
     observability = config.observability
     metrics = replace(observability.metrics, port=_METRICS_PORT_PLACEHOLDER)
     return replace(

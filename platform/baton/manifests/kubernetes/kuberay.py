@@ -1,4 +1,4 @@
-"""A RayService for KubeRay: the application, and the cluster that it runs on."""
+"""A RayService for KubeRay: the application and its cluster."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from baton.manifests.node_groups import NodeGroup, front_group, head_group, pool
 from baton.manifests.pod_limits import check_pods
 from baton.manifests.pods import (
     PodTemplates,
-    engine_probes,
     front_probes,
-    head_probes,
     model_claim,
+    raylet_probes,
 )
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import ManifestSettings
@@ -24,7 +23,7 @@ from baton.manifests.yaml_writer import yaml_text
 RAY_VERSION: Final = "2.60.0"
 """The version in the images; a test compares it with the lock."""
 _IDLE_TIMEOUT_S: Final = 300
-"""A node without a replica is given back after this time, so that a moving replica finds room."""
+"""Ends a node without a replica; long enough that a moving replica finds room."""
 AUTOSCALER_OPTIONS: Final[Mapping[str, object]] = {
     "idleTimeoutSeconds": _IDLE_TIMEOUT_S,
     "upscalingMode": "Default",
@@ -33,11 +32,11 @@ AUTOSCALER_OPTIONS: Final[Mapping[str, object]] = {
         "limits": {"memory": "512Mi"},
     },
 }
-"""Ray's autoscaler, which starts and stops pods as replicas come and go."""
+"""Of Ray's autoscaler, which starts and stops pods for replicas."""
 
 
 def kuberay_files(deployment: ClusterDeployment, settings: ManifestSettings) -> Mapping[str, bytes]:
-    """One file for each kind of object, and instructions."""
+    """One file for each kind of object."""
     rdma = deployment.config.transfer.require_rdma
     texts = manifests_by_file(deployment, settings, rdma=rdma)
     return {name: text.encode() for name, text in texts.items()}
@@ -46,10 +45,10 @@ def kuberay_files(deployment: ClusterDeployment, settings: ManifestSettings) -> 
 def manifests_by_file(
     deployment: ClusterDeployment, settings: ManifestSettings, *, rdma: bool
 ) -> Mapping[str, str]:
-    """Every object, by the file it goes to.
+    """Every object, by file.
 
     Raises:
-        CannotExport: pods cannot give what the configuration asks for.
+        CannotExport: pods cannot satisfy the configuration.
     """
     check_pods(deployment.config)
     files = {
@@ -83,7 +82,7 @@ def ray_service(
         front_nodes, probes=front_probes(config.server.port), is_front=True
     )
     engine_groups = [
-        _worker_group(group, pods.template(group, probes=engine_probes()))
+        _worker_group(group, pods.template(group, probes=raylet_probes()))
         for group in pool_groups(config, settings)
     ]
     head = head_group()
@@ -92,7 +91,7 @@ def ray_service(
         "kind": "RayService",
         "metadata": metadata(settings.name, settings),
         "spec": {
-            # Clients cannot rely on a front of the head: they come to others.
+            # Clients use the fronts of other nodes.
             "excludeHeadPodFromServeSvc": True,
             "serveConfigV2": yaml_text(serve_config(deployment)),
             "rayClusterConfig": {
@@ -103,7 +102,7 @@ def ray_service(
                 "headGroupSpec": {
                     "rayStartParams": {"dashboard-host": ANY_ADDRESS},
                     "resources": _quantities({"CPU": head.cpus, **head.resources}),
-                    "template": pods.template(head, probes=head_probes()),
+                    "template": pods.template(head, probes=raylet_probes()),
                 },
                 "workerGroupSpecs": [_worker_group(front_nodes, front_template), *engine_groups],
             },

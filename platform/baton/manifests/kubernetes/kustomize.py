@@ -1,4 +1,4 @@
-"""A kustomize base, and overlays for differences between clusters: GPUs and RDMA."""
+"""A kustomize base, and overlays for GPUs and RDMA."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from baton.manifests.yaml_writer import yaml_text
 _KUSTOMIZATION_FILE: Final = "kustomization.yaml"
 _WORKER_GROUPS_PATH: Final = "/spec/rayClusterConfig/workerGroupSpecs"
 _FRONT_GROUP_COUNT: Final = 1
-"""Worker groups before the first pool's."""
 _TOLERATION: Final = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 _GPU_NODE_SELECTOR: Final = {"nvidia.com/gpu.present": "true"}
-"""As NVIDIA's GPU operator labels nodes."""
+"""The label of NVIDIA's GPU operator."""
 
 PatchFactory = Callable[[str], list[PlainDict]]
-"""Changes to the group of nodes at a path."""
+"""Operations on the worker group at a path."""
 
 
 def kustomize_files(
@@ -67,7 +66,7 @@ def _gpu_patches(group_path: str) -> list[PlainDict]:
 
 def _rdma_patches(group_path: str) -> list[PlainDict]:
     container_path = f"{group_path}/template/spec/containers/0"
-    # In a JSON pointer, `~1` is a slash.
+    # A JSON pointer has `~1` for a slash.
     name = RDMA_RESOURCE.replace("/", "~1")
     return [
         *(

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana beside a baton on the same machine, with our dashboards and rules."""
+"""Prometheus and Grafana beside a deployment on one machine, with baton's dashboards and rules."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from baton.telemetry import dashboards, rules
 _PROMETHEUS: Final = "prom/prometheus:v3.5.0"
 _GRAFANA: Final = "grafana/grafana:12.1.1"
 _DASHBOARDS_DIR: Final = "/var/lib/grafana/dashboards/baton"
-"""As the provisioning that is shipped names it."""
+"""The shipped provisioning names it."""
 _TOKEN_PATH: Final = "/run/secrets/console"  # noqa: S105 - where it is, not what it is
 _RETENTION: Final = "31d"
-"""The rules' longest window is 30 days, and they read a little more before it."""
+"""The longest window of rules is 30 days, and they read a little before it."""
 
 
 def compose_files(config: DeploymentConfig, settings: ManifestSettings) -> Mapping[str, bytes]:
     """`compose.yaml`, Prometheus' configuration, and the folder of dashboards and rules.
 
-    Both share the machine's network, for `baton up` has its metrics on loopback unless told
-    otherwise, and listen on loopback themselves.
+    Both services use the host's network and listen on loopback, where `baton up` has its metrics by
+    default.
 
     Raises:
-        CannotExport: this baton has no metrics, or their port is not known yet.
+        CannotExport: metrics are disabled, or their port is not fixed.
     """
     if not config.observability.metrics.enabled:
         raise CannotExport(

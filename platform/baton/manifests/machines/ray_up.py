@@ -1,9 +1,9 @@
-"""A cluster for `ray up`, on machines in AWS that Ray starts and stops, and its application.
+"""A cluster for `ray up`, on AWS instances that Ray starts and stops, and its application.
 
-*Theory of operation.* Accelerators come by eight. A node declares what its machine has, so that Ray
-puts as many replicas there as it has room for, and rents another machine only when none has any
-left. `min_workers` is what the fewest replicas need; `max_workers` what the most need, or one
-machine for each where pools differ and replicas may stand in each other's way.
+*Theory of operation.* Instances have eight accelerators. A node declares all of its instance, so
+that Ray fills it with replicas before it starts another. `min_workers` fits the fewest replicas.
+`max_workers` fits the most; if pools differ, it is an instance for each, because other pools'
+replicas may take the room.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from baton.manifests.yaml_writer import yaml_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceType:
-    """One that AWS rents out, with eight accelerators."""
+    """An AWS instance type with eight accelerators."""
 
     name: str
     cpus: int
@@ -46,10 +46,10 @@ INSTANCE_TYPES: Final[Mapping[str, InstanceType]] = {
 """By accelerator. Source: AWS' list of accelerated instances."""
 _GPUS_PER_INSTANCE: Final = 8
 _RAY_MEMORY_FRACTION: Final = 0.7
-"""Of a machine's memory: the rest is for objects. Source: Ray 2.60's default."""
+"""Of an instance's memory: the rest is Ray's object store. Source: Ray 2.60's default."""
 _CPU_INSTANCE: Final = "m7i.4xlarge"
 _LOCAL_CONSOLE_TOKEN: Final = "~/.baton/console-token"  # noqa: S105 - a path
-"""On the machine that runs `ray up`, where the configuration names no file."""
+"""On the machine that runs `ray up`, unless configured."""
 _RAY_TOKEN_FILE: Final = "~/.ray/auth_token"  # noqa: S105 - where Ray looks for it, not what it is
 _OPEN_FILES_OPTION: Final = "--ulimit nofile=65536:65536"
 _HEAD_START_COMMAND: Final = (
@@ -62,11 +62,11 @@ _WORKER_START_COMMAND: Final = "ray start --address=$RAY_HEAD_IP:6379"
 def ray_up_files(deployment: ClusterDeployment, settings: ManifestSettings) -> Mapping[str, bytes]:
     """`cluster.yaml` for `ray up`, `serve.yaml` for `serve deploy` on that cluster.
 
-    `serve-anywhere.yaml` is for a cluster that runs already, whose nodes are of any kind.
+    `serve-anywhere.yaml` is for an existing cluster with any nodes.
 
     Raises:
-        CannotExport: a pool wants an accelerator without a known machine, or too much of a
-            machine; or a variable is read from a file whose path is not whole.
+        CannotExport: a pool needs an accelerator without a known instance type, or more than an
+            instance has; or the path of a secret's file is relative.
     """
     return {
         "cluster.yaml": yaml_text(_cluster(deployment, settings)).encode(),
@@ -106,13 +106,13 @@ def _cluster(deployment: ClusterDeployment, settings: ManifestSettings) -> Plain
 
 
 def _model_cache_options(config: DeploymentConfig) -> list[str]:
-    """Models are kept on the machine where a folder of it is named, else in the container."""
+    """Models are kept in the configured folder of the machine, else in the container."""
     cache_dir = config.cluster.model_cache.path
     return [] if cache_dir is None else [f"-v {shlex.quote(f'{cache_dir}:{cache_dir}')}"]
 
 
 def _file_mounts(deployment: ClusterDeployment) -> dict[str, str]:
-    """Secrets: where they are in every container, and here."""
+    """Files of this machine, by path in containers."""
     # Ray's token: `openssl rand -hex 32 > ~/.ray/auth_token; chmod 600 ~/.ray/auth_token`.
     files = {_RAY_TOKEN_FILE: _RAY_TOKEN_FILE}
     files |= {str(KEYS_DIR / name): here for name, here in deployment.key_files.items()}
@@ -131,7 +131,7 @@ def _file_mounts(deployment: ClusterDeployment) -> dict[str, str]:
 def _assign_instances(
     pools: Sequence[NodeGroup], config: DeploymentConfig
 ) -> list[tuple[NodeGroup, str]]:
-    """Machines of each pool: a replica on each without GPUs, else as many as there is room for."""
+    """Instance type and counts of each pool; without GPUs, an instance for each replica."""
     assigned = []
     for group in pools:
         if not group.gpus:
@@ -141,8 +141,7 @@ def _assign_instances(
         replicas_per_instance = _replicas_per_instance(
             instance_type, group, config.pools[group.name].placement.max_per_node
         )
-        # A replica may go to another pool's machine. Then this pool's machine has room for as many
-        # only if they are alike.
+        # If pools differ, other pools' replicas may take the room on this pool's instances.
         is_uniform = all(
             _replica_shape(group, config) == _replica_shape(pool, config)
             for pool in pools
@@ -169,7 +168,7 @@ def _replica_shape(group: NodeGroup, config: DeploymentConfig) -> tuple[object, 
 def _replicas_per_instance(
     instance_type: InstanceType, group: NodeGroup, max_per_node: int | None
 ) -> int:
-    """How many replicas one machine has room for; one of several hosts has its machines alone."""
+    """Replicas that fit an instance; a replica of several nodes uses whole instances."""
     if group.gpus > _GPUS_PER_INSTANCE or group.cpus > instance_type.cpus:
         raise CannotExport(
             f"pools.{group.name}: a node is to have {group.gpus} GPUs and {group.cpus} CPUs, and"
@@ -209,8 +208,7 @@ def _find_instance_type(group: NodeGroup, accelerator: str | None) -> InstanceTy
         raise CannotExport(
             f"pools.{group.name}: no machine is known with the accelerator {accelerator}",
             f"set resources.accelerator to one of {', '.join(INSTANCE_TYPES)}, or write the"
-            " node type"
-            " by hand",
+            " node type by hand",
         )
     return INSTANCE_TYPES[accelerator]
 
@@ -220,5 +218,5 @@ def _env_options(deployment: ClusterDeployment) -> list[str]:
         "RAY_AUTH_MODE": "token",
         "HF_HOME": models_dir(deployment.config),
     }
-    # Ray puts these into the command line of a shell.
+    # Ray puts these into a shell's command line.
     return [f"--env {shlex.quote(f'{name}={value}')}" for name, value in sorted(variables.items())]

@@ -1,4 +1,4 @@
-"""Units for bare machines: a single unit for everything, or a head, nodes and the application."""
+"""Units for machines without Kubernetes: one for everything, or head, nodes and application."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from baton.manifests.settings import ManifestSettings
 from baton.manifests.yaml_writer import yaml_text
 
 _STOP_MARGIN_S: Final = 90
-"""For the time after the last stream: Serve's own shutdown, and ending the rest."""
+"""After the last stream: Serve's shutdown and the end of other processes."""
 _TOKEN_VARIABLES: Final = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/etc/baton/ray-token"}
 _CLUSTER_UNITS: Final = (
     "baton-head.service",
@@ -30,7 +30,7 @@ _CLUSTER_UNITS: Final = (
 
 
 def systemd_files(loaded: LoadedConfig, settings: ManifestSettings) -> Mapping[str, bytes]:
-    """A unit for one machine; and, where a cluster can run it, units for several."""
+    """A unit for one machine; and, unless baton terminates TLS, units for several."""
     texts = {
         "baton.service": _unit("baton.service", loaded),
         "baton.yaml": yaml_text(explicit_config_values(loaded)),
@@ -63,7 +63,7 @@ def _unit(name: str, loaded: LoadedConfig) -> str:
 
 
 def _read_write_paths(config: DeploymentConfig) -> str:
-    """A line for the folder of models, without which a unit could write nothing there."""
+    """A line that lets a unit write to the folder of models."""
     cache_dir = config.cluster.model_cache.path
     return "" if cache_dir is None else f"\nReadWritePaths=-{cache_dir}"
 
@@ -73,7 +73,7 @@ def _env_file(variables: Mapping[str, str]) -> str:
 
 
 def _group_env_file(group: NodeGroup) -> str:
-    """Read as an EnvironmentFile; the unit splits it into words, as a shell would."""
+    """An EnvironmentFile; the unit splits the value into words."""
     return f"RAY_NODE_OPTIONS={json.dumps(_ray_options(group))}\n"
 
 
@@ -81,7 +81,7 @@ def _ray_options(group: NodeGroup) -> str:
     options = [f"--num-cpus={group.cpus}"]
     if group.gpus:
         options.append(f"--num-gpus={group.gpus}")
-    # Ray finds accelerators by itself where they are; only names of ours have to be told.
+    # Ray detects accelerators, but not baton's own resources.
     baton_resources = {
         name: amount for name, amount in group.resources.items() if name.startswith("baton_")
     }

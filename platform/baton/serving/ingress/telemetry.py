@@ -20,8 +20,7 @@ from baton.runtime.process.clock import MonotonicClock
 from baton.runtime.process.log_events import log_event
 from baton.serving.http.access_token import TokenFile
 from baton.serving.http.metrics_endpoint import MetricsEndpoint, MetricsRenderer
-from baton.telemetry.metrics.ingress import IngressMetrics
-from baton.telemetry.metrics.ingress_families import IngressCollector, IngressFacts
+from baton.telemetry.metrics.ingress import IngressCollector, IngressFacts, IngressMetrics
 from baton.telemetry.requests.outcomes import ReplicaOutcomes
 from baton.telemetry.requests.tracing import Exporter, SamplingRules, Tracer
 

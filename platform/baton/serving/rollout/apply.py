@@ -41,7 +41,7 @@ from baton.serving.rollout.rollout import (
 )
 from baton.serving.shared.names import CONTROLLER, INGRESS
 from baton.serving.store.config_store import ROLLBACK_STATUSES, GenerationStatus, LiveConfig
-from baton.telemetry.edges import ChangedEdges, all_edges, changed_edges
+from baton.telemetry.histograms import ChangedEdges, all_edges, changed_edges
 
 _HEALTH_TIMEOUT_S = 3.0
 """How long ingresses may take to be healthy again before the change is taken back."""

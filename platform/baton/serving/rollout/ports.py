@@ -12,7 +12,7 @@ from baton.control.autoscaling.rollout import RolloutRules
 from baton.serving.application.builds import BuildRecord, Builds
 from baton.serving.rollout.rollout import FleetStatus
 from baton.serving.store.config_store import GenerationRecord, GenerationStatus, LiveConfig
-from baton.telemetry.edges import ChangedEdges
+from baton.telemetry.histograms import ChangedEdges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

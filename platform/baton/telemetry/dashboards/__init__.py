@@ -1,4 +1,4 @@
-"""Grafana dashboards over baton's own metrics: the files of `dashboards`, as the wheel has them."""
+"""Grafana dashboards over baton's metrics."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Final
 
 _HERE: Final = Path(__file__).parent
 _SHIPPED: Final = _HERE / "files"
-"""In an installed package; in a checkout they are in the folder `dashboards`."""
+"""In an installed package; a checkout has them in the folder `dashboards`."""
 _FILE_PATTERNS: Final = ("*.json", "prometheus.yml", "provisioning/*/*.yaml")
 
 
 def folder() -> Path:
-    """Where the files are."""
+    """The folder with the files."""
     return _SHIPPED if _SHIPPED.is_dir() else _HERE.parents[3] / "dashboards"
 
 
 def files() -> Mapping[str, bytes]:
-    """Dashboards and what provisions them, by path within a folder.
+    """Dashboards and their provisioning, by path within the folder.
 
-    Alert rules are not among them: see `baton.telemetry.rules`.
+    Alert rules are in `baton.telemetry.rules`.
     """
     root = folder()
     paths = sorted(path for pattern in _FILE_PATTERNS for path in root.glob(pattern))

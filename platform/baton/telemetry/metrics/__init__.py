@@ -1,1 +1,1 @@
-"""What each process measures for Prometheus."""
+"""The metrics that each process exports to Prometheus."""

@@ -1,8 +1,6 @@
-"""What a controller measures: pools, demand, scaling, promises and itself.
+"""Metrics of a controller: pools, demand, scaling, SLOs and itself.
 
-Whoever owns the controller's state puts it together (`ControllerState`) when it is asked for. Its
-counters begin at zero with the controller, which may be started again at any time: Prometheus sees
-that they went back, and adds up across it.
+Its counters begin at zero with each controller; Prometheus handles the reset.
 """
 
 from __future__ import annotations
@@ -18,41 +16,45 @@ from baton.domain.slo import Slo
 from baton.policy.scaling.actions import AutoscalerTick
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.telemetry import catalogue as c
-from baton.telemetry.catalogue import Objective, TokenKind
+from baton.telemetry.catalogue import (
+    DESIRED,
+    Objective,
+    PoolBound,
+    PoolCount,
+    ScalingAction,
+    TokenKind,
+    Window,
+)
 from baton.telemetry.families import Families
-from baton.telemetry.label_values import DESIRED, PoolBound, PoolCount, ScalingAction, Window
 from baton.telemetry.metrics.scaling_counters import ScalingCounters
 from baton.telemetry.metrics.usage_meter import UsageMeter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSize:
-    """One pool, as it was configured and as it is deployed."""
+    """A pool as configured and as deployed; None: not known yet."""
 
     name: str
     min: int
     max: int
     desired: int | None = None
-    """None, as are the others: not known yet."""
     running: int | None = None
     starting: int | None = None
     stopping: int | None = None
     price_per_hour: float | None = None
-    """Of a replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassStatus:
-    """How one class fares."""
+    """The attainment of one class."""
 
     slo: Slo
     recent: ClassCounts = field(default_factory=ClassCounts)
     over_window: ClassCounts = field(default_factory=ClassCounts)
-    """Over the time for which its target counts."""
 
     @property
     def error_budget_fraction(self) -> float | None:
-        """What is left of the misses that the target allows; None where it allows none."""
+        """The share left of the misses that the target allows; None where it allows none."""
         counts = self.over_window
         misses = counts.evaluated - counts.good
         allowed = (1 - self.slo.attainment_target) * counts.evaluated
@@ -63,7 +65,7 @@ class ClassStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerState:
-    """Everything that is told, at one moment."""
+    """All exported state, at one moment."""
 
     version: str
     model: str
@@ -71,9 +73,7 @@ class ControllerState:
     rejected_configs: int = 0
     pools: tuple[PoolSize, ...] = ()
     observation: Observation | None = None
-    """By the last turn of the scaling loop."""
     tick: AutoscalerTick | None = None
-    """The last one."""
     counters: ScalingCounters = field(default_factory=ScalingCounters)
     overridden_pools: int = 0
     report_age_s: float | None = None
@@ -111,7 +111,7 @@ def _add_pools(families: Families, state: ControllerState) -> None:
 
 
 def _pool_counts(size: PoolSize, pool: PoolObservation | None) -> dict[PoolCount, int | None]:
-    """How many replicas there are: as ingresses see them, or where they do not, as deployed."""
+    """Replicas as ingresses see them; without an observation, as deployed."""
     return {
         PoolCount.DESIRED: size.desired,
         PoolCount.READY: size.running if pool is None else pool.ready_replicas,
@@ -147,7 +147,7 @@ def _add_scaling(families: Families, state: ControllerState) -> None:
             families.add(c.SCALING_INPUT, value, decision.pool, name)
     for (pool, reason), ticks in counters.decisions.items():
         families.add(c.SCALING_DECISIONS, ticks, pool, reason)
-    # From 0 on: an increase is seen only after a first value.
+    # An increase is visible only after a first value of 0.
     zeros = {(size.name, action): 0 for size in state.pools for action in ScalingAction}
     for (pool, action), replicas in (zeros | counters.actions).items():
         families.add(c.SCALING_ACTIONS, replicas, pool, action)

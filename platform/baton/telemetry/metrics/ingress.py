@@ -1,13 +1,16 @@
-"""What an ingress measures as it happens: once for each request that has ended, once for each step.
+"""Metrics of an ingress: observed as requests and engine steps end, or read during a scrape.
 
-*Theory of operation.* `record` takes the story of a request apart. `step` is told of each engine
-step's outputs and observes one gap for all of the step's streams: the time since the replica's last
-step that had any of ours. That is each stream's own gap but where a stream was left out of a step
-(it was preempted there) and came back in a later one: that gap is told too short. Tokens that come
-together are one. A stream's first tokens on a replica have no gap before them, so a pause while a
-stream moves is not among these; it is in `baton_worst_token_gap_seconds`, which is exact.
+*Theory of operation.* For a step, one gap is observed for all its streams: the time since the
+replica's last step with output for this ingress. That is too short only for a stream that was
+preempted in between. Tokens of one step count as one. A stream's first tokens on a replica have no
+gap before them: pauses while a stream moves are only in `baton_worst_token_gap_seconds`.
 
-Nothing here looks at the tokens of a request one by one.
+`IngressCollector.collect` reads everything at once, on the event loop that also carries tokens.
+Slower work runs while its result is iterated, which may be in a thread. Reading takes time in
+proportion to replicas, requests in flight and accounts. All pairs of replicas are counted; only
+quarantined pairs and those that moved the most are described. Former tenants keep their name: their
+counters would otherwise jump into `other`. Failed handoffs of a replica that leaves between two
+scrapes may be missed.
 """
 
 from __future__ import annotations
@@ -15,34 +18,49 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from heapq import nlargest, nsmallest
 from itertools import chain
+from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as Family
 
+from baton.control.coordinator import Coordinator
 from baton.control.state.limits import CoordinatorLimits
 from baton.domain.commands import RequestRecord
+from baton.domain.demand import AdmissionOutcome, CoordinatorReport, Tally
 from baton.domain.events import Event, ReplicaJoined, ReplicaLost, StepCompleted
-from baton.domain.handoff import HandoffMode, LegKind, LegOutput, RouteReason
+from baton.domain.handoff import HandoffMode, HitSource, LegKind, LegOutput, RouteReason
 from baton.domain.leg_record import LegRecord
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
+from baton.domain.tenant import DEFAULT_TENANT
 from baton.policy.admission.slo_evaluation import tpot_s
+from baton.policy.links.estimates import LinkCounts, LinkState
+from baton.policy.resilience.circuit_breakers import CircuitState
 from baton.telemetry import catalogue as c
-from baton.telemetry.edges import ChangedEdges, all_edges, changed_edges
 from baton.telemetry.families import Families
-from baton.telemetry.histograms import Histogram
+from baton.telemetry.histograms import ChangedEdges, Histogram, all_edges, changed_edges
 from baton.telemetry.requests.error_budget import ttft_parts
 
 _LIMITS = CoordinatorLimits()
+_IN_FLIGHT = (Phase.QUEUED, Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
+
+
+class IngressFacts(NamedTuple):
+    """Values of an ingress outside its coordinator, read in each scrape."""
+
+    now_s: Callable[[], float]
+    unreachable: Callable[[], int]
+    """Replicas that Ray lists and that the ingress cannot reach."""
+    generation: Callable[[], int]
 
 
 @dataclass(slots=True)
 class _ReplicaStreams:
-    """One replica's, for the time between their tokens."""
+    """The streams of one replica, for the gaps between their tokens."""
 
     pool: str
     last_step_at_s: float | None
-    """When it last had tokens for any of them."""
 
 
 class IngressMetrics:
@@ -60,7 +78,7 @@ class IngressMetrics:
         self._histograms = {
             metric: Histogram(metric, edges) for metric, edges in self._edges.items()
         }
-        # Named, for they are observed once a step or once a request.
+        # Attributes, because they are used once a step or once a request.
         self._ttft = self._histograms[c.TTFT]
         self._tpot = self._histograms[c.TPOT]
         self._max_itl = self._histograms[c.MAX_ITL]
@@ -78,7 +96,7 @@ class IngressMetrics:
     def set_edges(
         self, classes: Iterable[Slo], limits: CoordinatorLimits = _LIMITS
     ) -> tuple[ChangedEdges, ...]:
-        """Have an edge at each objective and timeout of these; which histograms that changes."""
+        """Use an edge at each of these objectives and timeouts; returns the changed histograms."""
         old_edges, self._edges = self._edges, all_edges(classes, limits)
         for metric, edges in self._edges.items():
             self._histograms[metric].set_edges(edges)
@@ -87,7 +105,7 @@ class IngressMetrics:
     # ------------------------------------------------------------------ once a request
 
     def record(self, record: RequestRecord) -> None:
-        """A request has ended."""
+        """Observe an ended request."""
         labels = record.slo.name, record.model, record.pool
         if record.first_token_at_s is not None:
             self._observe_first_token(record, record.first_token_at_s)
@@ -106,12 +124,12 @@ class IngressMetrics:
         self._resumes += record.resumes
 
     def _observe_first_token(self, record: RequestRecord, at_s: float) -> None:
-        """How long it took, where that time went, and what was predicted of it."""
+        """Observe TTFT, its parts and the error of its prediction."""
         labels = record.slo.name, record.model, record.pool
         self._ttft.observe(at_s - record.arrived_at_s, *labels)
         for name, part_s in (ttft_parts(record) or {}).items():
             self._ttft_parts_s[(*labels, name.removesuffix("_s"))] += part_s
-        leg = next((other for other in record.legs if _gave_first_token(other, at_s)), None)
+        leg = next((leg for leg in record.legs if _gave_first_token(leg, at_s)), None)
         if leg is None:
             return
         if (gap_s := _handoff_gap_s(record, leg.route_index)) is not None:
@@ -125,7 +143,7 @@ class IngressMetrics:
     # ------------------------------------------------------------------ once a step
 
     def on_event(self, event: Event) -> None:
-        """See what replicas say; to be told before anybody acts on it."""
+        """Observe an event, before any other consumer acts on it."""
         match event:
             case StepCompleted():
                 self._observe_step(event.replica_id, event.outputs)
@@ -143,8 +161,8 @@ class IngressMetrics:
         started = continued = 0
         for _, token_ids, finish, _, ticket, cached_tokens, _, times, _ in outputs:
             if token_ids and ticket is None:
-                # A leg tells its times with its first output, and some again with the last; one
-                # that goes on after another's tokens does not say how many were cached.
+                # A leg has times in its first output, and some in its last. A leg that resumes a
+                # stream does not report its cached tokens.
                 if cached_tokens is None and (times is None or finish is not None):
                     continued += 1
                 else:
@@ -159,7 +177,7 @@ class IngressMetrics:
     # ------------------------------------------------------------------ when asked
 
     def families(self) -> Iterator[Family]:
-        """All of it, as it is now; put together as the result is iterated."""
+        """A snapshot, as families that are built while the result is iterated."""
         families = Families()
         for labels, total_s in self._ttft_parts_s.items():
             families.add(c.TTFT_PARTS, total_s, *labels)
@@ -172,14 +190,189 @@ class IngressMetrics:
 
 
 def _gave_first_token(leg: LegRecord, at_s: float) -> bool:
-    """Whether a request's first token, which came then, is of this leg."""
     return leg.output_tokens > 0 and leg.first_output_at_s == at_s
 
 
 def _handoff_gap_s(record: RequestRecord, placement: int) -> float | None:
-    """From the end of a placement's prefill leg to its decode leg's first token; None without."""
+    """From the end of a placement's prefill leg to its decode leg's first token, or None."""
     legs = {leg.kind: leg for leg in record.legs if leg.route_index == placement}
     prefill, decode = legs.get(LegKind.PREFILL), legs.get(LegKind.DECODE)
     if prefill is None or decode is None or decode.first_output_at_s is None:
         return None
     return decode.first_output_at_s - prefill.ended_at_s
+
+
+class IngressCollector:
+    """Every metric of an ingress; see the module."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        metrics: IngressMetrics,
+        facts: IngressFacts,
+        *,
+        tenants: Iterable[str] = (),
+    ) -> None:
+        self._coordinator = coordinator
+        self._metrics = metrics
+        self._facts = facts
+        self._tenants = {DEFAULT_TENANT}
+        self._handoff_failures = HandoffFailuresByTarget()
+        self.add_tenants(tenants)
+
+    def add_tenants(self, tenants: Iterable[str]) -> None:
+        """Export these tenants by name, too."""
+        for name in tenants:
+            if len(self._tenants) < c.MAX_LABEL_VALUES:
+                self._tenants.add(name)
+
+    def collect(self) -> Iterator[Family]:
+        """Every metric of an ingress, now."""
+        families, now_s = Families(), self._facts.now_s()
+        report = self._coordinator.report("", now_s)
+        for row in self._coordinator.admissions():
+            families.add(c.ADMISSIONS, row.requests, row.slo_class, row.outcome, row.reason)
+        self._add_in_flight(families, report)
+        self._add_retries(families, now_s)
+        self._add_fleet_model(families, now_s)
+        self._add_links(families, now_s)
+        families.add(c.UNREACHABLE_REPLICAS, self._facts.unreachable())
+        families.add(c.INGRESS_GENERATION, self._facts.generation())
+        return chain(
+            self._tally_families(report.tallies), families.collect(), self._metrics.families()
+        )
+
+    # ------------------------------------------------------------------ what clients got
+
+    def _tally_families(self, tallies: Iterable[Tally]) -> Iterator[Family]:
+        families = Families()
+        for tally in tallies:
+            tenant = tally.tenant if tally.tenant in self._tenants else c.OTHER
+            labels = tally.slo_class, tenant, tally.model, tally.pool
+            for outcome, count in _outcomes(tally):
+                families.add(c.REQUESTS, count, *labels, outcome)
+            families.add(c.SLO_REQUESTS, tally.evaluated, *labels)
+            families.add(c.SLO_GOOD, tally.good, *labels, c.Objective.GOODPUT)
+            families.add(c.SLO_GOOD, tally.ttft_met, *labels, c.Objective.TTFT)
+            families.add(c.SLO_GOOD, tally.tpot_met, *labels, c.Objective.TPOT)
+            families.add(c.SLO_GOOD, tally.itl_met, *labels, c.Objective.ITL)
+            families.add(c.SLO_EXCLUDED, tally.excluded, *labels)
+            families.add(c.TOKENS, tally.prompt_tokens, *labels, c.TokenKind.PROMPT)
+            families.add(c.TOKENS, tally.cached_tokens, *labels, c.TokenKind.CACHED)
+            families.add(c.TOKENS, tally.output_tokens, *labels, c.TokenKind.OUTPUT)
+        yield from families.collect()
+
+    # ------------------------------------------------------------------ what is now
+
+    def _add_in_flight(self, families: Families, report: CoordinatorReport) -> None:
+        phases = Counter(self._coordinator.phases().values())
+        for phase in _IN_FLIGHT:
+            families.add(c.IN_FLIGHT, phases[phase], phase)
+        families.add(c.QUEUED_REQUESTS, report.queued)
+        families.add(c.SLACK, report.slack_s)
+
+    def _add_retries(self, families: Families, now_s: float) -> None:
+        totals = self._coordinator.retry_totals()
+        for reason, retries in totals.retries:
+            families.add(c.RETRIES, retries, reason)
+        families.add(c.RETRIES_DENIED, totals.denied)
+        replicas, circuits = self._coordinator.fleet(now_s).replicas, Counter[tuple[str, str]]()
+        for replica_id, circuit in self._coordinator.circuits(now_s).items():
+            circuits[replicas[replica_id].facts.pool, circuit] += 1
+        for pool in {view.facts.pool for view in replicas.values()}:
+            for state in CircuitState:
+                families.add(c.CIRCUIT_BREAKERS, circuits[pool, state], pool, state)
+
+    def _add_fleet_model(self, families: Families, now_s: float) -> None:
+        fleet_model = self._coordinator.fleet_model
+        for quality in fleet_model.timings.quality():
+            families.add(c.STEP_ERROR, quality.step_error, quality.pool)
+        leases = self._coordinator.lease_counts()
+        for replica_id, view in self._coordinator.fleet(now_s).replicas.items():
+            families.add(c.INGRESS_KV_LEASES, leases.get(replica_id, 0), view.facts.pool)
+            if (cache := fleet_model.index.replica_state(replica_id, now_s)) is not None:
+                reported = cache.gpu_blocks + cache.host_blocks
+                families.add(c.INDEX_BLOCKS, reported, HitSource.REPORTED)
+                families.add(c.INDEX_BLOCKS, cache.predicted_blocks, HitSource.PREDICTED)
+
+    # ------------------------------------------------------------------ links
+
+    def _add_links(self, families: Families, now_s: float) -> None:
+        links = self._coordinator.fleet_model.links
+        counts = tuple(links.counts())
+        states = Counter(link.state for link in counts)
+        for state in LinkState:
+            families.add(c.LINK_PAIRS, states[state], state)
+        for target_id, failures in self._handoff_failures.totals(counts):
+            families.add(c.HANDOFF_FAILURES, failures, target_id)
+        for target_id in nsmallest(c.MAX_LABEL_VALUES, self._coordinator.failed_agents()):
+            families.add(c.AGENT_FAILED, 1, target_id)
+        exported_pairs = {
+            link[:2] for link in nlargest(c.MAX_LABEL_VALUES, counts, key=_export_priority)
+        }
+        for row in links.rows(now_s, exported_pairs):
+            pair = row.source_id, row.target_id
+            families.add(c.LINK_BANDWIDTH, row.bytes_per_s, *pair, row.transport)
+            families.add(c.LINK_SETUP, row.setup_s, *pair)
+            families.add(c.LINK_QUARANTINED, row.state is LinkState.QUARANTINED, *pair)
+
+
+class HandoffFailuresByTarget:
+    """Failed handoffs by target, as totals that never go down.
+
+    The first `max_named` targets have their own total while they exist. A target that joins later
+    counts as `other` until it leaves, and its failures stay there.
+    """
+
+    def __init__(self, max_named: int = c.MAX_LABEL_VALUES) -> None:
+        self._max_named = max_named
+        self._named: dict[str, int] = {}
+        self._unnamed: set[str] = set()
+        self._other_total: int | None = None
+        self._last_counts: dict[tuple[str, str], int] = {}
+
+    def totals(self, counts: Iterable[LinkCounts]) -> Iterator[tuple[str, int]]:
+        """The total of each present target, then of all others if there ever were any."""
+        counts = tuple(counts)
+        self._update_targets({link.target_id for link in counts})
+        last_counts, self._last_counts = self._last_counts, {}
+        for link in counts:
+            pair, failures = link[:2], link.handoff_failures
+            last = last_counts.get(pair, 0)
+            self._add(link.target_id, failures - last if failures >= last else failures)
+            self._last_counts[pair] = failures
+        yield from self._named.items()
+        if self._other_total is not None:
+            yield c.OTHER, self._other_total
+
+    def _update_targets(self, present: set[str]) -> None:
+        self._named = {
+            known_id: total for known_id, total in self._named.items() if known_id in present
+        }
+        self._unnamed &= present
+        for target_id in sorted(present - self._named.keys() - self._unnamed):
+            if len(self._named) < self._max_named:
+                self._named[target_id] = 0
+            else:
+                self._unnamed.add(target_id)
+
+    def _add(self, target_id: str, failures: int) -> None:
+        if target_id in self._named:
+            self._named[target_id] += failures
+        else:
+            self._other_total = (self._other_total or 0) + failures
+
+
+def _export_priority(link: LinkCounts) -> tuple[bool, int]:
+    return link.state is LinkState.QUARANTINED, link.moved_bytes
+
+
+def _outcomes(tally: Tally) -> Iterator[tuple[str, int]]:
+    """Ended requests of a row by outcome, with zeros, so that no counter begins at 1."""
+    unserved = tally.shed + tally.evicted + tally.failed + tally.cancelled
+    yield Phase.FINISHED, tally.evaluated + tally.excluded - unserved
+    yield Phase.SHED, tally.shed
+    yield Phase.EVICTED, tally.evicted
+    yield Phase.FAILED, tally.failed
+    yield Phase.CANCELLED, tally.cancelled
+    yield AdmissionOutcome.CLIENT_ERROR, tally.client_errors

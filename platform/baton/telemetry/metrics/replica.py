@@ -1,4 +1,4 @@
-"""What a replica measures: its engine's load and steps, what it pulled, and its fleet link."""
+"""Metrics of a replica: load and steps of its engine, pulls, and its fleet link."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from baton.domain.fleet import AdapterStatus, LinkTotals, Load, ReplicaFacts, Tr
 from baton.runtime.link.options import LinkCounters
 from baton.runtime.replica_host import ReplicaHost
 from baton.telemetry import catalogue as c
+from baton.telemetry.catalogue import EnginePhase, EngineRequestState, FrameOutcome
 from baton.telemetry.families import Families
-from baton.telemetry.label_values import EnginePhase, EngineRequestState, FrameOutcome
 
 
 def replica_families(host: ReplicaHost) -> Iterator[Family]:
-    """Every metric of a replica; nothing before its engine has started."""
+    """Every metric of a replica; empty before its engine has started."""
     families = Families()
     facts = host.facts
     if facts is None:
@@ -61,10 +61,10 @@ def _add_adapters(families: Families, adapters: AdapterStatus) -> None:
 
 
 def _add_links(families: Families, links: Sequence[LinkTotals], transfers: TransferTotals) -> None:
-    """Pulls by their source: the sources that were pulled from last, for those before are gone.
+    """Pulls by source, of the latest sources.
 
-    What is beyond that is not added up as `other`: as sources come and go that would go down.
-    Failures whose source is not known are `other`.
+    Older sources are not added up as `other`: that total could go down. Failures of an unknown
+    source are `other`.
     """
     for link in links[-c.MAX_LABEL_VALUES + 1 :]:
         families.add(c.PULLS, link.pulls, link.source_id, link.transport)

@@ -1,11 +1,9 @@
-"""Device time and money by tenant, as counters: they never go down while the process lives.
+"""Device time and cost by tenant, as counters that never go down.
 
-*Theory of operation.* `control.usage` reckons from the beginning each time, and its figures may go
-back a little: what is overhead while a request runs becomes its tenant's when it ends, and
-predictions are scaled down to what was computed. A counter that goes down would be taken for a new
-process, and counted twice. So each keeps the highest that it has been. It is then too high by no
-more than what was under way at its highest, and tenants together with what nobody used may exceed
-what was paid by that much. Money is added up from what device time has grown by, at the price of
+*Theory of operation.* `control.accounting.usage` computes totals from the beginning each time. They
+may shrink a little: overhead becomes a tenant's when its request ends, and predictions are scaled
+to computed work. Prometheus would take that for a restart, so each counter keeps its maximum. It is
+too high by at most the work in flight at that maximum. Cost grows with device time, at the price of
 that time.
 """
 
@@ -26,7 +24,7 @@ class UsageMeter:
     """See the module."""
 
     def __init__(self) -> None:
-        # In the order of their first use: so it is always the same ones that are shown by name.
+        # In the order of first use, so that the same tenants keep their names.
         self._used_s: dict[tuple[str, str], float] = {}
         self._paid_s: dict[str, float] = {}
         self._cost: dict[str, float] = {}
@@ -37,9 +35,9 @@ class UsageMeter:
         pools: Mapping[str, PoolCapacity],
         price_per_hour: Mapping[str, float],
     ) -> None:
-        """Take in what was used since the beginning; `price_per_hour` is of a device, by pool.
+        """Update from totals since the beginning; `price_per_hour` is of a device, by pool.
 
-        To be called before prices change, too.
+        Callers also call it before prices change.
         """
         for (user, pool), device_s in device_seconds(usage, pools).items():
             before_s = self._used_s.get((user, pool), 0.0)
@@ -51,12 +49,12 @@ class UsageMeter:
             self._paid_s[pool] = max(self._paid_s.get(pool, 0.0), capacity.device_s)
 
     def add_to(self, families: Families) -> None:
-        """Say it."""
+        """Export the counters."""
         for (user, pool), device_s in self._used_s.items():
             if user not in NON_TENANTS:
                 families.add(GPU_SECONDS, device_s, user, pool)
         for pool, device_s in self._paid_s.items():
             families.add(PAID_GPU_SECONDS, device_s, pool)
-        # First what nobody used: however many tenants there are, it is not one of the others.
+        # Idle time and overhead come first, so that they never count as `other`.
         for user in sorted(self._cost, key=lambda user: user not in NON_TENANTS):
             families.add(COST, self._cost[user], user)

@@ -1,1 +1,1 @@
-"""What is kept of ended requests: records, spans, waterfalls."""
+"""Records of ended requests: reports, spans, waterfalls."""

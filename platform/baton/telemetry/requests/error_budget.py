@@ -1,4 +1,4 @@
-"""What one request was promised, what it got, and where the time to its first token went."""
+"""SLO results of one request, and the parts of its TTFT."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Values = Mapping[str, object]
 
 
 def verdict(record: RequestRecord) -> str:
-    """In a word: `is_good` or `missed_objectives`; or it is not judged at all.
+    """`good`, `missed`, `excused` or `barred`.
 
-    It is `excluded` when its client left and was owed nothing, and `is_client_error` when it was
-    refused for what its tenant or client did.
+    Excused: the client left before output was due. Barred: rejected for an error of its tenant or
+    client.
     """
     if record.is_client_error:
         return "client_error"
@@ -30,9 +30,9 @@ def verdict(record: RequestRecord) -> str:
 
 
 def missed_objectives(record: RequestRecord) -> tuple[str, ...]:
-    """The objectives that were broken, by name; `was_served` when it was refused or failed.
+    """The names of missed objectives; `served` if it was rejected or failed.
 
-    None of one that is barred: it is not judged.
+    Empty for a client error, which is not judged.
     """
     if record.is_client_error:
         return ()
@@ -47,7 +47,7 @@ def missed_objectives(record: RequestRecord) -> tuple[str, ...]:
 
 
 def objective_rows(record: RequestRecord) -> list[Values]:
-    """One row for each objective of its class: what was promised, what came, whether it was met."""
+    """One row for each objective of its class: bound, result, and whether it was met."""
     slo, result = record.slo, record.slo_result
     allowed_gaps = int(MAX_ITL_VIOLATION_FRACTION * max(0, record.output_tokens - 1))
     gaps: dict[str, object] = {"slow_gaps": record.itl_violations, "allowed_gaps": allowed_gaps}
@@ -66,10 +66,7 @@ def _objective_row(
 
 
 def ttft_parts(record: RequestRecord) -> Mapping[str, float] | None:
-    """Where the time to its first token went, in order; None without one.
-
-    The parts add up to it; what they are is in `telemetry.waterfall`.
-    """
+    """Seconds of TTFT by `waterfall.Part`, in order; None without a first token."""
     if record.first_token_at_s is None:
         return None
     first_s = record.first_token_at_s - record.arrived_at_s

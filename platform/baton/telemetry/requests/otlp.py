@@ -1,6 +1,7 @@
-"""Spans on their way to an OpenTelemetry collector, as OTLP over HTTP.
+"""Exports spans to an OpenTelemetry collector, as OTLP over HTTP.
 
-Imports OpenTelemetry, which is an extra (`baton[otel]`): only where traces are configured.
+Imports OpenTelemetry, an extra (`baton[otel]`): import this module only where traces are
+configured.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from baton.telemetry.requests.spans import Span
 from baton.telemetry.requests.tracing import TraceSpans
 
 EXPORT_S = 5.0
-"""How long a batch may take, tries included."""
+"""The longest time for a batch, retries included."""
 _PATH = "/v1/traces"
 _NS = 1_000_000_000
 _SCOPE = InstrumentationScope("baton", baton.__version__)
@@ -33,8 +34,8 @@ class OtlpExporter:
     """Sends spans to one collector. Satisfies `tracing.Exporter`."""
 
     def __init__(self, url: str, *, instance_id: str, deadline_s: float = EXPORT_S) -> None:
-        """Make ready to send to `url`, as `http://collector:4318`; connects to nothing yet."""
-        # It writes a line for each try; whether a collector is away is said by our own tracer.
+        """Prepare to send to `url`, as `http://collector:4318`, without connecting yet."""
+        # It logs every attempt; the tracer logs only when the collector fails and recovers.
         logging.getLogger("opentelemetry.exporter.otlp.proto.http").setLevel(logging.CRITICAL)
         endpoint = url if url.endswith(_PATH) else url.rstrip("/") + _PATH
         self._url = endpoint
@@ -43,14 +44,14 @@ class OtlpExporter:
         self._engine_resources: dict[str, Resource] = {}
 
     def export(self, traces: list[TraceSpans]) -> str | None:
-        """Send spans; why not, or None when the collector took them."""
+        """Send spans; returns the reason of a failure, or None."""
         spans = [span for trace in traces for span in self._to_otel_spans(trace)]
         if self._exporter.export(spans) is SpanExportResult.SUCCESS:
             return None
         return f"{self._url} did not take {len(spans)} spans in time"
 
     def close(self) -> None:
-        """Break off what is under way."""
+        """Abort the export in progress."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]  # of the SDK
 
     def _to_otel_spans(self, trace: TraceSpans) -> Iterator[ReadableSpan]:

@@ -1,7 +1,6 @@
-"""What each replica has done for ended requests: what a rollout compares generations by.
+"""Results of ended requests by replica, by which a rollout compares generations.
 
-A few additions for each request when it ends; nothing for each token. Bounded: of more replicas
-than that, those that were heard of longest ago are forgotten.
+Bounded: beyond `capacity` replicas, the least recently updated one is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from baton.telemetry.requests.error_budget import verdict
 
 _SLO_VERDICTS = frozenset({"good", "missed"})
 _COUNTED_OUTCOMES = frozenset({LegOutcome.COMPLETED, LegOutcome.FAILED, LegOutcome.TIMED_OUT})
-"""Ends of legs that say something of their replica: not those moved, cancelled or refused."""
+"""Leg outcomes for which the replica is responsible."""
 
 
 class ReplicaOutcomes:
@@ -27,7 +26,7 @@ class ReplicaOutcomes:
         self._tallies: OrderedDict[str, RolloutCounts] = OrderedDict()
 
     def record(self, record: RequestRecord) -> None:
-        """Add what became of a request to every replica that had a leg of it."""
+        """Count a request for every replica that had a leg of it."""
         slo_verdict = verdict(record)
         judged, good = int(slo_verdict in _SLO_VERDICTS), int(slo_verdict == "good")
         counted_replicas: set[str] = set()
@@ -45,7 +44,7 @@ class ReplicaOutcomes:
             )
 
     def tallies(self) -> Mapping[str, RolloutCounts]:
-        """By replica."""
+        """Totals by replica."""
         return dict(self._tallies)
 
     def _add(self, replica_id: str, tally: RolloutCounts) -> None:

@@ -1,4 +1,4 @@
-"""Several who keep the stories of ended requests, none of whom can hurt the others or a request."""
+"""Several recorders of ended requests, isolated from each other."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Recorders:
-    """Tells each of them of every record. Satisfies `ports.Recorder`."""
+    """Passes each record to all recorders. Satisfies `ports.Recorder`."""
 
     def __init__(self, *recorders: Recorder) -> None:
         self._recorders: Sequence[Recorder] = recorders
         self.failures = 0
-        """How often one of them could not take a record."""
+        """Records that a recorder failed to take."""
         self._logged: set[Recorder] = set()
 
     def record(self, record: RequestRecord) -> None:
-        """Have everyone keep it; whoever cannot is passed over, and the first time it is logged."""
+        """Pass a record on; a failing recorder is skipped, and logged the first time."""
         for recorder in self._recorders:
             try:
                 recorder.record(record)

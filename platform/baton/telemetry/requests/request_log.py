@@ -1,4 +1,4 @@
-"""The stories of ended requests: logged once each, and the latest kept to be explained."""
+"""Reports of ended requests: each is logged once, and the latest are kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RequestLog:
         self._resumes = 0
 
     def record(self, record: RequestRecord) -> None:
-        """Log a record and keep it; the oldest one makes room."""
+        """Log a record and keep it; drops the oldest beyond the capacity."""
         self._records[record.request_id] = record
         if len(self._records) > self._capacity:
             self._records.popitem(last=False)
@@ -52,9 +52,9 @@ class RequestLog:
             _log_decisions(record)
 
     def find(self, request_id: str) -> list[RequestRecord]:
-        """The records of a request, oldest first; more than one when it had several choices.
+        """The records of a request, oldest first; several if it had several choices.
 
-        It may be named as the client did (X-Request-Id), as the response does, or as the logs do.
+        `request_id` is the client's (X-Request-Id), the response's, or the one in logs.
         """
         names = _id_pattern(request_id)
         return [record for key, record in self._records.items() if names.fullmatch(key)]
@@ -64,7 +64,7 @@ class RequestLog:
         return list(deque(self._records.values(), maxlen=count))
 
     def select(self, count: int, order: RecordSelection) -> list[RequestRecord]:
-        """At most so many of those that are kept, the first in that order first."""
+        """At most `count` of the kept records, in that order."""
         newest_first = reversed(self._records.values())
         match order:
             case RecordSelection.LATEST:
@@ -81,14 +81,14 @@ class RequestLog:
                 assert_never(order)
 
     def totals(self) -> dict[str, int]:
-        """How many requests ended in each way since the start, and how often any was resumed."""
+        """Ended requests by outcome since the start, and resumes."""
         return {str(outcome): count for outcome, count in self._by_outcome.items()} | {
             "resumes": self._resumes
         }
 
 
 def _log_decisions(record: RequestRecord) -> None:
-    """One event for each placement of an ended request, and for each resume why."""
+    """Log each placement of an ended request, and the reason of each resume."""
     for number, decision in enumerate(record.decisions):
         option = decision.chosen
         fields = _route(decision.route) | {
@@ -106,9 +106,9 @@ def _log_decisions(record: RequestRecord) -> None:
 
 
 def slowness(record: RequestRecord) -> float:
-    """Its time to first token as a multiple of what was promised, or in seconds where nothing was.
+    """TTFT as a multiple of its objective, or in seconds without one.
 
-    Without a first token, the time that it was waited for counts.
+    Without a first token, the time until the request ended counts.
     """
     took_s = ttft_s(record)
     if took_s is None:
@@ -117,10 +117,7 @@ def slowness(record: RequestRecord) -> float:
 
 
 def headline(record: RequestRecord) -> RequestReport:
-    """A record as flat plain values, for a line in the log.
-
-    Times become durations since arrival, for clocks differ.
-    """
+    """A record as flat plain values for a log line; times are seconds since arrival."""
     route = record.routes[-1] if record.routes else None
     return {
         "request_id": record.request_id,
@@ -144,7 +141,7 @@ def headline(record: RequestRecord) -> RequestReport:
         "slo_class": record.slo.name,
         "verdict": verdict(record),
         "missed": ",".join(missed_objectives(record)),
-        "tpot_s": _rounded_or_none(tpot_s(record)),
+        "tpot_s": _rounded(tpot_s(record)),
         "worst_gap_s": _rounded(record.max_itl_s),
         "queue_wait_s": _rounded(record.queue_wait_s),
         "gpu_s": _rounded(record.gpu_s),
@@ -153,7 +150,7 @@ def headline(record: RequestRecord) -> RequestReport:
 
 
 def request_report(record: RequestRecord) -> RequestReport:
-    """The headline, what was promised, where the time went, and how each placement was decided."""
+    """The headline, objectives, waterfall, legs, and the decision of each placement."""
     first_token_decision = _decision_of_first_token(record)
     decisions: list[RequestReport] = []
     for decision, final_route in zip(record.decisions, record.routes, strict=False):
@@ -224,12 +221,11 @@ def _route(route: Route) -> RequestReport:
 
 
 def _prefill_replica(route: Route) -> str:
-    """Who computes the prompt: without a handoff, whoever decodes."""
     return route.prefill_replica_id or route.decode_replica_id
 
 
 def _decision_of_first_token(record: RequestRecord) -> PlacementDecision | None:
-    """The one that was followed when the first token came: the last before it."""
+    """The last decision before the first token."""
     if record.first_token_at_s is None:
         return None
     before = [d for d in record.decisions if d.at_s <= record.first_token_at_s]
@@ -239,10 +235,10 @@ def _decision_of_first_token(record: RequestRecord) -> PlacementDecision | None:
 def _prediction_fields(
     decision: PlacementDecision | None, outcome: RequestRecord | None
 ) -> RequestReport:
-    """Predicted against actual TTFT, both from the decision on, and the error.
+    """Predicted and actual TTFT since the decision, and the error as a fraction of the actual one.
 
-    The error is a fraction of the actual value; above 0, the prediction was too long. Only the
-    decision that was followed when the first token came has an actual value.
+    The error is above 0 if the prediction was too long. Only the decision that led to the first
+    token has an actual value.
     """
     option = None if decision is None else decision.chosen
     predicted_s = None if option is None else _rounded(option.ttft_s)
@@ -268,7 +264,7 @@ def _bar(bar: Bar) -> RequestReport:
         "replica": bar.replica_id or None,
         "from_s": round(bar.from_s, 6),
         "to_s": round(bar.to_s, 6),
-        "predicted_s": _rounded_or_none(bar.predicted_s),
+        "predicted_s": _rounded(bar.predicted_s),
         "guessed": bar.is_estimated,
     }
 
@@ -298,23 +294,19 @@ def _since(from_s: float, at_s: float | None) -> float | None:
     return None if at_s is None else round(at_s - from_s, 6)
 
 
-def _rounded(value: float) -> float | None:
-    """Rounded; None for what JSON cannot say."""
-    return round(value, 6) if math.isfinite(value) else None
-
-
-def _rounded_or_none(value: float | None) -> float | None:
-    return None if value is None else _rounded(value)
+def _rounded(value: float | None) -> float | None:
+    """Rounded; None for values that JSON cannot express."""
+    return round(value, 6) if value is not None and math.isfinite(value) else None
 
 
 def _id_pattern(request_id: str) -> re.Pattern[str]:
-    r"""What a request that somebody calls `request_id` may be called here.
+    """Matches internal ids of a request that a caller names `request_id`.
 
-    The API layer puts a kind in front (`chatcmpl-`), the number of one of several answers before
-    that (`1_`), the number of one of several prompts behind (`-1`, `_1`), and eight random hex
-    digits at the end. Before vLLM's Rust frontend a gate puts two words behind the name, for the
-    tenant and the class (`~20d39a8f4884ade880~gold`). A request is not found by a mere part of its
-    id: `a` is not `a-b`.
+    The API layer adds a kind in front (`chatcmpl-`), and before that the index of a choice (`1_`).
+    It adds the index of a prompt behind (`-1`, `_1`), and eight random hex digits at the end. With
+    vLLM's Rust frontend, a gate adds two words for tenant and class (`~20d39a8f4884ade880~gold`). A
+    mere part of an id does not match: `a` is not `a-b`.
+
     Source: vLLM 0.32, `InputProcessor.assign_request_id`, `ParentRequest.get_child_info`, and the
     `create_*` methods of its OpenAI serving classes.
     """

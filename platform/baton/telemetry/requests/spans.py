@@ -1,20 +1,16 @@
-"""The trace of one request, made of its record when it has ended: spans as plain values.
+"""The trace of an ended request, as spans of plain values.
 
 ```text
-chat tiny                      the request; its parent is the caller's span, if it said one
-├── admission                  from its arrival until it was first placed, or refused
-├── route                      a moment: what was chosen, from which candidates, and their seconds
-├── leg prefill                the coordinator's view of a leg; below it, the engine's:
-│   ├── queue
-│   └── prefill
-├── leg decode
-│   ├── transfer
-│   └── decode
-└── resume                     from when a leg was over until it was placed again, and why
+chat tiny                      the request; its parent is the caller's span, if any
+├── admission                  from arrival to the first placement or the rejection
+├── route                      a moment: the choice, and its candidates with their seconds
+├── leg prefill, leg decode    the coordinator's view of a leg
+│   └── queue, prefill, ...    the engine's view: parts of the waterfall
+└── resume                     from the end of a leg to the next placement, with the reason
 ```
 
-Ids of spans follow from the trace and what they are of (`domain.trace_context.span_id`). Times are
-those of the record, in seconds of its clock.
+Ids of spans are derived from the trace and the spans' keys. Times are seconds of the record's
+clock.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ from baton.telemetry.requests.error_budget import missed_objectives, verdict
 from baton.telemetry.requests.waterfall import Bar, Part, waterfall
 
 MAX_TEXT_CHARS = 256
-"""Reasons may quote an engine's errors at any length."""
+"""Of a reason, which may quote an engine's error."""
 _OK_PHASES = frozenset({Phase.FINISHED, Phase.CANCELLED})
 _OK_LEG_OUTCOMES = frozenset(
     {LegOutcome.COMPLETED, LegOutcome.CANCELLED, LegOutcome.MIGRATED, LegOutcome.REJECTED}
@@ -41,7 +37,7 @@ Attribute = str | int | float | bool | tuple[str, ...]
 
 
 class SpanEvent(NamedTuple):
-    """A moment of a span."""
+    """A moment within a span."""
 
     name: str
     at_s: float
@@ -49,22 +45,21 @@ class SpanEvent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One stretch of a request's time; `telemetry.otlp` sends it."""
+    """One stretch of a request's time."""
 
     name: str
     span_id: str
     parent_id: str
-    """Empty for one without."""
+    """Empty without a parent."""
     start_s: float
     end_s: float
     attributes: Mapping[str, Attribute] = {}
     events: tuple[SpanEvent, ...] = ()
     replica_id: str = ""
-    """Whose engine it is of; empty for the coordinator's own."""
+    """The engine's replica; empty for the coordinator."""
     is_server: bool = False
-    """Whether it is how somebody else's call was served."""
+    """Whether it serves a call of another process."""
     error: str = ""
-    """What went wrong; empty when nothing did."""
 
 
 def request_spans(record: RequestRecord, context: TraceContext, *, model: str) -> tuple[Span, ...]:
@@ -146,7 +141,7 @@ class _SpanBuilder:
             )
 
     def _decode_replica(self, number: int, decision: PlacementDecision) -> str:
-        """Where it was decoded in the end: that is chosen again at the handoff."""
+        """The final one: the handoff may choose another replica than the placement."""
         routes = self._record.routes
         final_route = routes[number] if number < len(routes) else decision.route
         return final_route.decode_replica_id
@@ -215,7 +210,7 @@ class _SpanBuilder:
 
 
 def _gen_ai_attributes(record: RequestRecord, operation: str, model: str) -> dict[str, Attribute]:
-    """What OpenTelemetry has names for.
+    """Attributes with names of OpenTelemetry.
 
     Source: OpenTelemetry semantic conventions for generative AI (names of version 1.37 on).
     """
@@ -279,5 +274,4 @@ def _candidate_event(option: RouteOption, at_s: float) -> SpanEvent:
 
 
 def _baton_attributes(attributes: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
-    """What is known of it, under names of ours."""
     return {f"baton.{name}": value for name, value in attributes.items() if value is not None}

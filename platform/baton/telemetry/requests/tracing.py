@@ -1,10 +1,10 @@
-"""Which requests leave a trace, and how their spans get to a collector without costing anything.
+"""Selects the traces to keep, and exports their spans without delaying requests.
 
-Theory of operation: when a request has ended its record is looked at once: whoever called wants its
-trace kept, or it is among the share that is sampled, or it missed an objective. A record that is
-kept goes into a bounded queue; where that is full it is dropped and counted. One thread makes spans
-of records and sends them, a batch at a time, each with a deadline. A collector that is away costs
-the batch, is said once, and said again when it is back. Nothing here raises into a request.
+*Theory of operation.* A trace is kept if its caller sampled it, if it is in the sampled share, or
+if it missed an objective. Its record goes into a bounded queue; a full queue drops and counts it.
+One thread makes spans and exports them in batches, each with a deadline. A failed export loses its
+batch; failure and recovery of the collector are logged once each. Nothing here raises into a
+request.
 """
 
 from __future__ import annotations
@@ -32,44 +32,42 @@ _CLOSE_S = 2.0
 
 
 class TraceSpans(NamedTuple):
-    """One request's spans, ready to be sent."""
+    """The spans of one request."""
 
     context: TraceContext
     spans: tuple[Span, ...]
     wall_offset_s: float
-    """To be added to their times for seconds since 1970."""
+    """Added to their times, gives seconds since 1970."""
 
 
 class Exporter(Protocol):
-    """Whoever sends spans. Called by one thread."""
+    """Sends spans; called by one thread."""
 
     def export(self, traces: list[TraceSpans]) -> str | None:
-        """Send them, within a deadline of its own; why not, or None when they were taken."""
+        """Send them within its own deadline; returns the reason of a failure, or None."""
         ...
 
     def close(self) -> None:
-        """End what is under way and send no more."""
+        """Abort the export in progress, and send no more."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRules:
-    """Which requests' traces are kept."""
+    """Selects traces to keep."""
 
     sample_fraction: float = 0.01
-    """The share of all, besides those that their callers keep."""
+    """Share of all requests, in addition to those that callers sample."""
     keep_slo_misses: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
 class TraceCounts:
-    """What became of traces, in requests."""
+    """Requests by the result of their trace."""
 
     sent: int = 0
     dropped: int = 0
-    """For which there was no room."""
     failed: int = 0
-    """Which the collector did not take."""
 
     def as_dict(self) -> dict[str, int]:
         """As plain values."""
@@ -88,14 +86,10 @@ class Tracer:
         connect: Callable[[], Exporter],
         queue_traces: int = _QUEUE_TRACES,
     ) -> None:
-        """Take what to keep; `start` before the first record.
+        """Call `start` before the first record.
 
-        Args:
-            rules: Which traces are kept.
-            model: What the model is called that is served.
-            wall_offset_s: Seconds from the clock of the records to that of the wall, by now.
-            connect: Makes the exporter; called in the thread, because it may import a lot.
-            queue_traces: How many may wait to be sent.
+        `wall_offset_s` gives the seconds from the records' clock to wall time. `connect` is called
+        in the thread, because its imports are slow.
         """
         self.counts = TraceCounts()
         self._rules = rules
@@ -109,12 +103,12 @@ class Tracer:
         self._exporter: Exporter | None = None
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="baton-traces", daemon=True)
         self._thread.start()
 
     def record(self, record: RequestRecord) -> None:
-        """Keep a request's trace, if it is to be kept and there is room; never waits."""
+        """Queue a request's trace if it is kept and the queue has room; never waits."""
         if record.trace is None or not self.should_keep(record, record.trace):
             return
         try:
@@ -132,7 +126,7 @@ class Tracer:
         return self._rules.keep_slo_misses and bool(missed_objectives(record))
 
     def close(self, deadline_s: float = _CLOSE_S) -> None:
-        """Send what waits, for so long, and stop. Blocks; idempotent."""
+        """Export queued traces for at most `deadline_s`, and stop. Blocks; idempotent."""
         if self._closed.is_set() or self._thread is None:
             return
         self._closed.set()
@@ -151,11 +145,11 @@ class Tracer:
                 self._send(self._exporter, batch)
             self._exporter.close()
         except Exception:
-            # The boundary of the thread: nobody waits for it, and service goes on without.
+            # The boundary of the thread: serving continues without traces.
             _LOGGER.exception("requests are not traced any more")
 
     def _next_batch(self) -> list[tuple[RequestRecord, float]]:
-        """Wait for records; none once it is closed and all were taken."""
+        """Wait for records; empty once the tracer is closed and the queue drained."""
         batch: list[tuple[RequestRecord, float]] = []
         while len(batch) < _BATCH_TRACES:
             try:

@@ -1,9 +1,8 @@
-"""Where the time of one request went, phase by phase, without gaps from its arrival to its end.
+"""The time of one request from arrival to end, phase by phase, without gaps.
 
-When a leg began, first spoke and was over is known, by the coordinator's clock. How long its engine
-then computed is what the engine said, counted back from the first output, so that the rest, the way
-there and back among it, is time that the leg waited. Where an engine says nothing, what was
-predicted for computing is taken to have been right, and the bars say so (`is_estimated`).
+Start, first output and end of a leg are the coordinator's times. The engine reports its compute
+time, counted back from the first output; the rest of the leg is waiting. Without a report the
+predicted compute time is used, and the bars are marked `is_estimated`.
 """
 
 from __future__ import annotations
@@ -19,33 +18,32 @@ from baton.domain.request import Phase
 
 
 class Part(StrEnum):
-    """What a request was doing (a metric label, hence an enum)."""
+    """A phase of a request; a metric label."""
 
     INGRESS_WAIT = "ingress_wait"
-    """It waited at the ingress for its turn."""
+    """It waited at the ingress."""
     LOST = "lost"
-    """A leg of it ran that came to nothing, or said nothing any more."""
+    """A leg whose work was discarded, or that stopped responding."""
     QUEUE = "queue"
-    """It waited in an engine, or was on its way there."""
+    """It waited in an engine, or was in transit to it."""
     PREFILL = "prefill"
     TRANSFER = "transfer"
-    """Its blocks were on their way, or waited for their turn."""
+    """Its blocks were in transfer, or waited for it."""
     DECODE = "decode"
 
 
 class Bar(NamedTuple):
-    """One stretch of a request's time."""
+    """One stretch of a request's time, in seconds since arrival."""
 
     part: Part
     replica_id: str
-    """Where; empty at the ingress."""
+    """Empty at the ingress."""
     from_s: float
-    """Since arrival, as is the next."""
     to_s: float
     predicted_s: float | None = None
-    """How long it was predicted to take; None where nothing was."""
+    """Its predicted duration; None without a prediction."""
     is_estimated: bool = False
-    """Whether nobody said where it parts from its neighbour: predictions part them."""
+    """Whether a prediction, not a report, separates it from its neighbour."""
 
 
 _INTERRUPTED = frozenset({LegOutcome.FAILED, LegOutcome.TIMED_OUT, LegOutcome.MIGRATED})
@@ -53,7 +51,7 @@ _USEFUL_PHASES = frozenset({Phase.FINISHED, Phase.CANCELLED})
 
 
 def waterfall(record: RequestRecord) -> tuple[Bar, ...]:
-    """A record's time in order, each bar beginning where the one before it ends."""
+    """A record's time in order; each bar begins at the end of the one before."""
     timeline = _Timeline(record)
     lost_placements = _lost_placements(record)
     for leg in record.legs:
@@ -67,14 +65,13 @@ def waterfall(record: RequestRecord) -> tuple[Bar, ...]:
 
 
 def _prediction(record: RequestRecord, placement: int) -> RouteOption | None:
-    """What was predicted for a placement; None where nothing was."""
     if placement < len(record.decisions):
         return record.decisions[placement].chosen
     return None
 
 
 class _Timeline:
-    """Bars in order; times before the last one's end add nothing, so that none overlap."""
+    """Bars in order; earlier times than the last end add nothing, so that none overlap."""
 
     def __init__(self, record: RequestRecord) -> None:
         self.bars: list[Bar] = []
@@ -91,17 +88,24 @@ class _Timeline:
         predicted_s: float | None = None,
         is_estimated: bool = False,
     ) -> None:
-        """Add a bar to a moment of the coordinator's clock, if that is later than the last one."""
+        """Add a bar that ends at `at_s`, if that is later than the last end."""
         to_s = min(at_s - self._arrived_at_s, self._end_s)
         if to_s > self._last_end_s:
             self.bars.append(
-                Bar(part, replica_id, self._last_end_s, to_s, predicted_s, is_estimated)
+                Bar(
+                    part=part,
+                    replica_id=replica_id,
+                    from_s=self._last_end_s,
+                    to_s=to_s,
+                    predicted_s=predicted_s,
+                    is_estimated=is_estimated,
+                )
             )
             self._last_end_s = to_s
 
 
 def _lost_placements(record: RequestRecord) -> Collection[int]:
-    """Those that gave no token to the client and after which it was placed anew, or failed."""
+    """Placements without output that another placement followed, or that failed."""
     if not record.resumes and record.outcome in _USEFUL_PHASES:
         return ()
     productive = {leg.route_index for leg in record.legs if leg.output_tokens}
@@ -114,7 +118,7 @@ def _add_leg(timeline: _Timeline, leg: LegRecord, option: RouteOption | None) ->
     wait_part, compute_part = _leg_parts(leg)
     replica_id, first_at_s = leg.replica_id, leg.first_output_at_s
     if first_at_s is None:
-        # Its request ended, or it was given up, while it waited, or computed: nobody said which.
+        # The leg ended while it waited or computed; no report says which.
         is_lost = leg.outcome in _INTERRUPTED
         timeline.add_until(
             Part.LOST if is_lost else wait_part,
@@ -148,11 +152,10 @@ def _add_leg(timeline: _Timeline, leg: LegRecord, option: RouteOption | None) ->
 
 
 def _leg_parts(leg: LegRecord) -> tuple[Part, Part]:
-    """What a leg does until it computes, and what it then does until its first output."""
     if leg.kind is not LegKind.DECODE:
         return Part.QUEUE, Part.PREFILL
-    # Where only the front of its prompt is fetched, it computes the rest; one token more than were
-    # fetched, which the prefill leg gave, is what each step of decode computes.
+    # After a prefix fetch it computes the rest of the prompt. A single missing token is the prefill
+    # leg's first output, which a decode step computes.
     fetches_all = leg.fetched_tokens + 1 >= leg.prompt_tokens
     return Part.TRANSFER, Part.DECODE if fetches_all else Part.PREFILL
 

@@ -11,7 +11,7 @@ from baton.telemetry.rules.render import RUNBOOKS, files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write every rule file into a folder; the exit status."""
+    """Write every rule file into a folder; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m baton.telemetry.rules", description=__doc__)
     parser.add_argument("--write", type=Path, required=True, metavar="DIR")
     parser.add_argument(

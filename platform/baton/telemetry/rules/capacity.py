@@ -1,10 +1,9 @@
-"""Whether there is somebody to do the work: ingresses, replicas that decode, pools at their bounds.
+"""Alerts on capacity: ingresses, replicas that decode or prefill, pools at their bounds.
 
-*Theory of operation.* That nobody is there is hard to see in what nobody reports: every count here
-falls back to zero as long as the controller is scraped. The controller counts replicas as ingresses
-see them, so one that is killed is missed within a second or two, and not when Ray finds out. The
-group is evaluated every `_INTERVAL_S`, and what pages holds for `15s` only: with a scrape every 5 s
-somebody is called within a minute, and a replica that comes back at once calls nobody.
+Absent processes report nothing, so every count falls back to zero while the controller is scraped.
+Ingresses see a killed replica within a second or two, earlier than Ray. The group is evaluated
+every `_INTERVAL_S`, and pages after `15s`. With a scrape every 5 s that is within a minute, and not
+for a replica that is back at once.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from baton.domain.fleet import Role
 from baton.telemetry.catalogue import (
     CONFIG_GENERATION,
     DEMAND_REQUESTS,
+    DESIRED,
     POOL_BOUNDS,
     POOL_COLD_START,
     POOL_REPLICAS,
@@ -23,10 +23,13 @@ from baton.telemetry.catalogue import (
     QUEUED_REQUESTS,
     SCALING_ACTIONS,
     SCALING_INPUT,
+    UNMET,
     Component,
     Label,
+    PoolBound,
+    PoolCount,
+    ScalingAction,
 )
-from baton.telemetry.label_values import DESIRED, UNMET, PoolBound, PoolCount, ScalingAction
 from baton.telemetry.rules.promql import aggregate, is_up, join_lines, on, parenthesize, series
 from baton.telemetry.rules.rule import Alert, Group, Record, Rule, Severity
 
@@ -38,11 +41,11 @@ _MISSING: Final = "baton:missing_replicas:sum"
 _POOL: Final = on(Label.POOL)
 _ON_NOTHING: Final = on()
 _MAX_ACTIONS_PER_HOUR: Final = 4
-"""Starts, and stops, of a pool in an hour that are not yet too many."""
+"""Starts, and stops, of a pool in an hour that do not alert."""
 
 
 def capacity_groups() -> tuple[Group, ...]:
-    """Who is there, and the alerts on it."""
+    """Recorded counts of replicas, and the alerts on them."""
     return (
         Group(
             name="baton-capacity",
@@ -62,7 +65,7 @@ def _records() -> Iterator[Rule]:
         yield Record(
             name=name, expr=f"{replicas} or 0 * {aggregate('max', series(CONFIG_GENERATION))}"
         )
-    # Pools that may shrink to nothing are empty because nobody asks.
+    # Pools with a minimum of 0 may be empty.
     min_replicas = series(POOL_BOUNDS, bound=PoolBound.MIN)
     empty = (
         f"{_replicas(PoolCount.READY)} == 0 and {_POOL}"
@@ -86,7 +89,7 @@ def _absence() -> Iterator[Rule]:
         expr=f"({ingresses} or 0 * {controllers}) == 0",
         for_="1m",
         summary="no ingress of {{ $labels.job }} answers",
-        description="Clients are refused, or get no answer: {{ $value }} ingresses answer"
+        description="Clients are rejected, or get no answer: {{ $value }} ingresses answer"
         " Prometheus. The goodput alerts do not see it, because requests that never arrive are"
         " not counted.",
     )
@@ -98,7 +101,7 @@ def _absence() -> Iterator[Rule]:
         expr=join_lines(
             f"{_DECODING} == 0",
             f"and {_ON_NOTHING}",
-            # A first start has nobody yet, and nobody waits for it.
+            # A first start without demand does not page.
             parenthesize(f"{has_demand} or {has_queued} or max_over_time({_DECODING}[1d]) > 0"),
             f"and {_ON_NOTHING}",
             f"{_EMPTY} > 0",
@@ -106,7 +109,7 @@ def _absence() -> Iterator[Rule]:
         for_="15s",
         summary="no replica of {{ $labels.job }} is there to decode",
         description="{{ $value }} replicas of the roles decode and mixed take work. Streams go on,"
-        " slowly, on prefill replicas where there are any; without them requests are refused with"
+        " slowly, on prefill replicas where there are any; without them requests are rejected with"
         " 503.",
     )
     yield Alert(
@@ -135,7 +138,7 @@ def _pools() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=join_lines(
             f"{desired} - {_POOL} {max_replicas} > 0",
-            # baton's own policy asks for no more than there may be, and says what it lacks.
+            # baton's own policy respects the bounds, and reports the lack as an input.
             f"or {_POOL} ({unmet} > 0 and {_POOL} {desired} >= {_POOL} {max_replicas})",
         ),
         for_="10m",

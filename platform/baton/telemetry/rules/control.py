@@ -1,7 +1,7 @@
-"""Whether baton sees and does what it should: autoscaler, reports, configuration, targets.
+"""Alerts on baton itself: autoscaler, reports, configuration, scrape targets.
 
-Nothing here stops requests from being served: all of it are tickets. But what is not seen cannot
-call anybody, which is why a target that is not scraped is told, too.
+None stops service, so all are tickets. A target that is not scraped is one, because no other alert
+would see it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _reports() -> Iterator[Rule]:
             f"or {on()} ({age} unless {on()} {unresponsive})",
         ),
         for_="5m",
-        summary="the autoscaler of {{ $labels.job }} does nothing, because it does not see enough",
-        description="For five minutes pools have stayed as they are, whatever is asked for.",
+        summary="the autoscaler of {{ $labels.job }} is paused, because inputs are missing",
+        description="For five minutes pools have kept their sizes, regardless of demand.",
     )
     yield Alert(
         name="BatonIngressSilent",
@@ -51,17 +51,17 @@ def _reports() -> Iterator[Rule]:
         expr=unresponsive,
         for_="2m",
         summary="ingresses of {{ $labels.job }} do not report: {{ $value }}",
-        description="So many have not answered the controller for two minutes: they hang, start, or"
-        " cannot be reached. The autoscaler holds still meanwhile.",
+        description="That many have not answered the controller for two minutes: they hang, start,"
+        " or cannot be reached. The autoscaler is paused meanwhile.",
     )
     yield Alert(
         name="BatonReplicasUnreachable",
         severity=Severity.TICKET,
         expr=f"{aggregate('max', series(UNREACHABLE_REPLICAS))} > 0",
         for_="5m",
-        summary="replicas of {{ $labels.job }} are paid for and cannot be used: {{ $value }}",
-        description="Ray says that they run, and an ingress has not reached so many of them for"
-        " five minutes: their fleet link is blocked, or they hang.",
+        summary="replicas of {{ $labels.job }} run but are unreachable: {{ $value }}",
+        description="Ray lists them as running, and an ingress has not reached that many of them"
+        " for five minutes: their fleet link is blocked, or they hang.",
     )
 
 
@@ -72,9 +72,9 @@ def _configuration() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=f"{aggregate('sum', f'increase({rejected})')} > 0",
         for_="0s",
-        summary="a configuration of {{ $labels.job }} could not be taken",
-        description="Within a quarter of an hour one was refused by a part of baton; what held"
-        " before still holds.",
+        summary="a configuration of {{ $labels.job }} was rejected",
+        description="Within a quarter of an hour a process rejected it; the former configuration"
+        " stays in force.",
     )
     current = aggregate("max", series(CONFIG_GENERATION))
     oldest, newest = (aggregate(how, series(INGRESS_GENERATION)) for how in ("min", "max"))

@@ -1,4 +1,4 @@
-"""Expressions of PromQL that can name no metric and no label that there is not."""
+"""PromQL expressions over known metrics and labels only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from baton.telemetry.catalogue import Component, Kind, Label, Metric
 
 
 class ScrapeLabel(StrEnum):
-    """Labels that a scrape adds to everything that it finds at a target."""
+    """Labels that a scrape adds to every series of a target."""
 
     JOB = "job"
-    """One deployment of baton: rules keep those of several apart by it."""
+    """A deployment of baton: rules never mix several."""
     COMPONENT = "component"
     POOL = "pool"
     REPLICA = "replica"
@@ -23,12 +23,9 @@ _COMPONENTS: Final = "|".join(Component)
 
 
 def series(metric: Metric, span: str = "", **matchers: str | tuple[str, ...]) -> str:
-    """A metric's series, in full or over a span (`5m`), that have these values of labels.
+    """A metric's series, or ranges of them over `span` (`5m`), with these values of labels.
 
-    Several values of one label are alternatives.
-
-    Raises:
-        ValueError: the metric has no such label, or is a histogram.
+    Several values of a label are alternatives. ValueError for an unknown label or a histogram.
     """
     if metric.kind is Kind.HISTOGRAM:
         raise ValueError(f"{metric.name}: a histogram has no series of its own, use `buckets`")
@@ -36,36 +33,28 @@ def series(metric: Metric, span: str = "", **matchers: str | tuple[str, ...]) ->
 
 
 def buckets(metric: Metric, span: str, **matchers: str | tuple[str, ...]) -> str:
-    """A histogram's buckets, as `series`.
-
-    Raises:
-        ValueError: the metric has no such label, or is no histogram.
-    """
+    """A histogram's buckets, as `series`."""
     return _selector(metric, _histogram_series(metric, "bucket"), span, matchers)
 
 
 def observations(metric: Metric, span: str, **matchers: str | tuple[str, ...]) -> str:
-    """How often a histogram has observed, as `series`.
-
-    Raises:
-        ValueError: the metric has no such label, or is no histogram.
-    """
+    """A histogram's count of observations, as `series`."""
     return _selector(metric, _histogram_series(metric, "count"), span, matchers)
 
 
 def is_up(component: Component | None = None) -> str:
-    """Whether targets answer Prometheus; of all components, or of one."""
+    """Whether targets answer Prometheus; of one component or all."""
     matcher = f'="{component}"' if component else f'=~"{_COMPONENTS}"'
     return f"up{{{ScrapeLabel.COMPONENT}{matcher}}}"
 
 
 def aggregate(function: str, inner: str, *labels: Label | ScrapeLabel) -> str:
-    """`function` (`sum`, `max`, `count`) for each deployment and each of these labels in it."""
+    """`function` (`sum`, `max`, `count`) by deployment and these labels."""
     return f"{function} by ({_label_list(*labels)}) ({inner})"
 
 
 def on(*labels: Label | ScrapeLabel) -> str:
-    """The matching of a binary operator: one to one, of one deployment."""
+    """One-to-one matching within a deployment, for a binary operator."""
     return f"on ({_label_list(*labels)})"
 
 
@@ -75,7 +64,7 @@ def join_lines(*parts: str) -> str:
 
 
 def parenthesize(text: str) -> str:
-    """An expression within brackets of its own."""
+    """An expression in parentheses, indented."""
     body = "\n".join(f"  {line}" for line in text.splitlines())
     return f"(\n{body}\n)"
 

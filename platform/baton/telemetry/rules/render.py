@@ -1,4 +1,4 @@
-"""Rules as the files that Prometheus reads."""
+"""Renders rules as files for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.telemetry.rules.service import service_groups
 from baton.telemetry.rules.slo import slo_groups
 
 RUNBOOKS: Final = "docs/operations/runbooks"
-"""Where alerts link to, unless said otherwise: within this project."""
+"""The default target of alerts' links, within this project."""
 _HEADER: Final = (
     "# Made by `python -m baton.telemetry.rules --write`: change the code, not this file."
 )
@@ -22,7 +22,7 @@ _WIDTH: Final = 110
 
 
 def groups() -> Mapping[str, tuple[Group, ...]]:
-    """Every group of rules, by the file it is in."""
+    """Every group of rules, by file."""
     return {
         "baton-slo.yaml": slo_groups(),
         "baton-capacity.yaml": capacity_groups(),
@@ -37,12 +37,12 @@ def alerts() -> tuple[Alert, ...]:
 
 
 def records() -> tuple[Record, ...]:
-    """Every series that is recorded."""
+    """Every recorded series."""
     return tuple(rule for rule in _rules() if isinstance(rule, Record))
 
 
 def files(*, runbook_base: str = RUNBOOKS) -> Mapping[str, bytes]:
-    """The rule files by name; alerts link to pages below `runbook_base`, a path or a URL."""
+    """The rule files by name; alerts link to pages below `runbook_base`, a path or URL."""
     return {name: _file_text(file_groups, runbook_base) for name, file_groups in groups().items()}
 
 
@@ -85,7 +85,7 @@ def _label_lines(labels: Mapping[str, str]) -> Iterator[str]:
 
 
 def _expr_lines(text: str) -> Iterator[str]:
-    """As it is, but for lines that are too long: where PromQL has one space it may have several."""
+    """Long lines are wrapped: PromQL takes any white space for one space."""
     yield "  expr: |"
     for line in text.splitlines():
         indent = 4 + len(line) - len(line.lstrip())
@@ -93,7 +93,7 @@ def _expr_lines(text: str) -> Iterator[str]:
 
 
 def _folded_scalar(name: str, text: str) -> Iterator[str]:
-    """A text whose line breaks are read as spaces."""
+    """A YAML text whose line breaks are read as spaces."""
     yield f"    {name}: >-"
     yield from _wrap(text, indent=6)
 

@@ -1,4 +1,4 @@
-"""What a file of rules is made of."""
+"""The content of a rule file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """Who is to hear of an alert, and when."""
+    """How urgent an alert is."""
 
     PAGE = "page"
-    """Somebody, now: clients get less than they were promised, or nothing."""
+    """Now: clients miss their objectives, or get nothing."""
     TICKET = "ticket"
-    """Somebody, on the next working day."""
+    """On the next working day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """Something that somebody is told of, and can do something about."""
+    """An alert on a problem that an operator can act on."""
 
     name: str
     severity: Severity
@@ -36,7 +36,6 @@ class Alert:
     """How long it must hold, as Prometheus writes durations."""
     summary: str
     description: str
-    """With the numbers."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,9 +48,9 @@ Rule = Record | Alert
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rules that are evaluated one after the other: later ones see what earlier ones recorded."""
+    """Rules that are evaluated in order: later rules see earlier records."""
 
     name: str
     interval: str
-    """Written out, so that nothing here depends on Prometheus' own `evaluation_interval`."""
+    """Explicit, so that Prometheus' `evaluation_interval` does not matter."""
     rules: tuple[Rule, ...]

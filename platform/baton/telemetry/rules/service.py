@@ -1,7 +1,6 @@
-"""How requests fare on their way: waits, predictions, cached prefixes, handoffs, tenants' limits.
+"""Alerts on requests: waits, predictions, cached prefixes, handoffs, tenants' limits.
 
-What is looked at here explains why goodput suffers, or says that it will; so all of it are tickets.
-A share is looked at where enough was counted for it to mean something.
+They explain or predict bad goodput, so all are tickets. Ratios need a minimum of observations.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _POOL: Final = on(Label.POOL)
 
 
 def service_groups() -> tuple[Group, ...]:
-    """How requests fare, and the alerts on it."""
+    """The alerts on requests."""
     rules = (*_queueing(), *_predictions(), *_hits(), *_handoffs(), *_tenants())
     return (Group(name="baton-service", interval="30s", rules=rules),)
 
@@ -58,7 +57,7 @@ def _queueing() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=f"{aggregate('min', series(SLACK))} < 0",
         for_="5m",
-        summary="requests of {{ $labels.job }} wait longer than they were promised",
+        summary="requests of {{ $labels.job }} wait longer than their objective",
         description="For five minutes there has been a request that cannot have its first token in"
         " time: the most urgent one has {{ $value | humanizeDuration }} left.",
     )
@@ -130,7 +129,7 @@ def _handoffs() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=aggregate("count", f"{pairs} > 0"),
         for_="5m",
-        summary="pairs of replicas of {{ $labels.job }} cannot hand requests over: {{ $value }}",
+        summary="pairs of replicas of {{ $labels.job }} cannot hand off requests: {{ $value }}",
         description="Probing or pulling over that many pairs fails, so they are not used: others"
         " are, or prompts are computed where they are decoded.",
     )
@@ -156,11 +155,11 @@ def _handoffs() -> Iterator[Rule]:
         for_="5m",
         summary="pulls of KV blocks into pool {{ $labels.pool }} of {{ $labels.job }} fail",
         description="{{ $value | humanizePercentage }} of them within ten minutes. Each costs its"
-        " request the wait, and the prompt is computed a second time.",
+        " request the wait, and the prompt is computed again.",
     )
     expired = aggregate("sum", f"increase({series(EXPIRED_LEASES, '15m')})", Label.POOL)
     pulls = f"increase({series(PLACEMENTS, '15m', mode=HandoffMode.PULL)})"
-    # Nobody has told of a handoff yet: of the job's own leases, so that one of them is enough.
+    # A handoff may not be counted yet; 0 times the job's own leases lets a single one alert.
     handoffs = f"{aggregate('sum', pulls)} or 0 * {aggregate('max', series(EXPIRED_LEASES))}"
     yield Alert(
         name="BatonLeasesExpire",
@@ -172,8 +171,7 @@ def _handoffs() -> Iterator[Rule]:
         for_="5m",
         summary="KV blocks that pool {{ $labels.pool }} of {{ $labels.job }} keeps are not fetched",
         description='{{ printf "%.0f" $value }} leases ran out within a quarter of an hour, more'
-        " than one in a hundred handoffs, if any was counted: prefills that nobody used, and blocks"
-        " kept for nothing.",
+        " than one in a hundred handoffs, if any was counted: unused prefills and blocks.",
     )
     void_pulls = aggregate("sum", f"increase({series(VOID_PULLS, '15m')})", Label.POOL)
     yield Alert(
@@ -183,7 +181,7 @@ def _handoffs() -> Iterator[Rule]:
         for_="1m",
         summary="pool {{ $labels.pool }} of {{ $labels.job }} read KV blocks after their lease",
         description='{{ printf "%.0f" $value }} pulls within a quarter of an hour. The blocks were'
-        " thrown away, so that no answer is wrong; each prompt was computed a second time.",
+        " discarded, so that no answer is wrong; each prompt was computed again.",
     )
 
 

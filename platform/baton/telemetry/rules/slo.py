@@ -1,20 +1,18 @@
-"""Goodput against its target, for each class: how fast its error budget burns, and who hears of it.
+"""Goodput against its target, by class: burn rates of the error budget, and the alerts on them.
 
-*Theory of operation.* A class's target is not written here: it is read from what the controller
-exposes, so that one file of rules serves every configuration, and goes by a new target as soon as
-it is applied. It is remembered for an hour, because requests are served on while no controller
-runs, and somebody must hear of it when they are served badly.
+*Theory of operation.* Targets are read from the controller's metrics, so that one file serves every
+configuration. They are remembered for an hour, because requests are served while no controller
+runs.
 
-Names and labels of what is recorded are sloth's, so that dashboards made for sloth show it; every
-series has also `job` and `slo_class`. Unlike sloth, all windows are shares of *requests* and not of
-time: a bad night with few of them does not weigh as much as a bad day. Windows up to six hours are
-taken from the counters themselves. Longer ones add up what was recorded every `_INTERVAL_S`, which
-is cheap, and counts nothing for the time before Prometheus began.
+Recorded names and labels are sloth's, for sloth's dashboards; each series also has `job` and
+`slo_class`. Unlike sloth, all windows are shares of *requests*, not of time. Windows up to six
+hours come from the counters. Longer windows add up what was recorded every `_INTERVAL_S`, and count
+nothing before Prometheus began.
 
-Three things keep alerts honest. Both a long and a short window must burn, so that an alert comes
-soon and ends soon. `_MIN_MISSES` misses must lie in the long one: of three requests at night one
-may fail. And no threshold lies more than half-way from the budget to everything: 14.4 times the
-budget of a target of 0.9 would be more misses than there are requests.
+An alert needs a long and a short burning window, so that it starts and ends soon. It needs
+`_MIN_MISSES` misses in the long one. No threshold is above half-way from the budget to 1: 14.4
+times the budget of a target of 0.9 would exceed all requests.
+
 Sources: The Site Reliability Workbook, chapter 5; the names are those that sloth 0.11 writes.
 """
 
@@ -53,10 +51,7 @@ _BUDGET_REMAINING: Final = "slo:period_error_budget_remaining:ratio"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurnRate:
-    """So much of the error budget spent within `long_window`, and still so in `short_window`.
-
-    Windows are those of Prometheus; `budget_fraction` is from 0 to 1.
-    """
+    """A share of the error budget spent in a long window, and still burning in a short one."""
 
     budget_fraction: float
     long_window: str
@@ -64,7 +59,7 @@ class BurnRate:
 
     @property
     def factor(self) -> float:
-        """How many times faster than the budget lasts for."""
+        """The burn rate that this is: 1 spends the budget exactly in its period."""
         return round(self.budget_fraction * _PERIOD_DAYS * 24 / _HOURS[self.long_window], 3)
 
 
@@ -79,7 +74,7 @@ SLOW_BURN: Final = (
 
 
 def slo_groups() -> tuple[Group, ...]:
-    """How every class does, and the alerts on it."""
+    """The attainment of every class, and the alerts on it."""
     records = (*_targets(), *_windows(), *_budgets())
     interval = f"{_INTERVAL_S}s"
     return (
@@ -88,8 +83,7 @@ def slo_groups() -> tuple[Group, ...]:
     )
 
 
-def error_ratio(window: str) -> str:
-    """The name under which the share of misses in a window is recorded."""
+def _error_ratio(window: str) -> str:
     return f"slo:sli_error:ratio_rate{window}"
 
 
@@ -102,7 +96,7 @@ def _misses(window: str) -> str:
 
 
 def _targets() -> Iterator[Rule]:
-    """What is promised. The first of them has the labels that all others get from it."""
+    """The objectives. The first records have the labels that all others get from them."""
     target = aggregate(
         "max", f"last_over_time({series(SLO_TARGET, _TARGET_LOOKBACK)})", Label.SLO_CLASS
     )
@@ -117,13 +111,12 @@ def _targets() -> Iterator[Rule]:
 
 
 def _windows() -> Iterator[Rule]:
-    """Requests, misses, and the share of these, over every window."""
     for window in _COUNTER_WINDOWS:
         requests = aggregate("sum", f"increase({series(SLO_REQUESTS, window)})", Label.SLO_CLASS)
         good_series = series(SLO_GOOD, window, objective=Objective.GOODPUT)
         good = aggregate("sum", f"increase({good_series})", Label.SLO_CLASS)
         yield Record(name=_requests(window), expr=requests)
-        # A class of which nothing was ever good has no series of good ones.
+        # A class without a good request has no such series.
         misses = f"{_requests(window)} - ({good} or 0 * {_requests(window)})"
         yield Record(name=_misses(window), expr=f"clamp_min({misses}, 0)")
     per_record = f"{_INTERVAL_S} / {_HOURS[_BASE] * 3600:.0f}"
@@ -133,17 +126,17 @@ def _windows() -> Iterator[Rule]:
             yield Record(name=name(window), expr=summed)
     for window in (*_COUNTER_WINDOWS, *_SUMMED_WINDOWS):
         yield Record(
-            name=error_ratio(window),
+            name=_error_ratio(window),
             expr=f"{_misses(window)} / ({_requests(window)} > 0) {_WITH_SLOTH_LABELS}",
             labels={"sloth_window": window},
         )
 
 
 def _budgets() -> Iterator[Rule]:
-    """How fast the budget burns now and over its period, and what is left of it."""
+    """Burn rates of the budget now and over its period, and the rest of it."""
     budget = f"{on(Label.SLO_CLASS)} group_left() ({_BUDGET} > 0)"
     for name, window in (("current", _BASE), ("period", f"{_PERIOD_DAYS}d")):
-        share = f"sum without (sloth_window) ({error_ratio(window)})"
+        share = f"sum without (sloth_window) ({_error_ratio(window)})"
         yield Record(name=f"slo:{name}_burn_rate:ratio", expr=f"{share} / {budget}")
     yield Record(name=_BUDGET_REMAINING, expr="1 - slo:period_burn_rate:ratio")
 
@@ -166,7 +159,7 @@ def _alerts() -> Iterator[Rule]:
             f" objectives {adverb}",
             description=f"{{{{ $value | humanizePercentage }}}} of its requests of the last"
             f" {burns[0].long_window} or {burns[1].long_window} missed an objective or were"
-            " refused; the target"
+            " rejected; the target"
             f" allows {_queried_value(_BUDGET, 'humanizePercentage')}. Left of the error budget of"
             f" {_PERIOD_DAYS} days: {_queried_value(_BUDGET_REMAINING, 'humanizePercentage')}.",
             labels={"sloth_severity": str(severity)},
@@ -174,8 +167,8 @@ def _alerts() -> Iterator[Rule]:
 
 
 def _burn_expr(burn: BurnRate) -> str:
-    """The share of misses in the long window, where both windows burn, and not for three misses."""
-    long, short = error_ratio(burn.long_window), error_ratio(burn.short_window)
+    """The share of misses in the long window, where both windows burn."""
+    long, short = _error_ratio(burn.long_window), _error_ratio(burn.short_window)
     return join_lines(
         _above(long, burn.factor),
         f"and {_CLASS}",
@@ -186,7 +179,7 @@ def _burn_expr(burn: BurnRate) -> str:
 
 
 def _above(ratio: str, factor: float) -> str:
-    """A ratio, without its window, where it is above either threshold: the lower one decides."""
+    """A ratio, without its window, where it exceeds either threshold."""
     share = f"sum without (sloth_window) ({ratio})"
     comparison = f"> {_CLASS} group_left()"
     return parenthesize(
@@ -198,7 +191,6 @@ def _above(ratio: str, factor: float) -> str:
 
 
 def _queried_value(name: str, formatter: str) -> str:
-    """Another number about the same class, in the text of an alert."""
     matchers = 'job=\\"%s\\",slo_class=\\"%s\\"'
     query = f'printf "{name}{{{matchers}}}" $labels.job $labels.slo_class | query'
     return (
